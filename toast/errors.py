@@ -1,0 +1,39 @@
+"""Every error a user can cause: one class per kind, one line per message.
+
+A message says what is wrong, where it is (file:line, op, axis or argument) and what to do.
+The command line prints the message alone and exits with code 2.
+"""
+
+from __future__ import annotations
+
+
+class ToastError(Exception):
+    """Base of all errors that are the input's fault; the text is one line for the user."""
+
+
+class TargetError(ToastError):
+    """The program to partition cannot be found, loaded, lowered or parsed."""
+
+
+class FactError(ToastError):
+    """A fact base uses an undeclared predicate, a wrong arity, or does not parse."""
+
+
+class RuleError(ToastError):
+    """A rule file does not parse, uses an undeclared predicate, or breaks a sanity relation."""
+
+
+class MeshError(ToastError):
+    """A mesh does not parse, or an axis fits no dimension of the program."""
+
+
+class HardwareError(ToastError):
+    """A hardware description is unknown, incomplete or implausible."""
+
+
+class SearchError(ToastError):
+    """No plan satisfies what was asked, e.g. an impossible memory limit."""
+
+
+class PlanError(ToastError):
+    """A plan cannot be applied or executed as asked."""

@@ -1,0 +1,371 @@
+"""The one module that touches jaxlib's MLIR bindings and JAX's private context.
+
+It parses modules, inlines ``func.call`` per call site, reads attributes and locations, and runs
+pass pipelines.  Everything else in TOAST sees :class:`toast.frontend.Program`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jax._src.interpreters import mlir as jax_mlir
+from jax._src.lib import version_str as jaxlib_version  # noqa: F401  (kept with the bindings)
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import sdy, stablehlo
+
+from toast.errors import TargetError
+from toast.frontend.program import Attribute, Location, TensorType
+
+#: StableHLO ops drop their dialect's name; others keep it, as ``chlo_square``.
+_BARE_DIALECT = "stablehlo."
+
+#: Attributes that say nothing about dimensions: precision, layout and bookkeeping.
+_IGNORED = frozenset({
+    "precision_config", "algorithm", "compare_type", "indices_are_sorted", "unique_indices",
+    "value", "backend_config", "operand_layouts", "result_layouts", "api_version",
+    "sdy.sharding", "sdy.sharding_rule", "mhlo.sharding", "mhlo.frontend_attributes",
+    "result_accuracy", "channel_handle",
+})  # fmt: skip
+
+_STRUCTS: dict[str, tuple[Callable[[ir.Attribute], Any], tuple[str, ...]]] = {
+    "#stablehlo.dot<": (stablehlo.DotDimensionNumbers, (
+        "lhs_batching_dimensions", "rhs_batching_dimensions",
+        "lhs_contracting_dimensions", "rhs_contracting_dimensions",
+    )),
+    "#stablehlo.gather<": (stablehlo.GatherDimensionNumbers, (
+        "offset_dims", "collapsed_slice_dims", "operand_batching_dims",
+        "start_indices_batching_dims", "start_index_map", "index_vector_dim",
+    )),
+    "#stablehlo.scatter<": (stablehlo.ScatterDimensionNumbers, (
+        "update_window_dims", "inserted_window_dims", "input_batching_dims",
+        "scatter_indices_batching_dims", "scattered_dims_to_operand_dims", "index_vector_dim",
+    )),
+    "#stablehlo.conv<": (stablehlo.ConvDimensionNumbers, (
+        "input_batch_dimension", "input_feature_dimension", "input_spatial_dimensions",
+        "kernel_input_feature_dimension", "kernel_output_feature_dimension",
+        "kernel_spatial_dimensions", "output_batch_dimension", "output_feature_dimension",
+        "output_spatial_dimensions",
+    )),
+}  # fmt: skip
+
+_COMBINERS = {
+    "stablehlo.add": "add", "stablehlo.multiply": "multiply", "stablehlo.maximum": "maximum",
+    "stablehlo.minimum": "minimum", "stablehlo.and": "and", "stablehlo.or": "or",
+    "stablehlo.xor": "xor",
+}  # fmt: skip
+
+
+@functools.cache
+def context() -> ir.Context:
+    """One MLIR context with JAX's dialects and Shardy registered, kept for the process."""
+    made: ir.Context = jax_mlir.make_ir_context()
+    made.allow_unregistered_dialects = False
+    return made
+
+
+def parse(data: bytes | str, origin: str) -> ir.Module:
+    """Parse StableHLO text, bytecode or a portable artifact; ``origin`` names it in errors.
+
+    Raises :class:`TargetError` with the parser's first message and its place.
+    """
+    with context() as ctx:
+        try:
+            if isinstance(data, bytes) and data.startswith(b"ML\xefR"):
+                try:
+                    return stablehlo.deserialize_portable_artifact(ctx, data)
+                except Exception:  # plain bytecode is no portable artifact
+                    return ir.Module.parse(data)
+            text = data.decode() if isinstance(data, bytes) else data
+            return ir.Module.parse(text)
+        except UnicodeDecodeError:
+            raise TargetError(
+                f"{origin}: not StableHLO: neither MLIR text nor MLIR bytecode; "
+                "export it with jax.export or .as_text()"
+            ) from None
+        except Exception as error:
+            raise TargetError(f"{origin}{_first_diagnostic(error)}") from None
+
+
+def _first_diagnostic(error: Exception) -> str:
+    """``:LINE:COLUMN: message`` of the first MLIR diagnostic, on one line."""
+    text = str(error)
+    found = re.search(r'"?-"?:(\d+):(\d+)\)?:?\s*(?:error:)?\s*([^\n]+)', text)
+    if found:
+        line, column, message = found.groups()
+        return f":{line}:{column}: not StableHLO: {message.strip()}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    detail = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
+    return f": not StableHLO: {detail.split('error:')[-1].strip()}"
+
+
+def run_passes(module: ir.Module, pipeline: str) -> None:
+    """Run a textual pass pipeline, such as Shardy's, on ``module`` in place."""
+    with module.context:
+        passmanager.PassManager.parse(pipeline).run(module.operation)
+
+
+def clone(module: ir.Module) -> ir.Module:
+    """An independent copy of ``module``."""
+    with module.context:
+        return ir.Module.parse(bytecode(module))
+
+
+def bytecode(module: ir.Module) -> bytes:
+    """MLIR bytecode of ``module``, with locations."""
+    import io
+
+    stream = io.BytesIO()
+    module.operation.write_bytecode(stream)
+    return stream.getvalue()
+
+
+# -- inlining ------------------------------------------------------------------------------------
+
+
+def main_function(module: ir.Module, origin: str) -> Any:
+    """The entry: the public function called ``main``, or else the only public one."""
+    functions = [f for f in module.body.operations if f.operation.name == "func.func"]
+    public = [f for f in functions if not _is_private(f)]
+    named = [f for f in public if ir.StringAttr(f.attributes["sym_name"]).value == "main"]
+    found = named or public
+    if len(found) != 1:
+        raise TargetError(
+            f"{origin}: expected one public function (or one called main), found {len(public)}; "
+            "name the entry function main"
+        )
+    return found[0]
+
+
+def _is_private(function: Any) -> bool:
+    attributes = function.operation.attributes
+    return "sym_visibility" in attributes and attributes["sym_visibility"].value == "private"
+
+
+def inline_calls(module: ir.Module, origin: str) -> None:
+    """Replace every ``func.call`` reachable from main by a copy of its callee's body.
+
+    Each copy keeps its own location below that of its call site.  Raises :class:`TargetError`
+    for recursive calls and calls to functions without a body.
+    """
+    functions = {
+        ir.StringAttr(f.attributes["sym_name"]).value: f
+        for f in module.body.operations
+        if f.operation.name == "func.func"
+    }
+    main = main_function(module, origin)
+    with module.context:
+        _inline_region(main.operation.regions[0], functions, (), origin)
+        for function in functions.values():
+            if function != main:
+                function.operation.erase()
+
+
+def _inline_region(
+    region: Any, functions: dict[str, Any], stack: tuple[str, ...], origin: str
+) -> None:
+    for block in region.blocks:
+        for op in list(block.operations):
+            operation = op.operation
+            if operation.name != "func.call":
+                for inner in operation.regions:
+                    _inline_region(inner, functions, stack, origin)
+                continue
+            name = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+            if name in stack:
+                raise TargetError(f"{origin}: function @{name} calls itself; unroll the recursion")
+            callee = functions.get(name)
+            if callee is None or not callee.operation.regions[0].blocks:
+                raise TargetError(
+                    f"{origin}: call of @{name}, which the module does not define; "
+                    "link its definition into the file"
+                )
+            body = callee.operation.regions[0]
+            _inline_region(body, functions, (*stack, name), origin)
+            _inline_call(operation, body.blocks[0])
+
+
+def _inline_call(call: Any, body: Any) -> None:
+    """Copy the ops of ``body`` before ``call``, rewire, and erase the call."""
+    mapping = dict(zip(body.arguments, call.operands, strict=True))
+    insertion = ir.InsertionPoint(call)
+    for op in body.operations:
+        source = op.operation
+        if source.name == "func.return":
+            for old, new in zip(call.results, source.operands, strict=True):
+                old.replace_all_uses_with(mapping.get(new, new))
+            break
+        copy = source.clone(insertion).operation
+        copy.location = ir.Location.callsite(source.location, [call.location])
+        _remap(copy, mapping)
+        mapping.update(zip(source.results, copy.results, strict=True))
+    call.erase()
+
+
+def _remap(operation: Any, mapping: dict[Any, Any]) -> None:
+    """Point operands, also those captured inside regions, at the caller's values."""
+    for index, operand in enumerate(operation.operands):
+        if operand in mapping:
+            operation.operands[index] = mapping[operand]
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                _remap(inner.operation, mapping)
+
+
+# -- reading ops ---------------------------------------------------------------------------------
+
+
+def kind(operation: Any) -> str:
+    """``stablehlo.add`` is ``add``; ``chlo.square`` is ``chlo_square``.
+
+    ``stablehlo.not`` keeps its dialect (``stablehlo_not``): ``not`` is a keyword of the rules.
+    """
+    name: str = operation.name
+    bare = name.removeprefix(_BARE_DIALECT)
+    return name.replace(".", "_") if bare == "not" else bare.replace(".", "_")
+
+
+class TypeReader:
+    """Reads and interns tensor types; a type is seen once, whatever the number of values."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, TensorType] = {}
+
+    def __call__(self, type_: Any) -> TensorType:
+        """The shape and element type of an MLIR type; tokens and tuples have no dimensions.
+
+        Raises :class:`TargetError` for dynamic shapes.
+        """
+        found = self._seen.get(type_)
+        if found is None:
+            found = self._seen[type_] = _read_type(type_)
+        return found
+
+
+def _read_type(type_: Any) -> TensorType:
+    if not isinstance(type_, ir.RankedTensorType):
+        return TensorType((), "token")
+    if not type_.has_static_shape:
+        raise TargetError(
+            f"dynamic shape {type_}: TOAST needs static shapes; "
+            "lower the function with concrete sizes"
+        )
+    element = str(type_.element_type)
+    for mlir_name, name in (("complex<f32>", "c64"), ("complex<f64>", "c128")):
+        element = name if element == mlir_name else element
+    return TensorType(tuple(type_.shape), element.lower())
+
+
+class AttributeReader:
+    """Reads the attributes of ops as plain terms; MLIR uniques attributes, so each once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, tuple[tuple[str, Attribute], ...]] = {}
+
+    def __call__(self, operation: Any) -> tuple[tuple[str, Attribute], ...]:
+        """Sorted (name, value) pairs; structs are flattened into their fields."""
+        found: list[tuple[str, Attribute]] = []
+        attributes = operation.attributes
+        for name in attributes:
+            if name in _IGNORED:
+                continue
+            attribute = attributes[name]
+            pairs = self._seen.get((name, attribute))
+            if pairs is None:
+                pairs = self._seen[name, attribute] = tuple(_read_attribute(name, attribute))
+            found.extend(pairs)
+        for region in operation.regions:
+            found.append(("combiner", _combiner(region)))
+            break
+        return tuple(sorted(found))
+
+
+def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]]:
+    text = str(attribute)
+    for prefix, (struct, fields) in _STRUCTS.items():
+        if text.startswith(prefix):
+            typed = struct(attribute)
+            for field in fields:
+                value = getattr(typed, field)
+                yield field, value if isinstance(value, int) else tuple(value)
+            return
+    if isinstance(attribute, ir.DenseI64ArrayAttr):
+        yield name, tuple(attribute)
+    elif isinstance(attribute, ir.DenseBoolArrayAttr):
+        yield name, tuple(int(flag) for flag in attribute)
+    elif isinstance(attribute, ir.DenseIntElementsAttr):
+        yield name, tuple(int(number) for number in attribute)
+    elif isinstance(attribute, ir.BoolAttr | ir.IntegerAttr):
+        yield name, int(attribute.value)
+    elif isinstance(attribute, ir.StringAttr):
+        yield name, attribute.value
+    elif isinstance(attribute, ir.FlatSymbolRefAttr):
+        yield name, attribute.value
+    elif found := re.fullmatch(r"#\w+<(\w+) (\w+)>", text):  # an enum: #stablehlo<x Y>
+        yield name, found.group(2).lower()
+
+
+def _combiner(region: Any) -> str:
+    """The reduction a region performs, ``other`` if it is not a single known op."""
+    blocks = list(region.blocks)
+    if len(blocks) != 1:
+        return "other"
+    block = blocks[0]
+    ops = [op.operation for op in block.operations]
+    if len(ops) == 1 and len(block.arguments) == 2 and list(ops[0].operands) == [
+        block.arguments[1]
+    ]:
+        return "replace"
+    if len(ops) != 2 or len(block.arguments) != 2:
+        return "other"
+    combine, finish = ops
+    uses_both = set(combine.operands) == set(block.arguments)
+    returns_it = list(finish.operands) == list(combine.results)
+    return _COMBINERS.get(combine.name, "other") if uses_both and returns_it else "other"
+
+
+def location(operation: Any) -> Location:
+    """The primitive path and the innermost source line of an op."""
+    path, file, line, function = "", "", 0, ""
+    here = operation.location
+    while here is not None:
+        if isinstance(here, ir.NameLoc):
+            if isinstance(here.child_loc, ir.FileLineColLoc):
+                function = here.name_str
+            elif not path:
+                path = here.name_str
+            here = here.child_loc
+        elif isinstance(here, ir.CallSiteLoc):
+            here = here.callee
+        elif isinstance(here, ir.FusedLoc):
+            here = here.locations[0] if here.locations else None
+        elif isinstance(here, ir.FileLineColLoc):
+            file, line, here = here.filename, here.start_line, None
+        else:
+            here = None
+    return Location(path, file, line, function)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An inlined module and its ops in the order of the program's ops."""
+
+    module: ir.Module
+    #: MLIR operation of each program op; ``None`` for arguments and results.
+    operations: tuple[Any, ...]
+    #: How to call it; set by the frontend that made it.
+    calling: Any = None
+
+    def location(self, op: int) -> Location:
+        """Source location of a program op."""
+        operation = self.operations[op]
+        return Location() if operation is None else location(operation)
+
+
+def sdy_dialect() -> Any:
+    """The Shardy dialect's attribute classes."""
+    return sdy

@@ -1,0 +1,25 @@
+"""The boundary to clingo: nothing else in TOAST imports it."""
+
+from toast.logic.engine import (
+    Declaration,
+    Predicate,
+    Term,
+    check_rules,
+    input_predicates,
+    read_facts,
+    schema,
+    show_term,
+    solve,
+)
+
+__all__ = [
+    "Declaration",
+    "Predicate",
+    "Term",
+    "check_rules",
+    "input_predicates",
+    "read_facts",
+    "schema",
+    "show_term",
+    "solve",
+]

@@ -1,0 +1,239 @@
+"""The one module that imports clingo: solving, reading facts, and checking rule files.
+
+A solve is a single answer set: the rules of TOAST are stratified, so there is exactly one, and
+clingo finds it while grounding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import clingo
+from clingo import ast
+
+from toast.errors import FactError, RuleError, ToastError
+from toast.resources import directory
+
+#: A ground term in Python: numbers, constants and strings as themselves, functions as (name, ...).
+Term = int | str | tuple["Term", ...]
+
+#: Predicate name and arity.
+Predicate = tuple[str, int]
+
+
+def solve(
+    files: Sequence[pathlib.Path], facts: str, show: Iterable[str]
+) -> dict[str, list[tuple[Term, ...]]]:
+    """Ground ``files`` over ``facts`` and return the atoms of the predicates in ``show``.
+
+    ``show`` holds ``"name/arity"``; the result maps each to its atoms' arguments, in clingo's
+    order of derivation.  Raises :class:`toast.errors.RuleError` with file and line when a file
+    does not parse, is unsafe, or leaves no single answer.
+    """
+    messages: list[str] = []
+    control = clingo.Control(["--warn=all"], logger=lambda _code, text: messages.append(text))
+    try:
+        for file in files:
+            control.load(str(file))
+        if facts:
+            control.add("base", [], facts)
+        control.ground([("base", [])])
+    except RuntimeError as error:
+        raise RuleError(_one_line(messages) or str(error)) from None
+    found: dict[str, list[tuple[Term, ...]]] = {}
+    for shown in show:
+        name, arity = shown.split("/")
+        found[shown] = [
+            tuple(_term(argument) for argument in atom.symbol.arguments)
+            for atom in control.symbolic_atoms.by_signature(name, int(arity))
+            if atom.is_fact
+        ]
+    return found
+
+
+def _term(symbol: clingo.Symbol) -> Term:
+    kind = symbol.type
+    if kind is clingo.SymbolType.Number:
+        return symbol.number
+    if kind is clingo.SymbolType.String:
+        return symbol.string
+    if kind is clingo.SymbolType.Function:
+        if not symbol.arguments:
+            return symbol.name or ()
+        return (symbol.name, *(_term(argument) for argument in symbol.arguments))
+    return str(symbol)
+
+
+def show_term(term: Term) -> str:
+    """A term as clingo writes it: ``('lhs', 0)`` is ``lhs(0)``."""
+    if isinstance(term, tuple):
+        head = term[0] if term else ""
+        return f"{head}({','.join(show_term(part) for part in term[1:])})"
+    return str(term)
+
+
+def _one_line(messages: Sequence[str]) -> str:
+    """The first error of clingo's log, as ``file:line:column: message`` on one line."""
+    errors = [text for text in messages if "error:" in text] or list(messages)
+    if not errors:
+        return ""
+    lines = [line.strip() for line in errors[0].strip().splitlines() if line.strip()]
+    return re.sub(r"^(.*?:\d+):\d+(?:-[\d:]+)?: error: ", r"\1: ", " ".join(lines))
+
+
+# -- declarations --------------------------------------------------------------------------------
+
+_DOCUMENTED = re.compile(r"^%\*?!\s*(\w+)\(([^)]*)\)(.*)$", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """A documented predicate: its arguments' names, and its documentation."""
+
+    name: str
+    arguments: tuple[str, ...]
+    text: str
+
+    @property
+    def predicate(self) -> Predicate:
+        """Name and arity."""
+        return self.name, len(self.arguments)
+
+
+def declarations(text: str) -> Iterator[Declaration]:
+    """The predicates documented in a file: ``%*! p(A,B) ... *%`` blocks and ``%! p(A): ...`` lines."""
+    for found in _DOCUMENTED.finditer(text):
+        name, arguments, rest = found.groups()
+        end = text.find("*%", found.end()) if found.group(0).startswith("%*") else found.end()
+        body = rest + text[found.end() : end]
+        yield Declaration(
+            name, tuple(part.strip() for part in arguments.split(",")), body.strip(": \n")
+        )
+
+
+@functools.cache
+def schema() -> Mapping[Predicate, Declaration]:
+    """The predicates of ``facts/schema.lp``, the authority."""
+    text = (directory("facts") / "schema.lp").read_text()
+    return {declared.predicate: declared for declared in declarations(text)}
+
+
+@functools.cache
+def input_predicates() -> frozenset[Predicate]:
+    """The predicates a fact base may state: section 1 of the schema."""
+    text = (directory("facts") / "schema.lp").read_text()
+    return frozenset(d.predicate for d in declarations(text[: text.index("%%% 2.")]))
+
+
+# -- reading fact bases and checking rule files --------------------------------------------------
+
+
+def parse(path: pathlib.Path, error: type[ToastError]) -> list[Any]:
+    """The statements of a logic file; raises ``error`` with file:line."""
+    messages: list[str] = []
+    statements: list[Any] = []
+    if not path.is_file():
+        raise error(f"{path}: no such file; check the path")
+    try:
+        ast.parse_files(
+            [str(path)], statements.append, logger=lambda _code, text: messages.append(text)
+        )
+    except RuntimeError as failure:
+        raise error(f"{_one_line(messages) or failure}; correct the syntax") from None
+    return statements
+
+
+def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...]]]:
+    """The facts of a fact base by predicate, in the order of the file.
+
+    Only ground facts of declared input predicates are allowed; raises
+    :class:`toast.errors.FactError` with file:line otherwise.
+    """
+    path = pathlib.Path(path)
+    found: dict[Predicate, list[tuple[Term, ...]]] = {}
+    for statement in parse(path, FactError):
+        if statement.ast_type is ast.ASTType.Program:
+            continue
+        where = f"{path}:{statement.location.begin.line}"
+        if statement.ast_type is not ast.ASTType.Rule or len(statement.body):
+            raise FactError(f"{where}: not a fact: {statement}; a fact base holds facts only")
+        try:
+            symbol = clingo.parse_term(str(statement.head))
+        except RuntimeError:
+            raise FactError(
+                f"{where}: not a ground fact: {statement}; write one fact with no variables, "
+                "pools or intervals"
+            ) from None
+        predicate = (symbol.name, len(symbol.arguments))
+        if predicate not in input_predicates():
+            raise FactError(f"{where}: {_undeclared(predicate, input_predicates())}")
+        found.setdefault(predicate, []).append(tuple(_term(a) for a in symbol.arguments))
+    return found
+
+
+def check_rules(path: str | pathlib.Path) -> None:
+    """Refuse a rule file that could run code, read other files, or uses unknown predicates.
+
+    A predicate must stand in ``facts/schema.lp`` or be documented in the file itself with a
+    ``%! name(Arguments): meaning`` line.  Raises :class:`toast.errors.RuleError` with file:line.
+    """
+    path = pathlib.Path(path)
+    statements = parse(path, RuleError)
+    known = {*schema(), *(d.predicate for d in declarations(path.read_text()))}
+    for statement in statements:
+        _check_statement(path, statement, known)
+
+
+_CODE = {"Script": "#script", "Include": "#include", "External": "#external"}
+
+
+def _check_statement(path: pathlib.Path, statement: Any, known: set[Predicate]) -> None:
+    where = f"{path}:{statement.location.begin.line}"
+    kind = statement.ast_type.name
+    if kind in _CODE:
+        raise RuleError(f"{where}: {_CODE[kind]} is not allowed: a rule file is data; remove it")
+    for node in _walk(statement):
+        if node.ast_type is ast.ASTType.Function and getattr(node, "external", 0):
+            raise RuleError(
+                f"{where}: @{node.name} is not allowed: a rule file runs no code; remove it"
+            )
+        if node.ast_type is ast.ASTType.SymbolicAtom:
+            predicate = _predicate(node.symbol)
+            if predicate not in known:
+                raise RuleError(f"{where}: {_undeclared(predicate, known)}")
+
+
+def _predicate(symbol: Any) -> Predicate:
+    while symbol.ast_type is ast.ASTType.UnaryOperation:
+        symbol = symbol.argument
+    if symbol.ast_type is ast.ASTType.Pool:
+        symbol = symbol.arguments[0]
+    return symbol.name, len(symbol.arguments)
+
+
+def _walk(node: Any) -> Iterator[Any]:
+    yield node
+    for key in node.child_keys:
+        child = getattr(node, key)
+        children = child if isinstance(child, Sequence | ast.ASTSequence) else (child,)
+        for inner in children:
+            if isinstance(inner, ast.AST):
+                yield from _walk(inner)
+
+
+def _undeclared(predicate: Predicate, known: Iterable[Predicate]) -> str:
+    import difflib
+
+    name, arity = predicate
+    same_name = sorted(a for n, a in known if n == name)
+    if same_name:
+        arities = " or ".join(f"{name}/{a}" for a in same_name)
+        return f"predicate {name}/{arity} is not declared; did you mean {arities}?"
+    near = difflib.get_close_matches(name, {n for n, _ in known}, 1)
+    hint = f"did you mean {near[0]}?" if near else "document it with a line '%! name(Args): ...'"
+    return f"predicate {name}/{arity} is not declared; {hint}"

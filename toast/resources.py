@@ -1,0 +1,17 @@
+"""Where the shipped data lives: ``rules/``, ``facts/`` and ``hardware/``.
+
+In a wheel they are installed inside the package (``toast/_data``); in a checkout, and so in an
+editable install, they are the top-level folders.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+
+
+def directory(name: str) -> pathlib.Path:
+    """The folder ``name`` (``"rules"``, ``"facts"`` or ``"hardware"``) of this installation."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
