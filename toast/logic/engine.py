@@ -157,7 +157,7 @@ def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...
     path = pathlib.Path(path)
     found: dict[Predicate, list[tuple[Term, ...]]] = {}
     for statement in parse(path, FactError):
-        if statement.ast_type is ast.ASTType.Program:
+        if statement.ast_type in (ast.ASTType.Program, ast.ASTType.Comment):
             continue
         where = f"{path}:{statement.location.begin.line}"
         if statement.ast_type is not ast.ASTType.Rule or len(statement.body):

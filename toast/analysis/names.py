@@ -1,0 +1,111 @@
+"""Names, definitions and uses of a whole program, as arrays (paper, sections 3.1 and 3.2).
+
+A name is (op, factor) and gets the number ``first_name[op] + factor``.  Names of later ops are
+larger than those of earlier ones, so name order is a topological order of the dimension graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.analysis.rules import SignatureRule
+from toast.frontend import Program
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """The named dimensions of a program; ``N`` names, ``U`` uses, ``V`` values, ``D`` dimensions."""
+
+    signature: Ints  # [ops] signature of each op
+    first_name: Ints  # [ops + 1] names of op i are first_name[i] : first_name[i + 1]
+    name_op: Ints  # [N] op of each name
+    divisor: Ints  # [N] a sharding of the name divides this
+    shardable: Bools  # [N] may take a mesh axis
+    value_op: Ints  # [V] op that defines each value
+    value_dim: Ints  # [V + 1] dimensions of value v are rows value_dim[v] : value_dim[v + 1]
+    def_name: Ints  # [D] name of each dimension where its value is defined
+    dim_size: Ints  # [D] elements along each dimension
+    use_op: Ints  # [U] op that uses
+    use_index: Ints  # [U] operand number
+    use_value: Ints  # [U] value used
+    use_dim: Ints  # [U + 1] dimensions of use u are rows use_dim[u] : use_dim[u + 1]
+    use_name: Ints  # [rows] name of each dimension at the use
+    use_def_name: Ints  # [rows] name of the same dimension where the value is defined
+
+    @property
+    def count(self) -> int:
+        """Number of names."""
+        return len(self.name_op)
+
+    @functools.cached_property
+    def edges(self) -> Ints:
+        """M, without duplicates: ``[edges, 2]`` from definition name to use name, sorted."""
+        keys = np.unique(self.use_def_name * self.count + self.use_name)
+        return np.stack([keys // self.count, keys % self.count], axis=1)
+
+
+def instantiate(program: Program, rules: tuple[SignatureRule, ...]) -> Names:
+    """Join every op with the solved rule of its signature; no Python work per factor."""
+    signature = np.array([op.signature for op in program.ops], dtype=np.int64)
+    factor_counts = np.array([len(rule.factors) for rule in rules], dtype=np.int64)
+    first_name = np.concatenate([[0], np.cumsum(factor_counts[signature])])
+    name_op = np.repeat(np.arange(len(signature)), factor_counts[signature])
+    by_rule = np.concatenate([[0], np.cumsum(factor_counts)])
+    row = by_rule[signature[name_op]] + np.arange(len(name_op)) - first_name[name_op]
+    factors = [factor for rule in rules for factor in rule.factors]
+    divisor = np.array([f.divisor for f in factors], dtype=np.int64)[row]
+    shardable = np.array([f.shardable for f in factors], dtype=bool)[row]
+
+    result_rows, _, value_op = _places(signature, first_name, [rule.results for rule in rules])
+    value_dim = np.concatenate([[0], np.cumsum([len(v.type.shape) for v in program.values])])
+    sizes = [size for value in program.values for size in value.type.shape]
+    operand_rows, use_index, use_op = _places(
+        signature, first_name, [rule.operands for rule in rules]
+    )
+    use_value = np.array([v for op in program.ops for v in op.operands], dtype=np.int64)
+    ranks = np.diff(value_dim)[use_value]
+    use_dim = np.concatenate([[0], np.cumsum(ranks)])
+    starts = np.repeat(value_dim[use_value] - use_dim[:-1], ranks)
+    return Names(
+        signature=signature,
+        first_name=first_name,
+        name_op=name_op,
+        divisor=divisor,
+        shardable=shardable,
+        value_op=value_op,
+        value_dim=value_dim,
+        def_name=result_rows,
+        dim_size=np.array(sizes, dtype=np.int64),
+        use_op=use_op,
+        use_index=use_index,
+        use_value=use_value,
+        use_dim=use_dim,
+        use_name=operand_rows,
+        use_def_name=result_rows[starts + np.arange(len(operand_rows))],
+    )
+
+
+def _places(
+    signature: Ints, first_name: Ints, sides: list[tuple[tuple[tuple[int, ...], ...], ...]]
+) -> tuple[Ints, Ints, Ints]:
+    """Names of all dimensions on one side of all ops; index and op of each tensor there."""
+    majors = [[dim[0] for tensor in tensors for dim in tensor] for tensors in sides]
+    rows = np.array([len(m) for m in majors], dtype=np.int64)
+    first = np.concatenate([[0], np.cumsum(rows)])
+    flat = np.array([f for m in majors for f in m], dtype=np.int64)
+    counts = rows[signature]
+    starts = np.cumsum(counts) - counts
+    within = np.arange(counts.sum()) - np.repeat(starts, counts)
+    names = flat[np.repeat(first[signature], counts) + within] + np.repeat(
+        first_name[:-1], counts
+    )
+    tensors = np.array([len(t) for t in sides], dtype=np.int64)[signature]
+    index = np.arange(tensors.sum()) - np.repeat(np.cumsum(tensors) - tensors, tensors)
+    return names, index, np.repeat(np.arange(len(signature)), tensors)

@@ -1,0 +1,204 @@
+"""Solving the op rules: the factors of every distinct op signature.
+
+An op rule sees its own op's facts only, so each signature is grounded once, whatever the number
+of ops, and instantiated with array joins (DESIGN: the program of a transformer has thousands of
+ops and a few hundred signatures).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections import defaultdict
+from collections.abc import Sequence
+
+from toast.errors import RuleError
+from toast.facts import Relations
+from toast.frontend import Program, Signature
+from toast.logic import Term, check_rules, show_term, solve
+from toast.resources import directory
+
+_SHOW = (
+    "factor/5", "factor_size/3", "reduction/3", "need_replication/2", "permutation/2",
+    "without_rule/1",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """One factor of an op signature, in Shardy's words."""
+
+    label: str
+    #: Elements along the factor.
+    size: int
+    #: The largest number of shards is a divisor of this: the factor's size, or for a permutation
+    #: the greatest common divisor of the sizes of its dimensions.
+    divisor: int
+    #: Combiner of the partial results, ``""`` if the op does not reduce over it.
+    combiner: str
+    need_replication: bool
+    permutation: bool
+
+    @property
+    def shardable(self) -> bool:
+        """Whether a mesh axis can lie on it at all."""
+        return self.size > 1 and not self.need_replication
+
+
+@dataclasses.dataclass(frozen=True)
+class SignatureRule:
+    """The solved sharding rule of one signature."""
+
+    factors: tuple[Factor, ...]
+    #: For each operand, then each result, and each dimension: its factors, major to minor.
+    operands: tuple[tuple[tuple[int, ...], ...], ...]
+    results: tuple[tuple[tuple[int, ...], ...], ...]
+    #: Whether no rule knew the op's kind.
+    missing: bool
+
+    def einsum(self) -> str:
+        """The rule on one line, as Shardy writes it: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
+        def side(tensors: tuple[tuple[tuple[int, ...], ...], ...]) -> str:
+            return ",".join(
+                "[" + ",".join("".join(self.factors[f].label for f in d) for d in dims) + "]"
+                for dims in tensors
+            )
+
+        text = f"({side(self.operands)}) -> ({side(self.results)})"
+        for word, chosen in (
+            ("reduction", [f.label for f in self.factors if f.combiner]),
+            ("need_replication", [f.label for f in self.factors if f.need_replication]),
+            ("permutation", [f.label for f in self.factors if f.permutation]),
+        ):
+            text += f" {word}={{{','.join(chosen)}}}" if chosen else ""
+        return text
+
+
+def factor_files(extra: Sequence[pathlib.Path] = ()) -> list[pathlib.Path]:
+    """The rule files that derive factors: shipped ones, then the user's."""
+    rules = directory("rules")
+    return [
+        directory("facts") / "schema.lp",
+        rules / "factors.lp",
+        *sorted((rules / "ops").glob("*.lp")),
+        *extra,
+    ]
+
+
+def user_files(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
+    """The ``.lp`` files among ``paths`` (files or folders), each checked to be safe data."""
+    files: list[pathlib.Path] = []
+    for path in map(pathlib.Path, paths):
+        if not path.exists():
+            raise RuleError(f"{path}: no such rule file or folder; check the path")
+        files += sorted(path.glob("*.lp")) if path.is_dir() else [path]
+    for file in files:
+        check_rules(file)
+    return files
+
+
+def solve_rules(
+    program: Program, rules: Sequence[str | pathlib.Path] = ()
+) -> tuple[SignatureRule, ...]:
+    """The rule of each of ``program.signatures``.
+
+    ``rules`` lists further rule files or folders.  Raises :class:`toast.errors.RuleError` when a
+    rule contradicts itself: a factor with dimensions of different size, or a dimension without.
+    """
+    atoms = solve(
+        factor_files(user_files(rules)), Relations(program).signatures_to_lp(), _SHOW
+    )
+    places: dict[Term, list[tuple[Term, ...]]] = defaultdict(list)
+    for op, factor, tensor, d, position in atoms["factor/5"]:
+        places[op].append((factor, tensor, d, position))
+    sizes: dict[Term, dict[Term, set[Term]]] = defaultdict(lambda: defaultdict(set))
+    for op, factor, size in atoms["factor_size/3"]:
+        sizes[op][factor].add(size)
+    combiners = {(op, factor): str(combiner) for op, factor, combiner in atoms["reduction/3"]}
+    replicated = set(atoms["need_replication/2"])
+    permuted = set(atoms["permutation/2"])
+    missing = {op for (op,) in atoms["without_rule/1"]}
+    return tuple(
+        _signature_rule(
+            signature, number, places[number], sizes[number], combiners, replicated, permuted,
+            number in missing,
+        )
+        for number, signature in enumerate(program.signatures)
+    )
+
+
+def _signature_rule(
+    signature: Signature,
+    number: int,
+    places: list[tuple[Term, ...]],
+    sizes: dict[Term, set[Term]],
+    combiners: dict[tuple[Term, Term], str],
+    replicated: set[tuple[Term, ...]],
+    permuted: set[tuple[Term, ...]],
+    missing: bool,
+) -> SignatureRule:
+    slots: dict[tuple[str, int, int], dict[int, Term]] = defaultdict(dict)
+    for factor, tensor, d, position in places:
+        where = (str(tensor[0]), int(tensor[1]), d)  # type: ignore[index, arg-type]
+        if position in slots[where]:
+            raise RuleError(
+                f"rule of {signature.kind}: {tensor[0]}({tensor[1]}) dimension {d} has two "  # type: ignore[index]
+                f"factors at position {position}: {show_term(slots[where][position])} and "  # type: ignore[index]
+                f"{show_term(factor)}; give each dimension one factor, or several positions"
+            )
+        slots[where][position] = factor  # type: ignore[index]
+    order: dict[Term, int] = {}
+    sides: dict[str, list[tuple[tuple[int, ...], ...]]] = {"result": [], "operand": []}
+    divisors: dict[Term, int] = {}
+    blocked: set[Term] = set()
+    for side, types in (("result", signature.results), ("operand", signature.operands)):
+        for index, type_ in enumerate(types):
+            dims: list[tuple[int, ...]] = []
+            for d, size in enumerate(type_.shape):
+                stack = slots.get((side, index, d), {})
+                if not stack:
+                    raise RuleError(
+                        f"rule of {signature.kind}: {side}({index}) dimension {d} of {type_} has "
+                        "no factor; map it, or mark a factor of its own need_replication"
+                    )
+                listed = [stack[p] for p in sorted(stack)]
+                # Only the major-most factor of a dimension can be sharded in place: a minor one
+                # would leave every device with strided pieces.
+                blocked.update(listed[1:])
+                major = listed[0]
+                extent = size if len(listed) == 1 else min(map(int, sizes[major]))  # type: ignore[arg-type]
+                divisors[major] = math.gcd(divisors.get(major, extent), extent)
+                dims.append(tuple(order.setdefault(f, len(order)) for f in listed))
+            sides[side].append(tuple(dims))
+    factors = []
+    for factor in order:
+        found = sizes.get(factor, set())
+        size = max((int(s) for s in found), default=1)  # type: ignore[arg-type]
+        permutation = (number, factor) in permuted
+        whole = (number, factor) in replicated or factor in blocked
+        if not (permutation or whole) and divisors.get(factor, size) != size:
+            raise RuleError(
+                f"rule of {signature.kind}: factor {show_term(factor)} maps dimensions of "
+                f"different size ({size} and others); split it, or mark it permutation"
+            )
+        factors.append(
+            Factor(
+                label=show_term(factor),
+                size=size,
+                divisor=divisors.get(factor, size),
+                combiner=combiners.get((number, factor), ""),
+                need_replication=whole,
+                permutation=permutation,
+            )
+        )
+    return SignatureRule(
+        tuple(factors), tuple(sides["operand"]), tuple(sides["result"]), missing
+    )
+
+
+@functools.cache
+def strata(*names: str) -> list[pathlib.Path]:
+    """The schema and the named strata of ``rules/``, for the analysis of names."""
+    return [directory("facts") / "schema.lp", *(directory("rules") / f"{n}.lp" for n in names)]

@@ -1,0 +1,242 @@
+"""Prices of batches of states: step time, collectives and peak memory (paper, section 4.5).
+
+All arrays have a leading axis over states; there is no Python loop over ops, only over the few
+mesh axes.  Step time is the sum of
+
+* matrix products and convolutions: the larger of FLOPs over peak and bytes over HBM bandwidth;
+* memory-bound kernels: bytes that existing values are written and read, over HBM bandwidth;
+* collectives: where a value's definition and a use disagree on an axis (slice, all-gather or
+  all-to-all), where an op reduces over a sharded factor (all-reduce, or reduce-scatter when all
+  uses want the result sharded there), and where a permutation factor is sharded
+  (collective-permute).
+
+Compute and communication do not overlap in this version, which is the pessimistic choice for all
+plans alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.cost.tables import Tables, build
+from toast.hardware import Hardware, Links, axis_links
+from toast.space import NONE, Space, States
+
+Floats = npt.NDArray[np.float64]
+Dims = npt.NDArray[np.int8]
+Bools = npt.NDArray[np.bool_]
+
+#: Collectives by the names StableHLO gives them; columns of the arrays in :class:`Prices`.
+COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
+_GATHER, _REDUCE, _SCATTER, _ALL_TO_ALL, _PERMUTE = range(5)
+
+#: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
+MEMORY_WEIGHT = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Prices:
+    """Predictions for ``S`` states, per device."""
+
+    seconds: Floats  # [S] step time
+    matmul_seconds: Floats  # [S]
+    memory_seconds: Floats  # [S] memory-bound kernels
+    collective_seconds: Floats  # [S, 5] by kind, in the order of COLLECTIVES
+    collective_count: Floats  # [S, 5]
+    collective_bytes: Floats  # [S, 5] bytes of results a device holds after each collective
+    peak_bytes: Floats  # [S] arguments and temporaries at the worst moment
+    argument_bytes: Floats  # [S]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where every value is sharded, for ``S`` states: dimension per axis, or -1."""
+
+    held: npt.NDArray[np.intp]  # [S, K, A] factor that holds each axis; F for none
+    defined: Dims  # [S, C, A] as the op computes it
+    settled: Dims  # [S, C, A] after a reduce-scatter
+    used: Dims  # [S, U, A] as each use demands it
+    partial: Bools  # [S, C, A] the op's result is a partial sum over the axis
+    shared: Bools  # [S, U] an earlier use class already made the same copy
+
+
+class CostModel:
+    """Prices states of one decision space on one hardware."""
+
+    def __init__(self, space: Space, hardware: Hardware) -> None:
+        self.space = space
+        self.hardware = hardware
+        self.tables: Tables = build(space)
+        self.links: Links = axis_links(hardware, space.mesh)
+        self._sizes: Floats = space.axis_sizes.astype(np.float64)
+        peaks = np.array([
+            hardware.peak(dtype) if matmul else np.inf
+            for dtype, matmul in zip(self.tables.peak_dtype, self.tables.matmul, strict=True)
+        ])  # fmt: skip
+        self._flop_seconds: Floats = self.tables.flops / peaks * self.tables.count
+        self._hbm = hardware.memory_bytes_per_s
+        first = self.price(space.initial[None])
+        self.initial_seconds = float(first.seconds[0])
+        self.initial_peak = float(first.peak_bytes[0])
+
+    # -- layout ------------------------------------------------------------------------------
+
+    def layout(self, states: States) -> Layout:
+        """Shardings of all value and use classes."""
+        t = self.tables
+        factors = t.slot_dim.shape[1] - 1
+        held = np.where(states < 0, factors, states).astype(np.intp)
+        defined = self._slot_dims(held, t.value_slot)
+        used = self._slot_dims(held, t.use_slot)
+        value_class = t.slot_class[t.value_slot]
+        flat = np.arange(len(t.value_slot))[:, None] * (factors + 1) + held[:, value_class]
+        partial = t.reduces.ravel()[flat]
+        settled = defined
+        if partial.any():
+            wanted = np.full(defined.shape, NONE, dtype=np.int8)
+            if len(t.use_first):
+                low = np.minimum.reduceat(used, t.use_first, axis=1)
+                high = np.maximum.reduceat(used, t.use_first, axis=1)
+                wanted[:, t.used_value] = np.where(low == high, low, NONE)
+            settled = np.where(partial, wanted, defined)
+        shared = np.zeros(used.shape[:2], dtype=bool)
+        for later, earlier in t.pairs:
+            shared[:, later] |= (used[:, later] == used[:, earlier]).all(axis=2)
+        return Layout(held, defined, settled, used, partial, shared)
+
+    def _slot_dims(self, held: npt.NDArray[np.intp], slots: npt.NDArray[np.int64]) -> Dims:
+        table = self.tables.slot_dim
+        flat = slots[:, None] * table.shape[1] + held[:, self.tables.slot_class[slots]]
+        return np.asarray(table.ravel()[flat])
+
+    def _shards(self, dims: npt.NDArray[np.generic]) -> Floats:
+        """Product over axes of the sizes of those that shard: ``[S, X]`` from ``[S, X, A]``."""
+        return np.asarray(np.where(np.asarray(dims) >= 0, self._sizes, 1.0).prod(axis=2))
+
+    # -- prices ------------------------------------------------------------------------------
+
+    def price(self, states: States) -> Prices:
+        """Price ``states``: ``[S, classes, axes]``."""
+        t, layout = self.tables, self.layout(states)
+        settled = t.value_bytes / self._shards(layout.settled)
+        used = t.value_bytes[t.use_value] / self._shards(layout.used)
+        seconds, count, moved, differs = self._collectives(layout, settled, used)
+        matmul = self._matmul_seconds(layout)
+        kept = settled * (t.value_written * t.value_count)
+        memory = (kept.sum(axis=1) + (used * (t.use_reads * t.value_count[t.use_value])).sum(1)) / (
+            self._hbm
+        )
+        arguments = settled[:, t.argument_columns].sum(axis=1)
+        peak = arguments + self._timeline_peak(layout, settled, used * differs)
+        return Prices(
+            seconds=matmul + memory + seconds.sum(axis=1),
+            matmul_seconds=matmul,
+            memory_seconds=memory,
+            collective_seconds=seconds,
+            collective_count=count,
+            collective_bytes=moved,
+            peak_bytes=peak,
+            argument_bytes=arguments,
+        )
+
+    def cost(self, prices: Prices, memory_bytes: float) -> Floats:
+        """C(s) = RT(s) + MP(s), relative to the unsharded program (4.5): ``[S]``."""
+        over = np.maximum(prices.peak_bytes - memory_bytes, 0.0) / self.initial_peak
+        return np.asarray(prices.seconds / self.initial_seconds + MEMORY_WEIGHT * over)
+
+    def _matmul_seconds(self, layout: Layout) -> Floats:
+        t = self.tables
+        shards = self._shards(np.where(layout.held < t.slot_dim.shape[1] - 1, 0, NONE))
+        flops = self._flop_seconds / shards
+        if not len(t.tensor_slot):
+            return np.asarray(flops.sum(axis=1))
+        tensors = t.tensor_bytes / self._shards(self._slot_dims(layout.held, t.tensor_slot))
+        first = np.flatnonzero(np.r_[True, t.tensor_class[1:] != t.tensor_class[:-1]])
+        moved = np.add.reduceat(tensors, first, axis=1)
+        classes = t.tensor_class[first]
+        moving = moved * t.count[classes] / self._hbm
+        return np.asarray(np.maximum(flops[:, classes], moving).sum(axis=1))
+
+    def _collectives(
+        self, layout: Layout, settled: Floats, used: Floats
+    ) -> tuple[Floats, Floats, Floats, Bools]:
+        """Seconds, count and bytes by kind, and whether each use class needs a resharded copy."""
+        t, sizes = self.tables, self._sizes
+        ring, latency = self.links.bandwidth_bytes_per_s, self.links.latency_s
+        cross = self.links.all_to_all_bandwidth_bytes_per_s
+        states = len(settled)
+        seconds = np.zeros((states, len(COLLECTIVES)))
+        count = np.zeros_like(seconds)
+        moved = np.zeros_like(seconds)
+        # Partial sums, where they are made.
+        scattered = layout.partial & (layout.settled >= 0)
+        reduced = layout.partial & (layout.settled < 0)
+        for kind, where in ((_SCATTER, scattered), (_REDUCE, reduced)):
+            if not where.any():
+                continue
+            times = t.value_count
+            for axis, n in enumerate(sizes):
+                once = settled * (n - 1) / ring[axis]
+                once = once if kind == _SCATTER else once * (2 / n)
+                once += latency[axis] * (n - 1) * (1 if kind == _SCATTER else 2)
+                seconds[:, kind] += (where[:, :, axis] * once * times).sum(axis=1)
+            any_axis = where.any(axis=2)
+            count[:, kind] = (any_axis * times).sum(axis=1)
+            moved[:, kind] = (any_axis * settled * times).sum(axis=1)
+        # Definitions and uses that disagree.
+        before = layout.settled[:, t.use_value]
+        gather = (before >= 0) & (layout.used < 0)
+        exchange = (before >= 0) & (layout.used >= 0) & (before != layout.used)
+        differs = (before != layout.used).any(axis=2)
+        copied = differs & ~layout.shared
+        times_used = t.value_count[t.use_value] * copied
+        sliced = (before < 0) & (layout.used >= 0)
+        local = settled[:, t.use_value] / np.where(sliced, sizes, 1.0).prod(axis=2)
+        for axis, n in enumerate(sizes):
+            once = local * (n - 1) / n / cross[axis] + latency[axis] * (n - 1)
+            seconds[:, _ALL_TO_ALL] += (exchange[:, :, axis] * once * times_used).sum(axis=1)
+        for axis, n in enumerate(sizes):
+            here = gather[:, :, axis]
+            once = local * (n - 1) / ring[axis] + latency[axis] * (n - 1)
+            seconds[:, _GATHER] += (here * once * times_used).sum(axis=1)
+            local = np.where(here, local * n, local)
+        for kind, where in ((_ALL_TO_ALL, exchange), (_GATHER, gather)):
+            any_axis = where.any(axis=2) * times_used
+            count[:, kind] = any_axis.sum(axis=1)
+            moved[:, kind] = (any_axis * used).sum(axis=1)
+        # Sharded permutation factors exchange with neighbours.
+        factors = t.slot_dim.shape[1]
+        flat = np.arange(len(t.permutation))[:, None] * factors + layout.held
+        permuted = t.permutation.ravel()[flat].any(axis=2)
+        if permuted.any():
+            op_class = t.slot_class[t.value_slot]
+            here = permuted[:, op_class] * t.value_count
+            count[:, _PERMUTE] = here.sum(axis=1)
+            moved[:, _PERMUTE] = (here * settled).sum(axis=1)
+            seconds[:, _PERMUTE] = moved[:, _PERMUTE] / ring.min() + (
+                count[:, _PERMUTE] * latency.max()
+            )
+        return seconds, count, moved, differs
+
+    def _timeline_peak(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
+        """Bytes of temporaries at the worst program point."""
+        t = self.tables
+        columns = [settled, copies]
+        bridged = copies == 0  # or no copy to bridge to
+        for later, earlier in t.pairs:
+            same = (layout.used[:, later] == layout.used[:, earlier]).all(axis=2)
+            same &= ~bridged[:, later]
+            bridged[:, later] |= same
+            columns.append(np.where(same, copies[:, later], 0.0))
+        if not len(t.event_column):
+            return np.zeros(len(settled))
+        sizes = np.concatenate(columns, axis=1)
+        peak = np.empty(len(settled))
+        for state, row in enumerate(sizes):  # one state's events fit the cache, all states' do not
+            steps = row[t.event_column]
+            steps *= t.event_sign
+            peak[state] = np.cumsum(steps, out=steps).max()
+        return np.maximum(peak, 0.0)

@@ -1,0 +1,325 @@
+"""What pricing needs to know of a program, gathered once per decision space.
+
+Everything is per class: op classes (:mod:`toast.space`), **slots** (a tensor at a place of an op
+class), **value classes** (values defined at one slot and used at the same slots) and **use
+classes** (a value class at one of its use slots).  A price is a sum over classes times their
+counts; only the memory timeline goes back to single values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.cost.liveness import MATMULS, Liveness, liveness
+from toast.frontend import Program, element_bytes
+from toast.space import NONE, Space
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+#: Values smaller than this fraction of all memory do not shape the timeline's peak.
+_NEGLIGIBLE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """Static arrays; ``K`` op classes, ``T`` slots, ``C`` value classes, ``U`` use classes."""
+
+    # Slots.
+    slot_class: Ints  # [T] op class of each slot
+    slot_dim: npt.NDArray[np.int8]  # [T, F + 1] dimension a factor shards; last column: none
+    # Op classes.
+    count: Ints  # [K] ops in each class
+    flops: Floats  # [K] floating-point operations of one op
+    peak_dtype: tuple[str, ...]  # [K] element type that decides the peak FLOP/s
+    matmul: Bools  # [K]
+    tensor_slot: Ints  # [rows] slots of matmul classes, for their roofline
+    tensor_class: Ints  # [rows]
+    tensor_bytes: Floats  # [rows]
+    permutation: Bools  # [K, F + 1] the factor is a permutation
+    # Value classes.
+    value_slot: Ints  # [C] slot that defines it
+    value_count: Ints  # [C]
+    value_bytes: Floats  # [C] unsharded bytes
+    value_written: Bools  # [C] its definition is a memory-bound kernel that writes it
+    reduces: Bools  # [C, F + 1] the defining op reduces over the factor
+    # Use classes, those of one value class next to each other.
+    use_value: Ints  # [U] value class
+    use_slot: Ints  # [U]
+    use_first: Ints  # [C'] first use class of each value class that is used
+    used_value: Ints  # [C'] that value class
+    use_reads: Floats  # [U] memory-bound kernels that read it there, per value
+    #: Pairs (later, earlier) of use classes of one value class, by distance 1, 2, ...
+    pairs: tuple[tuple[Ints, Ints], ...]
+    # Timeline: columns are value classes, use classes, then pairs.
+    event_column: Ints  # [events] in program order
+    event_sign: Floats  # [events] +1 allocates, -1 frees
+    event_op: Ints  # [events]
+    argument_columns: Ints  # [arguments] value class of each argument
+    # Back to the program.
+    value_class: Ints  # [values]
+    use_class: Ints  # [uses]
+    live: Liveness
+
+
+def build(space: Space) -> Tables:
+    """Gather the tables of a decision space."""
+    analysis = space.analysis
+    program, names, classes = analysis.program, analysis.names, space.classes
+    factors = classes.divisor.shape[1]
+    slots = _Slots(space)
+    value_slot = np.array(
+        [slots.result(v.op, v.result) for v in program.values], dtype=np.int64
+    )
+    use_slot = np.array(
+        [
+            slots.operand(op, index)
+            for op, index in zip(names.use_op.tolist(), names.use_index.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+    # A result that overwrites a donated argument must end up sharded as the argument is.
+    first_return = len(program.ops) - len(program.results)
+    for place in np.flatnonzero(names.use_op >= first_return).tolist():
+        alias = program.aliases[int(names.use_op[place]) - first_return]
+        if alias >= 0:
+            use_slot[place] = slots.result(alias, 0)
+    live = liveness(program, names.use_op, names.use_value)
+    grouped = _group_values(program, names.use_op, names.use_value, value_slot, use_slot, live)
+    kinds = [program.kind(int(op)) for op in classes.representative]
+    matmul = np.array([kind in MATMULS for kind in kinds], dtype=bool)
+    rules = [analysis.rules[names.signature[op]] for op in classes.representative]
+    permutation = np.zeros((len(rules), factors + 1), dtype=bool)
+    reduces = np.zeros((len(rules), factors + 1), dtype=bool)
+    for k, rule in enumerate(rules):
+        for f, factor in enumerate(rule.factors):
+            permutation[k, f] = factor.permutation
+            reduces[k, f] = bool(factor.combiner)
+    tensors = [
+        (slot, k, _bytes(program, int(classes.representative[k]), place))
+        for k in np.flatnonzero(matmul).tolist()
+        for slot, place in slots.of_class(k)
+    ]
+    value_bytes = np.array([
+        int(np.prod(v.type.shape, dtype=np.int64)) * element_bytes(v.type.dtype)
+        for v in program.values
+    ], dtype=np.float64)  # fmt: skip
+    representative = grouped.representative
+    events = _events(program, names.use_op, names.use_value, grouped, live, value_bytes)
+    op_class_of_value = classes.of_op[start_ops(program)[representative]]
+    written = live.exists[representative] & ~matmul[op_class_of_value]
+    written &= ~np.array([kinds[k] == "argument" for k in op_class_of_value], dtype=bool)
+    return Tables(
+        slot_class=slots.slot_class(),
+        slot_dim=slots.slot_dim(factors),
+        count=classes.count,
+        flops=np.array([
+            _flops(program, int(op), rule.factors) if m else 0.0
+            for op, rule, m in zip(classes.representative, rules, matmul, strict=True)
+        ]),
+        peak_dtype=tuple(_peak_dtype(program, int(op)) for op in classes.representative),
+        matmul=matmul,
+        tensor_slot=np.array([t[0] for t in tensors], dtype=np.int64),
+        tensor_class=np.array([t[1] for t in tensors], dtype=np.int64),
+        tensor_bytes=np.array([t[2] for t in tensors], dtype=np.float64),
+        permutation=permutation,
+        value_slot=value_slot[representative],
+        value_count=grouped.count,
+        value_bytes=value_bytes[representative],
+        value_written=written,
+        reduces=reduces[op_class_of_value],
+        use_value=grouped.use_value,
+        use_slot=grouped.use_slot,
+        use_first=grouped.use_first,
+        used_value=grouped.used_value,
+        use_reads=grouped.use_reads,
+        pairs=grouped.pairs,
+        event_column=events[0],
+        event_sign=events[1],
+        event_op=events[2],
+        argument_columns=grouped.of_value[list(program.argument_values)],
+        value_class=grouped.of_value,
+        use_class=grouped.of_use,
+        live=live,
+    )
+
+
+def start_ops(program: Program) -> Ints:
+    """``[values]`` op that defines each value."""
+    return np.array([value.op for value in program.values], dtype=np.int64)
+
+
+class _Slots:
+    """Numbers the tensors of op classes by (class, side, index)."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._class = space.classes.of_op.tolist()
+        self._number: dict[tuple[int, int, int], int] = {}
+
+    def result(self, op: int, index: int) -> int:
+        return self._number.setdefault((self._class[op], 1, index), len(self._number))
+
+    def operand(self, op: int, index: int) -> int:
+        return self._number.setdefault((self._class[op], 0, index), len(self._number))
+
+    def of_class(self, k: int) -> list[tuple[int, tuple[int, int]]]:
+        return [(slot, key[1:]) for key, slot in self._number.items() if key[0] == k]
+
+    def slot_class(self) -> Ints:
+        return np.array([key[0] for key in self._number], dtype=np.int64)
+
+    def slot_dim(self, factors: int) -> npt.NDArray[np.int8]:
+        table = np.full((len(self._number), factors + 1), NONE, dtype=np.int8)
+        analysis = self._space.analysis
+        for (k, side, index), slot in self._number.items():
+            op = int(self._space.classes.representative[k])
+            rule = analysis.rules[analysis.names.signature[op]]
+            for d, stack in enumerate((rule.results if side else rule.operands)[index]):
+                table[slot, stack[0]] = d
+        return table
+
+
+def _bytes(program: Program, op: int, place: tuple[int, int]) -> float:
+    side, index = place
+    values = program.ops[op].results if side else program.ops[op].operands
+    type_ = program.values[values[index]].type
+    return float(np.prod(type_.shape, dtype=np.int64)) * element_bytes(type_.dtype)
+
+
+def _flops(program: Program, op: int, factors: tuple[object, ...]) -> float:
+    """Two operations per point of the iteration space of a matrix product or convolution."""
+    kind = program.kind(op)
+    types = [program.values[v].type for v in program.ops[op].operands]
+    result = program.values[program.ops[op].results[0]].type
+    points = float(np.prod(result.shape, dtype=np.float64))
+    signature = program.signatures[program.ops[op].signature]
+    if kind == "convolution":
+        features = signature.attribute("kernel_output_feature_dimension")
+        kernel = types[1].shape
+        out = kernel[features] if isinstance(features, int) else 1
+        return 2.0 * points * float(np.prod(kernel, dtype=np.float64)) / max(out, 1)
+    contracting = signature.attribute("lhs_contracting_dimensions")
+    dims = contracting if isinstance(contracting, tuple) else (len(types[0].shape) - 1,)
+    return 2.0 * points * float(np.prod([types[0].shape[int(d)] for d in dims]))
+
+
+def _peak_dtype(program: Program, op: int) -> str:
+    operands = program.ops[op].operands or program.ops[op].results
+    return program.values[operands[0]].type.dtype if operands else "f32"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grouped:
+    of_value: Ints
+    of_use: Ints
+    representative: Ints
+    count: Ints
+    use_value: Ints
+    use_slot: Ints
+    use_first: Ints
+    used_value: Ints
+    use_reads: Floats
+    pairs: tuple[tuple[Ints, Ints], ...]
+
+
+def _group_values(
+    program: Program, use_op: Ints, use_of: Ints, value_slot: Ints, use_slot: Ints, live: Liveness
+) -> _Grouped:
+    """Value classes: defined at one slot, used at the same slots equally often, alike in memory."""
+    kinds = [program.kind(op) for op in range(len(program.ops))]
+    reads: list[dict[int, int]] = [{} for _ in program.values]
+    for op, value, slot in zip(use_op.tolist(), use_of.tolist(), use_slot.tolist(), strict=True):
+        # Matmuls have a roofline of their own; a gather reads as much as it writes; the caller
+        # reads nothing.
+        counted = kinds[op] not in MATMULS and kinds[op] not in ("return", "gather")
+        counted &= bool(live.exists[value])
+        reads[value][slot] = reads[value].get(slot, 0) + counted
+    numbers: dict[object, int] = {}
+    of_value = np.array([
+        numbers.setdefault(
+            (slot, bool(exists), bool(aliased), tuple(items.items())), len(numbers)
+        )
+        for slot, exists, aliased, items in zip(
+            value_slot.tolist(), live.exists, live.aliased, reads, strict=True
+        )
+    ], dtype=np.int64)  # fmt: skip
+    _, representative, count = np.unique(of_value, return_index=True, return_counts=True)
+    rows = [
+        (c, slot, times)
+        for c, value in enumerate(representative.tolist())
+        for slot, times in reads[value].items()
+    ]
+    use_value = np.array([r[0] for r in rows], dtype=np.int64)
+    slots = np.array([r[1] for r in rows], dtype=np.int64)
+    lookup = {(r[0], r[1]): u for u, r in enumerate(rows)}
+    of_use = np.array([
+        lookup[of_value[v], s] for v, s in zip(use_of.tolist(), use_slot.tolist(), strict=True)
+    ], dtype=np.int64)  # fmt: skip
+    first = np.flatnonzero(np.r_[True, use_value[1:] != use_value[:-1]])
+    pairs = []
+    for distance in range(1, 9):
+        later = np.arange(distance, len(use_value))
+        later = later[use_value[later] == use_value[later - distance]]
+        if len(later):
+            pairs.append((later, later - distance))
+    return _Grouped(
+        of_value, of_use, representative, count, use_value, slots, first, use_value[first],
+        np.array([r[2] for r in rows], dtype=np.float64), tuple(pairs),
+    )  # fmt: skip
+
+
+def _events(
+    program: Program, use_op: Ints, use_of: Ints, grouped: _Grouped, live: Liveness, size: Floats
+) -> tuple[Ints, Floats, Ints]:
+    """Allocations and frees in program order: column, sign and op of each.
+
+    Columns are value classes (the value itself), use classes (its resharded copy) and pairs of use
+    classes (the copy is shared: it stays alive from the end of the earlier use to the later one;
+    where they overlap it counts once).
+    """
+    values, uses = len(grouped.representative), len(grouped.use_value)
+    ops = len(program.ops)
+    floor = _NEGLIGIBLE * float(size.sum())
+    arguments = set(program.argument_values)
+    columns: list[tuple[Ints, Ints, Ints]] = []  # column, start, end
+    kept = np.array([
+        v for v in np.flatnonzero(live.exists & ~live.aliased & (size > floor)).tolist()
+        if v not in arguments
+    ], dtype=np.int64)  # fmt: skip
+    columns.append((grouped.of_value[kept], live.start[kept], live.end[kept] + 1))
+    # One copy per (value, use slot): from its first to its last use.
+    big = np.flatnonzero(size[use_of] > floor)
+    key = use_of[big] * uses + grouped.of_use[big]
+    unique, inverse = np.unique(key, return_inverse=True)
+    begin = np.full(len(unique), ops, dtype=np.int64)
+    finish = np.zeros(len(unique), dtype=np.int64)
+    np.minimum.at(begin, inverse, use_op[big])
+    np.maximum.at(finish, inverse, live.use_end[big] + 1)
+    value, use_class = unique // uses, unique % uses
+    returned = live.aliased[value] & (finish > ops - len(program.results))
+    columns.append((use_class[~returned], begin[~returned], finish[~returned]))
+    place = {(v, u): i for i, (v, u) in enumerate(zip(value.tolist(), use_class.tolist(), strict=True))}
+    offset = values + uses
+    for later, earlier in grouped.pairs:
+        number = {u: i for i, u in enumerate(later.tolist())}
+        rows = [
+            (offset + number[u], place[v, u], place[v, int(earlier[number[u]])])
+            for (v, u) in place
+            if u in number and (v, int(earlier[number[u]])) in place
+        ]
+        if rows:
+            table = np.array(rows, dtype=np.int64)
+            column, i, j = table[:, 0], table[:, 2], table[:, 1]
+            columns.append((column, np.minimum(finish[i], finish[j]), begin[j]))
+        offset += len(later)
+    shifted = [columns[0], (columns[1][0] + values, *columns[1][1:]), *columns[2:]]
+    column = np.concatenate([np.concatenate([c, c]) for c, _, _ in shifted])
+    sign = np.concatenate([np.repeat([1.0, -1.0], len(c)) for c, _, _ in shifted])
+    at = np.concatenate([np.concatenate([s, e]) for _, s, e in shifted])
+    order = np.lexsort((sign, at))  # frees come before allocations of the same op
+    return column[order], sign[order], at[order]

@@ -1,0 +1,23 @@
+"""Eighth stage: the plan, its reasons, and how to run it."""
+
+from toast.plan.plan import (
+    ArgumentRow,
+    Collective,
+    Plan,
+    Prediction,
+    Step,
+    dimension_labels,
+    make_plan,
+    spec_text,
+)
+
+__all__ = [
+    "ArgumentRow",
+    "Collective",
+    "Plan",
+    "Prediction",
+    "Step",
+    "dimension_labels",
+    "make_plan",
+    "spec_text",
+]

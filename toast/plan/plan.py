@@ -1,0 +1,355 @@
+"""The plan: what the search found, why, what it costs, and how to run it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from toast import apply
+from toast.analysis import Analysis
+from toast.apply import Shardings, Spec, Verification
+from toast.cost import COLLECTIVES, CostModel, Prices
+from toast.errors import PlanError
+from toast.files import write_whole
+from toast.hardware import Hardware, Mesh
+from toast.frontend import element_bytes
+from toast.plan.shard import shardings_of
+from toast.search import Found, Round
+from toast.space import Action, Space
+
+#: Version of the JSON that :meth:`Plan.to_json` writes.
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind in a step, per device."""
+
+    kind: str
+    count: int
+    bytes: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What the cost model says of one state, per device."""
+
+    step_seconds: float
+    matmul_seconds: float
+    memory_seconds: float
+    peak_bytes: float
+    argument_bytes: float
+    collectives: tuple[Collective, ...]
+
+    @staticmethod
+    def of(prices: Prices, index: int = 0) -> Prediction:
+        """State ``index`` of a batch of prices."""
+        return Prediction(
+            step_seconds=float(prices.seconds[index]),
+            matmul_seconds=float(prices.matmul_seconds[index]),
+            memory_seconds=float(prices.memory_seconds[index]),
+            peak_bytes=float(prices.peak_bytes[index]),
+            argument_bytes=float(prices.argument_bytes[index]),
+            collectives=tuple(
+                Collective(
+                    kind,
+                    round(float(prices.collective_count[index, k])),
+                    float(prices.collective_bytes[index, k]),
+                    float(prices.collective_seconds[index, k]),
+                )
+                for k, kind in enumerate(COLLECTIVES)
+            ),
+        )
+
+    @property
+    def collective_seconds(self) -> float:
+        """Seconds in collectives."""
+        return sum(c.seconds for c in self.collectives)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One action of the plan with what it did."""
+
+    #: Argument dimensions of the color, layers folded: ``params['layers'][*]['gate']:1``.
+    dimensions: tuple[str, ...]
+    axis: str
+    #: Bit per resolution group; empty where the color has no conflicts.
+    resolution: tuple[int, ...]
+    after: Prediction
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgumentRow:
+    """Arguments that are alike: one group, shape and sharding."""
+
+    pattern: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec
+    #: Bytes of all of them on one device.
+    device_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A sharding of a program on a mesh: shardings, predictions, reasons; and how to run it."""
+
+    analysis: Analysis
+    mesh: Mesh
+    hardware: Hardware
+    memory_bytes: float
+    shardings: Shardings
+    steps: tuple[Step, ...]
+    before: Prediction
+    after: Prediction
+    cost: float
+    states: int
+    rounds: tuple[Round, ...]
+    seed: int
+    #: Seconds per stage.
+    seconds: dict[str, float] = dataclasses.field(compare=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the predicted peak is within the memory limit."""
+        return self.after.peak_bytes <= self.memory_bytes
+
+    # -- shardings ---------------------------------------------------------------------------
+
+    @functools.cached_property
+    def arguments(self) -> dict[str, Spec]:
+        """The sharding of each argument: mesh axes per dimension."""
+        program = self.analysis.program
+        return {
+            name: self.shardings.values.get(
+                value, ((),) * len(program.values[value].type.shape)
+            )
+            for name, value in zip(program.arguments, program.argument_values, strict=True)
+        }
+
+    def argument_table(self) -> tuple[ArgumentRow, ...]:
+        """Arguments folded by group, shape and sharding, largest on the device first."""
+        program, analysis = self.analysis.program, self.analysis
+        rows: dict[Any, list[str]] = {}
+        for index, (name, spec) in enumerate(self.arguments.items()):
+            type_ = program.values[program.argument_values[index]].type
+            group = int(analysis.argument_group[index])
+            rows.setdefault((_folded(name), group, type_, spec), []).append(name)
+        sizes = dict(self.mesh.axes)
+        table = []
+        for (pattern, _, type_, spec), names in rows.items():
+            shards = np.prod([sizes[a] for axes in spec for a in axes], dtype=np.int64)
+            size = int(np.prod(type_.shape, dtype=np.int64)) * element_bytes(type_.dtype)
+            shown = pattern if len(names) > 1 else names[0]
+            table.append(
+                ArgumentRow(
+                    shown, len(names), type_.shape, type_.dtype, spec,
+                    int(size // shards) * len(names),
+                )
+            )  # fmt: skip
+        return tuple(sorted(table, key=lambda row: -row.device_bytes))
+
+    def argument_frame(self) -> pd.DataFrame:
+        """``argument, shape, dtype, spec``: one row per argument."""
+        program = self.analysis.program
+        types = [program.values[v].type for v in program.argument_values]
+        return pd.DataFrame({
+            "argument": list(self.arguments),
+            "shape": [t.shape for t in types],
+            "dtype": [t.dtype for t in types],
+            "spec": [spec_text(spec) for spec in self.arguments.values()],
+        })
+
+    # -- running -----------------------------------------------------------------------------
+
+    def in_shardings(self, mesh: Any) -> Any:
+        """NamedShardings of the arguments as ``(args, kwargs)`` pytrees on a ``jax`` mesh."""
+        return apply.in_shardings(self.analysis.program, self.shardings, mesh)
+
+    def out_shardings(self, mesh: Any) -> Any:
+        """NamedShardings of the results as the function's result pytree on a ``jax`` mesh."""
+        return apply.out_shardings(self.analysis.program, self.shardings, mesh)
+
+    def jit(self, devices: Sequence[Any] | None = None) -> Callable[..., Any]:
+        """The sharded program as a function that XLA compiles and runs.
+
+        ``devices`` are as many as the mesh has (default: the first of ``jax.devices()``), or a
+        ``jax.sharding.Mesh``.  Raises :class:`toast.errors.PlanError` when there are too few.
+        """
+        if devices is not None and hasattr(devices, "devices"):
+            devices = list(devices.devices.flat)
+        runnable: Callable[..., Any] = apply.callable_of(
+            self.analysis.program, self.shardings, devices=devices
+        )
+        return runnable
+
+    def annotated(self) -> str:
+        """StableHLO text with the plan as Shardy annotations."""
+        return str(apply.annotate(self.analysis.program, self.shardings))
+
+    def verify(self, *, seed: int = 0) -> Verification:
+        """Run the program sharded and unsharded on small random inputs and compare outputs."""
+        return apply.verify(self.analysis.program, self.shardings, seed=seed)
+
+    # -- files -------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for JSON."""
+        return {
+            "version": VERSION,
+            "program": self.analysis.program.name,
+            "mesh": dict(self.mesh.axes),
+            "hardware": self.hardware.name,
+            "memory_bytes": self.memory_bytes,
+            "fits": self.fits,
+            "cost": self.cost,
+            "seed": self.seed,
+            "arguments": {
+                name: {"sharding": [list(axes) for axes in spec], "spec": spec_text(spec)}
+                for name, spec in self.arguments.items()
+            },
+            "results": {
+                name: [list(axes) for axes in spec]
+                for name, spec in zip(
+                    self.analysis.program.results, self.shardings.results, strict=True
+                )
+            },
+            "reshards": len(self.shardings.uses),
+            "actions": [
+                {
+                    "dimensions": list(step.dimensions),
+                    "axis": step.axis,
+                    "resolution": list(step.resolution),
+                    "reason": step.reason,
+                    "after": dataclasses.asdict(step.after),
+                }
+                for step in self.steps
+            ],
+            "before": dataclasses.asdict(self.before),
+            "after": dataclasses.asdict(self.after),
+            "analysis": self.analysis.counts(),
+            "search": {
+                "states": self.states,
+                "rounds": [dataclasses.asdict(r) for r in self.rounds],
+            },
+            "seconds": self.seconds,
+        }
+
+    def to_json(self, path: str | pathlib.Path) -> None:
+        """Write :meth:`to_dict` to ``path``, whole or not at all."""
+        write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n", PlanError)
+
+
+def make_plan(
+    model: CostModel,
+    found: Found,
+    *,
+    memory_bytes: float,
+    seed: int,
+    seconds: dict[str, float],
+) -> Plan:
+    """The plan for a search's result, every action replayed for its effect."""
+    space = model.space
+    states = [space.initial]
+    for action in found.actions:
+        states.append(space.apply(states[-1], action))
+    prices = model.price(np.stack(states))
+    predictions = [Prediction.of(prices, i) for i in range(len(states))]
+    steps = tuple(
+        Step(
+            dimensions=dimension_labels(space, action),
+            axis=space.mesh.names[action.axis],
+            resolution=action.resolution,
+            after=predictions[i + 1],
+            reason=_reason(predictions[i], predictions[i + 1], memory_bytes),
+        )
+        for i, action in enumerate(found.actions)
+    )
+    return Plan(
+        analysis=space.analysis,
+        mesh=space.mesh,
+        hardware=model.hardware,
+        memory_bytes=memory_bytes,
+        shardings=shardings_of(model, found.state),
+        steps=steps,
+        before=predictions[0],
+        after=predictions[-1],
+        cost=found.cost,
+        states=found.states,
+        rounds=found.rounds,
+        seed=seed,
+        seconds=seconds,
+    )
+
+
+def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
+    """Argument dimensions an action's color reaches, layers folded; most elements first."""
+    analysis = space.analysis
+    program, names = analysis.program, analysis.names
+    members = space.names_of(action.color)
+    members = members[names.name_op[members] < len(program.arguments)]
+    weights: dict[str, float] = {}
+    for name in members.tolist():
+        op = int(names.name_op[name])
+        type_ = program.values[program.ops[op].results[0]].type
+        label = f"{_folded(program.arguments[op])}:{name - int(names.first_name[op])}"
+        weights[label] = weights.get(label, 0.0) + float(np.prod(type_.shape, dtype=np.float64))
+    return tuple(sorted(weights, key=lambda label: (-weights[label], label)))
+
+
+def spec_text(spec: Spec) -> str:
+    """A sharding as JAX writes it: ``P('data', None, ('model', 'x'))``."""
+    parts = [
+        "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
+        for axes in spec
+    ]
+    while parts and parts[-1] == "None":
+        parts.pop()
+    return f"P({', '.join(parts)})"
+
+
+def _folded(name: str) -> str:
+    """An argument path with its list positions folded: ``layers[3]`` is ``layers[*]``."""
+    return re.sub(r"\[\d+\]", "[*]", name)
+
+
+def _reason(before: Prediction, after: Prediction, memory_bytes: float) -> str:
+    """What the action gained and what it paid, in one line."""
+    gains = {
+        "matrix products": before.matmul_seconds - after.matmul_seconds,
+        "memory traffic": before.memory_seconds - after.memory_seconds,
+        "collectives": before.collective_seconds - after.collective_seconds,
+    }
+    parts = []
+    best = max(gains, key=lambda what: gains[what])
+    if gains[best] > 0.002 * before.step_seconds:
+        parts.append(f"saves {gains[best] * 1e3:.3g} ms of {best}")
+    if before.peak_bytes > memory_bytes and after.peak_bytes < before.peak_bytes:
+        fits = "now fits" if after.peak_bytes <= memory_bytes else "still over the limit"
+        parts.append(f"peak {_gib(before.peak_bytes)} to {_gib(after.peak_bytes)}, {fits}")
+    elif after.peak_bytes < 0.98 * before.peak_bytes:
+        parts.append(f"peak {_gib(before.peak_bytes)} to {_gib(after.peak_bytes)}")
+    paid = []
+    for was, now in zip(before.collectives, after.collectives, strict=True):
+        if now.count > was.count:
+            spent = (now.seconds - was.seconds) * 1e3
+            paid.append(f"{now.count - was.count} {now.kind} ({spent:+.3g} ms)")
+    if paid:
+        parts.append("adds " + ", ".join(paid))
+    return "; ".join(parts) or "prepares a later action"
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.3g} GiB"

@@ -1,0 +1,5 @@
+"""Fourth stage: the decision space of an analysed program on a mesh."""
+
+from toast.space.space import NONE, Action, Classes, ColorGroup, Space, States
+
+__all__ = ["NONE", "Action", "Classes", "ColorGroup", "Space", "States"]

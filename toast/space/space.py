@@ -1,0 +1,257 @@
+"""The decision space: op classes, states and actions (paper, sections 4.2 to 4.4).
+
+A mesh axis shards the iteration space of an op at most once.  So the state of an op is, for each
+axis, the factor that holds it, or none; the sharding of every name, and of every dimension of
+every value, follows from it.  Two ops with the same signature whose factors are touched by the
+same actions have the same state forever: they form an **op class**, and a state is kept per class,
+not per op.  Repeated layers collapse, so search and pricing do not grow with depth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.analysis import Analysis
+from toast.analysis.closure import components
+from toast.hardware import Mesh
+
+Ints = npt.NDArray[np.int64]
+#: A batch of states: ``[states, classes, axes]`` of the factor that holds each axis.
+States = npt.NDArray[np.int8]
+
+#: No factor holds the axis.
+NONE = -1
+
+#: Colors that touch fewer dimensions get no action (4.2).
+MIN_DIMENSIONS = 10
+
+#: Resolution groups of one color that are enumerated; further ones stay at resolution 0.
+MAX_BITS = 4
+
+
+class Action(NamedTuple):
+    """Shard all dimensions of a color along a mesh axis, resolving conflicts as told (4.2)."""
+
+    #: Color group: a color with the colors mirrored to it.
+    color: int
+    #: One bit per resolution group of the color.
+    resolution: tuple[int, ...]
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ColorGroup:
+    """A color and those that argument groups mirror it to (4.4)."""
+
+    #: Its colors, as in ``Analysis.color``.
+    colors: tuple[int, ...]
+    #: Dimensions of definitions and uses it touches.
+    dimensions: int
+    #: Resolution groups of its conflicts: bit ``i`` of an action's resolution is for ``bits[i]``.
+    bits: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+    """Op classes; ``K`` classes, at most ``F`` factors each."""
+
+    of_op: Ints  # [ops] class of each op
+    representative: Ints  # [K] one op of each class
+    count: Ints  # [K] ops in each class
+    divisor: Ints  # [K, F] a sharding of the factor divides this; 1 where it takes no axis
+
+
+class Space:
+    """All states and actions of an analysed program on a mesh."""
+
+    def __init__(
+        self, analysis: Analysis, mesh: Mesh, *, min_dimensions: int = MIN_DIMENSIONS
+    ) -> None:
+        self.analysis = analysis
+        self.mesh = mesh
+        self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
+        group_of_color, self.color_groups = _color_groups(analysis)
+        names = analysis.names
+        self._group_of_name: Ints = group_of_color[analysis.color]
+        wanted = _requirements(analysis)
+        behaviour = _behaviours(self._group_of_name, wanted, names.shardable)
+        self.classes = _classes(analysis, behaviour)
+        self._targets = self._action_targets(wanted, min_dimensions)
+        self.actions: tuple[Action, ...] = tuple(self._targets)
+
+    # -- states ------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def initial(self) -> States:
+        """The unsharded state, ``[classes, axes]``."""
+        shape = (len(self.classes.representative), len(self.axis_sizes))
+        return np.full(shape, NONE, dtype=np.int8)
+
+    def apply(self, state: States, action: Action) -> States:
+        """The state after ``action``; equal to ``state`` if the action finds nothing to shard.
+
+        Of names that compete for the axis within one op the first factor wins; a name whose
+        remaining size the axis does not divide is left alone.
+        """
+        after = state.copy()
+        axis, size = action.axis, int(self.axis_sizes[action.axis])
+        for classes, factors in self._targets[action]:
+            held = state[classes] == factors[:, None]
+            shards = np.where(held, self.axis_sizes, 1).prod(axis=1)
+            free = after[classes, axis] == NONE
+            fits = self.classes.divisor[classes, factors] % (shards * size) == 0
+            chosen = free & fits
+            after[classes[chosen], axis] = factors[chosen]
+        return after
+
+    def available(self, state: States) -> list[tuple[Action, States]]:
+        """Actions that change ``state``, each with the state it leads to; without duplicates."""
+        seen = {state.tobytes()}
+        found = []
+        for action in self.actions:
+            after = self.apply(state, action)
+            key = after.tobytes()
+            if key not in seen:
+                seen.add(key)
+                found.append((action, after))
+        return found
+
+    def of_ops(self, state: States) -> npt.NDArray[np.int8]:
+        """The state per op, ``[ops, axes]``."""
+        return state[self.classes.of_op]
+
+    # -- actions -----------------------------------------------------------------------------
+
+    def names_of(self, group: int) -> Ints:
+        """The shardable names of a color group."""
+        chosen = (self._group_of_name == group) & self.analysis.names.shardable
+        return np.flatnonzero(chosen)
+
+    def _action_targets(
+        self, wanted: dict[int, frozenset[tuple[int, int]]], min_dimensions: int
+    ) -> dict[Action, list[tuple[Ints, Ints]]]:
+        """For each action, (classes, factors) it tries to shard, in layers of priority."""
+        targets: dict[Action, list[tuple[Ints, Ints]]] = {}
+        names = self.analysis.names
+        for number, group in enumerate(self.color_groups):
+            members = self.names_of(number)
+            if group.dimensions < min_dimensions or not len(members):
+                continue
+            divisors = names.divisor[members]
+            for bits in _resolution_orders(len(group.bits)):
+                picked = dict(zip(group.bits, bits, strict=True))
+                allowed = np.array([
+                    all(picked[g] == bit for g, bit in wanted.get(name, ()))
+                    for name in members.tolist()
+                ])  # fmt: skip
+                layers = self._layers(members[allowed])
+                for axis, size in enumerate(self.axis_sizes.tolist()):
+                    if size > 1 and (divisors % size == 0).any():
+                        targets[Action(number, bits, axis)] = layers
+        return targets
+
+    def _layers(self, members: Ints) -> list[tuple[Ints, Ints]]:
+        """Names as (class, factor) pairs, without duplicates; layer i holds each op's i-th."""
+        names = self.analysis.names
+        ops = names.name_op[members]
+        factor = members - names.first_name[ops]
+        pairs = np.unique(np.stack([self.classes.of_op[ops], factor], axis=1), axis=0)
+        classes, factors = pairs[:, 0], pairs[:, 1]
+        starts = np.flatnonzero(np.r_[True, classes[1:] != classes[:-1]])
+        rank = np.arange(len(classes)) - np.repeat(starts, np.diff(np.r_[starts, len(classes)]))
+        depth = int(rank.max(initial=-1)) + 1
+        return [(classes[rank == layer], factors[rank == layer]) for layer in range(depth)]
+
+
+def _resolution_orders(bits: int) -> list[tuple[int, ...]]:
+    """The resolution orders offered for a color with this many resolution groups."""
+    free = min(bits, MAX_BITS)
+    orders = [
+        order + (0,) * (bits - free) for order in itertools.product((0, 1), repeat=free)
+    ]
+    return orders if bits == free else [*orders, (1,) * bits]
+
+
+def _color_groups(analysis: Analysis) -> tuple[Ints, tuple[ColorGroup, ...]]:
+    """Colors joined by argument groups; group of each color (indexed by color)."""
+    names, color = analysis.names, analysis.color
+    members: dict[int, list[int]] = defaultdict(list)
+    for argument, group in enumerate(analysis.argument_group.tolist()):
+        members[group].append(argument)
+    edges: list[tuple[int, int]] = []
+    for arguments in members.values():
+        values = [analysis.program.argument_values[a] for a in arguments]
+        rank = len(analysis.program.values[values[0]].type.shape)
+        rows = names.value_dim[values][:, None] + np.arange(rank)
+        table = color[names.def_name[rows]]  # [arguments, rank]
+        columns = [set(table[:, d].tolist()) for d in range(rank)]
+        # A color that stands at different places in one group ties nothing: mirroring would merge
+        # the sides of the matrices of a plain MLP with equal widths.
+        if sum(map(len, columns)) > len(set().union(*columns)):
+            columns = [c for c in columns if sum(bool(c & other) for other in columns) == 1]
+        edges += [(first, other) for c in columns for first in [min(c)] for other in c - {first}]
+    joined = components(names.count, np.array(edges, dtype=np.int64).reshape(-1, 2))
+    group_color = joined[color]
+    leaders, index = np.unique(group_color, return_inverse=True)
+    group_of_color = np.zeros(names.count, dtype=np.int64)
+    group_of_color[color] = index
+    dimensions = np.bincount(
+        np.concatenate([index[names.def_name], index[names.use_name]]), minlength=len(leaders)
+    )
+    bits: dict[int, set[int]] = defaultdict(set)
+    for resolution in analysis.resolutions:
+        bits[int(index[resolution.names[0]])].add(resolution.group)
+    colors: dict[int, list[int]] = defaultdict(list)
+    for c in np.unique(color).tolist():
+        colors[int(group_of_color[c])].append(c)
+    return group_of_color, tuple(
+        ColorGroup(tuple(colors[g]), int(dimensions[g]), tuple(sorted(bits[g])))
+        for g in range(len(leaders))
+    )
+
+
+def _requirements(analysis: Analysis) -> dict[int, frozenset[tuple[int, int]]]:
+    """For each name in conflict the (resolution group, bit) pairs under which it is picked."""
+    found: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for resolution in analysis.resolutions:
+        for bit, name in enumerate(resolution.names):
+            found[name].add((resolution.group, bit))
+    return {name: frozenset(pairs) for name, pairs in found.items()}
+
+
+def _behaviours(
+    group_of_name: Ints, wanted: dict[int, frozenset[tuple[int, int]]], shardable: npt.NDArray[np.bool_]
+) -> Ints:
+    """A number per name; names with equal numbers are touched by the same actions."""
+    kinds: dict[frozenset[tuple[int, int]], int] = {frozenset(): 0}
+    need = np.zeros(len(group_of_name), dtype=np.int64)
+    for name, pairs in wanted.items():
+        need[name] = kinds.setdefault(pairs, len(kinds))
+    return np.where(shardable, group_of_name * len(kinds) + need + 1, 0)
+
+
+def _classes(analysis: Analysis, behaviour: Ints) -> Classes:
+    names = analysis.names
+    widest = max(1, int(np.diff(names.first_name).max(initial=1)))
+    rows = np.full((len(names.signature), widest), -1, dtype=np.int64)
+    factor = np.arange(names.count) - names.first_name[names.name_op]
+    rows[names.name_op, factor] = behaviour
+    divisor = np.ones_like(rows)
+    divisor[names.name_op, factor] = np.where(names.shardable, names.divisor, 1)
+    key = np.concatenate([names.signature[:, None], rows], axis=1)
+    _, first, of_op, count = np.unique(
+        key, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    of_op = of_op.reshape(-1)
+    # Number the classes in program order, so that states read in that order too.
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return Classes(rank[of_op], first[order], count[order], divisor[first[order]])
