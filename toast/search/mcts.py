@@ -99,6 +99,11 @@ class Search:
         self._nodes: dict[bytes, _Node] = {}
         self._cost: dict[bytes, float] = {}
         self._best: tuple[float, tuple[Action, ...]] = (np.inf, ())
+        self._smallest_peak = np.inf
+
+    def smallest_peak(self) -> float:
+        """Bytes of the smallest peak among the states priced so far."""
+        return self._smallest_peak
 
     def run(self) -> Found:
         """Search until a round brings no improvement; returns the best trajectory."""
@@ -190,6 +195,7 @@ class Search:
             prices: Prices = self._model.price(np.stack([fresh[key] for key in part]))
             costs = self._model.cost(prices, self._memory)
             self._cost.update(zip(part, costs.tolist(), strict=True))
+            self._smallest_peak = min(self._smallest_peak, float(prices.peak_bytes.min()))
 
     def _length_cost(self, cost: float, length: int) -> float:
         return cost + self._settings.action_cost * length

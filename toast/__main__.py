@@ -1,0 +1,5 @@
+"""``python -m toast``."""
+
+from toast.cli import main
+
+main()

@@ -1,0 +1,155 @@
+"""The Python API: :func:`analyze` and :func:`plan`, from a JAX function to a plan that runs."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from toast import hardware as hardware_stage
+from toast.analysis import Analysis, analyze_program
+from toast.cost import CostModel
+from toast.errors import MeshError, SearchError
+from toast.frontend import Program
+from toast.hardware import Hardware, Mesh
+from toast.models import Model
+from toast.plan import Plan, make_plan
+from toast.search import Round, Search, Settings
+from toast.space import Space
+
+#: Told of each stage as it begins, and of each round of the search.
+Progress = Callable[[str | Round], None]
+
+
+def program_of(target: Any, *arguments: Any, donate: Sequence[int] = (), **keywords: Any) -> Program:
+    """The program of a JAX function at example arguments, a model, or a file.
+
+    ``target`` is a function (with its example ``arguments``: arrays or ``ShapeDtypeStruct``), a
+    :class:`toast.models.Model`, a :class:`Program`, or the path of a StableHLO file (``.mlir``,
+    text or bytecode) or fact base (``.lp``).  Raises :class:`toast.errors.TargetError`.
+    """
+    # The frontends import jax; keep ``import toast`` light.
+    from toast import facts
+    from toast.frontend import jax as jax_frontend
+    from toast.frontend import stablehlo
+
+    if isinstance(target, Program):
+        return target
+    if isinstance(target, Model):
+        return jax_frontend.from_function(
+            target.function, *target.arguments, donate=target.donate, name=target.name
+        )
+    if isinstance(target, str | pathlib.Path):
+        path = pathlib.Path(target)
+        return facts.read(path) if path.suffix == ".lp" else stablehlo.from_file(path)
+    return jax_frontend.from_function(target, *arguments, donate=donate, **keywords)
+
+
+def analyze(
+    target: Any,
+    *arguments: Any,
+    donate: Sequence[int] = (),
+    rules: Sequence[str | pathlib.Path] = (),
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> Analysis:
+    """Names, colors, conflicts and groups of a program (paper, section 3).
+
+    ``target``, ``arguments``, ``keywords`` and ``donate`` are as for :func:`program_of`;
+    ``rules`` lists further rule files or folders.
+
+    >>> import jax, jax.numpy as jnp, toast
+    >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
+    >>> analysis = toast.analyze(lambda x: x @ x.T, x)   # the conflict of section 3.3
+    >>> analysis.counts()["conflicts"]
+    2
+    """
+    begin = time.perf_counter()
+    if progress:
+        progress("lowering")
+    program = program_of(target, *arguments, donate=donate, **keywords)
+    lowered = time.perf_counter() - begin
+    found = analyze_program(program, rules=rules, progress=progress or (lambda _stage: None))
+    found.seconds["lowering"] = lowered
+    return found
+
+
+def plan(
+    target: Any,
+    *arguments: Any,
+    mesh: str | Mesh,
+    hardware: str | Hardware,
+    donate: Sequence[int] = (),
+    rules: Sequence[str | pathlib.Path] = (),
+    memory_bytes: float | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> Plan:
+    """The best sharding of a program that the search finds.
+
+    ``target`` may also be an :class:`Analysis` made earlier.  ``mesh`` is a :class:`Mesh` or text
+    such as ``"data=4,model=4"``; ``hardware`` a name such as ``"tpu-v5e"``, a path, or a
+    :class:`Hardware`.  ``memory_bytes`` is the limit per device (default: the hardware's).
+
+    Raises :class:`toast.errors.MeshError` when no dimension can use the mesh, and
+    :class:`toast.errors.SearchError` when ``memory_bytes`` was given and nothing found fits it.
+
+    >>> import jax, jax.numpy as jnp, toast
+    >>> f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    >>> mlp = lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2
+    >>> made = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512),
+    ...                   mesh="data=4", hardware="tpu-v5e")
+    >>> made.arguments["x"]
+    (('data',), ())
+    """
+    mesh = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    machine = hardware_stage.load(hardware) if isinstance(hardware, str) else hardware
+    settings = settings or Settings()
+    if isinstance(target, Analysis):
+        analysis = target
+    else:
+        analysis = analyze(
+            target, *arguments, donate=donate, rules=rules, progress=progress, **keywords
+        )
+    seconds = dict(analysis.seconds)
+    begin = time.perf_counter()
+    if progress:
+        progress("decision space")
+    space = Space(analysis, mesh)
+    _check_axes(space)
+    model = CostModel(space, machine)
+    seconds["decision space"] = time.perf_counter() - begin
+    limit = machine.memory_limit_bytes if memory_bytes is None else memory_bytes
+    if limit <= 0:
+        raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
+    if progress:
+        progress("search")
+    search = Search(model, memory_bytes=limit, settings=settings, progress=progress)
+    found = search.run()
+    seconds["search"] = found.seconds
+    made = make_plan(
+        model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds
+    )
+    if memory_bytes is not None and not made.fits:
+        smallest = search.smallest_peak()
+        raise SearchError(
+            f"memory limit of {limit / 2**30:.4g} GiB per device: no plan on mesh {mesh} fits; "
+            f"the smallest peak found is {smallest / 2**30:.4g} GiB; raise the limit or use a "
+            "larger mesh"
+        )
+    return made
+
+
+def _check_axes(space: Space) -> None:
+    """Every axis of more than one device must divide some dimension."""
+    names = space.analysis.names
+    divisors = names.divisor[names.shardable]
+    for axis, size in space.mesh.axes:
+        if size > 1 and not (divisors % size == 0).any():
+            largest = int(divisors.max(initial=1))
+            raise MeshError(
+                f"mesh axis {axis}={size} divides no dimension of {space.analysis.program.name} "
+                f"(the largest has {largest} elements); choose a divisor of one"
+            )

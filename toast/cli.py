@@ -1,0 +1,282 @@
+"""The command line: ``toast plan``, ``toast analyze``, ``toast verify``, ``toast models``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import rich.console
+import rich.progress
+import rich.table
+import typer
+
+from toast.errors import ToastError
+
+app = typer.Typer(
+    help="The automatic partitioner for JAX: find, explain and run the best sharding.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Target = Annotated[
+    str,
+    typer.Argument(help="A model's name (toast models), a StableHLO file, or module:function."),
+]
+MeshOption = Annotated[str, typer.Option("--mesh", help="Axes and sizes: data=4,model=4.")]
+HardwareOption = Annotated[
+    str, typer.Option("--hardware", help="A name (tpu-v5e) or the path of a hardware file.")
+]
+ArgOption = Annotated[
+    list[str] | None,
+    typer.Option("--arg", help="Example argument of a module:function, as f32[8,4]; repeatable."),
+]
+RulesOption = Annotated[
+    list[pathlib.Path] | None,
+    typer.Option("--rules", help="A further rule file, or folder of them; repeatable."),
+]
+JsonOption = Annotated[
+    pathlib.Path | None, typer.Option("--json", help="Write everything to this JSON file.")
+]
+LayersOption = Annotated[int | None, typer.Option("--layers", help="Layers of a model.")]
+SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence length.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
+
+
+def _console() -> rich.console.Console:
+    # Pipes get wide lines instead of wrapped cells.
+    width = None if sys.stdout.isatty() else 160
+    return rich.console.Console(width=width, soft_wrap=False)
+
+
+def _fail(message: str) -> None:
+    print(f"toast: {' '.join(message.split())}", file=sys.stderr)
+
+
+def _errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Print a ToastError as one line and exit with code 2."""
+
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, **keywords: Any) -> None:
+        try:
+            command(*arguments, **keywords)
+        except ToastError as error:
+            _fail(str(error))
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            _fail("interrupted")
+            raise typer.Exit(130) from None
+
+    return wrapped
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[Any], None]]:
+    """A status line on the terminal's error stream while stages run."""
+    console = rich.console.Console(stderr=True)
+    with console.status("starting") as status:
+
+        def show(event: Any) -> None:
+            if isinstance(event, str):
+                status.update(event)
+            else:
+                status.update(
+                    f"search: round {event.number + 1}, {event.states} states, "
+                    f"best cost {event.cost:.4g}"
+                )
+
+        yield show
+
+
+def _warn(lines: list[str]) -> None:
+    for line in lines:
+        print(f"toast: note: {line}", file=sys.stderr)
+
+
+@app.command()
+@_errors
+def plan(
+    target: Target,
+    mesh: MeshOption,
+    hardware: HardwareOption = "tpu-v5e",
+    memory: Annotated[
+        float | None,
+        typer.Option("--memory", help="Limit per device in GiB; an error if no plan fits."),
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="Seconds the search may take.")
+    ] = None,
+    seed: SeedOption = 0,
+    layers: LayersOption = None,
+    sequence: SequenceOption = None,
+    batch: BatchOption = None,
+    arg: ArgOption = None,
+    rules: RulesOption = None,
+    json_file: JsonOption = None,
+    output: Annotated[
+        pathlib.Path | None,
+        typer.Option("-o", "--output", help="Write the StableHLO with Shardy annotations here."),
+    ] = None,
+) -> None:
+    """Find the best sharding of TARGET on a mesh and explain it."""
+    from toast import api, report, targets
+    from toast.errors import PlanError
+    from toast.files import write_whole
+    from toast.hardware import Mesh, load
+    from toast.search import Settings
+
+    parsed, machine = Mesh.parse(mesh), load(hardware)
+    with _progress() as progress:
+        progress("lowering")
+        begin = time.perf_counter()
+        program = targets.load(
+            target, options={"layers": layers, "sequence": sequence, "batch": batch},
+            shapes=arg or (),
+        )  # fmt: skip
+        lowering = time.perf_counter() - begin
+        analysis = api.analyze(program, rules=rules or (), progress=progress)
+        analysis.seconds["lowering"] = lowering
+        made = api.plan(
+            analysis,
+            mesh=parsed,
+            hardware=machine,
+            memory_bytes=None if memory is None else memory * 2**30,
+            settings=Settings(seed=seed, budget=budget),
+            progress=progress,
+        )
+    _warn(report.missing_rules(analysis))
+    annotated = made.annotated() if output else ""
+    if json_file:
+        made.to_json(json_file)
+    if output:
+        write_whole(output, annotated, PlanError)
+    _console().print(report.plan_tables(made))
+    if not made.fits:
+        _warn([
+            f"the plan needs {report.gib(made.after.peak_bytes)} per device, more than the "
+            f"{report.gib(made.memory_bytes)} of {machine.name}; use a larger mesh"
+        ])  # fmt: skip
+
+
+@app.command()
+@_errors
+def analyze(
+    target: Target,
+    layers: LayersOption = None,
+    sequence: SequenceOption = None,
+    batch: BatchOption = None,
+    arg: ArgOption = None,
+    rules: RulesOption = None,
+    json_file: JsonOption = None,
+    facts: Annotated[
+        pathlib.Path | None,
+        typer.Option("--facts", help="Write the fact base as text for clingo to this file."),
+    ] = None,
+) -> None:
+    """Print the counts of TARGET's analysis: names, colors, conflicts, groups; and stage times."""
+    from toast import api, report, targets
+    from toast.errors import PlanError
+    from toast.files import write_whole
+
+    with _progress() as progress:
+        progress("lowering")
+        begin = time.perf_counter()
+        program = targets.load(
+            target, options={"layers": layers, "sequence": sequence, "batch": batch},
+            shapes=arg or (),
+        )  # fmt: skip
+        lowering = time.perf_counter() - begin
+        analysis = api.analyze(program, rules=rules or (), progress=progress)
+        analysis.seconds["lowering"] = lowering
+    _warn(report.missing_rules(analysis))
+    if facts:
+        write_whole(facts, analysis.facts.to_lp(), PlanError)
+    if json_file:
+        data = {
+            "version": 1,
+            "program": analysis.program.name,
+            "counts": analysis.counts(),
+            "seconds": analysis.seconds,
+            "without_rule": [analysis.program.describe(op) for op in analysis.without_rule],
+        }
+        write_whole(json_file, json.dumps(data, indent=2) + "\n", PlanError)
+    _console().print(report.analysis_table(analysis))
+
+
+@app.command()
+@_errors
+def verify(
+    target: Target,
+    mesh: MeshOption,
+    hardware: HardwareOption = "tpu-v5e",
+    seed: SeedOption = 0,
+    layers: LayersOption = None,
+    sequence: SequenceOption = None,
+    batch: BatchOption = None,
+    arg: ArgOption = None,
+    rules: RulesOption = None,
+) -> None:
+    """Plan TARGET (a model in its small form), run it on CPU devices, sharded and not, and compare.
+
+    Exits with code 1 when an output differs.
+    """
+    from toast.errors import MeshError
+    from toast.hardware import Mesh
+
+    parsed = Mesh.parse(mesh)
+    if parsed.devices > 256:
+        raise MeshError(f"mesh {mesh}: verify runs on at most 256 CPU devices; use a smaller mesh")
+    _use_cpu_devices(parsed.devices)
+    from toast import api, report, targets
+    from toast.search import Settings
+
+    with _progress() as progress:
+        progress("lowering")
+        program = targets.load(
+            target, options={"layers": layers, "sequence": sequence, "batch": batch},
+            shapes=arg or (), small=True,
+        )  # fmt: skip
+        made = api.plan(
+            program, mesh=parsed, hardware=hardware, rules=rules or (),
+            settings=Settings(seed=seed), progress=progress,
+        )  # fmt: skip
+        progress(f"running {program.name} on {parsed.devices} devices")
+        verification = made.verify(seed=seed)
+    _console().print(report.verification_table(made, verification))
+    if not verification.equal:
+        raise typer.Exit(1)
+
+
+def _use_cpu_devices(count: int) -> None:
+    """Ask XLA for ``count`` CPU devices; must come before jax starts its backends."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [f for f in flags if not f.startswith("--xla_force_host_platform_device_count")]
+    flags.append(f"--xla_force_host_platform_device_count={count}")
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+@app.command()
+@_errors
+def models() -> None:
+    """List the models that TARGET may name."""
+    from toast.models import ZOO
+
+    table = rich.table.Table("name", "what it is", "options")
+    for name, entry in ZOO.items():
+        table.add_row(name, entry.summary, " ".join(f"--{o}" for o in entry.options))
+    _console().print(table)
+
+
+def main() -> None:
+    """Entry point of the ``toast`` command."""
+    app()

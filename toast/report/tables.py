@@ -1,0 +1,158 @@
+"""Analyses, plans and verifications as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from toast.analysis import Analysis
+from toast.apply import Verification
+from toast.plan import Plan, spec_text
+
+#: Ops without a rule that are named one by one; the rest are counted.
+_NAMED_OPS = 5
+
+
+def gib(count: float) -> str:
+    """Bytes for people: GiB, MiB or KiB, three digits."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people, three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _stages(seconds: dict[str, float]) -> Text:
+    total = sum(seconds.values())
+    parts = ", ".join(f"{stage} {duration(spent)}" for stage, spent in seconds.items())
+    return Text(f"Time: {duration(total)} ({parts})")
+
+
+def missing_rules(analysis: Analysis) -> list[str]:
+    """One line per op that no rule knows, and what was done about it."""
+    ops = analysis.without_rule
+    lines = [
+        f"no rule for {analysis.program.describe(op)}: its dimensions stay whole"
+        for op in ops[:_NAMED_OPS]
+    ]
+    if len(ops) > _NAMED_OPS:
+        lines.append(f"... and {len(ops) - _NAMED_OPS} more ops without a rule")
+    return lines
+
+
+def analysis_table(analysis: Analysis) -> RenderableType:
+    """What ``toast analyze`` prints."""
+    table = _table(f"Analysis of {escape(analysis.program.name)}", "relation", "count",
+                   right=("count",))  # fmt: skip
+    for name, count in analysis.counts().items():
+        table.add_row(name.replace("_", " "), f"{count:,}")
+    return Group(table, _stages(analysis.seconds))
+
+
+def plan_tables(plan: Plan) -> RenderableType:
+    """What ``toast plan`` prints: arguments, actions, prediction, collectives, stage times."""
+    program = plan.analysis.program
+    title = Text(
+        f"Plan for {program.name} on mesh {plan.mesh} of {plan.hardware.name} "
+        f"({gib(plan.memory_bytes)} per device)",
+        style="bold",
+    )
+    return Group(
+        title, Text(), _arguments(plan), _actions(plan), _prediction(plan), _collectives(plan),
+        Text(
+            f"Search: {plan.states} states priced, {len(plan.rounds)} rounds, seed {plan.seed}, "
+            f"cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"
+        ),
+        _stages(plan.seconds),
+    )  # fmt: skip
+
+
+def plan_cost_before(plan: Plan) -> float:
+    """C of the unsharded program: 1, plus the memory penalty if it does not fit."""
+    from toast.cost.model import MEMORY_WEIGHT
+
+    over = max(plan.before.peak_bytes - plan.memory_bytes, 0.0) / plan.before.peak_bytes
+    return 1.0 + MEMORY_WEIGHT * over
+
+
+def _arguments(plan: Plan) -> Table:
+    table = _table(
+        "Arguments, by group", "argument", "count", "shape", "sharding", "bytes per device",
+        right=("count", "bytes per device"),
+    )  # fmt: skip
+    for row in plan.argument_table():
+        shape = f"{row.dtype}[{','.join(map(str, row.shape))}]"
+        table.add_row(
+            escape(row.pattern), str(row.count), escape(shape), escape(spec_text(row.spec)),
+            gib(row.device_bytes),
+        )  # fmt: skip
+    return table
+
+
+def _actions(plan: Plan) -> Table:
+    table = _table(
+        "Actions, in order", "#", "dimensions", "axis", "resolution", "step", "peak", "why",
+        right=("#", "step", "peak"),
+    )  # fmt: skip
+    for number, step in enumerate(plan.steps, 1):
+        shown = ", ".join(step.dimensions[:2]) or "intermediate values only"
+        more = len(step.dimensions) - 2
+        label = shown + (f" and {more} more" if more > 0 else "")
+        table.add_row(
+            str(number), escape(label), escape(step.axis),
+            "".join(map(str, step.resolution)) or "-",
+            duration(step.after.step_seconds), gib(step.after.peak_bytes), escape(step.reason),
+        )  # fmt: skip
+    return table
+
+
+def _prediction(plan: Plan) -> Table:
+    table = _table("Predicted, per device", "", "unsharded", "plan", right=("unsharded", "plan"))
+    before, after = plan.before, plan.after
+    rows = (
+        ("step time", duration(before.step_seconds), duration(after.step_seconds)),
+        ("  matrix products", duration(before.matmul_seconds), duration(after.matmul_seconds)),
+        ("  memory traffic", duration(before.memory_seconds), duration(after.memory_seconds)),
+        ("  collectives", duration(before.collective_seconds),
+         duration(after.collective_seconds)),
+        ("peak memory", gib(before.peak_bytes), gib(after.peak_bytes)),
+        ("  arguments", gib(before.argument_bytes), gib(after.argument_bytes)),
+        ("fits", *("yes" if p.peak_bytes <= plan.memory_bytes else "no" for p in (before, after))),
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _collectives(plan: Plan) -> Table:
+    table = _table(
+        "Collectives per step", "kind", "count", "bytes per device", "time",
+        right=("count", "bytes per device", "time"),
+    )  # fmt: skip
+    for collective in plan.after.collectives:
+        if collective.count:
+            table.add_row(
+                collective.kind, str(collective.count), gib(collective.bytes),
+                duration(collective.seconds),
+            )  # fmt: skip
+    if not table.row_count:
+        table.add_row("none", "0", "0 B", "0 us")
+    return table
