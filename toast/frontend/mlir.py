@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax._src.interpreters import mlir as jax_mlir
-from jax._src.lib import version_str as jaxlib_version  # noqa: F401  (kept with the bindings)
+from jax._src.lib import _jax as jax_extension
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy, stablehlo
 
@@ -30,6 +30,9 @@ _IGNORED = frozenset({
     "sdy.sharding", "sdy.sharding_rule", "mhlo.sharding", "mhlo.frontend_attributes",
     "result_accuracy", "channel_handle",
 })  # fmt: skip
+
+#: Mesh axes of each dimension, major to minor.
+Spec = tuple[tuple[str, ...], ...]
 
 _STRUCTS: dict[str, tuple[Callable[[ir.Attribute], Any], tuple[str, ...]]] = {
     "#stablehlo.dot<": (stablehlo.DotDimensionNumbers, (
@@ -366,6 +369,75 @@ class Source:
         return Location() if operation is None else location(operation)
 
 
-def sdy_dialect() -> Any:
-    """The Shardy dialect's attribute classes."""
-    return sdy
+# -- writing Shardy ------------------------------------------------------------------------------
+
+_MESH = "toast_mesh"
+
+
+class ShardyWriter:
+    """Writes shardings (mesh axes per dimension) into a module as Shardy attributes."""
+
+    def __init__(self, module: ir.Module, axes: tuple[tuple[str, int], ...]) -> None:
+        """Replace the module's meshes by one with ``axes``."""
+        self._function = main_function(module, "module")
+        with module.context as self._context, ir.Location.unknown():
+            for op in list(module.body.operations):
+                if op.operation.name == "sdy.mesh":
+                    op.operation.erase()
+            mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(name, size) for name, size in axes])
+            sdy.MeshOp(_MESH, mesh, ip=ir.InsertionPoint.at_block_begin(module.body))
+
+    def operations(self) -> list[Any]:
+        """The ops of the entry function in order, without its return."""
+        block = self._function.operation.regions[0].blocks[0]
+        return [op.operation for op in block.operations][:-1]
+
+    def set_function(self, arguments: list[Spec], results: list[Spec]) -> None:
+        """Shardings of the entry function's arguments and results."""
+        attributes = self._function.operation.attributes
+        with self._context:
+            for key, specs in (("arg_attrs", arguments), ("res_attrs", results)):
+                old = attributes[key] if key in attributes else [{} for _ in specs]
+                attributes[key] = ir.ArrayAttr.get([
+                    self._with_sharding(entry, spec)
+                    for entry, spec in zip(old, specs, strict=True)
+                ])  # fmt: skip
+
+    def _with_sharding(self, entry: Any, spec: Spec) -> Any:
+        kept = {name: entry[name] for name in entry if name not in ("sdy.sharding", "mhlo.sharding")}
+        return ir.DictAttr.get({**kept, "sdy.sharding": self._sharding(spec)})
+
+    def _sharding(self, spec: Spec) -> Any:
+        dims = [
+            sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(a) for a in axes], is_closed=True)
+            for axes in spec
+        ]
+        return sdy.TensorShardingAttr.get(_MESH, dims)
+
+    def set_results(self, operation: Any, specs: list[Spec]) -> None:
+        """The shardings of an op's results; ops that return no tensor are left alone."""
+        tensors = all(isinstance(r.type, ir.RankedTensorType) for r in operation.results)
+        if not specs or not tensors:
+            return
+        with self._context:
+            shardings = [self._sharding(spec) for spec in specs]
+            if operation.name == "sdy.sharding_constraint":
+                operation.attributes["sharding"] = shardings[0]
+            else:
+                operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(shardings)
+
+    def constrain(self, operation: Any, index: int, spec: Spec) -> Any:
+        """A resharded copy of operand ``index``, made just before ``operation``."""
+        with self._context, operation.location:
+            made = sdy.ShardingConstraintOp(
+                operation.operands[index], self._sharding(spec), ip=ir.InsertionPoint(operation)
+            )
+        return made.result
+
+
+def portable_artifact(module: ir.Module) -> bytes:
+    """``module`` in the serialized form that ``jax.export.Exported`` holds."""
+    version = stablehlo.get_version_from_compatibility_requirement(
+        stablehlo.StablehloCompatibilityRequirement.WEEK_4
+    )
+    return bytes(jax_extension.mlir.serialize_portable_artifact(module, version, True))

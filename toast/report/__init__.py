@@ -1,5 +1,19 @@
 """Last stage: analyses and plans for people to read."""
 
-from toast.report.tables import analysis_table, duration, gib, missing_rules, plan_tables
+from toast.report.tables import (
+    analysis_table,
+    duration,
+    gib,
+    missing_rules,
+    plan_tables,
+    verification_table,
+)
 
-__all__ = ["analysis_table", "duration", "gib", "missing_rules", "plan_tables"]
+__all__ = [
+    "analysis_table",
+    "duration",
+    "gib",
+    "missing_rules",
+    "plan_tables",
+    "verification_table",
+]

@@ -156,3 +156,29 @@ def _collectives(plan: Plan) -> Table:
     if not table.row_count:
         table.add_row("none", "0", "0 B", "0 us")
     return table
+
+
+def verification_table(plan: Plan, verification: Verification) -> RenderableType:
+    """What ``toast verify`` prints: every output, worst first, and the collectives."""
+    table = _table(
+        f"{escape(plan.analysis.program.name)} on {plan.mesh.devices} devices against one",
+        "output", "largest error", "relative error", "equal",
+        right=("largest error", "relative error"),
+    )  # fmt: skip
+    worst = sorted(verification.outputs, key=lambda o: (o.equal, -o.relative_error))
+    for output in worst[:12]:
+        table.add_row(
+            escape(output.path), f"{output.max_abs_error:.2g}", f"{output.relative_error:.2g}",
+            "yes" if output.equal else "NO",
+        )  # fmt: skip
+    if len(worst) > 12:
+        table.add_row(f"... and {len(worst) - 12} more, all no worse", "", "", "")
+    kinds = ", ".join(f"{count} {kind}" for kind, count in verification.collectives.items())
+    predicted = ", ".join(f"{c.count} {c.kind}" for c in plan.after.collectives if c.count)
+    equal = sum(output.equal for output in verification.outputs)
+    return Group(
+        table,
+        Text(f"Collectives in XLA's compiled program: {kinds or 'none'}"),
+        Text(f"Collectives predicted: {predicted or 'none'}"),
+        Text(f"{equal} of {len(verification.outputs)} outputs equal", style="bold"),
+    )

@@ -1,0 +1,47 @@
+"""Shardings written into StableHLO as Shardy annotations.
+
+Every op result carries its sharding, closed, so that propagation has nothing left to decide: XLA
+would otherwise be free to shard intermediate values its own way.  In front of every use that
+demands another sharding stands an ``sdy.sharding_constraint``, shared by equal demands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toast.apply.shardings import Shardings
+from toast.errors import PlanError
+from toast.frontend import Program, mlir
+from toast.frontend.mlir import Source
+
+
+def annotate(program: Program, shardings: Shardings) -> Any:
+    """A copy of the program's module (calls inlined) with one ``sdy.mesh`` and all shardings.
+
+    Raises :class:`toast.errors.PlanError` when a sharding is impossible, or when the program is a
+    fact base and has no module.
+    """
+    source = program.source
+    if not isinstance(source, Source):
+        raise PlanError(f"{program.name} is a fact base: there is no program to annotate or run")
+    shardings.check(program)
+    module = mlir.clone(source.module)
+    writer = mlir.ShardyWriter(module, shardings.mesh.axes)
+    operations = writer.operations()
+    offset = len(program.arguments)
+    writer.set_function(
+        [shardings.of(program, v) for v in program.argument_values], list(shardings.results)
+    )
+    copies: dict[tuple[int, Any], Any] = {}
+    for number, operation in enumerate(operations):
+        op = program.ops[offset + number]
+        for index, value in enumerate(op.operands):
+            spec = shardings.uses.get((offset + number, index))
+            if spec is not None:
+                key = (value, spec)
+                if key not in copies:
+                    copies[key] = writer.constrain(operation, index, spec)
+                operation.operands[index] = copies[key]
+        writer.set_results(operation, [shardings.of(program, v) for v in op.results])
+    module.operation.verify()
+    return module

@@ -1,0 +1,199 @@
+"""Running a sharded program: the annotated module as a function that ``jax.jit`` compiles."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from toast.apply.annotate import annotate
+from toast.apply.shardings import Shardings, Spec
+from toast.errors import PlanError
+from toast.frontend import Program, TensorType, mlir
+from toast.frontend.jax import Calling
+
+#: Collectives as XLA's compiled text spells them.
+_COLLECTIVE = re.compile(
+    r"\s(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+)
+
+_NUMPY = {"i1": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a StableHLO element type."""
+    if name not in _NUMPY:
+        if found := re.fullmatch(r"(ui|i|f)(\d+)", name):
+            kinds = {"ui": "uint", "i": "int", "f": "float"}
+            name = kinds[found.group(1)] + found.group(2)
+        elif name.startswith("f8"):
+            name = "float8_" + name.removeprefix("f8")
+    return np.dtype(jax.numpy.dtype(_NUMPY.get(name, name)))
+
+
+def _aval(type_: TensorType) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(type_.shape, numpy_dtype(type_.dtype))
+
+
+def jax_mesh(shardings: Shardings, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+    """The plan's mesh on real devices.
+
+    Raises :class:`toast.errors.PlanError` when there are too few.
+    """
+    mesh = shardings.mesh
+    found = list(jax.devices() if devices is None else devices)
+    if len(found) < mesh.devices:
+        raise PlanError(
+            f"mesh {mesh} needs {mesh.devices} devices, JAX sees {len(found)}; to try it on CPU "
+            f"set XLA_FLAGS=--xla_force_host_platform_device_count={mesh.devices}"
+        )
+    grid = np.array(found[: mesh.devices], dtype=object).reshape(mesh.sizes)
+    return jax.sharding.Mesh(grid, mesh.names)
+
+
+def _named(mesh: jax.sharding.Mesh, spec: Spec) -> jax.sharding.NamedSharding:
+    parts = [axes[0] if len(axes) == 1 else axes or None for axes in spec]
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+
+
+def _calling(program: Program) -> Calling | None:
+    return getattr(program.source, "calling", None)
+
+
+def in_shardings(program: Program, shardings: Shardings, mesh: jax.sharding.Mesh) -> Any:
+    """NamedShardings as ``(args, kwargs)`` pytrees; a flat list for a program from a file."""
+    flat = [_named(mesh, shardings.of(program, v)) for v in program.argument_values]
+    calling = _calling(program)
+    return flat if calling is None else jax.tree.unflatten(calling.in_tree, flat)
+
+
+def out_shardings(program: Program, shardings: Shardings, mesh: jax.sharding.Mesh) -> Any:
+    """NamedShardings as the result's pytree; a flat list for a program from a file."""
+    flat = [_named(mesh, spec) for spec in shardings.results]
+    calling = _calling(program)
+    return flat if calling is None else jax.tree.unflatten(calling.out_tree, flat)
+
+
+def flat_jit(
+    program: Program, module: Any, mesh: jax.sharding.Mesh | None, shardings: Shardings | None
+) -> Any:
+    """``jax.jit`` of a module over flat arguments, sharded as told or on one device.
+
+    The module travels inside a ``jax.export.Exported`` made for a stub of the same signature: JAX
+    then compiles, places and donates as for any function.
+    """
+    types = [program.values[v].type for v in program.argument_values]
+    outs = [_aval(program.values[v].type) for v in program.result_values]
+
+    def stub(*_arguments: Any) -> list[Any]:
+        return [jax.numpy.zeros(o.shape, o.dtype) for o in outs]
+
+    exported = jax.export.export(
+        jax.jit(stub, keep_unused=True), platforms=[jax.default_backend()]
+    )(*map(_aval, types))
+    exported = dataclasses.replace(
+        exported,
+        fun_name=re.sub(r"\W", "_", program.name),
+        mlir_module_serialized=mlir.portable_artifact(module),
+        nr_devices=1 if mesh is None else mesh.size,
+    )
+
+    def call(*arguments: Any) -> Any:
+        return exported.call(*arguments)
+
+    call.__name__ = exported.fun_name
+    if mesh is None or shardings is None:
+        return jax.jit(call)
+    return jax.jit(
+        call,
+        in_shardings=[_named(mesh, shardings.of(program, v)) for v in program.argument_values],
+        out_shardings=[_named(mesh, spec) for spec in shardings.results],
+        donate_argnums=tuple(sorted(program.donated)),
+    )
+
+
+@contextlib.contextmanager
+def _quiet_donation() -> Iterator[None]:
+    """Not every backend can reuse every donated buffer; that is no news to the user."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*donated buffers were not usable.*")
+        yield
+
+
+class Runnable:
+    """A sharded program that is called like the function it was made from.
+
+    Programs read from files take their arguments flat and return a list.
+    """
+
+    def __init__(
+        self, program: Program, shardings: Shardings, *, devices: Sequence[Any] | None = None
+    ) -> None:
+        self.mesh = jax_mesh(shardings, devices)
+        self._calling = _calling(program)
+        self._program = program
+        self.shardings = shardings
+        self._jit = flat_jit(program, annotate(program, shardings), self.mesh, shardings)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Place the arguments as planned, run, and return results with planned shardings."""
+        results = self.run_flat(self._flatten(arguments, keywords))
+        if self._calling is None:
+            return results
+        return jax.tree.unflatten(self._calling.out_tree, results)
+
+    def run_flat(self, arguments: Sequence[Any]) -> list[Any]:
+        """Run on flat arguments; results are flat too."""
+        placed = [
+            jax.device_put(leaf, _named(self.mesh, self.shardings.of(self._program, v)))
+            for leaf, v in zip(arguments, self._program.argument_values, strict=True)
+        ]
+        with _quiet_donation():
+            return list(self._jit(*placed))
+
+    def _flatten(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
+        if self._calling is None:
+            expected = len(self._program.arguments)
+            if keywords or len(arguments) != expected:
+                raise PlanError(
+                    f"{self._program.name} takes {expected} flat arguments, got "
+                    f"{len(arguments)}; pass them in the order of the file"
+                )
+            return list(arguments)
+        flat, tree = jax.tree.flatten((arguments, keywords))
+        if tree != self._calling.in_tree:
+            raise PlanError(
+                f"{self._program.name} was planned for arguments of another structure; call it "
+                "with pytrees like those it was planned with"
+            )
+        return flat
+
+    def lower(self) -> Any:
+        """JAX's lowering of the sharded program, as ``jax.jit(...).lower``."""
+        types = [self._program.values[v].type for v in self._program.argument_values]
+        return self._jit.lower(*map(_aval, types))
+
+    def compiled_text(self) -> str:
+        """XLA's optimised program for one device, with its collectives."""
+        with _quiet_donation():
+            return str(self.lower().compile().as_text())
+
+
+def callable_of(
+    program: Program, shardings: Shardings, *, devices: Sequence[Any] | None = None
+) -> Callable[..., Any]:
+    """The sharded program as a callable; see :class:`Runnable`."""
+    return Runnable(program, shardings, devices=devices)
+
+
+def collectives_in(text: str) -> dict[str, int]:
+    """Collectives in XLA's compiled text by kind, named as StableHLO does; async pairs once."""
+    counts = collections.Counter(found.replace("-", "_") for found in _COLLECTIVE.findall(text))
+    return dict(sorted(counts.items()))

@@ -1,0 +1,70 @@
+"""Shardings of a whole program: what the search decides and the last stage writes back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from toast.errors import PlanError
+from toast.frontend import Program
+from toast.hardware import Mesh
+
+#: Mesh axes of each dimension, major to minor; ``()`` is a dimension that is not sharded.
+Spec = tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shardings:
+    """Where every value of a program is sharded, and which uses see it otherwise."""
+
+    mesh: Mesh
+    #: Sharding of values where they are defined; absent ones are replicated.
+    values: Mapping[int, Spec]
+    #: Sharding that ``(op, operand)`` demands where it differs from the value's: a reshard.
+    uses: Mapping[tuple[int, int], Spec]
+    #: Sharding of each function result.
+    results: tuple[Spec, ...]
+
+    def of(self, program: Program, value: int) -> Spec:
+        """The sharding of a value, one entry per dimension."""
+        rank = len(program.values[value].type.shape)
+        return self.values.get(value, ((),) * rank)
+
+    def check(self, program: Program) -> None:
+        """Every sharding names mesh axes once and divides its dimension.
+
+        Raises :class:`toast.errors.PlanError` naming the value and the axis.
+        """
+        everywhere = [(v, spec, "") for v, spec in self.values.items()]
+        everywhere += [
+            (program.ops[op].operands[index], spec, f" as operand {index} of {program.kind(op)}")
+            for (op, index), spec in self.uses.items()
+        ]
+        everywhere += [
+            (v, spec, " as a result")
+            for v, spec in zip(program.result_values, self.results, strict=True)
+        ]
+        sizes = dict(self.mesh.axes)
+        for value, spec, where in everywhere:
+            type_ = program.values[value].type
+            what = f"value {value} ({type_}){where}"
+            if len(spec) != len(type_.shape):
+                raise PlanError(
+                    f"{what}: sharding {spec} has {len(spec)} dimensions, the value "
+                    f"{len(type_.shape)}; give one entry per dimension"
+                )
+            seen: set[str] = set()
+            for size, axes in zip(type_.shape, spec, strict=True):
+                shards = 1
+                for axis in axes:
+                    if axis not in sizes:
+                        raise PlanError(f"{what}: mesh {self.mesh} has no axis {axis}; use its axes")
+                    if axis in seen:
+                        raise PlanError(f"{what}: axis {axis} shards it twice; drop one")
+                    seen.add(axis)
+                    shards *= sizes[axis]
+                if size % shards:
+                    raise PlanError(
+                        f"{what}: {shards} shards along {'x'.join(axes)} do not divide {size}; "
+                        "choose another dimension"
+                    )
