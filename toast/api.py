@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -140,6 +141,23 @@ def plan(
             "larger mesh"
         )
     return made
+
+
+def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
+    """``machine`` as it looks to a program small enough to be run for proof.
+
+    Latency and capacity are what a small program would not notice: without latency, and with no
+    more memory than one and a half even shares of the program, its plan shards as much as that of
+    a large one.
+    """
+    peak = CostModel(Space(analysis, mesh), machine).initial_peak
+    return dataclasses.replace(
+        machine,
+        memory_limit_bytes=1.5 * peak / mesh.devices,
+        interconnect=dataclasses.replace(
+            machine.interconnect, latency_s=0.0, network_latency_s=0.0
+        ),
+    )
 
 
 def _check_axes(space: Space) -> None:

@@ -227,7 +227,8 @@ def verify(
 ) -> None:
     """Plan TARGET (a model in its small form), run it on CPU devices, sharded and not, and compare.
 
-    Exits with code 1 when an output differs.
+    The plan is made as if links had no latency and memory were scarce, so that a small program is
+    sharded as a large one would be.  Exits with code 1 when an output differs.
     """
     from toast.errors import MeshError
     from toast.hardware import Mesh
@@ -237,6 +238,7 @@ def verify(
         raise MeshError(f"mesh {mesh}: verify runs on at most 256 CPU devices; use a smaller mesh")
     _use_cpu_devices(parsed.devices)
     from toast import api, report, targets
+    from toast.hardware import load
     from toast.search import Settings
 
     with _progress() as progress:
@@ -245,8 +247,9 @@ def verify(
             target, options={"layers": layers, "sequence": sequence, "batch": batch},
             shapes=arg or (), small=True,
         )  # fmt: skip
+        analysis = api.analyze(program, rules=rules or (), progress=progress)
         made = api.plan(
-            program, mesh=parsed, hardware=hardware, rules=rules or (),
+            analysis, mesh=parsed, hardware=api.small_scale(analysis, parsed, load(hardware)),
             settings=Settings(seed=seed), progress=progress,
         )  # fmt: skip
         progress(f"running {program.name} on {parsed.devices} devices")

@@ -397,14 +397,18 @@ class ShardyWriter:
         attributes = self._function.operation.attributes
         with self._context:
             for key, specs in (("arg_attrs", arguments), ("res_attrs", results)):
-                old = attributes[key] if key in attributes else [{} for _ in specs]
+                old = attributes[key] if key in attributes else [() for _ in specs]
                 attributes[key] = ir.ArrayAttr.get([
                     self._with_sharding(entry, spec)
                     for entry, spec in zip(old, specs, strict=True)
                 ])  # fmt: skip
 
     def _with_sharding(self, entry: Any, spec: Spec) -> Any:
-        kept = {name: entry[name] for name in entry if name not in ("sdy.sharding", "mhlo.sharding")}
+        kept = {
+            named.name: named.attr
+            for named in entry
+            if named.name not in ("sdy.sharding", "mhlo.sharding")
+        }
         return ir.DictAttr.get({**kept, "sdy.sharding": self._sharding(spec)})
 
     def _sharding(self, spec: Spec) -> Any:
