@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections import defaultdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +133,10 @@ class Space:
         """The shardable names of a color group."""
         chosen = (self._group_of_name == group) & self.analysis.names.shardable
         return np.flatnonzero(chosen)
+
+    def color_group_of(self, name: Any) -> Any:
+        """The color group of a name, or of an array of names."""
+        return self._group_of_name[name]
 
     def _action_targets(
         self, wanted: dict[int, frozenset[tuple[int, int]]], min_dimensions: int
