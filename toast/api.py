@@ -23,7 +23,9 @@ from toast.space import Space
 Progress = Callable[[str | Round], None]
 
 
-def program_of(target: Any, *arguments: Any, donate: Sequence[int] = (), **keywords: Any) -> Program:
+def program_of(
+    target: Any, *arguments: Any, donate: Sequence[int] = (), **keywords: Any
+) -> Program:
     """The program of a JAX function at example arguments, a model, or a file.
 
     ``target`` is a function (with its example ``arguments``: arrays or ``ShapeDtypeStruct``), a
@@ -130,9 +132,7 @@ def plan(
     search = Search(model, memory_bytes=limit, settings=settings, progress=progress)
     found = search.run()
     seconds["search"] = found.seconds
-    made = make_plan(
-        model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds
-    )
+    made = make_plan(model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds)
     if memory_bytes is not None and not made.fits:
         smallest = search.smallest_peak()
         raise SearchError(

@@ -119,18 +119,18 @@ class Analysis:
     def name(self) -> pd.DataFrame:
         """``name, op, factor, size, shardable, color``: one row per name."""
         names = self.names
-        factors = [
-            factor for op in self.program.ops for factor in self.rules[op.signature].factors
-        ]
-        return pd.DataFrame({
-            "name": np.arange(names.count),
-            "op": names.name_op,
-            "factor": [f.label for f in factors],
-            "size": [f.size for f in factors],
-            "combiner": [f.combiner for f in factors],
-            "shardable": names.shardable,
-            "color": self.color,
-        })
+        factors = [factor for op in self.program.ops for factor in self.rules[op.signature].factors]
+        return pd.DataFrame(
+            {
+                "name": np.arange(names.count),
+                "op": names.name_op,
+                "factor": [f.label for f in factors],
+                "size": [f.size for f in factors],
+                "combiner": [f.combiner for f in factors],
+                "shardable": names.shardable,
+                "color": self.color,
+            }
+        )
 
     @functools.cached_property
     def annotates(self) -> pd.DataFrame:
@@ -138,15 +138,19 @@ class Analysis:
         names = self.names
         values = np.repeat(np.arange(len(names.value_op)), np.diff(names.value_dim))
         uses = np.repeat(np.arange(len(names.use_op)), np.diff(names.use_dim))
-        return pd.DataFrame({
-            "site": ["def"] * len(values) + ["use"] * len(uses),
-            "number": np.concatenate([values, uses]),
-            "d": np.concatenate([
-                np.arange(len(values)) - names.value_dim[values],
-                np.arange(len(uses)) - names.use_dim[uses],
-            ]),
-            "name": np.concatenate([names.def_name, names.use_name]),
-        })
+        return pd.DataFrame(
+            {
+                "site": ["def"] * len(values) + ["use"] * len(uses),
+                "number": np.concatenate([values, uses]),
+                "d": np.concatenate(
+                    [
+                        np.arange(len(values)) - names.value_dim[values],
+                        np.arange(len(uses)) - names.use_dim[uses],
+                    ]
+                ),
+                "name": np.concatenate([names.def_name, names.use_name]),
+            }
+        )
 
     @functools.cached_property
     def def_use(self) -> pd.DataFrame:
@@ -165,9 +169,7 @@ class Analysis:
     @functools.cached_property
     def box(self) -> pd.DataFrame:
         """``name, other, left, right, crossed``: boxes between conflicts (Figure 6)."""
-        return pd.DataFrame(
-            list(self.boxes), columns=["name", "other", "left", "right", "crossed"]
-        )
+        return pd.DataFrame(list(self.boxes), columns=["name", "other", "left", "right", "crossed"])
 
     @functools.cached_property
     def arguments(self) -> pd.DataFrame:
@@ -235,9 +237,7 @@ def analyze_program(
 
 def _conflicts(
     names: Names, color: Ints
-) -> tuple[
-    list[tuple[int, int, str, int]], list[tuple[int, int]], list[tuple[int, int, int, int]]
-]:
+) -> tuple[list[tuple[int, int, str, int]], list[tuple[int, int]], list[tuple[int, int, int, int]]]:
     """Conflict sites, conflicts and boxes, by ``rules/conflicts.lp``.
 
     The rules are given only the sites where a color occurs twice: no other can hold a conflict.
@@ -246,10 +246,12 @@ def _conflicts(
     used = np.repeat(np.arange(len(names.use_op)), np.diff(names.use_dim))
     values = len(names.value_op)
     site = np.concatenate([defined, used + values])
-    d = np.concatenate([
-        np.arange(len(defined)) - names.value_dim[defined],
-        np.arange(len(used)) - names.use_dim[used],
-    ])
+    d = np.concatenate(
+        [
+            np.arange(len(defined)) - names.value_dim[defined],
+            np.arange(len(used)) - names.use_dim[used],
+        ]
+    )
     name = np.concatenate([names.def_name, names.use_name])
     keep = names.shardable[name]
     site, d, name = site[keep], d[keep], name[keep]
@@ -267,7 +269,9 @@ def _conflicts(
     inner = names.edges[involved[names.edges].all(axis=1)]
     facts += [f"def_use({n},{m})." for n, m in inner.tolist()]
     listed = np.flatnonzero(involved).tolist()
-    facts += [f"color({n},{c}). shardable({n})." for n, c in zip(listed, color[listed], strict=True)]
+    facts += [
+        f"color({n},{c}). shardable({n})." for n, c in zip(listed, color[listed], strict=True)
+    ]
     atoms = solve(strata("conflicts"), "\n".join(facts), ("conflict/3", "box/4"))
     sites = []
     for n, o, place in atoms["conflict/3"]:
@@ -301,7 +305,7 @@ def _compatibility(
     boxes: Iterable[tuple[int, int, int, int]],
     crossing: set[tuple[int, int]],
 ) -> tuple[dict[tuple[int, int], list[tuple[int, int]]], int]:
-    """Compatibility sets and the number of inconsistent conflicts, by ``rules/compatibility.lp``."""
+    """Compatibility sets and how many conflicts are inconsistent, by ``rules/compatibility.lp``."""
     if not pairs:
         return {}, 0
     facts = [f"box({n},{o},{x},{y})." for n, o, x, y in boxes]
@@ -309,15 +313,13 @@ def _compatibility(
     found = solve(strata("compatibility"), "\n".join(facts), ("compatible/4",))["compatible/4"]
     compatible = [(_int(n), _int(o), _int(x), _int(y)) for n, o, x, y in found]
     classes = closure.choice_classes(pairs, compatible)
-    facts = [
-        f"choice_class({n},{o},({a},{b}))." for (n, o), (a, b) in classes.items()
-    ]
+    facts = [f"choice_class({n},{o},({a},{b}))." for (n, o), (a, b) in classes.items()]
     atoms = solve(
         strata("compatibility"), "\n".join(facts), ("compatibility_set/3", "inconsistent/1")
     )
     sets: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for n, o, label in atoms["compatibility_set/3"]:
-        sets[tuple(label[1:])].append((_int(n), _int(o)))  # type: ignore[index, arg-type]
+        sets[tuple(label[1:])].append((_int(n), _int(o)))
     broken = {tuple(label[1:]) for (label,) in atoms["inconsistent/1"]}  # type: ignore[index]
     inconsistent = sum(1 for n, o in pairs if classes[n, o] in broken)
     return {s: sorted(members) for s, members in sorted(sets.items())}, inconsistent
@@ -351,13 +353,13 @@ def _argument_groups(program: Program) -> Ints:
     lines = []
     for number in {*near, *range(count)}:
         op_ = program.ops[number]
-        lines.append(f'op({number},{program.kind(number)}).')
+        lines.append(f"op({number},{program.kind(number)}).")
         lines += [f"operand({number},{i},{v})." for i, v in enumerate(op_.operands)]
         lines += [f"result({number},{i},{v})." for i, v in enumerate(op_.results)]
     atoms = solve(strata("groups"), "\n".join(lines), ("argument_use/3",))
     uses: dict[int, set[tuple[Term, ...]]] = {v: set() for v in program.argument_values}
-    for value, use, following in atoms["argument_use/3"]:
-        uses[_int(value)].add((use, following))
+    for argument, use, following in atoms["argument_use/3"]:
+        uses[_int(argument)].add((use, following))
     keys = {
         index: (program.values[value].type, frozenset(uses[value]))
         for index, value in enumerate(program.argument_values)

@@ -22,7 +22,7 @@ _CORNERS = 4096
 
 
 def components(count: int, edges: Ints) -> Ints:
-    """Connected components of an undirected graph, each named after its smallest node: ``[count]``."""
+    """Connected components of an undirected graph: ``[count]``, the smallest node of each."""
     ones = np.ones(len(edges), dtype=np.int8)
     graph = coo_array((ones, (edges[:, 0], edges[:, 1])), shape=(count, count))
     _, label = connected_components(graph, directed=False)
@@ -101,13 +101,11 @@ def isomorphic_sets(
     count = 0
     while len(set(label.values())) > count:
         count = len(set(label.values()))
-        label = _numbered({
-            n: (label[n], frozenset((how, label[m]) for how, m in neighbours[n])) for n in within
-        })
+        label = _numbered(
+            {n: (label[n], frozenset((how, label[m]) for how, m in neighbours[n])) for n in within}
+        )
     first: dict[frozenset[int], Pair] = {}
-    return {
-        s: first.setdefault(frozenset(label[n] for n in members[s]), s) for s in sorted(sets)
-    }
+    return {s: first.setdefault(frozenset(label[n] for n in members[s]), s) for s in sorted(sets)}
 
 
 def _numbered(keys: Mapping[int, Hashable]) -> dict[int, int]:

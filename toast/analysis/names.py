@@ -21,7 +21,7 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """The named dimensions of a program; ``N`` names, ``U`` uses, ``V`` values, ``D`` dimensions."""
+    """Named dimensions of a program: ``N`` names, ``U`` uses, ``V`` values, ``D`` dimensions."""
 
     signature: Ints  # [ops] signature of each op
     first_name: Ints  # [ops + 1] names of op i are first_name[i] : first_name[i + 1]
@@ -103,9 +103,7 @@ def _places(
     counts = rows[signature]
     starts = np.cumsum(counts) - counts
     within = np.arange(counts.sum()) - np.repeat(starts, counts)
-    names = flat[np.repeat(first[signature], counts) + within] + np.repeat(
-        first_name[:-1], counts
-    )
+    names = flat[np.repeat(first[signature], counts) + within] + np.repeat(first_name[:-1], counts)
     tensors = np.array([len(t) for t in sides], dtype=np.int64)[signature]
     index = np.arange(tensors.sum()) - np.repeat(np.cumsum(tensors) - tensors, tensors)
     return names, index, np.repeat(np.arange(len(signature)), tensors)

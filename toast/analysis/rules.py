@@ -60,6 +60,7 @@ class SignatureRule:
 
     def einsum(self) -> str:
         """The rule on one line, as Shardy writes it: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
+
         def side(tensors: tuple[tuple[tuple[int, ...], ...], ...]) -> str:
             return ",".join(
                 "[" + ",".join("".join(self.factors[f].label for f in d) for d in dims) + "]"
@@ -107,9 +108,7 @@ def solve_rules(
     ``rules`` lists further rule files or folders.  Raises :class:`toast.errors.RuleError` when a
     rule contradicts itself: a factor with dimensions of different size, or a dimension without.
     """
-    atoms = solve(
-        factor_files(user_files(rules)), Relations(program).signatures_to_lp(), _SHOW
-    )
+    atoms = solve(factor_files(user_files(rules)), Relations(program).signatures_to_lp(), _SHOW)
     places: dict[Term, list[tuple[Term, ...]]] = defaultdict(list)
     for op, factor, tensor, d, position in atoms["factor/5"]:
         places[op].append((factor, tensor, d, position))
@@ -122,7 +121,13 @@ def solve_rules(
     missing = {op for (op,) in atoms["without_rule/1"]}
     return tuple(
         _signature_rule(
-            signature, number, places[number], sizes[number], combiners, replicated, permuted,
+            signature,
+            number,
+            places[number],
+            sizes[number],
+            combiners,
+            replicated,
+            permuted,
             number in missing,
         )
         for number, signature in enumerate(program.signatures)
@@ -141,11 +146,11 @@ def _signature_rule(
 ) -> SignatureRule:
     slots: dict[tuple[str, int, int], dict[int, Term]] = defaultdict(dict)
     for factor, tensor, d, position in places:
-        where = (str(tensor[0]), int(tensor[1]), d)  # type: ignore[index, arg-type]
+        where = (str(tensor[0]), int(tensor[1]), int(d))  # type: ignore[index, arg-type]
         if position in slots[where]:
             raise RuleError(
                 f"rule of {signature.kind}: {tensor[0]}({tensor[1]}) dimension {d} has two "  # type: ignore[index]
-                f"factors at position {position}: {show_term(slots[where][position])} and "  # type: ignore[index]
+                f"factors at position {position}: {show_term(slots[where][position])} and "
                 f"{show_term(factor)}; give each dimension one factor, or several positions"
             )
         slots[where][position] = factor  # type: ignore[index]
@@ -193,9 +198,7 @@ def _signature_rule(
                 permutation=permutation,
             )
         )
-    return SignatureRule(
-        tuple(factors), tuple(sides["operand"]), tuple(sides["result"]), missing
-    )
+    return SignatureRule(tuple(factors), tuple(sides["operand"]), tuple(sides["result"]), missing)
 
 
 @functools.cache

@@ -35,7 +35,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
             name = kinds[found.group(1)] + found.group(2)
         elif name.startswith("f8"):
             name = "float8_" + name.removeprefix("f8")
-    return np.dtype(jax.numpy.dtype(_NUMPY.get(name, name)))
+    dtype: np.dtype[Any] = np.dtype(jax.numpy.dtype(_NUMPY.get(name, name)))
+    return dtype
 
 
 def _aval(type_: TensorType) -> jax.ShapeDtypeStruct:
@@ -167,6 +168,7 @@ class Runnable:
                     f"{len(arguments)}; pass them in the order of the file"
                 )
             return list(arguments)
+        flat: list[Any]
         flat, tree = jax.tree.flatten((arguments, keywords))
         if tree != self._calling.in_tree:
             raise PlanError(

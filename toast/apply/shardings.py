@@ -58,7 +58,9 @@ class Shardings:
                 shards = 1
                 for axis in axes:
                     if axis not in sizes:
-                        raise PlanError(f"{what}: mesh {self.mesh} has no axis {axis}; use its axes")
+                        raise PlanError(
+                            f"{what}: mesh {self.mesh} has no axis {axis}; use its axes"
+                        )
                     if axis in seen:
                         raise PlanError(f"{what}: axis {axis} shards it twice; drop one")
                     seen.add(axis)

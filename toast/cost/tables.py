@@ -72,9 +72,7 @@ def build(space: Space) -> Tables:
     program, names, classes = analysis.program, analysis.names, space.classes
     factors = classes.divisor.shape[1]
     slots = _Slots(space)
-    value_slot = np.array(
-        [slots.result(v.op, v.result) for v in program.values], dtype=np.int64
-    )
+    value_slot = np.array([slots.result(v.op, v.result) for v in program.values], dtype=np.int64)
     use_slot = np.array(
         [
             slots.operand(op, index)
@@ -117,10 +115,12 @@ def build(space: Space) -> Tables:
         slot_class=slots.slot_class(),
         slot_dim=slots.slot_dim(factors),
         count=classes.count,
-        flops=np.array([
-            _flops(program, int(op), rule.factors) if m else 0.0
-            for op, rule, m in zip(classes.representative, rules, matmul, strict=True)
-        ]),
+        flops=np.array(
+            [
+                _flops(program, int(op), rule.factors) if m else 0.0
+                for op, rule, m in zip(classes.representative, rules, matmul, strict=True)
+            ]
+        ),
         peak_dtype=tuple(_peak_dtype(program, int(op)) for op in classes.representative),
         matmul=matmul,
         tensor_slot=np.array([t[0] for t in tensors], dtype=np.int64),
@@ -303,7 +303,9 @@ def _events(
     value, use_class = unique // uses, unique % uses
     returned = live.aliased[value] & (finish > ops - len(program.results))
     columns.append((use_class[~returned], begin[~returned], finish[~returned]))
-    place = {(v, u): i for i, (v, u) in enumerate(zip(value.tolist(), use_class.tolist(), strict=True))}
+    place = {
+        (v, u): i for i, (v, u) in enumerate(zip(value.tolist(), use_class.tolist(), strict=True))
+    }
     offset = values + uses
     for later, earlier in grouped.pairs:
         number = {u: i for i, u in enumerate(later.tolist())}

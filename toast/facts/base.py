@@ -22,7 +22,7 @@ def read(path: str | pathlib.Path) -> Program:
         if not (isinstance(d, int) and isinstance(size, int) and d >= 0 and size >= 0):
             raise FactError(f"{path}: dim({show_term(value)},{d},{size}): not a dimension")
         shapes[value][d] = size
-    types = dict(facts["dtype", 2])
+    types: dict[Term, Term] = {row[0]: row[1] for row in facts["dtype", 2]}
     for value, rank in facts["rank", 2]:
         if sorted(shapes[value]) != list(range(int(str(rank)))):
             raise FactError(
@@ -55,9 +55,7 @@ def read(path: str | pathlib.Path) -> Program:
             str(kind),
             [numbers[v] for v in operands[op]],
             [
-                TensorType(
-                    tuple(shapes[v][d] for d in sorted(shapes[v])), str(types.get(v, "f32"))
-                )
+                TensorType(tuple(shapes[v][d] for d in sorted(shapes[v])), str(types.get(v, "f32")))
                 for v in results[op]
             ],
             tuple(sorted(attributes[op].items())),

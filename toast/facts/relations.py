@@ -31,11 +31,13 @@ class Relations:
         """``op(op, kind)``."""
         kinds = [signature.kind for signature in self.program.signatures]
         signature = np.array([op.signature for op in self.program.ops], dtype=np.int64)
-        return pd.DataFrame({
-            "op": np.arange(len(signature)),
-            "kind": pd.Categorical(np.array(kinds, dtype=object)[signature]),
-            "signature": signature,
-        })
+        return pd.DataFrame(
+            {
+                "op": np.arange(len(signature)),
+                "kind": pd.Categorical(np.array(kinds, dtype=object)[signature]),
+                "signature": signature,
+            }
+        )
 
     @functools.cached_property
     def operand(self) -> pd.DataFrame:
@@ -51,11 +53,13 @@ class Relations:
     def value(self) -> pd.DataFrame:
         """``value, dtype, rank``: one row per value."""
         types = [value.type for value in self.program.values]
-        return pd.DataFrame({
-            "value": np.arange(len(types)),
-            "dtype": pd.Categorical([t.dtype for t in types]),
-            "rank": [len(t.shape) for t in types],
-        })
+        return pd.DataFrame(
+            {
+                "value": np.arange(len(types)),
+                "dtype": pd.Categorical([t.dtype for t in types]),
+                "rank": [len(t.shape) for t in types],
+            }
+        )
 
     @functools.cached_property
     def dim(self) -> pd.DataFrame:
@@ -72,13 +76,15 @@ class Relations:
         """``argument, value, shape, dtype, donated``: one row per function argument."""
         values = self.program.argument_values
         types = [self.program.values[v].type for v in values]
-        return pd.DataFrame({
-            "argument": list(self.program.arguments),
-            "value": list(values),
-            "shape": [t.shape for t in types],
-            "dtype": [t.dtype for t in types],
-            "donated": [i in self.program.donated for i in range(len(values))],
-        })
+        return pd.DataFrame(
+            {
+                "argument": list(self.program.arguments),
+                "value": list(values),
+                "shape": [t.shape for t in types],
+                "dtype": [t.dtype for t in types],
+                "donated": [i in self.program.donated for i in range(len(values))],
+            }
+        )
 
     def to_lp(self) -> str:
         """The whole fact base as text that plain clingo reads."""
@@ -96,7 +102,7 @@ class Relations:
         An op rule sees only its own op's facts, so the factors of a representative are those of
         every op with its signature; each operand is a value of its own here.
         """
-        lines = []
+        lines: list[str] = []
         first = 0
         for number, signature in enumerate(self.program.signatures):
             count = len(signature.operands)
@@ -112,15 +118,20 @@ class Relations:
 def _places(lists: list[tuple[int, ...]]) -> pd.DataFrame:
     counts = np.array([len(values) for values in lists], dtype=np.int64)
     starts = np.cumsum(counts) - counts
-    return pd.DataFrame({
-        "op": np.repeat(np.arange(len(lists)), counts),
-        "index": np.arange(counts.sum()) - np.repeat(starts, counts),
-        "value": np.array([v for values in lists for v in values], dtype=np.int64),
-    })
+    return pd.DataFrame(
+        {
+            "op": np.repeat(np.arange(len(lists)), counts),
+            "index": np.arange(counts.sum()) - np.repeat(starts, counts),
+            "value": np.array([v for values in lists for v in values], dtype=np.int64),
+        }
+    )
 
 
 def _op_lines(
-    op: str, signature: Signature, operands: range | tuple[int, ...], results: range | tuple[int, ...]
+    op: str,
+    signature: Signature,
+    operands: range | tuple[int, ...],
+    results: range | tuple[int, ...],
 ) -> Iterator[str]:
     yield f"op({op},{_constant(signature.kind)})."
     for index, value in enumerate(operands):

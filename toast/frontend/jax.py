@@ -40,7 +40,7 @@ def from_function(
     lists positions whose buffers results may reuse, as in ``jax.jit(donate_argnums=...)``.
     Raises :class:`toast.errors.TargetError` when JAX cannot trace the function.
     """
-    name = name or getattr(function, "__name__", "function")
+    name = name or str(getattr(function, "__name__", "function"))
     donate = tuple(donate)
     with warnings.catch_warnings():
         # "Some donated buffers were not usable" is the user's business, not an error here.

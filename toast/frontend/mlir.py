@@ -304,9 +304,7 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         yield name, tuple(int(number) for number in attribute)
     elif isinstance(attribute, ir.BoolAttr | ir.IntegerAttr):
         yield name, int(attribute.value)
-    elif isinstance(attribute, ir.StringAttr):
-        yield name, attribute.value
-    elif isinstance(attribute, ir.FlatSymbolRefAttr):
+    elif isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
         yield name, attribute.value
     elif found := re.fullmatch(r"#\w+<(\w+) (\w+)>", text):  # an enum: #stablehlo<x Y>
         yield name, found.group(2).lower()
@@ -319,9 +317,11 @@ def _combiner(region: Any) -> str:
         return "other"
     block = blocks[0]
     ops = [op.operation for op in block.operations]
-    if len(ops) == 1 and len(block.arguments) == 2 and list(ops[0].operands) == [
-        block.arguments[1]
-    ]:
+    if (
+        len(ops) == 1
+        and len(block.arguments) == 2
+        and list(ops[0].operands) == [block.arguments[1]]
+    ):
         return "replace"
     if len(ops) != 2 or len(block.arguments) != 2:
         return "other"

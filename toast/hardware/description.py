@@ -63,9 +63,7 @@ _NUMBER = (int, float)
 _TABLES: dict[str, dict[str, Any]] = {
     "": {"name": str, "description": str},
     "flops_per_s": {},
-    "memory": dict.fromkeys(
-        ("capacity_bytes", "limit_bytes", "bandwidth_bytes_per_s"), _NUMBER
-    ),
+    "memory": dict.fromkeys(("capacity_bytes", "limit_bytes", "bandwidth_bytes_per_s"), _NUMBER),
     "efficiency": dict.fromkeys(("matmul", "memory", "link"), _NUMBER),
 }
 _INTERCONNECT = {
@@ -176,7 +174,7 @@ class _Checked:
     def _check_table(self, table: str, keys: dict[str, Any]) -> None:
         data = self._data if not table else self._data.get(table)
         if not isinstance(data, dict):
-            self._fail(table, "", "missing table", f"add [{table}]")
+            raise self._error(table, "", "missing table", f"add [{table}]")
         entries = {k: v for k, v in data.items() if not isinstance(v, dict)}
         if table == "flops_per_s":
             keys = dict.fromkeys(entries, _NUMBER)
@@ -198,7 +196,10 @@ class _Checked:
                 self._fail(table, key, f"{key} is {value}", "write a positive number")
 
     def _fail(self, table: str, key: str, reason: str, remedy: str) -> None:
-        raise HardwareError(f"{self._path}:{self._line(table, key)}: {reason}; {remedy}")
+        raise self._error(table, key, reason, remedy)
+
+    def _error(self, table: str, key: str, reason: str, remedy: str) -> HardwareError:
+        return HardwareError(f"{self._path}:{self._line(table, key)}: {reason}; {remedy}")
 
     def _line(self, table: str, key: str) -> int:
         """The line of a key in its table, of the table if it has none, else the first."""

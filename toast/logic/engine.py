@@ -59,9 +59,9 @@ def solve(
 def _term(symbol: clingo.Symbol) -> Term:
     kind = symbol.type
     if kind is clingo.SymbolType.Number:
-        return symbol.number
+        return int(symbol.number)
     if kind is clingo.SymbolType.String:
-        return symbol.string
+        return str(symbol.string)
     if kind is clingo.SymbolType.Function:
         if not symbol.arguments:
             return symbol.name or ()
@@ -106,7 +106,7 @@ class Declaration:
 
 
 def declarations(text: str) -> Iterator[Declaration]:
-    """The predicates documented in a file: ``%*! p(A,B) ... *%`` blocks and ``%! p(A): ...`` lines."""
+    """The predicates a file documents: ``%*! p(A,B) ... *%`` blocks and ``%! p(A): ...`` lines."""
     for found in _DOCUMENTED.finditer(text):
         name, arguments, rest = found.groups()
         end = text.find("*%", found.end()) if found.group(0).startswith("%*") else found.end()
@@ -198,7 +198,7 @@ def _check_statement(path: pathlib.Path, statement: Any, known: set[Predicate]) 
     if kind in _CODE:
         raise RuleError(f"{where}: {_CODE[kind]} is not allowed: a rule file is data; remove it")
     for node in _walk(statement):
-        if node.ast_type is ast.ASTType.Function and getattr(node, "external", 0):
+        if node.ast_type is ast.ASTType.Function and bool(node.external):
             raise RuleError(
                 f"{where}: @{node.name} is not allowed: a rule file runs no code; remove it"
             )

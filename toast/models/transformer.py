@@ -41,7 +41,14 @@ T2B = TransformerConfig()
 
 #: A train step small enough to run on CPU devices in a test.
 TINY = TransformerConfig(
-    layers=2, d_model=32, hidden=64, heads=4, key_size=8, vocabulary=64, sequence=16, batch=8,
+    layers=2,
+    d_model=32,
+    hidden=64,
+    heads=4,
+    key_size=8,
+    vocabulary=64,
+    sequence=16,
+    batch=8,
     dtype="float32",
 )
 
@@ -76,11 +83,13 @@ def init(config: TransformerConfig, key: jax.Array) -> dict[str, Any]:
     shapes, tree = jax.tree.flatten(parameter_shapes(config))
     keys = jax.random.split(key, len(shapes))
     leaves = [
-        jnp.zeros(s.shape, s.dtype) if len(s.shape) == 1
+        jnp.zeros(s.shape, s.dtype)
+        if len(s.shape) == 1
         else jax.random.normal(k, s.shape, s.dtype) * s.shape[0] ** -0.5
         for s, k in zip(shapes, keys, strict=True)
     ]
-    return jax.tree.unflatten(tree, leaves)
+    params: dict[str, Any] = jax.tree.unflatten(tree, leaves)
+    return params
 
 
 def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -158,7 +167,8 @@ def train_step(config: TransformerConfig) -> Any:
         )
         second = jax.tree.map(
             lambda v, g: 0.999 * v + 0.001 * jnp.square(g.astype(jnp.float32)),
-            moments["second"], gradients,
+            moments["second"],
+            gradients,
         )
 
         def update(p: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:

@@ -33,9 +33,7 @@ def attention(sequence: int = 128, width: int = 32, key: int = 64, value: int = 
         return (scores / jnp.sum(scores, axis=1)[:, None]) @ (x @ wv)
 
     shapes = ((sequence, width), (width, key), (width, key), (width, value))
-    return Model(
-        "attention", function, tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
-    )
+    return Model("attention", function, tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Entry:
 
 
 def _transformer(config: transformer.TransformerConfig, name: str) -> Callable[..., Model]:
-    def build(**options: int) -> Model:
+    def build(**options: Any) -> Model:
         return transformer.model(dataclasses.replace(config, **options), name)
 
     return build

@@ -19,8 +19,8 @@ from toast.apply import Shardings, Spec, Verification
 from toast.cost import COLLECTIVES, CostModel, Prices
 from toast.errors import PlanError
 from toast.files import write_whole
-from toast.hardware import Hardware, Mesh
 from toast.frontend import element_bytes
+from toast.hardware import Hardware, Mesh
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round
 from toast.space import Action, Space
@@ -133,9 +133,7 @@ class Plan:
         """The sharding of each argument: mesh axes per dimension."""
         program = self.analysis.program
         return {
-            name: self.shardings.values.get(
-                value, ((),) * len(program.values[value].type.shape)
-            )
+            name: self.shardings.values.get(value, ((),) * len(program.values[value].type.shape))
             for name, value in zip(program.arguments, program.argument_values, strict=True)
         }
 
@@ -165,12 +163,14 @@ class Plan:
         """``argument, shape, dtype, spec``: one row per argument."""
         program = self.analysis.program
         types = [program.values[v].type for v in program.argument_values]
-        return pd.DataFrame({
-            "argument": list(self.arguments),
-            "shape": [t.shape for t in types],
-            "dtype": [t.dtype for t in types],
-            "spec": [spec_text(spec) for spec in self.arguments.values()],
-        })
+        return pd.DataFrame(
+            {
+                "argument": list(self.arguments),
+                "shape": [t.shape for t in types],
+                "dtype": [t.dtype for t in types],
+                "spec": [spec_text(spec) for spec in self.arguments.values()],
+            }
+        )
 
     # -- running -----------------------------------------------------------------------------
 

@@ -32,12 +32,11 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
         for d, on in enumerate(held):
             if len(on) > 1:
                 color = model.space.color_group_of(int(names.def_name[first_row[value] + d]))
-                on.sort(key=lambda axis, color=color: (-major[color, axis], axis))
+                rank = major[color].tolist()
+                on.sort(key=[-count for count in rank].__getitem__)
         return tuple(tuple(axes[axis] for axis in on) for on in held)
 
-    values = {
-        v: spec(v, settled[v]) for v in np.flatnonzero((settled >= 0).any(axis=1)).tolist()
-    }
+    values = {v: spec(v, settled[v]) for v in np.flatnonzero((settled >= 0).any(axis=1)).tolist()}
     first_return = len(program.ops) - len(program.results)
     uses = {}
     results: list[Spec] = [()] * len(program.results)
@@ -51,9 +50,7 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
     return Shardings(model.space.mesh, values, uses, tuple(results))
 
 
-def _major_axes(
-    model: CostModel, before: Ints, used: Ints, differs: npt.NDArray[np.bool_]
-) -> Ints:
+def _major_axes(model: CostModel, before: Ints, used: Ints, differs: npt.NDArray[np.bool_]) -> Ints:
     """How often each axis of a color stays while another is gathered: ``[color groups, axes]``.
 
     Where several axes shard one dimension their order decides what a gather costs: shards that

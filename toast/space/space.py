@@ -177,9 +177,7 @@ class Space:
 def _resolution_orders(bits: int) -> list[tuple[int, ...]]:
     """The resolution orders offered for a color with this many resolution groups."""
     free = min(bits, MAX_BITS)
-    orders = [
-        order + (0,) * (bits - free) for order in itertools.product((0, 1), repeat=free)
-    ]
+    orders = [order + (0,) * (bits - free) for order in itertools.product((0, 1), repeat=free)]
     return orders if bits == free else [*orders, (1,) * bits]
 
 
@@ -231,7 +229,9 @@ def _requirements(analysis: Analysis) -> dict[int, frozenset[tuple[int, int]]]:
 
 
 def _behaviours(
-    group_of_name: Ints, wanted: dict[int, frozenset[tuple[int, int]]], shardable: npt.NDArray[np.bool_]
+    group_of_name: Ints,
+    wanted: dict[int, frozenset[tuple[int, int]]],
+    shardable: npt.NDArray[np.bool_],
 ) -> Ints:
     """A number per name; names with equal numbers are touched by the same actions."""
     kinds: dict[frozenset[tuple[int, int]], int] = {frozenset(): 0}
