@@ -319,7 +319,7 @@ def _compatibility(
     )
     sets: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for n, o, label in atoms["compatibility_set/3"]:
-        sets[tuple(label[1:])].append((_int(n), _int(o)))
+        sets[tuple(label[1:])].append((_int(n), _int(o)))  # type: ignore[index]
     broken = {tuple(label[1:]) for (label,) in atoms["inconsistent/1"]}  # type: ignore[index]
     inconsistent = sum(1 for n, o in pairs if classes[n, o] in broken)
     return {s: sorted(members) for s, members in sorted(sets.items())}, inconsistent

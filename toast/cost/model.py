@@ -165,61 +165,71 @@ class CostModel:
     ) -> tuple[Floats, Floats, Floats, Bools]:
         """Seconds, count and bytes by kind, and whether each use class needs a resharded copy."""
         t, sizes = self.tables, self._sizes
-        ring, latency = self.links.bandwidth_bytes_per_s, self.links.latency_s
-        cross = self.links.all_to_all_bandwidth_bytes_per_s
-        states = len(settled)
-        seconds = np.zeros((states, len(COLLECTIVES)))
+        seconds = np.zeros((len(settled), len(COLLECTIVES)))
         count = np.zeros_like(seconds)
         moved = np.zeros_like(seconds)
+
+        def add(kind: int, where: Bools, once: Floats, result: Floats, times: Floats) -> None:
+            happens = where.any(axis=2) * times
+            seconds[:, kind] += (happens * once).sum(axis=1)
+            count[:, kind] += happens.sum(axis=1)
+            moved[:, kind] += (happens * result).sum(axis=1)
+
         # Partial sums, where they are made.
+        once_each = np.ones(settled.shape[:1] + (1,)) * t.value_count
         scattered = layout.partial & (layout.settled >= 0)
         reduced = layout.partial & (layout.settled < 0)
-        for kind, where in ((_SCATTER, scattered), (_REDUCE, reduced)):
-            if not where.any():
-                continue
-            times = t.value_count
-            for axis, n in enumerate(sizes):
-                once = settled * (n - 1) / ring[axis]
-                once = once if kind == _SCATTER else once * (2 / n)
-                once += latency[axis] * (n - 1) * (1 if kind == _SCATTER else 2)
-                seconds[:, kind] += (where[:, :, axis] * once * times).sum(axis=1)
-            any_axis = where.any(axis=2)
-            count[:, kind] = (any_axis * times).sum(axis=1)
-            moved[:, kind] = (any_axis * settled * times).sum(axis=1)
+        whole = settled * np.where(scattered, sizes, 1.0).prod(axis=2)
+        if scattered.any():
+            add(_SCATTER, scattered, self._shrink(whole, scattered), settled, once_each)
+        if reduced.any():
+            # A reduce-scatter followed by an all-gather.
+            add(_REDUCE, reduced, 2 * self._shrink(settled, reduced), settled, once_each)
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
         gather = (before >= 0) & (layout.used < 0)
         exchange = (before >= 0) & (layout.used >= 0) & (before != layout.used)
         differs = (before != layout.used).any(axis=2)
-        copied = differs & ~layout.shared
-        times_used = t.value_count[t.use_value] * copied
+        times_used = t.value_count[t.use_value] * (differs & ~layout.shared)
         sliced = (before < 0) & (layout.used >= 0)
         local = settled[:, t.use_value] / np.where(sliced, sizes, 1.0).prod(axis=2)
-        for axis, n in enumerate(sizes):
-            once = local * (n - 1) / n / cross[axis] + latency[axis] * (n - 1)
-            seconds[:, _ALL_TO_ALL] += (exchange[:, :, axis] * once * times_used).sum(axis=1)
-        for axis, n in enumerate(sizes):
-            here = gather[:, :, axis]
-            once = local * (n - 1) / ring[axis] + latency[axis] * (n - 1)
-            seconds[:, _GATHER] += (here * once * times_used).sum(axis=1)
-            local = np.where(here, local * n, local)
-        for kind, where in ((_ALL_TO_ALL, exchange), (_GATHER, gather)):
-            any_axis = where.any(axis=2) * times_used
-            count[:, kind] = any_axis.sum(axis=1)
-            moved[:, kind] = (any_axis * used).sum(axis=1)
+        cross, latency = self.links.all_to_all_bandwidth_bytes_per_s, self.links.latency_s
+        each = ((sizes - 1) / sizes / cross) * exchange
+        waits = (exchange * (latency * (sizes - 1))).sum(axis=2)
+        add(_ALL_TO_ALL, exchange, local * each.sum(axis=2) + waits, used, times_used)
+        shards = np.where(gather, sizes, 1.0).prod(axis=2)
+        # An all-gather is a reduce-scatter run backwards.
+        add(_GATHER, gather, self._shrink(local * shards, gather), used, times_used)
         # Sharded permutation factors exchange with neighbours.
         factors = t.slot_dim.shape[1]
         flat = np.arange(len(t.permutation))[:, None] * factors + layout.held
-        permuted = t.permutation.ravel()[flat].any(axis=2)
+        permuted = t.permutation.ravel()[flat]
         if permuted.any():
-            op_class = t.slot_class[t.value_slot]
-            here = permuted[:, op_class] * t.value_count
-            count[:, _PERMUTE] = here.sum(axis=1)
-            moved[:, _PERMUTE] = (here * settled).sum(axis=1)
-            seconds[:, _PERMUTE] = moved[:, _PERMUTE] / ring.min() + (
-                count[:, _PERMUTE] * latency.max()
-            )
+            here = permuted[:, t.slot_class[t.value_slot]]
+            ring = self.links.bandwidth_bytes_per_s
+            once = settled / ring.min() + latency.max()
+            add(_PERMUTE, here, once, settled, once_each)
         return seconds, count, moved, differs
+
+    def _shrink(self, whole: Floats, where: Bools) -> Floats:
+        """Seconds to reduce-scatter ``whole`` bytes over the axes in ``where``: ``[S, X]``.
+
+        Innermost axes go first, so that the outer ones, which may leave a node, carry the least.
+        On a torus every axis has links of its own: the data is split, and each part starts on
+        another axis.
+        """
+        ring, latency = self.links.bandwidth_bytes_per_s, self.links.latency_s
+        total = np.zeros_like(whole)
+        waits = np.zeros_like(whole)
+        left = whole
+        for axis in reversed(range(len(self._sizes))):
+            n, here = self._sizes[axis], where[:, :, axis]
+            total += here * (left * ((n - 1) / n / ring[axis]))
+            waits += here * (latency[axis] * (n - 1))
+            left = np.where(here, left / n, left)
+        if self.links.parallel_axes:
+            total /= np.maximum(where.sum(axis=2), 1)
+        return np.asarray(total + waits)
 
     def _timeline_peak(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
         """Bytes of temporaries at the worst program point."""

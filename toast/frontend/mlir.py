@@ -219,6 +219,23 @@ def _remap(operation: Any, mapping: dict[Any, Any]) -> None:
                 _remap(inner.operation, mapping)
 
 
+#: Ops that may do something besides defining their results.
+_EFFECTS = frozenset({
+    "stablehlo.custom_call", "stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send",
+    "stablehlo.recv", "stablehlo.while", "stablehlo.case", "stablehlo.if", "func.return",
+})  # fmt: skip
+
+
+def drop_dead_ops(function: Any) -> None:
+    """Erase ops whose results nobody uses: XLA never runs them, so they must not be priced."""
+    for op in reversed(list(function.operation.regions[0].blocks[0].operations)):
+        operation = op.operation
+        if operation.name.startswith("sdy.") or operation.name in _EFFECTS:
+            continue
+        if not any(True for result in operation.results for _ in result.uses):
+            operation.erase()
+
+
 # -- reading ops ---------------------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ def from_module(
     with module.context:
         mlir.inline_calls(module, origin)
         function = mlir.main_function(module, origin)
+        mlir.drop_dead_ops(function)
         return _read_function(module, function, name, origin, calling)
 
 

@@ -24,6 +24,8 @@ class Links:
     all_to_all_bandwidth_bytes_per_s: Floats
     #: ``[axes]`` seconds of one step.
     latency_s: Floats
+    #: Whether a collective over several axes uses the links of all of them at once.
+    parallel_axes: bool
 
 
 def axis_links(hardware: Hardware, mesh: Mesh) -> Links:
@@ -31,7 +33,7 @@ def axis_links(hardware: Hardware, mesh: Mesh) -> Links:
     link = hardware.interconnect
     rows = _torus(link, mesh) if link.topology == "torus" else _switch(link, mesh)
     table = np.array(rows, dtype=np.float64).reshape(-1, 3)
-    return Links(table[:, 0], table[:, 1], table[:, 2])
+    return Links(table[:, 0], table[:, 1], table[:, 2], link.topology == "torus")
 
 
 def _torus(link: Interconnect, mesh: Mesh) -> list[tuple[float, float, float]]:

@@ -29,12 +29,14 @@ class Settings:
     #: Longest trajectory (4.2).
     depth: int = 30
     #: Trajectories per round; the search ends after a round without improvement (4.1).
-    round_size: int = 24
+    round_size: int = 64
     rounds: int = 40
     #: Rounds without improvement that end the search.
     patience: int = 2
-    #: UCT's weight of exploration, in units of cost.
-    exploration: float = 0.1
+    #: UCT's weight of exploration, in units of the logarithm of the cost.
+    exploration: float = 2.0
+    #: Best trajectories that local search finishes.
+    finalists: int = 16
     #: Cost of an action, so that shorter trajectories are preferred (4.1).
     action_cost: float = 1e-3
     #: Seconds after which no new trajectory begins; ``None`` for no limit.
@@ -98,7 +100,9 @@ class Search:
         self._random = np.random.default_rng(self._settings.seed)
         self._nodes: dict[bytes, _Node] = {}
         self._cost: dict[bytes, float] = {}
+        self._fits: dict[bytes, bool] = {}
         self._best: tuple[float, tuple[Action, ...]] = (np.inf, ())
+        self._finalists: dict[bytes, tuple[float, tuple[Action, ...]]] = {}
         self._smallest_peak = np.inf
 
     def smallest_peak(self) -> float:
@@ -111,7 +115,7 @@ class Search:
         settings = self._settings
         initial = self._space.initial
         self._price([initial])
-        self._offer(self._cost[initial.tobytes()], ())
+        self._offer(initial.tobytes(), ())
         rounds: list[Round] = []
         stale = 0
         out_of_time = False
@@ -124,13 +128,16 @@ class Search:
                     break
                 self._trajectory(initial)
             elapsed = time.perf_counter() - begin
-            rounds.append(Round(number, len(self._cost), self._best[0], elapsed))
+            best = self._cost[self._replay(self._best[1]).tobytes()]
+            rounds.append(Round(number, len(self._cost), best, elapsed))
             if self._progress:
                 self._progress(rounds[-1])
             stale = 0 if self._best[0] < before - 1e-9 else stale + 1
             if out_of_time or stale >= settings.patience:
                 break
-        actions = self._polish(self._best[1], begin)
+        ranked = sorted(self._finalists.values(), key=lambda entry: entry[0])
+        polished = [self._polish(actions, begin) for _, actions in ranked[: settings.finalists]]
+        actions = min(polished, key=self._rank_of)
         state = self._replay(actions)
         return Found(
             actions=actions,
@@ -155,9 +162,9 @@ class Search:
             if choice == len(node.actions):
                 break
             actions = (*actions, node.actions[choice])
-            self._offer(self._length_cost(float(node.costs[choice]), len(actions)), actions)
+            self._offer(node.keys[choice], actions)
             node = self._node(np.frombuffer(node.keys[choice], np.int8).reshape(state.shape))
-        reward = -self._length_cost(self._cost[node.state.tobytes()], len(actions))
+        reward = self._reward(self._cost[node.state.tobytes()], len(actions))
         for visited, choice in path:
             visited.visits[choice] += 1
             visited.total += 1
@@ -182,7 +189,7 @@ class Search:
             node.keys = [after.tobytes() for _, after in children]
             node.costs = np.array([self._cost[k] for k in node.keys], dtype=np.float64)
             stop = self._cost[key]
-            node.value = -np.append(node.costs, stop)
+            node.value = -np.log(np.append(node.costs, stop))
             node.visits = np.zeros(len(node.value))
         return node
 
@@ -195,14 +202,30 @@ class Search:
             prices: Prices = self._model.price(np.stack([fresh[key] for key in part]))
             costs = self._model.cost(prices, self._memory)
             self._cost.update(zip(part, costs.tolist(), strict=True))
+            fits = prices.peak_bytes <= self._memory
+            self._fits.update(zip(part, fits.tolist(), strict=True))
             self._smallest_peak = min(self._smallest_peak, float(prices.peak_bytes.min()))
+
+    def _reward(self, cost: float, length: int) -> float:
+        """Rewards are logarithmic: halving the cost counts alike wherever it happens."""
+        return -float(np.log(self._length_cost(cost, length)))
 
     def _length_cost(self, cost: float, length: int) -> float:
         return cost + self._settings.action_cost * length
 
-    def _offer(self, cost: float, actions: tuple[Action, ...]) -> None:
-        if cost < self._best[0] - 1e-12:
-            self._best = (cost, actions)
+    def _rank(self, key: bytes, length: int) -> float:
+        """What the best plan minimises: its cost, but any plan that fits before any that does not."""
+        return self._length_cost(self._cost[key], length) + (0.0 if self._fits[key] else 1e3)
+
+    def _rank_of(self, actions: tuple[Action, ...]) -> float:
+        return self._rank(self._replay(actions).tobytes(), len(actions))
+
+    def _offer(self, key: bytes, actions: tuple[Action, ...]) -> None:
+        rank = self._rank(key, len(actions))
+        if rank < self._best[0] - 1e-12:
+            self._best = (rank, actions)
+        if rank < self._finalists.get(key, (np.inf, ()))[0]:
+            self._finalists[key] = (rank, actions)
 
     # -- finishing ---------------------------------------------------------------------------
 
@@ -215,8 +238,7 @@ class Search:
     def _polish(self, actions: tuple[Action, ...], begin: float) -> tuple[Action, ...]:
         """Local search on the best trajectory: drop, replace, insert or swap single actions."""
         best = actions
-        self._price([self._replay(best)])
-        best_cost = self._length_cost(self._cost[self._replay(best).tobytes()], len(best))
+        best_rank = self._rank_of(best)
         budget = self._settings.budget
         improved = True
         while improved:
@@ -226,13 +248,12 @@ class Search:
                     return best
                 states = [self._replay(variant) for variant in variants]
                 self._price(states)
-                costs = [
-                    self._length_cost(self._cost[s.tobytes()], len(v))
-                    for s, v in zip(states, variants, strict=True)
+                ranks = [
+                    self._rank(s.tobytes(), len(v)) for s, v in zip(states, variants, strict=True)
                 ]
-                if costs and min(costs) < best_cost - 1e-9:
-                    index = int(np.argmin(costs))
-                    best, best_cost, improved = variants[index], costs[index], True
+                if ranks and min(ranks) < best_rank - 1e-9:
+                    index = int(np.argmin(ranks))
+                    best, best_rank, improved = variants[index], ranks[index], True
                     break
         return best
 

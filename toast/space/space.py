@@ -72,8 +72,14 @@ class Space:
     """All states and actions of an analysed program on a mesh."""
 
     def __init__(
-        self, analysis: Analysis, mesh: Mesh, *, min_dimensions: int = MIN_DIMENSIONS
+        self,
+        analysis: Analysis,
+        mesh: Mesh,
+        *,
+        min_dimensions: int = MIN_DIMENSIONS,
+        collapse: bool = True,
     ) -> None:
+        """Prepare the space; ``collapse=False`` gives every op a class of its own (for tests)."""
         self.analysis = analysis
         self.mesh = mesh
         self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
@@ -81,9 +87,15 @@ class Space:
         names = analysis.names
         self._group_of_name: Ints = group_of_color[analysis.color]
         wanted = _requirements(analysis)
-        behaviour = _behaviours(self._group_of_name, wanted, names.shardable)
-        self.classes = _classes(analysis, behaviour)
-        self._targets = self._action_targets(wanted, min_dimensions)
+        # Names that no action touches behave alike, whatever their color.
+        active = np.array([
+            group.dimensions >= min_dimensions and self._divides(names.divisor[self.names_of(g)])
+            for g, group in enumerate(self.color_groups)
+        ])  # fmt: skip
+        touched = names.shardable & active[self._group_of_name]
+        behaviour = _behaviours(self._group_of_name, wanted, touched)
+        self.classes = _classes(analysis, behaviour, collapse)
+        self._targets = self._action_targets(wanted, np.flatnonzero(active))
         self.actions: tuple[Action, ...] = tuple(self._targets)
 
     # -- states ------------------------------------------------------------------------------
@@ -139,15 +151,13 @@ class Space:
         return self._group_of_name[name]
 
     def _action_targets(
-        self, wanted: dict[int, frozenset[tuple[int, int]]], min_dimensions: int
+        self, wanted: dict[int, frozenset[tuple[int, int]]], active: Ints
     ) -> dict[Action, list[tuple[Ints, Ints]]]:
         """For each action, (classes, factors) it tries to shard, in layers of priority."""
         targets: dict[Action, list[tuple[Ints, Ints]]] = {}
         names = self.analysis.names
-        for number, group in enumerate(self.color_groups):
-            members = self.names_of(number)
-            if group.dimensions < min_dimensions or not len(members):
-                continue
+        for number in active.tolist():
+            group, members = self.color_groups[number], self.names_of(number)
             divisors = names.divisor[members]
             for bits in _resolution_orders(len(group.bits)):
                 picked = dict(zip(group.bits, bits, strict=True))
@@ -160,6 +170,11 @@ class Space:
                     if size > 1 and (divisors % size == 0).any():
                         targets[Action(number, bits, axis)] = layers
         return targets
+
+    def _divides(self, divisors: Ints) -> bool:
+        """Whether some axis of more than one device divides some of the divisors."""
+        sizes = self.axis_sizes[self.axis_sizes > 1]
+        return bool((divisors[:, None] % sizes == 0).any())
 
     def _layers(self, members: Ints) -> list[tuple[Ints, Ints]]:
         """Names as (class, factor) pairs, without duplicates; layer i holds each op's i-th."""
@@ -241,7 +256,7 @@ def _behaviours(
     return np.where(shardable, group_of_name * len(kinds) + need + 1, 0)
 
 
-def _classes(analysis: Analysis, behaviour: Ints) -> Classes:
+def _classes(analysis: Analysis, behaviour: Ints, collapse: bool) -> Classes:
     names = analysis.names
     widest = max(1, int(np.diff(names.first_name).max(initial=1)))
     rows = np.full((len(names.signature), widest), -1, dtype=np.int64)
@@ -249,7 +264,8 @@ def _classes(analysis: Analysis, behaviour: Ints) -> Classes:
     rows[names.name_op, factor] = behaviour
     divisor = np.ones_like(rows)
     divisor[names.name_op, factor] = np.where(names.shardable, names.divisor, 1)
-    key = np.concatenate([names.signature[:, None], rows], axis=1)
+    kind = names.signature if collapse else np.arange(len(names.signature))
+    key = np.concatenate([kind[:, None], rows], axis=1)
     _, first, of_op, count = np.unique(
         key, axis=0, return_index=True, return_inverse=True, return_counts=True
     )

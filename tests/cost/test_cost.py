@@ -1,0 +1,144 @@
+"""Prices against numbers worked out by hand, and laws that any price must obey."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from tests.helpers import action, analyzed, f32, mlp, model_of
+from toast.cost import COLLECTIVES, CostModel
+from toast.hardware import axis_links, load
+from toast.space import States
+
+
+def apply(model: CostModel, *actions: object) -> States:
+    state = model.space.initial
+    for chosen in actions:
+        state = model.space.apply(state, chosen)  # type: ignore[arg-type]
+    return state
+
+
+def collectives(model: CostModel, state: States) -> dict[str, tuple[int, float]]:
+    prices = model.price(state[None])
+    return {
+        kind: (int(prices.collective_count[0, k]), float(prices.collective_bytes[0, k]))
+        for k, kind in enumerate(COLLECTIVES)
+        if prices.collective_count[0, k]
+    }
+
+
+@pytest.fixture(scope="module")
+def figure_2() -> CostModel:
+    analysis = toast.analyze(mlp, f32(256, 32), f32(32, 64), f32(64, 16))
+    return model_of(analysis, "b=4,m=2")
+
+
+def test_batch_partitioning_needs_no_communication(figure_2: CostModel) -> None:
+    """Figure 2b."""
+    state = apply(figure_2, action(figure_2.space, "x", 0, "b"))
+    assert collectives(figure_2, state) == {}
+    # x and the result by 4; weights whole.
+    assert figure_2.price(state[None]).argument_bytes[0] == 4 * (256 * 32 / 4 + 32 * 64 + 64 * 16)
+
+
+def test_megatron_ends_in_one_all_reduce(figure_2: CostModel) -> None:
+    """Figure 2c: the all-reduce is of w : [256{b}, 16]."""
+    space = figure_2.space
+    state = apply(figure_2, action(space, "x", 0, "b"), action(space, "w1", 1, "m"))
+    assert collectives(figure_2, state) == {"all_reduce": (1, 4 * 256 / 4 * 16)}
+
+
+def test_all_reduce_time_is_that_of_a_ring(figure_2: CostModel) -> None:
+    space = figure_2.space
+    state = apply(figure_2, action(space, "w1", 1, "m"))
+    links = axis_links(load("tpu-v5e"), space.mesh)
+    whole = 4 * 256 * 16
+    expected = 2 * (whole * (1 / 2) / links.bandwidth_bytes_per_s[1] + links.latency_s[1])
+    spent = figure_2.price(state[None]).collective_seconds.sum()
+    np.testing.assert_allclose(spent, expected)
+
+
+def test_fully_sharded_weights_are_gathered_where_used(figure_2: CostModel) -> None:
+    space = figure_2.space
+    state = apply(figure_2, action(space, "x", 0, "b"), action(space, "w1", 1, "b"))
+    assert collectives(figure_2, state) == {"all_gather": (2, 4 * (32 * 64 + 64 * 16))}
+
+
+def test_gradients_of_sharded_weights_are_reduce_scattered() -> None:
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return w - 0.1 * jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+
+    analysis = toast.analyze(step, f32(64, 32), f32(256, 64), donate=(0,))
+    model = model_of(analysis, "d=4", min_dimensions=0)
+    space = model.space
+    state = apply(model, action(space, "x", 0, "d"), action(space, "w", 1, "d"))
+    found = collectives(model, state)
+    assert found["reduce_scatter"] == (1, 4 * 64 * 32 / 4)
+    assert found["all_gather"] == (1, 4 * 64 * 32)
+    assert "all_reduce" not in found
+
+
+def test_conflicting_dimensions_exchange_by_all_to_all() -> None:
+    """Two resolutions of one conflict on either side of a def-use edge."""
+    analysis = toast.analyze(lambda x: jnp.tanh(x @ x.T) @ x, f32(128, 32))
+    model = model_of(analysis, "s=4", min_dimensions=0)
+    states = [
+        apply(model, action(model.space, "x", 0, "s", bit)) for bit in (0, 1)
+    ]
+    kinds = [collectives(model, state) for state in states]
+    # One side gathers x for the second product, the other reduces its partial sums.
+    assert any("reduce_scatter" in k or "all_reduce" in k for k in kinds)
+    assert kinds[0] != kinds[1]
+
+
+def test_two_uses_share_one_gathered_copy() -> None:
+    def twice(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
+        return x @ w + y @ w
+
+    analysis = toast.analyze(twice, f32(256, 64), f32(256, 64), f32(64, 64))
+    model = model_of(analysis, "d=4", min_dimensions=0)
+    state = apply(
+        model, action(model.space, "x", 0, "d"), action(model.space, "w", 1, "d")
+    )
+    assert collectives(model, state)["all_gather"][0] == 1
+
+
+def test_donated_results_cost_no_memory() -> None:
+    def step(w: jax.Array) -> jax.Array:
+        return w * 2.0
+
+    kept = model_of(toast.analyze(step, f32(1024, 1024)), "d=4")
+    donated = model_of(toast.analyze(step, f32(1024, 1024), donate=(0,)), "d=4")
+    assert donated.initial_peak == 4 * 1024 * 1024
+    assert kept.initial_peak == 2 * donated.initial_peak
+
+
+def test_fused_values_do_not_exist() -> None:
+    def chain(x: jax.Array) -> jax.Array:
+        for _ in range(5):
+            x = x * 2.0 + 1.0
+        return x
+
+    model = model_of(toast.analyze(chain, f32(1024, 1024)), "d=4")
+    assert model.initial_peak == 2 * 4 * 1024 * 1024
+
+
+def test_batches_price_like_single_states() -> None:
+    model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
+    states = np.stack([after for _, after in model.space.available(model.space.initial)])
+    together = model.price(states)
+    for index, state in enumerate(states):
+        alone = model.price(state[None])
+        np.testing.assert_allclose(together.seconds[index], alone.seconds[0])
+        np.testing.assert_allclose(together.peak_bytes[index], alone.peak_bytes[0])
+
+
+def test_cost_is_relative_and_penalises_memory() -> None:
+    """C(s) = RT(s) + MP(s) of section 4.5."""
+    model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
+    prices = model.price(model.space.initial[None])
+    assert model.cost(prices, 2 * model.initial_peak)[0] == 1.0
+    assert model.cost(prices, model.initial_peak / 2)[0] == pytest.approx(1.0 + 10.0 * 0.5)

@@ -1,0 +1,44 @@
+"""Programs that several test modules use."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+import toast
+from toast.cost import CostModel
+from toast.hardware import Mesh, load
+from toast.models import build
+from toast.space import Action, Space
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+    return jax.nn.relu(x @ w1) @ w2
+
+
+@functools.cache
+def analyzed(name: str, **options: int) -> toast.Analysis:
+    """The analysis of a zoo model, made once."""
+    return toast.analyze(build(name, **options))
+
+
+def model_of(
+    analysis: toast.Analysis, mesh: str, hardware: str = "tpu-v5e", **options: bool | int
+) -> CostModel:
+    space = Space(analysis, Mesh.parse(mesh), **options)  # type: ignore[arg-type]
+    return CostModel(space, load(hardware))
+
+
+def action(space: Space, argument: str, d: int, axis: str, resolution: int = 0) -> Action:
+    """The action on the color of an argument's dimension."""
+    program, names = space.analysis.program, space.analysis.names
+    value = program.argument_values[program.arguments.index(argument)]
+    group = int(space.color_group_of(int(names.def_name[names.value_dim[value] + d])))
+    bits = (resolution,) * len(space.color_groups[group].bits)
+    return Action(group, bits, space.mesh.names.index(axis))
