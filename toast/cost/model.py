@@ -101,11 +101,23 @@ class CostModel:
                 low = np.minimum.reduceat(used, t.use_first, axis=1)
                 high = np.maximum.reduceat(used, t.use_first, axis=1)
                 wanted[:, t.used_value] = np.where(low == high, low, NONE)
-            settled = np.where(partial, wanted, defined)
+            settled = self._scattered(defined, np.where(partial, wanted, NONE))
         shared = np.zeros(used.shape[:2], dtype=bool)
         for later, earlier in t.pairs:
             shared[:, later] |= (used[:, later] == used[:, earlier]).all(axis=2)
         return Layout(held, defined, settled, used, partial, shared)
+
+    def _scattered(self, defined: Dims, wanted: Dims) -> Dims:
+        """``defined`` with partial sums scattered where wanted, if the dimension has room."""
+        settled = np.where(wanted >= 0, wanted, defined)
+        for axis in range(len(self._sizes)):
+            here = settled[:, :, axis]
+            shards = np.where(settled == here[:, :, None], self._sizes, 1.0).prod(axis=2)
+            place = np.broadcast_to(np.maximum(here, 0)[:, :, None], (*here.shape, 1))
+            sizes = np.take_along_axis(self.tables.value_sizes[None], place.astype(np.intp), 2)
+            full = (wanted[:, :, axis] >= 0) & (sizes[:, :, 0] % shards != 0)
+            settled[:, :, axis] = np.where(full, defined[:, :, axis], here)
+        return settled
 
     def _slot_dims(self, held: npt.NDArray[np.intp], slots: npt.NDArray[np.int64]) -> Dims:
         table = self.tables.slot_dim

@@ -45,6 +45,7 @@ class Tables:
     value_slot: Ints  # [C] slot that defines it
     value_count: Ints  # [C]
     value_bytes: Floats  # [C] unsharded bytes
+    value_sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     value_written: Bools  # [C] its definition is a memory-bound kernel that writes it
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
     # Use classes, those of one value class next to each other.
@@ -130,6 +131,7 @@ def build(space: Space) -> Tables:
         value_slot=value_slot[representative],
         value_count=grouped.count,
         value_bytes=value_bytes[representative],
+        value_sizes=_sizes(program, representative),
         value_written=written,
         reduces=reduces[op_class_of_value],
         use_value=grouped.use_value,
@@ -146,6 +148,12 @@ def build(space: Space) -> Tables:
         use_class=grouped.of_use,
         live=live,
     )
+
+
+def _sizes(program: Program, values: Ints) -> Ints:
+    shapes = [program.values[v].type.shape for v in values.tolist()]
+    widest = max((len(shape) for shape in shapes), default=0)
+    return np.array([(*s, *(1,) * (max(widest, 1) - len(s))) for s in shapes], dtype=np.int64)
 
 
 def start_ops(program: Program) -> Ints:

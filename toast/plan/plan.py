@@ -197,7 +197,8 @@ class Plan:
 
     def annotated(self) -> str:
         """StableHLO text with the plan as Shardy annotations."""
-        return str(apply.annotate(self.analysis.program, self.shardings))
+        module = apply.annotate(self.analysis.program, self.shardings)
+        return str(module.operation.get_asm(enable_debug_info=True))
 
     def verify(self, *, seed: int = 0) -> Verification:
         """Run the program sharded and unsharded on small random inputs and compare outputs."""

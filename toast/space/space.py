@@ -29,8 +29,10 @@ States = npt.NDArray[np.int8]
 #: No factor holds the axis.
 NONE = -1
 
-#: Colors that touch fewer dimensions get no action (4.2).
+#: Colors that touch fewer dimensions get no action (4.2).  In programs of a few ops every color
+#: matters, so the limit grows to this with the program: one in fifty of its dimensions.
 MIN_DIMENSIONS = 10
+_PROGRAM_SHARE = 50
 
 #: Resolution groups of one color that are enumerated; further ones stay at resolution 0.
 MAX_BITS = 4
@@ -76,15 +78,22 @@ class Space:
         analysis: Analysis,
         mesh: Mesh,
         *,
-        min_dimensions: int = MIN_DIMENSIONS,
+        min_dimensions: int | None = None,
         collapse: bool = True,
     ) -> None:
-        """Prepare the space; ``collapse=False`` gives every op a class of its own (for tests)."""
+        """Prepare the space.
+
+        ``min_dimensions`` overrides the pruning of small colors; ``collapse=False`` gives every
+        op a class of its own, which tests compare with.
+        """
         self.analysis = analysis
         self.mesh = mesh
         self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
         group_of_color, self.color_groups = _color_groups(analysis)
         names = analysis.names
+        if min_dimensions is None:
+            annotated = len(names.def_name) + len(names.use_name)
+            min_dimensions = min(MIN_DIMENSIONS, 1 + annotated // _PROGRAM_SHARE)
         self._group_of_name: Ints = group_of_color[analysis.color]
         wanted = _requirements(analysis)
         # Names that no action touches behave alike, whatever their color.
