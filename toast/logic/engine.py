@@ -139,6 +139,7 @@ def parse(path: pathlib.Path, error: type[ToastError]) -> list[Any]:
     statements: list[Any] = []
     if not path.is_file():
         raise error(f"{path}: no such file; check the path")
+    _refuse_includes(path, error)
     try:
         ast.parse_files(
             [str(path)], statements.append, logger=lambda _code, text: messages.append(text)
@@ -146,6 +147,23 @@ def parse(path: pathlib.Path, error: type[ToastError]) -> list[Any]:
     except RuntimeError as failure:
         raise error(f"{_one_line(messages) or failure}; correct the syntax") from None
     return statements
+
+
+#: Comments and strings, then the one directive that clingo's parser obeys while parsing.
+_TOKENS = re.compile(r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"|(?P<include>#include)', re.DOTALL)
+
+
+def _refuse_includes(path: pathlib.Path, error: type[ToastError]) -> None:
+    """Refuse ``#include`` before parsing: the parser itself would open the other file."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as failure:
+        reason = getattr(failure, "strerror", None) or "not text"
+        raise error(f"{path}: cannot read: {reason}; check the path") from None
+    for found in _TOKENS.finditer(text):
+        if found.group("include"):
+            line = text.count("\n", 0, found.start()) + 1
+            raise error(f"{path}:{line}: #include is not allowed: pass each file by name")
 
 
 def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...]]]:
@@ -161,7 +179,8 @@ def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...
             continue
         where = f"{path}:{statement.location.begin.line}"
         if statement.ast_type is not ast.ASTType.Rule or len(statement.body):
-            raise FactError(f"{where}: not a fact: {statement}; a fact base holds facts only")
+            shown = str(statement).splitlines()[0]
+            raise FactError(f"{where}: not a fact: {shown}; a fact base holds facts only")
         try:
             symbol = clingo.parse_term(str(statement.head))
         except RuntimeError:
@@ -189,7 +208,7 @@ def check_rules(path: str | pathlib.Path) -> None:
         _check_statement(path, statement, known)
 
 
-_CODE = {"Script": "#script", "Include": "#include", "External": "#external"}
+_CODE = {"Script": "#script", "External": "#external"}
 
 
 def _check_statement(path: pathlib.Path, statement: Any, known: set[Predicate]) -> None:

@@ -1,0 +1,160 @@
+"""JAX functions and StableHLO files become the same programs."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.helpers import f32, mlp
+from toast import api
+from toast.errors import TargetError
+from toast.frontend import Program, mlir
+from toast.models import build
+
+SHAPES = (f32(256, 32), f32(32, 64), f32(64, 16))
+
+
+def kinds(program: Program) -> list[str]:
+    return [program.kind(op) for op in range(len(program.ops))]
+
+
+def test_arguments_are_named_by_their_paths() -> None:
+    def f(params: dict[str, list[jax.Array]], x: jax.Array, *, scale: jax.Array) -> jax.Array:
+        return x @ params["layers"][1] * scale + params["layers"][0].sum()
+
+    program = api.program_of(
+        f, {"layers": [f32(4), f32(8, 8)]}, f32(2, 8), scale=jax.ShapeDtypeStruct((), jnp.float32)
+    )
+    assert program.arguments == ("params['layers'][0]", "params['layers'][1]", "x", "scale")
+    assert program.results == ("result",)
+
+
+def test_unused_arguments_stay() -> None:
+    program = api.program_of(lambda x, y: x + 1.0, f32(4), f32(8))
+    assert program.arguments == ("x", "y")
+
+
+def test_concrete_arrays_and_abstract_ones_give_one_program() -> None:
+    one = api.program_of(mlp, *SHAPES)
+    other = api.program_of(mlp, *(jnp.ones(s.shape) for s in SHAPES))
+    assert one.ops == other.ops
+    assert one.signatures == other.signatures
+
+
+def test_calls_are_inlined_per_call_site() -> None:
+    @jax.jit
+    def inner(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x) * 2.0
+
+    def f(x: jax.Array) -> jax.Array:
+        return inner(inner(x)) + inner(x * 3.0)
+
+    program = api.program_of(f, f32(4, 4))
+    assert kinds(program).count("tanh") == 3
+    assert "func_call" not in kinds(program)
+
+
+def test_ops_keep_their_source_lines() -> None:
+    program = api.program_of(mlp, *SHAPES)
+    (first, _) = [op for op, kind in enumerate(kinds(program)) if kind == "dot_general"]
+    location = program.location(first)
+    assert location.file.endswith("helpers.py")
+    assert location.function == "mlp"
+    assert location.path.endswith("dot_general")
+    assert f"helpers.py:{location.line}" in program.describe(first)
+
+
+def test_donated_arguments_alias_results() -> None:
+    program = api.program_of(
+        lambda a, b: (b * 2.0, a + 1.0), f32(8, 8), f32(4), donate=(0,)
+    )
+    assert program.aliases == (-1, 0)
+    assert program.donated == {0}
+
+
+def test_dead_ops_are_dropped() -> None:
+    def f(x: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: jnp.sum(jnp.exp(x) ** 2))(x)
+
+    program = api.program_of(f, f32(64))
+    assert "reduce" not in kinds(program)
+
+
+@pytest.mark.parametrize("form", ["text", "locations", "bytecode", "portable"])
+def test_files_in_every_form(form: str, tmp_path: pathlib.Path) -> None:
+    lowered = jax.jit(mlp).lower(*SHAPES)
+    module = lowered.compiler_ir()
+    path = tmp_path / "mlp.mlir"
+    if form == "text":
+        path.write_text(lowered.as_text())
+    elif form == "locations":
+        path.write_text(lowered.as_text(debug_info=True))
+    elif form == "bytecode":
+        path.write_bytes(mlir.bytecode(module))
+    else:
+        path.write_bytes(mlir.portable_artifact(module))
+    program = api.program_of(path)
+    assert program.ops == api.program_of(mlp, *SHAPES).ops
+    named = form != "text"
+    assert program.arguments == (("x", "w1", "w2") if named else ("arg0", "arg1", "arg2"))
+
+
+def test_exported_functions_can_be_planned(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "exported.mlir"
+    path.write_bytes(jax.export.export(jax.jit(mlp))(*SHAPES).mlir_module_serialized)
+    assert "dot_general" in kinds(api.program_of(path))
+
+
+def test_reduction_combiners_are_recognised() -> None:
+    program = api.program_of(lambda x: (x.sum(0), x.max(0), x.argmax(0)), f32(8, 8))
+    found = {s.attribute("combiner") for s in program.signatures if s.kind == "reduce"}
+    assert found == {"add", "maximum", "other"}
+
+
+def test_zoo_models_lower() -> None:
+    for name in ("mlp", "attention", "t2b-tiny"):
+        assert api.program_of(build(name)).ops
+    shapes = build("t2b").arguments[0]
+    assert sum(s.size for s in jax.tree.leaves(shapes)) == 2_506_434_560  # Gemma 2B
+
+
+BAD = {
+    "nothing.mlir": (None, r"nothing.mlir: cannot read: No such file or directory"),
+    "empty.mlir": (b"", r"empty.mlir: .*public function"),
+    "prose.mlir": (b"hello there", r"prose.mlir:1:1: not StableHLO"),
+    "cut.mlir": (b"module {\n  func.func public @main(%a: tensor<4xf32>) -> ", r"cut.mlir:2:\d+"),
+    "noise.mlir": (bytes(range(128, 256)), r"noise.mlir: not StableHLO"),
+    "cut_bytes.mlir": (b"ML\xefR\x06broken", r"cut_bytes.mlir: ?.*not StableHLO"),
+    "dynamic.mlir": (
+        b"func.func public @main(%a: tensor<?xf32>) -> tensor<?xf32> { return %a : tensor<?xf32> }",
+        r"dynamic.mlir: argument 0: dynamic shape tensor<\?xf32>",
+    ),
+    "recursive.mlir": (
+        b"func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
+        b" %0 = func.call @f(%a) : (tensor<4xf32>) -> tensor<4xf32>\n return %0 : tensor<4xf32> }\n"
+        b"func.func private @f(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
+        b" %0 = func.call @f(%a) : (tensor<4xf32>) -> tensor<4xf32>\n return %0 : tensor<4xf32> }",
+        r"recursive.mlir: function @f calls itself",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_named_with_the_reason(name: str, tmp_path: pathlib.Path) -> None:
+    data, message = BAD[name]
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(TargetError, match=message) as caught:
+        api.program_of(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_functions_that_do_not_trace() -> None:
+    def wrong(x: jax.Array, y: jax.Array) -> jax.Array:
+        return x @ y
+
+    with pytest.raises(TargetError, match=r"wrong: JAX cannot trace it: TypeError: dot_general"):
+        api.program_of(wrong, f32(4, 4), f32(5, 5))

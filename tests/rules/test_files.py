@@ -1,0 +1,95 @@
+"""Rule files: declared, documented, silent, and never code."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+import toast
+from tests.helpers import f32
+from toast.errors import RuleError
+from toast.logic import check_rules, schema, solve
+from toast.resources import directory
+
+RULES = [*sorted(directory("rules").glob("*.lp")), *sorted((directory("rules") / "ops").glob("*.lp"))]
+
+
+@pytest.mark.parametrize("path", RULES, ids=lambda p: p.stem)
+def test_shipped_rules_declare_all_they_use(path: pathlib.Path) -> None:
+    check_rules(path)
+    assert path.read_text().startswith("%%% "), "a rule file opens with its purpose"
+
+
+def test_every_declared_predicate_is_used() -> None:
+    text = "".join(path.read_text() for path in RULES)
+    for name, _ in schema():
+        assert f"{name}(" in text or name in ("dtype",), name
+
+
+BAD = {
+    "script": ("#script (python)\ndef main(c): pass\n#end.\n", r"r.lp:1: #script is not allowed"),
+    "external": ("rule(x).\nrank(1,@evil(2)).\n", r"r.lp:2: @evil is not allowed"),
+    "include": ('#include "/etc/passwd".\n', r"r.lp:1: #include is not allowed"),
+    "undeclared": ("rule(my_op).\nfacter(Op,0,T,0) :- tensor(Op,T,_).\n",
+                   r"r.lp:2: predicate facter/4 is not declared; did you mean factor\?"),
+    "arity": ("rule(my_op, 2).\n", r"r.lp:1: predicate rule/2 is not declared; did you mean rule/1\?"),
+    "syntax": ("rule(my_op)\nrule(other).\n", r"r.lp:2: syntax error"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_rule_files_are_refused_with_file_and_line(case: str, tmp_path: pathlib.Path) -> None:
+    text, message = BAD[case]
+    (tmp_path / "r.lp").write_text(text)
+    with pytest.raises(RuleError, match=message) as caught:
+        check_rules(tmp_path / "r.lp")
+    assert "\n" not in str(caught.value)
+
+
+def test_unsafe_rules_are_refused_with_file_and_line(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "r.lp").write_text("rule(sort).\nfactor(Op,D,T,D) :- op(Op,sort).\n")
+    with pytest.raises(RuleError, match=r"r.lp:2: unsafe variables"):
+        toast.analyze(lambda x: x + 1.0, f32(8), rules=[tmp_path])
+
+
+def test_users_rules_add_an_op(tmp_path: pathlib.Path) -> None:
+    """Adding an op is adding one file."""
+    import jax.numpy as jnp
+
+    def f(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return jnp.sort(x, axis=1)
+
+    before = toast.analyze(f, f32(64, 32))
+    assert [before.program.kind(op) for op in before.without_rule] == ["sort"]
+    (tmp_path / "sort.lp").write_text(
+        "%%% sort: ij -> ij; the sorted dimension stays whole.\n"
+        "rule(sort).\n"
+        "factor(Op,D,T,D) :- op(Op,sort), tensor_dim(Op,T,D,_).\n"
+        "need_replication(Op,D) :- op(Op,sort), attribute(Op,dimension,D).\n"
+    )
+    after = toast.analyze(f, f32(64, 32), rules=[tmp_path / "sort.lp"])
+    assert after.without_rule == ()
+    assert len(set(after.color[after.names.def_name[:2]].tolist())) == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("factor(Op,0,T,D) :- op(Op,sort), tensor_dim(Op,T,D,_).", r"factor 0 maps dimensions of"),
+        ("factor(Op,D,T,D) :- op(Op,sort), tensor_dim(Op,T,D,_), D = 0.", r"dimension 1 of .* has no"),
+        ("factor(Op,(D;7),T,D) :- op(Op,sort), tensor_dim(Op,T,D,_).", r"two factors at position 0"),
+    ],
+)  # fmt: skip
+def test_rules_that_contradict_themselves(rule: str, message: str, tmp_path: pathlib.Path) -> None:
+    import jax.numpy as jnp
+
+    (tmp_path / "sort.lp").write_text(f"rule(sort).\n{rule}\n")
+    with pytest.raises(RuleError, match=message):
+        toast.analyze(lambda x: jnp.sort(x, axis=1), f32(64, 32), rules=[tmp_path])
+
+
+def test_solving_is_silent() -> None:
+    """Clingo has nothing to remark on the shipped rules."""
+    files = [directory("facts") / "schema.lp", *RULES]
+    assert solve(files, "", ("color/2",)) == {"color/2": []}
