@@ -462,3 +462,10 @@ def portable_artifact(module: ir.Module) -> bytes:
         stablehlo.StablehloCompatibilityRequirement.WEEK_4
     )
     return bytes(jax_extension.mlir.serialize_portable_artifact(module, version, True))
+
+
+def forget_shardings_of_ops(module: ir.Module) -> None:
+    """Keep the shardings of arguments and results only, for Shardy to propagate."""
+    for op in main_function(module, "module").operation.regions[0].blocks[0].operations:
+        if "sdy.sharding" in op.operation.attributes:
+            del op.operation.attributes["sdy.sharding"]

@@ -1,0 +1,103 @@
+"""What each stage of ``toast plan t2b`` costs, and how states compare with propagation.
+
+    python benchmarks/pipeline.py [--layers 18] [--mesh data=4,model=4] [--hardware tpu-v5e]
+
+Everything is measured in one process, so that the ratios mean something on any machine: states
+priced per second in batches, against one propagation of the same module by Shardy, which is what a
+search that propagates after every action pays per state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+import numpy as np
+
+import toast
+from toast import api
+from toast.apply import Shardings, annotate
+from toast.cost import CostModel
+from toast.facts import Relations
+from toast.frontend import mlir
+from toast.hardware import Mesh, load
+from toast.models import build
+from toast.space import Space
+
+
+def states_per_second(model: CostModel, batch: int, seconds: float = 2.0) -> float:
+    """Throughput of pricing in batches, over distinct states near the found plan."""
+    children = [after for _, after in model.space.available(model.space.initial)]
+    grandchildren = [g for c in children for _, g in model.space.available(c)]
+    states = np.stack((children + grandchildren)[: max(batch, 256)])
+    priced, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        for start in range(0, len(states), batch):
+            part = states[start : start + batch]
+            model.price(part)
+            priced += len(part)
+    return priced / (time.perf_counter() - begin)
+
+
+def propagation_seconds(plan: toast.Plan) -> float:
+    """One run of Shardy's propagation from the plan's argument shardings."""
+    program = plan.analysis.program
+    arguments = {v: plan.shardings.of(program, v) for v in program.argument_values}
+    bare = Shardings(plan.mesh, arguments, {}, plan.shardings.results)
+    module = annotate(program, bare)
+    mlir.forget_shardings_of_ops(module)
+    begin = time.perf_counter()
+    mlir.run_passes(module, "builtin.module(sdy-propagation-pipeline)")
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=18)
+    parser.add_argument("--mesh", default="data=4,model=4")
+    parser.add_argument("--hardware", default="tpu-v5e")
+    options = parser.parse_args()
+
+    begin = time.perf_counter()
+    program = api.program_of(build("t2b", layers=options.layers))
+    lowering = time.perf_counter() - begin
+    begin = time.perf_counter()
+    relations = Relations(program)
+    for name in ("op", "operand", "result", "value", "dim", "argument"):
+        getattr(relations, name)
+    facts = time.perf_counter() - begin
+    begin = time.perf_counter()
+    analysis = toast.analyze(program)
+    analyzing = time.perf_counter() - begin
+    begin = time.perf_counter()
+    plan = toast.plan(analysis, mesh=options.mesh, hardware=options.hardware)
+    planning = time.perf_counter() - begin
+
+    rows = [("lowering", lowering), ("facts as DataFrames", facts)]
+    rows += [(name, spent) for name, spent in analysis.seconds.items() if name != "lowering"]
+    rows += [(name, plan.seconds[name]) for name in ("decision space", "search")]
+    print(f"t2b, {options.layers} layers, mesh {options.mesh}, {options.hardware}")
+    print(f"{len(program.ops)} ops, {analysis.counts()['names']} names\n")
+    for name, spent in rows:
+        print(f"{name:28s} {spent:8.3f} s")
+    print(f"{'facts + rules + analysis':28s} {facts + analyzing:8.3f} s   (at most 3)")
+    print(f"{'whole plan, no lowering':28s} {analyzing + planning:8.3f} s   (at most 20)\n")
+
+    model = CostModel(Space(analysis, Mesh.parse(options.mesh)), load(options.hardware))
+    propagation = propagation_seconds(plan)
+    print(f"{'Shardy propagation':28s} {propagation:8.3f} s")
+    for batch in (1, 32, 64):
+        rate = states_per_second(model, batch)
+        print(
+            f"states priced, batches of {batch:<3d}{rate:10.0f} /s  "
+            f"{rate * propagation:8.0f} states per Shardy propagation"
+        )
+    rate = plan.states / plan.seconds["search"]
+    print(f"states in the search        {rate:10.0f} /s  ({plan.states} states)")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"{'peak RSS':28s} {peak:8.2f} GiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The command line: real output, clear errors, exit codes, files whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from toast.cli import app
+from toast.resources import directory
+
+FACTS = directory("facts")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_plan_prints_the_tables_and_writes_json(tmp_path: pathlib.Path) -> None:
+    target, annotated = tmp_path / "plan.json", tmp_path / "plan.mlir"
+    result = run(
+        "plan", "t2b", "--layers", 2, "--mesh", "data=4,model=4", "--hardware", "tpu-v5e",
+        "--json", target, "-o", annotated,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    for part in (
+        "Arguments, by group", "Actions, in order", "Predicted, per device",
+        "Collectives per step", "step time", "peak memory", "params['layers'][*]['gate']",
+        "all_gather", "Time:",
+    ):  # fmt: skip
+        assert part in result.stdout, part
+    data = json.loads(target.read_text())
+    assert data["fits"] is True
+    assert data["mesh"] == {"data": 4, "model": 4}
+    assert len(data["actions"]) >= 3
+    assert all(action["reason"] for action in data["actions"])
+    assert set(data["seconds"]) >= {"lowering", "rules", "names", "conflicts", "search"}
+    assert data["arguments"]["tokens"]["sharding"][0][:1] == ["data"]
+    assert "sdy.mesh" in annotated.read_text()
+    again = run("plan", annotated, "--mesh", "data=4")
+    assert again.exit_code == 0, again.output
+    assert "params['embedding']" in again.stdout
+
+
+def test_analyze_prints_counts(tmp_path: pathlib.Path) -> None:
+    target, base = tmp_path / "a.json", tmp_path / "a.lp"
+    result = run("analyze", FACTS / "attention.lp", "--json", target, "--facts", base)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"conflicts\s*│\s*5 ", result.stdout)
+    assert json.loads(target.read_text())["counts"]["compatibility_sets"] == 1
+    assert run("analyze", base).exit_code == 0
+
+
+def test_verify_compares_every_output() -> None:
+    result = run("verify", "mlp", "--mesh", "data=4,model=2")
+    assert result.exit_code == 0, result.output
+    assert "1 of 1 outputs equal" in result.stdout
+
+
+def test_functions_by_module_and_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "users_module.py").write_text(
+        "import jax.numpy as jnp\n"
+        "from toast.models import build\n"
+        "def f(x, w):\n    return jnp.tanh(x @ w)\n"
+        "def model():\n    return build('mlp')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    shapes = ("--arg", "bf16[4096,512]", "--arg", "bf16[512,512]")
+    result = run("plan", "users_module:f", "--mesh", "d=4", *shapes)
+    assert result.exit_code == 0, result.output
+    assert "bf16[4096,512]" in result.stdout
+    assert run("analyze", "users_module:model").exit_code == 0
+    for arguments, message in (
+        (("users_module:g",), "module users_module has no g"),
+        (("users_module:f",), "needs example arguments: pass --arg f32[8,4] once per argument"),
+        (("users_module:f", "--arg", "bf16[4096"), "--arg bf16[4096: not a shape"),
+        (("users_module:f", "--arg", "q7[4]"), "no element type q7"),
+        (("missing_module:f",), "cannot import missing_module"),
+    ):
+        failed = run("analyze", *arguments)
+        assert failed.exit_code == 2
+        assert message in failed.stderr
+
+
+def test_models_are_listed() -> None:
+    result = run("models")
+    assert result.exit_code == 0
+    assert "t2b" in result.stdout
+
+
+def test_ops_without_a_rule_are_named_and_the_analysis_goes_on(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "odd.mlir"
+    path.write_text(
+        "func.func public @main(%a: tensor<8x8xf32>) -> tensor<8x8xf32> {\n"
+        '  %0 = stablehlo.custom_call @mystery(%a) : (tensor<8x8xf32>) -> tensor<8x8xf32> loc("net.py":7:1)\n'
+        "  return %0 : tensor<8x8xf32>\n}\n"
+    )
+    result = run("analyze", path)
+    assert result.exit_code == 0, result.output
+    assert "no rule for custom_call f32[8,8] at net.py:7: its dimensions stay whole" in result.stderr
+
+
+T = ("t2b-tiny", "--mesh", "d=2")
+BAD = {
+    "mesh": (("plan", "mlp", "--mesh", "data4"), "mesh 'data4': 'data4' is not axis=size"),
+    "axis": (("plan", "mlp", "--mesh", "d=7"), "mesh axis d=7 divides no dimension of mlp"),
+    "large axis": (("plan", "mlp", "--mesh", "d=4096"), "divides no dimension of mlp (the largest has 256"),
+    "hardware": (("plan", *T, "--hardware", "h10"), "no hardware called h10; did you mean h100?"),
+    "model": (("plan", "t2c", "--mesh", "d=2"), "no model called t2c; did you mean t2b?"),
+    "file": (("plan", "none.mlir", "--mesh", "d=2"), "none.mlir: cannot read: No such file"),
+    "option": (("plan", "mlp", "--mesh", "d=2", "--layers", "3"), "model mlp has no option --layers"),
+    "size": (("plan", *T, "--layers", "0"), "--layers 0: must be at least 1"),
+    "memory": (("plan", *T, "--memory", "0.0001"), "the smallest peak found is"),
+    "negative memory": (("plan", *T, "--memory", "-1"), "must be positive"),
+    "rules": (("plan", *T, "--rules", "nowhere"), "nowhere: no such rule file or folder"),
+    "devices": (("verify", "mlp", "--mesh", "d=512"), "verify runs on at most 256 CPU devices"),
+    "json": (("plan", *T, "--json", "/nowhere/x.json"), "/nowhere/x.json: cannot write"),
+    "fact base": (("verify", FACTS / "mlp.lp", "--mesh", "d=2"), "mlp is a fact base"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(case: str) -> None:
+    arguments, message = BAD[case]
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("toast: ")
+    assert not result.stdout
+
+
+def test_nothing_is_written_when_a_stage_fails(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "plan.json"
+    assert run("plan", *T, "--memory", "0.0001", "--json", target).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["plan", "analyze", "verify", "models"])
+def test_help_names_every_option(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
