@@ -18,6 +18,7 @@ import rich.table
 import typer
 
 from toast.errors import ToastError
+from toast.units import size_text
 
 app = typer.Typer(
     help="The automatic partitioner for JAX: find, explain and run the best sharding.",
@@ -162,8 +163,8 @@ def plan(
     _console().print(report.plan_tables(made))
     if not made.fits:
         _warn([
-            f"the plan needs {report.gib(made.after.peak_bytes)} per device, more than the "
-            f"{report.gib(made.memory_bytes)} of {machine.name}; use a larger mesh"
+            f"the plan needs {size_text(made.after.peak_bytes)} per device, more than the "
+            f"{size_text(made.memory_bytes)} of {machine.name}; use a larger mesh"
         ])  # fmt: skip
 
 

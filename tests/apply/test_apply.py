@@ -128,9 +128,7 @@ def test_pytrees_keywords_and_donation() -> None:
 
     params = {"w": jnp.ones((32, 16)), "b": jnp.zeros((16,))}
     batch = (jnp.ones((64, 32)), jnp.ones((64, 16)))
-    plan = toast.plan(
-        step, params, batch=batch, donate=(0,), mesh="d=8", hardware="tpu-v5e"
-    )
+    plan = toast.plan(step, params, batch=batch, donate=(0,), mesh="d=8", hardware="tpu-v5e")
     assert list(plan.arguments) == ["params['b']", "params['w']", "batch[0]", "batch[1]"]
     expected, value = step(params, batch=batch)
     fresh = jax.tree.map(jnp.copy, params)

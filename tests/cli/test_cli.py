@@ -60,7 +60,9 @@ def test_verify_compares_every_output() -> None:
     assert "1 of 1 outputs equal" in result.stdout
 
 
-def test_functions_by_module_and_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_by_module_and_name(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "users_module.py").write_text(
         "import jax.numpy as jnp\n"
         "from toast.models import build\n"
@@ -100,7 +102,9 @@ def test_ops_without_a_rule_are_named_and_the_analysis_goes_on(tmp_path: pathlib
     )
     result = run("analyze", path)
     assert result.exit_code == 0, result.output
-    assert "no rule for custom_call f32[8,8] at net.py:7: its dimensions stay whole" in result.stderr
+    assert (
+        "no rule for custom_call f32[8,8] at net.py:7: its dimensions stay whole" in result.stderr
+    )
 
 
 T = ("t2b-tiny", "--mesh", "d=2")

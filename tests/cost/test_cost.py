@@ -85,9 +85,7 @@ def test_conflicting_dimensions_exchange_by_all_to_all() -> None:
     """Two resolutions of one conflict on either side of a def-use edge."""
     analysis = toast.analyze(lambda x: jnp.tanh(x @ x.T) @ x, f32(128, 32))
     model = model_of(analysis, "s=4", min_dimensions=0)
-    states = [
-        apply(model, action(model.space, "x", 0, "s", bit)) for bit in (0, 1)
-    ]
+    states = [apply(model, action(model.space, "x", 0, "s", bit)) for bit in (0, 1)]
     kinds = [collectives(model, state) for state in states]
     # One side gathers x for the second product, the other reduces its partial sums.
     assert any("reduce_scatter" in k or "all_reduce" in k for k in kinds)
@@ -100,9 +98,7 @@ def test_two_uses_share_one_gathered_copy() -> None:
 
     analysis = toast.analyze(twice, f32(256, 64), f32(256, 64), f32(64, 64))
     model = model_of(analysis, "d=4", min_dimensions=0)
-    state = apply(
-        model, action(model.space, "x", 0, "d"), action(model.space, "w", 1, "d")
-    )
+    state = apply(model, action(model.space, "x", 0, "d"), action(model.space, "w", 1, "d"))
     assert collectives(model, state)["all_gather"][0] == 1
 
 

@@ -85,5 +85,7 @@ def test_bad_bases_are_refused_with_file_and_line(case: str, tmp_path: pathlib.P
 
 
 def test_dimensions_beyond_32_bits_are_refused() -> None:
-    with pytest.raises(FactError, match=r"dimension 0 of f32\[3000000000\] has 3000000000 elements"):
+    with pytest.raises(
+        FactError, match=r"dimension 0 of f32\[3000000000\] has 3000000000 elements"
+    ):
         toast.analyze(lambda x: x + 1.0, f32(3_000_000_000))

@@ -68,9 +68,7 @@ def test_ops_keep_their_source_lines() -> None:
 
 
 def test_donated_arguments_alias_results() -> None:
-    program = api.program_of(
-        lambda a, b: (b * 2.0, a + 1.0), f32(8, 8), f32(4), donate=(0,)
-    )
+    program = api.program_of(lambda a, b: (b * 2.0, a + 1.0), f32(8, 8), f32(4), donate=(0,))
     assert program.aliases == (-1, 0)
     assert program.donated == {0}
 

@@ -29,7 +29,9 @@ def test_shipped_files_load_and_name_the_source_of_every_figure(name: str) -> No
 
 
 def test_the_paper_s_devices_are_there() -> None:
-    assert {"tpu-v3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "a100", "h100", "h200", "p100"} <= set(names())
+    assert {"tpu-v3", "tpu-v5e", "tpu-v5p", "tpu-v6e", "a100", "h100", "h200", "p100"} <= set(
+        names()
+    )
 
 
 def test_peaks_fall_back_to_float32() -> None:

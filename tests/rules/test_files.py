@@ -12,7 +12,10 @@ from toast.errors import RuleError
 from toast.logic import check_rules, schema, solve
 from toast.resources import directory
 
-RULES = [*sorted(directory("rules").glob("*.lp")), *sorted((directory("rules") / "ops").glob("*.lp"))]
+RULES = [
+    *sorted(directory("rules").glob("*.lp")),
+    *sorted((directory("rules") / "ops").glob("*.lp")),
+]
 
 
 @pytest.mark.parametrize("path", RULES, ids=lambda p: p.stem)
@@ -57,7 +60,7 @@ def test_users_rules_add_an_op(tmp_path: pathlib.Path) -> None:
     """Adding an op is adding one file."""
     import jax.numpy as jnp
 
-    def f(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def f(x):  # type: ignore[no-untyped-def]
         return jnp.sort(x, axis=1)
 
     before = toast.analyze(f, f32(64, 32))

@@ -54,9 +54,7 @@ def parse(text: str) -> tuple[Shape, Shape, dict[str, int], dict[str, set[str]]]
     def side(part: str) -> Shape:
         tensors = re.findall(r"\[([^\]]*)\]", part)
         return tuple(
-            tuple(
-                tuple(re.findall(r"[a-z](?:_\d+)?", dim)) for dim in tensor.split(", ") if dim
-            )
+            tuple(tuple(re.findall(r"[a-z](?:_\d+)?", dim)) for dim in tensor.split(", ") if dim)
             for tensor in tensors
         )
 
@@ -65,8 +63,7 @@ def parse(text: str) -> tuple[Shape, Shape, dict[str, int], dict[str, set[str]]]
         for name, size in (pair.split("=") for pair in (found[3] or "").split(", ") if pair)
     }
     kinds = {
-        kind: set(names.split(", "))
-        for kind, names in re.findall(r" (\w+)=\{([^}]*)\}", found[4])
+        kind: set(names.split(", ")) for kind, names in re.findall(r" (\w+)=\{([^}]*)\}", found[4])
     }
     return side(found[1]), side(found[2]), sizes, kinds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -140,7 +141,7 @@ def test_progress_is_told_of_every_round() -> None:
     rounds = [event for event in told if isinstance(event, Round)]
     assert "search" in told
     assert [r.number for r in rounds] == list(range(len(rounds)))
-    assert all(a.cost >= b.cost for a, b in zip(rounds, rounds[1:], strict=False))
+    assert all(a.cost >= b.cost for a, b in itertools.pairwise(rounds))
 
 
 def test_states_are_priced_once() -> None:

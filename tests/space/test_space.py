@@ -34,7 +34,10 @@ def test_batch_and_megatron_reach_every_op(mlp_analysis: toast.Analysis) -> None
     state = space.initial
     state = space.apply(state, action(space, "x", 0, "b"))
     state = space.apply(state, action(space, "w1", 1, "m"))
-    assert holders(space, state, "dot_general") == [["lhs(0)", "rhs(1)"], ["lhs(0)", "contracting(0)"]]
+    assert holders(space, state, "dot_general") == [
+        ["lhs(0)", "rhs(1)"],
+        ["lhs(0)", "contracting(0)"],
+    ]
     assert holders(space, state, "argument") == [["0", ""], ["", "1"], ["", "0"]]
 
 
@@ -98,5 +101,11 @@ def test_classes_price_exactly_as_single_ops_do(choices: list[int]) -> None:
         one, other = collapsed.space.apply(one, chosen), single.space.apply(other, chosen)
     assert (collapsed.space.of_ops(one) == single.space.of_ops(other)).all()
     a, b = collapsed.price(one[None]), single.price(other[None])
-    for field in ("seconds", "peak_bytes", "argument_bytes", "collective_count", "collective_bytes"):
+    for field in (
+        "seconds",
+        "peak_bytes",
+        "argument_bytes",
+        "collective_count",
+        "collective_bytes",
+    ):
         np.testing.assert_allclose(getattr(a, field), getattr(b, field), rtol=1e-9)

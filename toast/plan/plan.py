@@ -24,6 +24,7 @@ from toast.hardware import Hardware, Mesh
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round
 from toast.space import Action, Space
+from toast.units import size_text, time_text
 
 #: Version of the JSON that :meth:`Plan.to_json` writes.
 VERSION = 1
@@ -91,9 +92,10 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentRow:
-    """Arguments that are alike: one group, shape and sharding."""
+    """Arguments of one group (4.4) with one sharding."""
 
-    pattern: str
+    #: Their paths, positions in lists folded: ``params['layers'][*]['gate']``.
+    patterns: tuple[str, ...]
     count: int
     shape: tuple[int, ...]
     dtype: str
@@ -138,23 +140,22 @@ class Plan:
         }
 
     def argument_table(self) -> tuple[ArgumentRow, ...]:
-        """Arguments folded by group, shape and sharding, largest on the device first."""
+        """Arguments by group and sharding, those with most bytes on the device first."""
         program, analysis = self.analysis.program, self.analysis
         rows: dict[Any, list[str]] = {}
         for index, (name, spec) in enumerate(self.arguments.items()):
             type_ = program.values[program.argument_values[index]].type
-            group = int(analysis.argument_group[index])
-            rows.setdefault((_folded(name), group, type_, spec), []).append(name)
+            rows.setdefault((int(analysis.argument_group[index]), type_, spec), []).append(name)
         sizes = dict(self.mesh.axes)
         table = []
-        for (pattern, _, type_, spec), names in rows.items():
-            shards = np.prod([sizes[a] for axes in spec for a in axes], dtype=np.int64)
+        for (_, type_, spec), names in rows.items():
+            shards = int(np.prod([sizes[a] for axes in spec for a in axes], dtype=np.int64))
             size = int(np.prod(type_.shape, dtype=np.int64)) * element_bytes(type_.dtype)
-            shown = pattern if len(names) > 1 else names[0]
+            patterns = tuple(dict.fromkeys(map(_folded, names))) if len(names) > 1 else (names[0],)
             table.append(
                 ArgumentRow(
-                    shown, len(names), type_.shape, type_.dtype, spec,
-                    int(size // shards) * len(names),
+                    patterns, len(names), type_.shape, type_.dtype, spec,
+                    size // shards * len(names),
                 )
             )  # fmt: skip
         return tuple(sorted(table, key=lambda row: -row.device_bytes))
@@ -301,13 +302,13 @@ def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
     program, names = analysis.program, analysis.names
     members = space.names_of(action.color)
     members = members[names.name_op[members] < len(program.arguments)]
-    weights: dict[str, float] = {}
+    weights: dict[str, float] = {}  # in the order of the arguments
     for name in members.tolist():
         op = int(names.name_op[name])
         type_ = program.values[program.ops[op].results[0]].type
         label = f"{_folded(program.arguments[op])}:{name - int(names.first_name[op])}"
         weights[label] = weights.get(label, 0.0) + float(np.prod(type_.shape, dtype=np.float64))
-    return tuple(sorted(weights, key=lambda label: (-weights[label], label)))
+    return tuple(sorted(weights, key=lambda label: -weights[label]))
 
 
 def spec_text(spec: Spec) -> str:
@@ -336,21 +337,20 @@ def _reason(before: Prediction, after: Prediction, memory_bytes: float) -> str:
     parts = []
     best = max(gains, key=lambda what: gains[what])
     if gains[best] > 0.002 * before.step_seconds:
-        parts.append(f"saves {gains[best] * 1e3:.3g} ms of {best}")
-    if before.peak_bytes > memory_bytes and after.peak_bytes < before.peak_bytes:
-        fits = "now fits" if after.peak_bytes <= memory_bytes else "still over the limit"
-        parts.append(f"peak {_gib(before.peak_bytes)} to {_gib(after.peak_bytes)}, {fits}")
-    elif after.peak_bytes < 0.98 * before.peak_bytes:
-        parts.append(f"peak {_gib(before.peak_bytes)} to {_gib(after.peak_bytes)}")
-    paid = []
-    for was, now in zip(before.collectives, after.collectives, strict=True):
-        if now.count > was.count:
-            spent = (now.seconds - was.seconds) * 1e3
-            paid.append(f"{now.count - was.count} {now.kind} ({spent:+.3g} ms)")
+        parts.append(f"saves {time_text(gains[best])} of {best}")
+    was, now = before.peak_bytes, after.peak_bytes
+    peak = f"peak {size_text(was)} to {size_text(now)}"
+    if was > memory_bytes and now < was:
+        parts.append(f"{peak}, {'now fits' if now <= memory_bytes else 'still over the limit'}")
+    elif now < 0.98 * was:
+        parts.append(peak)
+    paid = [
+        f"{new.count - old.count} {new.kind}"
+        for old, new in zip(before.collectives, after.collectives, strict=True)
+        if new.count > old.count
+    ]
     if paid:
-        parts.append("adds " + ", ".join(paid))
+        spent = after.collective_seconds - before.collective_seconds
+        sign = "+" if spent >= 0 else "-"
+        parts.append(f"adds {', '.join(paid)} ({sign}{time_text(abs(spent))})")
     return "; ".join(parts) or "prepares a later action"
-
-
-def _gib(count: float) -> str:
-    return f"{count / 2**30:.3g} GiB"

@@ -2,8 +2,6 @@
 
 from toast.report.tables import (
     analysis_table,
-    duration,
-    gib,
     missing_rules,
     plan_tables,
     verification_table,
@@ -11,8 +9,6 @@ from toast.report.tables import (
 
 __all__ = [
     "analysis_table",
-    "duration",
-    "gib",
     "missing_rules",
     "plan_tables",
     "verification_table",

@@ -12,25 +12,10 @@ from rich.text import Text
 from toast.analysis import Analysis
 from toast.apply import Verification
 from toast.plan import Plan, spec_text
+from toast.units import size_text, time_text
 
 #: Ops without a rule that are named one by one; the rest are counted.
 _NAMED_OPS = 5
-
-
-def gib(count: float) -> str:
-    """Bytes for people: GiB, MiB or KiB, three digits."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people, three digits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
 
 
 def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
@@ -42,8 +27,8 @@ def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
 
 def _stages(seconds: dict[str, float]) -> Text:
     total = sum(seconds.values())
-    parts = ", ".join(f"{stage} {duration(spent)}" for stage, spent in seconds.items())
-    return Text(f"Time: {duration(total)} ({parts})")
+    parts = ", ".join(f"{stage} {time_text(spent)}" for stage, spent in seconds.items())
+    return Text(f"Time: {time_text(total)} ({parts})")
 
 
 def missing_rules(analysis: Analysis) -> list[str]:
@@ -72,7 +57,7 @@ def plan_tables(plan: Plan) -> RenderableType:
     program = plan.analysis.program
     title = Text(
         f"Plan for {program.name} on mesh {plan.mesh} of {plan.hardware.name} "
-        f"({gib(plan.memory_bytes)} per device)",
+        f"({size_text(plan.memory_bytes)} per device)",
         style="bold",
     )
     return Group(
@@ -95,15 +80,19 @@ def plan_cost_before(plan: Plan) -> float:
 
 def _arguments(plan: Plan) -> Table:
     table = _table(
-        "Arguments, by group", "argument", "count", "shape", "sharding", "bytes per device",
+        "Arguments, by group", "arguments", "count", "shape", "sharding", "bytes per device",
         right=("count", "bytes per device"),
     )  # fmt: skip
     for row in plan.argument_table():
         shape = f"{row.dtype}[{','.join(map(str, row.shape))}]"
+        more = len(row.patterns) - 1
         table.add_row(
-            escape(row.pattern), str(row.count), escape(shape), escape(spec_text(row.spec)),
-            gib(row.device_bytes),
-        )  # fmt: skip
+            escape(row.patterns[0] + (f" and {more} alike" if more else "")),
+            str(row.count),
+            escape(shape),
+            escape(spec_text(row.spec)),
+            size_text(row.device_bytes),
+        )
     return table
 
 
@@ -119,7 +108,8 @@ def _actions(plan: Plan) -> Table:
         table.add_row(
             str(number), escape(label), escape(step.axis),
             "".join(map(str, step.resolution)) or "-",
-            duration(step.after.step_seconds), gib(step.after.peak_bytes), escape(step.reason),
+            time_text(step.after.step_seconds), size_text(step.after.peak_bytes),
+            escape(step.reason),
         )  # fmt: skip
     return table
 
@@ -128,13 +118,13 @@ def _prediction(plan: Plan) -> Table:
     table = _table("Predicted, per device", "", "unsharded", "plan", right=("unsharded", "plan"))
     before, after = plan.before, plan.after
     rows = (
-        ("step time", duration(before.step_seconds), duration(after.step_seconds)),
-        ("  matrix products", duration(before.matmul_seconds), duration(after.matmul_seconds)),
-        ("  memory traffic", duration(before.memory_seconds), duration(after.memory_seconds)),
-        ("  collectives", duration(before.collective_seconds),
-         duration(after.collective_seconds)),
-        ("peak memory", gib(before.peak_bytes), gib(after.peak_bytes)),
-        ("  arguments", gib(before.argument_bytes), gib(after.argument_bytes)),
+        ("step time", time_text(before.step_seconds), time_text(after.step_seconds)),
+        ("  matrix products", time_text(before.matmul_seconds), time_text(after.matmul_seconds)),
+        ("  memory traffic", time_text(before.memory_seconds), time_text(after.memory_seconds)),
+        ("  collectives", time_text(before.collective_seconds),
+         time_text(after.collective_seconds)),
+        ("peak memory", size_text(before.peak_bytes), size_text(after.peak_bytes)),
+        ("  arguments", size_text(before.argument_bytes), size_text(after.argument_bytes)),
         ("fits", *("yes" if p.peak_bytes <= plan.memory_bytes else "no" for p in (before, after))),
     )  # fmt: skip
     for row in rows:
@@ -150,8 +140,8 @@ def _collectives(plan: Plan) -> Table:
     for collective in plan.after.collectives:
         if collective.count:
             table.add_row(
-                collective.kind, str(collective.count), gib(collective.bytes),
-                duration(collective.seconds),
+                collective.kind, str(collective.count), size_text(collective.bytes),
+                time_text(collective.seconds),
             )  # fmt: skip
     if not table.row_count:
         table.add_row("none", "0", "0 B", "0 us")

@@ -214,7 +214,7 @@ class Search:
         return cost + self._settings.action_cost * length
 
     def _rank(self, key: bytes, length: int) -> float:
-        """What the best plan minimises: its cost, but any plan that fits before any that does not."""
+        """What the best plan minimises: its cost, after whether it fits at all."""
         return self._length_cost(self._cost[key], length) + (0.0 if self._fits[key] else 1e3)
 
     def _rank_of(self, actions: tuple[Action, ...]) -> float:

@@ -1,0 +1,118 @@
+"""The wheel works in an empty environment, away from the checkout; the README is true."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pathlib
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import venv
+
+import pytest
+
+import toast
+from toast.resources import directory
+
+ROOT = directory("rules").parent
+
+
+def run(*command: object, cwd: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [str(c) for c in command], cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_wheel_runs_away_from_the_checkout(tmp_path: pathlib.Path) -> None:
+    wheels = tmp_path / "wheels"
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", wheels, ROOT, cwd=tmp_path)
+    (wheel,) = wheels.glob("*.whl")
+    home = tmp_path / "env"
+    venv.create(home, with_pip=True)
+    python = home / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path)
+    away = tmp_path / "away"
+    away.mkdir()
+    command = home / "bin" / "toast"
+    plan = run(command, "plan", "mlp", "--mesh", "d=4", "--json", "p.json", cwd=away)
+    assert "Plan for mlp" in plan.stdout
+    assert (away / "p.json").is_file()
+    where = run(python, "-c", "import toast.resources as r; print(r.directory('rules'))", cwd=away)
+    assert str(home) in where.stdout
+    shutil.rmtree(home)
+
+
+def modules() -> list[str]:
+    found = [m.name for m in pkgutil.walk_packages(toast.__path__, "toast.")]
+    return ["toast", *(name for name in found if not name.endswith("__main__"))]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_in_docstrings(name: str) -> None:
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("name", modules())
+def test_everything_public_is_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__, name
+
+
+#: The stages in order: none imports one that comes later.
+STAGES = (
+    "errors", "resources", "files", "units", "logic", "hardware", "frontend", "facts", "analysis", "space",
+    "cost", "search", "apply", "plan", "models", "api", "report", "targets", "cli",
+)  # fmt: skip
+
+
+def test_no_stage_imports_a_later_one() -> None:
+    for stage in STAGES:
+        here = ROOT / "toast" / stage
+        files = sorted(here.glob("**/*.py")) if here.is_dir() else [here.with_suffix(".py")]
+        for file in files:
+            for found in re.finditer(r"^\s*(?:from|import) toast\.(\w+)", file.read_text(), re.M):
+                assert STAGES.index(found[1]) <= STAGES.index(stage), f"{file}: {found[0]}"
+
+
+def test_only_one_module_imports_clingo_and_one_touches_mlir() -> None:
+    for file in sorted((ROOT / "toast").glob("**/*.py")):
+        text = file.read_text()
+        if re.search(r"^\s*(?:import|from) clingo", text, re.M):
+            assert file.name == "engine.py"
+        if re.search(r"^\s*(?:import|from) jax\._src", text, re.M):
+            assert file.name == "mlir.py"
+
+
+README = (ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else ""
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_readme_python_runs(
+    block: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+
+
+def test_readme_shows_what_plain_clingo_answers() -> None:
+    line = next(line for line in README.splitlines() if line.startswith("$ clingo facts/"))
+    shell = line.removeprefix("$ ").replace("clingo ", f"{sys.executable} -m clingo ", 1)
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    shown = README[README.index(line) :].split("```")[0].splitlines()[1:]
+    assert shown
+    answered = set(done.stdout.replace(".\n", "\n").split())
+    for atom in " ".join(shown).split():
+        assert atom in answered, atom
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "pyproject.toml", "Makefile"])
+def test_top_level_files(name: str) -> None:
+    assert (ROOT / name).read_text().strip()

@@ -1,0 +1,23 @@
+"""Numbers with units for people: three digits."""
+
+from __future__ import annotations
+
+
+def size_text(count: float) -> str:
+    """Bytes: ``2.54 GiB``, ``684 MiB``, ``12 KiB`` or ``4 B``."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{_digits(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds: ``4.22 s``, ``312 ms`` or ``12 us``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds / 1e-6)} us"
+
+
+def _digits(number: float) -> str:
+    return f"{number:.0f}" if number >= 999.5 else f"{number:.3g}"
