@@ -131,7 +131,7 @@ def plan(
     """Find the best sharding of TARGET on a mesh and explain it."""
     from toast import api, report, targets
     from toast.errors import PlanError
-    from toast.files import write_whole
+    from toast.files import write_all
     from toast.hardware import Mesh, load
     from toast.search import Settings
 
@@ -155,11 +155,12 @@ def plan(
             progress=progress,
         )
     _warn(report.missing_rules(analysis))
-    annotated = made.annotated() if output else ""
+    texts: dict[str | pathlib.Path, str] = {}
     if json_file:
-        made.to_json(json_file)
+        texts[json_file] = made.json_text()
     if output:
-        write_whole(output, annotated, PlanError)
+        texts[output] = made.annotated()
+    write_all(texts, PlanError)
     _console().print(report.plan_tables(made))
     if not made.fits:
         _warn([
@@ -186,7 +187,7 @@ def analyze(
     """Print the counts of TARGET's analysis: names, colors, conflicts, groups; and stage times."""
     from toast import api, report, targets
     from toast.errors import PlanError
-    from toast.files import write_whole
+    from toast.files import write_all
 
     with _progress() as progress:
         progress("lowering")
@@ -199,8 +200,9 @@ def analyze(
         analysis = api.analyze(program, rules=rules or (), progress=progress)
         analysis.seconds["lowering"] = lowering
     _warn(report.missing_rules(analysis))
+    texts: dict[str | pathlib.Path, str] = {}
     if facts:
-        write_whole(facts, analysis.facts.to_lp(), PlanError)
+        texts[facts] = analysis.facts.to_lp()
     if json_file:
         data = {
             "version": 1,
@@ -209,7 +211,8 @@ def analyze(
             "seconds": analysis.seconds,
             "without_rule": [analysis.program.describe(op) for op in analysis.without_rule],
         }
-        write_whole(json_file, json.dumps(data, indent=2) + "\n", PlanError)
+        texts[json_file] = json.dumps(data, indent=2) + "\n"
+    write_all(texts, PlanError)
     _console().print(report.analysis_table(analysis))
 
 

@@ -6,25 +6,32 @@ import contextlib
 import os
 import pathlib
 import tempfile
+from collections.abc import Mapping
 
 from toast.errors import ToastError
 
 
-def write_whole(path: str | pathlib.Path, text: str, error: type[ToastError]) -> None:
-    """Write ``text`` to ``path`` by renaming a finished file into place.
+def write_all(texts: Mapping[str | pathlib.Path, str], error: type[ToastError]) -> None:
+    """Write each text to its path: every one is finished before the first takes its place.
 
-    Raises ``error`` with the reason, leaving no partial file behind.
+    Raises ``error`` with the reason, leaving nothing half written behind.
     """
-    path = pathlib.Path(path)
-    temporary = None
+    finished: list[tuple[str, pathlib.Path]] = []
+    path = pathlib.Path()
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        for path, text in ((pathlib.Path(p), t) for p, t in texts.items()):
+            if path.is_dir():
+                raise IsADirectoryError(0, "is a folder")
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            finished.append((temporary, path))
+            with os.fdopen(handle, "w") as stream:
+                stream.write(text)
+            os.chmod(temporary, 0o644)
+        for temporary, path in finished:
+            os.replace(temporary, path)
     except OSError as failure:
-        if temporary is not None:
+        raise error(f"{path}: cannot write: {failure.strerror}; check the folder") from None
+    finally:
+        for temporary, _ in finished:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise error(f"{path}: cannot write: {failure.strerror}; check the folder") from None

@@ -136,12 +136,23 @@ def test_pytrees_keywords_and_donation() -> None:
     jax.tree.map(np.testing.assert_allclose, actual, expected)
     np.testing.assert_allclose(sharded_value, value)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
-    (in_params,), in_keywords = plan.in_shardings(mesh)
+    (in_params,), in_keywords = plan.in_shardings
     assert set(in_params) == {"w", "b"}
     assert set(in_keywords) == {"batch"}
-    out_params, _ = plan.out_shardings(mesh)
-    assert out_params["w"].spec == in_params["w"].spec
+    out_params, _ = plan.out_shardings
+    assert out_params["w"] == in_params["w"]
     assert plan.jit(mesh)(jax.tree.map(jnp.copy, params), batch=batch)[1] == sharded_value
+
+
+def test_shardings_are_what_jax_jit_takes() -> None:
+    shapes = (f32(4096, 256), f32(256, 512), f32(512, 256))
+    plan = toast.plan(mlp, *shapes, mesh="d=8", hardware="tpu-v5e")
+    assert len(plan.in_shardings) == 3
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        jitted = jax.jit(mlp, in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)
+        arguments = [np.ones(s.shape, np.float32) for s in shapes]
+        np.testing.assert_allclose(jitted(*arguments), mlp(*arguments), rtol=1e-5)
 
 
 def test_programs_from_files_run_on_flat_arguments(tmp_path: pathlib.Path) -> None:

@@ -54,9 +54,10 @@ def test_lowered_programs_survive_a_round_trip(tmp_path: pathlib.Path) -> None:
     }
 
 
-def test_schema_documents_every_predicate_with_an_example_or_a_writer() -> None:
+def test_schema_documents_every_predicate_with_writer_and_example() -> None:
     for declared in schema().values():
         assert "Written by:" in declared.text, declared.name
+        assert f"Example: {declared.name}(" in declared.text, declared.name
     assert ("op", 2) in input_predicates()
     assert ("factor", 4) not in input_predicates()
 

@@ -59,27 +59,39 @@ def jax_mesh(shardings: Shardings, devices: Sequence[Any] | None = None) -> jax.
     return jax.sharding.Mesh(grid, mesh.names)
 
 
-def _named(mesh: jax.sharding.Mesh, spec: Spec) -> jax.sharding.NamedSharding:
+def _partition(spec: Spec) -> jax.sharding.PartitionSpec:
     parts = [axes[0] if len(axes) == 1 else axes or None for axes in spec]
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*parts))
+    return jax.sharding.PartitionSpec(*parts)
+
+
+def _named(mesh: jax.sharding.Mesh, spec: Spec) -> jax.sharding.NamedSharding:
+    return jax.sharding.NamedSharding(mesh, _partition(spec))
 
 
 def _calling(program: Program) -> Calling | None:
     return getattr(program.source, "calling", None)
 
 
-def in_shardings(program: Program, shardings: Shardings, mesh: jax.sharding.Mesh) -> Any:
-    """NamedShardings as ``(args, kwargs)`` pytrees; a flat list for a program from a file."""
-    flat = [_named(mesh, shardings.of(program, v)) for v in program.argument_values]
+def in_shardings(program: Program, shardings: Shardings) -> Any:
+    """PartitionSpecs in the structure of the arguments.
+
+    A tuple with one pytree per positional argument, as ``jax.jit(in_shardings=...)`` takes it; for
+    a function planned with keyword arguments the pair of that tuple and their dictionary; for a
+    program from a file a flat tuple.
+    """
+    flat = [_partition(shardings.of(program, v)) for v in program.argument_values]
     calling = _calling(program)
-    return flat if calling is None else jax.tree.unflatten(calling.in_tree, flat)
+    if calling is None:
+        return tuple(flat)
+    positional, keywords = jax.tree.unflatten(calling.in_tree, flat)
+    return (positional, keywords) if keywords else positional
 
 
-def out_shardings(program: Program, shardings: Shardings, mesh: jax.sharding.Mesh) -> Any:
-    """NamedShardings as the result's pytree; a flat list for a program from a file."""
-    flat = [_named(mesh, spec) for spec in shardings.results]
+def out_shardings(program: Program, shardings: Shardings) -> Any:
+    """PartitionSpecs in the structure of the result; a flat tuple for a program from a file."""
+    flat = [_partition(spec) for spec in shardings.results]
     calling = _calling(program)
-    return flat if calling is None else jax.tree.unflatten(calling.out_tree, flat)
+    return tuple(flat) if calling is None else jax.tree.unflatten(calling.out_tree, flat)
 
 
 def flat_jit(
@@ -97,7 +109,7 @@ def flat_jit(
         return [jax.numpy.zeros(o.shape, o.dtype) for o in outs]
 
     exported = jax.export.export(
-        jax.jit(stub, keep_unused=True), platforms=[jax.default_backend()]
+        jax.jit(stub, keep_unused=True), platforms=[jax.export.default_export_platform()]
     )(*map(_aval, types))
     exported = dataclasses.replace(
         exported,

@@ -48,7 +48,7 @@ def from_function(
         try:
             jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
             traced = jitted.trace(*arguments, **keywords)
-            lowered = traced.lower(lowering_platforms=("cpu",))
+            lowered = traced.lower()
         except TargetError:
             raise
         except Exception as error:

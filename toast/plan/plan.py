@@ -7,7 +7,7 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from toast.analysis import Analysis
 from toast.apply import Shardings, Spec, Verification
 from toast.cost import COLLECTIVES, CostModel, Prices
 from toast.errors import PlanError
-from toast.files import write_whole
+from toast.files import write_all
 from toast.frontend import element_bytes
 from toast.hardware import Hardware, Mesh
 from toast.plan.shard import shardings_of
@@ -175,22 +175,29 @@ class Plan:
 
     # -- running -----------------------------------------------------------------------------
 
-    def in_shardings(self, mesh: Any) -> Any:
-        """NamedShardings of the arguments as ``(args, kwargs)`` pytrees on a ``jax`` mesh."""
-        return apply.in_shardings(self.analysis.program, self.shardings, mesh)
+    @property
+    def in_shardings(self) -> Any:
+        """PartitionSpecs in the structure of the arguments, as ``jax.jit(in_shardings=...)`` takes.
 
-    def out_shardings(self, mesh: Any) -> Any:
-        """NamedShardings of the results as the function's result pytree on a ``jax`` mesh."""
-        return apply.out_shardings(self.analysis.program, self.shardings, mesh)
+        ``jax.jit`` with these alone leaves intermediate values to XLA; :meth:`jit` does not.  With
+        keyword arguments it is the pair of positional and keyword shardings.
+        """
+        return apply.in_shardings(self.analysis.program, self.shardings)
 
-    def jit(self, devices: Sequence[Any] | None = None) -> Callable[..., Any]:
+    @property
+    def out_shardings(self) -> Any:
+        """PartitionSpecs in the structure of the result, for ``jax.jit(out_shardings=...)``."""
+        return apply.out_shardings(self.analysis.program, self.shardings)
+
+    def jit(self, mesh: Any = None) -> Callable[..., Any]:
         """The sharded program as a function that XLA compiles and runs.
 
-        ``devices`` are as many as the mesh has (default: the first of ``jax.devices()``), or a
-        ``jax.sharding.Mesh``.  Raises :class:`toast.errors.PlanError` when there are too few.
+        ``mesh`` is a ``jax.sharding.Mesh`` of the plan's shape, or a list of as many devices
+        (default: the first of ``jax.devices()``).  The function takes and returns the pytrees of
+        the one that was planned; for a program from a file, flat arguments and a list.  Raises
+        :class:`toast.errors.PlanError` when there are too few devices.
         """
-        if devices is not None and hasattr(devices, "devices"):
-            devices = list(devices.devices.flat)
+        devices = list(mesh.devices.flat) if hasattr(mesh, "devices") else mesh
         runnable: Callable[..., Any] = apply.callable_of(
             self.analysis.program, self.shardings, devices=devices
         )
@@ -251,7 +258,11 @@ class Plan:
 
     def to_json(self, path: str | pathlib.Path) -> None:
         """Write :meth:`to_dict` to ``path``, whole or not at all."""
-        write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n", PlanError)
+        write_all({path: self.json_text()}, PlanError)
+
+    def json_text(self) -> str:
+        """:meth:`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
 def make_plan(
