@@ -50,7 +50,7 @@ JsonOption = Annotated[
 LayersOption = Annotated[int | None, typer.Option("--layers", help="Layers of a model.")]
 SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence length.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
 
 
 def _console() -> rich.console.Console:
@@ -114,7 +114,7 @@ def plan(
         typer.Option("--memory", help="Limit per device in GiB; an error if no plan fits."),
     ] = None,
     budget: Annotated[
-        float | None, typer.Option("--budget", help="Seconds the search may take.")
+        float | None, typer.Option("--budget", min=0.0, help="Seconds the search may take.")
     ] = None,
     seed: SeedOption = 0,
     layers: LayersOption = None,

@@ -42,7 +42,7 @@ class Entry:
 
     summary: str
     build: Callable[..., Model]
-    small: Callable[[], Model]
+    small: Callable[..., Model]
     #: Options that ``build`` takes from the command line.
     options: tuple[str, ...] = ()
 
@@ -102,4 +102,4 @@ def build(name: str, *, small: bool = False, **options: Any) -> Model:
             raise TargetError(f"model {name} has no option --{key}; drop it")
         if value < 1:
             raise TargetError(f"--{key} {value}: must be at least 1")
-    return entry.small() if small and not given else entry.build(**given)
+    return (entry.small if small else entry.build)(**given)
