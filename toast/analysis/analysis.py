@@ -78,6 +78,14 @@ class Analysis:
         missing = np.array([rule.missing for rule in self.rules])
         return tuple(np.flatnonzero(missing[self.names.signature]).tolist())
 
+    @functools.cached_property
+    def uncounted_loops(self) -> tuple[int, ...]:
+        """Ops ``carry`` of loops whose trip count is not known; their bodies count once."""
+        unknown = np.array([
+            s.kind == "carry" and s.attribute("trip_count") == -1 for s in self.program.signatures
+        ])  # fmt: skip
+        return tuple(np.flatnonzero(unknown[self.names.signature]).tolist())
+
     def counts(self) -> dict[str, int]:
         """What ``toast analyze`` prints."""
         shardable = self.names.shardable
@@ -202,7 +210,8 @@ def analyze_program(
     solved = solve_rules(program, rules)
     stage("names")
     names = instantiate(program, solved)
-    color = closure.components(names.count, names.edges)
+    tied = _tied_names(program, solved, names)
+    color = closure.components(names.count, np.concatenate([names.edges, tied]))
     stage("conflicts")
     sites, pairs, boxes = _conflicts(names, color)
     stage("compatibility")
@@ -233,6 +242,19 @@ def analyze_program(
         argument_group=argument_group,
         seconds=seconds,
     )
+
+
+def _tied_names(program: Program, rules: tuple[SignatureRule, ...], names: Names) -> Ints:
+    """Pairs of names that tied ops share: the same factor of both."""
+    pairs = []
+    for op, other in program.ties:
+        one, two = (
+            {f.label: n for n, f in enumerate(rules[names.signature[o]].factors)}
+            for o in (op, other)
+        )
+        first = names.first_name
+        pairs += [(first[op] + n, first[other] + two[f]) for f, n in one.items() if f in two]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def _conflicts(

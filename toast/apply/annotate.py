@@ -11,7 +11,7 @@ from typing import Any
 
 from toast.apply.shardings import Shardings
 from toast.errors import PlanError
-from toast.frontend import Program, mlir
+from toast.frontend import Program, mlir, stablehlo
 from toast.frontend.mlir import Source
 
 
@@ -26,22 +26,20 @@ def annotate(program: Program, shardings: Shardings) -> Any:
         raise PlanError(f"{program.name} is a fact base: there is no program to annotate or run")
     shardings.check(program)
     module = mlir.clone(source.module)
+    copy = stablehlo.from_module(module, name=program.name)
     writer = mlir.ShardyWriter(module, shardings.mesh.axes)
-    operations = writer.operations()
-    offset = len(program.arguments)
     writer.set_function(
         [shardings.of(program, v) for v in program.argument_values], list(shardings.results)
     )
-    copies: dict[tuple[int, Any], Any] = {}
-    for number, operation in enumerate(operations):
-        op = program.ops[offset + number]
-        for index, value in enumerate(op.operands):
-            spec = shardings.uses.get((offset + number, index))
-            if spec is not None:
-                key = (value, spec)
-                if key not in copies:
-                    copies[key] = writer.constrain(operation, index, spec)
-                operation.operands[index] = copies[key]
-        writer.set_results(operation, [shardings.of(program, v) for v in op.results])
+    copies: dict[tuple[Any, ...], Any] = {}
+    for (op, index), spec in sorted(shardings.uses.items()):
+        operation, place = copy.source.operand_sites[op, index]
+        # A copy serves later uses in its own block; other blocks may not see it.
+        key = (program.ops[op].operands[index], spec, operation.block)
+        if key not in copies:
+            copies[key] = writer.constrain(operation, place, spec)
+        operation.operands[place] = copies[key]
+    for operation, values in copy.source.results:
+        writer.set_results(operation, [shardings.of(program, v) for v in values])
     module.operation.verify()
     return module

@@ -24,6 +24,7 @@ BARRIERS = MATMULS | {
     "scatter", "sort", "custom_call", "fft", "cholesky", "triangular_solve", "while", "case", "if",
     "rng_bit_generator", "rng", "select_and_scatter", "chlo_top_k", "optimization_barrier",
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute", "composite",
+    "carry", "yield",
 }  # fmt: skip
 
 #: Fusible, but recomputing them in every consumer costs more than keeping them.
@@ -83,12 +84,36 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
             aliased[result] = True
         else:
             end[result] = last
+    _share_loop_buffers(program, kind_of_op, aliased)
     # A fused value is read where its consumers are computed: in reverse order, each op's kernel
     # ends with the last of those that it is fused into.
     kernel_end = _kernel_ends(program, uses, exists)
     use_end = kernel_end[use_op]
     np.maximum.at(end, use_value, use_end)
+    _extend_shared(program, kind_of_op, aliased, end)
     return Liveness(exists, aliased, start, end, use_end)
+
+
+def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> None:
+    """Mark what XLA computes in place: results of loops, and updates of a part of a value."""
+    for number, op in enumerate(program.ops):
+        if kinds[number] == "yield" or (
+            kinds[number] == "dynamic_update_slice"
+            and kinds[program.values[op.operands[0]].op] != "argument"
+        ):
+            aliased[op.results[0]] = True
+
+
+def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints) -> None:
+    """A buffer lives as long as the last value that is kept in it."""
+    carry_of = {op: other for op, other in program.ties if kinds[op] == "yield"}
+    for number in range(len(program.ops) - 1, -1, -1):
+        op = program.ops[number]
+        if number in carry_of:
+            buffer = program.ops[carry_of[number]].results[0]
+            end[buffer] = max(end[buffer], number, end[op.results[0]])
+        elif kinds[number] == "dynamic_update_slice" and aliased[op.results[0]]:
+            end[op.operands[0]] = max(end[op.operands[0]], end[op.results[0]])
 
 
 def _kernel_ends(program: Program, uses: list[list[int]], exists: Bools) -> Ints:

@@ -138,9 +138,7 @@ class CostModel:
         seconds, count, moved, differs = self._collectives(layout, settled, used)
         matmul = self._matmul_seconds(layout)
         kept = settled * (t.value_written * t.value_count)
-        memory = (kept.sum(axis=1) + (used * (t.use_reads * t.value_count[t.use_value])).sum(1)) / (
-            self._hbm
-        )
+        memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / (self._hbm)
         arguments = settled[:, t.argument_columns].sum(axis=1)
         peak = arguments + self._timeline_peak(layout, settled, used * differs)
         return Prices(
@@ -202,7 +200,7 @@ class CostModel:
         gather = (before >= 0) & (layout.used < 0)
         exchange = (before >= 0) & (layout.used >= 0) & (before != layout.used)
         differs = (before != layout.used).any(axis=2)
-        times_used = t.value_count[t.use_value] * (differs & ~layout.shared)
+        times_used = t.use_count * (differs & ~layout.shared)
         sliced = (before < 0) & (layout.used >= 0)
         local = settled[:, t.use_value] / np.where(sliced, sizes, 1.0).prod(axis=2)
         cross, latency = self.links.all_to_all_bandwidth_bytes_per_s, self.links.latency_s

@@ -21,6 +21,14 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+#: Ops whose results are in memory already: nothing is written, or only a part.
+_IN_PLACE = frozenset({"argument", "carry", "yield", "dynamic_update_slice"})
+
+#: Uses that are no kernel of their own, or read no more than they write.
+_READ_NOTHING = frozenset({
+    "return", "carry", "yield", "gather", "dynamic_slice", "dynamic_update_slice",
+})  # fmt: skip
+
 #: Values smaller than this fraction of all memory do not shape the timeline's peak.
 _NEGLIGIBLE = 1e-6
 
@@ -53,7 +61,8 @@ class Tables:
     use_slot: Ints  # [U]
     use_first: Ints  # [C'] first use class of each value class that is used
     used_value: Ints  # [C'] that value class
-    use_reads: Floats  # [U] memory-bound kernels that read it there, per value
+    use_count: Floats  # [U] how often it is used there, as a reshard counts
+    use_reads: Floats  # [U] memory-bound kernels that read it there
     #: Pairs (later, earlier) of use classes of one value class, by distance 1, 2, ...
     pairs: tuple[tuple[Ints, Ints], ...]
     # Timeline: columns are value classes, use classes, then pairs.
@@ -81,12 +90,14 @@ def build(space: Space) -> Tables:
         ],
         dtype=np.int64,
     )
-    # A result that overwrites a donated argument must end up sharded as the argument is.
-    first_return = len(program.ops) - len(program.results)
-    for place in np.flatnonzero(names.use_op >= first_return).tolist():
-        alias = program.aliases[int(names.use_op[place]) - first_return]
-        if alias >= 0:
-            use_slot[place] = slots.result(alias, 0)
+    # Tied ops share their names, so their tensors are those of the op they are tied to.
+    for op, other in program.ties:
+        if program.ops[op].results:
+            value_slot[program.ops[op].results[0]] = slots.result(other, 0)
+            tied = slots.operand(other, 0)
+        else:
+            tied = slots.result(other, 0)
+        use_slot[np.searchsorted(names.use_op, op)] = tied
     live = liveness(program, names.use_op, names.use_value)
     grouped = _group_values(program, names.use_op, names.use_value, value_slot, use_slot, live)
     kinds = [program.kind(int(op)) for op in classes.representative]
@@ -111,7 +122,7 @@ def build(space: Space) -> Tables:
     events = _events(program, names.use_op, names.use_value, grouped, live, value_bytes)
     op_class_of_value = classes.of_op[start_ops(program)[representative]]
     written = live.exists[representative] & ~matmul[op_class_of_value]
-    written &= ~np.array([kinds[k] == "argument" for k in op_class_of_value], dtype=bool)
+    written &= ~np.array([kinds[k] in _IN_PLACE for k in op_class_of_value], dtype=bool)
     return Tables(
         slot_class=slots.slot_class(),
         slot_dim=slots.slot_dim(factors),
@@ -138,6 +149,7 @@ def build(space: Space) -> Tables:
         use_slot=grouped.use_slot,
         use_first=grouped.use_first,
         used_value=grouped.used_value,
+        use_count=grouped.use_count,
         use_reads=grouped.use_reads,
         pairs=grouped.pairs,
         event_column=events[0],
@@ -231,6 +243,7 @@ class _Grouped:
     use_slot: Ints
     use_first: Ints
     used_value: Ints
+    use_count: Floats
     use_reads: Floats
     pairs: tuple[tuple[Ints, Ints], ...]
 
@@ -240,27 +253,32 @@ def _group_values(
 ) -> _Grouped:
     """Value classes: defined at one slot, used at the same slots equally often, alike in memory."""
     kinds = [program.kind(op) for op in range(len(program.ops))]
-    reads: list[dict[int, int]] = [{} for _ in program.values]
+    # Per value and use slot: how often it is resharded for it, and how often kernels read it.
+    reads: list[dict[int, tuple[int, int]]] = [{} for _ in program.values]
     for op, value, slot in zip(use_op.tolist(), use_of.tolist(), use_slot.tolist(), strict=True):
         # Matmuls have a roofline of their own; a gather reads as much as it writes; the caller
-        # reads nothing.
-        counted = kinds[op] not in MATMULS and kinds[op] not in ("return", "gather")
+        # and loops read nothing.
+        counted = kinds[op] not in MATMULS and kinds[op] not in _READ_NOTHING
+        times = program.repeats[op]
+        most, read = reads[value].get(slot, (0, 0))
         counted &= bool(live.exists[value])
-        reads[value][slot] = reads[value].get(slot, 0) + counted
+        reads[value][slot] = (max(most, times), read + times * counted)
+    repeats = [program.repeats[value.op] for value in program.values]
     numbers: dict[object, int] = {}
     of_value = np.array([
         numbers.setdefault(
-            (slot, bool(exists), bool(aliased), tuple(items.items())), len(numbers)
+            (slot, bool(exists), bool(aliased), times, tuple(items.items())), len(numbers)
         )
-        for slot, exists, aliased, items in zip(
-            value_slot.tolist(), live.exists, live.aliased, reads, strict=True
+        for slot, exists, aliased, times, items in zip(
+            value_slot.tolist(), live.exists, live.aliased, repeats, reads, strict=True
         )
     ], dtype=np.int64)  # fmt: skip
-    _, representative, count = np.unique(of_value, return_index=True, return_counts=True)
+    _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
+    count = members * np.array(repeats, dtype=np.int64)[representative]
     rows = [
-        (c, slot, times)
+        (c, slot, members[c] * most, members[c] * read)
         for c, value in enumerate(representative.tolist())
-        for slot, times in reads[value].items()
+        for slot, (most, read) in reads[value].items()
     ]
     use_value = np.array([r[0] for r in rows], dtype=np.int64)
     slots = np.array([r[1] for r in rows], dtype=np.int64)
@@ -277,7 +295,8 @@ def _group_values(
             pairs.append((later, later - distance))
     return _Grouped(
         of_value, of_use, representative, count, use_value, slots, first, use_value[first],
-        np.array([r[2] for r in rows], dtype=np.float64), tuple(pairs),
+        np.array([r[2] for r in rows], dtype=np.float64),
+        np.array([r[3] for r in rows], dtype=np.float64), tuple(pairs),
     )  # fmt: skip
 
 

@@ -42,6 +42,8 @@ def read(path: str | pathlib.Path) -> Program:
             attributes[op][array] = tuple(items[i] for i in sorted(items))
 
     builder = Builder()
+    repeats = {op: int(str(count)) for op, count in facts["repeats", 2]}
+    places: dict[Term, int] = {}
     numbers: dict[Term, int] = {}
     ordered = sorted(facts["op", 2], key=lambda f: {"argument": 0, "return": 2}.get(str(f[1]), 1))
     for op, kind in ordered:
@@ -51,6 +53,7 @@ def read(path: str | pathlib.Path) -> Program:
                 f"{path}: op {show_term(op)} uses {show_term(missing[0])}, which no op before it "
                 "defines; put ops in program order"
             )
+        places[op] = builder.next_op
         values = builder.add(
             str(kind),
             [numbers[v] for v in operands[op]],
@@ -59,15 +62,26 @@ def read(path: str | pathlib.Path) -> Program:
                 for v in results[op]
             ],
             tuple(sorted(attributes[op].items())),
+            repeats=repeats.get(op, 1),
         )
         numbers.update(zip(results[op], values, strict=True))
-    labels = {number: show_term(value) for value, number in numbers.items()}
     kinds = [kind for _, kind in ordered]
+    aliases = [-1] * kinds.count("return")
+    for op, other in facts["tied", 2]:
+        for end in (op, other):
+            if end not in places:
+                raise FactError(f"{path}: tied({show_term(op)},{show_term(other)}): no such op")
+        result = places[op] - (len(kinds) - len(aliases))
+        if result >= 0:
+            aliases[result] = places[other]
+        else:
+            builder.tie(places[op], places[other])
+    labels = {number: show_term(value) for value, number in numbers.items()}
     return builder.build(
         path.stem,
         [labels[i] for i in range(kinds.count("argument"))],
         [f"result[{i}]" for i in range(kinds.count("return"))],
-        [-1] * kinds.count("return"),
+        aliases,
         labels=labels,
     )
 

@@ -94,6 +94,9 @@ class Relations:
             signature = program.signatures[op.signature]
             lines += _op_lines(str(number), signature, op.operands, op.results)
             lines += _value_lines(zip(op.results, signature.results, strict=True))
+            if program.repeats[number] != 1:
+                lines.append(f"repeats({number},{program.repeats[number]}).")
+        lines += [f"tied({op},{other})." for op, other in program.ties]
         return "\n".join(lines) + "\n"
 
     def signatures_to_lp(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jax._src.interpreters import mlir as jax_mlir
@@ -167,17 +167,22 @@ def inline_calls(module: ir.Module, origin: str) -> None:
                 function.operation.erase()
 
 
+#: Ops that stand for a function's body, and the attribute that names the function.
+_CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
+
+
 def _inline_region(
     region: Any, functions: dict[str, Any], stack: tuple[str, ...], origin: str
 ) -> None:
     for block in region.blocks:
         for op in list(block.operations):
             operation = op.operation
-            if operation.name != "func.call":
+            symbol = _CALLS.get(operation.name)
+            if symbol is None:
                 for inner in operation.regions:
                     _inline_region(inner, functions, stack, origin)
                 continue
-            name = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+            name = ir.FlatSymbolRefAttr(operation.attributes[symbol]).value
             if name in stack:
                 raise TargetError(f"{origin}: function @{name} calls itself; unroll the recursion")
             callee = functions.get(name)
@@ -372,11 +377,15 @@ def location(operation: Any) -> Location:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """An inlined module and its ops in the order of the program's ops."""
+    """An inlined module, and where in it the program's ops and values stand."""
 
     module: ir.Module
-    #: MLIR operation of each program op; ``None`` for arguments and results.
+    #: MLIR operation of each program op; ``None`` for arguments and results of the function.
     operations: tuple[Any, ...]
+    #: Where an op's operand stands in the module: ``(op, operand) -> (operation, operand)``.
+    operand_sites: Mapping[tuple[int, int], tuple[Any, int]]
+    #: The values that each MLIR operation defines: ``(operation, values)``.
+    results: tuple[tuple[Any, tuple[int, ...]], ...]
     #: How to call it; set by the frontend that made it.
     calling: Any = None
 
@@ -384,6 +393,54 @@ class Source:
         """Source location of a program op."""
         operation = self.operations[op]
         return Location() if operation is None else location(operation)
+
+
+def trip_count(loop: Any) -> int | None:
+    """How often a ``stablehlo.while`` runs, for the counted loops that JAX emits.
+
+    Such a loop compares a carried counter, LT, with a constant; the counter begins at a constant
+    and grows by a constant.  ``None`` for any other loop.
+    """
+    condition, body = loop.regions[0].blocks[0], loop.regions[1].blocks[0]
+    compare = _defining(list(condition.operations)[-1].operation.operands[0])
+    if compare is None or compare.name != "stablehlo.compare":
+        return None
+    if "LT" not in str(compare.attributes["comparison_direction"]):
+        return None
+    counter = _position(condition.arguments, compare.operands[0])
+    bound = _integer(compare.operands[1])
+    if counter is None or bound is None:
+        return None
+    first = _integer(loop.operands[counter])
+    step = _defining(list(body.operations)[-1].operation.operands[counter])
+    if first is None or step is None or step.name != "stablehlo.add":
+        return None
+    by = [_integer(o) for o in step.operands if o != body.arguments[counter]]
+    if len(by) != 1 or not by[0] or by[0] < 0:
+        return None
+    return max(0, -(-(bound - first) // by[0]))
+
+
+def _position(values: Any, value: Any) -> int | None:
+    found = [index for index, other in enumerate(values) if other == value]
+    return found[0] if found else None
+
+
+def _defining(value: Any) -> Any:
+    """The operation that defines a value, ``None`` for block arguments."""
+    owner = value.owner
+    return owner.operation if hasattr(owner, "operation") else None
+
+
+def _integer(value: Any) -> int | None:
+    """The value of an integer constant, ``None`` for anything else."""
+    constant = _defining(value)
+    if constant is None or constant.name != "stablehlo.constant":
+        return None
+    attribute = constant.attributes["value"]
+    if not isinstance(attribute, ir.DenseIntElementsAttr) or len(attribute) != 1:
+        return None
+    return int(attribute[0])
 
 
 # -- writing Shardy ------------------------------------------------------------------------------
@@ -403,11 +460,6 @@ class ShardyWriter:
                     op.operation.erase()
             mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(name, size) for name, size in axes])
             sdy.MeshOp(_MESH, mesh, ip=ir.InsertionPoint.at_block_begin(module.body))
-
-    def operations(self) -> list[Any]:
-        """The ops of the entry function in order, without its return."""
-        block = self._function.operation.regions[0].blocks[0]
-        return [op.operation for op in block.operations][:-1]
 
     def set_function(self, arguments: list[Spec], results: list[Spec]) -> None:
         """Shardings of the entry function's arguments and results."""
@@ -436,7 +488,13 @@ class ShardyWriter:
         return sdy.TensorShardingAttr.get(_MESH, dims)
 
     def set_results(self, operation: Any, specs: list[Spec]) -> None:
-        """The shardings of an op's results; ops that return no tensor are left alone."""
+        """The shardings of an op's results; ops that return no tensor are left alone.
+
+        So are loops and branches: XLA prunes their results, which such an attribute would not
+        survive.  Propagation finds theirs from the values that go in and round, which carry one.
+        """
+        if operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
+            return
         tensors = all(isinstance(r.type, ir.RankedTensorType) for r in operation.results)
         if not specs or not tensors:
             return

@@ -103,6 +103,11 @@ class Program:
     results: tuple[str, ...]
     #: For each result the argument whose (donated) buffer it overwrites, or -1.
     aliases: tuple[int, ...]
+    #: Pairs (op, other) of ops whose factors are the same names: the ``yield`` of a value carried
+    #: round a loop and its ``carry``, the ``return`` of a result and the argument it overwrites.
+    ties: tuple[tuple[int, int], ...]
+    #: How often each op runs: the product of the trip counts of the loops around it.
+    repeats: tuple[int, ...]
     #: Display names of values where the source has any (fact bases do, StableHLO does not).
     labels: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
     #: The MLIR this program was read from, with the handles needed to write a plan back.
@@ -145,6 +150,8 @@ class Builder:
         self._signatures: dict[Signature, int] = {}
         self._ops: list[Op] = []
         self._values: list[Value] = []
+        self._ties: list[tuple[int, int]] = []
+        self._repeats: list[int] = []
 
     @property
     def next_op(self) -> int:
@@ -161,8 +168,10 @@ class Builder:
         operands: Sequence[int],
         results: Sequence[TensorType],
         attributes: tuple[tuple[str, Attribute], ...] = (),
+        *,
+        repeats: int = 1,
     ) -> tuple[int, ...]:
-        """Append an op; returns the values it defines."""
+        """Append an op that runs ``repeats`` times; returns the values it defines."""
         signature = Signature(
             kind, attributes, tuple(self._values[v].type for v in operands), tuple(results)
         )
@@ -173,7 +182,12 @@ class Builder:
         )
         values = tuple(range(first, len(self._values)))
         self._ops.append(Op(number, tuple(operands), values))
+        self._repeats.append(repeats)
         return values
+
+    def tie(self, op: int, other: int) -> None:
+        """Make the factors of ``op`` the same names as those of the earlier op ``other``."""
+        self._ties.append((op, other))
 
     def build(
         self,
@@ -185,7 +199,9 @@ class Builder:
         labels: Mapping[int, str] | None = None,
         source: Any = None,
     ) -> Program:
-        """The finished program."""
+        """The finished program; results that overwrite arguments are tied to them."""
+        first = len(self._ops) - len(results)
+        ties = [(first + j, alias) for j, alias in enumerate(aliases) if alias >= 0]
         return Program(
             name=name,
             signatures=tuple(self._signatures),
@@ -194,6 +210,8 @@ class Builder:
             arguments=tuple(arguments),
             results=tuple(results),
             aliases=tuple(aliases),
+            ties=(*self._ties, *ties),
+            repeats=tuple(self._repeats),
             labels=labels or {},
             source=source,
         )

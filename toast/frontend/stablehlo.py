@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
 
 from toast.errors import TargetError
 from toast.frontend import mlir
-from toast.frontend.program import Builder, Program
+from toast.frontend.program import Attribute, Builder, Program, TensorType
 
 
 def from_file(path: str | pathlib.Path) -> Program:
@@ -34,63 +35,152 @@ def from_module(
         mlir.inline_calls(module, origin)
         function = mlir.main_function(module, origin)
         mlir.drop_dead_ops(function)
-        return _read_function(module, function, name, origin, calling)
+        return _Reader(module, origin).read(function, name, calling)
 
 
-def _read_function(
-    module: ir.Module, function: Any, name: str, origin: str, calling: Any
-) -> Program:
-    builder = Builder()
-    read_type, read_attributes = mlir.TypeReader(), mlir.AttributeReader()
-    block = function.operation.regions[0].blocks[0]
-    numbers: dict[Any, int] = {}
-    operations: list[Any] = []
-    arguments = []
-    for index, argument in enumerate(block.arguments):
-        try:
-            type_ = read_type(argument.type)
-        except TargetError as error:
-            raise TargetError(f"{origin}: argument {index}: {error}") from None
-        (numbers[argument],) = builder.add("argument", (), (type_,))
-        operations.append(None)
-        place = argument.location
-        arguments.append(place.name_str if isinstance(place, ir.NameLoc) else f"arg{index}")
-    returned: list[int] = []
-    for op in block.operations:
-        operation = op.operation
-        if operation.name == "func.return":
-            returned = [numbers[value] for value in operation.operands]
-            break
-        try:
-            types = [read_type(result.type) for result in operation.results]
-        except TargetError as error:
-            raise TargetError(f"{origin}: {mlir.location(operation)}: {error}") from None
-        values = builder.add(
-            mlir.kind(operation),
-            [numbers[value] for value in operation.operands],
-            types,
-            read_attributes(operation),
+class _Reader:
+    """Flattens a function: bodies of loops and branches stand in line.
+
+    A value that a loop carries has one sharding at its start, in the body, at the end of the body
+    and after the loop.  It becomes an op ``carry`` before the body (initial value -> body argument)
+    and an op ``yield`` after it (new value -> result), tied to one another.  Values that the body
+    hands on unchanged are no new values.  Each result of ``case`` and ``if`` becomes an op ``join``
+    of the branches' values; each value of an ``optimization_barrier`` one of its own.
+    """
+
+    def __init__(self, module: ir.Module, origin: str) -> None:
+        self._module, self._origin = module, origin
+        self._builder = Builder()
+        self._type, self._attributes = mlir.TypeReader(), mlir.AttributeReader()
+        self._numbers: dict[Any, int] = {}
+        self._operations: list[Any] = []
+        self._sites: dict[tuple[int, int], tuple[Any, int]] = {}
+        self._results: list[tuple[Any, tuple[int, ...]]] = []
+
+    def read(self, function: Any, name: str, calling: Any) -> Program:
+        block = function.operation.regions[0].blocks[0]
+        arguments = []
+        for index, argument in enumerate(block.arguments):
+            try:
+                type_ = self._type(argument.type)
+            except TargetError as error:
+                raise TargetError(f"{self._origin}: argument {index}: {error}") from None
+            (self._numbers[argument],) = self._add(None, "argument", (), (type_,))
+            place = argument.location
+            arguments.append(place.name_str if isinstance(place, ir.NameLoc) else f"arg{index}")
+        returned = self._block(block, 1)
+        for index, value in enumerate(returned.operands):
+            self._sites[self._builder.next_op, 0] = (returned, index)
+            self._add(None, "return", (self._numbers[value],), ())
+        count = len(returned.operands)
+        aliases = [-1] * count
+        attributes = function.operation.attributes
+        if "arg_attrs" in attributes:
+            for index, entry in enumerate(attributes["arg_attrs"]):
+                if "tf.aliasing_output" in entry:
+                    aliases[entry["tf.aliasing_output"].value] = index
+        results = [f"result[{index}]" for index in range(count)]
+        if "res_attrs" in attributes:
+            for index, entry in enumerate(attributes["res_attrs"]):
+                if "jax.result_info" in entry:
+                    results[index] = entry["jax.result_info"].value or "result"
+        source = mlir.Source(
+            self._module, tuple(self._operations), self._sites, tuple(self._results), calling
         )
-        numbers.update(zip(operation.results, values, strict=True))
-        operations.append(operation)
-    for value in returned:
-        builder.add("return", (value,), ())
-        operations.append(None)
-    aliases = [-1] * len(returned)
-    attributes = function.operation.attributes
-    if "arg_attrs" in attributes:
-        for index, entry in enumerate(attributes["arg_attrs"]):
-            if "tf.aliasing_output" in entry:
-                aliases[entry["tf.aliasing_output"].value] = index
-    results = [f"result[{index}]" for index in range(len(returned))]
-    if "res_attrs" in attributes:
-        for index, entry in enumerate(attributes["res_attrs"]):
-            if "jax.result_info" in entry:
-                results[index] = entry["jax.result_info"].value or "result"
-    return builder.build(
-        name,
-        arguments,
-        results,
-        aliases,
-        source=mlir.Source(module, tuple(operations), calling),
-    )
+        return self._builder.build(name, arguments, results, aliases, source=source)
+
+    def _add(
+        self,
+        operation: Any,
+        kind: str,
+        operands: Sequence[int],
+        results: Sequence[TensorType],
+        attributes: tuple[tuple[str, Attribute], ...] = (),
+        repeats: int = 1,
+    ) -> tuple[int, ...]:
+        self._operations.append(operation)
+        return self._builder.add(kind, operands, results, attributes, repeats=repeats)
+
+    def _block(self, block: Any, repeats: int) -> Any:
+        """Read the ops of a block, each running ``repeats`` times; returns its terminator."""
+        *body, terminator = [op.operation for op in block.operations]
+        special = {
+            "stablehlo.while": self._while,
+            "stablehlo.case": self._branches,
+            "stablehlo.if": self._branches,
+            "stablehlo.optimization_barrier": self._barrier,
+        }
+        for operation in body:
+            special.get(operation.name, self._op)(operation, repeats)
+        return terminator
+
+    def _types(self, operation: Any) -> list[TensorType]:
+        try:
+            return [self._type(result.type) for result in operation.results]
+        except TargetError as error:
+            raise TargetError(f"{self._origin}: {mlir.location(operation)}: {error}") from None
+
+    def _define(self, operation: Any, values: Sequence[int]) -> None:
+        self._numbers.update(zip(operation.results, values, strict=True))
+        if values:
+            self._results.append((operation, tuple(values)))
+
+    def _op(self, operation: Any, repeats: int) -> None:
+        number = self._builder.next_op
+        operands = [self._numbers[value] for value in operation.operands]
+        for index in range(len(operands)):
+            self._sites[number, index] = (operation, index)
+        attributes = self._attributes(operation)
+        types = self._types(operation)
+        kind = mlir.kind(operation)
+        self._define(operation, self._add(operation, kind, operands, types, attributes, repeats))
+
+    def _barrier(self, operation: Any, repeats: int) -> None:
+        values: list[int] = []
+        for index, (operand, type_) in enumerate(
+            zip(operation.operands, self._types(operation), strict=True)
+        ):
+            self._sites[self._builder.next_op, 0] = (operation, index)
+            used = (self._numbers[operand],)
+            values += self._add(operation, mlir.kind(operation), used, (type_,), (), repeats)
+        self._define(operation, values)
+
+    def _branches(self, operation: Any, repeats: int) -> None:
+        ends = [self._block(region.blocks[0], repeats) for region in operation.regions]
+        values: list[int] = []
+        for index, type_ in enumerate(self._types(operation)):
+            number = self._builder.next_op
+            for branch, end in enumerate(ends):
+                self._sites[number, branch] = (end, index)
+            joined = [self._numbers[end.operands[index]] for end in ends]
+            values += self._add(operation, "join", joined, (type_,), (), repeats)
+        self._define(operation, values)
+
+    def _while(self, operation: Any, repeats: int) -> None:
+        trips = mlir.trip_count(operation)
+        types = self._types(operation)
+        body = operation.regions[1].blocks[0]
+        end = list(body.operations)[-1].operation
+        values = [self._numbers[value] for value in operation.operands]
+        carried = [
+            index for index, argument in enumerate(body.arguments)
+            if end.operands[index] != argument
+        ]  # fmt: skip
+        carries = {}
+        for index, argument in enumerate(body.arguments):
+            self._numbers[argument] = values[index]
+            if index in carried:
+                carries[index] = number = self._builder.next_op
+                self._sites[number, 0] = (operation, index)
+                note = (("trip_count", -1 if trips is None else trips),)
+                (self._numbers[argument],) = self._add(
+                    operation, "carry", (values[index],), (types[index],), note, repeats
+                )
+        self._block(body, repeats * max(1, trips or 1))
+        for index in carried:
+            number = self._builder.next_op
+            self._sites[number, 0] = (end, index)
+            new = self._numbers[end.operands[index]]
+            (values[index],) = self._add(operation, "yield", (new,), (types[index],), (), repeats)
+            self._builder.tie(number, carries[index])
+        self._define(operation, values)

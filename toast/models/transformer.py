@@ -34,6 +34,8 @@ class TransformerConfig:
     batch: int = 16
     dtype: str = "bfloat16"
     learning_rate: float = 1e-3
+    #: Layers as one ``lax.scan`` over stacked parameters, instead of unrolled.
+    scanned: bool = False
 
 
 #: Gemma 2B, the paper's T2B.
@@ -71,9 +73,10 @@ def parameter_shapes(config: TransformerConfig) -> dict[str, Any]:
         "up": shape(c.d_model, c.hidden),
         "down": shape(c.hidden, c.d_model),
     }
+    stacked = {name: shape(c.layers, *one.shape) for name, one in layer.items()}
     return {
         "embedding": shape(c.vocabulary, c.d_model),
-        "layers": [dict(layer) for _ in range(c.layers)],
+        "layers": stacked if c.scanned else [dict(layer) for _ in range(c.layers)],
         "final_norm": shape(c.d_model),
     }
 
@@ -142,9 +145,16 @@ def loss(params: dict[str, Any], tokens: jax.Array, targets: jax.Array) -> jax.A
     x = embedding[tokens] * jnp.asarray(embedding.shape[1] ** 0.5, embedding.dtype)
     length = tokens.shape[1]
     mask = jnp.tril(jnp.ones((length, length), dtype=bool))[None, None]
-    for layer in params["layers"]:
+
+    def block(x: jax.Array, layer: dict[str, jax.Array]) -> jax.Array:
         x = x + attention(layer, rms_norm(x, layer["attention_norm"]), mask)
-        x = x + mlp(layer, rms_norm(x, layer["mlp_norm"]))
+        return x + mlp(layer, rms_norm(x, layer["mlp_norm"]))
+
+    if isinstance(params["layers"], dict):
+        x, _ = jax.lax.scan(lambda x, layer: (block(x, layer), None), x, params["layers"])
+    else:
+        for layer in params["layers"]:
+            x = block(x, layer)
     x = rms_norm(x, params["final_norm"])
     logits = (x @ embedding.T).astype(jnp.float32)
     # One-hot instead of take_along_axis: what large-vocabulary trainers do.

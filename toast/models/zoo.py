@@ -72,6 +72,12 @@ ZOO: Mapping[str, Entry] = {
         _TINY,
         _TRANSFORMER_OPTIONS,
     ),
+    "t2b-scan": Entry(
+        "T2B with its layers as one scan over stacked parameters",
+        _transformer(dataclasses.replace(transformer.T2B, scanned=True), "t2b-scan"),
+        _transformer(dataclasses.replace(transformer.TINY, scanned=True), "t2b-scan-tiny"),
+        _TRANSFORMER_OPTIONS,
+    ),
     "t2b-tiny": Entry(
         "T2B with 2 narrow layers in float32, to run on CPU devices",
         _TINY,

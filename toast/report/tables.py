@@ -40,6 +40,8 @@ def missing_rules(analysis: Analysis) -> list[str]:
     ]
     if len(ops) > _NAMED_OPS:
         lines.append(f"... and {len(ops) - _NAMED_OPS} more ops without a rule")
+    places = {str(analysis.program.location(op)) for op in analysis.uncounted_loops}
+    lines += [f"trip count unknown: the loop at {place} counts once" for place in sorted(places)]
     return lines
 
 

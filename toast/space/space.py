@@ -66,7 +66,7 @@ class Classes:
 
     of_op: Ints  # [ops] class of each op
     representative: Ints  # [K] one op of each class
-    count: Ints  # [K] ops in each class
+    count: Ints  # [K] ops in each class, times their repeats
     divisor: Ints  # [K, F] a sharding of the factor divides this; 1 where it takes no axis
 
 
@@ -275,10 +275,10 @@ def _classes(analysis: Analysis, behaviour: Ints, collapse: bool) -> Classes:
     divisor[names.name_op, factor] = np.where(names.shardable, names.divisor, 1)
     kind = names.signature if collapse else np.arange(len(names.signature))
     key = np.concatenate([kind[:, None], rows], axis=1)
-    _, first, of_op, count = np.unique(
-        key, axis=0, return_index=True, return_inverse=True, return_counts=True
-    )
+    _, first, of_op = np.unique(key, axis=0, return_index=True, return_inverse=True)
     of_op = of_op.reshape(-1)
+    repeats = np.array(analysis.program.repeats, dtype=np.float64)
+    count = np.bincount(of_op, weights=repeats).astype(np.int64)
     # Number the classes in program order, so that states read in that order too.
     order = np.argsort(first)
     rank = np.empty_like(order)
