@@ -7,7 +7,6 @@ import pathlib
 import pytest
 
 import toast
-from tests.helpers import f32
 from toast.errors import RuleError
 from toast.logic import check_rules, schema, solve
 from toast.resources import directory
@@ -50,46 +49,62 @@ def test_bad_rule_files_are_refused_with_file_and_line(case: str, tmp_path: path
     assert "\n" not in str(caught.value)
 
 
-def test_unsafe_rules_are_refused_with_file_and_line(tmp_path: pathlib.Path) -> None:
+MYSTERY = """func.func public @main(%a: tensor<64x32xf32>) -> tensor<64x32xf32> {
+  %0 = stablehlo.custom_call @mystery(%a) : (tensor<64x32xf32>) -> tensor<64x32xf32>
+  return %0 : tensor<64x32xf32>
+}
+"""
+HEAD = """custom_call_rule("mystery").
+%! mine(Op): a call of mystery.
+mine(Op) :- op(Op,custom_call), attribute(Op,call_target_name,"mystery").
+"""
+
+
+@pytest.fixture
+def mystery(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "program.mlir"
+    path.write_text(MYSTERY)
+    return path
+
+
+def test_unsafe_rules_are_refused_with_file_and_line(
+    mystery: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     (tmp_path / "r.lp").write_text("rule(sort).\nfactor(Op,D,T,D) :- op(Op,sort).\n")
     with pytest.raises(RuleError, match=r"r.lp:2: unsafe variables"):
-        toast.analyze(lambda x: x + 1.0, f32(8), rules=[tmp_path])
+        toast.analyze(mystery, rules=[tmp_path])
 
 
-def test_users_rules_add_an_op(tmp_path: pathlib.Path) -> None:
+def test_users_rules_add_an_op(mystery: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Adding an op is adding one file."""
-    import jax.numpy as jnp
-
-    def f(x):  # type: ignore[no-untyped-def]
-        return jnp.sort(x, axis=1)
-
-    before = toast.analyze(f, f32(64, 32))
-    assert [before.program.kind(op) for op in before.without_rule] == ["sort"]
-    (tmp_path / "sort.lp").write_text(
-        "%%% sort: ij -> ij; the sorted dimension stays whole.\n"
-        "rule(sort).\n"
-        "factor(Op,D,T,D) :- op(Op,sort), tensor_dim(Op,T,D,_).\n"
-        "need_replication(Op,D) :- op(Op,sort), attribute(Op,dimension,D).\n"
+    before = toast.analyze(mystery)
+    assert [before.program.kind(op) for op in before.without_rule] == ["custom_call"]
+    (tmp_path / "mystery.lp").write_text(
+        f"%%% mystery: ij -> ij; the second dimension stays whole.\n{HEAD}"
+        "factor(Op,D,T,D)       :- mine(Op), tensor_dim(Op,T,D,_).\n"
+        "need_replication(Op,1) :- mine(Op).\n"
     )
-    after = toast.analyze(f, f32(64, 32), rules=[tmp_path / "sort.lp"])
+    after = toast.analyze(mystery, rules=[tmp_path / "mystery.lp"])
     assert after.without_rule == ()
-    assert len(set(after.color[after.names.def_name[:2]].tolist())) == 2
+    (rule,) = [r for r, s in zip(after.rules, after.program.signatures, strict=True)
+               if s.kind == "custom_call"]  # fmt: skip
+    assert rule.einsum() == "([0,1]) -> ([0,1]) need_replication={1}"
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("factor(Op,0,T,D) :- op(Op,sort), tensor_dim(Op,T,D,_).", r"factor 0 maps dimensions of"),
-        ("factor(Op,D,T,D) :- op(Op,sort), tensor_dim(Op,T,D,_), D = 0.", r"dimension 1 of .* has no"),
-        ("factor(Op,(D;7),T,D) :- op(Op,sort), tensor_dim(Op,T,D,_).", r"two factors at position 0"),
+        ("factor(Op,0,T,D) :- mine(Op), tensor_dim(Op,T,D,_).", r"factor 0 maps dimensions of"),
+        ("factor(Op,D,T,D) :- mine(Op), tensor_dim(Op,T,D,_), D = 0.", r"dimension 1 of .* has no"),
+        ("factor(Op,(D;7),T,D) :- mine(Op), tensor_dim(Op,T,D,_).", r"two factors at position 0"),
     ],
-)  # fmt: skip
-def test_rules_that_contradict_themselves(rule: str, message: str, tmp_path: pathlib.Path) -> None:
-    import jax.numpy as jnp
-
-    (tmp_path / "sort.lp").write_text(f"rule(sort).\n{rule}\n")
+)
+def test_rules_that_contradict_themselves(
+    rule: str, message: str, mystery: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "mystery.lp").write_text(f"{HEAD}{rule}\n")
     with pytest.raises(RuleError, match=message):
-        toast.analyze(lambda x: jnp.sort(x, axis=1), f32(64, 32), rules=[tmp_path])
+        toast.analyze(mystery, rules=[tmp_path])
 
 
 def test_solving_is_silent() -> None:

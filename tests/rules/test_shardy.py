@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import pathlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +24,11 @@ from toast.models import build
 #: Kinds on which we differ on purpose; the rule file says why.
 DELIBERATE = {
     "reshape": "a minor factor would leave strided pieces; sizes without a common divisor",
+    "convolution": "strided spatial dimensions; the kernel's window has its size, not 1",
+    "custom_call": "matrices behind a batch stay whole in place, where Shardy drops their dimension",
+    "rng_bit_generator": "numbers must not depend on the mesh",
+    "batch_norm_training": "partial variances do not add up",
+    "batch_norm_grad": "partial variances do not add up",
 }
 
 Shape = tuple[tuple[tuple[str, ...], ...], ...]
@@ -153,6 +160,24 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]] = 
     "softmax": (lambda x: jax.nn.softmax(x), (f32(64, 32),)),
     "clip": (lambda x: jnp.clip(x, 0.0, 1.0), (f32(4, 8),)),
     "where": (lambda x: jnp.where(x > 0, x, -x), (f32(4, 8),)),
+    "sort": (lambda x: jnp.sort(x, axis=1), (f32(64, 32),)),
+    "sort pairs": (lambda x: jnp.argsort(x, axis=0), (f32(64, 32),)),
+    "fft": (lambda x: jnp.fft.fft(x), (f32(4, 8),)),
+    "fft of matrices": (lambda x: jnp.fft.fft2(x), (f32(4, 8, 16),)),
+    "cumulative sum": (lambda x: jnp.cumsum(x, axis=1), (f32(64, 32),)),
+    "max pool": (
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+        (f32(8, 32, 32, 16),),
+    ),
+    "gradient of max pool": (
+        jax.grad(
+            lambda x: lax.reduce_window(
+                x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
+            ).sum()
+        ),
+        (f32(8, 32, 32, 16),),
+    ),
+    "cholesky": (lambda x: lax.linalg.cholesky(x, symmetrize_input=False), (f32(4, 8, 8),)),
     "outer": (lambda x, y: jnp.outer(x, y), (f32(4), f32(8))),
     "attention": (
         lambda q, k: jnp.einsum("bshd,bthd->bhst", q, k), (f32(2, 16, 4, 8), f32(2, 24, 4, 8)),
@@ -164,6 +189,52 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]] = 
 def test_ops_of_small_functions(case: str) -> None:
     function, shapes = CASES[case]
     assert compare(api.program_of(function, *shapes)) >= 1
+
+
+@pytest.mark.parametrize(("left", "shape"), [("true", "4x8x6"), ("false", "4x6x8")])
+def test_triangular_solve(left: str, shape: str, tmp_path: pathlib.Path) -> None:
+    types = f"tensor<4x8x8xf32>, tensor<{shape}xf32>"
+    (tmp_path / "solve.mlir").write_text(
+        f"func.func public @main(%a: tensor<4x8x8xf32>, %b: tensor<{shape}xf32>) "
+        f"-> tensor<{shape}xf32> {{\n"
+        f'  %0 = "stablehlo.triangular_solve"(%a, %b) <{{left_side = {left}, lower = true, '
+        "unit_diagonal = false, transpose_a = #stablehlo<transpose NO_TRANSPOSE>}> : "
+        f"({types}) -> tensor<{shape}xf32>\n  return %0 : tensor<{shape}xf32>\n}}\n"
+    )
+    assert compare(api.program_of(tmp_path / "solve.mlir")) == 1
+
+
+def einsum_of(function: Callable[..., Any], *shapes: jax.ShapeDtypeStruct) -> list[str]:
+    program = api.program_of(function, *shapes)
+    rules = solve_rules(program)
+    return [
+        rules[op.signature].einsum()
+        for op in program.ops
+        if program.signatures[op.signature].kind == "convolution"
+    ]
+
+
+def convolve(x: jax.Array, k: jax.Array, **options: Any) -> jax.Array:
+    return lax.conv_general_dilated(x, k, (1, 1), "SAME", **options)
+
+
+def test_convolutions() -> None:
+    """Where we differ from Shardy: written out."""
+    assert einsum_of(convolve, f32(8, 16, 32, 32), f32(64, 16, 3, 3)) == [
+        "([batch,input,space(0),space(1)],[output,input,window(0),window(1)]) -> "
+        "([batch,output,space(0),space(1)]) reduction={input} "
+        "need_replication={window(0),window(1)} permutation={space(0),space(1)}"
+    ]
+    grouped = functools.partial(convolve, feature_group_count=4)
+    assert einsum_of(grouped, f32(8, 16, 32, 32), f32(64, 4, 3, 3)) == [
+        "([batch,groupinput,space(0),space(1)],[groupoutput,input,window(0),window(1)]) -> "
+        "([batch,groupoutput,space(0),space(1)]) reduction={input} "
+        "need_replication={output,input,window(0),window(1)} permutation={space(0),space(1)}"
+    ]
+    (depthwise,) = einsum_of(
+        functools.partial(convolve, feature_group_count=16), f32(8, 16, 32, 32), f32(16, 1, 3, 3)
+    )
+    assert depthwise.startswith("([batch,groupinput,space(0),space(1)]")
 
 
 def test_every_op_of_the_transformer() -> None:
