@@ -1,4 +1,4 @@
-"""The command line: ``toast plan``, ``toast analyze``, ``toast verify``, ``toast models``."""
+"""The command line: ``toast plan``, ``analyze``, ``verify``, ``models`` and ``rules``."""
 
 from __future__ import annotations
 
@@ -282,6 +282,88 @@ def models() -> None:
     for name, entry in ZOO.items():
         table.add_row(name, entry.summary, " ".join(f"--{o}" for o in entry.options))
     _console().print(table)
+
+
+rules_app = typer.Typer(
+    help="Sharding rules: what there are, whether they are sound, and how they compare.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(rules_app, name="rules")
+
+
+@rules_app.command("list")
+@_errors
+def rules_list(rules: RulesOption = None) -> None:
+    """List every op kind and custom call target that has a rule, with its file."""
+    from toast.analysis import rule_entries
+
+    table = rich.table.Table("kind", "file")
+    for entry in rule_entries(rules or ()):
+        table.add_row(f"{'custom_call ' if entry.custom_call else ''}{entry.kind}", str(entry.file))
+    _console().print(table)
+
+
+@rules_app.command("check")
+@_errors
+def rules_check(
+    paths: Annotated[list[pathlib.Path], typer.Argument(help="Rule files, or folders of them.")],
+) -> None:
+    """Check rule files: syntax, declared predicates, safe variables, one rule per op, no code."""
+    from toast.analysis import rule_entries
+    from toast.analysis.rules import factor_files, user_files
+    from toast.logic import solve
+
+    files = user_files(paths)
+    rule_entries(paths)
+    solve(factor_files(files), "", ())
+    print(f"{len(files)} rule files are sound")
+
+
+@rules_app.command("annotate")
+@_errors
+def rules_annotate(
+    target: Target,
+    output: Annotated[
+        pathlib.Path | None, typer.Option("-o", "--output", help="Write here instead of printing.")
+    ] = None,
+    arg: ArgOption = None,
+    rules: RulesOption = None,
+) -> None:
+    """Write TARGET as StableHLO with our rule on every op, for Shardy's propagation to use."""
+    from toast import interchange, targets
+    from toast.errors import PlanError
+    from toast.files import write_all
+
+    text, count = interchange.annotated(targets.load(target, shapes=arg or ()), rules or ())
+    if output:
+        write_all({output: text}, PlanError)
+        print(f"{count} ops annotated in {output}")
+    else:
+        print(text)
+
+
+@rules_app.command("diff")
+@_errors
+def rules_diff(
+    target: Target,
+    arg: ArgOption = None,
+    rules: RulesOption = None,
+) -> None:
+    """Compare our rule with Shardy's for every op of TARGET, up to the names of factors.
+
+    Exits with code 1 when some differ.
+    """
+    from toast import interchange, targets
+
+    program = targets.load(target, shapes=arg or ())
+    compared, found = interchange.differences(program, rules or ())
+    for difference in found:
+        print(f"{difference.kind} at {difference.place}")
+        print(f"  ours:     {difference.ours}\n  Shardy's: {difference.shardys}")
+    print(f"{compared} ops compared, {len(found)} differ")
+    if found:
+        raise typer.Exit(1)
 
 
 def main() -> None:

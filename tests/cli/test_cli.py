@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -149,3 +150,46 @@ def test_help_names_every_option(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert "Usage" in result.stdout
+
+
+def test_rules_are_listed_with_their_files() -> None:
+    result = run("rules", "list")
+    assert result.exit_code == 0
+    assert re.search(r"dot_general\s+│ .*rules/ops/dot.lp", result.stdout)
+    assert "custom_call Sharding" in result.stdout
+
+
+def test_rules_are_checked(tmp_path: pathlib.Path) -> None:
+    good, bad, second = tmp_path / "good.lp", tmp_path / "bad.lp", tmp_path / "second.lp"
+    good.write_text("rule(my_op).\nfactor(Op,D,T,D) :- op(Op,my_op), tensor_dim(Op,T,D,_).\n")
+    assert run("rules", "check", good).stdout == "1 rule files are sound\n"
+    for path, text, message in (
+        (bad, "rule(my_op).\nfactor(Op,D,T,D) :- op(Op,my_op).\n", "bad.lp:2: unsafe variables"),
+        (bad, "rule(my_op).\nfacter(1).\n", "bad.lp:2: predicate facter/1 is not declared"),
+        (second, "rule(sort).\n", "second.lp: a second rule for sort, which"),
+    ):
+        path.write_text(text)
+        result = run("rules", "check", path)
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_rules_are_compared_with_shardys_and_written(tmp_path: pathlib.Path) -> None:
+    result = run("rules", "diff", "mlp")
+    assert result.exit_code == 0, result.output
+    assert "0 differ" in result.stdout
+    target = tmp_path / "mlp.mlir"
+    assert run("rules", "annotate", "mlp", "-o", target).exit_code == 0
+    assert "([i, k], [k, j])->([i, j])" in target.read_text()
+    shapes = ("--arg", "f32[8,16,32,32]", "--arg", "f32[64,16,3,3]")
+    differ = run("rules", "diff", "tests.cli.test_cli:convolve", *shapes)
+    assert differ.exit_code == 1
+    assert "convolution at " in differ.stdout
+    assert "1 differ" in differ.stdout
+
+
+def convolve(x: Any, k: Any) -> Any:
+    from jax import lax
+
+    return lax.conv(x, k, (1, 1), "SAME")

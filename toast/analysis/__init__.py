@@ -2,6 +2,15 @@
 
 from toast.analysis.analysis import Analysis, Resolution, analyze_program
 from toast.analysis.names import Names
-from toast.analysis.rules import Factor, SignatureRule
+from toast.analysis.rules import Factor, RuleEntry, SignatureRule, rule_entries
 
-__all__ = ["Analysis", "Factor", "Names", "Resolution", "SignatureRule", "analyze_program"]
+__all__ = [
+    "Analysis",
+    "Factor",
+    "Names",
+    "Resolution",
+    "RuleEntry",
+    "SignatureRule",
+    "analyze_program",
+    "rule_entries",
+]

@@ -40,11 +40,14 @@ class Factor:
     combiner: str
     need_replication: bool
     permutation: bool
+    #: It is not the major-most factor of some dimension, so that sharding it would leave devices
+    #: with strided pieces.
+    minor: bool
 
     @property
     def shardable(self) -> bool:
         """Whether a mesh axis can lie on it at all."""
-        return self.size > 1 and not self.need_replication
+        return self.size > 1 and not self.need_replication and not self.minor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,8 +185,8 @@ def _signature_rule(
         found = sizes.get(factor, set())
         size = max((int(s) for s in found), default=1)  # type: ignore[arg-type]
         permutation = (number, factor) in permuted
-        whole = (number, factor) in replicated or factor in blocked
-        if not (permutation or whole) and divisors.get(factor, size) != size:
+        whole = (number, factor) in replicated
+        if not (permutation or whole or factor in blocked) and divisors.get(factor, size) != size:
             raise RuleError(
                 f"rule of {signature.kind}: factor {show_term(factor)} maps dimensions of "
                 f"different size ({size} and others); split it, or mark it permutation"
@@ -196,9 +199,39 @@ def _signature_rule(
                 combiner=combiners.get((number, factor), ""),
                 need_replication=whole,
                 permutation=permutation,
+                minor=factor in blocked,
             )
         )
     return SignatureRule(tuple(factors), tuple(sides["operand"]), tuple(sides["result"]), missing)
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleEntry:
+    """An op kind (or the target of a custom call) that a file has a rule for."""
+
+    kind: str
+    file: pathlib.Path
+    custom_call: bool
+
+
+def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, ...]:
+    """Every kind that the shipped rules and ``rules`` know, sorted, with its file.
+
+    Raises :class:`toast.errors.RuleError` when two files have a rule for one kind.
+    """
+    schema, _, *shipped = factor_files()
+    found: dict[tuple[str, bool], pathlib.Path] = {}
+    for file in (*shipped, *user_files(rules)):
+        atoms = solve([schema, file], "", ("rule/1", "custom_call_rule/1"))
+        keys = {(show_term(kind), False) for (kind,) in atoms["rule/1"]}
+        keys |= {(show_term(target), True) for (target,) in atoms["custom_call_rule/1"]}
+        for key in sorted(keys):
+            if key in found:
+                raise RuleError(
+                    f"{file}: a second rule for {key[0]}, which {found[key]} has; keep one of them"
+                )
+            found[key] = file
+    return tuple(RuleEntry(kind, file, custom) for (kind, custom), file in sorted(found.items()))
 
 
 @functools.cache

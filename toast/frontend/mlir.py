@@ -527,3 +527,37 @@ def forget_shardings_of_ops(module: ir.Module) -> None:
     for op in main_function(module, "module").operation.regions[0].blocks[0].operations:
         if "sdy.sharding" in op.operation.attributes:
             del op.operation.attributes["sdy.sharding"]
+
+
+# -- attributes by place -------------------------------------------------------------------------
+
+
+def _walk(block: Any) -> Iterator[Any]:
+    for op in block.operations:
+        yield op.operation
+        for region in op.operation.regions:
+            for inner in region.blocks:
+                yield from _walk(inner)
+
+
+def walk_order(module: ir.Module) -> dict[Any, int]:
+    """The number of each operation in a walk over the module; the same for a clone of it."""
+    return {operation: number for number, operation in enumerate(_walk(module.body))}
+
+
+def attribute_texts(module: ir.Module, name: str) -> dict[int, str]:
+    """The attribute called ``name`` of each operation that has it, by number in the walk."""
+    return {
+        number: str(operation.attributes[name])
+        for operation, number in walk_order(module).items()
+        if name in operation.attributes
+    }
+
+
+def set_attributes(module: ir.Module, name: str, texts: Mapping[int, str]) -> None:
+    """Set the attribute called ``name``, given as text, by number in the walk."""
+    with module.context:
+        for operation, number in walk_order(module).items():
+            if number in texts:
+                operation.attributes[name] = ir.Attribute.parse(texts[number])
+    module.operation.verify()
