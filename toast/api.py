@@ -153,7 +153,7 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     peak = CostModel(Space(analysis, mesh), machine).initial_peak
     return dataclasses.replace(
         machine,
-        memory_limit_bytes=1.5 * peak / mesh.devices,
+        memory_limit_bytes=max(1.0, 1.5 * peak / mesh.devices),
         interconnect=dataclasses.replace(
             machine.interconnect, latency_s=0.0, network_latency_s=0.0
         ),

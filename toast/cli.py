@@ -17,6 +17,7 @@ import rich.progress
 import rich.table
 import typer
 
+from toast.analysis import Analysis
 from toast.errors import ToastError
 from toast.units import size_text
 
@@ -98,6 +99,30 @@ def _progress() -> Iterator[Callable[[Any], None]]:
         yield show
 
 
+def _analyzed(
+    target: str,
+    layers: int | None,
+    sequence: int | None,
+    batch: int | None,
+    arg: list[str] | None,
+    rules: list[pathlib.Path] | None,
+    progress: Callable[[Any], None],
+    *,
+    small: bool = False,
+) -> Analysis:
+    """The analysis of TARGET, its seconds of lowering included."""
+    from toast import api, targets
+
+    progress("lowering")
+    begin = time.perf_counter()
+    options = {"layers": layers, "sequence": sequence, "batch": batch}
+    program = targets.load(target, options=options, shapes=arg or (), small=small)
+    lowering = time.perf_counter() - begin
+    analysis = api.analyze(program, rules=rules or (), progress=progress)
+    analysis.seconds["lowering"] = lowering
+    return analysis
+
+
 def _warn(lines: list[str]) -> None:
     for line in lines:
         print(f"toast: note: {line}", file=sys.stderr)
@@ -129,7 +154,7 @@ def plan(
     ] = None,
 ) -> None:
     """Find the best sharding of TARGET on a mesh and explain it."""
-    from toast import api, report, targets
+    from toast import api, report
     from toast.errors import PlanError
     from toast.files import write_all
     from toast.hardware import Mesh, load
@@ -137,15 +162,7 @@ def plan(
 
     parsed, machine = Mesh.parse(mesh), load(hardware)
     with _progress() as progress:
-        progress("lowering")
-        begin = time.perf_counter()
-        program = targets.load(
-            target, options={"layers": layers, "sequence": sequence, "batch": batch},
-            shapes=arg or (),
-        )  # fmt: skip
-        lowering = time.perf_counter() - begin
-        analysis = api.analyze(program, rules=rules or (), progress=progress)
-        analysis.seconds["lowering"] = lowering
+        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress)
         made = api.plan(
             analysis,
             mesh=parsed,
@@ -185,20 +202,12 @@ def analyze(
     ] = None,
 ) -> None:
     """Print the counts of TARGET's analysis: names, colors, conflicts, groups; and stage times."""
-    from toast import api, report, targets
+    from toast import report
     from toast.errors import PlanError
     from toast.files import write_all
 
     with _progress() as progress:
-        progress("lowering")
-        begin = time.perf_counter()
-        program = targets.load(
-            target, options={"layers": layers, "sequence": sequence, "batch": batch},
-            shapes=arg or (),
-        )  # fmt: skip
-        lowering = time.perf_counter() - begin
-        analysis = api.analyze(program, rules=rules or (), progress=progress)
-        analysis.seconds["lowering"] = lowering
+        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress)
     _warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if facts:
@@ -241,22 +250,17 @@ def verify(
     if parsed.devices > 256:
         raise MeshError(f"mesh {mesh}: verify runs on at most 256 CPU devices; use a smaller mesh")
     _use_cpu_devices(parsed.devices)
-    from toast import api, report, targets
+    from toast import api, report
     from toast.hardware import load
     from toast.search import Settings
 
     with _progress() as progress:
-        progress("lowering")
-        program = targets.load(
-            target, options={"layers": layers, "sequence": sequence, "batch": batch},
-            shapes=arg or (), small=True,
-        )  # fmt: skip
-        analysis = api.analyze(program, rules=rules or (), progress=progress)
+        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress, small=True)
         made = api.plan(
             analysis, mesh=parsed, hardware=api.small_scale(analysis, parsed, load(hardware)),
             settings=Settings(seed=seed), progress=progress,
         )  # fmt: skip
-        progress(f"running {program.name} on {parsed.devices} devices")
+        progress(f"running {analysis.program.name} on {parsed.devices} devices")
         verification = made.verify(seed=seed)
     _console().print(report.verification_table(made, verification))
     if not verification.equal:

@@ -201,3 +201,20 @@ def test_plan_is_plain_data() -> None:
     assert list(frame.columns) == ["argument", "shape", "dtype", "spec"]
     assert len(frame) == len(plan.arguments)
     assert np.isfinite(data["cost"])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x,
+        lambda x: (x * 2, x * 2, x),
+        lambda x: jnp.arange(64.0),
+        lambda x: x[:0],
+        lambda x: jax.lax.scan(lambda c, _: (c * 2, None), x, length=0)[0],
+    ],
+)  # fmt: skip
+def test_odd_programs_have_plans_that_run(function: object) -> None:
+    analysis = toast.analyze(function, f32(64, 64))
+    mesh = Mesh.parse("d=4,m=2")
+    machine = toast.api.small_scale(analysis, mesh, load("h100"))
+    assert toast.plan(analysis, mesh=mesh, hardware=machine).verify().equal

@@ -13,9 +13,11 @@ from toast.errors import PlanError
 from toast.frontend import Program
 from toast.frontend.mlir import Source
 
-#: Largest relative error that counts as equal, by element type: a few roundings of sums that are
-#: taken in another order.  Integers and booleans must be identical.
-TOLERANCE = {"f64": 1e-12, "f32": 1e-5, "f16": 1e-2, "bf16": 3e-2}
+#: Largest relative error that counts as equal, by the coarsest element type that the program
+#: computes in: a few roundings of sums that are taken in another order.  Integers and booleans must
+#: be identical.
+TOLERANCE = {"f64": 1e-12, "c128": 1e-12, "f32": 1e-5, "c64": 1e-5, "f16": 1e-2, "bf16": 3e-2}
+_COARSEST = 0.2  # 8-bit floats and smaller
 
 #: Bytes of arguments and results beyond which a run on this machine is refused.
 _LARGEST_RUN = 4 * 2**30
@@ -89,24 +91,29 @@ def verify(
     arguments = random_arguments(program, seed)
     expected = flat_jit(program, program.source.module, None, None)(*arguments)
     actual = sharded.run_flat(arguments)
+    limit = _tolerance(program) if rtol is None else rtol
     outputs = tuple(
-        _check(path, np.asarray(a), np.asarray(e), rtol)
+        _check(path, np.asarray(a), np.asarray(e), limit)
         for path, a, e in zip(program.results, actual, expected, strict=True)
     )
     return Verification(outputs, collectives_in(sharded.compiled_text()))
 
 
-def _check(path: str, actual: Any, expected: Any, rtol: float | None) -> OutputCheck:
-    name = str(expected.dtype)
-    kinds = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+def _tolerance(program: Program) -> float:
+    found = {value.type.dtype for value in program.values}
+    floats = {name for name in found if name[0] in "fbc"}
+    return max((TOLERANCE.get(name, _COARSEST) for name in floats), default=0.0)
+
+
+def _check(path: str, actual: Any, expected: Any, limit: float) -> OutputCheck:
     if expected.dtype.kind in "biu":
         same = bool((actual == expected).all())
         return OutputCheck(path, 0.0 if same else np.inf, 0.0 if same else np.inf, same)
     wide = np.complex128 if expected.dtype.kind == "c" else np.float64
     a, e = actual.astype(wide), expected.astype(wide)
-    error = float(np.abs(a - e).max(initial=0.0))
-    scale = float(np.abs(e).max(initial=0.0))
+    finite = np.isfinite(e)
+    alike = bool((np.isfinite(a) == finite).all())
+    error = float(np.abs(a - e)[finite & np.isfinite(a)].max(initial=0.0))
+    scale = float(np.abs(e[finite]).max(initial=0.0))
     relative = error / scale if scale else error
-    limit = TOLERANCE.get(kinds.get(name, ""), 1e-5) if rtol is None else rtol
-    finite = bool(np.isfinite(e).all())
-    return OutputCheck(path, error, relative, finite and relative <= limit)
+    return OutputCheck(path, error, relative, alike and relative <= limit)

@@ -154,8 +154,11 @@ class CostModel:
 
     def cost(self, prices: Prices, memory_bytes: float) -> Floats:
         """C(s) = RT(s) + MP(s), relative to the unsharded program (4.5): ``[S]``."""
-        over = np.maximum(prices.peak_bytes - memory_bytes, 0.0) / self.initial_peak
-        return np.asarray(prices.seconds / self.initial_seconds + MEMORY_WEIGHT * over)
+        # A program that takes no time, or no memory, is as good as any other of its kind.
+        tiny = np.finfo(np.float64).tiny
+        time = (prices.seconds + tiny) / (self.initial_seconds + tiny)
+        over = np.maximum(prices.peak_bytes - memory_bytes, 0.0) / max(self.initial_peak, 1.0)
+        return np.asarray(time + MEMORY_WEIGHT * over)
 
     def _matmul_seconds(self, layout: Layout) -> Floats:
         t = self.tables

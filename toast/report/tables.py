@@ -76,7 +76,7 @@ def plan_cost_before(plan: Plan) -> float:
     """C of the unsharded program: 1, plus the memory penalty if it does not fit."""
     from toast.cost.model import MEMORY_WEIGHT
 
-    over = max(plan.before.peak_bytes - plan.memory_bytes, 0.0) / plan.before.peak_bytes
+    over = max(plan.before.peak_bytes - plan.memory_bytes, 0.0) / max(plan.before.peak_bytes, 1.0)
     return 1.0 + MEMORY_WEIGHT * over
 
 

@@ -100,7 +100,7 @@ class Space:
         active = np.array([
             group.dimensions >= min_dimensions and self._divides(names.divisor[self.names_of(g)])
             for g, group in enumerate(self.color_groups)
-        ])  # fmt: skip
+        ], dtype=bool)  # fmt: skip
         touched = names.shardable & active[self._group_of_name]
         behaviour = _behaviours(self._group_of_name, wanted, touched)
         self.classes = _classes(analysis, behaviour, collapse)
