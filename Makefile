@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench clean
+.PHONY: demo test bench prove clean
 
 demo: $(VENV)/.installed
 	$(BIN)/toast plan t2b --mesh data=4,model=4 --hardware tpu-v5e
@@ -17,6 +17,9 @@ test: $(VENV)/.tested
 
 bench: $(VENV)/.tested
 	$(BIN)/python benchmarks/pipeline.py
+
+prove: $(VENV)/.tested
+	$(BIN)/python benchmarks/prove.py
 
 $(VENV)/.created:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "TOAST needs Python 3.11 or newer; try make PYTHON=python3.12")'

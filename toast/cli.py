@@ -370,6 +370,35 @@ def rules_diff(
         raise typer.Exit(1)
 
 
+@rules_app.command("prove")
+@_errors
+def rules_prove(
+    target: Target,
+    arg: ArgOption = None,
+    rules: RulesOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Run every distinct op of TARGET (a model in its small form) whole and in shards, and compare.
+
+    Exits with code 1 when some rule is wrong.
+    """
+    from toast import prove, targets
+
+    with _progress() as progress:
+        progress("running ops")
+        program = targets.load(target, shapes=arg or (), small=True)
+        proofs = prove.prove(program, rules or (), seed=seed)
+    table = rich.table.Table("kind", "instances", "factors proven", "wrong", "not run")
+    for row in prove.tally(proofs):
+        table.add_row(row.kind, *map(str, (row.instances, row.proven, row.wrong, row.skipped)))
+    _console().print(table)
+    for proof in proofs:
+        if proof.wrong:
+            print(f"{program.describe(proof.op)}: factor {proof.factor}: {proof.outcome}")
+    if any(proof.wrong for proof in proofs):
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Entry point of the ``toast`` command."""
     app()

@@ -91,7 +91,7 @@ def verify(
     arguments = random_arguments(program, seed)
     expected = flat_jit(program, program.source.module, None, None)(*arguments)
     actual = sharded.run_flat(arguments)
-    limit = _tolerance(program) if rtol is None else rtol
+    limit = tolerance(program) if rtol is None else rtol
     outputs = tuple(
         _check(path, np.asarray(a), np.asarray(e), limit)
         for path, a, e in zip(program.results, actual, expected, strict=True)
@@ -99,7 +99,8 @@ def verify(
     return Verification(outputs, collectives_in(sharded.compiled_text()))
 
 
-def _tolerance(program: Program) -> float:
+def tolerance(program: Program) -> float:
+    """The largest relative error that counts as equal for a program; see :data:`TOLERANCE`."""
     found = {value.type.dtype for value in program.values}
     floats = {name for name in found if name[0] in "fbc"}
     return max((TOLERANCE.get(name, _COARSEST) for name in floats), default=0.0)

@@ -561,3 +561,44 @@ def set_attributes(module: ir.Module, name: str, texts: Mapping[int, str]) -> No
             if number in texts:
                 operation.attributes[name] = ir.Attribute.parse(texts[number])
     module.operation.verify()
+
+
+# -- single ops ----------------------------------------------------------------------------------
+
+
+def generic_text(operation: Any) -> str:
+    """An operation in MLIR's generic form, without locations."""
+    return str(operation.get_asm(print_generic_op_form=True, use_local_scope=True))
+
+
+def type_text(type_: TensorType) -> str:
+    """A tensor type as MLIR writes it."""
+    element = {"c64": "complex<f32>", "c128": "complex<f64>"}.get(type_.dtype, type_.dtype)
+    if found := re.fullmatch(r"f8e(\w+)", element):
+        element = "f8E" + found[1].replace("m", "M").replace("fn", "FN")
+    return f"tensor<{''.join(f'{size}x' for size in type_.shape)}{element}>"
+
+
+def module_of_op(text: str, operands: list[str], results: list[str]) -> ir.Module:
+    """A module whose main function is one op, given in generic form, at other operand types.
+
+    Raises :class:`TargetError` when the op does not verify at these types.
+    """
+    start = text.index('"')
+    opened = text.index("(", start)
+    closed = text.index(")", opened)
+    end = text.rindex(" : (")
+    parameters = ", ".join(f"%p{i}: {type_}" for i, type_ in enumerate(operands))
+    used = ", ".join(f"%p{i}" for i in range(len(operands)))
+    made = ", ".join(f"%r#{i}" if len(results) > 1 else "%r" for i in range(len(results)))
+    count = f":{len(results)}" if len(results) > 1 else ""
+    types = ", ".join(results)
+    body = (
+        f"%r{count} = {text[start : opened + 1]}{used}{text[closed:end]}"
+        f" : ({', '.join(operands)}) -> ({types})"
+    )
+    return parse(
+        f"func.func public @main({parameters}) -> ({types}) {{\n{body}\n"
+        f"func.return {made} : {types}\n}}\n",
+        "op",
+    )
