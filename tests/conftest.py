@@ -1,4 +1,7 @@
-"""Eight CPU devices for every test; set before jax is imported."""
+"""Eight CPU devices for every test: the flag is set, and read by XLA, before any test runs.
+
+Commands under test set it too, for a process of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,3 +9,7 @@ import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+
+assert len(jax.devices()) == 8
