@@ -21,7 +21,8 @@ from toast.prove import prove, tally
 def main() -> int:
     """Prove, print, and say whether all is well."""
     programs = {name: api.program_of(f, *shapes) for name, (f, shapes) in PROGRAMS.items()}
-    programs |= {name: api.program_of(build(name, small=True)) for name in ZOO}
+    small = [name for name in ZOO if name != "t2b"]  # whose small form is t2b-tiny
+    programs |= {name: api.program_of(build(name, small=True)) for name in small}
     proofs = []
     for number, (name, program) in enumerate(programs.items()):
         print(f"[{number + 1}/{len(programs)}] {name}", file=sys.stderr)
