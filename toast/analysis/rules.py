@@ -80,15 +80,11 @@ class SignatureRule:
         return text
 
 
-def factor_files(extra: Sequence[pathlib.Path] = ()) -> list[pathlib.Path]:
-    """The rule files that derive factors: shipped ones, then the user's."""
+def factor_files() -> list[pathlib.Path]:
+    """The shipped files that derive factors: the schema, what rules share, then the op rules."""
     rules = directory("rules")
-    return [
-        directory("facts") / "schema.lp",
-        rules / "factors.lp",
-        *sorted((rules / "ops").glob("*.lp")),
-        *extra,
-    ]
+    ops = sorted((rules / "ops").glob("*.lp"))
+    return [directory("facts") / "schema.lp", rules / "factors.lp", *ops]
 
 
 def user_files(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
@@ -108,10 +104,11 @@ def solve_rules(
 ) -> tuple[SignatureRule, ...]:
     """The rule of each of ``program.signatures``.
 
-    ``rules`` lists further rule files or folders.  Raises :class:`toast.errors.RuleError` when a
-    rule contradicts itself: a factor with dimensions of different size, or a dimension without.
+    ``rules`` lists further rule files or folders; a later file's rule for a kind takes the place of
+    all earlier ones.  Raises :class:`toast.errors.RuleError` when a rule contradicts itself: a
+    factor with dimensions of different size, or a dimension without.
     """
-    atoms = solve(factor_files(user_files(rules)), Relations(program).signatures_to_lp(), _SHOW)
+    atoms = _solve_by_file(program, user_files(rules))
     places: dict[Term, list[tuple[Term, ...]]] = defaultdict(list)
     for op, factor, tensor, d, position in atoms["factor/5"]:
         places[op].append((factor, tensor, d, position))
@@ -135,6 +132,33 @@ def solve_rules(
         )
         for number, signature in enumerate(program.signatures)
     )
+
+
+def _solve_by_file(
+    program: Program, files: Sequence[pathlib.Path]
+) -> dict[str, list[tuple[Term, ...]]]:
+    """The atoms of every signature, each from the file whose rule holds for its kind."""
+    shipped = factor_files()
+    owner = {key: file for file in files for key in _known(file)}
+    numbers: dict[pathlib.Path | None, list[int]] = defaultdict(list)
+    for number, signature in enumerate(program.signatures):
+        target = signature.attribute("call_target_name")
+        key = (str(target), True) if signature.kind == "custom_call" else (signature.kind, False)
+        numbers[owner.get(key)].append(number)
+    atoms: dict[str, list[tuple[Term, ...]]] = {shown: [] for shown in _SHOW}
+    relations = Relations(program)
+    for file, chosen in numbers.items():
+        used = shipped if file is None else [*shipped[:2], file]
+        for shown, found in solve(used, relations.signatures_to_lp(chosen), _SHOW).items():
+            atoms[shown] += found
+    return atoms
+
+
+def _known(file: pathlib.Path) -> set[tuple[str, bool]]:
+    """The kinds, and the targets of custom calls (True), that a file has a rule for."""
+    atoms = solve([directory("facts") / "schema.lp", file], "", ("rule/1", "custom_call_rule/1"))
+    known = {(show_term(kind), False) for (kind,) in atoms["rule/1"]}
+    return known | {(show_term(target), True) for (target,) in atoms["custom_call_rule/1"]}
 
 
 def _signature_rule(
@@ -215,23 +239,22 @@ class RuleEntry:
 
 
 def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, ...]:
-    """Every kind that the shipped rules and ``rules`` know, sorted, with its file.
+    """Every kind that the shipped rules and ``rules`` know, sorted, with the file that holds.
 
-    Raises :class:`toast.errors.RuleError` when two files have a rule for one kind.
+    Raises :class:`toast.errors.RuleError` when two files of ``rules`` have a rule for one kind.
     """
-    schema, _, *shipped = factor_files()
-    found: dict[tuple[str, bool], pathlib.Path] = {}
-    for file in (*shipped, *user_files(rules)):
-        atoms = solve([schema, file], "", ("rule/1", "custom_call_rule/1"))
-        keys = {(show_term(kind), False) for (kind,) in atoms["rule/1"]}
-        keys |= {(show_term(target), True) for (target,) in atoms["custom_call_rule/1"]}
-        for key in sorted(keys):
-            if key in found:
+    _, _, *shipped = factor_files()
+    found = {key: file for file in shipped for key in _known(file)}
+    users: dict[tuple[str, bool], pathlib.Path] = {}
+    for file in user_files(rules):
+        for key in sorted(_known(file)):
+            if key in users:
                 raise RuleError(
-                    f"{file}: a second rule for {key[0]}, which {found[key]} has; keep one of them"
+                    f"{file}: a second rule for {key[0]}, which {users[key]} has; keep one of them"
                 )
-            found[key] = file
-    return tuple(RuleEntry(kind, file, custom) for (kind, custom), file in sorted(found.items()))
+            users[key] = file
+    entries = {**found, **users}
+    return tuple(RuleEntry(kind, file, custom) for (kind, custom), file in sorted(entries.items()))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pandas as pd
@@ -99,15 +99,17 @@ class Relations:
         lines += [f"tied({op},{other})." for op, other in program.ties]
         return "\n".join(lines) + "\n"
 
-    def signatures_to_lp(self) -> str:
-        """One representative op per distinct signature.
+    def signatures_to_lp(self, numbers: Iterable[int] | None = None) -> str:
+        """One representative op per distinct signature, or per signature in ``numbers``.
 
         An op rule sees only its own op's facts, so the factors of a representative are those of
         every op with its signature; each operand is a value of its own here.
         """
         lines: list[str] = []
         first = 0
-        for number, signature in enumerate(self.program.signatures):
+        signatures = self.program.signatures
+        for number in range(len(signatures)) if numbers is None else numbers:
+            signature = signatures[number]
             count = len(signature.operands)
             operands = range(first, first + count)
             results = range(first + count, first + count + len(signature.results))
