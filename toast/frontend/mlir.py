@@ -15,7 +15,7 @@ from typing import Any
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.lib import _jax as jax_extension
 from jaxlib.mlir import ir, passmanager
-from jaxlib.mlir.dialects import sdy, stablehlo
+from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from toast.errors import TargetError
 from toast.frontend.program import Attribute, Location, TensorType
@@ -27,7 +27,7 @@ _BARE_DIALECT = "stablehlo."
 _IGNORED = frozenset({
     "precision_config", "algorithm", "compare_type", "indices_are_sorted", "unique_indices",
     "value", "backend_config", "operand_layouts", "result_layouts", "api_version",
-    "sdy.sharding", "sdy.sharding_rule", "mhlo.sharding", "mhlo.frontend_attributes",
+    "sdy.sharding", "sdy.sharding_rule", "mhlo.sharding",
     "result_accuracy", "channel_handle",
 })  # fmt: skip
 
@@ -52,6 +52,11 @@ _STRUCTS: dict[str, tuple[Callable[[ir.Attribute], Any], tuple[str, ...]]] = {
         "kernel_input_feature_dimension", "kernel_output_feature_dimension",
         "kernel_spatial_dimensions", "output_batch_dimension", "output_feature_dimension",
         "output_spatial_dimensions",
+    )),
+    "#chlo.ragged_dot<": (chlo.RaggedDotDimensionNumbers, (
+        "lhs_batching_dimensions", "rhs_batching_dimensions",
+        "lhs_contracting_dimensions", "rhs_contracting_dimensions",
+        "lhs_ragged_dimensions", "rhs_group_dimensions",
     )),
 }  # fmt: skip
 
@@ -310,6 +315,11 @@ class AttributeReader:
 
 
 def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]]:
+    if name == "mhlo.frontend_attributes":
+        # What JAX says of a custom call: how many leading dimensions are a batch.
+        if "num_batch_dims" in attribute:
+            yield "num_batch_dims", int(attribute["num_batch_dims"].value)
+        return
     text = str(attribute)
     for prefix, (struct, fields) in _STRUCTS.items():
         if text.startswith(prefix):
@@ -333,24 +343,28 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
 
 
 def _combiner(region: Any) -> str:
-    """The reduction a region performs, ``other`` if it is not a single known op."""
+    """The reduction a region performs, ``other`` if it is not one known op for all its values."""
     blocks = list(region.blocks)
     if len(blocks) != 1:
         return "other"
-    block = blocks[0]
-    ops = [op.operation for op in block.operations]
-    if (
-        len(ops) == 1
-        and len(block.arguments) == 2
-        and list(ops[0].operands) == [block.arguments[1]]
-    ):
-        return "replace"
-    if len(ops) != 2 or len(block.arguments) != 2:
+    *combine, finish = [op.operation for op in blocks[0].operations]
+    arguments, returned = list(blocks[0].arguments), list(finish.operands)
+    count = len(returned)
+    if len(arguments) != 2 * count:
         return "other"
-    combine, finish = ops
-    uses_both = set(combine.operands) == set(block.arguments)
-    returns_it = list(finish.operands) == list(combine.results)
-    return _COMBINERS.get(combine.name, "other") if uses_both and returns_it else "other"
+    if returned == arguments[count:]:
+        return "replace"
+    pairs = zip(arguments[:count], arguments[count:], strict=True)
+    made = {
+        result: (_COMBINERS.get(operation.name, "other"), list(operation.operands))
+        for operation in combine
+        for result in operation.results
+    }
+    names = set()
+    for value, pair in zip(returned, pairs, strict=True):
+        name, operands = made.get(value, ("other", []))
+        names.add(name if operands in (list(pair), list(pair)[::-1]) else "other")
+    return names.pop() if len(names) == 1 else "other"
 
 
 def location(operation: Any) -> Location:
