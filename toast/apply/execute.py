@@ -24,6 +24,8 @@ _COLLECTIVE = re.compile(
     r"\s(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
 )
 
+_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
+
 _NUMPY = {"i1": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
 
 
@@ -72,6 +74,25 @@ def _calling(program: Program) -> Calling | None:
     return getattr(program.source, "calling", None)
 
 
+def _specs(specs: Sequence[Spec], avals: Sequence[Any]) -> list[jax.sharding.PartitionSpec]:
+    """PartitionSpecs for JAX's arrays; those of random keys hide the dimensions of their words."""
+    return [_partition(spec[: len(a.shape)]) for spec, a in zip(specs, avals, strict=True)]
+
+
+def _is_key(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def _wrapped(result: Any, aval: Any) -> Any:
+    """A flat result as the function returned it: the words of random keys become keys again."""
+    if not _is_key(aval):
+        return result
+    implementation: list[Any] = []
+    jax.eval_shape(lambda key: implementation.append(jax.random.key_impl(key)), aval)
+    return jax.random.wrap_key_data(result, impl=implementation[0])
+
+
 def in_shardings(program: Program, shardings: Shardings) -> Any:
     """PartitionSpecs in the structure of the arguments.
 
@@ -79,19 +100,38 @@ def in_shardings(program: Program, shardings: Shardings) -> Any:
     a function planned with keyword arguments the pair of that tuple and their dictionary; for a
     program from a file a flat tuple.
     """
-    flat = [_partition(shardings.of(program, v)) for v in program.argument_values]
+    specs = [shardings.of(program, v) for v in program.argument_values]
     calling = _calling(program)
     if calling is None:
-        return tuple(flat)
-    positional, keywords = jax.tree.unflatten(calling.in_tree, flat)
+        return tuple(_partition(spec) for spec in specs)
+    positional, keywords = jax.tree.unflatten(calling.in_tree, _specs(specs, calling.in_avals))
     return (positional, keywords) if keywords else positional
 
 
 def out_shardings(program: Program, shardings: Shardings) -> Any:
     """PartitionSpecs in the structure of the result; a flat tuple for a program from a file."""
-    flat = [_partition(spec) for spec in shardings.results]
     calling = _calling(program)
-    return tuple(flat) if calling is None else jax.tree.unflatten(calling.out_tree, flat)
+    if calling is None:
+        return tuple(_partition(spec) for spec in shardings.results)
+    return jax.tree.unflatten(calling.out_tree, _specs(shardings.results, calling.out_avals))
+
+
+def word_size(program: Program) -> contextlib.AbstractContextManager[Any]:
+    """Where arguments and results keep their 64 bits, whatever JAX's own setting.
+
+    Everything that lowers or calls what :func:`flat_jit` makes has to stand in it.
+    """
+    outside = (*program.argument_values, *program.result_values)
+    wide = any(numpy_dtype(program.values[v].type.dtype).name in _WIDE for v in outside)
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+def _platform(mesh: jax.sharding.Mesh | None) -> str:
+    """The platform to compile for: that of the mesh's devices, which need not be JAX's default."""
+    platform = jax.default_backend() if mesh is None else str(mesh.devices.flat[0].platform)
+    if platform == jax.default_backend():
+        return str(jax.export.default_export_platform())
+    return {"gpu": "cuda"}.get(platform, platform)
 
 
 def flat_jit(
@@ -100,7 +140,8 @@ def flat_jit(
     """``jax.jit`` of a module over flat arguments, sharded as told or on one device.
 
     The module travels inside a ``jax.export.Exported`` made for a stub of the same signature: JAX
-    then compiles, places and donates as for any function.
+    then compiles, places and donates as for any function.  It is a portable artifact, the form JAX
+    reads back, written so that ops of other dialects (CHLO, Shardy) may stand in it as they are.
     """
     types = [program.values[v].type for v in program.argument_values]
     outs = [_aval(program.values[v].type) for v in program.result_values]
@@ -108,9 +149,10 @@ def flat_jit(
     def stub(*_arguments: Any) -> list[Any]:
         return [jax.numpy.zeros(o.shape, o.dtype) for o in outs]
 
-    exported = jax.export.export(
-        jax.jit(stub, keep_unused=True), platforms=[jax.export.default_export_platform()]
-    )(*map(_aval, types))
+    with word_size(program):
+        exported = jax.export.export(jax.jit(stub, keep_unused=True), platforms=[_platform(mesh)])(
+            *map(_aval, types)
+        )
     exported = dataclasses.replace(
         exported,
         fun_name=re.sub(r"\W", "_", program.name),
@@ -160,16 +202,26 @@ class Runnable:
         results = self.run_flat(self._flatten(arguments, keywords))
         if self._calling is None:
             return results
-        return jax.tree.unflatten(self._calling.out_tree, results)
+        wrapped = map(_wrapped, results, self._calling.out_avals)
+        return jax.tree.unflatten(self._calling.out_tree, wrapped)
 
     def run_flat(self, arguments: Sequence[Any]) -> list[Any]:
         """Run on flat arguments; results are flat too."""
-        placed = [
-            jax.device_put(leaf, _named(self.mesh, self.shardings.of(self._program, v)))
-            for leaf, v in zip(arguments, self._program.argument_values, strict=True)
-        ]
-        with _quiet_donation():
-            return list(self._jit(*placed))
+        with word_size(self._program), _quiet_donation():
+            return list(self._jit(*map(self._place, range(len(arguments)), arguments)))
+
+    def _place(self, index: int, leaf: Any) -> Any:
+        """Argument ``index`` on the mesh as planned."""
+        value = self._program.argument_values[index]
+        type_ = self._program.values[value].type
+        leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        shape, dtype = np.shape(leaf), jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(leaf))
+        if shape != type_.shape or dtype != numpy_dtype(type_.dtype):
+            raise PlanError(
+                f"{self._program.name}: argument {self._program.arguments[index]} was planned as "
+                f"{type_}, got {dtype.name}{list(shape)}; pass it as planned or plan again"
+            )
+        return jax.device_put(leaf, _named(self.mesh, self.shardings.of(self._program, value)))
 
     def _flatten(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
         if self._calling is None:
@@ -192,7 +244,8 @@ class Runnable:
     def lower(self) -> Any:
         """JAX's lowering of the sharded program, as ``jax.jit(...).lower``."""
         types = [self._program.values[v].type for v in self._program.argument_values]
-        return self._jit.lower(*map(_aval, types))
+        with word_size(self._program):
+            return self._jit.lower(*map(_aval, types))
 
     def compiled_text(self) -> str:
         """XLA's optimised program for one device, with its collectives."""

@@ -30,11 +30,32 @@ class Shardings:
         rank = len(program.values[value].type.shape)
         return self.values.get(value, ((),) * rank)
 
+    def _check_places(self, program: Program) -> None:
+        """Every sharding is of a value, operand or result that the program has."""
+        if len(self.results) != len(program.results):
+            raise PlanError(
+                f"{program.name} has {len(program.results)} results, the plan shards "
+                f"{len(self.results)}; give one sharding per result"
+            )
+        for value in self.values:
+            if not 0 <= value < len(program.values):
+                raise PlanError(
+                    f"{program.name} has no value {value} to shard, only {len(program.values)}; "
+                    "was the plan made for another program?"
+                )
+        for op, index in self.uses:
+            if not 0 <= op < len(program.ops) or not 0 <= index < len(program.ops[op].operands):
+                raise PlanError(
+                    f"{program.name} has no operand {index} of op {op} to shard; "
+                    "was the plan made for another program?"
+                )
+
     def check(self, program: Program) -> None:
         """Every sharding names mesh axes once and divides its dimension.
 
         Raises :class:`toast.errors.PlanError` naming the value and the axis.
         """
+        self._check_places(program)
         everywhere = [(v, spec, "") for v, spec in self.values.items()]
         everywhere += [
             (program.ops[op].operands[index], spec, f" as operand {index} of {program.kind(op)}")

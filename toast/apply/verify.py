@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from toast.apply.execute import Runnable, collectives_in, flat_jit, numpy_dtype
+from toast.apply.execute import Runnable, collectives_in, flat_jit, numpy_dtype, word_size
 from toast.apply.shardings import Shardings
 from toast.errors import PlanError
-from toast.frontend import Program
+from toast.frontend import Program, mlir
 from toast.frontend.mlir import Source
 
 #: Largest relative error that counts as equal, by the coarsest element type that the program
@@ -89,7 +89,9 @@ def verify(
         )
     sharded = Runnable(program, shardings)
     arguments = random_arguments(program, seed)
-    expected = flat_jit(program, program.source.module, None, None)(*arguments)
+    with word_size(program):
+        plain = mlir.without_shardings(program.source.module)
+        expected = flat_jit(program, plain, None, None)(*arguments)
     actual = sharded.run_flat(arguments)
     limit = tolerance(program) if rtol is None else rtol
     outputs = tuple(
@@ -113,8 +115,9 @@ def _check(path: str, actual: Any, expected: Any, limit: float) -> OutputCheck:
     wide = np.complex128 if expected.dtype.kind == "c" else np.float64
     a, e = actual.astype(wide), expected.astype(wide)
     finite = np.isfinite(e)
-    alike = bool((np.isfinite(a) == finite).all())
-    error = float(np.abs(a - e)[finite & np.isfinite(a)].max(initial=0.0))
+    # Infinities and NaNs have no error to measure: they must be the same ones.
+    alike = np.array_equal(a[~finite], e[~finite], equal_nan=True) and np.isfinite(a[finite]).all()
+    error = float(np.abs(a[finite] - e[finite]).max(initial=0.0)) if alike else np.inf
     scale = float(np.abs(e[finite]).max(initial=0.0))
     relative = error / scale if scale else error
-    return OutputCheck(path, error, relative, alike and relative <= limit)
+    return OutputCheck(path, error, relative, relative <= limit)

@@ -461,17 +461,58 @@ def _integer(value: Any) -> int | None:
 
 _MESH = "toast_mesh"
 
+#: Ops whose own attribute says how their result is sharded.
+_CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
+
+
+#: Where modules say how values are sharded, in Shardy's words and in GSPMD's.
+_SHARDINGS = ("sdy.sharding", "mhlo.sharding")
+
+
+def _forget_shardings(module: ir.Module) -> list[Any]:
+    """Drop meshes and shardings, also inside regions; returns the constraints, to be dealt with.
+
+    One ``mhlo.sharding`` is enough for XLA to turn Shardy, and with it a plan, off.
+    """
+    constraints = []
+    for operation in list(_walk(module.body)):
+        if operation.name in ("sdy.mesh", "sdy.sharding_group"):
+            operation.erase()
+            continue
+        if operation.name in _CONSTRAINTS:
+            constraints.append(operation)
+        attributes = operation.attributes
+        for name in _SHARDINGS:
+            if name in attributes:
+                del attributes[name]
+        for key in {"arg_attrs", "res_attrs"} & set(attributes):
+            attributes[key] = ir.ArrayAttr.get([
+                ir.DictAttr.get({n.name: n.attr for n in entry if n.name not in _SHARDINGS})
+                for entry in attributes[key]
+            ])  # fmt: skip
+    return constraints
+
+
+def without_shardings(module: ir.Module) -> ir.Module:
+    """A copy of ``module`` with no mesh, sharding or constraint: the program alone."""
+    copy = clone(module)
+    with copy.context:
+        for operation in _forget_shardings(copy):
+            operation.results[0].replace_all_uses_with(operation.operands[0])
+            operation.erase()
+    return copy
+
 
 class ShardyWriter:
     """Writes shardings (mesh axes per dimension) into a module as Shardy attributes."""
 
     def __init__(self, module: ir.Module, axes: tuple[tuple[str, int], ...]) -> None:
-        """Replace the module's meshes by one with ``axes``."""
+        """Replace the module's meshes by one with ``axes``, and forget all that used them."""
         self._function = main_function(module, "module")
         with module.context as self._context, ir.Location.unknown():
-            for op in list(module.body.operations):
-                if op.operation.name == "sdy.mesh":
-                    op.operation.erase()
+            for operation in _forget_shardings(module):
+                rank = ir.RankedTensorType(operation.results[0].type).rank
+                operation.attributes["sharding"] = self._sharding(((),) * rank)
             mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(name, size) for name, size in axes])
             sdy.MeshOp(_MESH, mesh, ip=ir.InsertionPoint.at_block_begin(module.body))
 
@@ -487,11 +528,7 @@ class ShardyWriter:
                 ])  # fmt: skip
 
     def _with_sharding(self, entry: Any, spec: Spec) -> Any:
-        kept = {
-            named.name: named.attr
-            for named in entry
-            if named.name not in ("sdy.sharding", "mhlo.sharding")
-        }
+        kept = {named.name: named.attr for named in entry}
         return ir.DictAttr.get({**kept, "sdy.sharding": self._sharding(spec)})
 
     def _sharding(self, spec: Spec) -> Any:
@@ -514,7 +551,7 @@ class ShardyWriter:
             return
         with self._context:
             shardings = [self._sharding(spec) for spec in specs]
-            if operation.name == "sdy.sharding_constraint":
+            if operation.name in _CONSTRAINTS:
                 operation.attributes["sharding"] = shardings[0]
             else:
                 operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(shardings)
@@ -529,7 +566,11 @@ class ShardyWriter:
 
 
 def portable_artifact(module: ir.Module) -> bytes:
-    """``module`` in the serialized form that ``jax.export.Exported`` holds."""
+    """``module`` in the serialized form that ``jax.export.Exported`` holds, its entry ``main``."""
+    if ir.StringAttr(main_function(module, "module").attributes["sym_name"]).value != "main":
+        module = clone(module)
+        with module.context:
+            main_function(module, "module").attributes["sym_name"] = ir.StringAttr.get("main")
     version = stablehlo.get_version_from_compatibility_requirement(
         stablehlo.StablehloCompatibilityRequirement.WEEK_4
     )

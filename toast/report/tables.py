@@ -170,6 +170,10 @@ def verification_table(plan: Plan, verification: Verification) -> RenderableType
     equal = sum(output.equal for output in verification.outputs)
     return Group(
         table,
+        Text(
+            f"Planned with {len(plan.steps)} actions, without link latency and for "
+            f"{size_text(plan.memory_bytes)} per device, so that a small program is sharded too"
+        ),
         Text(f"Collectives in XLA's compiled program: {kinds or 'none'}"),
         Text(f"Collectives predicted: {predicted or 'none'}"),
         Text(f"{equal} of {len(verification.outputs)} outputs equal", style="bold"),
