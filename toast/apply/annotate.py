@@ -42,6 +42,7 @@ def annotate(program: Program, shardings: Shardings) -> Any:
         operation.operands[place] = copies[key]
     for operation, values in copy.source.results:
         writer.set_results(operation, [shardings.of(program, v) for v in values])
+    writer.constrain_reshards()
     module.operation.verify()
     return module
 

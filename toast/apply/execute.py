@@ -22,6 +22,7 @@ from toast.frontend.jax import Calling
 #: Collectives as XLA's compiled text spells them.
 _COLLECTIVE = re.compile(
     r"\s(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+    r"(?:[^\n]*?channel_id=(\d+))?"
 )
 
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
@@ -261,6 +262,12 @@ def callable_of(
 
 
 def collectives_in(text: str) -> dict[str, int]:
-    """Collectives in XLA's compiled text by kind, named as StableHLO does; async pairs once."""
-    counts = collections.Counter(found.replace("-", "_") for found in _COLLECTIVE.findall(text))
+    """Collectives in XLA's compiled text by kind, named as StableHLO does.
+
+    Async pairs count once; so do the copies of one collective, known by its channel, that the TPU
+    compiler puts into fusions.  One collective may carry several arrays where XLA combined some.
+    """
+    found = enumerate(_COLLECTIVE.findall(text))
+    distinct = {(kind, channel or f"line {number}") for number, (kind, channel) in found}
+    counts = collections.Counter(kind.replace("-", "_") for kind, _ in distinct)
     return dict(sorted(counts.items()))

@@ -564,6 +564,19 @@ class ShardyWriter:
             )
         return made.result
 
+    def constrain_reshards(self) -> None:
+        """Turn ``sdy.reshard`` ops, which XLA does not take as input, into constraints."""
+        for operation in list(_walk(self._function.operation.regions[0].blocks[0])):
+            if operation.name == "sdy.reshard":
+                with self._context, operation.location:
+                    made = sdy.ShardingConstraintOp(
+                        operation.operands[0],
+                        operation.attributes["sharding"],
+                        ip=ir.InsertionPoint(operation),
+                    )
+                operation.results[0].replace_all_uses_with(made.result)
+                operation.erase()
+
 
 def portable_artifact(module: ir.Module) -> bytes:
     """``module`` in the serialized form that ``jax.export.Exported`` holds, its entry ``main``."""
