@@ -7,8 +7,8 @@ import difflib
 import pathlib
 import re
 import tomllib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
 
 from toast.errors import HardwareError
 from toast.resources import directory
@@ -16,7 +16,10 @@ from toast.resources import directory
 
 @dataclasses.dataclass(frozen=True)
 class Interconnect:
-    """How devices are linked: a torus of chips, or nodes of switched devices on a network."""
+    """How devices are linked: a torus of chips, or nodes of switched devices on a network.
+
+    Rates are achievable ones (datasheet times ``efficiency.link``).
+    """
 
     #: ``"torus"`` or ``"switch"``.
     topology: str
@@ -27,26 +30,32 @@ class Interconnect:
     bandwidth_bytes_per_s: float
     #: Seconds of one step of a collective (torus, or inside a node).
     latency_s: float
-    #: Torus: smallest size of a dimension whose ends are linked; switch: 0.
+    #: Torus: smallest size of a dimension whose ends are linked (of a 3D torus, which is built of
+    #: cubes: of all its dimensions); switch: 0.
     wraparound_from: int
     #: Switch: devices that share a node; torus: 0.
     devices_per_node: int
-    #: Switch: as above between nodes; torus: 0.
+    #: Switch: bytes per second of one device in one direction between nodes; torus: 0.
     network_bandwidth_bytes_per_s: float
+    #: Switch: seconds of one step between nodes; torus: 0.
     network_latency_s: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """One kind of device; rates are achievable ones (datasheet times efficiency)."""
+    """One kind of device; rates are achievable ones (datasheet times efficiency).
+
+    A device is what JAX calls one: a chip, or on TPU v3 one of the two cores of a chip.
+    """
 
     name: str
     description: str
     #: Peak FLOP/s by StableHLO element type, as in the datasheet.
     flops_per_s: Mapping[str, float]
+    #: Fraction of the peak that large matrix products reach.
     matmul_efficiency: float
     memory_capacity_bytes: float
-    #: What a program may use of it.
+    #: Bytes that a program may use of the capacity: arguments, outputs and temporaries.
     memory_limit_bytes: float
     #: Achievable bytes per second of the device's memory.
     memory_bytes_per_s: float
@@ -59,36 +68,65 @@ class Hardware:
         return known.get(dtype, fallback) * self.matmul_efficiency
 
 
-_NUMBER = (int, float)
-_TABLES: dict[str, dict[str, Any]] = {
-    "": {"name": str, "description": str},
-    "flops_per_s": {},
-    "memory": dict.fromkeys(("capacity_bytes", "limit_bytes", "bandwidth_bytes_per_s"), _NUMBER),
-    "efficiency": dict.fromkeys(("matmul", "memory", "link"), _NUMBER),
-}
-_INTERCONNECT = {
+@dataclasses.dataclass(frozen=True)
+class _Kind:
+    """What a figure may be: the range catches wrong units, such as 16 for 16e9 bytes."""
+
+    types: tuple[type, ...]
+    low: float
+    high: float
+    words: str
+
+    def accepts(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, self.types):
+            return False
+        if isinstance(value, str):
+            return bool(value.strip())
+        return isinstance(value, int | float) and self.low <= value <= self.high  # no NaN
+
+
+_TEXT = _Kind((str,), 0, 0, "a text")
+_COUNT = _Kind((int,), 1, 1e6, "a whole number from 1")
+_DIMENSIONS = _Kind((int,), 2, 3, "2 or 3")
+_FLOPS_PER_S = _Kind((int, float), 1e9, 1e18, "FLOP/s, for example 197e12")
+_BYTES = _Kind((int, float), 1e6, 1e15, "bytes, for example 16e9")
+_BYTES_PER_S = _Kind((int, float), 1e6, 1e15, "bytes per second, for example 819e9")
+_SECONDS = _Kind((int, float), 0, 0.1, "seconds, for example 1e-6")
+_FRACTION = _Kind((int, float), 0.001, 1, "a fraction from 0.001 to 1")
+
+_TABLES: dict[str, dict[str, _Kind]] = {
+    "": {"name": _TEXT, "description": _TEXT},
+    "flops_per_s": {},  # any element types
+    "memory": {
+        "capacity_bytes": _BYTES, "limit_bytes": _BYTES, "bandwidth_bytes_per_s": _BYTES_PER_S,
+    },
+    "efficiency": {"matmul": _FRACTION, "memory": _FRACTION, "link": _FRACTION},
+}  # fmt: skip
+_INTERCONNECT: dict[str, dict[str, _Kind]] = {
     "torus": {
-        "topology": str, "dimensions": int, "link_bandwidth_bytes_per_s": _NUMBER,
-        "latency_s": _NUMBER, "wraparound_from": int,
+        "topology": _TEXT, "dimensions": _DIMENSIONS, "wraparound_from": _COUNT,
+        "link_bandwidth_bytes_per_s": _BYTES_PER_S, "latency_s": _SECONDS,
     },
     "switch": {
-        "topology": str, "devices_per_node": int, "node_bandwidth_bytes_per_s": _NUMBER,
-        "node_latency_s": _NUMBER, "network_bandwidth_bytes_per_s": _NUMBER,
-        "network_latency_s": _NUMBER,
+        "topology": _TEXT, "devices_per_node": _COUNT,
+        "node_bandwidth_bytes_per_s": _BYTES_PER_S, "node_latency_s": _SECONDS,
+        "network_bandwidth_bytes_per_s": _BYTES_PER_S, "network_latency_s": _SECONDS,
     },
 }  # fmt: skip
+#: StableHLO element types as the program representation writes them.
+_ELEMENT_TYPE = re.compile(r"bf16|f16|f32|f64|u?i(2|4|8|16|32|64)|c64|c128|f[468]e\dm\d\w*")
 
 
 def names() -> list[str]:
-    """The devices that ship with TOAST."""
+    """The devices that ship with TOAST, in alphabetical order."""
     return sorted(path.stem for path in directory("hardware").glob("*.toml"))
 
 
 def load(name_or_path: str) -> Hardware:
     """A shipped device by name, or a user's ``.toml`` file by path.
 
-    Raises :class:`toast.errors.HardwareError`: unknown names with a suggestion, and files with
-    the line and the reason.
+    Raises :class:`toast.errors.HardwareError`: for an unknown name with the nearest known one, for
+    a file as one line ``file:line: reason; what to do``.
     """
     path = pathlib.Path(name_or_path)
     if path.suffix != ".toml":
@@ -101,17 +139,17 @@ def load(name_or_path: str) -> Hardware:
             )
         path = directory("hardware") / f"{name_or_path}.toml"
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise HardwareError(f"{path}: cannot read: {reason}; check the path") from None
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"line (\d+)", str(error))
-        line = found.group(1) if found else "1"
-        reason = re.sub(r" \(at .*\)$", "", str(error))
-        raise HardwareError(f"{path}:{line}: not TOML: {reason}") from None
+        found = re.search(r" \(at (?:line (\d+).*|end of document)\)$", str(error))
+        line = (found and found[1]) or max(1, len(text.splitlines()))
+        reason = str(error)[: found.start()] if found else str(error)
+        raise HardwareError(f"{path}:{line}: not TOML: {reason}; correct the line") from None
     return _Checked(path, text, data).hardware()
 
 
@@ -122,25 +160,19 @@ class _Checked:
         self._path, self._lines, self._data = path, text.splitlines(), data
 
     def hardware(self) -> Hardware:
-        tables = {**_TABLES, "interconnect": self._interconnect_keys()}
-        for table in self._data:
-            if isinstance(self._data[table], dict) and table not in tables:
-                self._fail(table, "", "unknown table", f"known: {', '.join(filter(None, tables))}")
-        for table, keys in tables.items():
+        known = [*filter(None, _TABLES), "interconnect"]
+        for table, content in self._data.items():
+            if isinstance(content, dict) and table not in known:
+                self._fail(table, "", f"unknown table {table}", _hint(table, known))
+        for table in known:
+            if not isinstance(self._data.get(table), dict):
+                self._fail("", table, f"missing table {table}", f"add [{table}]")
+        for table, keys in {**_TABLES, "interconnect": self._interconnect_keys()}.items():
             self._check_table(table, keys)
+        self._check_plausible()
         data = self._data
         memory, link, efficiency = data["memory"], data["interconnect"], data["efficiency"]
-        for name, fraction in efficiency.items():
-            if fraction > 1:
-                self._fail("efficiency", name, f"{fraction} is more than all", "use 0 to 1")
-        if memory["limit_bytes"] > memory["capacity_bytes"]:
-            self._fail("memory", "limit_bytes", "more than capacity_bytes", "lower it")
         torus = link["topology"] == "torus"
-        key = "link_bandwidth_bytes_per_s" if torus else "node_bandwidth_bytes_per_s"
-        if link[key] > memory["bandwidth_bytes_per_s"]:
-            self._fail(
-                "interconnect", key, "a link faster than the device's memory", "check the unit"
-            )
         rate = efficiency["link"]
         return Hardware(
             name=data["name"],
@@ -153,7 +185,8 @@ class _Checked:
             interconnect=Interconnect(
                 topology=link["topology"],
                 dimensions=link.get("dimensions", 0),
-                bandwidth_bytes_per_s=link[key] * rate,
+                bandwidth_bytes_per_s=rate
+                * link["link_bandwidth_bytes_per_s" if torus else "node_bandwidth_bytes_per_s"],
                 latency_s=link["latency_s" if torus else "node_latency_s"],
                 wraparound_from=link.get("wraparound_from", 0),
                 devices_per_node=link.get("devices_per_node", 0),
@@ -162,52 +195,69 @@ class _Checked:
             ),
         )
 
-    def _interconnect_keys(self) -> dict[str, Any]:
-        table = self._data.get("interconnect")
-        topology = table.get("topology") if isinstance(table, dict) else None
-        if topology not in _INTERCONNECT:
-            self._fail(
-                "interconnect", "topology", f"topology is {topology!r}", "use torus or switch"
-            )
-        return _INTERCONNECT[str(topology)]
+    def _interconnect_keys(self) -> dict[str, _Kind]:
+        table = self._data["interconnect"]
+        topology = table.get("topology")
+        if not isinstance(topology, str) or topology not in _INTERCONNECT:
+            reason = f"topology is {topology!r}" if "topology" in table else "missing key topology"
+            self._fail("interconnect", "topology", reason, 'write "torus" or "switch"')
+        return _INTERCONNECT[topology]
 
-    def _check_table(self, table: str, keys: dict[str, Any]) -> None:
-        data = self._data if not table else self._data.get(table)
-        if not isinstance(data, dict):
-            raise self._error(table, "", "missing table", f"add [{table}]")
-        entries = {k: v for k, v in data.items() if not isinstance(v, dict)}
+    def _check_table(self, table: str, keys: dict[str, _Kind]) -> None:
+        entries = self._data[table] if table else self._data
+        if not table:
+            entries = {key: value for key, value in entries.items() if not isinstance(value, dict)}
         if table == "flops_per_s":
-            keys = dict.fromkeys(entries, _NUMBER)
+            for key in entries:
+                if not _ELEMENT_TYPE.fullmatch(key):
+                    self._fail(table, key, f"{key} is no element type", "write for example bf16")
+            keys = dict.fromkeys(entries, _FLOPS_PER_S)
             if not entries:
-                self._fail(table, "", "no element type", "add for example bf16 = 1e14")
+                self._fail(table, "", "no element type", "add for example bf16 = 197e12")
         for key in entries:
             if key not in keys:
-                near = difflib.get_close_matches(key, keys, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(keys)}"
-                self._fail(table, key, f"unknown key {key}", hint)
+                self._fail(table, key, f"unknown key {key}", _hint(key, keys))
         for key, kind in keys.items():
             if key not in entries:
-                self._fail(table, "", f"missing key {key}", "add it, with its source")
-            value = entries[key]
-            if isinstance(value, bool) or not isinstance(value, kind):
-                self._fail(table, key, f"{key} is {value!r}", "write a number" if kind is not str
-                           else "write a text")  # fmt: skip
-            if kind is not str and value <= 0:
-                self._fail(table, key, f"{key} is {value}", "write a positive number")
+                self._fail(table, "", f"missing key {key}", f"add it: {kind.words}")
+            if not kind.accepts(entries[key]):
+                self._fail(table, key, f"{key} is {entries[key]!r}", f"write {kind.words}")
 
-    def _fail(self, table: str, key: str, reason: str, remedy: str) -> None:
-        raise self._error(table, key, reason, remedy)
+    def _check_plausible(self) -> None:
+        """Figures that are each in range but cannot be together: a wrong unit or prefix."""
+        memory, link, flops = (self._data[t] for t in ("memory", "interconnect", "flops_per_s"))
+        bandwidth = memory["bandwidth_bytes_per_s"]
+        if memory["limit_bytes"] > memory["capacity_bytes"]:
+            self._fail("memory", "limit_bytes", "limit_bytes above capacity_bytes", "lower it")
+        for key in link:
+            if key.endswith("bytes_per_s") and link[key] > bandwidth:
+                self._fail("interconnect", key, f"{key} above that of the memory", "check the unit")
+        best = max(flops, key=lambda dtype: float(flops[dtype]))
+        if flops[best] < bandwidth:
+            self._fail("flops_per_s", best, f"{best} below the memory's bytes/s", "check the unit")
 
-    def _error(self, table: str, key: str, reason: str, remedy: str) -> HardwareError:
-        return HardwareError(f"{self._path}:{self._line(table, key)}: {reason}; {remedy}")
+    def _fail(self, table: str, key: str, reason: str, remedy: str) -> NoReturn:
+        raise HardwareError(f"{self._path}:{self._line(table, key)}: {reason}; {remedy}")
 
     def _line(self, table: str, key: str) -> int:
-        """The line of a key in its table, of the table if it has none, else the first."""
+        """The line of a key, or of its table if it has none (or is inside braces), else 1."""
+        wanted = f"{table}.{key}" if table and key else key
         current, table_line = "", 1
         for number, line in enumerate(self._lines, 1):
-            if found := re.match(r"\s*\[([\w.]+)\]", line):
-                current = found.group(1)
+            plain = re.sub(r"[\s\"']", "", line.split("#")[0])
+            if header := re.fullmatch(r"\[([^\[\]=]+)\]", plain):
+                current = header[1]
                 table_line = number if current == table else table_line
-            elif key and current == table and re.match(rf"\s*{re.escape(key)}\s*=", line):
-                return number
+                if wanted == current:
+                    return number
+            elif assigned := re.match(r"([^=]+)=", plain):
+                name = f"{current}.{assigned[1]}" if current else assigned[1]
+                if wanted == name:
+                    return number
+                table_line = number if name == table else table_line
         return table_line
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
