@@ -9,7 +9,8 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 import rich.console
@@ -299,12 +300,21 @@ app.add_typer(rules_app, name="rules")
 @rules_app.command("list")
 @_errors
 def rules_list(rules: RulesOption = None) -> None:
-    """List every op kind and custom call target that has a rule, with its file."""
+    """List every op kind and custom call target that has a rule.
+
+    With the kinds of factors it makes, and how many drawn ops it was proven on.
+    """
+    from toast import prove
     from toast.analysis import rule_entries
 
-    table = rich.table.Table("kind", "file")
+    known = prove.record()
+    table = rich.table.Table("kind", "file", "factors", "ops proven on")
     for entry in rule_entries(rules or ()):
-        table.add_row(f"{'custom_call ' if entry.custom_call else ''}{entry.kind}", str(entry.file))
+        name = f"{'custom_call ' if entry.custom_call else ''}{entry.kind}"
+        # What is recorded is of the shipped rules.
+        row = known.get(name, {}) if entry.shipped else {}
+        factors = row.get("factors", "-") if entry.shards else "need-replication"
+        table.add_row(name, str(entry.file), factors, row.get("instances", "-"))
     _console().print(table)
 
 
@@ -312,17 +322,18 @@ def rules_list(rules: RulesOption = None) -> None:
 @_errors
 def rules_check(
     paths: Annotated[list[pathlib.Path], typer.Argument(help="Rule files, or folders of them.")],
+    on: Annotated[
+        str | None, typer.Option("--on", help="Also try the rules on the ops of this TARGET.")
+    ] = None,
+    arg: ArgOption = None,
 ) -> None:
-    """Check rule files: syntax, declared predicates, safe variables, one rule per op, no code."""
-    from toast.analysis import rule_entries
-    from toast.analysis.rules import factor_files, user_files
-    from toast.logic import solve
+    """Check rule files: syntax, predicates, variables, one rule per op, no code, sound factors."""
+    from toast import lint, targets
 
-    files = user_files(paths)
-    rule_entries(paths)
-    for file in files:
-        solve([*factor_files()[:2], file], "", ())
-    print(f"{len(files)} rule files are sound")
+    program = targets.load(on, shapes=arg or (), small=True) if on else None
+    count, odd = lint.check(paths, program)
+    _warn(list(odd))
+    print(f"{count} rule files are sound")
 
 
 @rules_app.command("annotate")
@@ -374,32 +385,74 @@ def rules_diff(
 @rules_app.command("prove")
 @_errors
 def rules_prove(
-    target: Target,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE.lp | TARGET]",
+            help="A rule file, proven on drawn ops of its kinds; or a program, on whose ops all "
+            "rules are proven (a model in its small form). Default: all shipped rules.",
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="Ops to draw of each kind.")] = 20,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reference",
+            help="What a custom call of a program computes: target=module:function; repeatable.",
+        ),
+    ] = None,
     arg: ArgOption = None,
     rules: RulesOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Run every distinct op of TARGET (a model in its small form) whole and in shards, and compare.
+    """Run ops whole and in shards, split along each factor that can be sharded, and compare.
 
     Exits with code 1 when some rule is wrong.
     """
     from toast import prove, targets
+    from toast.frontend import Program
 
-    with _progress() as progress:
-        progress("running ops")
-        program = targets.load(target, shapes=arg or (), small=True)
-        proofs = prove.prove(program, rules or (), seed=seed)
     table = rich.table.Table("kind", "instances", "factors proven", "wrong", "not run")
-    for row in prove.tally(proofs):
-        table.add_row(row.kind, *map(str, (row.instances, row.proven, row.wrong, row.skipped)))
+    wrong: list[str] = []
+    nothing: list[str] = []
+    with _progress() as progress:
+        files = list(rules or ())
+        if what is None or what.endswith(".lp"):
+            files += [pathlib.Path(what)] if what else []
+            kinds, nothing = prove.drawable(files)
+            runs = (prove.prove_kind(kind, count, files, seed=seed) for kind in kinds)
+            found: Iterable[tuple[Program, tuple[prove.Proof, ...]]] = (
+                (run.program, run.proofs) for run in runs
+            )
+        else:
+            references = targets.references(reference or ())
+            program = targets.load(what, shapes=arg or (), small=True)
+            proofs = prove.prove(program, files, references=references, seed=seed)
+            found = [(program, proofs)]
+        for program, proofs in found:
+            for row in prove.tally(proofs):
+                progress(f"running ops: {row.kind}")
+                table.add_row(
+                    row.kind, *map(str, (row.instances, row.proven, row.wrong, row.skipped))
+                )
+            wrong += [
+                f"{program.describe(proof.op)}: factor {proof.factor}: {proof.outcome}"
+                for proof in proofs
+                if proof.wrong
+            ]
     _console().print(table)
-    for proof in proofs:
-        if proof.wrong:
-            print(f"{program.describe(proof.op)}: factor {proof.factor}: {proof.outcome}")
-    if any(proof.wrong for proof in proofs):
+    _warn(nothing)
+    for line in wrong:
+        print(line)
+    if wrong:
         raise typer.Exit(1)
+
+
+def _show_warning(message: Warning | str, *_where: Any, **_more: Any) -> None:
+    _warn([str(message)])
 
 
 def main() -> None:
     """Entry point of the ``toast`` command."""
+    warnings.showwarning = _show_warning
     app()

@@ -23,6 +23,10 @@ class RuleError(ToastError):
     """A rule file does not parse, uses an undeclared predicate, or breaks a sanity relation."""
 
 
+class RuleWarning(UserWarning):
+    """Something odd in a rule file, which may be meant."""
+
+
 class MeshError(ToastError):
     """A mesh does not parse, or an axis fits no dimension of the program."""
 

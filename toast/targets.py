@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from toast import api
@@ -53,7 +53,21 @@ def load(
     return api.program_of(build(target))  # unknown name: the error lists the known
 
 
-def _from_module(target: str, shapes: Sequence[str]) -> Program:
+def references(texts: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    """The functions that stand for custom calls, by target: ``target=module:function``."""
+    found = {}
+    for text in texts:
+        target, equals, name = text.partition("=")
+        if not equals or ":" not in name:
+            raise TargetError(f"--reference {text}: write target=module:function")
+        found[target] = _imported(name)
+        if not callable(found[target]):
+            raise TargetError(f"--reference {text}: {name} is no function")
+    return found
+
+
+def _imported(target: str) -> Any:
+    """The object that ``module:object`` names."""
     module_name, _, attribute = target.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -70,6 +84,11 @@ def _from_module(target: str, shapes: Sequence[str]) -> Program:
         if not hasattr(found, part):
             raise TargetError(f"{target}: module {module_name} has no {attribute}")
         found = getattr(found, part)
+    return found
+
+
+def _from_module(target: str, shapes: Sequence[str]) -> Program:
+    found = _imported(target)
     arguments = [parse_shape(text) for text in shapes]
     if isinstance(found, Model):
         return api.program_of(found)

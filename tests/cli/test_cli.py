@@ -157,6 +157,8 @@ def test_rules_are_listed_with_their_files() -> None:
     assert result.exit_code == 0
     assert re.search(r"dot_general\s+│ .*rules/ops/dot.lp", result.stdout)
     assert "custom_call Sharding" in result.stdout
+    assert re.search(r"dot_general .* pass-through reduction\s+│ \d{3}", result.stdout)
+    assert re.search(r"all_reduce .* need-replication", result.stdout)
 
 
 def test_rules_are_checked(tmp_path: pathlib.Path) -> None:
@@ -166,7 +168,7 @@ def test_rules_are_checked(tmp_path: pathlib.Path) -> None:
     for path, text, message in (
         (bad, "rule(my_op).\nfactor(Op,D,T,D) :- op(Op,my_op).\n", "bad.lp:2: unsafe variables"),
         (bad, "rule(my_op).\nfacter(1).\n", "bad.lp:2: predicate facter/1 is not declared"),
-        (second, "rule(my_op).\n", "second.lp: a second rule for my_op, which"),
+        (second, "rule(my_op).\n", "second.lp:1: a second rule for my_op, which"),
     ):
         path.write_text(text)
         result = run("rules", "check", *((good, path) if path == second else (path,)))

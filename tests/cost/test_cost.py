@@ -138,3 +138,27 @@ def test_cost_is_relative_and_penalises_memory() -> None:
     prices = model.price(model.space.initial[None])
     assert model.cost(prices, 2 * model.initial_peak)[0] == 1.0
     assert model.cost(prices, model.initial_peak / 2)[0] == pytest.approx(1.0 + 10.0 * 0.5)
+
+
+def pool(x: jax.Array) -> jax.Array:
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3), (1, 1), "SAME")
+
+
+#: A function of 8 rows of 64, and the elements of a row that each of 4 shards needs of others.
+SHIFTS = {
+    "pool": (pool, 2),
+    "shift": (lambda x: jax.lax.pad(x, 0.0, ((0, 0, 0), (1, -1, 0))), 1),
+    "every other": (lambda x: x[:, ::2], 0),
+    "first half": (lambda x: x[:, :32], 32),
+    "cumulative sum": (lambda x: jnp.cumsum(x, axis=1), 63),
+    "reverse": (lambda x: x[:, ::-1], 16),
+}
+
+
+@pytest.mark.parametrize("case", SHIFTS)
+def test_permutations_exchange_their_halo(case: str) -> None:
+    function, halo = SHIFTS[case]
+    model = model_of(toast.analyze(function, f32(8, 64)), "s=4", min_dimensions=0)
+    state = apply(model, action(model.space, "x", 1, "s"))
+    expected = {"collective_permute": (1, 4.0 * 8 * halo)} if halo else {}
+    assert collectives(model, state) == expected

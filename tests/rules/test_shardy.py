@@ -23,12 +23,12 @@ from toast.models import build
 
 #: Kinds on which we differ on purpose; the rule file says why.
 DELIBERATE = {
-    "reshape": "sizes of which neither divides the other stay whole",
+    "reshape": "factors that the two sides do not share stay whole",
     "convolution": "spatial dimensions stay whole: XLA shards them wrongly beside features",
     "custom_call": "matrices behind a batch stay whole in place, where Shardy drops their dimension",
     "rng_bit_generator": "numbers must not depend on the mesh",
-    "batch_norm_training": "partial variances do not add up",
-    "batch_norm_grad": "partial variances do not add up",
+    "pad": "elements that move inside a dimension of the same size are exchanged",
+    "reduce_window": "elements that move inside a dimension of the same size are exchanged",
 }
 
 

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from toast.errors import RuleError
 from toast.facts import Relations
 from toast.frontend import Program, Signature
-from toast.logic import Term, check_rules, show_term, solve
+from toast.logic import Term, check_rules, kind_line, show_term, solve
 from toast.resources import directory
 
 _SHOW = (
     "factor/5", "factor_size/3", "reduction/3", "need_replication/2", "permutation/2",
-    "without_rule/1",
+    "halo/3", "without_rule/1",
 )  # fmt: skip
 
 
@@ -40,6 +40,8 @@ class Factor:
     combiner: str
     need_replication: bool
     permutation: bool
+    #: Of a permutation: elements that a shard needs of its neighbours; infinite for all of another.
+    halo: float
     #: It is not the major-most factor of some dimension, so that sharding it would leave devices
     #: with strided pieces.
     minor: bool
@@ -108,7 +110,7 @@ def solve_rules(
     all earlier ones.  Raises :class:`toast.errors.RuleError` when a rule contradicts itself: a
     factor with dimensions of different size, or a dimension without.
     """
-    atoms = _solve_by_file(program, user_files(rules))
+    atoms, files = _solve_by_file(program, user_files(rules))
     places: dict[Term, list[tuple[Term, ...]]] = defaultdict(list)
     for op, factor, tensor, d, position in atoms["factor/5"]:
         places[op].append((factor, tensor, d, position))
@@ -117,48 +119,77 @@ def solve_rules(
         sizes[op][factor].add(size)
     combiners = {(op, factor): str(combiner) for op, factor, combiner in atoms["reduction/3"]}
     replicated = set(atoms["need_replication/2"])
-    permuted = set(atoms["permutation/2"])
+    halos = {(op, factor): float(str(count)) for op, factor, count in atoms["halo/3"]}
+    permuted = {
+        (op, factor): halos.get((op, factor), math.inf) for op, factor in atoms["permutation/2"]
+    }
     missing = {op for (op,) in atoms["without_rule/1"]}
-    return tuple(
-        _signature_rule(
-            signature,
-            number,
-            places[number],
-            sizes[number],
-            combiners,
-            replicated,
-            permuted,
-            number in missing,
-        )
-        for number, signature in enumerate(program.signatures)
-    )
+    solved = []
+    for number, signature in enumerate(program.signatures):
+        try:
+            solved.append(
+                _signature_rule(
+                    signature, number, places[number], sizes[number], combiners, replicated,
+                    permuted, number in missing,
+                )
+            )  # fmt: skip
+        except RuleError as error:
+            raise RuleError(f"{_place(signature, files.get(number))}: {error}") from None
+    return tuple(solved)
+
+
+def _key(signature: Signature) -> tuple[str, bool]:
+    """What a rule for a signature is found by: its kind, or the target of a custom call (True)."""
+    if signature.kind != "custom_call":
+        return signature.kind, False
+    return str(signature.attribute("call_target_name")), True
+
+
+def _place(signature: Signature, file: pathlib.Path | None) -> str:
+    """``file:line`` of the rule of a signature."""
+    key = _key(signature)
+    if file is None:
+        file = next((f for f in factor_files()[2:] if key in known_rules(f)), factor_files()[1])
+    return f"{file}:{kind_line(file, key[0])}"
 
 
 def _solve_by_file(
     program: Program, files: Sequence[pathlib.Path]
-) -> dict[str, list[tuple[Term, ...]]]:
-    """The atoms of every signature, each from the file whose rule holds for its kind."""
+) -> tuple[dict[str, list[tuple[Term, ...]]], dict[int, pathlib.Path]]:
+    """The atoms of every signature, each from the file whose rule holds for its kind.
+
+    And the user's file of each signature that one holds for.
+    """
     shipped = factor_files()
-    owner = {key: file for file in files for key in _known(file)}
+    owner = {key: file for file in files for key in known_rules(file)}
     numbers: dict[pathlib.Path | None, list[int]] = defaultdict(list)
     for number, signature in enumerate(program.signatures):
-        target = signature.attribute("call_target_name")
-        key = (str(target), True) if signature.kind == "custom_call" else (signature.kind, False)
-        numbers[owner.get(key)].append(number)
+        numbers[owner.get(_key(signature))].append(number)
     atoms: dict[str, list[tuple[Term, ...]]] = {shown: [] for shown in _SHOW}
     relations = Relations(program)
     for file, chosen in numbers.items():
         used = shipped if file is None else [*shipped[:2], file]
-        for shown, found in solve(used, relations.signatures_to_lp(chosen), _SHOW).items():
+        facts = relations.signatures_to_lp(chosen)
+        for shown, found in solve(used, facts, _SHOW, doubted=file).items():
             atoms[shown] += found
-    return atoms
+    users = {n: file for file, chosen in numbers.items() if file is not None for n in chosen}
+    return atoms, users
 
 
-def _known(file: pathlib.Path) -> set[tuple[str, bool]]:
-    """The kinds, and the targets of custom calls (True), that a file has a rule for."""
-    atoms = solve([directory("facts") / "schema.lp", file], "", ("rule/1", "custom_call_rule/1"))
-    known = {(show_term(kind), False) for (kind,) in atoms["rule/1"]}
-    return known | {(show_term(target), True) for (target,) in atoms["custom_call_rule/1"]}
+def _whole(file: pathlib.Path) -> set[str]:
+    found = solve([directory("facts") / "schema.lp", file], "", ("stays_whole/1",))
+    return {show_term(kind) for (kind,) in found["stays_whole/1"]}
+
+
+def known_rules(file: pathlib.Path) -> set[tuple[str, bool]]:
+    """The kinds, and the targets of custom calls (True), that a rule file has a rule for."""
+    shown = ("rule/1", "elementwise/1", "stays_whole/1", "custom_call_rule/1")
+    shipped = file.is_relative_to(directory("rules"))
+    files = [directory("facts") / "schema.lp", file]
+    *kinds, targets = solve(files, "", shown, doubted=None if shipped else file).values()
+    return {(show_term(kind), False) for found in kinds for (kind,) in found} | {
+        (show_term(target), True) for (target,) in targets
+    }
 
 
 def _signature_rule(
@@ -168,7 +199,7 @@ def _signature_rule(
     sizes: dict[Term, set[Term]],
     combiners: dict[tuple[Term, Term], str],
     replicated: set[tuple[Term, ...]],
-    permuted: set[tuple[Term, ...]],
+    permuted: dict[tuple[Term, Term], float],
     missing: bool,
 ) -> SignatureRule:
     slots: dict[tuple[str, int, int], dict[int, Term]] = defaultdict(dict)
@@ -223,6 +254,7 @@ def _signature_rule(
                 combiner=combiners.get((number, factor), ""),
                 need_replication=whole,
                 permutation=permutation,
+                halo=permuted.get((number, factor), 0.0),
                 minor=factor in blocked,
             )
         )
@@ -236,6 +268,13 @@ class RuleEntry:
     kind: str
     file: pathlib.Path
     custom_call: bool
+    #: Whether the rule lets anything be sharded; not so of kinds that stay whole.
+    shards: bool
+
+    @property
+    def shipped(self) -> bool:
+        """Whether the rule is one of TOAST's own."""
+        return self.file.is_relative_to(directory("rules"))
 
 
 def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, ...]:
@@ -244,17 +283,22 @@ def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, .
     Raises :class:`toast.errors.RuleError` when two files of ``rules`` have a rule for one kind.
     """
     _, _, *shipped = factor_files()
-    found = {key: file for file in shipped for key in _known(file)}
+    found = {key: file for file in shipped for key in known_rules(file)}
     users: dict[tuple[str, bool], pathlib.Path] = {}
     for file in user_files(rules):
-        for key in sorted(_known(file)):
+        for key in sorted(known_rules(file)):
             if key in users:
                 raise RuleError(
-                    f"{file}: a second rule for {key[0]}, which {users[key]} has; keep one of them"
+                    f"{file}:{kind_line(file, key[0])}: a second rule for {key[0]}, which "
+                    f"{users[key]} has; keep one of them"
                 )
             users[key] = file
     entries = {**found, **users}
-    return tuple(RuleEntry(kind, file, custom) for (kind, custom), file in sorted(entries.items()))
+    whole = {(kind, file) for file in {*entries.values()} for kind in _whole(file)}
+    return tuple(
+        RuleEntry(kind, file, custom, (kind, file) not in whole)
+        for (kind, custom), file in sorted(entries.items())
+    )
 
 
 @functools.cache

@@ -25,7 +25,6 @@ def annotate(program: Program, shardings: Shardings) -> Any:
     if not isinstance(source, Source):
         raise PlanError(f"{program.name} is a fact base: there is no program to annotate or run")
     shardings.check(program)
-    _refuse_manual(program)
     module = mlir.clone(source.module)
     copy = stablehlo.from_module(module, name=program.name)
     writer = mlir.ShardyWriter(module, shardings.mesh.axes)
@@ -45,23 +44,3 @@ def annotate(program: Program, shardings: Shardings) -> Any:
     writer.constrain_reshards()
     module.operation.verify()
     return module
-
-
-#: Custom calls with which GSPMD enters and leaves code written for one device.
-_MANUAL_CALLS = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
-
-
-def _refuse_manual(program: Program) -> None:
-    """Code for one device of another mesh (``shard_map``) cannot follow a plan."""
-    manual = {
-        number
-        for number, signature in enumerate(program.signatures)
-        if signature.kind == "sdy_manual_computation"
-        or signature.attribute("call_target_name") in _MANUAL_CALLS
-    }
-    for op, made in enumerate(program.ops):
-        if made.signature in manual:
-            raise PlanError(
-                f"{program.describe(op)}: shard_map fixes its own mesh, which a plan replaces; "
-                "plan the function without it"
-            )

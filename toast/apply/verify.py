@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from toast.apply.execute import Runnable, collectives_in, flat_jit, numpy_dtype, word_size
 from toast.apply.shardings import Shardings
 from toast.errors import PlanError
-from toast.frontend import Program, mlir
+from toast.frontend import Program, TensorType, mlir
 from toast.frontend.mlir import Source
 
 #: Largest relative error that counts as equal, by the coarsest element type that the program
@@ -48,6 +49,11 @@ class Verification:
 
 
 def random_arguments(program: Program, seed: int) -> list[Any]:
+    """Random arguments of a program; see :func:`random_operands`."""
+    return random_operands([program.values[v].type for v in program.argument_values], seed)
+
+
+def random_operands(types: Iterable[TensorType], seed: int) -> list[Any]:
     """Small positive random arguments; integers in 0..7, so that indices are in range.
 
     Positive numbers do not cancel: sums in another order then differ by rounding only, and square
@@ -55,8 +61,7 @@ def random_arguments(program: Program, seed: int) -> list[Any]:
     """
     random = np.random.default_rng(seed)
     arguments: list[Any] = []
-    for value in program.argument_values:
-        type_ = program.values[value].type
+    for type_ in types:
         dtype = numpy_dtype(type_.dtype)
         if type_.dtype == "i1":
             arguments.append(random.random(type_.shape) < 0.5)
@@ -103,8 +108,12 @@ def verify(
 
 def tolerance(program: Program) -> float:
     """The largest relative error that counts as equal for a program; see :data:`TOLERANCE`."""
-    found = {value.type.dtype for value in program.values}
-    floats = {name for name in found if name[0] in "fbc"}
+    return tolerance_of(value.type.dtype for value in program.values)
+
+
+def tolerance_of(dtypes: Iterable[str]) -> float:
+    """The same for values of these element types."""
+    floats = {name for name in dtypes if name[0] in "fbc"}
     return max((TOLERANCE.get(name, _COARSEST) for name in floats), default=0.0)
 
 

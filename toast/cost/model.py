@@ -8,7 +8,7 @@ mesh axes.  Step time is the sum of
 * collectives: where a value's definition and a use disagree on an axis (slice, all-gather or
   all-to-all), where an op reduces over a sharded factor (all-reduce, or reduce-scatter when all
   uses want the result sharded there), and where a permutation factor is sharded
-  (collective-permute).
+  (collective-permute of its halo).
 
 Compute and communication do not overlap in this version, which is the pessimistic choice for all
 plans alike.
@@ -215,13 +215,18 @@ class CostModel:
         add(_GATHER, gather, self._shrink(local * shards, gather), used, times_used)
         # Sharded permutation factors exchange with neighbours.
         factors = t.slot_dim.shape[1]
-        flat = np.arange(len(t.permutation))[:, None] * factors + layout.held
-        permuted = t.permutation.ravel()[flat]
-        if permuted.any():
-            here = permuted[:, t.slot_class[t.value_slot]]
+        flat = np.arange(len(t.halo))[:, None] * factors + layout.held
+        halo = t.halo.ravel()[flat]
+        if halo.any():
+            part = halo[:, t.slot_class[t.value_slot]]
+            here = part > 0
+            shards = np.where(here, sizes, 1.0).prod(axis=2)
+            furthest = part.max(axis=2)
+            # A halo is never more than all other shards.
+            shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
             ring = self.links.bandwidth_bytes_per_s
-            once = settled / ring.min() + latency.max()
-            add(_PERMUTE, here, once, settled, once_each)
+            once = settled * shifted / ring.min() + latency.max()
+            add(_PERMUTE, here, once, settled * shifted, once_each)
         return seconds, count, moved, differs
 
     def _shrink(self, whole: Floats, where: Bools) -> Floats:

@@ -13,6 +13,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from toast.analysis.rules import SignatureRule
 from toast.cost.liveness import MATMULS, Liveness, liveness
 from toast.frontend import Program, element_bytes
 from toast.space import NONE, Space
@@ -48,7 +49,9 @@ class Tables:
     tensor_slot: Ints  # [rows] slots of matmul classes, for their roofline
     tensor_class: Ints  # [rows]
     tensor_bytes: Floats  # [rows]
-    permutation: Bools  # [K, F + 1] the factor is a permutation
+    #: ``[K, F + 1]`` what a shard along a permutation factor needs of its neighbours, as a fraction
+    #: of the result's dimension; infinite for another whole shard, 0 of other factors.
+    halo: Floats
     # Value classes.
     value_slot: Ints  # [C] slot that defines it
     value_count: Ints  # [C]
@@ -103,11 +106,12 @@ def build(space: Space) -> Tables:
     kinds = [program.kind(int(op)) for op in classes.representative]
     matmul = np.array([kind in MATMULS for kind in kinds], dtype=bool)
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
-    permutation = np.zeros((len(rules), factors + 1), dtype=bool)
+    halo = np.zeros((len(rules), factors + 1))
     reduces = np.zeros((len(rules), factors + 1), dtype=bool)
     for k, rule in enumerate(rules):
         for f, factor in enumerate(rule.factors):
-            permutation[k, f] = factor.permutation
+            if factor.permutation:
+                halo[k, f] = factor.halo / _extent(program, int(classes.representative[k]), rule, f)
             reduces[k, f] = bool(factor.combiner)
     tensors = [
         (slot, k, _bytes(program, int(classes.representative[k]), place))
@@ -138,7 +142,7 @@ def build(space: Space) -> Tables:
         tensor_slot=np.array([t[0] for t in tensors], dtype=np.int64),
         tensor_class=np.array([t[1] for t in tensors], dtype=np.int64),
         tensor_bytes=np.array([t[2] for t in tensors], dtype=np.float64),
-        permutation=permutation,
+        halo=halo,
         value_slot=value_slot[representative],
         value_count=grouped.count,
         value_bytes=value_bytes[representative],
@@ -209,6 +213,13 @@ def _bytes(program: Program, op: int, place: tuple[int, int]) -> float:
     values = program.ops[op].results if side else program.ops[op].operands
     type_ = program.values[values[index]].type
     return float(np.prod(type_.shape, dtype=np.int64)) * element_bytes(type_.dtype)
+
+
+def _extent(program: Program, op: int, rule: SignatureRule, factor: int) -> int:
+    """Elements of the first result along a factor."""
+    shape = program.values[program.ops[op].results[0]].type.shape
+    found = (n for n, stack in zip(shape, rule.results[0], strict=True) if stack[0] == factor)
+    return max(1, next(found, rule.factors[factor].size))
 
 
 def _flops(program: Program, op: int, factors: tuple[object, ...]) -> float:

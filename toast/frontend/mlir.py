@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax._src.interpreters import mlir as jax_mlir
@@ -254,9 +254,37 @@ def kind(operation: Any) -> str:
 
     ``stablehlo.not`` keeps its dialect (``stablehlo_not``): ``not`` is a keyword of the rules.
     """
-    name: str = operation.name
+    return _kind_of(operation.name)
+
+
+def _kind_of(name: str) -> str:
     bare = name.removeprefix(_BARE_DIALECT)
-    return name.replace(".", "_") if bare == "not" else bare.replace(".", "_")
+    return re.sub(r"[.-]", "_", name if bare == "not" else bare)
+
+
+@functools.cache
+def op_kinds() -> frozenset[str]:
+    """The kinds of all ops of the dialects that a module may use."""
+    names = {
+        getattr(made, "OPERATION_NAME", "")
+        for dialect in (stablehlo, chlo, sdy)
+        for made in vars(dialect).values()
+        if isinstance(made, type)
+    }
+    return frozenset(_kind_of(name) for name in names if name)
+
+
+def call_target(operation: Any) -> str:
+    """The target of a custom call; ``""`` for other ops."""
+    if operation.name != "stablehlo.custom_call":
+        return ""
+    target: str = operation.attributes["call_target_name"].value
+    return target
+
+
+def is_tuple(value: Any) -> bool:
+    """Whether an MLIR value is a tuple."""
+    return str(value.type).startswith("tuple<")
 
 
 class TypeReader:
@@ -320,6 +348,9 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         if "num_batch_dims" in attribute:
             yield "num_batch_dims", int(attribute["num_batch_dims"].value)
         return
+    if name == "einsum_config":
+        yield from _subscripts(attribute.value)
+        return
     text = str(attribute)
     for prefix, (struct, fields) in _STRUCTS.items():
         if text.startswith(prefix):
@@ -340,6 +371,19 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         yield name, attribute.value
     elif found := re.fullmatch(r"#\w+<(\w+) (\w+)>", text):  # an enum: #stablehlo<x Y>
         yield name, found.group(2).lower()
+
+
+def _subscripts(config: str) -> Iterator[tuple[str, Attribute]]:
+    """The letters of each tensor of an einsum, as lists: the rules know no substrings.
+
+    None where an ellipsis stands for dimensions without letters.
+    """
+    if "." in config:
+        return
+    operands, _, result = config.partition("->")
+    lhs, _, rhs = operands.partition(",")
+    for name, letters in (("lhs", lhs), ("rhs", rhs), ("result", result)):
+        yield f"{name}_subscripts", tuple(letters.strip())
 
 
 def _combiner(region: Any) -> str:
@@ -647,26 +691,35 @@ def type_text(type_: TensorType) -> str:
     return f"tensor<{''.join(f'{size}x' for size in type_.shape)}{element}>"
 
 
-def module_of_op(text: str, operands: list[str], results: list[str]) -> ir.Module:
-    """A module whose main function is one op, given in generic form, at other operand types.
+def module_of_ops(
+    ops: Sequence[tuple[str, Sequence[TensorType], Sequence[TensorType]]],
+) -> ir.Module:
+    """A module whose main function runs ops side by side, each on arguments of its own.
 
-    Raises :class:`TargetError` when the op does not verify at these types.
+    An op is given in generic form, with the types that its operands and results shall have.  Raises
+    :class:`TargetError` when one does not verify at these types.
     """
-    start = text.index('"')
-    opened = text.index("(", start)
-    closed = text.index(")", opened)
-    end = text.rindex(" : (")
-    parameters = ", ".join(f"%p{i}: {type_}" for i, type_ in enumerate(operands))
-    used = ", ".join(f"%p{i}" for i in range(len(operands)))
-    made = ", ".join(f"%r#{i}" if len(results) > 1 else "%r" for i in range(len(results)))
-    count = f":{len(results)}" if len(results) > 1 else ""
-    types = ", ".join(results)
-    body = (
-        f"%r{count} = {text[start : opened + 1]}{used}{text[closed:end]}"
-        f" : ({', '.join(operands)}) -> ({types})"
-    )
+    parameters: list[str] = []
+    lines: list[str] = []
+    values: list[str] = []
+    types: list[str] = []
+    for number, (text, operands, results) in enumerate(ops):
+        start = text.index('"')
+        opened = text.index("(", start)
+        closed = text.index(")", opened)
+        end = text.rindex(" : (")
+        ins, outs = ([type_text(t) for t in side] for side in (operands, results))
+        used = ", ".join(f"%p{len(parameters) + i}" for i in range(len(ins)))
+        lines.append(
+            f"%r{number}:{len(outs)} = {text[start : opened + 1]}{used}{text[closed:end]}"
+            f" : ({', '.join(ins)}) -> ({', '.join(outs)})"
+        )
+        values += [f"%r{number}#{i}" for i in range(len(outs))]
+        parameters, types = parameters + ins, types + outs
+    signature = ", ".join(f"%p{i}: {type_}" for i, type_ in enumerate(parameters))
     return parse(
-        f"func.func public @main({parameters}) -> ({types}) {{\n{body}\n"
-        f"func.return {made} : {types}\n}}\n",
+        f"func.func public @main({signature}) -> ({', '.join(types)}) {{\n"
+        + "\n".join(lines)
+        + f"\nfunc.return {', '.join(values)} : {', '.join(types)}\n}}\n",
         "op",
     )

@@ -38,6 +38,10 @@ def from_module(
         return _Reader(module, origin).read(function, name, calling)
 
 
+#: Custom calls with which GSPMD enters and leaves code written for one device.
+_MANUAL_CALLS = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
+
+
 class _Reader:
     """Flattens a function: bodies of loops and branches stand in line.
 
@@ -45,7 +49,8 @@ class _Reader:
     and after the loop.  It becomes an op ``carry`` before the body (initial value -> body argument)
     and an op ``yield`` after it (new value -> result), tied to one another.  Values that the body
     hands on unchanged are no new values.  Each result of ``case`` and ``if`` becomes an op ``join``
-    of the branches' values; each value of an ``optimization_barrier`` one of its own.
+    of the branches' values; each value of an ``optimization_barrier`` one of its own.  An element
+    of a ``tuple`` is the value that went in.
     """
 
     def __init__(self, module: ir.Module, origin: str) -> None:
@@ -53,6 +58,7 @@ class _Reader:
         self._builder = Builder()
         self._type, self._attributes = mlir.TypeReader(), mlir.AttributeReader()
         self._numbers: dict[Any, int] = {}
+        self._tuples: dict[Any, list[Any]] = {}
         self._operations: list[Any] = []
         self._sites: dict[tuple[int, int], tuple[Any, int]] = {}
         self._results: list[tuple[Any, tuple[int, ...]]] = []
@@ -70,6 +76,11 @@ class _Reader:
             arguments.append(place.name_str if isinstance(place, ir.NameLoc) else f"arg{index}")
         returned = self._block(block, 1)
         for index, value in enumerate(returned.operands):
+            if mlir.is_tuple(value):
+                raise TargetError(
+                    f"{self._origin}: {mlir.location(returned)}: result {index} is a tuple; "
+                    "return its elements"
+                )
             self._sites[self._builder.next_op, 0] = (returned, index)
             self._add(None, "return", (self._numbers[value],), ())
         count = len(returned.operands)
@@ -109,6 +120,10 @@ class _Reader:
             "stablehlo.case": self._branches,
             "stablehlo.if": self._branches,
             "stablehlo.optimization_barrier": self._barrier,
+            "stablehlo.tuple": self._tuple,
+            "stablehlo.get_tuple_element": self._element,
+            "sdy.named_computation": self._named,
+            "sdy.manual_computation": self._manual,
         }
         for operation in body:
             special.get(operation.name, self._op)(operation, repeats)
@@ -126,6 +141,8 @@ class _Reader:
             self._results.append((operation, tuple(values)))
 
     def _op(self, operation: Any, repeats: int) -> None:
+        if mlir.call_target(operation) in _MANUAL_CALLS:
+            self._manual(operation, repeats)
         number = self._builder.next_op
         operands = [self._numbers[value] for value in operation.operands]
         for index in range(len(operands)):
@@ -134,6 +151,38 @@ class _Reader:
         types = self._types(operation)
         kind = mlir.kind(operation)
         self._define(operation, self._add(operation, kind, operands, types, attributes, repeats))
+
+    def _tuple(self, operation: Any, repeats: int) -> None:
+        self._tuples[operation.results[0]] = list(operation.operands)
+        if any(
+            use.owner.name != "stablehlo.get_tuple_element" for use in operation.results[0].uses
+        ):
+            self._op(operation, repeats)
+
+    def _element(self, operation: Any, repeats: int) -> None:
+        parts = self._tuples.get(operation.operands[0])
+        if parts is None:  # of a tuple that some other op made
+            self._op(operation, repeats)
+            return
+        part, result = parts[operation.attributes["index"].value], operation.results[0]
+        if part in self._tuples:
+            self._tuples[result] = self._tuples[part]
+        if part in self._numbers:
+            self._numbers[result] = self._numbers[part]
+
+    def _named(self, operation: Any, repeats: int) -> None:
+        body = operation.regions[0].blocks[0]
+        for argument, operand in zip(body.arguments, operation.operands, strict=True):
+            self._numbers[argument] = self._numbers[operand]
+        end = self._block(body, repeats)
+        for result, value in zip(operation.results, end.operands, strict=True):
+            self._numbers[result] = self._numbers[value]
+
+    def _manual(self, operation: Any, _repeats: int) -> None:
+        raise TargetError(
+            f"{self._origin}: {mlir.location(operation)}: shard_map fixes its own mesh, which a "
+            "plan replaces; plan the function without it"
+        )
 
     def _barrier(self, operation: Any, repeats: int) -> None:
         values: list[int] = []

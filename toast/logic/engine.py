@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import pathlib
 import re
+import subprocess
+import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import clingo
 from clingo import ast
 
-from toast.errors import FactError, RuleError, ToastError
+from toast.errors import FactError, RuleError, RuleWarning, ToastError
+from toast.logic import trial
 from toast.resources import directory
 
 #: A ground term in Python: numbers, constants and strings as themselves, functions as (name, ...).
@@ -26,15 +31,28 @@ Term = int | str | tuple["Term", ...]
 Predicate = tuple[str, int]
 
 
+#: What grounding a user's rules may take; it need not end at all.
+GROUND_SECONDS = 30.0
+GROUND_ATOMS = 2_000_000
+
+
 def solve(
-    files: Sequence[pathlib.Path], facts: str, show: Iterable[str]
+    files: Sequence[pathlib.Path],
+    facts: str,
+    show: Iterable[str],
+    *,
+    doubted: pathlib.Path | None = None,
 ) -> dict[str, list[tuple[Term, ...]]]:
     """Ground ``files`` over ``facts`` and return the atoms of the predicates in ``show``.
 
     ``show`` holds ``"name/arity"``; the result maps each to its atoms' arguments, in clingo's
-    order of derivation.  Raises :class:`toast.errors.RuleError` with file and line when a file
-    does not parse, is unsafe, or leaves no single answer.
+    order of derivation.  ``doubted`` is the file among them that a user wrote: whether grounding
+    it ends is tried in a process of its own first.  What clingo finds odd, but no error, is a
+    :class:`toast.errors.RuleWarning`.  Raises :class:`toast.errors.RuleError` with file and line
+    when a file does not parse, is unsafe, or does not end within the limits.
     """
+    if doubted is not None:
+        _try(files, facts, doubted)
     messages: list[str] = []
     control = clingo.Control(["--warn=all"], logger=lambda _code, text: messages.append(text))
     try:
@@ -45,6 +63,8 @@ def solve(
         control.ground([("base", [])])
     except RuntimeError as error:
         raise RuleError(_one_line(messages) or str(error)) from None
+    for message in messages:
+        warnings.warn(_one_line([message]), RuleWarning, stacklevel=2)
     found: dict[str, list[tuple[Term, ...]]] = {}
     for shown in show:
         name, arity = shown.split("/")
@@ -54,6 +74,27 @@ def solve(
             if atom.is_fact
         ]
     return found
+
+
+def _try(files: Sequence[pathlib.Path], facts: str, doubted: pathlib.Path) -> None:
+    given = {"files": list(map(str, files)), "facts": facts, "atoms": GROUND_ATOMS}
+    try:
+        tried = subprocess.run(
+            [sys.executable, trial.__file__],
+            input=json.dumps(given), text=True, timeout=GROUND_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        reason = f"takes more than {GROUND_SECONDS:g} seconds"
+    else:
+        if tried.returncode == 0:
+            return
+        reason = (
+            f"makes more than {GROUND_ATOMS} atoms" if tried.returncode == trial.BEYOND
+            else "ran out of memory"
+        )  # fmt: skip
+    raise RuleError(
+        f"{doubted}: grounding {reason}; bound its recursion, or join fewer variables at once"
+    )
 
 
 def _term(symbol: clingo.Symbol) -> Term:
@@ -83,7 +124,12 @@ def _one_line(messages: Sequence[str]) -> str:
     if not errors:
         return ""
     lines = [line.strip() for line in errors[0].strip().splitlines() if line.strip()]
-    return re.sub(r"^(.*?:\d+):\d+(?:-[\d:]+)?: error: ", r"\1: ", " ".join(lines))
+    if "unsafe variables" in lines[0]:
+        names = ", ".join(re.findall(r"note: '(\w+)' is unsafe", " ".join(lines)))
+        where = lines[0].split("unsafe variables")[0]
+        lines = [f"{where}unsafe variables {names}: no positive atom of the body binds them"]
+    text = " ".join(lines)
+    return re.sub(r"^(.*?:\d+):\d+(?:-[\d:]+)?: (?:error|warning|info): ", r"\1: ", text)
 
 
 # -- declarations --------------------------------------------------------------------------------
@@ -206,6 +252,21 @@ def check_rules(path: str | pathlib.Path) -> None:
     known = {*schema(), *(d.predicate for d in declarations(path.read_text()))}
     for statement in statements:
         _check_statement(path, statement, known)
+
+
+#: Predicates with which a rule file says what it has a rule for.
+_KINDS = frozenset({"rule", "custom_call_rule", "elementwise", "stays_whole"})
+
+
+def kind_line(path: pathlib.Path, kind: str) -> int:
+    """The line where a rule file says that it has a rule for ``kind``, 1 if no fact does."""
+    for statement in parse(path, RuleError):
+        if statement.ast_type is ast.ASTType.Rule:
+            head = str(statement.head)
+            if head.split("(")[0] in _KINDS and re.search(rf"\b{re.escape(kind)}\b", head):
+                line: int = statement.location.begin.line
+                return line
+    return 1
 
 
 _CODE = {"Script": "#script", "External": "#external"}

@@ -1,0 +1,58 @@
+"""What the rules of ops that a program does not have cost its analysis.
+
+    python benchmarks/rules.py [--layers 18] [--runs 7]
+
+Analyses the train step with all rule files and, by turns in the same process, with only those that
+have a rule for some op of it; prints the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import statistics
+import time
+
+from toast import api
+from toast.analysis import analyze_program, rule_entries
+from toast.analysis import rules as rules_stage
+from toast.frontend import Program
+from toast.models import build
+
+
+def used_files(program: Program) -> list[pathlib.Path]:
+    """The schema, what rules share, and the files with a rule for some op of ``program``."""
+    kinds = {signature.kind for signature in program.signatures}
+    used = {entry.file for entry in rule_entries() if entry.kind in kinds}
+    shared, ops = rules_stage.factor_files()[:2], rules_stage.factor_files()[2:]
+    return [*shared, *(file for file in ops if file in used)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=18)
+    parser.add_argument("--runs", type=int, default=7)
+    options = parser.parse_args()
+    program = api.program_of(build("t2b", layers=options.layers))
+    everything = rules_stage.factor_files()
+    sets = {"all rules": everything, "rules of its ops": used_files(program)}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sets}
+    for _ in range(options.runs):
+        for name, files in sets.items():
+            rules_stage.factor_files = lambda files=files: files  # type: ignore[assignment]
+            begin = time.perf_counter()
+            found = analyze_program(program)
+            whole = time.perf_counter() - begin
+            seconds[name].append((whole, found.seconds["rules"]))
+    print(f"{len(program.ops)} ops, {len(program.signatures)} signatures")
+    for name, files in sets.items():
+        whole, factors = (statistics.median(column) for column in zip(*seconds[name], strict=True))
+        print(
+            f"{name:18s} {len(files) - 2:3d} files  analysis {whole:.3f} s  factors {factors:.3f} s"
+        )
+    one, other = (statistics.median(s for s, _ in seconds[name]) for name in sets)
+    print(f"ratio {one / other:.3f}")
+
+
+if __name__ == "__main__":
+    main()
