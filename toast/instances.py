@@ -893,6 +893,57 @@ def _rng_bit_generator(draw: Draw) -> Instance:
     )  # fmt: skip
 
 
+def _groups(draw: Draw) -> tuple[int, str]:
+    """Replicas in a group, and the attribute that says so; more than one cannot run here."""
+    count = _count(draw, 1, 2)
+    members = ", ".join(map(str, range(count)))
+    return count, f"replica_groups = dense<[[{members}]]> : tensor<1x{count}xi64>"
+
+
+def _replicated(name: str) -> st.SearchStrategy[Instance]:
+    """Collectives that keep the shape."""
+
+    @st.composite
+    def strategy(draw: Draw) -> Instance:
+        type_ = TensorType(_shape(draw), _dtype(draw, ("f32", "f64")))
+        _, groups = _groups(draw)
+        if name == "collective_permute":
+            groups = "source_target_pairs = dense<[[0, 0]]> : tensor<1x2xi64>"
+        region = _body(type_.dtype, "add") if name == "all_reduce" else ""
+        return Instance(f"stablehlo.{name}", (type_,), (type_,), groups, region)
+
+    return strategy()
+
+
+def _resizing(name: str) -> st.SearchStrategy[Instance]:
+    """Collectives that gather or scatter along dimensions."""
+
+    @st.composite
+    def strategy(draw: Draw) -> Instance:
+        shape, dtype = _shape(draw, 1), _dtype(draw, ("f32", "f64"))
+        count, groups = _groups(draw)
+        one, other = (_count(draw, 0, len(shape) - 1) for _ in range(2))
+        large = [size * (count if d == one else 1) for d, size in enumerate(shape)]
+        moved = [size * (count if d == other else 1) for d, size in enumerate(shape)]
+        small, big, turned = (TensorType(tuple(s), dtype) for s in (shape, large, moved))
+        if name == "all_gather":
+            return Instance(
+                "stablehlo.all_gather", (small,), (big,), f"all_gather_dim = {one} : i64, {groups}"
+            )
+        if name == "reduce_scatter":
+            return Instance(
+                "stablehlo.reduce_scatter", (big,), (small,),
+                f"scatter_dimension = {one} : i64, {groups}", _body(dtype, "add"),
+            )  # fmt: skip
+        return Instance(
+            "stablehlo.all_to_all", (big,), (turned,),
+            f"split_dimension = {one} : i64, concat_dimension = {other} : i64, "
+            f"split_count = {count} : i64, {groups}",
+        )  # fmt: skip
+
+    return strategy()
+
+
 def _kind(name: str) -> str:
     bare = name.removeprefix("stablehlo.")
     return "stablehlo_not" if bare == "not" else bare.replace(".", "_")
@@ -906,6 +957,9 @@ KINDS: dict[str, st.SearchStrategy[Instance]] = {
         f"chlo_broadcast_{n}": _broadcasting(n, of)
         for of, names in _BROADCAST.items() for n in names.split()
     },
+    "all_gather": _resizing("all_gather"),
+    "all_reduce": _replicated("all_reduce"),
+    "all_to_all": _resizing("all_to_all"),
     "batch_norm_grad": _batch_norm("grad"),
     "batch_norm_inference": _batch_norm("inference"),
     "batch_norm_training": _batch_norm("training"),
@@ -919,12 +973,15 @@ KINDS: dict[str, st.SearchStrategy[Instance]] = {
     "chlo_top_k": _top_k(),
     "cholesky": _cholesky(),
     "clamp": _clamp(),
+    "collective_broadcast": _replicated("collective_broadcast"),
+    "collective_permute": _replicated("collective_permute"),
     "compare": _compare(),
     "complex": _complex(),
     "concatenate": _concatenate(),
     "constant": _constant("stablehlo.constant"),
     "convert": _convert(),
     "convolution": _convolution(),
+    "cross_replica_sum": _replicated("cross-replica-sum"),
     "dot": _dot(),
     "dot_general": _dot_general(),
     "dynamic_slice": _dynamic_slice(),
@@ -939,6 +996,7 @@ KINDS: dict[str, st.SearchStrategy[Instance]] = {
     "real": _part("stablehlo.real"),
     "reduce": _reduce(),
     "reduce_precision": _reduce_precision(),
+    "reduce_scatter": _resizing("reduce_scatter"),
     "reduce_window": _reduce_window(),
     "reshape": _reshape(),
     "reverse": _reverse(),

@@ -313,6 +313,8 @@ class _Instance:
             return "too large to run"
         if not self.signature.operands:
             return "makes its result from nothing"
+        if self.signature.attribute("replica_groups") not in (None, (0,)):
+            return "needs several replicas"
         combiner = self.rule.factors[factor].combiner
         if combiner and combiner not in _COMBINE:
             return f"no combiner {combiner}"

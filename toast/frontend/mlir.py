@@ -28,7 +28,7 @@ _IGNORED = frozenset({
     "precision_config", "algorithm", "compare_type", "indices_are_sorted", "unique_indices",
     "value", "backend_config", "operand_layouts", "result_layouts", "api_version",
     "sdy.sharding", "sdy.sharding_rule", "mhlo.sharding",
-    "result_accuracy", "channel_handle",
+    "result_accuracy",
 })  # fmt: skip
 
 #: Mesh axes of each dimension, major to minor.
@@ -347,6 +347,9 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         # What JAX says of a custom call: how many leading dimensions are a batch.
         if "num_batch_dims" in attribute:
             yield "num_batch_dims", int(attribute["num_batch_dims"].value)
+        return
+    if name == "channel_handle":  # which channel does not matter
+        yield "channel", 1
         return
     if name == "einsum_config":
         yield from _subscripts(attribute.value)

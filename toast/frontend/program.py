@@ -138,9 +138,14 @@ class Program:
         return frozenset(alias for alias in self.aliases if alias >= 0)
 
     def describe(self, op: int) -> str:
-        """``dot_general f32[8,4] at model.py:12 jit(f)/dot``: how messages name an op."""
+        """``dot_general f32[8,4] at model.py:12 jit(f)/dot``: how messages name an op.
+
+        A custom call is named with its target: ``custom_call @mystery f32[8,4] at ...``.
+        """
         types = ", ".join(str(self.values[v].type) for v in self.ops[op].results)
-        return f"{self.kind(op)} {types} at {self.location(op)}"
+        target = self.signatures[self.ops[op].signature].attribute("call_target_name")
+        called = f" @{target}" if target else ""
+        return f"{self.kind(op)}{called} {types} at {self.location(op)}"
 
 
 class Builder:

@@ -38,8 +38,11 @@ def from_module(
         return _Reader(module, origin).read(function, name, calling)
 
 
-#: Custom calls with which GSPMD enters and leaves code written for one device.
-_MANUAL_CALLS = frozenset({"SPMDFullToShardShape", "SPMDShardToFullShape"})
+#: Custom calls with which GSPMD and Shardy enter and leave code written for one device.
+_MANUAL_CALLS = frozenset({
+    "SPMDFullToShardShape", "SPMDShardToFullShape",
+    "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
+})  # fmt: skip
 
 
 class _Reader:
