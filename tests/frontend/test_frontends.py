@@ -137,6 +137,38 @@ BAD = {
         b" %0 = func.call @f(%a) : (tensor<4xf32>) -> tensor<4xf32>\n return %0 : tensor<4xf32> }",
         r"recursive.mlir: function @f calls itself",
     ),
+    "bounded.mlir": (
+        b"func.func public @main(%a: tensor<?xf32, #stablehlo.bounds<8>>) -> tensor<f32> {\n"
+        b' %s = stablehlo.get_dimension_size %a, dim = 0 : (tensor<?xf32, #stablehlo.bounds<8>>) -> tensor<i32>\n'
+        b" %f = stablehlo.convert %s : (tensor<i32>) -> tensor<f32>\n return %f : tensor<f32> }",
+        r"bounded.mlir: argument 0: dynamic shape .* lower the function with concrete sizes",
+    ),
+    "empty_region.mlir": (
+        b"func.func public @main(%a: tensor<8xf32>, %z: tensor<f32>) -> tensor<f32> {\n"
+        b' %0 = "stablehlo.reduce"(%a, %z) <{dimensions = array<i64: 0>}> ({\n'
+        b" ^bb0(%x: tensor<f32>, %y: tensor<f32>):\n }) : (tensor<8xf32>, tensor<f32>) -> tensor<f32>\n"
+        b" return %0 : tensor<f32> }",
+        r"empty_region.mlir:2:\d+: not StableHLO: .* non-empty block",
+    ),
+    "no_region.mlir": (
+        b"func.func public @main(%a: tensor<8xf32>) -> tensor<8xf32> {\n"
+        b' %0 = "stablehlo.while"(%a) ({}, {}) : (tensor<8xf32>) -> tensor<8xf32>\n'
+        b" return %0 : tensor<8xf32> }",
+        r"no_region.mlir:2:\d+: not StableHLO: .* region with 1 blocks",
+    ),
+    "unlike_branches.mlir": (
+        b"func.func public @main(%a: tensor<8xf32>, %p: tensor<i32>) -> tensor<8xf32> {\n"
+        b' %0 = "stablehlo.case"(%p) ({ stablehlo.return %p : tensor<i32> },\n'
+        b" { stablehlo.return %a : tensor<8xf32> }) : (tensor<i32>) -> tensor<8xf32>\n"
+        b" return %0 : tensor<8xf32> }",
+        r"unlike_branches.mlir:2:\d+: not StableHLO: .*mismatched return types",
+    ),
+    "tuple.mlir": (
+        b"func.func public @main(%a: tensor<8xf32>) -> tuple<tensor<8xf32>> {\n"
+        b' %0 = "stablehlo.tuple"(%a) : (tensor<8xf32>) -> tuple<tensor<8xf32>>\n'
+        b" return %0 : tuple<tensor<8xf32>> }",
+        r"tuple.mlir: .*:3.*: result 0 is a tuple; return its elements",
+    ),
 }  # fmt: skip
 
 
@@ -148,6 +180,42 @@ def test_bad_files_are_named_with_the_reason(name: str, tmp_path: pathlib.Path) 
     with pytest.raises(TargetError, match=message) as caught:
         api.program_of(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+def read(text: str, tmp_path: pathlib.Path) -> Program:
+    (tmp_path / "program.mlir").write_text(text)
+    return api.program_of(tmp_path / "program.mlir")
+
+
+def test_elements_of_a_tuple_are_what_went_in(tmp_path: pathlib.Path) -> None:
+    pair = "tuple<tensor<8x4xf32>, tensor<4x8xf32>>"
+    program = read(
+        "func.func public @main(%a: tensor<8x4xf32>, %b: tensor<4x8xf32>) -> (tensor<8x8xf32>, tensor<8x4xf32>) {\n"
+        f'  %t = "stablehlo.tuple"(%a, %b) : (tensor<8x4xf32>, tensor<4x8xf32>) -> {pair}\n'
+        f'  %0 = "stablehlo.get_tuple_element"(%t) <{{index = 0 : i32}}> : ({pair}) -> tensor<8x4xf32>\n'
+        f'  %1 = "stablehlo.get_tuple_element"(%t) <{{index = 1 : i32}}> : ({pair}) -> tensor<4x8xf32>\n'
+        "  %2 = stablehlo.dot %0, %1 : (tensor<8x4xf32>, tensor<4x8xf32>) -> tensor<8x8xf32>\n"
+        f"  %c = stablehlo.custom_call @pair(%2) : (tensor<8x8xf32>) -> {pair}\n"
+        f'  %3 = "stablehlo.get_tuple_element"(%c) <{{index = 0 : i32}}> : ({pair}) -> tensor<8x4xf32>\n'
+        "  return %2, %3 : tensor<8x8xf32>, tensor<8x4xf32>\n}\n",
+        tmp_path,
+    )
+    assert kinds(program)[2:5] == ["dot", "custom_call", "get_tuple_element"]
+    assert program.ops[2].operands == program.argument_values
+    assert "custom_call @pair" in program.describe(3)
+    # It can be planned and written back: the uses of the elements are uses of what went in.
+    assert "stablehlo.tuple" in api.plan(program, mesh="d=4", hardware="tpu-v5e").annotated()
+
+
+def test_named_computations_stand_in_line(tmp_path: pathlib.Path) -> None:
+    program = read(
+        "func.func public @main(%a: tensor<8x4xf32>) -> tensor<8x4xf32> {\n"
+        '  %0 = sdy.named_computation<"f">(%a) (%b: tensor<8x4xf32>) {\n'
+        "    %1 = stablehlo.tanh %b : tensor<8x4xf32>\n    sdy.return %1 : tensor<8x4xf32>\n"
+        "  } : (tensor<8x4xf32>) -> tensor<8x4xf32>\n  return %0 : tensor<8x4xf32>\n}\n",
+        tmp_path,
+    )
+    assert kinds(program) == ["argument", "tanh", "return"]
 
 
 def test_functions_that_do_not_trace() -> None:
