@@ -512,6 +512,13 @@ _MESH = "toast_mesh"
 _CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
 
 
+#: Ops whose results the values inside their regions decide.
+_REGIONS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
+
+#: Ops that every use may make anew.
+_SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
+
+
 #: Where modules say how values are sharded, in Shardy's words and in GSPMD's.
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 
@@ -586,22 +593,29 @@ class ShardyWriter:
         return sdy.TensorShardingAttr.get(_MESH, dims)
 
     def set_results(self, operation: Any, specs: list[Spec]) -> None:
-        """The shardings of an op's results; ops that return no tensor are left alone.
+        """The shardings of an op's results; those that are no tensors are left alone.
 
-        So are loops and branches: XLA prunes their results, which such an attribute would not
-        survive.  Propagation finds theirs from the values that go in and round, which carry one.
+        Each is written twice: as the op's attribute, for Shardy, and as a constraint behind the op,
+        for XLA, which forgets such attributes on its way to its partitioner.  (Loops and branches
+        have no attribute: XLA prunes their results, which it would not survive.)
         """
-        if operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
+        if operation.name in _CONSTRAINTS:
+            with self._context:
+                operation.attributes["sharding"] = self._sharding(specs[0])
             return
-        tensors = all(isinstance(r.type, ir.RankedTensorType) for r in operation.results)
-        if not specs or not tensors:
-            return
-        with self._context:
-            shardings = [self._sharding(spec) for spec in specs]
-            if operation.name in _CONSTRAINTS:
-                operation.attributes["sharding"] = shardings[0]
-            else:
-                operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(shardings)
+        tensors = [isinstance(r.type, ir.RankedTensorType) for r in operation.results]
+        with self._context, operation.location:
+            if specs and all(tensors) and operation.name not in _REGIONS:
+                operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(
+                    [self._sharding(spec) for spec in specs]
+                )
+            if operation.name in _SOURCES:
+                return
+            after = ir.InsertionPoint.after(operation)
+            for result, spec, tensor in zip(operation.results, specs, tensors, strict=True):
+                if tensor and spec:
+                    made = sdy.ShardingConstraintOp(result, self._sharding(spec), ip=after)
+                    result.replace_all_uses_except(made.result, made.operation)
 
     def constrain(self, operation: Any, index: int, spec: Spec) -> Any:
         """A resharded copy of operand ``index``, made just before ``operation``."""
