@@ -42,7 +42,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def _aval(type_: TensorType) -> jax.ShapeDtypeStruct:
+def aval(type_: TensorType) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a value, as JAX says them."""
     return jax.ShapeDtypeStruct(type_.shape, numpy_dtype(type_.dtype))
 
 
@@ -145,14 +146,14 @@ def flat_jit(
     reads back, written so that ops of other dialects (CHLO, Shardy) may stand in it as they are.
     """
     types = [program.values[v].type for v in program.argument_values]
-    outs = [_aval(program.values[v].type) for v in program.result_values]
+    outs = [aval(program.values[v].type) for v in program.result_values]
 
     def stub(*_arguments: Any) -> list[Any]:
         return [jax.numpy.zeros(o.shape, o.dtype) for o in outs]
 
     with word_size(program):
         exported = jax.export.export(jax.jit(stub, keep_unused=True), platforms=[_platform(mesh)])(
-            *map(_aval, types)
+            *map(aval, types)
         )
     exported = dataclasses.replace(
         exported,
@@ -246,7 +247,7 @@ class Runnable:
         """JAX's lowering of the sharded program, as ``jax.jit(...).lower``."""
         types = [self._program.values[v].type for v in self._program.argument_values]
         with word_size(self._program):
-            return self._jit.lower(*map(_aval, types))
+            return self._jit.lower(*map(aval, types))
 
     def compiled_text(self) -> str:
         """XLA's optimised program for one device, with its collectives."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from toast.frontend import Program
+from toast.frontend import Program, element_bytes
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -27,18 +27,23 @@ BARRIERS = MATMULS | {
     "carry", "yield",
 }  # fmt: skip
 
-#: Fusible, but recomputing them in every consumer costs more than keeping them.
+#: Fused into the reductions' and other consumers' loops: a reduce's result exists.
+_ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatenate", "gather"})
+
+#: Ops that XLA rather keeps than computes several times.
 _EXPENSIVE = frozenset({
     "exponential", "exponential_minus_one", "log", "log_plus_one", "tanh", "logistic", "power",
-    "divide", "sine", "cosine", "tan", "sqrt", "rsqrt", "cbrt", "atan2", "chlo_erf", "reduce",
-    "reduce_window", "gather", "concatenate", "dynamic_update_slice", "pad",
+    "sine", "cosine", "tan", "atan2", "chlo_erf",
 })  # fmt: skip
+
+#: Ops that need their operands in memory: no kernel of them takes in how its operands are made.
+_NEEDING = (BARRIERS - MATMULS) | {"return"}
+
+#: Ops whose results are in memory, whoever uses them.
+_MADE = BARRIERS | _ROOTS | {"argument"}
 
 #: Made where they are needed; they never exist.
 _SOURCES = frozenset({"constant", "iota"})
-
-#: Fused into the reductions' and other consumers' loops: a reduce's result exists.
-_ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatenate", "gather"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Liveness:
     exists: Bools
     #: ``[values]`` whether the value overwrites a donated argument's buffer.
     aliased: Bools
-    #: ``[values]`` op that defines the value.
+    #: ``[values]`` op before which the value must have its own memory.
     start: Ints
     #: ``[values]`` last op whose kernel reads the value, looking through values that are fused.
     end: Ints
@@ -65,33 +70,97 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     uses: list[list[int]] = [[] for _ in range(count)]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         uses[value].append(op)
-    exists = np.zeros(count, dtype=bool)
-    for number, value in enumerate(program.values):
-        kind = kind_of_op[value.op]
-        users = uses[number]
-        if kind in _SOURCES:
-            continue
-        needed = any(kind_of_op[u] in BARRIERS or kind_of_op[u] == "return" for u in users)
-        kept = len(set(users)) > 1 and kind in _EXPENSIVE
-        root = kind in BARRIERS or kind in _ROOTS or kind == "argument"
-        exists[number] = root or needed or kept
-    start = np.array([value.op for value in program.values], dtype=np.int64)
+    early = _as_soon_as_possible(program, kind_of_op)
+    exists, merged = _existing(program, kind_of_op, uses, early)
+    place = np.arange(len(program.ops))
+    place[merged] = early[merged]
     last = len(program.ops)
     aliased = np.zeros(count, dtype=bool)
-    end = start.copy()
     for result, alias in zip(program.result_values, program.aliases, strict=True):
         if alias >= 0:
             aliased[result] = True
-        else:
+            # An argument is overwritten as soon as what it takes is known.
+            op = program.values[result].op
+            place[op] = early[op]
+    # What an elementwise kernel makes may overwrite what it is the last to read.
+    alone = np.array([kind not in _MADE for kind in kind_of_op])
+    alone[merged] = False
+    start = np.array([place[v.op] + alone[v.op] for v in program.values], dtype=np.int64)
+    end = start.copy()
+    for result, alias in zip(program.result_values, program.aliases, strict=True):
+        if alias < 0:
             end[result] = last
     _share_loop_buffers(program, kind_of_op, aliased)
     # A fused value is read where its consumers are computed: in reverse order, each op's kernel
     # ends with the last of those that it is fused into.
-    kernel_end = _kernel_ends(program, uses, exists)
+    kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
     use_end = kernel_end[use_op]
     np.maximum.at(end, use_value, use_end)
     _extend_shared(program, kind_of_op, aliased, end)
     return Liveness(exists, aliased, start, end, use_end)
+
+
+def _as_soon_as_possible(program: Program, kinds: list[str]) -> Ints:
+    """``[ops]`` the op after which a fusible op could be computed, itself for others."""
+    early = np.arange(len(program.ops))
+    for number, op in enumerate(program.ops):
+        if kinds[number] not in _MADE | _NEEDING:
+            made = [early[program.values[v].op] for v in op.operands]
+            early[number] = max(made, default=0)
+    return early
+
+
+def _existing(
+    program: Program, kinds: list[str], uses: list[list[int]], early: Ints
+) -> tuple[Bools, list[int]]:
+    """Which values XLA keeps in memory, and the ops that are computed in a product's kernel.
+
+    A fusible op is computed in the kernels of its consumers, products included, and again in each;
+    unless it is made of several large values, which several kernels would keep alive longer, or of
+    expensive ops that no product could do on its way out.
+    """
+    values = program.values
+    size = [
+        int(np.prod(v.type.shape, dtype=np.int64)) * element_bytes(v.type.dtype) for v in values
+    ]
+    exists = np.array([
+        kinds[v.op] not in _SOURCES
+        and (kinds[v.op] in _MADE or any(kinds[u] in _NEEDING for u in uses[number]))
+        for number, v in enumerate(values)
+    ], dtype=bool)  # fmt: skip
+    # Large values that a value is made of, from the first op to the last.
+    made_of: list[frozenset[int]] = [frozenset()] * len(values)
+    costly = np.zeros(len(values), dtype=bool)
+    for number, value in enumerate(values):
+        found: set[int] = set()
+        for operand in program.ops[value.op].operands:
+            found |= {operand} if exists[operand] else made_of[operand]
+        made_of[number] = frozenset(found)
+        costly[number] = kinds[value.op] in _EXPENSIVE or any(
+            costly[v] and not exists[v] for v in program.ops[value.op].operands
+        )
+    # Kernels that it is computed in, from the last op to the first.
+    kernels: list[frozenset[int]] = [frozenset()] * len(values)
+    merged: list[int] = []
+    for number in range(len(values) - 1, -1, -1):
+        found = set()
+        for user in uses[number]:
+            results = program.ops[user].results
+            fused = results and not exists[results[0]]
+            found |= kernels[results[0]] if fused else {user}
+        kernels[number] = frozenset(found)
+        kind = kinds[values[number].op]
+        if kind in MATMULS and len(found) == 1:
+            # A product takes in the one elementwise kernel that consumes it, if all else is there.
+            (kernel,) = found
+            if kinds[kernel] not in _MADE | _NEEDING and early[kernel] == values[number].op:
+                merged.append(kernel)
+                exists[number] = False
+        elif not exists[number] and kind not in _SOURCES and len(found) > 1:
+            large = [v for v in made_of[number] if 2 * size[v] >= size[number]]
+            again = costly[number] and kinds[early[values[number].op]] not in MATMULS
+            exists[number] = len(large) > 1 or (again and len(large) > 0)
+    return exists, merged
 
 
 def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> None:
@@ -116,13 +185,15 @@ def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints
             end[op.operands[0]] = max(end[op.operands[0]], end[op.results[0]])
 
 
-def _kernel_ends(program: Program, uses: list[list[int]], exists: Bools) -> Ints:
-    ends: Any = list(range(len(program.ops)))
+def _kernel_ends(
+    program: Program, kinds: list[str], uses: list[list[int]], exists: Bools, place: Ints
+) -> Ints:
+    """``[ops]`` the last kernel that an op is computed in."""
+    ends: Any = place.tolist()
     for number in range(len(program.ops) - 1, -1, -1):
         results = program.ops[number].results
-        if results and not exists[results[0]]:
-            for value in results:
-                for user in uses[value]:
-                    if ends[user] > ends[number]:
-                        ends[number] = ends[user]
+        if results and not exists[results[0]] and kinds[number] not in MATMULS:
+            ends[number] = max(
+                (ends[user] for value in results for user in uses[value]), default=ends[number]
+            )
     return np.array(ends, dtype=np.int64)

@@ -63,6 +63,33 @@ class Layout:
     shared: Bools  # [S, U] an earlier use class already made the same copy
 
 
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A value in memory."""
+
+    value: int
+    #: Bytes per device.
+    bytes: float
+    #: Whether it is a resharded copy.
+    copy: bool
+    #: Alive from before op ``start`` to before op ``end``.
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """Memory of one device in program order."""
+
+    #: ``[events]`` the op before which memory changes, in order.
+    op: npt.NDArray[np.int64]
+    #: ``[events]`` bytes from there on, arguments included.
+    live_bytes: Floats
+    argument_bytes: float
+    #: What is alive at the peak besides the arguments, the largest first.
+    at_peak: tuple[Buffer, ...]
+
+
 class CostModel:
     """Prices states of one decision space on one hardware."""
 
@@ -249,8 +276,61 @@ class CostModel:
             total /= np.maximum(where.sum(axis=2), 1)
         return np.asarray(total + waits)
 
-    def _timeline_peak(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
-        """Bytes of temporaries at the worst program point."""
+    def timeline(self, state: States) -> Timeline:
+        """What is in memory when, under one state: ``[classes, axes]``."""
+        t, layout = self.tables, self.layout(state[None])
+        settled = t.value_bytes / self._shards(layout.settled)
+        used = t.value_bytes[t.use_value] / self._shards(layout.used)
+        arguments = float(settled[:, t.argument_columns].sum())
+        row = self._columns(layout, settled, used * self._differs(layout))[0]
+        steps = row[t.event_column] * t.event_sign
+        live = arguments + np.cumsum(steps)
+        peak = int(t.event_op[np.argmax(live)]) if len(live) else 0
+        buffers = self._buffers(row)
+        at_peak = (b for b in buffers if b.start <= peak < b.end)
+        return Timeline(
+            op=t.event_op,
+            live_bytes=np.maximum(live, arguments),
+            argument_bytes=arguments,
+            at_peak=tuple(sorted(at_peak, key=lambda buffer: -buffer.bytes)),
+        )
+
+    def _buffers(self, row: Floats) -> list[Buffer]:
+        """Every buffer, given the bytes of each column; a shared copy is one buffer."""
+        t = self.tables
+        values = len(t.value_bytes)
+        opened: dict[tuple[int, int], int] = {}
+        found: list[Buffer] = []
+        shared: dict[tuple[int, float], int] = {}  # copies of a value, to be continued
+        for column, value, sign, op in zip(
+            t.event_column.tolist(), t.event_value.tolist(), t.event_sign.tolist(),
+            t.event_op.tolist(), strict=True,
+        ):  # fmt: skip
+            size = float(row[column])
+            if size <= 0:
+                continue
+            if sign > 0:
+                opened[column, value] = op
+                continue
+            start = opened.pop((column, value), op)
+            copy = column >= values
+            last = shared.get((value, size), -1) if copy else -1
+            if last >= 0 and found[last].end >= start:
+                found[last] = dataclasses.replace(
+                    found[last], start=min(start, found[last].start), end=max(op, found[last].end)
+                )
+                continue
+            if copy:
+                shared[value, size] = len(found)
+            found.append(Buffer(value, size, copy, start, op))
+        return found
+
+    def _differs(self, layout: Layout) -> Bools:
+        """Which use classes see another sharding than the definition's."""
+        return np.asarray((layout.settled[:, self.tables.use_value] != layout.used).any(axis=2))
+
+    def _columns(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
+        """Bytes of every column of the timeline's events."""
         t = self.tables
         columns = [settled, copies]
         bridged = copies == 0  # or no copy to bridge to
@@ -259,9 +339,14 @@ class CostModel:
             same &= ~bridged[:, later]
             bridged[:, later] |= same
             columns.append(np.where(same, copies[:, later], 0.0))
+        return np.concatenate(columns, axis=1)
+
+    def _timeline_peak(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
+        """Bytes of temporaries at the worst program point."""
+        t = self.tables
         if not len(t.event_column):
             return np.zeros(len(settled))
-        sizes = np.concatenate(columns, axis=1)
+        sizes = self._columns(layout, settled, copies)
         peak = np.empty(len(settled))
         for state, row in enumerate(sizes):  # one state's events fit the cache, all states' do not
             steps = row[t.event_column]

@@ -72,6 +72,7 @@ class Tables:
     event_column: Ints  # [events] in program order
     event_sign: Floats  # [events] +1 allocates, -1 frees
     event_op: Ints  # [events]
+    event_value: Ints  # [events] the program's value
     argument_columns: Ints  # [arguments] value class of each argument
     # Back to the program.
     value_class: Ints  # [values]
@@ -159,6 +160,7 @@ def build(space: Space) -> Tables:
         event_column=events[0],
         event_sign=events[1],
         event_op=events[2],
+        event_value=events[3],
         argument_columns=grouped.of_value[list(program.argument_values)],
         value_class=grouped.of_value,
         use_class=grouped.of_use,
@@ -313,8 +315,8 @@ def _group_values(
 
 def _events(
     program: Program, use_op: Ints, use_of: Ints, grouped: _Grouped, live: Liveness, size: Floats
-) -> tuple[Ints, Floats, Ints]:
-    """Allocations and frees in program order: column, sign and op of each.
+) -> tuple[Ints, Floats, Ints, Ints]:
+    """Allocations and frees in program order: column, sign, op and value of each.
 
     Columns are value classes (the value itself), use classes (its resharded copy) and pairs of use
     classes (the copy is shared: it stays alive from the end of the earlier use to the later one;
@@ -324,12 +326,12 @@ def _events(
     ops = len(program.ops)
     floor = _NEGLIGIBLE * float(size.sum())
     arguments = set(program.argument_values)
-    columns: list[tuple[Ints, Ints, Ints]] = []  # column, start, end
+    columns: list[tuple[Ints, Ints, Ints, Ints]] = []  # column, start, end, value
     kept = np.array([
         v for v in np.flatnonzero(live.exists & ~live.aliased & (size > floor)).tolist()
         if v not in arguments
     ], dtype=np.int64)  # fmt: skip
-    columns.append((grouped.of_value[kept], live.start[kept], live.end[kept] + 1))
+    columns.append((grouped.of_value[kept], live.start[kept], live.end[kept] + 1, kept))
     # One copy per (value, use slot): from its first to its last use.
     big = np.flatnonzero(size[use_of] > floor)
     key = use_of[big] * uses + grouped.of_use[big]
@@ -340,7 +342,7 @@ def _events(
     np.maximum.at(finish, inverse, live.use_end[big] + 1)
     value, use_class = unique // uses, unique % uses
     returned = live.aliased[value] & (finish > ops - len(program.results))
-    columns.append((use_class[~returned], begin[~returned], finish[~returned]))
+    columns.append((use_class[~returned], begin[~returned], finish[~returned], value[~returned]))
     place = {
         (v, u): i for i, (v, u) in enumerate(zip(value.tolist(), use_class.tolist(), strict=True))
     }
@@ -355,11 +357,12 @@ def _events(
         if rows:
             table = np.array(rows, dtype=np.int64)
             column, i, j = table[:, 0], table[:, 2], table[:, 1]
-            columns.append((column, np.minimum(finish[i], finish[j]), begin[j]))
+            columns.append((column, np.minimum(finish[i], finish[j]), begin[j], value[i]))
         offset += len(later)
     shifted = [columns[0], (columns[1][0] + values, *columns[1][1:]), *columns[2:]]
-    column = np.concatenate([np.concatenate([c, c]) for c, _, _ in shifted])
-    sign = np.concatenate([np.repeat([1.0, -1.0], len(c)) for c, _, _ in shifted])
-    at = np.concatenate([np.concatenate([s, e]) for _, s, e in shifted])
+    column = np.concatenate([np.concatenate([c, c]) for c, _, _, _ in shifted])
+    sign = np.concatenate([np.repeat([1.0, -1.0], len(c)) for c, _, _, _ in shifted])
+    at = np.concatenate([np.concatenate([s, e]) for _, s, e, _ in shifted])
+    of = np.concatenate([np.concatenate([v, v]) for _, _, _, v in shifted])
     order = np.lexsort((sign, at))  # frees come before allocations of the same op
-    return column[order], sign[order], at[order]
+    return column[order], sign[order], at[order], of[order]
