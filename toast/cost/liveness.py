@@ -117,7 +117,7 @@ def _existing(
 
     A fusible op is computed in the kernels of its consumers, products included, and again in each;
     unless it is made of several large values, which several kernels would keep alive longer, or of
-    expensive ops that no product could do on its way out.
+    expensive ops, for several products, that no product could do on its way out.
     """
     values = program.values
     size = [
@@ -158,7 +158,9 @@ def _existing(
                 exists[number] = False
         elif not exists[number] and kind not in _SOURCES and len(found) > 1:
             large = [v for v in made_of[number] if 2 * size[v] >= size[number]]
-            again = costly[number] and kinds[early[values[number].op]] not in MATMULS
+            products = sum(kinds[kernel] in MATMULS for kernel in found)
+            again = costly[number] and products > 1
+            again &= kinds[early[values[number].op]] not in MATMULS
             exists[number] = len(large) > 1 or (again and len(large) > 0)
     return exists, merged
 
