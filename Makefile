@@ -17,6 +17,7 @@ test: $(VENV)/.tested
 
 bench: $(VENV)/.tested
 	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python benchmarks/rules.py
 
 prove: $(VENV)/.tested
 	$(BIN)/python benchmarks/prove.py
@@ -31,7 +32,7 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.created pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,libraries]'
 	touch $@ $(VENV)/.installed
 
 clean:
