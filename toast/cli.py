@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import json
@@ -415,6 +416,7 @@ def rules_prove(
     table = rich.table.Table("kind", "instances", "factors proven", "wrong", "not run")
     wrong: list[str] = []
     nothing: list[str] = []
+    reasons: collections.Counter[str] = collections.Counter()
     with _progress() as progress:
         files = list(rules or ())
         if what is None or what.endswith(".lp"):
@@ -435,13 +437,14 @@ def rules_prove(
                 table.add_row(
                     row.kind, *map(str, (row.instances, row.proven, row.wrong, row.skipped))
                 )
+            reasons.update(p.outcome for p in proofs if not p.wrong and p.outcome != "proven")
             wrong += [
                 f"{program.describe(proof.op)}: factor {proof.factor}: {proof.outcome}"
                 for proof in proofs
                 if proof.wrong
             ]
     _console().print(table)
-    _warn(nothing)
+    _warn(nothing + [f"{number} not run: {reason}" for reason, number in reasons.most_common(5)])
     for line in wrong:
         print(line)
     if wrong:
