@@ -15,6 +15,7 @@ import pytest
 
 import toast
 from tests.helpers import f32
+from tests.rules.test_shardy import compare
 from toast import api
 from toast.apply import verify
 from toast.hardware import Mesh, load
@@ -33,6 +34,7 @@ def check(function: Callable[..., Any], arguments: tuple[Any, ...], *, run: bool
     program = api.program_of(function, *arguments)
     analysis = toast.analyze(program)
     assert [program.describe(op) for op in analysis.without_rule] == []
+    assert compare(program) > 0  # our rules and Shardy's
     plan = toast.plan(
         analysis, mesh=MESH, hardware=api.small_scale(analysis, MESH, load("tpu-v5e"))
     )

@@ -13,6 +13,7 @@ from jax import lax
 
 import toast
 from tests.helpers import f32, model_of
+from tests.rules.test_shardy import compare
 from toast import api
 from toast.apply import verify
 from toast.hardware import Mesh, load
@@ -164,6 +165,7 @@ def test_every_op_has_a_rule_and_the_plan_runs(name: str) -> None:
     program = api.program_of(function, *shapes)
     analysis = toast.analyze(program)
     assert [program.describe(op) for op in analysis.without_rule] == []
+    compare(program)
     mesh = Mesh.parse("d=4,m=2")
     plan = toast.plan(
         analysis, mesh=mesh, hardware=api.small_scale(analysis, mesh, load("tpu-v5e"))
