@@ -1,4 +1,4 @@
-"""The command line: ``toast plan``, ``analyze``, ``verify``, ``models`` and ``rules``."""
+"""The command line: ``toast plan``, ``analyze``, ``verify``, ``validate``, ``models``, ``rules``."""
 
 from __future__ import annotations
 
@@ -276,6 +276,43 @@ def _use_cpu_devices(count: int) -> None:
     flags = [f for f in flags if not f.startswith("--xla_force_host_platform_device_count")]
     flags.append(f"--xla_force_host_platform_device_count={count}")
     os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+@app.command()
+@_errors
+def validate(
+    target: Target,
+    mesh: MeshOption,
+    hardware: HardwareOption = "tpu-v5e",
+    plans: Annotated[
+        int, typer.Option("--plans", min=0, help="Plans besides the found one and no plan.")
+    ] = 8,
+    full: Annotated[
+        bool, typer.Option("--full", help="Let the compiler finish, code generation included.")
+    ] = False,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds a compile may take.")] = 600,
+    seed: SeedOption = 0,
+    layers: LayersOption = None,
+    sequence: SequenceOption = None,
+    batch: BatchOption = None,
+    arg: ArgOption = None,
+    rules: RulesOption = None,
+) -> None:
+    """Compile plans of TARGET with XLA's TPU compiler (no TPU needed) and compare predictions.
+
+    The found plan, the unsharded program, single actions and random states. Verdicts are kept in
+    ~/.cache/toast. Needs the extra toast-partitioner[tpu].
+    """
+    from toast import validate as stage
+    from toast.hardware import Mesh, load
+
+    with _progress() as progress:
+        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress)
+        found = stage.validate(
+            analysis, Mesh.parse(mesh), load(hardware), plans=plans, seed=seed, full=full,
+            timeout=timeout, progress=progress,
+        )  # fmt: skip
+    _console().print(stage.table(found))
 
 
 @app.command()

@@ -68,7 +68,7 @@ def test_everything_public_is_documented(name: str) -> None:
 STAGES = (
     "errors", "resources", "files", "units", "logic", "hardware", "frontend", "facts", "analysis", "space",
     "cost", "search", "apply", "plan", "models", "api", "report", "targets", "interchange",
-    "instances", "prove", "lint", "cli",
+    "instances", "prove", "lint", "oracle", "validate", "cli",
 )  # fmt: skip
 
 

@@ -1,0 +1,114 @@
+"""What XLA's TPU compiler says; and how its programs are read."""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+
+import pytest
+
+import toast
+from tests.helpers import f32, mlp
+from toast import validate as stage
+from toast.errors import HardwareError, PlanError
+from toast.hardware import Mesh, load
+from toast.oracle import Communication, Verdict, communication_in, judge
+from toast.oracle.tpu import _slice
+from toast.validate import Compared, validate
+
+HLO = """HloModule jit_f, is_scheduled=true
+
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %all-reduce.1 = f32[8]{0} all-reduce(%x), channel_id=1, to_apply=%add
+}
+
+%wide.windowed_dot_general_body_rs.1 (q: (f32[4])) -> (f32[4]) {
+  %collective-permute.1 = f32[4,2]{1,0} collective-permute(%y), channel_id=7
+  %collective-permute.2 = f32[4,2]{1,0} collective-permute(%y), channel_id=8
+}
+
+%fused (z: bf16[2]) -> bf16[16] {
+  %all-gather.3 = bf16[16]{0} all-gather(%z), channel_id=3, dimensions={0}
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %while.1 = (s32[], f32[8]) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %while.2 = (f32[4]) while(%u), condition=%c, body=%wide.windowed_dot_general_body_rs.1
+  %all-gather.2 = bf16[16]{0} all-gather(%b), channel_id=3, dimensions={0}
+  ROOT %all-to-all.1 = (f32[4]{0}, f32[4]{0}) all-to-all(%v, %w), channel_id=4
+}
+"""
+
+
+def test_collectives_of_a_scheduled_program() -> None:
+    """Loops count as often as they run, one channel once, a windowed product as what it does."""
+    assert communication_in(HLO) == (
+        Communication("all_gather", 1, 32.0),
+        Communication("all_reduce", 5, 160.0),
+        Communication("all_to_all", 1, 32.0),
+        Communication("reduce_scatter", 1, 32.0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("devices", "dimensions", "expected"),
+    [(16, 2, (4, 4)), (8, 2, (2, 4)), (1, 2, (1, 1)), (16, 3, (4, 2, 2)), (4, 3, (2, 2, 1))],
+)
+def test_slices_are_as_cubic_as_can_be(
+    devices: int, dimensions: int, expected: tuple[int, ...]
+) -> None:
+    assert _slice(devices, dimensions) == expected
+
+
+@pytest.fixture(scope="module")
+def plan() -> toast.Plan:
+    shapes = f32(4096, 1024), f32(1024, 4096), f32(4096, 1024)
+    return toast.plan(mlp, *shapes, mesh="b=4", hardware="tpu-v5e")
+
+
+def test_what_has_no_compiler_is_refused(plan: toast.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = plan.analysis.program
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(PlanError, match="the TPU compiler is not installed: pip install"):
+        judge(program, plan.shardings, load("tpu-v5e"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    with pytest.raises(HardwareError, match="no TPU compiler for h100; there is one for tpu-v4"):
+        judge(program, plan.shardings, load("h100"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra")
+def test_the_compiler_answers_and_is_remembered(plan: toast.Plan, tmp_path: pathlib.Path) -> None:
+    program = plan.analysis.program
+    verdict = judge(program, plan.shardings, load("tpu-v5e"), cache=tmp_path)
+    assert verdict.argument_bytes == plan.after.argument_bytes
+    assert not verdict.out_of_memory
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+    assert judge(program, plan.shardings, load("tpu-v5e"), cache=tmp_path) == verdict
+
+
+def test_a_compile_that_fails_costs_its_row(
+    plan: toast.Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = iter(
+        [
+            Verdict(
+                1e6, 0.0, 0.0, 1e6, 2e6, False, (Communication("all_gather", 1, 2.0**20),), 1.0
+            ),
+            Verdict(0.0, 0.0, 0.0, 9e12, 9e12, True, (), 1.0),
+        ]
+    )
+
+    def judged(*_arguments: object, **_options: object) -> Verdict:
+        verdict = next(said, None)
+        if verdict is None:
+            raise PlanError("the TPU compiler died: no message")
+        return verdict
+
+    monkeypatch.setattr(stage, "judge", judged)
+    found = validate(plan.analysis, Mesh.parse("b=4"), load("tpu-v5e"), plans=2)
+    assert [row.name for row in found.rows][:2] == ["found", "unsharded"]
+    assert len(found.compiled) == 1
+    assert found.misjudged() == (found.rows[1],)
+    assert found.rows[2].error == "the TPU compiler died: no message"
+    assert isinstance(found.rows[0], Compared)
+    assert stage.table(found).row_count == len(found.rows)
