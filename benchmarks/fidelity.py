@@ -116,13 +116,15 @@ def main() -> None:
         print(lines[-1])
     lines.append(f"| all | {figures(every)} |")
     print(lines[-1])
-    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("jax", "jaxlib", "libtpu"))
+    versions = ", ".join(
+        f"{p} {importlib.metadata.version(p)}" for p in ("jax", "jaxlib", "libtpu")
+    )
     page = pathlib.Path(__file__).resolve().parent.parent / "docs" / "fidelity.md"
     text = page.read_text()
     begin, end = "<!-- figures -->\n", "<!-- end -->"
     table = (
-        f"Made by `benchmarks/fidelity.py` with {versions}; meshes {', '.join(MESHES)} of {HARDWARE}; "
-        f"the found plan, the unsharded program, single actions and random states.\n\n"
+        f"Made by `benchmarks/fidelity.py` with {versions}; meshes {', '.join(MESHES)} of "
+        f"{HARDWARE}; the found plan, the unsharded program, single actions and random states.\n\n"
         "| program | plans that fit | peak: median error | 95th percentile | arguments exact | "
         "all-gathers within 10 % |\n| --- | --- | --- | --- | --- | --- |\n"
         + "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The command line: ``toast plan``, ``analyze``, ``verify``, ``validate``, ``models``, ``rules``."""
+"""The command line: ``toast plan``, ``analyze``, ``verify``, ``validate``, ``models`` ..."""
 
 from __future__ import annotations
 
