@@ -128,8 +128,8 @@ def main() -> None:
         "| program | plans that fit | peak: median error | 95th percentile | arguments exact | "
         "all-gathers within 10 % |\n| --- | --- | --- | --- | --- | --- |\n"
         + "\n".join(lines)
-        + f"\n\nOut of memory, says XLA: {refused} more plans; {misjudged} of them seemed to fit with "
-        "more than 10 % to spare.\n"
+        + f"\n\nOut of memory, says XLA: {refused} more plans; {misjudged} of them seemed to fit "
+        "with more than 10 % to spare.\n"
     )
     head, rest = text.split(begin)
     page.write_text(head + begin + table + end + rest.split(end)[1])

@@ -31,7 +31,17 @@ HLO = """HloModule jit_f, is_scheduled=true
   %all-gather.3 = bf16[16]{0} all-gather(%z), channel_id=3, dimensions={0}
 }
 
+%other (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %all-reduce.2 = f32[8]{0} all-reduce(%x), channel_id=9, to_apply=%add
+}
+
+%three (p: (s32[], f32[8])) -> pred[] {
+  %constant.1 = s32[]{:T(128)} constant(3)
+  ROOT %lt = pred[]{:T(512)} compare(%g, %constant.1), direction=LT
+}
+
 ENTRY %main (a: f32[8]) -> f32[8] {
+  %while.3 = (s32[], f32[8]) while(%t), condition=%three, body=%other
   %while.1 = (s32[], f32[8]) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}
   %while.2 = (f32[4]) while(%u), condition=%c, body=%wide.windowed_dot_general_body_rs.1
   %all-gather.2 = bf16[16]{0} all-gather(%b), channel_id=3, dimensions={0}
@@ -44,7 +54,7 @@ def test_collectives_of_a_scheduled_program() -> None:
     """Loops count as often as they run, one channel once, a windowed product as what it does."""
     assert communication_in(HLO) == (
         Communication("all_gather", 1, 32.0),
-        Communication("all_reduce", 5, 160.0),
+        Communication("all_reduce", 8, 256.0),
         Communication("all_to_all", 1, 32.0),
         Communication("reduce_scatter", 1, 32.0),
     )

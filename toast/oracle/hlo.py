@@ -23,6 +23,8 @@ _COLLECTIVE = re.compile(
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _CALL = re.compile(r"(?:body|to_apply|calls|called_computations)=\{?%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_BOUND = re.compile(r"= s32\[\]\S* constant\((\d+)\)")
 
 #: Loops in which the partitioner overlaps a product with the transfer of its parts.
 _WINDOWED = re.compile(r"windowed_dot_general_body_(rs|ag)")
@@ -86,24 +88,31 @@ def _with_computation(text: str) -> Iterator[tuple[str, str]]:
 
 def _repeats(lines: list[tuple[str, str]]) -> dict[str, int]:
     """How often each computation runs, by the trip counts of the loops around it."""
+    # Counted loops begin at 0 and end at the constant that their condition compares with.
+    bounds: dict[str, int] = {}
+    for computation, line in lines:
+        if found := _BOUND.search(line):
+            bounds[computation] = max(bounds.get(computation, 1), int(found[1]))
     callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
     for computation, line in lines:
-        trips = _TRIPS.search(line)
-        times = int(trips[1]) if trips and " while(" in line else 1
+        times = 1
+        if " while(" in line:
+            known, condition = _TRIPS.search(line), _CONDITION.search(line)
+            times = int(known[1]) if known else bounds.get(condition[1], 1) if condition else 1
         for called in _CALL.findall(line):
             callers[called].append((computation, times))
-    found: dict[str, int] = {}
+    made: dict[str, int] = {}
 
     def of(computation: str) -> int:
-        if computation not in found:
-            found[computation] = 1  # of the entry, and of what calls itself
+        if computation not in made:
+            made[computation] = 1  # of the entry, and of what calls itself
             above = callers.get(computation, [])
-            found[computation] = max((of(c) * times for c, times in above), default=1)
-        return found[computation]
+            made[computation] = max((of(c) * times for c, times in above), default=1)
+        return made[computation]
 
     for computation in list(callers):
         of(computation)
-    return found
+    return made
 
 
 def _bytes(dtype: str, shape: str) -> float:

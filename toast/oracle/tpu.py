@@ -125,13 +125,17 @@ def _primes(number: int) -> list[int]:
     return found
 
 
+#: Of verdicts and of what is compiled; another one makes the kept ones void.
+_FORMAT = 3
+
+
 def _cached(job: dict[str, Any], full: bool, cache: pathlib.Path | None) -> pathlib.Path:
     versions = [importlib.metadata.version(p) for p in ("jax", "jaxlib", "libtpu")]
     shardings: Shardings = job["shardings"]
     parts = [
         job["module"], str(shardings.mesh), sorted(shardings.values.items()),
         sorted(shardings.uses.items()), shardings.results, job["topology"], versions, full,
-        "constraints behind every op, live bytes",
+        _FORMAT,
     ]  # fmt: skip
     digest = hashlib.sha256()
     for part in parts:
