@@ -36,8 +36,9 @@ def check(
         for file in files:
             solve([*factor_files()[:2], file], "", (), doubted=file)
             for kind, custom in sorted(known_rules(file)):
-                if kind in instances.KINDS and not custom:
-                    drawn = instances.program_of(instances.draw(kind, _TRIED), kind)
+                name = f"custom_call {kind}" if custom else kind
+                if name in instances.KINDS:
+                    drawn = instances.program_of(instances.draw(name, _TRIED), name)
                     solve_rules(drawn, [file])
                 elif not custom and kind not in mlir.op_kinds() | _OWN_KINDS:
                     odd.append(_unknown(file, kind))
