@@ -944,12 +944,102 @@ def _resizing(name: str) -> st.SearchStrategy[Instance]:
     return strategy()
 
 
+# -- custom calls --------------------------------------------------------------------------------
+
+
+def _call(target: str, operands: Sequence[TensorType], results: Sequence[TensorType]) -> Instance:
+    return Instance(
+        "stablehlo.custom_call", tuple(operands), tuple(results), f'call_target_name = "{target}"'
+    )
+
+
+def _pointwise_call(target: str, operands: str, results: str) -> st.SearchStrategy[Instance]:
+    """A call on operands of one shape; element types are given, ``?`` for any float."""
+
+    @st.composite
+    def strategy(draw: Draw) -> Instance:
+        shape, dtype = _shape(draw), _dtype(draw)
+        sides = [
+            [TensorType(shape, dtype if t == "?" else t) for t in side.split()]
+            for side in (operands, results)
+        ]
+        return _call(target, *sides)
+
+    return strategy()
+
+
+def _matrix_call(target: str, operands: str, results: str) -> st.SearchStrategy[Instance]:
+    """A call on square matrices (``m``), or vectors (``v``, ``i``), behind a batch."""
+
+    @st.composite
+    def strategy(draw: Draw) -> Instance:
+        batch, size = _shape(draw, 0, 2), _size(draw)
+        types = {
+            "m": TensorType((*batch, size, size), "f32"), "v": TensorType((*batch, size), "f32"),
+            "i": TensorType((*batch, size), "i32"),
+        }  # fmt: skip
+        return _call(target, [types[c] for c in operands], [types[c] for c in results])
+
+    return strategy()
+
+
+def _top_k_call(target: str, operands: int) -> st.SearchStrategy[Instance]:
+    @st.composite
+    def strategy(draw: Draw) -> Instance:
+        shape = _shape(draw, 1)
+        best = _count(draw, 1, shape[-1])
+        made = (*shape[:-1], best)
+        searched = [TensorType(shape, "f32"), TensorType(shape, "i32")]
+        searched += [TensorType((), "f32"), TensorType((), "i32")]
+        return _call(
+            target, searched[:operands], (TensorType(made, "f32"), TensorType(made, "i32"))
+        )
+
+    return strategy()
+
+
+#: Custom calls that only say something about their operand.
+ANNOTATIONS = (
+    "Sharding", "annotate_device_placement", "InspectSharding", "LayoutConstraint", "MoveToHost",
+    "MoveToDevice", "xla.megascale.provide_metadata",
+)  # fmt: skip
+_THREEFRY = (
+    "cu_threefry2x32", "cu_threefry2x32_ffi", "hip_threefry2x32", "hip_threefry2x32_ffi",
+)  # fmt: skip
+
+#: A strategy for each custom call that a rule knows, by target.
+_CALLS = {
+    **{target: _pointwise_call(target, "?", "?") for target in ANNOTATIONS},
+    **{target: _pointwise_call(target, "ui32 ui32 ui32 ui32", "ui32 ui32") for target in _THREEFRY},
+    "mhlo.erf": _pointwise_call("mhlo.erf", "f32", "f32"),
+    "X64Combine": _pointwise_call("X64Combine", "ui32 ui32", "ui64"),
+    "X64SplitHigh": _pointwise_call("X64SplitHigh", "ui64", "ui32"),
+    "X64SplitLow": _pointwise_call("X64SplitLow", "ui64", "ui32"),
+    "ApproxTopK": _top_k_call("ApproxTopK", 4),
+    "PartialReduce": _top_k_call("PartialReduce", 4),
+    "TopK": _top_k_call("TopK", 1),
+    "mhlo.topk": _top_k_call("mhlo.topk", 1),
+    "Cholesky": _matrix_call("Cholesky", "m", "m"),
+    "CompactWyHelper": _matrix_call("CompactWyHelper", "m", "m"),
+    "Eigh": _matrix_call("Eigh", "m", "mv"),
+    "InvertDiagBlocksLowerTriangular": _matrix_call("InvertDiagBlocksLowerTriangular", "m", "m"),
+    "InvertDiagBlocksUpperTriangular": _matrix_call("InvertDiagBlocksUpperTriangular", "m", "m"),
+    "LuDecomposition": _matrix_call("LuDecomposition", "m", "mii"),
+    "ProductOfElementaryHouseholderReflectors": _matrix_call(
+        "ProductOfElementaryHouseholderReflectors", "mv", "m"
+    ),
+    "Qr": _matrix_call("Qr", "m", "mv"),
+    "QrDecompositionBlock": _matrix_call("QrDecompositionBlock", "m", "mv"),
+}
+
+
 def _kind(name: str) -> str:
     bare = name.removeprefix("stablehlo.")
     return "stablehlo_not" if bare == "not" else bare.replace(".", "_")
 
 
-#: A strategy for each op kind whose rule claims that something can be sharded.
+#: A strategy for each op kind whose rule claims that something can be sharded, and for each custom
+#: call, as ``custom_call TARGET``.
 KINDS: dict[str, st.SearchStrategy[Instance]] = {
     **{_kind(n): _elementwise(n, of, 1) for of, names in _UNARY.items() for n in names.split()},
     **{_kind(n): _elementwise(n, of, 2) for of, names in _BINARY.items() for n in names.split()},
@@ -1011,4 +1101,5 @@ KINDS: dict[str, st.SearchStrategy[Instance]] = {
     "transpose": _transpose(),
     "triangular_solve": _triangular_solve(),
     "unary_einsum": _einsum(1),
+    **{f"custom_call {target}": strategy for target, strategy in _CALLS.items()},
 }  # fmt: skip

@@ -16,6 +16,11 @@ NOT_SHOWN = {
     "constant", "chlo_constant", "iota",  # made from nothing
     "rng", "rng_bit_generator",  # nothing is claimed
     "collective_broadcast", "unary_einsum",  # XLA has no code for it
+    *(f"custom_call {t}" for t in (
+        "cu_threefry2x32", "cu_threefry2x32_ffi", "hip_threefry2x32", "hip_threefry2x32_ffi",
+        "CompactWyHelper", "InvertDiagBlocksLowerTriangular", "InvertDiagBlocksUpperTriangular",
+        "QrDecompositionBlock",
+    )),  # nor has this machine for these
 }  # fmt: skip
 
 
@@ -52,7 +57,8 @@ def test_every_kind_with_a_rule_is_drawn_or_claims_nothing() -> None:
         "chlo_broadcast_select", "sdy_constant", "uniform_dequantize", "uniform_quantize",
     }  # fmt: skip
     annotations = {kind for kind in shards if kind.startswith("sdy_")}
-    assert shards - boundary - like_others - annotations == set(KINDS)
+    calls = {f"custom_call {entry.kind}" for entry in rule_entries() if entry.custom_call}
+    assert shards - boundary - like_others - annotations | calls == set(KINDS)
 
 
 def test_the_record_is_of_these_kinds() -> None:
@@ -68,6 +74,6 @@ def test_drawn_ops_agree_with_shardy() -> None:
     compared = 0
     for kind in KINDS:
         count, found = differences(program_of(draw(kind, 20), kind))
-        assert kind in DELIBERATE or not found, f"{found[0].ours}\n{found[0].shardys}"
+        assert kind.split()[0] in DELIBERATE or not found, f"{found[0].ours}\n{found[0].shardys}"
         compared += count
     assert compared >= 1000
