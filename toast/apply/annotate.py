@@ -1,8 +1,9 @@
 """Shardings written into StableHLO as Shardy annotations.
 
-Every op result carries its sharding, closed, so that propagation has nothing left to decide: XLA
-would otherwise be free to shard intermediate values its own way.  In front of every use that
-demands another sharding stands an ``sdy.sharding_constraint``, shared by equal demands.
+Every op result carries its sharding, closed, so that propagation has nothing left to decide; and
+stands behind an ``sdy.sharding_constraint`` that says the same, since XLA keeps no other sharding of
+values inside a function.  In front of every use that demands another sharding stands a further
+constraint, shared by equal demands.
 """
 
 from __future__ import annotations
