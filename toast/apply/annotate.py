@@ -1,9 +1,9 @@
 """Shardings written into StableHLO as Shardy annotations.
 
-Every op result carries its sharding, closed, so that propagation has nothing left to decide; and
-stands behind an ``sdy.sharding_constraint`` that says the same, since XLA keeps no other sharding of
-values inside a function.  In front of every use that demands another sharding stands a further
-constraint, shared by equal demands.
+Every op result carries its sharding, closed, so that propagation has nothing left to decide. A
+``sdy.sharding_constraint`` behind it says the same, since XLA keeps no other sharding of values
+inside a function. In front of every use that demands another sharding stands a further constraint,
+shared by equal demands.
 """
 
 from __future__ import annotations
