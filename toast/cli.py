@@ -327,6 +327,75 @@ def models() -> None:
     _console().print(table)
 
 
+hardware_app = typer.Typer(
+    help="Devices: what there are, what is known of them, and how to fit them to measurements.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(hardware_app, name="hardware")
+Device = Annotated[
+    str, typer.Argument(metavar="NAME", help="A device's name, or the path of a hardware file.")
+]
+
+
+@hardware_app.command("list")
+@_errors
+def hardware_list() -> None:
+    """List the devices that --hardware may name."""
+    from toast import report
+    from toast.hardware import load, names
+
+    _console().print(report.hardware_list([load(name) for name in names()]))
+
+
+@hardware_app.command("show")
+@_errors
+def hardware_show(
+    device: Device,
+    mesh: Annotated[
+        str | None, typer.Option("--mesh", help="Show collectives on this mesh: data=4,model=4.")
+    ] = None,
+) -> None:
+    """Show what is known of a device, and what its collectives cost on a mesh."""
+    from toast import report
+    from toast.hardware import Mesh, load
+
+    _console().print(report.hardware_tables(load(device), Mesh.parse(mesh) if mesh else None))
+
+
+@hardware_app.command("calibrate")
+@_errors
+def hardware_calibrate(
+    device: Device,
+    collectives: Annotated[
+        pathlib.Path,
+        typer.Option(
+            help="CSV of measured times: columns collective,devices,bytes,seconds, as nccl-tests "
+            "counts them."
+        ),
+    ],
+    output: Annotated[
+        pathlib.Path | None,
+        typer.Option("-o", "--output", help="The file to write; default: NAME-calibrated.toml."),
+    ] = None,
+    source: Annotated[
+        str, typer.Option("--source", help="What the fitted figures are marked with.")
+    ] = "Measured",
+) -> None:
+    """Fit the collectives of a switched device to measured times and write a hardware file."""
+    from toast import report
+    from toast.errors import HardwareError
+    from toast.files import write_all
+    from toast.hardware import calibrate, load
+
+    fitted = calibrate.calibrate(load(device), calibrate.read_table(collectives))
+    place = output or pathlib.Path(f"{pathlib.Path(device).stem}-calibrated.toml")
+    write_all({place: calibrate.file_text(device, fitted, source)}, HardwareError)
+    load(str(place))
+    _console().print(report.calibration_table(fitted))
+    print(f"written to {place}")
+
+
 rules_app = typer.Typer(
     help="Sharding rules: what there are, whether they are sound, and how they compare.",
     no_args_is_help=True,

@@ -21,3 +21,8 @@ def time_text(seconds: float) -> str:
 
 def _digits(number: float) -> str:
     return f"{number:.0f}" if number >= 999.5 else f"{number:.3g}"
+
+
+def rate_text(bytes_per_s: float) -> str:
+    """``46.6 GB/s``: rates in powers of ten, as datasheets have them."""
+    return f"{bytes_per_s / 1e9:.4g} GB/s"

@@ -9,9 +9,11 @@ import numpy as np
 from rich.table import Table
 
 from toast.analysis import Analysis
+from toast.baselines import manual_states
 from toast.cost import CostModel
 from toast.errors import PlanError
 from toast.hardware import Hardware, Mesh
+from toast.models import Strategies
 from toast.oracle import Verdict, judge
 from toast.plan.plan import Prediction
 from toast.plan.shard import shardings_of
@@ -76,6 +78,7 @@ def validate(
     hardware: Hardware,
     *,
     plans: int = 8,
+    strategies: Strategies | None = None,
     seed: int = 0,
     full: bool = False,
     timeout: float = 600.0,
@@ -88,7 +91,7 @@ def validate(
     """
     model = CostModel(Space(analysis, mesh), hardware)
     rows = []
-    for name, state in _states(model, hardware, plans, seed):
+    for name, state in _states(model, hardware, plans, strategies or {}, seed):
         if progress:
             progress(f"compiling {name}")
         predicted = Prediction.of(model.price(state[None]))
@@ -105,7 +108,7 @@ def validate(
 
 
 def _states(
-    model: CostModel, hardware: Hardware, plans: int, seed: int
+    model: CostModel, hardware: Hardware, plans: int, strategies: Strategies, seed: int
 ) -> Iterator[tuple[str, States]]:
     space = model.space
     settings = Settings(seed=seed)
@@ -116,6 +119,10 @@ def _states(
     if space.initial.tobytes() not in seen:
         seen.add(space.initial.tobytes())
         yield "unsharded", space.initial
+    for name, state in manual_states(model, strategies):
+        if state.tobytes() not in seen:
+            seen.add(state.tobytes())
+            yield name, state
     random = np.random.default_rng(seed)
     single = [space.apply(space.initial, action) for action in space.actions]
     made = 0

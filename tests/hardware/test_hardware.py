@@ -83,7 +83,7 @@ BAD = {
     ),
     "unknown top key": (
         'name = "tpu-v5e"', 'name = "tpu-v5e"\nvendor = "Google"', "description",
-        "unknown key vendor; known: name, description",
+        "unknown key vendor; known: name, description, max_devices",
     ),
     "switch key on a torus": (
         "latency_s = 1e-6", "node_latency_s = 1e-6", None,
@@ -159,6 +159,52 @@ def test_bad_files_are_refused_with_file_line_reason_and_remedy(
     with pytest.raises(HardwareError) as caught:
         load(str(path))
     assert str(caught.value) == f"{path}:{line}: {message}"
+
+
+#: The same for the first [[collective]] of h100.toml.
+BAD_COLLECTIVES = {
+    "unknown kind": ('kind = "all_gather"', 'kind = "gather"', None, "kind is 'gather'; write \"all_gather\", \"all_reduce\", \"reduce_scatter\" or \"all_to_all\""),
+    "missing key": ('algorithm = "ring"', "#", "[[collective]]", "missing key algorithm; add it: a text"),
+    "unknown key": ('algorithm = "ring"', 'algorithm = "ring"\nx = 1', "protocol", "unknown key x; known: kind, algorithm, protocol, latency_s, step_latency_s, memory_bandwidth_bytes_per_s, link_bandwidth_bytes_per_s"),
+    "unknown algorithm": ('algorithm = "ring"', 'algorithm = "star"', None, "algorithm is 'star'; write \"ring\", \"recursive doubling\", \"tree\", \"in-switch\" or \"direct\""),
+    "one table": ("[[collective]]", "[collective]", None, "not TOML: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_COLLECTIVES)
+def test_bad_measurements_are_refused(case: str, tmp_path: pathlib.Path) -> None:
+    old, new, place, message = BAD_COLLECTIVES[case]
+    text = (directory("hardware") / "h100.toml").read_text()
+    assert old in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(HardwareError) as caught:
+        load(str(path))
+    if case == "one table":
+        assert message in str(caught.value)
+    else:
+        line = text[: text.index(place or old)].count("\n") + 1
+        assert str(caught.value) == f"{path}:{line}: {message}"
+
+
+def test_measured_links_faster_than_memory(tmp_path: pathlib.Path) -> None:
+    text = (directory("hardware") / "h100.toml").read_text()
+    path = tmp_path / "mine.toml"
+    last = text.rindex("link_bandwidth_bytes_per_s")
+    path.write_text(text[:last] + "link_bandwidth_bytes_per_s = 1e14\n")
+    line = text[:last].count("\n") + 1
+    with pytest.raises(HardwareError) as caught:
+        load(str(path))
+    reason = "link_bandwidth_bytes_per_s above that of the memory; check the unit"
+    assert str(caught.value) == f"{path}:{line}: {reason}"
+
+
+def test_a_torus_has_no_measured_collectives(tmp_path: pathlib.Path) -> None:
+    h100, text = ((directory("hardware") / f"{n}.toml").read_text() for n in ("h100", "tpu-v5e"))
+    path = tmp_path / "mine.toml"
+    path.write_text(text + h100[h100.index("[[collective]]") :])
+    with pytest.raises(HardwareError, match="measured collectives of a torus; remove them"):
+        load(str(path))
 
 
 def test_a_value_where_a_table_belongs(tmp_path: pathlib.Path) -> None:

@@ -13,6 +13,8 @@ from toast import validate as stage
 from toast.errors import HardwareError, PlanError
 from toast.hardware import Mesh, load
 from toast.oracle import Communication, Verdict, communication_in, judge
+from toast.oracle.hlo import Module
+from toast.oracle.schedule import schedule
 from toast.oracle.tpu import _slice
 from toast.validate import Compared, validate
 
@@ -58,6 +60,76 @@ def test_collectives_of_a_scheduled_program() -> None:
         Communication("all_to_all", 1, 32.0),
         Communication("reduce_scatter", 1, 32.0),
     )
+
+
+SCHEDULED = """HloModule jit_g, is_scheduled=true
+
+%start (z: f32[4]) -> f32[16] {
+  %all-gather.1 = f32[16,1000]{1,0} all-gather(%z), channel_id=3, replica_groups=mesh['a'=4,'b'=4] {'b'}, dimensions={0}
+  ROOT %custom-call.1 = (f32[4,1000]{1,0}) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%done (z: f32[4]) -> f32[16] {
+  %all-gather.2 = f32[16,1000]{1,0} all-gather(%z), channel_id=3, replica_groups=mesh['a'=4,'b'=4] {'b'}, dimensions={0}
+  ROOT %custom-call.2 = f32[16,1000]{1,0} custom-call(%all-gather.2), custom_call_target="AsyncCollectiveDone"
+}
+
+%body (p: (u32[], f32[8])) -> (u32[], f32[8]) {
+  %p = (u32[], f32[8]) parameter(0)
+  %i = u32[]{:T(128)} get-tuple-element(%p), index=0
+  %two = u32[]{:T(128)} constant(2)
+  %next = u32[]{:T(128)} add(%i, %two)
+  %fusion.9 = f32[8]{0} fusion(%p), kind=kLoop, calls=%f, backend_config={"window_config":{"estimated_cycles":"1000"}}
+  ROOT %tuple.1 = (u32[], f32[8]) tuple(%next, %fusion.9)
+}
+
+%condition (p: (u32[], f32[8])) -> pred[] {
+  %p = (u32[], f32[8]) parameter(0)
+  %j = u32[]{:T(128)} get-tuple-element(%p), index=0
+  %eight = u32[]{:T(128)} constant(8)
+  ROOT %lt = pred[]{:T(512)} compare(%j, %eight), direction=LT
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %begin = (f32[4,1000]{1,0}) fusion(%x), kind=kCustom, calls=%start
+  %fusion.1 = f32[8]{0} fusion(%x), kind=kLoop, calls=%f, backend_config={"window_config":{"estimated_cycles":"HERE"}}
+  %end = f32[16,1000]{1,0} fusion(%begin), kind=kCustom, calls=%done
+  %while.1 = (u32[], f32[8]) while(%t), condition=%condition, body=%body
+  ROOT %all-reduce.1 = f32[16,1000]{1,0} all-reduce(%y), channel_id=4, replica_groups=[1,16]<=[16], to_apply=%add
+}
+"""
+GRID = [(i // 4, i % 4) for i in range(16)]
+
+
+@pytest.mark.parametrize("cycles", [10, 10_000])
+def test_a_schedule_overlaps_what_was_started_early(cycles: int) -> None:
+    """Kernels of 1 GHz, links of 1 GB/s: the gather runs beside the first kernel only."""
+    found = schedule(
+        SCHEDULED.replace("HERE", str(cycles)),
+        clock_hz=1e9, link_bytes_per_s=1e9, coordinates=GRID,
+    )  # fmt: skip
+    gather = 64_000 / 2e9  # two links
+    reduce = 2 * 64_000 / 4e9  # four, over both dimensions
+    loop = 4 * 1000 / 1e9
+    assert found.compute_seconds == pytest.approx(cycles / 1e9 + loop)
+    assert found.collective_seconds == pytest.approx(gather + reduce)
+    assert found.seconds == pytest.approx(max(gather, cycles / 1e9) + loop + reduce)
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("mesh['a'=2,'b'=3] {'b'}", (0, 1, 2)),
+        ("mesh['a'=2,'b'=3] {'a'}", (0, 3)),
+        ("[2,3]<=[6]", (0, 1, 2)),
+        ("[3,2]<=[2,3]T(1,0)", (0, 3)),
+        ("{{0,3},{1,4},{2,5}}", (0, 3)),
+    ],
+)
+def test_groups_of_devices(groups: str, expected: tuple[int, ...]) -> None:
+    line = f"  %a = f32[8]{{0}} all-reduce(%b), channel_id=1, replica_groups={groups}, to_apply=%c"
+    module = Module.parse("ENTRY %main (b: f32[8]) -> f32[8] {\n" + line + "\n}")
+    assert module.computations["main"][0].group == expected
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,9 @@ _COLLECTIVE = re.compile(
     r"(?:[^\n]*?channel_id=(\d+))?"
 )
 
+#: Custom calls that ``jax.debug.print``, ``pure_callback`` and ``io_callback`` become.
+_CALLBACK = re.compile(r"python_\w*callback")
+
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 _NUMPY = {"i1": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
@@ -136,6 +139,18 @@ def _platform(mesh: jax.sharding.Mesh | None) -> str:
     return {"gpu": "cuda"}.get(platform, platform)
 
 
+def _refuse_callbacks(program: Program) -> None:
+    """A call into Python knows its function by its place in the process that traced it."""
+    for op in range(len(program.ops)):
+        signature = program.signatures[program.ops[op].signature]
+        if _CALLBACK.search(str(signature.attribute("call_target_name") or "")):
+            raise PlanError(
+                f"{program.name}: {program.describe(op)} calls Python, which only JAX itself can "
+                "arrange; leave out debug prints and callbacks, or give plan.in_shardings and "
+                "plan.out_shardings to jax.jit of your function"
+            )
+
+
 def flat_jit(
     program: Program, module: Any, mesh: jax.sharding.Mesh | None, shardings: Shardings | None
 ) -> Any:
@@ -145,6 +160,7 @@ def flat_jit(
     then compiles, places and donates as for any function.  It is a portable artifact, the form JAX
     reads back, written so that ops of other dialects (CHLO, Shardy) may stand in it as they are.
     """
+    _refuse_callbacks(program)
     types = [program.values[v].type for v in program.argument_values]
     outs = [aval(program.values[v].type) for v in program.result_values]
 

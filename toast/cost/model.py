@@ -22,15 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost.tables import Tables, build
-from toast.hardware import Hardware, Links, axis_links
+from toast.hardware import COLLECTIVES, Collectives, Hardware
 from toast.space import NONE, Space, States
 
 Floats = npt.NDArray[np.float64]
 Dims = npt.NDArray[np.int8]
 Bools = npt.NDArray[np.bool_]
 
-#: Collectives by the names StableHLO gives them; columns of the arrays in :class:`Prices`.
-COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
 _GATHER, _REDUCE, _SCATTER, _ALL_TO_ALL, _PERMUTE = range(5)
 
 #: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
@@ -97,7 +95,7 @@ class CostModel:
         self.space = space
         self.hardware = hardware
         self.tables: Tables = build(space)
-        self.links: Links = axis_links(hardware, space.mesh)
+        self.collectives = Collectives(hardware, space.mesh)
         self._sizes: Floats = space.axis_sizes.astype(np.float64)
         peaks = np.array([
             hardware.peak(dtype) if matmul else np.inf
@@ -209,8 +207,9 @@ class CostModel:
         count = np.zeros_like(seconds)
         moved = np.zeros_like(seconds)
 
-        def add(kind: int, where: Bools, once: Floats, result: Floats, times: Floats) -> None:
+        def add(kind: int, where: Bools, size: Floats, result: Floats, times: Floats) -> None:
             happens = where.any(axis=2) * times
+            once = self.collectives.seconds(kind, size, self.collectives.group(where))
             seconds[:, kind] += (happens * once).sum(axis=1)
             count[:, kind] += happens.sum(axis=1)
             moved[:, kind] += (happens * result).sum(axis=1)
@@ -221,10 +220,9 @@ class CostModel:
         reduced = layout.partial & (layout.settled < 0)
         whole = settled * np.where(scattered, sizes, 1.0).prod(axis=2)
         if scattered.any():
-            add(_SCATTER, scattered, self._shrink(whole, scattered), settled, once_each)
+            add(_SCATTER, scattered, whole, settled, once_each)
         if reduced.any():
-            # A reduce-scatter followed by an all-gather.
-            add(_REDUCE, reduced, 2 * self._shrink(settled, reduced), settled, once_each)
+            add(_REDUCE, reduced, settled, settled, once_each)
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
         gather = (before >= 0) & (layout.used < 0)
@@ -233,13 +231,10 @@ class CostModel:
         times_used = t.use_count * (differs & ~layout.shared)
         sliced = (before < 0) & (layout.used >= 0)
         local = settled[:, t.use_value] / np.where(sliced, sizes, 1.0).prod(axis=2)
-        cross, latency = self.links.all_to_all_bandwidth_bytes_per_s, self.links.latency_s
-        each = ((sizes - 1) / sizes / cross) * exchange
-        waits = (exchange * (latency * (sizes - 1))).sum(axis=2)
-        add(_ALL_TO_ALL, exchange, local * each.sum(axis=2) + waits, used, times_used)
+        if exchange.any():
+            add(_ALL_TO_ALL, exchange, local, used, times_used)
         shards = np.where(gather, sizes, 1.0).prod(axis=2)
-        # An all-gather is a reduce-scatter run backwards.
-        add(_GATHER, gather, self._shrink(local * shards, gather), used, times_used)
+        add(_GATHER, gather, local * shards, used, times_used)
         # Sharded permutation factors exchange with neighbours.
         factors = t.slot_dim.shape[1]
         flat = np.arange(len(t.halo))[:, None] * factors + layout.held
@@ -251,30 +246,8 @@ class CostModel:
             furthest = part.max(axis=2)
             # A halo is never more than all other shards.
             shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
-            ring = self.links.bandwidth_bytes_per_s
-            once = settled * shifted / ring.min() + latency.max()
-            add(_PERMUTE, here, once, settled * shifted, once_each)
+            add(_PERMUTE, here, settled * shifted, settled * shifted, once_each)
         return seconds, count, moved, differs
-
-    def _shrink(self, whole: Floats, where: Bools) -> Floats:
-        """Seconds to reduce-scatter ``whole`` bytes over the axes in ``where``: ``[S, X]``.
-
-        Innermost axes go first, so that the outer ones, which may leave a node, carry the least.
-        On a torus every axis has links of its own: the data is split, and each part starts on
-        another axis.
-        """
-        ring, latency = self.links.bandwidth_bytes_per_s, self.links.latency_s
-        total = np.zeros_like(whole)
-        waits = np.zeros_like(whole)
-        left = whole
-        for axis in reversed(range(len(self._sizes))):
-            n, here = self._sizes[axis], where[:, :, axis]
-            total += here * (left * ((n - 1) / n / ring[axis]))
-            waits += here * (latency[axis] * (n - 1))
-            left = np.where(here, left / n, left)
-        if self.links.parallel_axes:
-            total /= np.maximum(where.sum(axis=2), 1)
-        return np.asarray(total + waits)
 
     def timeline(self, state: States) -> Timeline:
         """What is in memory when, under one state: ``[classes, axes]``."""

@@ -1,7 +1,10 @@
 """Devices and meshes: what a program is sharded for."""
 
-from toast.hardware.description import Hardware, Interconnect, load, names
-from toast.hardware.links import Links, axis_links
+from toast.hardware.collectives import COLLECTIVES, Algorithm, Collectives
+from toast.hardware.description import Hardware, Interconnect, Measured, load, names
 from toast.hardware.mesh import Mesh
 
-__all__ = ["Hardware", "Interconnect", "Links", "Mesh", "axis_links", "load", "names"]
+__all__ = [
+    "COLLECTIVES", "Algorithm", "Collectives", "Hardware", "Interconnect", "Measured", "Mesh",
+    "load", "names",
+]  # fmt: skip

@@ -39,6 +39,28 @@ class Interconnect:
     network_bandwidth_bytes_per_s: float
     #: Switch: seconds of one step between nodes; torus: 0.
     network_latency_s: float
+    #: What the rates above are of those of the datasheet.
+    efficiency: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A collective inside a node as it was measured: a line in the bytes, by devices.
+
+    ``latency_s + steps * step_latency_s + bytes / memory + wire_share * bytes / link``, with the
+    steps and the share of the bytes on the wire that the algorithm needs among so many devices.
+    """
+
+    #: As StableHLO spells it, such as ``all_gather``.
+    kind: str
+    #: ``ring``, ``recursive doubling``, ``tree``, ``in-switch`` or ``direct``.
+    algorithm: str
+    #: Which of several variants of the algorithm.
+    protocol: str
+    latency_s: float
+    step_latency_s: float
+    memory_bandwidth_bytes_per_s: float
+    link_bandwidth_bytes_per_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +82,10 @@ class Hardware:
     #: Achievable bytes per second of the device's memory.
     memory_bytes_per_s: float
     interconnect: Interconnect
+    #: The largest system that is built of it, as one slice or cluster.
+    max_devices: int = 10**6
+    #: Collectives inside a node as measured; those of other kinds follow from the links.
+    measured: tuple[Measured, ...] = ()
 
     def peak(self, dtype: str) -> float:
         """Achievable FLOP/s for products of ``dtype``; of float32 where it has no entry."""
@@ -95,7 +121,7 @@ _SECONDS = _Kind((int, float), 0, 0.1, "seconds, for example 1e-6")
 _FRACTION = _Kind((int, float), 0.001, 1, "a fraction from 0.001 to 1")
 
 _TABLES: dict[str, dict[str, _Kind]] = {
-    "": {"name": _TEXT, "description": _TEXT},
+    "": {"name": _TEXT, "description": _TEXT, "max_devices": _COUNT},
     "flops_per_s": {},  # any element types
     "memory": {
         "capacity_bytes": _BYTES, "limit_bytes": _BYTES, "bandwidth_bytes_per_s": _BYTES_PER_S,
@@ -113,6 +139,18 @@ _INTERCONNECT: dict[str, dict[str, _Kind]] = {
         "network_bandwidth_bytes_per_s": _BYTES_PER_S, "network_latency_s": _SECONDS,
     },
 }  # fmt: skip
+#: What may follow as often as wanted, as ``[[collective]]``.
+_COLLECTIVE: dict[str, _Kind] = {
+    "kind": _TEXT, "algorithm": _TEXT, "protocol": _TEXT, "latency_s": _SECONDS,
+    "step_latency_s": _SECONDS, "memory_bandwidth_bytes_per_s": _BYTES_PER_S,
+    "link_bandwidth_bytes_per_s": _BYTES_PER_S,
+}  # fmt: skip
+#: Of what may be left out.
+_DEFAULTS: dict[str, Any] = {"max_devices": 10**6, "protocol": ""}
+_CHOICES = {
+    "kind": ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"),
+    "algorithm": ("ring", "recursive doubling", "tree", "in-switch", "direct"),
+}
 #: StableHLO element types as the program representation writes them.
 _ELEMENT_TYPE = re.compile(r"bf16|f16|f32|f64|u?i(2|4|8|16|32|64)|c64|c128|f[468]e\dm\d\w*")
 
@@ -162,13 +200,14 @@ class _Checked:
     def hardware(self) -> Hardware:
         known = [*filter(None, _TABLES), "interconnect"]
         for table, content in self._data.items():
-            if isinstance(content, dict) and table not in known:
+            if isinstance(content, dict | list) and table not in (*known, "collective"):
                 self._fail(table, "", f"unknown table {table}", _hint(table, known))
         for table in known:
             if not isinstance(self._data.get(table), dict):
                 self._fail("", table, f"missing table {table}", f"add [{table}]")
         for table, keys in {**_TABLES, "interconnect": self._interconnect_keys()}.items():
             self._check_table(table, keys)
+        measured = self._measured()
         self._check_plausible()
         data = self._data
         memory, link, efficiency = data["memory"], data["interconnect"], data["efficiency"]
@@ -192,8 +231,29 @@ class _Checked:
                 devices_per_node=link.get("devices_per_node", 0),
                 network_bandwidth_bytes_per_s=link.get("network_bandwidth_bytes_per_s", 0.0) * rate,
                 network_latency_s=link.get("network_latency_s", 0.0),
+                efficiency=rate,
             ),
+            max_devices=data.get("max_devices", _DEFAULTS["max_devices"]),
+            measured=measured,
         )
+
+    def _measured(self) -> tuple[Measured, ...]:
+        entries = self._data.get("collective", [])
+        if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
+            self._fail("", "collective", "collective is no list of tables", "write [[collective]]")
+        if entries and self._data["interconnect"]["topology"] != "switch":
+            self._fail("collective#0", "", "measured collectives of a torus", "remove them")
+        memory = self._data["memory"]["bandwidth_bytes_per_s"]
+        for number, entry in enumerate(entries):
+            table = f"collective#{number}"
+            self._check_entries(table, entry, _COLLECTIVE)
+            for key, choices in _CHOICES.items():
+                if entry[key] not in choices:
+                    self._fail(table, key, f"{key} is {entry[key]!r}", f"write {_one_of(choices)}")
+            for key in ("memory_bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s"):
+                if entry[key] > memory:
+                    self._fail(table, key, f"{key} above that of the memory", "check the unit")
+        return tuple(Measured(**{"protocol": _DEFAULTS["protocol"], **entry}) for entry in entries)
 
     def _interconnect_keys(self) -> dict[str, _Kind]:
         table = self._data["interconnect"]
@@ -206,7 +266,10 @@ class _Checked:
     def _check_table(self, table: str, keys: dict[str, _Kind]) -> None:
         entries = self._data[table] if table else self._data
         if not table:
-            entries = {key: value for key, value in entries.items() if not isinstance(value, dict)}
+            entries = {
+                key: value for key, value in entries.items()
+                if not isinstance(value, dict) and key != "collective"
+            }  # fmt: skip
         if table == "flops_per_s":
             for key in entries:
                 if not _ELEMENT_TYPE.fullmatch(key):
@@ -214,10 +277,15 @@ class _Checked:
             keys = dict.fromkeys(entries, _FLOPS_PER_S)
             if not entries:
                 self._fail(table, "", "no element type", "add for example bf16 = 197e12")
+        self._check_entries(table, entries, keys)
+
+    def _check_entries(self, table: str, entries: dict[str, Any], keys: dict[str, _Kind]) -> None:
         for key in entries:
             if key not in keys:
                 self._fail(table, key, f"unknown key {key}", _hint(key, keys))
         for key, kind in keys.items():
+            if key not in entries and key in _DEFAULTS:
+                continue
             if key not in entries:
                 self._fail(table, "", f"missing key {key}", f"add it: {kind.words}")
             if not kind.accepts(entries[key]):
@@ -242,10 +310,15 @@ class _Checked:
     def _line(self, table: str, key: str) -> int:
         """The line of a key, or of its table if it has none (or is inside braces), else 1."""
         wanted = f"{table}.{key}" if table and key else key
-        current, table_line = "", 1
+        current, table_line, seen = "", 1, 0
         for number, line in enumerate(self._lines, 1):
             plain = re.sub(r"[\s\"']", "", line.split("#")[0])
-            if header := re.fullmatch(r"\[([^\[\]=]+)\]", plain):
+            if plain == "[[collective]]":
+                current, seen = f"collective#{seen}", seen + 1
+                table_line = number if current == table else table_line
+                if wanted == current:
+                    return number
+            elif header := re.fullmatch(r"\[([^\[\]=]+)\]", plain):
                 current = header[1]
                 table_line = number if current == table else table_line
                 if wanted == current:
@@ -256,6 +329,11 @@ class _Checked:
                     return number
                 table_line = number if name == table else table_line
         return table_line
+
+
+def _one_of(choices: Collection[str]) -> str:
+    *most, last = (f'"{choice}"' for choice in choices)
+    return f"{', '.join(most)} or {last}"
 
 
 def _hint(name: str, known: Collection[str]) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+#: What experts write for a model, by name: dimensions of arguments (paths with ``*``; negative
+#: ones count from the last) with the mesh axes they lie on, ``"first"``, ``"last"`` or ``"all"``.
+Strategies = Mapping[str, Sequence[tuple[str, int, str]]]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from toast.errors import TargetError
 from toast.models import transformer
-from toast.models.registry import Model
+from toast.models.registry import Model, Strategies
 
 
 def mlp(batch: int = 256, width: int = 32, hidden: int = 64, out: int = 16) -> Model:
@@ -45,6 +45,8 @@ class Entry:
     small: Callable[..., Model]
     #: Options that ``build`` takes from the command line.
     options: tuple[str, ...] = ()
+    #: What experts write for it.
+    strategies: Strategies = dataclasses.field(default_factory=dict)
 
 
 def _transformer(config: transformer.TransformerConfig, name: str) -> Callable[..., Model]:
@@ -62,6 +64,19 @@ def _attention(**options: int) -> Model:
     return attention(**options)
 
 
+_BATCH, _WIDTH = ("tokens", 0), ("params['embedding']", 1)
+_HIDDEN, _HEADS = ("params['layers']*['gate']", -1), ("params['layers']*['wq']", -2)
+_VOCABULARY = ("params['embedding']", 0)
+_MEGATRON = tuple((*d, "last") for d in (_HIDDEN, _HEADS, _VOCABULARY))
+#: Section 5.1.1.
+_TRANSFORMER_STRATEGIES: Strategies = {
+    "data parallel": [(*_BATCH, "all")],
+    "FSDP": [(*_BATCH, "all"), (*_WIDTH, "all")],
+    "Megatron": [(*_BATCH, "first"), *_MEGATRON],
+    "FSDP + Megatron": [(*_BATCH, "first"), *_MEGATRON, (*_WIDTH, "first")],
+    "tensor parallel": [(*d, "all") for d in (_HIDDEN, _HEADS, _VOCABULARY)],
+}
+
 _TRANSFORMER_OPTIONS = ("layers", "sequence", "batch")
 _TINY = _transformer(transformer.TINY, "t2b-tiny")
 
@@ -71,20 +86,32 @@ ZOO: Mapping[str, Entry] = {
         _transformer(transformer.T2B, "t2b"),
         _TINY,
         _TRANSFORMER_OPTIONS,
+        _TRANSFORMER_STRATEGIES,
     ),
     "t2b-scan": Entry(
         "T2B with its layers as one scan over stacked parameters",
         _transformer(dataclasses.replace(transformer.T2B, scanned=True), "t2b-scan"),
         _transformer(dataclasses.replace(transformer.TINY, scanned=True), "t2b-scan-tiny"),
         _TRANSFORMER_OPTIONS,
+        _TRANSFORMER_STRATEGIES,
     ),
     "t2b-tiny": Entry(
         "T2B with 2 narrow layers in float32, to run on CPU devices",
         _TINY,
         _TINY,
         _TRANSFORMER_OPTIONS,
+        _TRANSFORMER_STRATEGIES,
     ),
-    "mlp": Entry("the MLP of the paper's Figure 2", _mlp, _mlp, ("batch",)),
+    "mlp": Entry(
+        "the MLP of the paper's Figure 2",
+        _mlp,
+        _mlp,
+        ("batch",),
+        {
+            "data parallel": [("x", 0, "all")],
+            "Megatron": [("x", 0, "first"), ("w1", 1, "last")],
+        },
+    ),
     "attention": Entry(
         "the self-attention of the paper's Figure 5", _attention, _attention, ("sequence",)
     ),

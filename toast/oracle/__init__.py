@@ -1,6 +1,7 @@
 """XLA as the judge: what its TPU compiler says of a plan, with no TPU."""
 
 from toast.oracle.hlo import Communication, communication_in
+from toast.oracle.schedule import Schedule
 from toast.oracle.tpu import Verdict, judge
 
-__all__ = ["Communication", "Verdict", "communication_in", "judge"]
+__all__ = ["Communication", "Schedule", "Verdict", "communication_in", "judge"]

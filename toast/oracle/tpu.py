@@ -29,6 +29,7 @@ from toast.frontend import Program, mlir
 from toast.frontend.mlir import Source
 from toast.hardware import Hardware
 from toast.oracle.hlo import Communication, communication_in
+from toast.oracle.schedule import CLOCK_HZ, Schedule, schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Verdict:
     collectives: tuple[Communication, ...]
     #: Seconds that XLA took.
     seconds: float
+    #: How long a step takes, as scheduled; only of compiles in full.
+    schedule: Schedule | None = None
 
     @property
     def peak_bytes(self) -> float:
@@ -74,8 +77,8 @@ def judge(
 ) -> Verdict:
     """Compile ``program`` for a slice of ``hardware`` as large as the mesh.
 
-    ``full`` lets the compiler finish.  Verdicts are kept in ``cache`` (default:
-    ``~/.cache/toast``), by program, shardings, target and versions.  Raises
+    ``full`` lets the compiler finish, for the time that its schedule takes.  Verdicts are kept in
+    ``cache`` (default: ``~/.cache/toast``), by program, shardings, target and versions.  Raises
     :class:`toast.errors.PlanError` when ``libtpu`` is not installed or the compiler fails, and
     :class:`toast.errors.HardwareError` for hardware that it has no compiler for.
     """
@@ -101,7 +104,12 @@ def judge(
     place = _cached(job, full, cache)
     if place.exists():
         return _read(place.read_text())
-    verdict = _compile(job, accelerator.format(chips=devices, cores=2 * devices), full, timeout)
+    verdict = _compile(
+        job,
+        accelerator.format(chips=devices, cores=2 * devices),
+        hardware if full else None,
+        timeout,
+    )
     place.parent.mkdir(parents=True, exist_ok=True)
     write_all({place: json.dumps(dataclasses.asdict(verdict))}, PlanError)
     return verdict
@@ -126,7 +134,7 @@ def _primes(number: int) -> list[int]:
 
 
 #: Of verdicts and of what is compiled; another one makes the kept ones void.
-_FORMAT = 3
+_FORMAT = 4
 
 
 def _cached(job: dict[str, Any], full: bool, cache: pathlib.Path | None) -> pathlib.Path:
@@ -147,10 +155,14 @@ def _cached(job: dict[str, Any], full: bool, cache: pathlib.Path | None) -> path
 def _read(text: str) -> Verdict:
     data = json.loads(text)
     data["collectives"] = tuple(Communication(**entry) for entry in data["collectives"])
+    data["schedule"] = data["schedule"] and Schedule(**data["schedule"])
     return Verdict(**data)
 
 
-def _compile(job: dict[str, Any], accelerator: str, full: bool, timeout: float) -> Verdict:
+def _compile(
+    job: dict[str, Any], accelerator: str, full: Hardware | None, timeout: float
+) -> Verdict:
+    """Run the worker; ``full`` is the hardware to time the schedule for, if wanted."""
     with tempfile.TemporaryDirectory(prefix="toast-oracle-") as name:
         folder = pathlib.Path(name)
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
@@ -170,7 +182,7 @@ def _compile(job: dict[str, Any], accelerator: str, full: bool, timeout: float) 
                 env=environment, stdout=log, stderr=log,
             )  # fmt: skip
             try:
-                _wait(worker, folder, full, begin + timeout)
+                _wait(worker, folder, full is not None, begin + timeout)
             finally:
                 worker.kill()
                 worker.wait()
@@ -199,7 +211,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _PARAMETER = re.compile(r"^allocation \d+: size (\d+)(, color (\d+))?, page \d+, parameter (\d+)")
 
 
-def _verdict(folder: pathlib.Path, full: bool, seconds: float) -> Verdict:
+def _verdict(folder: pathlib.Path, full: Hardware | None, seconds: float) -> Verdict:
     result: dict[str, Any] = {}
     if (folder / "result.json").exists():
         result = json.loads((folder / "result.json").read_text())
@@ -223,6 +235,12 @@ def _verdict(folder: pathlib.Path, full: bool, seconds: float) -> Verdict:
             float(result["argument_bytes"]), float(result["output_bytes"]),
             float(result["alias_bytes"]), float(result["temporary_bytes"]),
             live, False, collectives, seconds,
+            schedule(
+                (folder / "scheduled.txt").read_text(),
+                clock_hz=CLOCK_HZ[full.name],
+                link_bytes_per_s=full.interconnect.bandwidth_bytes_per_s,
+                coordinates=result["coordinates"],
+            ),
         )  # fmt: skip
     assignment = next((folder / "dump").glob("*after_optimizations-buffer-assignment.txt"))
     report = next((folder / "dump").glob("*memory-usage-report.txt"))

@@ -3,8 +3,8 @@
     python -m toast.oracle.worker JOB
 
 A compiler that hangs or dies takes this process with it and no other; the parent ends it as soon
-as the files it wants are there.  JOB is a folder that holds ``job.pickle``; ``result.json`` is
-written next to it when the compiler returns.
+as the files it wants are there.  JOB is a folder that holds ``job.pickle``; ``result.json`` and
+``scheduled.txt``, the program, are written next to it when the compiler returns.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def main() -> None:
     job = pickle.loads((folder / "job.pickle").read_bytes())
     result: dict[str, object] = {}
     try:
-        result = _compiled(job)
+        result = _compiled(job, folder)
     except Exception as error:
         result = {"error": f"{type(error).__name__}: {error}"}
     (folder / "result.json").write_text(json.dumps(result))
 
 
-def _compiled(job: dict[str, object]) -> dict[str, object]:
+def _compiled(job: dict[str, object], folder: pathlib.Path) -> dict[str, object]:
     import jax
     import numpy as np
     from jax.experimental import topologies
@@ -52,7 +52,9 @@ def _compiled(job: dict[str, object]) -> dict[str, object]:
     arguments = [aval(program.values[v].type) for v in program.argument_values]
     compiled = function.trace(*arguments).lower(lowering_platforms=("tpu",)).compile()
     memory = compiled.memory_analysis()
+    (folder / "scheduled.txt").write_text(compiled.as_text())
     return {
+        "coordinates": [list(device.coords) for device in devices],
         "argument_bytes": memory.argument_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,

@@ -16,11 +16,11 @@ import pandas as pd
 from toast import apply
 from toast.analysis import Analysis
 from toast.apply import Shardings, Spec, Verification
-from toast.cost import COLLECTIVES, CostModel, Prices
+from toast.cost import CostModel, Prices
 from toast.errors import PlanError
 from toast.files import write_all
 from toast.frontend import element_bytes
-from toast.hardware import Hardware, Mesh
+from toast.hardware import COLLECTIVES, Hardware, Mesh
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round
 from toast.space import Action, Space

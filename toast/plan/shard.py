@@ -26,6 +26,8 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
 
     def spec(value: int, dims: Ints) -> Spec:
         held: list[list[int]] = [[] for _ in range(first_row[value + 1] - first_row[value])]
+        if 0 in program.values[value].type.shape:
+            return ((),) * len(held)  # XLA does not shard what has no elements
         for axis, d in enumerate(dims.tolist()):
             if d >= 0:
                 held[d].append(axis)

@@ -1,5 +1,6 @@
 """Last stage: analyses and plans for people to read."""
 
+from toast.report.devices import calibration_table, hardware_list, hardware_tables
 from toast.report.tables import (
     analysis_table,
     missing_rules,
@@ -9,6 +10,9 @@ from toast.report.tables import (
 
 __all__ = [
     "analysis_table",
+    "calibration_table",
+    "hardware_list",
+    "hardware_tables",
     "missing_rules",
     "plan_tables",
     "verification_table",

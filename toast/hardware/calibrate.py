@@ -1,0 +1,241 @@
+"""Fits the collectives of a hardware file to measured times."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.optimize import least_squares
+
+from toast.errors import HardwareError
+from toast.hardware.collectives import Collectives, steps, wire_share
+from toast.hardware.description import Hardware, Measured, load
+from toast.hardware.mesh import Mesh
+from toast.resources import directory
+
+Floats = npt.NDArray[np.float64]
+
+COLUMNS = ("collective", "devices", "bytes", "seconds")
+
+#: What runs each collective on a switch, as NCCL does.
+_OFFERED = {
+    "all_gather": ("ring",), "reduce_scatter": ("ring",), "all_reduce": ("ring", "in-switch"),
+    "all_to_all": ("direct",),
+}  # fmt: skip
+
+#: Variants of one algorithm by the bytes that they are made for, as many as are fitted.
+_PROTOCOLS = {
+    1: ("",), 2: ("low latency", "high bandwidth"),
+    3: ("low latency", "middle", "high bandwidth"),
+}  # fmt: skip
+
+#: Every further variant has to make the fit better by this factor.
+_WORTH = 0.95
+_STARTS = 24
+
+#: Sizes from which errors matter most: programs move megabytes.
+_LARGE, _MIDDLE = 64e6, 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What was fitted, and how far it is from the table."""
+
+    hardware: Hardware
+    measured: tuple[Measured, ...]
+    #: A row per collective, devices and range of sizes: mean and worst relative error.
+    errors: pd.DataFrame
+
+
+def read_table(path: str | pathlib.Path) -> pd.DataFrame:
+    """Measured times: columns ``collective, devices, bytes, seconds``; lines with ``#`` are notes.
+
+    Raises :class:`toast.errors.HardwareError` with file and line of the first bad row.
+    """
+    path = pathlib.Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise HardwareError(f"{path}: cannot read: {reason}; check the path") from None
+    rows: list[tuple[str, int, float, float]] = []
+    columns: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        cells = [cell.strip() for cell in line.split(",")]
+        if not columns:
+            columns = cells
+            if missing := [c for c in COLUMNS if c not in cells]:
+                raise HardwareError(
+                    f"{path}:{number}: no column {missing[0]}; name the columns {','.join(COLUMNS)}"
+                )
+            continue
+        try:
+            cell = dict(zip(columns, cells, strict=True))
+            row = (
+                cell["collective"].replace("-", "_"), int(cell["devices"]),
+                float(cell["bytes"]), float(cell["seconds"]),
+            )  # fmt: skip
+        except ValueError:
+            raise HardwareError(
+                f"{path}:{number}: '{line}' is no {','.join(COLUMNS)}; write for example "
+                "all_gather,8,1048576,1.7e-05"
+            ) from None
+        if row[0] not in _OFFERED:
+            raise HardwareError(
+                f"{path}:{number}: unknown collective {row[0]}; known: {', '.join(_OFFERED)}"
+            )
+        if not (row[1] > 1 and row[2] > 0 and 0 < row[3] < np.inf):
+            raise HardwareError(
+                f"{path}:{number}: '{line}': devices must be at least 2, bytes and seconds positive"
+            )
+        rows.append(row)
+    if not rows:
+        raise HardwareError(f"{path}: no measured times; write rows of {','.join(COLUMNS)}")
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def calibrate(hardware: Hardware, table: pd.DataFrame) -> Calibration:
+    """Fit latency and bandwidth of every collective and algorithm to a table of one node.
+
+    Collectives that the table lacks keep what the hardware says of them.  The same table gives the
+    same fit.  Raises :class:`toast.errors.HardwareError` for a torus, and for devices of several
+    nodes.
+    """
+    if hardware.interconnect.topology != "switch":
+        raise HardwareError(
+            f"{hardware.name} is a torus, whose collectives follow from its links; calibrate "
+            "switched devices, and a torus by efficiency.link"
+        )
+    most = int(table["devices"].max())
+    if most > hardware.interconnect.devices_per_node:
+        raise HardwareError(
+            f"{hardware.name} has {hardware.interconnect.devices_per_node} devices per node, the "
+            f"table {most}; leave out rows of several nodes"
+        )
+    fitted = [m for kind in _OFFERED if kind in set(table["collective"])
+              for m in _fitted(hardware, kind, table[table["collective"] == kind])]  # fmt: skip
+    kept = [m for m in hardware.measured if m.kind not in set(table["collective"])]
+    measured = tuple(kept + fitted)
+    machine = dataclasses.replace(hardware, measured=measured)
+    return Calibration(machine, measured, errors(machine, table))
+
+
+def errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
+    """Relative errors of predicted times, by collective, devices and range of sizes."""
+    found = table.copy()
+    on = {n: Collectives(hardware, Mesh((("x", int(n)),))) for n in table["devices"].unique()}
+    found["error"] = [
+        abs(on[n].cheapest(kind, size, ["x"]).seconds(size) / seconds - 1)
+        for kind, n, size, seconds in table[list(COLUMNS)].itertuples(index=False)
+    ]
+    sizes = [0, _MIDDLE, _LARGE, np.inf]
+    labels = ["below 1 MB", "1 to 64 MB", "64 MB and more"]
+    found["size"] = pd.cut(found["bytes"], sizes, right=False, labels=labels)
+    grouped = found.groupby(["collective", "devices", "size"], observed=True)["error"]
+    return grouped.agg(["mean", "max", "size"]).rename(columns={"size": "rows"}).reset_index()
+
+
+def _fitted(hardware: Hardware, kind: str, rows: pd.DataFrame) -> list[Measured]:
+    """As few lines as describe the rows well."""
+    best: tuple[float, list[Measured]] | None = None
+    for extra in _OFFERED[kind]:
+        for count in _PROTOCOLS:
+            names = ["ring" if kind != "all_to_all" else "direct"] * count
+            names += [extra] if extra not in names else []
+            loss, found = _fit(hardware, kind, rows, names)
+            loss /= _WORTH ** len(names)
+            if best is None or loss < best[0]:
+                best = (loss, found)
+    assert best is not None
+    return best[1]
+
+
+def _fit(
+    hardware: Hardware, kind: str, rows: pd.DataFrame, names: list[str]
+) -> tuple[float, list[Measured]]:
+    """Least squares of log times; rows that stand alone weigh less."""
+    devices, size, seconds = (rows[c].to_numpy(np.float64) for c in COLUMNS[1:])
+    step = np.array([[steps(kind, name, int(n)) for n in devices] for name in names])
+    share = np.array([[wire_share(kind, name, int(n)) for n in devices] for name in names])
+    weight = np.where(size >= _LARGE, 3.0, np.where(size >= _MIDDLE, 2.0, 1.0))
+    link = hardware.interconnect
+    # Nothing is faster than the datasheet.
+    fastest = np.array([
+        1e-7, 1e-9, 1 / hardware.memory_bytes_per_s, link.efficiency / link.bandwidth_bytes_per_s
+    ])  # fmt: skip
+    slowest = np.array([1e-3, 1e-3, 1e-9, 1e-9])
+    bounds = np.log(np.tile(fastest, len(names))), np.log(np.tile(slowest, len(names)))
+
+    def residuals(parameters: Floats) -> Floats:
+        base, each, memory, wire = np.exp(parameters.reshape(len(names), 4)).T[:, :, None]
+        lines = base + each * step + size * (memory + wire * share)
+        return np.asarray(np.log(lines.min(axis=0) / seconds) * weight)
+
+    random = np.random.default_rng(0)
+    best = None
+    for _ in range(_STARTS):
+        order = np.arange(len(names))[::-1]
+        start = np.stack([
+            5e-6 * 3.0 ** order[::-1], 1e-6 * np.ones(len(names)),
+            fastest[2] * 20.0**order, fastest[3] * 5.0**order,
+        ], axis=1)  # fmt: skip
+        guess = np.log(start).ravel() + random.normal(0, 0.6, start.size)
+        guess = np.clip(guess, bounds[0] + 1e-9, bounds[1] - 1e-9)
+        found = least_squares(residuals, guess, bounds=bounds, loss="soft_l1", f_scale=0.3)
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    made = []
+    for name, (base, each, memory, wire) in zip(
+        names, np.exp(best.x.reshape(len(names), 4)).tolist(), strict=True
+    ):
+        rounded = (float(f"{v:.4g}") for v in (base, each, 1 / memory, 1 / wire))
+        made.append(Measured(kind, name, "", *rounded))
+    return float(best.cost), _named(made)
+
+
+def _named(lines: list[Measured]) -> list[Measured]:
+    """Variants of one algorithm, told apart by what they are good for."""
+    found = []
+    for name in dict.fromkeys(line.algorithm for line in lines):
+        same = sorted((m for m in lines if m.algorithm == name), key=lambda m: m.latency_s)
+        for line, protocol in zip(same, _PROTOCOLS[len(same)], strict=True):
+            found.append(dataclasses.replace(line, protocol=protocol))
+    return found
+
+
+def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
+    """The hardware file of ``name_or_path`` with the fitted collectives instead of its own.
+
+    ``note`` is the source that every fitted figure is marked with.
+    """
+    path = pathlib.Path(name_or_path)
+    if path.suffix != ".toml":
+        path = directory("hardware") / f"{name_or_path}.toml"
+    load(str(path))
+    text = path.read_text(encoding="utf-8")
+    head = re.split(r"\n(?:#[^\n]*\n)*\[\[collective\]\]", text)[0].rstrip("\n")
+    blocks = []
+    for m in calibration.measured:
+        of = calibration.errors[calibration.errors["collective"] == m.kind]
+        large = of[of["size"] == "64 MB and more"]["mean"]
+        error = f", mean error {large.mean():.1%} from 64 MB" if len(large) else ""
+        blocks.append(
+            f"[[collective]]  # {note}: fitted{error}\n"
+            + "".join(
+                f"{key} = {_toml(value)}" + ("" if isinstance(value, str) else f"  # {note}") + "\n"
+                for key, value in dataclasses.asdict(m).items()
+                if value != ""
+            )
+        )
+    return head + "\n\n" + "\n".join(blocks)
+
+
+def _toml(value: str | float) -> str:
+    return f'"{value}"' if isinstance(value, str) else f"{value:.4g}"

@@ -1,0 +1,96 @@
+"""Hardware as tables for the terminal."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from toast.hardware import COLLECTIVES, Collectives, Hardware, Mesh
+from toast.hardware.calibrate import Calibration
+from toast.units import rate_text, size_text, time_text
+
+#: Sizes that collectives are priced at.
+_SIZES = (2**20, 2**26)
+
+
+def hardware_list(machines: Iterable[Hardware]) -> RenderableType:
+    """What ``toast hardware list`` prints."""
+    table = Table("name", "what it is", "bf16", "memory", "HBM", "links", "largest")
+    for machine in machines:
+        link = machine.interconnect
+        shape = (
+            f"{link.dimensions}D torus"
+            if link.topology == "torus"
+            else f"nodes of {link.devices_per_node}"
+        )
+        peak = machine.flops_per_s.get("bf16", machine.flops_per_s.get("f16", 0.0))
+        table.add_row(
+            machine.name, machine.description, f"{peak / 1e12:.4g} TFLOP/s",
+            size_text(machine.memory_capacity_bytes), rate_text(machine.memory_bytes_per_s),
+            f"{shape}, {rate_text(link.bandwidth_bytes_per_s)}", str(machine.max_devices),
+        )  # fmt: skip
+    return table
+
+
+def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableType:
+    """What ``toast hardware show`` prints; rates are achievable ones."""
+    link = machine.interconnect
+    table = Table("figure", "value", title=f"{machine.name}: {machine.description}")
+    for dtype, flops in machine.flops_per_s.items():
+        reached = flops * machine.matmul_efficiency
+        table.add_row(f"{dtype} products", f"{reached / 1e12:.4g} of {flops / 1e12:.4g} TFLOP/s")
+    table.add_row("memory", size_text(machine.memory_capacity_bytes))
+    table.add_row("  for one program", size_text(machine.memory_limit_bytes))
+    table.add_row("  bandwidth", rate_text(machine.memory_bytes_per_s))
+    table.add_row("topology", link.topology)
+    if link.topology == "torus":
+        table.add_row("  dimensions", str(link.dimensions))
+        table.add_row("  ends linked from", f"{link.wraparound_from} devices")
+        table.add_row("  link, one direction", rate_text(link.bandwidth_bytes_per_s))
+        table.add_row("  step", time_text(link.latency_s))
+        default = "x=4,y=4" if link.dimensions == 2 else "x=4,y=4,z=4"
+    else:
+        table.add_row("  devices per node", str(link.devices_per_node))
+        table.add_row("  link in a node", rate_text(link.bandwidth_bytes_per_s))
+        table.add_row("  step in a node", time_text(link.latency_s))
+        table.add_row("  network, per device", rate_text(link.network_bandwidth_bytes_per_s))
+        table.add_row("  step between nodes", time_text(link.network_latency_s))
+        default = f"x={link.devices_per_node}"
+    table.add_row("largest system", f"{machine.max_devices} devices")
+    return Group(table, _collectives(machine, mesh or Mesh.parse(default)))
+
+
+def _collectives(machine: Hardware, mesh: Mesh) -> Table:
+    costs = Collectives(machine, mesh)
+    table = Table(
+        "collective", "axes",
+        *(f"{size_text(size)}" for size in _SIZES for _ in (0,)), "algorithm at each size",
+        title=f"Collectives on {mesh}",
+    )  # fmt: skip
+    real = [name for name, size in mesh.axes if size > 1]
+    for kind in COLLECTIVES:
+        for count in range(1, len(real) + 1):
+            for axes in itertools.combinations(real, count):
+                chosen = [costs.cheapest(kind, size, axes) for size in _SIZES]
+                table.add_row(
+                    kind, ", ".join(axes),
+                    *(time_text(a.seconds(s)) for a, s in zip(chosen, _SIZES, strict=True)),
+                    "; ".join(dict.fromkeys(a.name for a in chosen)),
+                )  # fmt: skip
+    return table
+
+
+def calibration_table(fitted: Calibration) -> RenderableType:
+    """What ``toast hardware calibrate`` prints: how far the fit is from the table."""
+    table = Table("collective", "devices", "bytes", "rows", "mean error", "worst error")
+    for row in fitted.errors.to_dict("records"):
+        table.add_row(
+            str(row["collective"]), str(row["devices"]), str(row["size"]), str(row["rows"]),
+            f"{row['mean']:.1%}", f"{row['max']:.1%}",
+        )  # fmt: skip
+    lines = Text(f"{len(fitted.measured)} algorithms fitted")
+    return Group(table, lines)
