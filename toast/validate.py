@@ -91,7 +91,7 @@ def validate(
     """
     model = CostModel(Space(analysis, mesh), hardware)
     rows = []
-    for name, state in _states(model, hardware, plans, strategies or {}, seed):
+    for name, state in states_to_compare(model, plans=plans, strategies=strategies, seed=seed):
         if progress:
             progress(f"compiling {name}")
         predicted = Prediction.of(model.price(state[None]))
@@ -107,19 +107,24 @@ def validate(
     return Validation(tuple(rows), hardware.memory_limit_bytes)
 
 
-def _states(
-    model: CostModel, hardware: Hardware, plans: int, strategies: Strategies, seed: int
+def states_to_compare(
+    model: CostModel, *, plans: int, strategies: Strategies | None = None, seed: int = 0
 ) -> Iterator[tuple[str, States]]:
+    """States with names, all different.
+
+    The found plan, the unsharded program, ``strategies``, and ``plans`` others: single actions and
+    random legal states, by turns.
+    """
     space = model.space
     settings = Settings(seed=seed)
-    search = Search(model, memory_bytes=hardware.memory_limit_bytes, settings=settings)
+    search = Search(model, memory_bytes=model.hardware.memory_limit_bytes, settings=settings)
     found = search.run().state
     yield "found", found
     seen = {found.tobytes()}
     if space.initial.tobytes() not in seen:
         seen.add(space.initial.tobytes())
         yield "unsharded", space.initial
-    for name, state in manual_states(model, strategies):
+    for name, state in manual_states(model, strategies or {}):
         if state.tobytes() not in seen:
             seen.add(state.tobytes())
             yield name, state

@@ -1,9 +1,9 @@
 """Shardings written into StableHLO as Shardy annotations.
 
 Every op result carries its sharding, closed, so that propagation has nothing left to decide. A
-``sdy.sharding_constraint`` behind it says the same, since XLA keeps no other sharding of values
-inside a function. In front of every use that demands another sharding stands a further constraint,
-shared by equal demands.
+``sdy.sharding_constraint`` behind it says where it is kept (the same, or of a sum in parts where it
+is scattered), since XLA keeps no other sharding of values inside a function. In front of every use
+that demands another sharding stands a further constraint, shared by equal demands.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def annotate(program: Program, shardings: Shardings) -> Any:
             copies[key] = writer.constrain(operation, place, spec)
         operation.operands[place] = copies[key]
     for operation, values in copy.source.results:
-        writer.set_results(operation, [shardings.of(program, v) for v in values])
+        kept = [shardings.of(program, v) for v in values]
+        writer.set_results(
+            operation, kept, [shardings.sums.get(v, k) for v, k in zip(values, kept, strict=True)]
+        )
     writer.constrain_reshards()
     module.operation.verify()
     return module

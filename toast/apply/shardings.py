@@ -24,6 +24,9 @@ class Shardings:
     uses: Mapping[tuple[int, int], Spec]
     #: Sharding of each function result.
     results: tuple[Spec, ...]
+    #: Sharding in which an op computes a value that it only sums up in parts, where the sum is
+    #: kept otherwise: a reduce-scatter.
+    sums: Mapping[int, Spec] = dataclasses.field(default_factory=dict)
 
     def of(self, program: Program, value: int) -> Spec:
         """The sharding of a value, one entry per dimension."""
@@ -37,7 +40,7 @@ class Shardings:
                 f"{program.name} has {len(program.results)} results, the plan shards "
                 f"{len(self.results)}; give one sharding per result"
             )
-        for value in self.values:
+        for value in (*self.values, *self.sums):
             if not 0 <= value < len(program.values):
                 raise PlanError(
                     f"{program.name} has no value {value} to shard, only {len(program.values)}; "
@@ -56,7 +59,7 @@ class Shardings:
         Raises :class:`toast.errors.PlanError` naming the value and the axis.
         """
         self._check_places(program)
-        everywhere = [(v, spec, "") for v, spec in self.values.items()]
+        everywhere = [(v, spec, "") for v, spec in (*self.values.items(), *self.sums.items())]
         everywhere += [
             (program.ops[op].operands[index], spec, f" as operand {index} of {program.kind(op)}")
             for (op, index), spec in self.uses.items()

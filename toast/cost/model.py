@@ -17,6 +17,8 @@ plans alike.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +61,35 @@ class Layout:
     used: Dims  # [S, U, A] as each use demands it
     partial: Bools  # [S, C, A] the op's result is a partial sum over the axis
     shared: Bools  # [S, U] an earlier use class already made the same copy
+    #: ``[S, G, A]`` how much each axis should be the major one where several shard one dimension of
+    #: a color group; none where that never happens.
+    major: npt.NDArray[np.int64] | None
+
+
+class _Moves(NamedTuple):
+    """Collectives of one kind, of X value or use classes in S states."""
+
+    kind: int
+    axes: Bools  # [S, X, A]
+    size: Floats  # [S, X] bytes as priced
+    result: Floats  # [S, X] bytes of results
+    times: Floats  # [S, X] how often, if there are axes
+    edges: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """Collectives that are alike."""
+
+    kind: str
+    axes: tuple[str, ...]
+    #: As :data:`toast.hardware.COLLECTIVES` counts them.
+    bytes: float
+    #: How many run in a step.
+    count: int
+    #: Whether shards exchange their edges (of a window, slice or pad): the partitioner adds this
+    #: to an op, where Shardy sees no reshard.
+    edges: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +161,58 @@ class CostModel:
         shared = np.zeros(used.shape[:2], dtype=bool)
         for later, earlier in t.pairs:
             shared[:, later] |= (used[:, later] == used[:, earlier]).all(axis=2)
-        return Layout(held, defined, settled, used, partial, shared)
+        return Layout(
+            held, defined, settled, used, partial, shared, self._major_axes(settled, used)
+        )
+
+    def _major_axes(self, settled: Dims, used: Dims) -> npt.NDArray[np.int64] | None:
+        """How often each axis of a color stays while another is gathered: ``[S, G, A]``.
+
+        Where several axes shard one dimension their order decides what a gather costs: shards that
+        stay must be the major ones, or they have to change places first.  The order is chosen per
+        color, so that it is the same along every chain of ops.
+        """
+        t, axes = self.tables, range(len(self._sizes))
+        pairs = [(a, b) for a in axes for b in axes if a != b]
+        if not any(((settled[..., a] == settled[..., b]) & (settled[..., a] >= 0)).any()
+                   for a, b in pairs if a < b):  # fmt: skip
+            return None
+        before = settled[:, t.use_value]
+        kept = np.zeros((len(used), len(self.space.color_groups), len(self._sizes)), dtype=np.int64)
+        for axis, other in pairs:
+            stays = (before[..., axis] == used[..., axis]) & (before[..., axis] >= 0)
+            leaves = (before[..., axis] == before[..., other]) & (
+                used[..., other] != before[..., other]
+            )
+            state, use = np.nonzero(stays & leaves)
+            color = t.value_color[t.use_value[use], before[state, use, axis]]
+            np.add.at(kept[..., axis], (state, color), t.use_number[use].astype(np.int64))
+        return kept
+
+    def _changes_places(
+        self, layout: Layout, values: npt.NDArray[np.int64], before: Dims, after: Dims
+    ) -> Bools:
+        """Axes that must trade places along their dimension on the way from before to after.
+
+        ``[S, X, A]``, for values classes ``values`` (``[X]``): an axis that comes or goes stands
+        major to one that stays.
+        """
+        found = np.zeros(after.shape, dtype=bool)
+        if layout.major is None:
+            return found
+        axes = range(len(self._sizes))
+        state = np.arange(len(after))[:, None]
+        for stay, move in ((a, b) for a in axes for b in axes if a != b):
+            here = after[..., stay]
+            stays = (before[..., stay] == here) & (here >= 0)
+            moves = (before[..., move] == here) != (after[..., move] == here)
+            color = self.tables.value_color[values, np.maximum(here, 0)]
+            rank = layout.major[state, color, move] - layout.major[state, color, stay]
+            outside = rank > 0 if move > stay else rank >= 0
+            trade = stays & moves & outside
+            found[..., stay] |= trade
+            found[..., move] |= trade
+        return found
 
     def _scattered(self, defined: Dims, wanted: Dims) -> Dims:
         """``defined`` with partial sums scattered where wanted, if the dimension has room."""
@@ -160,12 +242,13 @@ class CostModel:
         t, layout = self.tables, self.layout(states)
         settled = t.value_bytes / self._shards(layout.settled)
         used = t.value_bytes[t.use_value] / self._shards(layout.used)
-        seconds, count, moved, differs = self._collectives(layout, settled, used)
+        seconds, count, moved = self._collectives(layout, settled, used)
         matmul = self._matmul_seconds(layout)
         kept = settled * (t.value_written * t.value_count)
         memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / (self._hbm)
         arguments = settled[:, t.argument_columns].sum(axis=1)
-        peak = arguments + self._timeline_peak(layout, settled, used * differs)
+        copies = used * self._differs(layout)
+        peak = arguments + self._timeline_peak(layout, settled, copies)
         return Prices(
             seconds=matmul + memory + seconds.sum(axis=1),
             matmul_seconds=matmul,
@@ -200,29 +283,37 @@ class CostModel:
 
     def _collectives(
         self, layout: Layout, settled: Floats, used: Floats
-    ) -> tuple[Floats, Floats, Floats, Bools]:
-        """Seconds, count and bytes by kind, and whether each use class needs a resharded copy."""
-        t, sizes = self.tables, self._sizes
+    ) -> tuple[Floats, Floats, Floats]:
+        """Seconds, count and bytes by kind: ``[S, 5]`` each."""
         seconds = np.zeros((len(settled), len(COLLECTIVES)))
         count = np.zeros_like(seconds)
         moved = np.zeros_like(seconds)
+        for move in self._transfers(layout, settled, used):
+            happens = move.axes.any(axis=2) * move.times
+            group = self.collectives.group(move.axes)
+            once = self.collectives.seconds(move.kind, move.size, group)
+            seconds[:, move.kind] += (happens * once).sum(axis=1)
+            count[:, move.kind] += happens.sum(axis=1)
+            moved[:, move.kind] += (happens * move.result).sum(axis=1)
+        return seconds, count, moved
 
-        def add(kind: int, where: Bools, size: Floats, result: Floats, times: Floats) -> None:
-            happens = where.any(axis=2) * times
-            once = self.collectives.seconds(kind, size, self.collectives.group(where))
-            seconds[:, kind] += (happens * once).sum(axis=1)
-            count[:, kind] += happens.sum(axis=1)
-            moved[:, kind] += (happens * result).sum(axis=1)
-
+    def _transfers(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[_Moves]:
+        """What moves between devices, of all value classes or of all use classes at a time."""
+        t, sizes = self.tables, self._sizes
         # Partial sums, where they are made.
         once_each = np.ones(settled.shape[:1] + (1,)) * t.value_count
         scattered = layout.partial & (layout.settled >= 0)
         reduced = layout.partial & (layout.settled < 0)
         whole = settled * np.where(scattered, sizes, 1.0).prod(axis=2)
         if scattered.any():
-            add(_SCATTER, scattered, whole, settled, once_each)
+            yield _Moves(_SCATTER, scattered, whole, settled, once_each)
         if reduced.any():
-            add(_REDUCE, reduced, settled, settled, once_each)
+            yield _Moves(_REDUCE, reduced, settled, settled, once_each)
+        if scattered.any():
+            every = np.arange(len(t.value_slot))
+            places = self._changes_places(layout, every, layout.defined, layout.settled)
+            places &= layout.partial.any(axis=2, keepdims=True)
+            yield _Moves(_PERMUTE, places, settled, settled, once_each)
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
         gather = (before >= 0) & (layout.used < 0)
@@ -232,9 +323,12 @@ class CostModel:
         sliced = (before < 0) & (layout.used >= 0)
         local = settled[:, t.use_value] / np.where(sliced, sizes, 1.0).prod(axis=2)
         if exchange.any():
-            add(_ALL_TO_ALL, exchange, local, used, times_used)
+            yield _Moves(_ALL_TO_ALL, exchange, local, used, times_used)
         shards = np.where(gather, sizes, 1.0).prod(axis=2)
-        add(_GATHER, gather, local * shards, used, times_used)
+        yield _Moves(_GATHER, gather, local * shards, used, times_used)
+        if layout.major is not None:
+            places = self._changes_places(layout, t.use_value, before, layout.used)
+            yield _Moves(_PERMUTE, places, local, local, times_used)
         # Sharded permutation factors exchange with neighbours.
         factors = t.slot_dim.shape[1]
         flat = np.arange(len(t.halo))[:, None] * factors + layout.held
@@ -246,8 +340,28 @@ class CostModel:
             furthest = part.max(axis=2)
             # A halo is never more than all other shards.
             shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
-            add(_PERMUTE, here, settled * shifted, settled * shifted, once_each)
-        return seconds, count, moved, differs
+            shifted *= settled
+            yield _Moves(_PERMUTE, here, shifted, shifted, once_each, edges=True)
+
+    def transfers(self, state: States) -> list[Transfer]:
+        """Every collective of one state (``[classes, axes]``), by value and use class."""
+        layout = self.layout(state[None])
+        settled = self.tables.value_bytes / self._shards(layout.settled)
+        used = self.tables.value_bytes[self.tables.use_value] / self._shards(layout.used)
+        found = []
+        for move in self._transfers(layout, settled, used):
+            happens = move.axes[0].any(axis=1) & (move.times[0] > 0)
+            for x in np.flatnonzero(happens).tolist():
+                found.append(
+                    Transfer(
+                        kind=COLLECTIVES[move.kind],
+                        axes=tuple(np.array(self.space.mesh.names)[move.axes[0, x]].tolist()),
+                        bytes=float(move.size[0, x]),
+                        count=int(move.times[0, x]),
+                        edges=move.edges,
+                    )
+                )
+        return found
 
     def timeline(self, state: States) -> Timeline:
         """What is in memory when, under one state: ``[classes, axes]``."""

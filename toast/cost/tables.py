@@ -58,6 +58,7 @@ class Tables:
     value_bytes: Floats  # [C] unsharded bytes
     value_sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     value_written: Bools  # [C] its definition is a memory-bound kernel that writes it
+    value_color: Ints  # [C, R] color group of each dimension, 0 beyond its rank
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
     # Use classes, those of one value class next to each other.
     use_value: Ints  # [U] value class
@@ -65,6 +66,7 @@ class Tables:
     use_first: Ints  # [C'] first use class of each value class that is used
     used_value: Ints  # [C'] that value class
     use_count: Floats  # [U] how often it is used there, as a reshard counts
+    use_number: Floats  # [U] uses in the program's text
     use_reads: Floats  # [U] memory-bound kernels that read it there
     #: Pairs (later, earlier) of use classes of one value class, by distance 1, 2, ...
     pairs: tuple[tuple[Ints, Ints], ...]
@@ -148,6 +150,7 @@ def build(space: Space) -> Tables:
         value_count=grouped.count,
         value_bytes=value_bytes[representative],
         value_sizes=_sizes(program, representative),
+        value_color=_colors(space, representative),
         value_written=written,
         reduces=reduces[op_class_of_value],
         use_value=grouped.use_value,
@@ -155,6 +158,7 @@ def build(space: Space) -> Tables:
         use_first=grouped.use_first,
         used_value=grouped.used_value,
         use_count=grouped.use_count,
+        use_number=np.bincount(grouped.of_use, minlength=len(grouped.use_value)).astype(np.float64),
         use_reads=grouped.use_reads,
         pairs=grouped.pairs,
         event_column=events[0],
@@ -172,6 +176,16 @@ def _sizes(program: Program, values: Ints) -> Ints:
     shapes = [program.values[v].type.shape for v in values.tolist()]
     widest = max((len(shape) for shape in shapes), default=0)
     return np.array([(*s, *(1,) * (max(widest, 1) - len(s))) for s in shapes], dtype=np.int64)
+
+
+def _colors(space: Space, values: Ints) -> Ints:
+    """``[C, R]`` as :func:`_sizes`, with the color group of each dimension."""
+    names, types = space.analysis.names, space.analysis.program.values
+    table = np.zeros(_sizes(space.analysis.program, values).shape, dtype=np.int64)
+    for row, value in enumerate(values.tolist()):
+        for d in range(len(types[value].type.shape)):
+            table[row, d] = space.color_group_of(int(names.def_name[names.value_dim[value] + d]))
+    return table
 
 
 def start_ops(program: Program) -> Ints:

@@ -592,12 +592,13 @@ class ShardyWriter:
         ]
         return sdy.TensorShardingAttr.get(_MESH, dims)
 
-    def set_results(self, operation: Any, specs: list[Spec]) -> None:
+    def set_results(self, operation: Any, specs: list[Spec], made: list[Spec]) -> None:
         """The shardings of an op's results; those that are no tensors are left alone.
 
-        Each is written twice: as the op's attribute, for Shardy, and as a constraint behind the op,
-        for XLA, which forgets such attributes on its way to its partitioner.  (Loops and branches
-        have no attribute: XLA prunes their results, which it would not survive.)
+        Each is written twice: as the op makes it, as the op's attribute, for Shardy; and as it is
+        kept, as a constraint behind the op, for XLA, which forgets such attributes on its way to
+        its partitioner. (Loops and branches have no attribute: XLA prunes their results, which it
+        would not survive.)
         """
         if operation.name in _CONSTRAINTS:
             with self._context:
@@ -607,15 +608,15 @@ class ShardyWriter:
         with self._context, operation.location:
             if specs and all(tensors) and operation.name not in _REGIONS:
                 operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(
-                    [self._sharding(spec) for spec in specs]
+                    [self._sharding(spec) for spec in made]
                 )
             if operation.name in _SOURCES:
                 return
             after = ir.InsertionPoint.after(operation)
             for result, spec, tensor in zip(operation.results, specs, tensors, strict=True):
                 if tensor and spec:
-                    made = sdy.ShardingConstraintOp(result, self._sharding(spec), ip=after)
-                    result.replace_all_uses_except(made.result, made.operation)
+                    kept = sdy.ShardingConstraintOp(result, self._sharding(spec), ip=after)
+                    result.replace_all_uses_except(kept.result, kept.operation)
 
     def constrain(self, operation: Any, index: int, spec: Spec) -> Any:
         """A resharded copy of operand ``index``, made just before ``operation``."""

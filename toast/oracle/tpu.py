@@ -142,8 +142,8 @@ def _cached(job: dict[str, Any], full: bool, cache: pathlib.Path | None) -> path
     shardings: Shardings = job["shardings"]
     parts = [
         job["module"], str(shardings.mesh), sorted(shardings.values.items()),
-        sorted(shardings.uses.items()), shardings.results, job["topology"], versions, full,
-        _FORMAT,
+        sorted(shardings.uses.items()), sorted(shardings.sums.items()), shardings.results,
+        job["topology"], versions, full, _FORMAT,
     ]  # fmt: skip
     digest = hashlib.sha256()
     for part in parts:
