@@ -12,12 +12,14 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 
 from toast.apply.annotate import annotate
 from toast.apply.shardings import Shardings, Spec
 from toast.errors import PlanError
 from toast.frontend import Program, TensorType, mlir
 from toast.frontend.jax import Calling
+from toast.hardware import Mesh
 
 #: Collectives as XLA's compiled text spells them.
 _COLLECTIVE = re.compile(
@@ -51,7 +53,7 @@ def aval(type_: TensorType) -> jax.ShapeDtypeStruct:
 
 
 def jax_mesh(shardings: Shardings, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
-    """The plan's mesh on real devices.
+    """The plan's mesh on real devices, each axis along links of the hardware where it has such.
 
     Raises :class:`toast.errors.PlanError` when there are too few.
     """
@@ -62,8 +64,17 @@ def jax_mesh(shardings: Shardings, devices: Sequence[Any] | None = None) -> jax.
             f"mesh {mesh} needs {mesh.devices} devices, JAX sees {len(found)}; to try it on CPU "
             f"set XLA_FLAGS=--xla_force_host_platform_device_count={mesh.devices}"
         )
-    grid = np.array(found[: mesh.devices], dtype=object).reshape(mesh.sizes)
-    return jax.sharding.Mesh(grid, mesh.names)
+    return jax.sharding.Mesh(device_grid(mesh, found[: mesh.devices]), mesh.names)
+
+
+def device_grid(mesh: Mesh, devices: Sequence[Any]) -> Any:
+    """The devices in the shape of ``mesh``, in the order that JAX finds best for their links."""
+    try:
+        return mesh_utils.create_device_mesh(
+            mesh.sizes, devices, allow_split_physical_axes=True, contiguous_submeshes=False
+        )
+    except (AssertionError, NotImplementedError, ValueError):  # for example a part of a torus
+        return np.array(devices, dtype=object).reshape(mesh.sizes)
 
 
 def _partition(spec: Spec) -> jax.sharding.PartitionSpec:

@@ -31,7 +31,7 @@ BARRIERS = MATMULS | {
 _ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatenate", "gather"})
 
 #: Ops that XLA rather keeps than computes several times.
-_EXPENSIVE = frozenset({
+EXPENSIVE = frozenset({
     "exponential", "exponential_minus_one", "log", "log_plus_one", "tanh", "logistic", "power",
     "sine", "cosine", "tan", "atan2", "chlo_erf",
 })  # fmt: skip
@@ -43,7 +43,7 @@ _NEEDING = (BARRIERS - MATMULS) | {"return"}
 _MADE = BARRIERS | _ROOTS | {"argument"}
 
 #: Made where they are needed; they never exist.
-_SOURCES = frozenset({"constant", "iota"})
+SOURCES = frozenset({"constant", "iota"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _existing(
         int(np.prod(v.type.shape, dtype=np.int64)) * element_bytes(v.type.dtype) for v in values
     ]
     exists = np.array([
-        kinds[v.op] not in _SOURCES
+        kinds[v.op] not in SOURCES
         and (kinds[v.op] in _MADE or any(kinds[u] in _NEEDING for u in uses[number]))
         for number, v in enumerate(values)
     ], dtype=bool)  # fmt: skip
@@ -136,7 +136,7 @@ def _existing(
         for operand in program.ops[value.op].operands:
             found |= {operand} if exists[operand] else made_of[operand]
         made_of[number] = frozenset(found)
-        costly[number] = kinds[value.op] in _EXPENSIVE or any(
+        costly[number] = kinds[value.op] in EXPENSIVE or any(
             costly[v] and not exists[v] for v in program.ops[value.op].operands
         )
     # Kernels that it is computed in, from the last op to the first.
@@ -156,7 +156,7 @@ def _existing(
             if kinds[kernel] not in _MADE | _NEEDING and early[kernel] == values[number].op:
                 merged.append(kernel)
                 exists[number] = False
-        elif not exists[number] and kind not in _SOURCES and len(found) > 1:
+        elif not exists[number] and kind not in SOURCES and len(found) > 1:
             large = [v for v in made_of[number] if 2 * size[v] >= size[number]]
             products = sum(kinds[kernel] in MATMULS for kernel in found)
             again = costly[number] and products > 1

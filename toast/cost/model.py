@@ -4,7 +4,9 @@ All arrays have a leading axis over states; there is no Python loop over ops, on
 mesh axes.  Step time is the sum of
 
 * matrix products and convolutions: the larger of FLOPs over peak and bytes over HBM bandwidth;
-* memory-bound kernels: bytes that existing values are written and read, over HBM bandwidth;
+  Products are padded to the tiles of the matrix unit;
+* memory-bound kernels: bytes that existing values are written and read, over HBM bandwidth, and
+  exponentials and the like at the rate of the vector unit;
 * collectives: where a value's definition and a use disagree on an axis (slice, all-gather or
   all-to-all), where an op reduces over a sharded factor (all-reduce, or reduce-scatter when all
   uses want the result sharded there), and where a permutation factor is sharded
@@ -47,6 +49,7 @@ class Prices:
     collective_seconds: Floats  # [S, 5] by kind, in the order of COLLECTIVES
     collective_count: Floats  # [S, 5]
     collective_bytes: Floats  # [S, 5] bytes of results a device holds after each collective
+    sent_bytes: Floats  # [S] bytes a device sends, round rings
     peak_bytes: Floats  # [S] arguments and temporaries at the worst moment
     argument_bytes: Floats  # [S]
 
@@ -61,9 +64,8 @@ class Layout:
     used: Dims  # [S, U, A] as each use demands it
     partial: Bools  # [S, C, A] the op's result is a partial sum over the axis
     shared: Bools  # [S, U] an earlier use class already made the same copy
-    #: ``[S, G, A]`` how much each axis should be the major one where several shard one dimension of
-    #: a color group; none where that never happens.
-    major: npt.NDArray[np.int64] | None
+    #: ``[S, A]`` how much each axis should be the major one where several shard one dimension.
+    major: npt.NDArray[np.int64]
 
 
 class _Moves(NamedTuple):
@@ -74,6 +76,8 @@ class _Moves(NamedTuple):
     size: Floats  # [S, X] bytes as priced
     result: Floats  # [S, X] bytes of results
     times: Floats  # [S, X] how often, if there are axes
+    spared: Floats | float = 0.0  # [S, X] or [X] the share of them that XLA does not need
+    rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
     edges: bool = False
 
 
@@ -83,9 +87,9 @@ class Transfer:
 
     kind: str
     axes: tuple[str, ...]
-    #: As :data:`toast.hardware.COLLECTIVES` counts them.
+    #: As :data:`toast.hardware.COLLECTIVES` counts them, in the element type of the program.
     bytes: float
-    #: How many run in a step.
+    #: How many stand in a step; XLA merges some, and makes constants anew.
     count: int
     #: Whether shards exchange their edges (of a window, slice or pad): the partitioner adds this
     #: to an op, where Shardy sees no reshard.
@@ -125,7 +129,7 @@ class CostModel:
     def __init__(self, space: Space, hardware: Hardware) -> None:
         self.space = space
         self.hardware = hardware
-        self.tables: Tables = build(space)
+        self.tables: Tables = build(space, product_operands=hardware.product_operands)
         self.collectives = Collectives(hardware, space.mesh)
         self._sizes: Floats = space.axis_sizes.astype(np.float64)
         peaks = np.array([
@@ -165,50 +169,37 @@ class CostModel:
             held, defined, settled, used, partial, shared, self._major_axes(settled, used)
         )
 
-    def _major_axes(self, settled: Dims, used: Dims) -> npt.NDArray[np.int64] | None:
-        """How often each axis of a color stays while another is gathered: ``[S, G, A]``.
+    def _major_axes(self, settled: Dims, used: Dims) -> npt.NDArray[np.int64]:
+        """How often each axis stays while another of its dimension is gathered: ``[S, A]``.
 
         Where several axes shard one dimension their order decides what a gather costs: shards that
-        stay must be the major ones, or they have to change places first.  The order is chosen per
-        color, so that it is the same along every chain of ops.
+        stay must be the major ones, or they have to change places first.  One order holds for the
+        whole program: only then are a sum's parts in the order that its scattered shards need.
         """
         t, axes = self.tables, range(len(self._sizes))
-        pairs = [(a, b) for a in axes for b in axes if a != b]
-        if not any(((settled[..., a] == settled[..., b]) & (settled[..., a] >= 0)).any()
-                   for a, b in pairs if a < b):  # fmt: skip
-            return None
         before = settled[:, t.use_value]
-        kept = np.zeros((len(used), len(self.space.color_groups), len(self._sizes)), dtype=np.int64)
-        for axis, other in pairs:
-            stays = (before[..., axis] == used[..., axis]) & (before[..., axis] >= 0)
-            leaves = (before[..., axis] == before[..., other]) & (
-                used[..., other] != before[..., other]
-            )
-            state, use = np.nonzero(stays & leaves)
-            color = t.value_color[t.use_value[use], before[state, use, axis]]
-            np.add.at(kept[..., axis], (state, color), t.use_number[use].astype(np.int64))
+        kept = np.zeros((len(used), len(self._sizes)), dtype=np.int64)
+        for a, b in ((a, b) for a in axes for b in axes if a < b):
+            together = (before[..., a] == before[..., b]) & (before[..., a] >= 0)
+            if together.any():
+                stays_a, stays_b = (before[..., x] == used[..., x] for x in (a, b))
+                kept[:, a] += (together & stays_a & ~stays_b) @ t.use_number
+                kept[:, b] += (together & stays_b & ~stays_a) @ t.use_number
         return kept
 
-    def _changes_places(
-        self, layout: Layout, values: npt.NDArray[np.int64], before: Dims, after: Dims
-    ) -> Bools:
+    def _changes_places(self, layout: Layout, before: Dims, after: Dims) -> Bools:
         """Axes that must trade places along their dimension on the way from before to after.
 
-        ``[S, X, A]``, for values classes ``values`` (``[X]``): an axis that comes or goes stands
-        major to one that stays.
+        ``[S, X, A]``: an axis that comes or goes stands major to one that stays.
         """
         found = np.zeros(after.shape, dtype=bool)
-        if layout.major is None:
-            return found
         axes = range(len(self._sizes))
-        state = np.arange(len(after))[:, None]
         for stay, move in ((a, b) for a in axes for b in axes if a != b):
-            here = after[..., stay]
-            stays = (before[..., stay] == here) & (here >= 0)
+            rank = layout.major[:, move] - layout.major[:, stay]
+            outside = (rank > 0 if move > stay else rank >= 0)[:, None]
+            here = before[..., stay]
+            stays = (here == after[..., stay]) & (here >= 0)
             moves = (before[..., move] == here) != (after[..., move] == here)
-            color = self.tables.value_color[values, np.maximum(here, 0)]
-            rank = layout.major[state, color, move] - layout.major[state, color, stay]
-            outside = rank > 0 if move > stay else rank >= 0
             trade = stays & moves & outside
             found[..., stay] |= trade
             found[..., move] |= trade
@@ -241,11 +232,12 @@ class CostModel:
         """Price ``states``: ``[S, classes, axes]``."""
         t, layout = self.tables, self.layout(states)
         settled = t.value_bytes / self._shards(layout.settled)
-        used = t.value_bytes[t.use_value] / self._shards(layout.used)
-        seconds, count, moved = self._collectives(layout, settled, used)
+        used = self._used_bytes(layout)
+        seconds, count, moved, sent = self._collectives(layout, settled, used)
         matmul = self._matmul_seconds(layout)
         kept = settled * (t.value_written * t.value_count)
-        memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / (self._hbm)
+        memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / self._hbm
+        memory += self._vector_seconds(layout)
         arguments = settled[:, t.argument_columns].sum(axis=1)
         copies = used * self._differs(layout)
         peak = arguments + self._timeline_peak(layout, settled, copies)
@@ -256,6 +248,7 @@ class CostModel:
             collective_seconds=seconds,
             collective_count=count,
             collective_bytes=moved,
+            sent_bytes=sent,
             peak_bytes=peak,
             argument_bytes=arguments,
         )
@@ -268,10 +261,35 @@ class CostModel:
         over = np.maximum(prices.peak_bytes - memory_bytes, 0.0) / max(self.initial_peak, 1.0)
         return np.asarray(time + MEMORY_WEIGHT * over)
 
+    def _used_bytes(self, layout: Layout) -> Floats:
+        """Bytes of a value as each use class sees it: ``[S, U]``."""
+        t = self.tables
+        share = np.where(self._differs(layout), t.use_share, 1.0)
+        return np.asarray(t.value_bytes[t.use_value] * share / self._shards(layout.used))
+
+    def _vector_seconds(self, layout: Layout) -> Floats:
+        """Exponentials and the like, which the vector unit is slow at: ``[S]``."""
+        work = self.tables.value_transcendentals / self.hardware.transcendentals_per_s
+        return np.asarray((work / self._shards(layout.defined)).sum(axis=1))
+
+    def _padding(self, layout: Layout) -> Floats:
+        """What the matrix unit computes over what is asked for: ``[S, P]``."""
+        t = self.tables
+        held = layout.held[:, t.product_class]
+        size = np.broadcast_to(t.product_size, (len(held), *t.product_size.shape)).copy()
+        rows = np.arange(len(t.product_class))
+        for axis, devices in enumerate(self._sizes.tolist()):
+            group = t.product_group[rows, held[..., axis]]
+            for part in range(3):
+                size[..., part] /= np.where(group == part, devices, 1.0)
+        tile = np.array(self.hardware.tile, dtype=np.float64)
+        return np.asarray((np.ceil(size / tile) * tile / size).prod(axis=2))
+
     def _matmul_seconds(self, layout: Layout) -> Floats:
         t = self.tables
         shards = self._shards(np.where(layout.held < t.slot_dim.shape[1] - 1, 0, NONE))
         flops = self._flop_seconds / shards
+        flops[:, t.product_class] *= self._padding(layout)
         if not len(t.tensor_slot):
             return np.asarray(flops.sum(axis=1))
         tensors = t.tensor_bytes / self._shards(self._slot_dims(layout.held, t.tensor_slot))
@@ -283,19 +301,33 @@ class CostModel:
 
     def _collectives(
         self, layout: Layout, settled: Floats, used: Floats
-    ) -> tuple[Floats, Floats, Floats]:
-        """Seconds, count and bytes by kind: ``[S, 5]`` each."""
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """Seconds, count and bytes by kind, ``[S, 5]`` each; bytes sent, ``[S]``."""
         seconds = np.zeros((len(settled), len(COLLECTIVES)))
         count = np.zeros_like(seconds)
         moved = np.zeros_like(seconds)
+        sent = np.zeros(len(settled))
         for move in self._transfers(layout, settled, used):
-            happens = move.axes.any(axis=2) * move.times
+            happens = move.axes.any(axis=2) * move.times * (1 - move.spared)
             group = self.collectives.group(move.axes)
-            once = self.collectives.seconds(move.kind, move.size, group)
-            seconds[:, move.kind] += (happens * once).sum(axis=1)
-            count[:, move.kind] += happens.sum(axis=1)
-            moved[:, move.kind] += (happens * move.result).sum(axis=1)
-        return seconds, count, moved
+            parts = [(move.kind, happens, move.result)]
+            if move.kind == _SCATTER:
+                whole = self.tables.summed_whole | self._in_two_dimensions(move.axes, layout)
+                parts = [(_SCATTER, happens * ~whole, move.result),
+                         (_REDUCE, happens * whole, move.size)]  # fmt: skip
+            for kind, times, result in parts:
+                once = self.collectives.seconds(kind, move.size, group)
+                seconds[:, kind] += (times * once).sum(axis=1)
+                count[:, kind] += times.sum(axis=1)
+                moved[:, kind] += (times * result).sum(axis=1)
+                share = self.collectives.sent_share(kind, group)
+                sent += (times * share * move.size).sum(axis=1)
+        return seconds, count, moved, sent
+
+    def _in_two_dimensions(self, axes: Bools, layout: Layout) -> Bools:
+        """Sums that are scattered along several dimensions: XLA sums them whole: ``[S, C]``."""
+        low = np.where(axes, layout.settled, 127).min(axis=2)
+        return np.asarray(low < np.where(axes, layout.settled, -1).max(axis=2))
 
     def _transfers(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[_Moves]:
         """What moves between devices, of all value classes or of all use classes at a time."""
@@ -306,12 +338,15 @@ class CostModel:
         reduced = layout.partial & (layout.settled < 0)
         whole = settled * np.where(scattered, sizes, 1.0).prod(axis=2)
         if scattered.any():
-            yield _Moves(_SCATTER, scattered, whole, settled, once_each)
+            yield _Moves(
+                _SCATTER, scattered, whole, settled, once_each, self._merged(scattered, True)
+            )
         if reduced.any():
-            yield _Moves(_REDUCE, reduced, settled, settled, once_each)
+            yield _Moves(
+                _REDUCE, reduced, settled, settled, once_each, self._merged(reduced, False)
+            )
         if scattered.any():
-            every = np.arange(len(t.value_slot))
-            places = self._changes_places(layout, every, layout.defined, layout.settled)
+            places = self._changes_places(layout, layout.defined, layout.settled)
             places &= layout.partial.any(axis=2, keepdims=True)
             yield _Moves(_PERMUTE, places, settled, settled, once_each)
         # Definitions and uses that disagree.
@@ -321,14 +356,16 @@ class CostModel:
         differs = (before != layout.used).any(axis=2)
         times_used = t.use_count * (differs & ~layout.shared)
         sliced = (before < 0) & (layout.used >= 0)
-        local = settled[:, t.use_value] / np.where(sliced, sizes, 1.0).prod(axis=2)
+        local = settled[:, t.use_value] / np.where(sliced, sizes, 1.0).prod(axis=2) * t.use_share
         if exchange.any():
-            yield _Moves(_ALL_TO_ALL, exchange, local, used, times_used)
+            yield _Moves(
+                _ALL_TO_ALL, exchange, local, used, times_used, t.use_constant, t.use_share
+            )
         shards = np.where(gather, sizes, 1.0).prod(axis=2)
-        yield _Moves(_GATHER, gather, local * shards, used, times_used)
-        if layout.major is not None:
-            places = self._changes_places(layout, t.use_value, before, layout.used)
-            yield _Moves(_PERMUTE, places, local, local, times_used)
+        yield _Moves(_GATHER, gather, local * shards, used, times_used, t.use_constant, t.use_share)
+        places = self._changes_places(layout, before, layout.used)
+        if places.any():
+            yield _Moves(_PERMUTE, places, local, local, times_used, t.use_constant, t.use_share)
         # Sharded permutation factors exchange with neighbours.
         factors = t.slot_dim.shape[1]
         flat = np.arange(len(t.halo))[:, None] * factors + layout.held
@@ -343,11 +380,24 @@ class CostModel:
             shifted *= settled
             yield _Moves(_PERMUTE, here, shifted, shifted, once_each, edges=True)
 
+    def _merged(self, where: Bools, scattered: bool) -> Floats:
+        """The share of each value class whose sums over devices wait for a common one."""
+        t = self.tables
+        found = np.zeros(where.shape[:2])
+        for later, earlier, share in zip(
+            t.merge_class.tolist(), t.merge_with.tolist(), t.merge_share.tolist(), strict=True
+        ):
+            alike = (where[:, later] == where[:, earlier]).all(axis=1)
+            if scattered and t.summed_whole[later] != t.summed_whole[earlier]:
+                continue
+            found[:, later] += share * alike
+        return found
+
     def transfers(self, state: States) -> list[Transfer]:
         """Every collective of one state (``[classes, axes]``), by value and use class."""
         layout = self.layout(state[None])
         settled = self.tables.value_bytes / self._shards(layout.settled)
-        used = self.tables.value_bytes[self.tables.use_value] / self._shards(layout.used)
+        used = self._used_bytes(layout)
         found = []
         for move in self._transfers(layout, settled, used):
             happens = move.axes[0].any(axis=1) & (move.times[0] > 0)
@@ -356,7 +406,7 @@ class CostModel:
                     Transfer(
                         kind=COLLECTIVES[move.kind],
                         axes=tuple(np.array(self.space.mesh.names)[move.axes[0, x]].tolist()),
-                        bytes=float(move.size[0, x]),
+                        bytes=float((move.size / move.rounded)[0, x]),
                         count=int(move.times[0, x]),
                         edges=move.edges,
                     )
@@ -367,7 +417,7 @@ class CostModel:
         """What is in memory when, under one state: ``[classes, axes]``."""
         t, layout = self.tables, self.layout(state[None])
         settled = t.value_bytes / self._shards(layout.settled)
-        used = t.value_bytes[t.use_value] / self._shards(layout.used)
+        used = self._used_bytes(layout)
         arguments = float(settled[:, t.argument_columns].sum())
         row = self._columns(layout, settled, used * self._differs(layout))[0]
         steps = row[t.event_column] * t.event_sign

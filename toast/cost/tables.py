@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.analysis.rules import SignatureRule
-from toast.cost.liveness import MATMULS, Liveness, liveness
+from toast.cost.liveness import BARRIERS, EXPENSIVE, MATMULS, SOURCES, Liveness, liveness
 from toast.frontend import Program, element_bytes
 from toast.space import NONE, Space
 
@@ -29,6 +29,9 @@ _IN_PLACE = frozenset({"argument", "carry", "yield", "dynamic_update_slice"})
 _READ_NOTHING = frozenset({
     "return", "carry", "yield", "gather", "dynamic_slice", "dynamic_update_slice",
 })  # fmt: skip
+
+#: Ops whose sums over devices XLA does not take in parts.
+_SUMMED_WHOLE = frozenset({"gather", "scatter"})
 
 #: Values smaller than this fraction of all memory do not shape the timeline's peak.
 _NEGLIGIBLE = 1e-6
@@ -49,6 +52,9 @@ class Tables:
     tensor_slot: Ints  # [rows] slots of matmul classes, for their roofline
     tensor_class: Ints  # [rows]
     tensor_bytes: Floats  # [rows]
+    product_class: Ints  # [P] matmul classes
+    product_size: Floats  # [P, 3] rows, columns and depth of one product
+    product_group: Ints  # [P, F + 1] what a factor shards of them: 0, 1, 2, or 3 for neither
     #: ``[K, F + 1]`` what a shard along a permutation factor needs of its neighbours, as a fraction
     #: of the result's dimension; infinite for another whole shard, 0 of other factors.
     halo: Floats
@@ -58,7 +64,8 @@ class Tables:
     value_bytes: Floats  # [C] unsharded bytes
     value_sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     value_written: Bools  # [C] its definition is a memory-bound kernel that writes it
-    value_color: Ints  # [C, R] color group of each dimension, 0 beyond its rank
+    value_transcendentals: Floats  # [C] exponentials and the like, of all its values in a step
+    summed_whole: Bools  # [C] XLA sums it over devices whole, even where parts would do
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
     # Use classes, those of one value class next to each other.
     use_value: Ints  # [U] value class
@@ -66,8 +73,15 @@ class Tables:
     use_first: Ints  # [C'] first use class of each value class that is used
     used_value: Ints  # [C'] that value class
     use_count: Floats  # [U] how often it is used there, as a reshard counts
-    use_number: Floats  # [U] uses in the program's text
+    use_number: Ints  # [U] uses in the program's text
     use_reads: Floats  # [U] memory-bound kernels that read it there
+    use_constant: Floats  # [U] 1 where the value is made of constants: nobody has to send it
+    use_share: Floats  # [U] bytes of an element there over those of the value: rounded for products
+    #: Sums in parts that are added up before they are summed over devices: rows of a value class,
+    #: one that its collective is merged with, and the share of its values that this holds for.
+    merge_class: Ints
+    merge_with: Ints
+    merge_share: Floats
     #: Pairs (later, earlier) of use classes of one value class, by distance 1, 2, ...
     pairs: tuple[tuple[Ints, Ints], ...]
     # Timeline: columns are value classes, use classes, then pairs.
@@ -82,8 +96,11 @@ class Tables:
     live: Liveness
 
 
-def build(space: Space) -> Tables:
-    """Gather the tables of a decision space."""
+def build(space: Space, *, product_operands: str = "") -> Tables:
+    """Gather the tables of a decision space.
+
+    ``product_operands`` is what products round float32 operands to.
+    """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
     factors = classes.divisor.shape[1]
@@ -130,6 +147,14 @@ def build(space: Space) -> Tables:
     op_class_of_value = classes.of_op[start_ops(program)[representative]]
     written = live.exists[representative] & ~matmul[op_class_of_value]
     written &= ~np.array([kinds[k] in _IN_PLACE for k in op_class_of_value], dtype=bool)
+    summed = np.zeros(len(program.values), dtype=bool)
+    summed[
+        [v for v, value in enumerate(program.values) if reduces[classes.of_op[value.op]].any()]
+    ] = True
+    summed_whole = np.array([kinds[k] in _SUMMED_WHOLE for k in op_class_of_value], dtype=bool)
+    products = np.flatnonzero(matmul)
+    sizes, groups = _products(program, rules, classes.representative, products, factors)
+    merges = _merges(program, names.use_op, names.use_value, summed, grouped)
     return Tables(
         slot_class=slots.slot_class(),
         slot_dim=slots.slot_dim(factors),
@@ -145,21 +170,30 @@ def build(space: Space) -> Tables:
         tensor_slot=np.array([t[0] for t in tensors], dtype=np.int64),
         tensor_class=np.array([t[1] for t in tensors], dtype=np.int64),
         tensor_bytes=np.array([t[2] for t in tensors], dtype=np.float64),
+        product_class=products,
+        product_size=sizes,
+        product_group=groups,
         halo=halo,
         value_slot=value_slot[representative],
         value_count=grouped.count,
         value_bytes=value_bytes[representative],
         value_sizes=_sizes(program, representative),
-        value_color=_colors(space, representative),
         value_written=written,
+        value_transcendentals=_transcendentals(program, grouped),
+        summed_whole=summed_whole,
         reduces=reduces[op_class_of_value],
         use_value=grouped.use_value,
         use_slot=grouped.use_slot,
         use_first=grouped.use_first,
         used_value=grouped.used_value,
         use_count=grouped.use_count,
-        use_number=np.bincount(grouped.of_use, minlength=len(grouped.use_value)).astype(np.float64),
+        use_number=np.bincount(grouped.of_use, minlength=len(grouped.use_value)),
         use_reads=grouped.use_reads,
+        use_constant=_constant(program)[representative][grouped.use_value].astype(np.float64),
+        use_share=_rounded(program, names.use_op, names.use_value, grouped, product_operands),
+        merge_class=merges[0],
+        merge_with=merges[1],
+        merge_share=merges[2],
         pairs=grouped.pairs,
         event_column=events[0],
         event_sign=events[1],
@@ -176,16 +210,6 @@ def _sizes(program: Program, values: Ints) -> Ints:
     shapes = [program.values[v].type.shape for v in values.tolist()]
     widest = max((len(shape) for shape in shapes), default=0)
     return np.array([(*s, *(1,) * (max(widest, 1) - len(s))) for s in shapes], dtype=np.int64)
-
-
-def _colors(space: Space, values: Ints) -> Ints:
-    """``[C, R]`` as :func:`_sizes`, with the color group of each dimension."""
-    names, types = space.analysis.names, space.analysis.program.values
-    table = np.zeros(_sizes(space.analysis.program, values).shape, dtype=np.int64)
-    for row, value in enumerate(values.tolist()):
-        for d in range(len(types[value].type.shape)):
-            table[row, d] = space.color_group_of(int(names.def_name[names.value_dim[value] + d]))
-    return table
 
 
 def start_ops(program: Program) -> Ints:
@@ -325,6 +349,104 @@ def _group_values(
         np.array([r[2] for r in rows], dtype=np.float64),
         np.array([r[3] for r in rows], dtype=np.float64), tuple(pairs),
     )  # fmt: skip
+
+
+def _products(
+    program: Program, rules: list[SignatureRule], representative: Ints, products: Ints, factors: int
+) -> tuple[Floats, Ints]:
+    """Rows, columns and depth of products, and which of them each factor belongs to.
+
+    Rows come from the left operand alone, columns from the right, and the depth is summed over;
+    what both operands and the result have is a batch of products.
+    """
+    sizes = np.ones((len(products), 3))
+    groups = np.full((len(products), factors + 1), 3, dtype=np.int64)
+    for row, k in enumerate(products.tolist()):
+        rule = rules[k]
+        left, right, out = (
+            {f for stack in tensor for f in stack}
+            for tensor in (rule.operands[0], rule.operands[1], rule.results[0])
+        )
+        for f, factor in enumerate(rule.factors):
+            inside = (f in left, f in right, f in out)
+            group = {
+                (True, False, True): 0, (False, True, True): 1, (True, True, False): 2,
+            }.get(inside, 3)  # fmt: skip
+            groups[row, f] = group
+            if group < 3:
+                sizes[row, group] *= factor.size
+    return sizes, groups
+
+
+def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
+    """``[C]`` elements of exponentials, logarithms and their like."""
+    found = np.zeros(len(grouped.representative))
+    for number, value in enumerate(program.values):
+        if program.kind(value.op) in EXPENSIVE:
+            elements = float(np.prod(value.type.shape, dtype=np.float64))
+            found[grouped.of_value[number]] += elements * program.repeats[value.op]
+    return found
+
+
+def _constant(program: Program) -> Bools:
+    """``[values]`` whether a value is made of constants alone, by ops that cost next to nothing."""
+    made_of = np.zeros(len(program.values), dtype=bool)
+    for number, value in enumerate(program.values):
+        operands = program.ops[value.op].operands
+        kind = program.kind(value.op)
+        known = kind in SOURCES if not operands else all(made_of[v] for v in operands)
+        made_of[number] = known and kind not in BARRIERS
+    return made_of
+
+
+def _rounded(
+    program: Program, use_op: Ints, use_of: Ints, grouped: _Grouped, product_operands: str
+) -> Floats:
+    """``[U]`` bytes of an element as products keep and receive it, over those of the value."""
+    found = np.ones(len(grouped.use_value))
+    if not product_operands:
+        return found
+    share = element_bytes(product_operands) / element_bytes("f32")
+    for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
+        if program.kind(op) in MATMULS and program.values[value].type.dtype == "f32":
+            found[grouped.of_use[use]] = share
+    return found
+
+
+#: Ops that a sum over devices may be taken behind as well as before.
+_LINEAR = frozenset({"convert", "transpose", "reshape"})
+
+
+def _merges(
+    program: Program, use_op: Ints, use_of: Ints, summed: Bools, grouped: _Grouped
+) -> tuple[Ints, Ints, Floats]:
+    """Values that are summed over devices only after they were added to another such value.
+
+    XLA turns a sum of all-reduces into the all-reduce of a sum, where nothing else needs the parts.
+    """
+    single = np.bincount(use_of, minlength=len(program.values)) == 1
+    # What each value is a sum of that could wait: values with a reduction of their own.
+    parts: list[tuple[int, ...]] = [()] * len(program.values)
+    found: dict[tuple[int, int], int] = {}
+    members = np.bincount(grouped.of_value)
+    for number, value in enumerate(program.values):
+        op = program.ops[value.op]
+        kind = program.kind(value.op)
+        if summed[number]:
+            parts[number] = (number,)
+            continue
+        waiting = [parts[v] for v in op.operands if single[v]]
+        if kind in _LINEAR and waiting:
+            parts[number] = waiting[0]
+        elif kind == "add" and len(waiting) == 2 and all(waiting):
+            first = grouped.of_value[waiting[0][0]]
+            for part in waiting[1]:
+                key = int(grouped.of_value[part]), int(first)
+                found[key] = found.get(key, 0) + 1
+            parts[number] = waiting[0] + waiting[1]
+    rows = [(c, other, count / members[c]) for (c, other), count in found.items()]
+    later, earlier, share = zip(*rows, strict=True) if rows else ((), (), ())
+    return np.array(later, dtype=np.int64), np.array(earlier, dtype=np.int64), np.array(share)
 
 
 def _events(

@@ -64,6 +64,12 @@ class Collectives:
         shape = len(COLLECTIVES), len(masks), most
         self._latency: Floats = np.full(shape, np.inf)
         self._slope: Floats = np.zeros(shape)
+        devices = np.array([
+            math.prod(n for n, here in zip(mesh.sizes, reversed(mask), strict=True) if here)
+            for mask in masks
+        ])  # fmt: skip
+        part = (devices - 1) / devices
+        self._sent: Floats = np.stack([part, 2 * part, part, part, np.ones(len(masks))])
         for k, kind in enumerate(self._groups):
             for g, lines in enumerate(kind):
                 for i, line in enumerate(lines):
@@ -84,6 +90,10 @@ class Collectives:
             other = self._latency[kind, group, line] + size * self._slope[kind, group, line]
             np.minimum(found, other, out=found)
         return np.asarray(found)
+
+    def sent_share(self, kind: int, group: Ints) -> Floats:
+        """Bytes that a device sends round a ring, over those that the collective counts."""
+        return np.asarray(self._sent[kind, group])
 
     def algorithms(self, kind: str, axes: Sequence[str]) -> tuple[Algorithm, ...]:
         """All algorithms for a collective on the product of ``axes``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import pathlib
 import re
 import tomllib
@@ -82,6 +83,12 @@ class Hardware:
     #: Achievable bytes per second of the device's memory.
     memory_bytes_per_s: float
     interconnect: Interconnect
+    #: Rows, columns and depth of the pieces that the matrix unit takes; smaller ones are padded.
+    tile: tuple[int, int, int] = (1, 1, 1)
+    #: What products round float32 operands to before they keep or send them; empty for nothing.
+    product_operands: str = ""
+    #: Exponentials, logarithms and their like per second.
+    transcendentals_per_s: float = math.inf
     #: The largest system that is built of it, as one slice or cluster.
     max_devices: int = 10**6
     #: Collectives inside a node as measured; those of other kinds follow from the links.
@@ -121,11 +128,15 @@ _SECONDS = _Kind((int, float), 0, 0.1, "seconds, for example 1e-6")
 _FRACTION = _Kind((int, float), 0.001, 1, "a fraction from 0.001 to 1")
 
 _TABLES: dict[str, dict[str, _Kind]] = {
-    "": {"name": _TEXT, "description": _TEXT, "max_devices": _COUNT},
+    "": {
+        "name": _TEXT, "description": _TEXT, "max_devices": _COUNT, "product_operands": _TEXT,
+        "transcendentals_per_s": _FLOPS_PER_S,
+    },
     "flops_per_s": {},  # any element types
     "memory": {
         "capacity_bytes": _BYTES, "limit_bytes": _BYTES, "bandwidth_bytes_per_s": _BYTES_PER_S,
     },
+    "tile": {"m": _COUNT, "n": _COUNT, "k": _COUNT},
     "efficiency": {"matmul": _FRACTION, "memory": _FRACTION, "link": _FRACTION},
 }  # fmt: skip
 _INTERCONNECT: dict[str, dict[str, _Kind]] = {
@@ -146,7 +157,10 @@ _COLLECTIVE: dict[str, _Kind] = {
     "link_bandwidth_bytes_per_s": _BYTES_PER_S,
 }  # fmt: skip
 #: Of what may be left out.
-_DEFAULTS: dict[str, Any] = {"max_devices": 10**6, "protocol": ""}
+_DEFAULTS: dict[str, Any] = {
+    "max_devices": 10**6, "protocol": "", "product_operands": "",
+    "transcendentals_per_s": math.inf, "tile": {"m": 1, "n": 1, "k": 1},
+}  # fmt: skip
 _CHOICES = {
     "kind": ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"),
     "algorithm": ("ring", "recursive doubling", "tree", "in-switch", "direct"),
@@ -202,6 +216,7 @@ class _Checked:
         for table, content in self._data.items():
             if isinstance(content, dict | list) and table not in (*known, "collective"):
                 self._fail(table, "", f"unknown table {table}", _hint(table, known))
+        self._data.setdefault("tile", _DEFAULTS["tile"])
         for table in known:
             if not isinstance(self._data.get(table), dict):
                 self._fail("", table, f"missing table {table}", f"add [{table}]")
@@ -233,7 +248,11 @@ class _Checked:
                 network_latency_s=link.get("network_latency_s", 0.0),
                 efficiency=rate,
             ),
-            max_devices=data.get("max_devices", _DEFAULTS["max_devices"]),
+            tile=(data["tile"]["m"], data["tile"]["n"], data["tile"]["k"]),
+            **{
+                key: data.get(key, _DEFAULTS[key])
+                for key in ("max_devices", "product_operands", "transcendentals_per_s")
+            },
             measured=measured,
         )
 

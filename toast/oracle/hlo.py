@@ -27,12 +27,16 @@ _INSTRUCTION = re.compile(
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALL = re.compile(r"(?:body|to_apply|calls|called_computations)=\{?%?([\w.\-]+)")
+_PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+
+#: Fusions of an all-reduce with the slice of it that a device keeps.
+_SCATTERED = re.compile(r"all-reduce-scatter")
 
 #: Loops in which the partitioner overlaps a product with the transfer of its parts.
 _WINDOWED = re.compile(r"windowed_dot_general_body_(rs|ag)")
@@ -83,6 +87,16 @@ class Instruction:
         return int(found[1]) if found else 0
 
     @property
+    def ring(self) -> int:
+        """The devices of the ring that a permutation goes round."""
+        pairs = dict(re.findall(r"\{(\d+),(\d+)\}", self.line.partition("source_target_pairs=")[2]))
+        device, seen = next(iter(pairs), ""), set[str]()
+        while device in pairs and device not in seen:
+            seen.add(device)
+            device = pairs[device]
+        return len(seen)
+
+    @property
     def group(self) -> tuple[int, ...]:
         """The devices, as numbered in the program's mesh, that talk with device 0."""
         if found := _MESH_GROUPS.search(self.line):
@@ -99,6 +113,11 @@ class Instruction:
         if found := _IOTA_GROUPS.search(self.line):
             return _iota_group(found)
         return ()
+
+
+def in_scatter(computation: str) -> bool:
+    """Whether an all-reduce in ``computation`` is a reduce-scatter together with what follows."""
+    return bool(_SCATTERED.search(computation))
 
 
 def _iota_group(found: re.Match[str]) -> tuple[int, ...]:
@@ -118,6 +137,8 @@ class Module:
 
     computations: Mapping[str, tuple[Instruction, ...]]
     entry: str
+    #: Devices that it runs on.
+    partitions: int = 1
 
     @staticmethod
     def parse(text: str) -> Module:
@@ -134,7 +155,9 @@ class Module:
                 found[current].append(
                     Instruction(parts[2], parts[4], parts[3], operands, line, bool(parts[1]))
                 )
-        return Module({name: tuple(lines) for name, lines in found.items()}, entry)
+        devices = _PARTITIONS.search(text[: text.find("\n")])
+        computations = {name: tuple(lines) for name, lines in found.items()}
+        return Module(computations, entry, int(devices[1]) if devices else 1)
 
     def trips(self, loop: Instruction, inside: str) -> int:
         """How often the body of ``loop``, an instruction of computation ``inside``, runs.
@@ -190,6 +213,24 @@ class Module:
 
         return {computation: of(computation) for computation in self.computations}
 
+    def ends_window(self, computation: str, permute: Instruction) -> bool:
+        """Whether a permutation moves what a windowed loop has made, and nothing else has touched.
+
+        Copies, bitcasts and slices of the loop's result count as untouched.
+        """
+        here = {i.name: i for i in self.computations[computation]}
+        names = list(permute.operands[:1])
+        for _ in range(6):
+            made = here.get(names[0]) if names else None
+            if made is None:
+                return False
+            if made.opcode == "while":
+                return bool(_WINDOWED.search(made.attribute("body") or ""))
+            if made.opcode == "fusion" and len(made.operands) > 3:
+                return False
+            names = list(made.operands[:1])
+        return False
+
     def walk(self) -> Iterator[tuple[str, Instruction]]:
         """Every instruction with its computation."""
         for computation, lines in self.computations.items():
@@ -211,41 +252,63 @@ class Communication:
     kind: str
     count: int
     bytes: float
+    #: Bytes that a device sends, round a ring.
+    sent_bytes: float = 0.0
 
 
 def communication_in(text: str) -> tuple[Communication, ...]:
     """The collectives of an HLO module, by kind, those in loops as often as they run.
 
     One collective that the scheduler cut into several instructions has one channel and counts
-    once.  A windowed product counts as the reduce-scatter or all-gather that it is made of.
+    once.  A windowed product counts as the reduce-scatter or all-gather that it is made of, with
+    the step that is left over when its loop has ended.
     """
     module = Module.parse(text)
-    count: dict[str, int] = collections.defaultdict(int)
-    size: dict[str, float] = collections.defaultdict(float)
+    found: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
+
+    def add(kind: str, times: int, size: float, devices: int) -> None:
+        sent = sent_share(kind, devices) * size
+        for place, number in enumerate((times, times * size, times * sent)):
+            found[kind][place] += number
+
     seen: set[tuple[str, str]] = set()
-    windowed: dict[str, list[float]] = collections.defaultdict(list)
+    windowed: dict[str, list[Instruction]] = collections.defaultdict(list)
     for computation, instruction in module.walk():
         kind = instruction.collective
         if kind is None or (kind, instruction.channel) in seen:
             continue
+        if kind == "collective_permute" and module.ends_window(computation, instruction):
+            continue
         seen.add((kind, instruction.channel))
         if _WINDOWED.search(computation):
-            windowed[computation].append(instruction.result_bytes)
+            windowed[computation].append(instruction)
             continue
-        times = module.repeats.get(computation, 1)
-        count[kind] += times
-        size[kind] += times * instruction.result_bytes
-    for computation, moved in windowed.items():
+        size = instruction.result_bytes
+        if kind == "all_reduce" and in_scatter(computation):
+            kind = "reduce_scatter"
+            size = next(i.result_bytes for i in module.computations[computation] if i.root)
+        devices = len(instruction.group) or module.partitions
+        add(kind, module.repeats.get(computation, 1), size, devices)
+    for computation, steps in windowed.items():
         # The loop is the one collective, as often as what is around it runs.
-        (times,) = {
+        times = max(
             module.repeats[around]
             for around, i in module.walk()
             if i.opcode == "while" and i.attribute("body") == computation
-        } or {1}
+        )
         kind = "reduce_scatter" if "body_rs" in computation else "all_gather"
-        count[kind] += times
-        size[kind] += times * max(moved)
-    return tuple(Communication(k, count[k], size[k]) for k in sorted(count))
+        largest = max(steps, key=lambda i: i.result_bytes)
+        add(kind, times, largest.result_bytes, largest.ring)
+    return tuple(Communication(k, int(c), b, s) for k, (c, b, s) in sorted(found.items()))
+
+
+def sent_share(kind: str, devices: int) -> float:
+    """Bytes that each of ``devices`` sends in a collective, over those of its result."""
+    rest = devices - 1
+    return {
+        "all_gather": rest / devices, "all_reduce": 2 * rest / devices,
+        "reduce_scatter": float(rest), "all_to_all": rest / devices, "collective_permute": 1.0,
+    }[kind]  # fmt: skip
 
 
 def _bytes(dtype: str, shape: str) -> float:

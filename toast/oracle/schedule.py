@@ -12,7 +12,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from toast.oracle.hlo import Instruction, Module
+from toast.oracle.hlo import Instruction, Module, in_scatter
 
 #: Cycles per second of the devices that the compiler knows: peak FLOP/s over those of one cycle.
 CLOCK_HZ: Mapping[str, float] = {
@@ -110,7 +110,8 @@ class _Timer:
             # A permutation uses the links to one side only.
             backward = _backward(collective)
             sides = (0, 1) if backward is None else (int(backward),)
-            spent = self._seconds(collective)
+            # A reduce-scatter is the first half of an all-reduce.
+            spent = self._seconds(collective) * (0.5 if role == "scatter" else 1.0)
             end = spent + max(clock.now, *(clock.links[side] for side in sides))
             clock.collective += spent
             clock.links = tuple(end if s in sides else clock.links[s] for s in (0, 1))  # type: ignore[assignment]
@@ -140,6 +141,8 @@ class _Timer:
                 return found, "start"
             if found is not None and '"AsyncCollectiveDone"' in text:
                 return found, "done"
+            if found is not None and in_scatter(instruction.attribute("calls") or ""):
+                return found, "scatter"
             if found is not None and "AsyncCollective" not in text and not instruction.cycles:
                 return found, "whole"
         return None, ""

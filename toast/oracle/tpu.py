@@ -134,7 +134,7 @@ def _primes(number: int) -> list[int]:
 
 
 #: Of verdicts and of what is compiled; another one makes the kept ones void.
-_FORMAT = 4
+_FORMAT = 5
 
 
 def _cached(job: dict[str, Any], full: bool, cache: pathlib.Path | None) -> pathlib.Path:

@@ -28,12 +28,10 @@ def main() -> None:
 
 
 def _compiled(job: dict[str, object], folder: pathlib.Path) -> dict[str, object]:
-    import jax
-    import numpy as np
     from jax.experimental import topologies
 
     from toast.apply import annotate
-    from toast.apply.execute import aval, flat_jit
+    from toast.apply.execute import aval, flat_jit, jax_mesh
     from toast.apply.shardings import Shardings
     from toast.frontend import mlir, stablehlo
 
@@ -46,15 +44,14 @@ def _compiled(job: dict[str, object], folder: pathlib.Path) -> dict[str, object]
         topology_name=job["topology"],
         **job["topology_options"],  # type: ignore[arg-type]
     )
-    devices = np.array(topology.devices)[: shardings.mesh.devices]
-    mesh = jax.sharding.Mesh(devices.reshape(shardings.mesh.sizes), shardings.mesh.names)
+    mesh = jax_mesh(shardings, topology.devices)
     function = flat_jit(program, annotate(program, shardings), mesh, shardings)
     arguments = [aval(program.values[v].type) for v in program.argument_values]
     compiled = function.trace(*arguments).lower(lowering_platforms=("tpu",)).compile()
     memory = compiled.memory_analysis()
     (folder / "scheduled.txt").write_text(compiled.as_text())
     return {
-        "coordinates": [list(device.coords) for device in devices],
+        "coordinates": [list(device.coords) for device in mesh.devices.flat],
         "argument_bytes": memory.argument_size_in_bytes,
         "output_bytes": memory.output_size_in_bytes,
         "alias_bytes": memory.alias_size_in_bytes,

@@ -22,7 +22,7 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
     used = layout.used[0][tables.use_class].astype(np.int64)  # [uses, axes]
     before = settled[names.use_value]
     differs = (before != used).any(axis=1)
-    major = None if layout.major is None else layout.major[0]
+    major = np.argsort(-layout.major[0], kind="stable").argsort().tolist()  # rank of each axis
     first_row = names.value_dim
 
     def spec(value: int, dims: Ints) -> Spec:
@@ -32,12 +32,7 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
         for axis, d in enumerate(dims.tolist()):
             if d >= 0:
                 held[d].append(axis)
-        for d, on in enumerate(held):
-            if len(on) > 1 and major is not None:
-                color = model.space.color_group_of(int(names.def_name[first_row[value] + d]))
-                rank = major[color].tolist()
-                on.sort(key=[-count for count in rank].__getitem__)
-        return tuple(tuple(axes[axis] for axis in on) for on in held)
+        return tuple(tuple(axes[axis] for axis in sorted(on, key=major.__getitem__)) for on in held)
 
     values = {v: spec(v, settled[v]) for v in np.flatnonzero((settled >= 0).any(axis=1)).tolist()}
     scattered = np.flatnonzero((settled != defined).any(axis=1)).tolist()
