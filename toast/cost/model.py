@@ -12,15 +12,18 @@ mesh axes.  Step time is the sum of
   uses want the result sharded there), and where a permutation factor is sharded
   (collective-permute of its halo).
 
-Compute and communication do not overlap in this version, which is the pessimistic choice for all
-plans alike.
+``overlap`` says what collectives cost beside that: with ``"none"`` all their time; with
+``"partial"`` (the default) all-gathers, reduce-scatters and permutations are hidden behind products
+that they neither wait for nor feed, and the time of the step is that of its critical path, the
+gathers of the first layer and the sums of activations; with ``"full"`` everything hides, as far as
+there are products, which is a lower bound.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +31,13 @@ import numpy.typing as npt
 from toast.cost.tables import Tables, build
 from toast.hardware import COLLECTIVES, Collectives, Hardware
 from toast.space import NONE, Space, States
+
+#: What runs beside products: no collective; those that hardware runs in the background, where
+#: products are independent of them; all, as far as there are products.
+Overlap = Literal["none", "partial", "full"]
+
+#: Collectives in the background, as far as XLA goes: it waits for all-reduces and all-to-alls.
+_BACKGROUND = frozenset({"all_gather", "reduce_scatter", "collective_permute"})
 
 Floats = npt.NDArray[np.float64]
 Dims = npt.NDArray[np.int8]
@@ -49,6 +59,7 @@ class Prices:
     collective_seconds: Floats  # [S, 5] by kind, in the order of COLLECTIVES
     collective_count: Floats  # [S, 5]
     collective_bytes: Floats  # [S, 5] bytes of results a device holds after each collective
+    hidden_seconds: Floats  # [S] of the collectives, that products run beside
     sent_bytes: Floats  # [S] bytes a device sends, round rings
     peak_bytes: Floats  # [S] arguments and temporaries at the worst moment
     argument_bytes: Floats  # [S]
@@ -76,6 +87,7 @@ class _Moves(NamedTuple):
     size: Floats  # [S, X] bytes as priced
     result: Floats  # [S, X] bytes of results
     times: Floats  # [S, X] how often, if there are axes
+    free: Floats  # [X] share of all products' work that is independent of them
     spared: Floats | float = 0.0  # [S, X] or [X] the share of them that XLA does not need
     rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
     edges: bool = False
@@ -126,8 +138,9 @@ class Timeline:
 class CostModel:
     """Prices states of one decision space on one hardware."""
 
-    def __init__(self, space: Space, hardware: Hardware) -> None:
+    def __init__(self, space: Space, hardware: Hardware, *, overlap: Overlap = "partial") -> None:
         self.space = space
+        self.overlap = overlap
         self.hardware = hardware
         self.tables: Tables = build(space, product_operands=hardware.product_operands)
         self.collectives = Collectives(hardware, space.mesh)
@@ -233,8 +246,8 @@ class CostModel:
         t, layout = self.tables, self.layout(states)
         settled = t.value_bytes / self._shards(layout.settled)
         used = self._used_bytes(layout)
-        seconds, count, moved, sent = self._collectives(layout, settled, used)
         matmul = self._matmul_seconds(layout)
+        seconds, count, moved, sent, hidden = self._collectives(layout, settled, used, matmul)
         kept = settled * (t.value_written * t.value_count)
         memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / self._hbm
         memory += self._vector_seconds(layout)
@@ -242,13 +255,14 @@ class CostModel:
         copies = used * self._differs(layout)
         peak = arguments + self._timeline_peak(layout, settled, copies)
         return Prices(
-            seconds=matmul + memory + seconds.sum(axis=1),
+            seconds=matmul + memory + seconds.sum(axis=1) - hidden,
             matmul_seconds=matmul,
             memory_seconds=memory,
             collective_seconds=seconds,
             collective_count=count,
             collective_bytes=moved,
             sent_bytes=sent,
+            hidden_seconds=hidden,
             peak_bytes=peak,
             argument_bytes=arguments,
         )
@@ -300,13 +314,14 @@ class CostModel:
         return np.asarray(np.maximum(flops[:, classes], moving).sum(axis=1))
 
     def _collectives(
-        self, layout: Layout, settled: Floats, used: Floats
-    ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Seconds, count and bytes by kind, ``[S, 5]`` each; bytes sent, ``[S]``."""
+        self, layout: Layout, settled: Floats, used: Floats, matmul: Floats
+    ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        """Seconds, count and bytes by kind, ``[S, 5]``; bytes sent and seconds hidden, ``[S]``."""
         seconds = np.zeros((len(settled), len(COLLECTIVES)))
         count = np.zeros_like(seconds)
         moved = np.zeros_like(seconds)
         sent = np.zeros(len(settled))
+        hidden = np.zeros(len(settled))
         for move in self._transfers(layout, settled, used):
             happens = move.axes.any(axis=2) * move.times * (1 - move.spared)
             group = self.collectives.group(move.axes)
@@ -322,7 +337,12 @@ class CostModel:
                 moved[:, kind] += (times * result).sum(axis=1)
                 share = self.collectives.sent_share(kind, group)
                 sent += (times * share * move.size).sum(axis=1)
-        return seconds, count, moved, sent
+                if self.overlap == "full":
+                    hidden += (times * once).sum(axis=1)
+                elif self.overlap == "partial" and COLLECTIVES[kind] in _BACKGROUND:
+                    room = move.free * matmul[:, None]
+                    hidden += (times * np.minimum(once, room)).sum(axis=1)
+        return seconds, count, moved, sent, np.minimum(hidden, matmul)
 
     def _in_two_dimensions(self, axes: Bools, layout: Layout) -> Bools:
         """Sums that are scattered along several dimensions: XLA sums them whole: ``[S, C]``."""
@@ -339,16 +359,28 @@ class CostModel:
         whole = settled * np.where(scattered, sizes, 1.0).prod(axis=2)
         if scattered.any():
             yield _Moves(
-                _SCATTER, scattered, whole, settled, once_each, self._merged(scattered, True)
+                _SCATTER,
+                scattered,
+                whole,
+                settled,
+                once_each,
+                t.value_free,
+                self._merged(scattered, True),
             )
         if reduced.any():
             yield _Moves(
-                _REDUCE, reduced, settled, settled, once_each, self._merged(reduced, False)
+                _REDUCE,
+                reduced,
+                settled,
+                settled,
+                once_each,
+                t.value_free,
+                self._merged(reduced, False),
             )
         if scattered.any():
             places = self._changes_places(layout, layout.defined, layout.settled)
             places &= layout.partial.any(axis=2, keepdims=True)
-            yield _Moves(_PERMUTE, places, settled, settled, once_each)
+            yield _Moves(_PERMUTE, places, settled, settled, once_each, t.value_free)
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
         gather = (before >= 0) & (layout.used < 0)
@@ -359,13 +391,31 @@ class CostModel:
         local = settled[:, t.use_value] / np.where(sliced, sizes, 1.0).prod(axis=2) * t.use_share
         if exchange.any():
             yield _Moves(
-                _ALL_TO_ALL, exchange, local, used, times_used, t.use_constant, t.use_share
+                _ALL_TO_ALL,
+                exchange,
+                local,
+                used,
+                times_used,
+                t.use_free,
+                t.use_constant,
+                t.use_share,
             )
         shards = np.where(gather, sizes, 1.0).prod(axis=2)
-        yield _Moves(_GATHER, gather, local * shards, used, times_used, t.use_constant, t.use_share)
+        yield _Moves(
+            _GATHER,
+            gather,
+            local * shards,
+            used,
+            times_used,
+            t.use_free,
+            t.use_constant,
+            t.use_share,
+        )
         places = self._changes_places(layout, before, layout.used)
         if places.any():
-            yield _Moves(_PERMUTE, places, local, local, times_used, t.use_constant, t.use_share)
+            yield _Moves(
+                _PERMUTE, places, local, local, times_used, t.use_free, t.use_constant, t.use_share
+            )
         # Sharded permutation factors exchange with neighbours.
         factors = t.slot_dim.shape[1]
         flat = np.arange(len(t.halo))[:, None] * factors + layout.held
@@ -378,7 +428,7 @@ class CostModel:
             # A halo is never more than all other shards.
             shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
             shifted *= settled
-            yield _Moves(_PERMUTE, here, shifted, shifted, once_each, edges=True)
+            yield _Moves(_PERMUTE, here, shifted, shifted, once_each, t.value_free, edges=True)
 
     def _merged(self, where: Bools, scattered: bool) -> Floats:
         """The share of each value class whose sums over devices wait for a common one."""

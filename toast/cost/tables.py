@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from toast.analysis.rules import SignatureRule
 from toast.cost.liveness import BARRIERS, EXPENSIVE, MATMULS, SOURCES, Liveness, liveness
+from toast.cost.overlap import independent_work
 from toast.frontend import Program, element_bytes
 from toast.space import NONE, Space
 
@@ -66,6 +67,7 @@ class Tables:
     value_written: Bools  # [C] its definition is a memory-bound kernel that writes it
     value_transcendentals: Floats  # [C] exponentials and the like, of all its values in a step
     summed_whole: Bools  # [C] XLA sums it over devices whole, even where parts would do
+    value_free: Floats  # [C] share of all products' work that may run beside its collectives
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
     # Use classes, those of one value class next to each other.
     use_value: Ints  # [U] value class
@@ -75,6 +77,7 @@ class Tables:
     use_count: Floats  # [U] how often it is used there, as a reshard counts
     use_number: Ints  # [U] uses in the program's text
     use_reads: Floats  # [U] memory-bound kernels that read it there
+    use_free: Floats  # [U] the same for those between its definition and the use
     use_constant: Floats  # [U] 1 where the value is made of constants: nobody has to send it
     use_share: Floats  # [U] bytes of an element there over those of the value: rounded for products
     #: Sums in parts that are added up before they are summed over devices: rows of a value class,
@@ -152,6 +155,15 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         [v for v, value in enumerate(program.values) if reduces[classes.of_op[value.op]].any()]
     ] = True
     summed_whole = np.array([kinds[k] in _SUMMED_WHOLE for k in op_class_of_value], dtype=bool)
+    product_ops = np.flatnonzero(matmul[classes.of_op]).tolist()
+    flops = np.array([
+        _flops(program, int(op), rule.factors) if m else 0.0
+        for op, rule, m in zip(classes.representative, rules, matmul, strict=True)
+    ])  # fmt: skip
+    work = np.array([flops[classes.of_op[op]] * program.repeats[op] for op in product_ops])
+    value_free, use_free = independent_work(
+        program, names.use_op, names.use_value, product_ops, work
+    )
     products = np.flatnonzero(matmul)
     sizes, groups = _products(program, rules, classes.representative, products, factors)
     merges = _merges(program, names.use_op, names.use_value, summed, grouped)
@@ -159,12 +171,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         slot_class=slots.slot_class(),
         slot_dim=slots.slot_dim(factors),
         count=classes.count,
-        flops=np.array(
-            [
-                _flops(program, int(op), rule.factors) if m else 0.0
-                for op, rule, m in zip(classes.representative, rules, matmul, strict=True)
-            ]
-        ),
+        flops=flops,
         peak_dtype=tuple(_peak_dtype(program, int(op)) for op in classes.representative),
         matmul=matmul,
         tensor_slot=np.array([t[0] for t in tensors], dtype=np.int64),
@@ -179,6 +186,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         value_bytes=value_bytes[representative],
         value_sizes=_sizes(program, representative),
         value_written=written,
+        value_free=_mean(grouped.of_value, value_free),
         value_transcendentals=_transcendentals(program, grouped),
         summed_whole=summed_whole,
         reduces=reduces[op_class_of_value],
@@ -189,6 +197,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         use_count=grouped.use_count,
         use_number=np.bincount(grouped.of_use, minlength=len(grouped.use_value)),
         use_reads=grouped.use_reads,
+        use_free=_mean(grouped.of_use, use_free),
         use_constant=_constant(program)[representative][grouped.use_value].astype(np.float64),
         use_share=_rounded(program, names.use_op, names.use_value, grouped, product_operands),
         merge_class=merges[0],
@@ -386,6 +395,11 @@ def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
             elements = float(np.prod(value.type.shape, dtype=np.float64))
             found[grouped.of_value[number]] += elements * program.repeats[value.op]
     return found
+
+
+def _mean(of: Ints, values: Floats) -> Floats:
+    """Mean of what belongs to each class."""
+    return np.asarray(np.bincount(of, weights=values) / np.maximum(np.bincount(of), 1))
 
 
 def _constant(program: Program) -> Bools:
