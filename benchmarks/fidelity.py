@@ -22,11 +22,13 @@ from jax import lax
 
 import toast
 from toast.hardware import Mesh, load
-from toast.models import build
+from toast.models import ZOO, build
 from toast.validate import Compared, validate
 
 MESHES = ("data=4,model=4", "data=16", "data=2,model=2,x=2")
 HARDWARE = "tpu-v5e"
+#: Programs that are slow to compile, on the first mesh only.
+LARGE = ("t2b, 2 layers", "t2b-scan, 2 layers")
 
 
 def shape(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

@@ -56,6 +56,8 @@ class Liveness:
     aliased: Bools
     #: ``[values]`` op before which the value must have its own memory.
     start: Ints
+    #: ``[values]`` whether it may overwrite what the kernel that makes it is the last to read.
+    in_place: Bools
     #: ``[values]`` last op whose kernel reads the value, looking through values that are fused.
     end: Ints
     #: ``[uses]`` last op whose kernel reads the value through this use.
@@ -85,7 +87,8 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     # What an elementwise kernel makes may overwrite what it is the last to read.
     alone = np.array([kind not in _MADE for kind in kind_of_op])
     alone[merged] = False
-    start = np.array([place[v.op] + alone[v.op] for v in program.values], dtype=np.int64)
+    in_place = np.array([alone[v.op] for v in program.values], dtype=bool)
+    start = np.array([place[v.op] for v in program.values], dtype=np.int64) + in_place
     end = start.copy()
     for result, alias in zip(program.result_values, program.aliases, strict=True):
         if alias < 0:
@@ -97,7 +100,7 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     use_end = kernel_end[use_op]
     np.maximum.at(end, use_value, use_end)
     _extend_shared(program, kind_of_op, aliased, end)
-    return Liveness(exists, aliased, start, end, use_end)
+    return Liveness(exists, aliased, start, in_place, end, use_end)
 
 
 def _as_soon_as_possible(program: Program, kinds: list[str]) -> Ints:
@@ -161,7 +164,14 @@ def _existing(
             products = sum(kinds[kernel] in MATMULS for kernel in found)
             again = costly[number] and products > 1
             again &= kinds[early[values[number].op]] not in MATMULS
-            exists[number] = len(large) > 1 or (again and len(large) > 0)
+            kept = len(large) > 1 or (again and len(large) > 0)
+            # What follows cheaply from one other value, no larger, is computed again from that.
+            sources = {
+                v for v in program.ops[values[number].op].operands
+                if any(2 * size[m] >= size[number] for m in ({v} if exists[v] else made_of[v]))
+            }  # fmt: skip
+            cheap = kind not in EXPENSIVE and sum(size[v] for v in sources) <= size[number]
+            exists[number] = kept and not (len(sources) == 1 and cheap)
     return exists, merged
 
 

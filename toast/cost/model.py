@@ -45,6 +45,9 @@ Bools = npt.NDArray[np.bool_]
 
 _GATHER, _REDUCE, _SCATTER, _ALL_TO_ALL, _PERMUTE = range(5)
 
+#: Devices up to which XLA unrolls the loop of a product that is summed in parts.
+_UNROLLED = 4
+
 #: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
 MEMORY_WEIGHT = 10.0
 
@@ -526,6 +529,15 @@ class CostModel:
             same &= ~bridged[:, later]
             bridged[:, later] |= same
             columns.append(np.where(same, copies[:, later], 0.0))
+        scattered = layout.partial & (layout.settled >= 0)
+        whole = t.summed_whole | self._in_two_dimensions(scattered, layout)
+        rest = np.where(scattered, self._sizes, 1.0).prod(axis=2) - 1
+        columns.append(settled * rest * whole)
+        # A product that is summed in parts is a loop, whose operands are made before it begins.
+        loops = (rest + 1 > _UNROLLED) & ~whole
+        beside = np.zeros(settled.shape, dtype=bool)
+        np.logical_or.at(beside, (slice(None), t.product_operand), loops[:, t.product_result])
+        columns.append(settled * beside)
         return np.concatenate(columns, axis=1)
 
     def _timeline_peak(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:

@@ -67,6 +67,8 @@ class Tables:
     value_written: Bools  # [C] its definition is a memory-bound kernel that writes it
     value_transcendentals: Floats  # [C] exponentials and the like, of all its values in a step
     summed_whole: Bools  # [C] XLA sums it over devices whole, even where parts would do
+    product_operand: Ints  # [rows] value classes that products take,
+    product_result: Ints  # [rows] with the value classes that these make
     value_free: Floats  # [C] share of all products' work that may run beside its collectives
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
     # Use classes, those of one value class next to each other.
@@ -87,7 +89,7 @@ class Tables:
     merge_share: Floats
     #: Pairs (later, earlier) of use classes of one value class, by distance 1, 2, ...
     pairs: tuple[tuple[Ints, Ints], ...]
-    # Timeline: columns are value classes, use classes, then pairs.
+    # Timeline: columns are value classes, use classes, pairs, and twice value classes.
     event_column: Ints  # [events] in program order
     event_sign: Floats  # [events] +1 allocates, -1 frees
     event_op: Ints  # [events]
@@ -164,6 +166,10 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
     value_free, use_free = independent_work(
         program, names.use_op, names.use_value, product_ops, work
     )
+    taken = np.array(sorted({
+        (int(grouped.of_value[v]), int(grouped.of_value[program.ops[op].results[0]]))
+        for op in product_ops for v in program.ops[op].operands
+    }), dtype=np.int64).reshape(-1, 2)  # fmt: skip
     products = np.flatnonzero(matmul)
     sizes, groups = _products(program, rules, classes.representative, products, factors)
     merges = _merges(program, names.use_op, names.use_value, summed, grouped)
@@ -186,6 +192,8 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         value_bytes=value_bytes[representative],
         value_sizes=_sizes(program, representative),
         value_written=written,
+        product_operand=taken[:, 0],
+        product_result=taken[:, 1],
         value_free=_mean(grouped.of_value, value_free),
         value_transcendentals=_transcendentals(program, grouped),
         summed_whole=summed_whole,
@@ -468,20 +476,24 @@ def _events(
 ) -> tuple[Ints, Floats, Ints, Ints]:
     """Allocations and frees in program order: column, sign, op and value of each.
 
-    Columns are value classes (the value itself), use classes (its resharded copy) and pairs of use
+    Columns are value classes (the value itself), use classes (its resharded copy), pairs of use
     classes (the copy is shared: it stays alive from the end of the earlier use to the later one;
-    where they overlap it counts once).
+    where they overlap it counts once), and value classes twice again: what a sum over devices is
+    more before it is cut to the part that is kept, and what cannot overwrite what it is made of.
     """
     values, uses = len(grouped.representative), len(grouped.use_value)
     ops = len(program.ops)
     floor = _NEGLIGIBLE * float(size.sum())
-    arguments = set(program.argument_values)
-    columns: list[tuple[Ints, Ints, Ints, Ints]] = []  # column, start, end, value
-    kept = np.array([
-        v for v in np.flatnonzero(live.exists & ~live.aliased & (size > floor)).tolist()
-        if v not in arguments
-    ], dtype=np.int64)  # fmt: skip
-    columns.append((grouped.of_value[kept], live.start[kept], live.end[kept] + 1, kept))
+    rows: list[tuple[Ints, Ints, Ints, Ints]] = []  # column, start, end, value
+
+    def add(column: Ints, start: Ints, end: Ints, value: Ints) -> None:
+        rows.append((column, start, end, value))
+
+    stays = live.exists & ~live.aliased & (size > floor)
+    stays[list(program.argument_values)] = False
+    kept = np.flatnonzero(stays)
+    start, end = live.start[kept], live.end[kept] + 1
+    add(grouped.of_value[kept], start, end, kept)
     # One copy per (value, use slot): from its first to its last use.
     big = np.flatnonzero(size[use_of] > floor)
     key = use_of[big] * uses + grouped.of_use[big]
@@ -491,28 +503,40 @@ def _events(
     np.minimum.at(begin, inverse, use_op[big])
     np.maximum.at(finish, inverse, live.use_end[big] + 1)
     value, use_class = unique // uses, unique % uses
-    returned = live.aliased[value] & (finish > ops - len(program.results))
-    columns.append((use_class[~returned], begin[~returned], finish[~returned], value[~returned]))
+    seen = ~(live.aliased[value] & (finish > ops - len(program.results)))
+    add(values + use_class[seen], begin[seen], finish[seen], value[seen])
     place = {
         (v, u): i for i, (v, u) in enumerate(zip(value.tolist(), use_class.tolist(), strict=True))
     }
     offset = values + uses
     for later, earlier in grouped.pairs:
         number = {u: i for i, u in enumerate(later.tolist())}
-        rows = [
+        shared = [
             (offset + number[u], place[v, u], place[v, int(earlier[number[u]])])
             for (v, u) in place
             if u in number and (v, int(earlier[number[u]])) in place
         ]
-        if rows:
-            table = np.array(rows, dtype=np.int64)
+        if shared:
+            table = np.array(shared, dtype=np.int64)
             column, i, j = table[:, 0], table[:, 2], table[:, 1]
-            columns.append((column, np.minimum(finish[i], finish[j]), begin[j], value[i]))
+            add(column, np.minimum(finish[i], finish[j]), begin[j], value[i])
         offset += len(later)
-    shifted = [columns[0], (columns[1][0] + values, *columns[1][1:]), *columns[2:]]
-    column = np.concatenate([np.concatenate([c, c]) for c, _, _, _ in shifted])
-    sign = np.concatenate([np.repeat([1.0, -1.0], len(c)) for c, _, _, _ in shifted])
-    at = np.concatenate([np.concatenate([s, e]) for _, s, e, _ in shifted])
-    of = np.concatenate([np.concatenate([v, v]) for _, _, _, v in shifted])
+    # XLA sums whole what it could sum in parts, and cuts it up where it is used.
+    last = np.zeros(len(program.values), dtype=np.int64)
+    np.maximum.at(last, use_of, use_op)
+    made = start_ops(program)
+    large = np.flatnonzero(size > floor)
+    add(offset + grouped.of_value[large], made[large], last[large] + 1, large)
+    beside = kept[live.in_place[kept]]
+    add(
+        offset + values + grouped.of_value[beside],
+        live.start[beside] - 1,
+        live.start[beside],
+        beside,
+    )
+    column = np.concatenate([np.concatenate([c, c]) for c, *_ in rows])
+    sign = np.concatenate([np.repeat([1.0, -1.0], len(c)) for c, *_ in rows])
+    at = np.concatenate([np.concatenate([s, e]) for _, s, e, _ in rows])
+    of = np.concatenate([np.concatenate([v, v]) for *_, v, _ in rows])
     order = np.lexsort((sign, at))  # frees come before allocations of the same op
     return column[order], sign[order], at[order], of[order]
