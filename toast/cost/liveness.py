@@ -62,6 +62,9 @@ class Liveness:
     end: Ints
     #: ``[uses]`` last op whose kernel reads the value through this use.
     use_end: Ints
+    #: ``[ops]`` op after which a fusible op could be computed, itself for others: what has it in
+    #: common is computed by one kernel.
+    early: Ints
 
 
 def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
@@ -100,7 +103,7 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     use_end = kernel_end[use_op]
     np.maximum.at(end, use_value, use_end)
     _extend_shared(program, kind_of_op, aliased, end)
-    return Liveness(exists, aliased, start, in_place, end, use_end)
+    return Liveness(exists, aliased, start, in_place, end, use_end, early)
 
 
 def _as_soon_as_possible(program: Program, kinds: list[str]) -> Ints:

@@ -323,13 +323,20 @@ def _group_values(
     kinds = [program.kind(op) for op in range(len(program.ops))]
     # Per value and use slot: how often it is resharded for it, and how often kernels read it.
     reads: list[dict[int, tuple[int, int]]] = [{} for _ in program.values]
+    kernels: set[tuple[int, int]] = set()  # that have read a value already
     for op, value, slot in zip(use_op.tolist(), use_of.tolist(), use_slot.tolist(), strict=True):
         # Matmuls have a roofline of their own; a gather reads as much as it writes; the caller
         # and loops read nothing.
         counted = kinds[op] not in MATMULS and kinds[op] not in _READ_NOTHING
         times = program.repeats[op]
         most, read = reads[value].get(slot, (0, 0))
-        counted &= bool(live.exists[value])
+        # One kernel reads a value once, and what it makes itself not at all.
+        kernel = int(live.early[op])
+        made = program.values[value].op
+        counted &= bool(live.exists[value]) and (value, kernel) not in kernels
+        counted &= made == kernel or int(live.early[made]) != kernel
+        if counted:
+            kernels.add((value, kernel))
         reads[value][slot] = (max(most, times), read + times * counted)
     repeats = [program.repeats[value.op] for value in program.values]
     numbers: dict[object, int] = {}
