@@ -18,15 +18,20 @@ from toast.oracle.schedule import schedule
 from toast.oracle.tpu import _slice
 from toast.validate import Compared, validate
 
-HLO = """HloModule jit_f, is_scheduled=true
+HLO = """HloModule jit_f, is_scheduled=true, num_partitions=4
 
 %body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
   %all-reduce.1 = f32[8]{0} all-reduce(%x), channel_id=1, to_apply=%add
 }
 
 %wide.windowed_dot_general_body_rs.1 (q: (f32[4])) -> (f32[4]) {
-  %collective-permute.1 = f32[4,2]{1,0} collective-permute(%y), channel_id=7
-  %collective-permute.2 = f32[4,2]{1,0} collective-permute(%y), channel_id=8
+  %collective-permute.1 = f32[4,2]{1,0} collective-permute(%y), channel_id=7, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}
+  %collective-permute.2 = f32[4,2]{1,0} collective-permute(%y), channel_id=8, source_target_pairs={{0,1},{1,2},{2,3},{3,0}}
+}
+
+%all-reduce-scatter.1 (q: f32[8]) -> f32[2] {
+  %all-reduce.7 = f32[8]{0} all-reduce(%q), channel_id=11, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %dynamic-slice.1 = f32[2]{0} dynamic-slice(%all-reduce.7, %i), dynamic_slice_sizes={2}
 }
 
 %fused (z: bf16[2]) -> bf16[16] {
@@ -47,6 +52,9 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   %while.1 = (s32[], f32[8]) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"5"}}
   %while.2 = (f32[4]) while(%u), condition=%c, body=%wide.windowed_dot_general_body_rs.1
   %all-gather.2 = bf16[16]{0} all-gather(%b), channel_id=3, dimensions={0}
+  %fusion.8 = f32[2]{0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1
+  %get-tuple-element.5 = f32[4,2]{1,0} get-tuple-element(%while.2), index=0
+  %collective-permute.3 = f32[4,2]{1,0} collective-permute(%get-tuple-element.5), channel_id=12, source_target_pairs={{0,1},{1,0}}
   ROOT %all-to-all.1 = (f32[4]{0}, f32[4]{0}) all-to-all(%v, %w), channel_id=4
 }
 """
@@ -55,10 +63,10 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 def test_collectives_of_a_scheduled_program() -> None:
     """Loops count as often as they run, one channel once, a windowed product as what it does."""
     assert communication_in(HLO) == (
-        Communication("all_gather", 1, 32.0),
-        Communication("all_reduce", 8, 256.0),
-        Communication("all_to_all", 1, 32.0),
-        Communication("reduce_scatter", 1, 32.0),
+        Communication("all_gather", 1, 32.0, 32.0 * 3 / 4),
+        Communication("all_reduce", 8, 256.0, 256.0 * 2 * 3 / 4),
+        Communication("all_to_all", 1, 32.0, 32.0 * 3 / 4),
+        Communication("reduce_scatter", 2, 40.0, 40.0 * 3),
     )
 
 

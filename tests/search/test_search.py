@@ -21,7 +21,7 @@ from toast.search import Round, Search, Settings
 def test_mlp_gets_batch_and_megatron_when_weights_are_large() -> None:
     """Figure 2c: batch on one axis, the hidden dimension on the other."""
     plan = toast.plan(
-        mlp, f32(4096, 8192), f32(8192, 65536), f32(65536, 8192),
+        mlp, f32(1024, 8192), f32(8192, 65536), f32(65536, 8192),
         mesh="data=4,model=4", hardware="tpu-v5e",
     )  # fmt: skip
     specs = plan.arguments

@@ -22,7 +22,10 @@ there are products, which is a lower bound.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -41,12 +44,18 @@ _BACKGROUND = frozenset({"all_gather", "reduce_scatter", "collective_permute"})
 
 Floats = npt.NDArray[np.float64]
 Dims = npt.NDArray[np.int8]
+#: Sets of mesh axes: axis ``a`` is bit ``a``, as in :meth:`toast.hardware.Collectives.seconds`.
+Axes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
 _GATHER, _REDUCE, _SCATTER, _ALL_TO_ALL, _PERMUTE = range(5)
 
 #: Devices up to which XLA unrolls the loop of a product that is summed in parts.
 _UNROLLED = 4
+
+#: Threads that price a batch (numpy lets go of the interpreter), and the states worth one.
+_THREADS = min(4, os.cpu_count() or 1)
+_SHARE = 16
 
 #: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
 MEMORY_WEIGHT = 10.0
@@ -76,17 +85,29 @@ class Layout:
     defined: Dims  # [S, C, A] as the op computes it
     settled: Dims  # [S, C, A] after a reduce-scatter
     used: Dims  # [S, U, A] as each use demands it
-    partial: Bools  # [S, C, A] the op's result is a partial sum over the axis
+    partial: Axes  # [S, C] the op's result is a partial sum over these axes
     shared: Bools  # [S, U] an earlier use class already made the same copy
     #: ``[S, A]`` how much each axis should be the major one where several shard one dimension.
     major: npt.NDArray[np.int64]
+
+
+def _fields(prices: Prices) -> tuple[Floats, ...]:
+    return tuple(getattr(prices, field.name) for field in dataclasses.fields(prices))
+
+
+def _axes(condition: Bools) -> Axes:
+    """``[S, X]`` sets of the axes for which ``[S, X, A]`` holds."""
+    found = condition[..., 0].astype(np.uint8)
+    for axis in range(1, condition.shape[-1]):
+        found |= condition[..., axis].astype(np.uint8) << np.uint8(axis)
+    return found
 
 
 class _Moves(NamedTuple):
     """Collectives of one kind, of X value or use classes in S states."""
 
     kind: int
-    axes: Bools  # [S, X, A]
+    axes: Axes  # [S, X]
     size: Floats  # [S, X] bytes as priced
     result: Floats  # [S, X] bytes of results
     times: Floats  # [S, X] how often, if there are axes
@@ -148,6 +169,8 @@ class CostModel:
         self.tables: Tables = build(space, product_operands=hardware.product_operands)
         self.collectives = Collectives(hardware, space.mesh)
         self._sizes: Floats = space.axis_sizes.astype(np.float64)
+        #: Devices on each set of axes.
+        self._devices: Floats = self.collectives.devices.astype(np.float64)
         peaks = np.array([
             hardware.peak(dtype) if matmul else np.inf
             for dtype, matmul in zip(self.tables.peak_dtype, self.tables.matmul, strict=True)
@@ -169,21 +192,20 @@ class CostModel:
         used = self._slot_dims(held, t.use_slot)
         value_class = t.slot_class[t.value_slot]
         flat = np.arange(len(t.value_slot))[:, None] * (factors + 1) + held[:, value_class]
-        partial = t.reduces.ravel()[flat]
+        summed = t.reduces.ravel()[flat]
         settled = defined
-        if partial.any():
+        if summed.any():
             wanted = np.full(defined.shape, NONE, dtype=np.int8)
             if len(t.use_first):
                 low = np.minimum.reduceat(used, t.use_first, axis=1)
                 high = np.maximum.reduceat(used, t.use_first, axis=1)
                 wanted[:, t.used_value] = np.where(low == high, low, NONE)
-            settled = self._scattered(defined, np.where(partial, wanted, NONE))
+            settled = self._scattered(defined, np.where(summed, wanted, NONE))
         shared = np.zeros(used.shape[:2], dtype=bool)
         for later, earlier in t.pairs:
-            shared[:, later] |= (used[:, later] == used[:, earlier]).all(axis=2)
-        return Layout(
-            held, defined, settled, used, partial, shared, self._major_axes(settled, used)
-        )
+            shared[:, later] |= _axes(used[:, later] != used[:, earlier]) == 0
+        major = self._major_axes(settled, used)
+        return Layout(held, defined, settled, used, _axes(summed), shared, major)
 
     def _major_axes(self, settled: Dims, used: Dims) -> npt.NDArray[np.int64]:
         """How often each axis stays while another of its dimension is gathered: ``[S, A]``.
@@ -195,7 +217,7 @@ class CostModel:
         t, axes = self.tables, range(len(self._sizes))
         before = settled[:, t.use_value]
         kept = np.zeros((len(used), len(self._sizes)), dtype=np.int64)
-        for a, b in ((a, b) for a in axes for b in axes if a < b):
+        for a, b in itertools.combinations(axes, 2):
             together = (before[..., a] == before[..., b]) & (before[..., a] >= 0)
             if together.any():
                 stays_a, stays_b = (before[..., x] == used[..., x] for x in (a, b))
@@ -203,22 +225,21 @@ class CostModel:
                 kept[:, b] += (together & stays_b & ~stays_a) @ t.use_number
         return kept
 
-    def _changes_places(self, layout: Layout, before: Dims, after: Dims) -> Bools:
+    def _changes_places(self, layout: Layout, before: Dims, after: Dims) -> Axes:
         """Axes that must trade places along their dimension on the way from before to after.
 
-        ``[S, X, A]``: an axis that comes or goes stands major to one that stays.
+        ``[S, X]``: an axis that comes or goes stands major to one that stays.
         """
-        found = np.zeros(after.shape, dtype=bool)
+        found = np.zeros(after.shape[:2], dtype=np.uint8)
         axes = range(len(self._sizes))
-        for stay, move in ((a, b) for a in axes for b in axes if a != b):
+        for stay, move in itertools.permutations(axes, 2):
             rank = layout.major[:, move] - layout.major[:, stay]
             outside = (rank > 0 if move > stay else rank >= 0)[:, None]
             here = before[..., stay]
             stays = (here == after[..., stay]) & (here >= 0)
             moves = (before[..., move] == here) != (after[..., move] == here)
             trade = stays & moves & outside
-            found[..., stay] |= trade
-            found[..., move] |= trade
+            found |= trade * np.uint8(1 << stay | 1 << move)
         return found
 
     def _scattered(self, defined: Dims, wanted: Dims) -> Dims:
@@ -226,7 +247,7 @@ class CostModel:
         settled = np.where(wanted >= 0, wanted, defined)
         for axis in range(len(self._sizes)):
             here = settled[:, :, axis]
-            shards = np.where(settled == here[:, :, None], self._sizes, 1.0).prod(axis=2)
+            shards = self._devices[_axes(settled == here[:, :, None])]
             place = np.broadcast_to(np.maximum(here, 0)[:, :, None], (*here.shape, 1))
             sizes = np.take_along_axis(self.tables.value_sizes[None], place.astype(np.intp), 2)
             full = (wanted[:, :, axis] >= 0) & (sizes[:, :, 0] % shards != 0)
@@ -240,12 +261,22 @@ class CostModel:
 
     def _shards(self, dims: npt.NDArray[np.generic]) -> Floats:
         """Product over axes of the sizes of those that shard: ``[S, X]`` from ``[S, X, A]``."""
-        return np.asarray(np.where(np.asarray(dims) >= 0, self._sizes, 1.0).prod(axis=2))
+        return np.asarray(self._devices[_axes(np.asarray(dims) >= 0)])
 
     # -- prices ------------------------------------------------------------------------------
 
     def price(self, states: States) -> Prices:
-        """Price ``states``: ``[S, classes, axes]``."""
+        """Price ``states``: ``[S, classes, axes]``; large batches on several threads."""
+        if len(states) < 2 * _SHARE:
+            return self._price(states)
+        parts = np.array_split(states, min(_THREADS, len(states) // _SHARE))
+        with ThreadPoolExecutor(len(parts)) as pool:
+            found = list(pool.map(self._price, parts))
+        return Prices(
+            *(np.concatenate(fields) for fields in zip(*map(_fields, found), strict=True))
+        )
+
+    def _price(self, states: States) -> Prices:
         t, layout = self.tables, self.layout(states)
         settled = t.value_bytes / self._shards(layout.settled)
         used = self._used_bytes(layout)
@@ -326,8 +357,8 @@ class CostModel:
         sent = np.zeros(len(settled))
         hidden = np.zeros(len(settled))
         for move in self._transfers(layout, settled, used):
-            happens = move.axes.any(axis=2) * move.times * (1 - move.spared)
-            group = self.collectives.group(move.axes)
+            happens = (move.axes > 0) * move.times * (1 - move.spared)
+            group = move.axes
             parts = [(move.kind, happens, move.result)]
             if move.kind == _SCATTER:
                 whole = self.tables.summed_whole | self._in_two_dimensions(move.axes, layout)
@@ -347,19 +378,22 @@ class CostModel:
                     hidden += (times * np.minimum(once, room)).sum(axis=1)
         return seconds, count, moved, sent, np.minimum(hidden, matmul)
 
-    def _in_two_dimensions(self, axes: Bools, layout: Layout) -> Bools:
+    def _in_two_dimensions(self, axes: Axes, layout: Layout) -> Bools:
         """Sums that are scattered along several dimensions: XLA sums them whole: ``[S, C]``."""
-        low = np.where(axes, layout.settled, 127).min(axis=2)
-        return np.asarray(low < np.where(axes, layout.settled, -1).max(axis=2))
+        found = np.zeros(axes.shape, dtype=bool)
+        for a, b in itertools.combinations(range(len(self._sizes)), 2):
+            both = (axes >> np.uint8(a)) & (axes >> np.uint8(b)) & 1
+            found |= (both > 0) & (layout.settled[..., a] != layout.settled[..., b])
+        return found
 
     def _transfers(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[_Moves]:
         """What moves between devices, of all value classes or of all use classes at a time."""
-        t, sizes = self.tables, self._sizes
+        t = self.tables
         # Partial sums, where they are made.
         once_each = np.ones(settled.shape[:1] + (1,)) * t.value_count
-        scattered = layout.partial & (layout.settled >= 0)
-        reduced = layout.partial & (layout.settled < 0)
-        whole = settled * np.where(scattered, sizes, 1.0).prod(axis=2)
+        held = _axes(layout.settled >= 0)
+        scattered, reduced = layout.partial & held, layout.partial & ~held
+        whole = settled * self._devices[scattered]
         if scattered.any():
             yield _Moves(
                 _SCATTER,
@@ -382,16 +416,15 @@ class CostModel:
             )
         if scattered.any():
             places = self._changes_places(layout, layout.defined, layout.settled)
-            places &= layout.partial.any(axis=2, keepdims=True)
+            places *= layout.partial > 0
             yield _Moves(_PERMUTE, places, settled, settled, once_each, t.value_free)
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
-        gather = (before >= 0) & (layout.used < 0)
-        exchange = (before >= 0) & (layout.used >= 0) & (before != layout.used)
-        differs = (before != layout.used).any(axis=2)
-        times_used = t.use_count * (differs & ~layout.shared)
-        sliced = (before < 0) & (layout.used >= 0)
-        local = settled[:, t.use_value] / np.where(sliced, sizes, 1.0).prod(axis=2) * t.use_share
+        was, now = held[:, t.use_value], _axes(layout.used >= 0)
+        differs = _axes(before != layout.used)
+        gather, exchange, sliced = was & ~now, was & now & differs, now & ~was
+        times_used = t.use_count * ((differs > 0) & ~layout.shared)
+        local = settled[:, t.use_value] / self._devices[sliced] * t.use_share
         if exchange.any():
             yield _Moves(
                 _ALL_TO_ALL,
@@ -403,11 +436,10 @@ class CostModel:
                 t.use_constant,
                 t.use_share,
             )
-        shards = np.where(gather, sizes, 1.0).prod(axis=2)
         yield _Moves(
             _GATHER,
             gather,
-            local * shards,
+            local * self._devices[gather],
             used,
             times_used,
             t.use_free,
@@ -425,22 +457,22 @@ class CostModel:
         halo = t.halo.ravel()[flat]
         if halo.any():
             part = halo[:, t.slot_class[t.value_slot]]
-            here = part > 0
-            shards = np.where(here, sizes, 1.0).prod(axis=2)
+            here = _axes(part > 0)
+            shards = self._devices[here]
             furthest = part.max(axis=2)
             # A halo is never more than all other shards.
             shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
             shifted *= settled
             yield _Moves(_PERMUTE, here, shifted, shifted, once_each, t.value_free, edges=True)
 
-    def _merged(self, where: Bools, scattered: bool) -> Floats:
+    def _merged(self, where: Axes, scattered: bool) -> Floats:
         """The share of each value class whose sums over devices wait for a common one."""
         t = self.tables
-        found = np.zeros(where.shape[:2])
+        found = np.zeros(where.shape)
         for later, earlier, share in zip(
             t.merge_class.tolist(), t.merge_with.tolist(), t.merge_share.tolist(), strict=True
         ):
-            alike = (where[:, later] == where[:, earlier]).all(axis=1)
+            alike = where[:, later] == where[:, earlier]
             if scattered and t.summed_whole[later] != t.summed_whole[earlier]:
                 continue
             found[:, later] += share * alike
@@ -453,12 +485,15 @@ class CostModel:
         used = self._used_bytes(layout)
         found = []
         for move in self._transfers(layout, settled, used):
-            happens = move.axes[0].any(axis=1) & (move.times[0] > 0)
+            happens = (move.axes[0] > 0) & (move.times[0] > 0)
             for x in np.flatnonzero(happens).tolist():
+                chosen = int(move.axes[0, x])
                 found.append(
                     Transfer(
                         kind=COLLECTIVES[move.kind],
-                        axes=tuple(np.array(self.space.mesh.names)[move.axes[0, x]].tolist()),
+                        axes=tuple(
+                            n for a, n in enumerate(self.space.mesh.names) if chosen >> a & 1
+                        ),
                         bytes=float((move.size / move.rounded)[0, x]),
                         count=int(move.times[0, x]),
                         edges=move.edges,
@@ -517,7 +552,7 @@ class CostModel:
 
     def _differs(self, layout: Layout) -> Bools:
         """Which use classes see another sharding than the definition's."""
-        return np.asarray((layout.settled[:, self.tables.use_value] != layout.used).any(axis=2))
+        return np.asarray(_axes(layout.settled[:, self.tables.use_value] != layout.used) > 0)
 
     def _columns(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
         """Bytes of every column of the timeline's events."""
@@ -525,18 +560,21 @@ class CostModel:
         columns = [settled, copies]
         bridged = copies == 0  # or no copy to bridge to
         for later, earlier in t.pairs:
-            same = (layout.used[:, later] == layout.used[:, earlier]).all(axis=2)
+            same = _axes(layout.used[:, later] != layout.used[:, earlier]) == 0
             same &= ~bridged[:, later]
             bridged[:, later] |= same
             columns.append(np.where(same, copies[:, later], 0.0))
-        scattered = layout.partial & (layout.settled >= 0)
+        scattered = layout.partial & _axes(layout.settled >= 0)
         whole = t.summed_whole | self._in_two_dimensions(scattered, layout)
-        rest = np.where(scattered, self._sizes, 1.0).prod(axis=2) - 1
+        rest = self._devices[scattered] - 1
         columns.append(settled * rest * whole)
         # A product that is summed in parts is a loop, whose operands are made before it begins.
         loops = (rest + 1 > _UNROLLED) & ~whole
         beside = np.zeros(settled.shape, dtype=bool)
-        np.logical_or.at(beside, (slice(None), t.product_operand), loops[:, t.product_result])
+        for operand, result in zip(
+            t.product_operand.tolist(), t.product_result.tolist(), strict=True
+        ):
+            beside[:, operand] |= loops[:, result]
         columns.append(settled * beside)
         return np.concatenate(columns, axis=1)
 

@@ -148,7 +148,6 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         for v in program.values
     ], dtype=np.float64)  # fmt: skip
     representative = grouped.representative
-    events = _events(program, names.use_op, names.use_value, grouped, live, value_bytes)
     op_class_of_value = classes.of_op[start_ops(program)[representative]]
     written = live.exists[representative] & ~matmul[op_class_of_value]
     written &= ~np.array([kinds[k] in _IN_PLACE for k in op_class_of_value], dtype=bool)
@@ -173,6 +172,9 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
     products = np.flatnonzero(matmul)
     sizes, groups = _products(program, rules, classes.representative, products, factors)
     merges = _merges(program, names.use_op, names.use_value, summed, grouped)
+    events = _events(
+        program, names.use_op, names.use_value, grouped, live, value_bytes, summed, taken[:, 0]
+    )
     return Tables(
         slot_class=slots.slot_class(),
         slot_dim=slots.slot_dim(factors),
@@ -479,9 +481,18 @@ def _merges(
 
 
 def _events(
-    program: Program, use_op: Ints, use_of: Ints, grouped: _Grouped, live: Liveness, size: Floats
+    program: Program,
+    use_op: Ints,
+    use_of: Ints,
+    grouped: _Grouped,
+    live: Liveness,
+    size: Floats,
+    summed: Bools,
+    operands: Ints,
 ) -> tuple[Ints, Floats, Ints, Ints]:
     """Allocations and frees in program order: column, sign, op and value of each.
+
+    ``summed`` says which values reduce, ``operands`` are the value classes that products take.
 
     Columns are value classes (the value itself), use classes (its resharded copy), pairs of use
     classes (the copy is shared: it stays alive from the end of the earlier use to the later one;
@@ -532,9 +543,10 @@ def _events(
     last = np.zeros(len(program.values), dtype=np.int64)
     np.maximum.at(last, use_of, use_op)
     made = start_ops(program)
-    large = np.flatnonzero(size > floor)
+    large = np.flatnonzero(summed & (size > floor))
     add(offset + grouped.of_value[large], made[large], last[large] + 1, large)
-    beside = kept[live.in_place[kept]]
+    into_product = np.isin(grouped.of_value, operands)
+    beside = kept[live.in_place[kept] & into_product[kept]]
     add(
         offset + values + grouped.of_value[beside],
         live.start[beside] - 1,

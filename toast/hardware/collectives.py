@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +56,6 @@ class Collectives:
         self.mesh = mesh
         layout = lay_out(hardware.interconnect, mesh)
         masks = list(itertools.product((False, True), repeat=len(mesh.axes)))
-        # The first axis is the lowest bit of a group's number.
         self._groups = [
             [_algorithms(hardware, kind, layout, tuple(reversed(mask))) for mask in masks]
             for kind in COLLECTIVES
@@ -64,11 +64,12 @@ class Collectives:
         shape = len(COLLECTIVES), len(masks), most
         self._latency: Floats = np.full(shape, np.inf)
         self._slope: Floats = np.zeros(shape)
-        devices = np.array([
+        #: Devices on each group of axes.
+        self.devices: Ints = np.array([
             math.prod(n for n, here in zip(mesh.sizes, reversed(mask), strict=True) if here)
             for mask in masks
         ])  # fmt: skip
-        part = (devices - 1) / devices
+        part = (self.devices - 1) / self.devices
         self._sent: Floats = np.stack([part, 2 * part, part, part, np.ones(len(masks))])
         for k, kind in enumerate(self._groups):
             for g, lines in enumerate(kind):
@@ -76,14 +77,11 @@ class Collectives:
                     self._latency[k, g, i] = line.latency_s
                     self._slope[k, g, i] = line.seconds_per_byte
 
-    def group(self, axes: npt.NDArray[np.bool_]) -> Ints:
-        """The number of each product of axes: ``[...]`` from ``[..., axes]``."""
-        return np.asarray(axes @ (1 << np.arange(len(self.mesh.axes))))
-
-    def seconds(self, kind: int, size: Floats, group: Ints) -> Floats:
+    def seconds(self, kind: int, size: Floats, group: npt.NDArray[np.integer[Any]]) -> Floats:
         """Time of a collective with the cheapest algorithm; 0 on a group of one device.
 
         ``kind`` is a place in :data:`COLLECTIVES`; ``size`` (bytes) and ``group`` have one shape.
+        In the number of a group, axis ``a`` of the mesh is bit ``a``.
         """
         found = self._latency[kind, group, 0] + size * self._slope[kind, group, 0]
         for line in range(1, self._latency.shape[2]):
@@ -91,7 +89,7 @@ class Collectives:
             np.minimum(found, other, out=found)
         return np.asarray(found)
 
-    def sent_share(self, kind: int, group: Ints) -> Floats:
+    def sent_share(self, kind: int, group: npt.NDArray[np.integer[Any]]) -> Floats:
         """Bytes that a device sends round a ring, over those that the collective counts."""
         return np.asarray(self._sent[kind, group])
 

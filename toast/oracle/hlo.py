@@ -94,7 +94,7 @@ class Instruction:
         while device in pairs and device not in seen:
             seen.add(device)
             device = pairs[device]
-        return len(seen)
+        return max(1, len(seen))
 
     @property
     def group(self) -> tuple[int, ...]:
