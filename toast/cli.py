@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import enum
 import functools
 import json
 import os
@@ -272,10 +273,18 @@ def verify(
 def _use_cpu_devices(count: int) -> None:
     """Ask XLA for ``count`` CPU devices; must come before jax starts its backends."""
     os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks on how it reshards
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if not f.startswith("--xla_force_host_platform_device_count")]
     flags.append(f"--xla_force_host_platform_device_count={count}")
     os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+class Judge(enum.StrEnum):
+    """Who judges plans."""
+
+    tpu = "tpu"
+    cpu = "cpu"
 
 
 @app.command()
@@ -284,12 +293,24 @@ def validate(
     target: Target,
     mesh: MeshOption,
     hardware: HardwareOption = "tpu-v5e",
+    oracle: Annotated[
+        Judge,
+        typer.Option(
+            "--oracle",
+            help="tpu: the TPU compiler. cpu: run on CPU devices (a model in its small form), for "
+            "numbers and kinds of collectives.",
+        ),
+    ] = Judge.tpu,
     plans: Annotated[
-        int, typer.Option("--plans", min=0, help="Plans besides the found one and no plan.")
+        int, typer.Option("--plans", min=0, help="Single actions and random states, by turns.")
     ] = 8,
     full: Annotated[
-        bool, typer.Option("--full", help="Let the compiler finish, code generation included.")
+        bool,
+        typer.Option("--full", help="Let the compiler finish, for the time of its schedule."),
     ] = False,
+    plot: Annotated[
+        pathlib.Path | None, typer.Option("--plot", help="Write a scatter plot (SVG) here.")
+    ] = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds a compile may take.")] = 600,
     seed: SeedOption = 0,
     layers: LayersOption = None,
@@ -298,20 +319,37 @@ def validate(
     arg: ArgOption = None,
     rules: RulesOption = None,
 ) -> None:
-    """Compile plans of TARGET with XLA's TPU compiler (no TPU needed) and compare predictions.
+    """Compare predictions with what XLA says of the same plans; no TPU is needed.
 
-    The found plan, the unsharded program, single actions and random states. Verdicts are kept in
-    ~/.cache/toast. Needs the extra toast-partitioner[tpu].
+    The found plan, the unsharded program, the strategies that experts write for a model, single
+    actions and random states. Verdicts are kept in ~/.cache/toast. The TPU compiler comes with the
+    extra toast-partitioner[tpu].
     """
-    from toast import validate as stage
+    from toast.errors import MeshError, PlanError
+    from toast.files import write_all
     from toast.hardware import Mesh, load
 
+    parsed, machine = Mesh.parse(mesh), load(hardware)
+    if oracle is Judge.cpu:
+        if parsed.devices > 256:
+            raise MeshError(f"mesh {mesh}: at most 256 CPU devices; use a smaller mesh")
+        _use_cpu_devices(parsed.devices)
+    from toast import api
+    from toast import validate as stage
+    from toast.models import ZOO
+
+    small = oracle is Judge.cpu
     with _progress() as progress:
-        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress)
+        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress, small=small)
+        if small:
+            machine = api.small_scale(analysis, parsed, machine)
         found = stage.validate(
-            analysis, Mesh.parse(mesh), load(hardware), plans=plans, seed=seed, full=full,
-            timeout=timeout, progress=progress,
+            analysis, parsed, machine, oracle=oracle.value, plans=plans,
+            strategies=ZOO[target].strategies if target in ZOO else None,
+            seed=seed, full=full, timeout=timeout, progress=progress,
         )  # fmt: skip
+    if plot:
+        write_all({plot: stage.plot(found)}, PlanError)
     _console().print(stage.table(found))
 
 

@@ -1,14 +1,20 @@
-"""Predictions against what XLA's TPU compiler says of the same plans."""
+"""Predictions against what XLA's compilers say of the same plans."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
+from toast import apply
 from toast.analysis import Analysis
+from toast.apply import Verification
 from toast.baselines import manual_states
 from toast.cost import CostModel
 from toast.errors import PlanError
@@ -19,7 +25,13 @@ from toast.plan.plan import Prediction
 from toast.plan.shard import shardings_of
 from toast.search import Search, Settings
 from toast.space import Space, States
-from toast.units import size_text
+from toast.units import size_text, time_text
+
+#: Who judges: the TPU compiler, or execution on CPU devices (numbers and kinds of collectives).
+Oracle = Literal["tpu", "cpu"]
+
+#: Step times that differ by less are ties: schedules are not exacter than that.
+TIE = 0.15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +40,8 @@ class Compared:
 
     name: str
     predicted: Prediction
-    verdict: Verdict | None
+    verdict: Verdict | None = None
+    verification: Verification | None = None
     error: str = ""
 
     @property
@@ -42,6 +55,21 @@ class Compared:
         """Predicted over XLA's argument bytes, less one."""
         assert self.verdict is not None
         return self.predicted.argument_bytes / self.verdict.argument_bytes - 1
+
+    @property
+    def sent_error(self) -> float:
+        """Predicted over XLA's bytes that a device sends, less one; 0 if neither is a MiB."""
+        assert self.verdict is not None
+        theirs = sum(c.sent_bytes for c in self.verdict.collectives)
+        if max(theirs, self.predicted.sent_bytes) < 2**20:
+            return 0.0
+        return self.predicted.sent_bytes / max(theirs, 1.0) - 1
+
+    @property
+    def scheduled_seconds(self) -> float:
+        """The step as the TPU compiler scheduled it; NaN where that was not asked for."""
+        schedule = self.verdict.schedule if self.verdict else None
+        return schedule.seconds if schedule else float("nan")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,10 +86,28 @@ class Validation:
 
     def peak_errors(self) -> tuple[float, float]:
         """Median and 95th percentile of the relative errors of peak bytes."""
-        errors = np.abs([row.peak_error for row in self.compiled])
-        return (float(np.median(errors)), float(np.quantile(errors, 0.95))) if len(errors) else (
-            np.nan, np.nan,
-        )  # fmt: skip
+        return _spread([row.peak_error for row in self.compiled])
+
+    def time_errors(self) -> tuple[float, float]:
+        """The same of step times against the compiler's schedule."""
+        timed = [r for r in self.compiled if r.scheduled_seconds > 0]
+        return _spread([r.predicted.step_seconds / r.scheduled_seconds - 1 for r in timed])
+
+    def tau(self) -> float:
+        """Kendall's tau of step times; pairs within :data:`TIE` of each other do not count."""
+        agree, pairs = self.pairs()
+        return (2 * agree - pairs) / pairs if pairs else float("nan")
+
+    def pairs(self) -> tuple[int, int]:
+        """Pairs of plans whose scheduled times differ, and how many we order alike."""
+        rows = [row for row in self.compiled if row.scheduled_seconds > 0]
+        agree = pairs = 0
+        for a, b in itertools.combinations(rows, 2):
+            theirs = a.scheduled_seconds - b.scheduled_seconds
+            if abs(theirs) > TIE * max(a.scheduled_seconds, b.scheduled_seconds):
+                pairs += 1
+                agree += theirs * (a.predicted.step_seconds - b.predicted.step_seconds) > 0
+        return agree, pairs
 
     def misjudged(self) -> tuple[Compared, ...]:
         """Plans that XLA calls out of memory and we call fitting with more than 10 % to spare."""
@@ -72,11 +118,19 @@ class Validation:
         )  # fmt: skip
 
 
+def _spread(errors: list[float]) -> tuple[float, float]:
+    if not errors:
+        return float("nan"), float("nan")
+    sizes = np.abs(errors)
+    return float(np.median(sizes)), float(np.quantile(sizes, 0.95))
+
+
 def validate(
     analysis: Analysis,
     mesh: Mesh,
     hardware: Hardware,
     *,
+    oracle: Oracle = "tpu",
     plans: int = 8,
     strategies: Strategies | None = None,
     seed: int = 0,
@@ -84,26 +138,32 @@ def validate(
     timeout: float = 600.0,
     progress: Callable[[str], None] | None = None,
 ) -> Validation:
-    """Compile the found plan, the unsharded program and ``plans`` others with XLA.
+    """Compare the found plan, the unsharded program, ``strategies`` and ``plans`` others with XLA.
 
-    The others are single actions and random legal states, by turns.  A compile that fails costs
-    its row.  Raises :class:`toast.errors.PlanError` when there is no TPU compiler.
+    The others are single actions and random legal states, by turns.  ``oracle="tpu"`` compiles for
+    a TPU (``full``: to the end, for the time of the schedule); ``oracle="cpu"`` runs the program on
+    as many CPU devices as the mesh has, which JAX must have been started with.  A plan that fails
+    costs its row.  Raises :class:`toast.errors.PlanError` when there is no TPU compiler.
     """
     model = CostModel(Space(analysis, mesh), hardware)
     rows = []
     for name, state in states_to_compare(model, plans=plans, strategies=strategies, seed=seed):
         if progress:
-            progress(f"compiling {name}")
-        predicted = Prediction.of(model.price(state[None]))
+            progress(f"compiling {name}" if oracle == "tpu" else f"running {name}")
+        row = Compared(name, Prediction.of(model.price(state[None])))
+        shardings = shardings_of(model, state)
         try:
-            verdict = judge(
-                analysis.program, shardings_of(model, state), hardware, full=full, timeout=timeout
-            )
-            rows.append(Compared(name, predicted, verdict))
+            if oracle == "tpu":
+                verdict = judge(analysis.program, shardings, hardware, full=full, timeout=timeout)
+                row = dataclasses.replace(row, verdict=verdict)
+            else:
+                found = apply.verify(analysis.program, shardings, seed=seed)
+                row = dataclasses.replace(row, verification=found)
         except PlanError as error:
             if "not installed" in str(error):
                 raise
-            rows.append(Compared(name, predicted, None, str(error)))
+            row = dataclasses.replace(row, error=str(error))
+        rows.append(row)
     return Validation(tuple(rows), hardware.memory_limit_bytes)
 
 
@@ -147,41 +207,137 @@ def states_to_compare(
             yield name, state
 
 
-def table(found: Validation) -> Table:
-    """A row per plan: memory, verdict and collectives, predicted / XLA's."""
+def table(found: Validation) -> RenderableType:
+    """A row per plan, and what it all comes to."""
+    if any(row.verification for row in found.rows):
+        return _executed(found)
+    timed = any(row.scheduled_seconds > 0 for row in found.rows)
     made = Table(
-        "plan", "peak", "XLA's", "error", "arguments", "XLA's", "collectives, MiB", "XLA's", "s",
-        caption=_summary(found),
+        "plan", "peak", "XLA's", "error", "arguments", "XLA's", "temporary, XLA's",
+        "output, XLA's", *(("step", "XLA's") if timed else ()), "sent", "XLA's",
+        "collectives of XLA, MiB", "took",
     )  # fmt: skip
     for row in found.rows:
-        ours = {c.kind: c.bytes for c in row.predicted.collectives if c.count}
-        peak, arguments = (
-            size_text(b) for b in (row.predicted.peak_bytes, row.predicted.argument_bytes)
-        )
-        if row.verdict is None:
-            made.add_row(row.name, peak, "-", "-", arguments, "-", _moved(ours), row.error)
+        made.add_row(*_cells(row, timed))
+    return Group(made, Text(summary(found)))
+
+
+def _cells(row: Compared, timed: bool) -> list[str]:
+    ours = row.predicted
+    step = [time_text(ours.step_seconds)] if timed else []
+    verdict = row.verdict
+    if verdict is None or verdict.out_of_memory:
+        said = row.error if verdict is None else f"needs {size_text(verdict.peak_bytes)}"
+        rest = ["-", *(["-"] if timed else [])]
+        why = "-" if verdict is None else "out of memory"
+        return [
+            row.name, size_text(ours.peak_bytes), said, "-", size_text(ours.argument_bytes), "-",
+            "-", "-", *step, *rest[1:], size_text(ours.sent_bytes), "-", why, "-",
+        ]  # fmt: skip
+    sent = sum(c.sent_bytes for c in verdict.collectives)
+    moved = ", ".join(f"{c.kind} {c.bytes / 2**20:.1f}" for c in verdict.collectives)
+    return [
+        row.name, size_text(ours.peak_bytes), size_text(verdict.peak_bytes),
+        f"{row.peak_error:+.0%}", size_text(ours.argument_bytes),
+        size_text(verdict.argument_bytes), size_text(verdict.temporary_bytes),
+        size_text(verdict.output_bytes), *step,
+        *([time_text(row.scheduled_seconds)] if timed else []),
+        size_text(ours.sent_bytes), size_text(sent), moved, f"{verdict.seconds:.1f} s",
+    ]  # fmt: skip
+
+
+def _executed(found: Validation) -> RenderableType:
+    made = Table("plan", "outputs equal", "largest relative error", "collectives", "predicted")
+    equal = 0
+    for row in found.rows:
+        predicted = ", ".join(f"{c.count} {c.kind}" for c in row.predicted.collectives if c.count)
+        if row.verification is None:
+            made.add_row(row.name, row.error, "-", "-", predicted)
             continue
-        verdict = row.verdict
-        theirs = {c.kind: c.bytes for c in verdict.collectives}
-        oom = verdict.out_of_memory
+        outputs = row.verification.outputs
+        equal += row.verification.equal
+        kinds = ", ".join(f"{n} {kind}" for kind, n in row.verification.collectives.items())
         made.add_row(
-            row.name, peak,
-            f"needs {size_text(verdict.peak_bytes)}" if oom else size_text(verdict.peak_bytes),
-            "-" if oom else f"{row.peak_error:+.0%}",
-            arguments, "-" if oom else size_text(verdict.argument_bytes),
-            _moved(ours), "out of memory" if oom else _moved(theirs), f"{verdict.seconds:.1f}",
+            row.name, f"{sum(o.equal for o in outputs)} of {len(outputs)}",
+            f"{max((o.relative_error for o in outputs), default=0.0):.2g}",
+            kinds or "none", predicted or "none",
         )  # fmt: skip
-    return made
+    return Group(made, Text(f"{equal} of {len(found.rows)} plans give the numbers of one device"))
 
 
-def _moved(collectives: dict[str, float]) -> str:
-    return ", ".join(f"{kind} {size / 2**20:.1f}" for kind, size in sorted(collectives.items()))
-
-
-def _summary(found: Validation) -> str:
+def summary(found: Validation) -> str:
+    """The figures of a validation, in a sentence or two."""
+    rows = found.compiled
     median, high = found.peak_errors()
-    exact = sum(abs(row.argument_error) < 1e-3 for row in found.compiled)
-    return (
+    exact = sum(abs(row.argument_error) < 1e-3 for row in rows)
+    near = sum(abs(row.sent_error) <= 0.1 for row in rows)
+    text = (
         f"peak: median error {median:.1%}, 95th percentile {high:.1%}; arguments exact in {exact} "
-        f"of {len(found.compiled)}; {len(found.misjudged())} plans out of memory that seemed to fit"
+        f"of {len(rows)}; bytes sent within 10 % in {near} of {len(rows)}; "
+        f"{len(found.misjudged())} plans out of memory that seemed to fit"
     )
+    _, pairs = found.pairs()
+    if pairs:
+        middle, worst = found.time_errors()
+        text += (
+            f". Step time: Kendall's tau {found.tau():.2f} over {pairs} pairs, median error "
+            f"{middle:.0%}, 95th percentile {worst:.0%}"
+        )
+    return text
+
+
+def plot(found: Validation) -> str:
+    """Predicted against XLA's as an SVG picture: peak memory, and step time where it is known."""
+    panels = [("peak memory, GiB", [
+        (r.verdict.peak_bytes / 2**30, r.predicted.peak_bytes / 2**30, r.name)
+        for r in found.compiled if r.verdict is not None
+    ])]  # fmt: skip
+    timed = [r for r in found.compiled if r.scheduled_seconds > 0]
+    if timed:
+        panels.append(("step, ms", [
+            (1e3 * r.scheduled_seconds, 1e3 * r.predicted.step_seconds, r.name) for r in timed
+        ]))  # fmt: skip
+    return scatter(panels)
+
+
+def scatter(panels: list[tuple[str, list[tuple[float, float, str]]]]) -> str:
+    """Panels of points (XLA's, predicted, name) on logarithmic axes, with the line of equality."""
+    side, gap = 320, 70
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{len(panels) * (side + gap) + 20}" '
+        f'height="{side + 2 * gap - 40}" font-family="sans-serif" font-size="12">'
+    ]
+    for number, (title, points) in enumerate(panels):
+        numbers = [value for x, y, _ in points for value in (x, y) if value > 0]
+        low, high = min(numbers, default=1.0) / 1.3, max(numbers, default=2.0) * 1.3
+        left, top = gap + number * (side + gap), 30
+
+        def place(value: float, low: float = low, high: float = high) -> float:
+            return side * float(np.log(max(value, low) / low) / np.log(high / low))
+
+        parts.append(
+            f'<text x="{left}" y="{top - 10}">{title}: predicted over XLA\'s</text>'
+            f'<rect x="{left}" y="{top}" width="{side}" height="{side}" fill="none" stroke="#888"/>'
+            f'<line x1="{left}" y1="{top + side}" x2="{left + side}" y2="{top}" stroke="#bbb"/>'
+        )
+        for tick in _ticks(low, high):
+            at = place(tick)
+            parts.append(
+                f'<text x="{left + at:.1f}" y="{top + side + 16}" text-anchor="middle">{tick:g}'
+                f'</text><text x="{left - 6}" y="{top + side - at + 4:.1f}" text-anchor="end">'
+                f"{tick:g}</text>"
+            )
+        for x, y, name in points:
+            parts.append(
+                f'<circle cx="{left + place(x):.1f}" cy="{top + side - place(y):.1f}" r="4" '
+                f'fill="#1565c0" fill-opacity="0.6"><title>{name}: {y:.3g}, XLA {x:.3g}</title>'
+                "</circle>"
+            )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten."""
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    every = [m * 10.0**p for p in powers for m in (1, 2, 5)]
+    return [tick for tick in every if low <= tick <= high]

@@ -50,6 +50,10 @@ class Prediction:
     peak_bytes: float
     argument_bytes: float
     collectives: tuple[Collective, ...]
+    #: Of the collectives, what products run beside.
+    hidden_seconds: float = 0.0
+    #: What a device sends in collectives.
+    sent_bytes: float = 0.0
 
     @staticmethod
     def of(prices: Prices, index: int = 0) -> Prediction:
@@ -69,6 +73,8 @@ class Prediction:
                 )
                 for k, kind in enumerate(COLLECTIVES)
             ),
+            hidden_seconds=float(prices.hidden_seconds[index]),
+            sent_bytes=float(prices.sent_bytes[index]),
         )
 
     @property
