@@ -160,13 +160,13 @@ def main() -> None:
         + "\n".join(lines)
         + f"\n\nOut of memory, says XLA: {refused} more plans; {misjudged} of them seemed to fit "
         "with more than 10 % to spare.\n\n"
-        f"Collectives one by one (kind, axes, bytes, number) are exactly those of Shardy's explicit "
-        f"reshards in {equal} of {explicit} plans (all but the scanned program's).\n\n"
+        "Collectives one by one (kind, axes, bytes, number) are exactly those of Shardy's "
+        f"explicit reshards in {equal} of {explicit} plans (all but the scanned program's).\n\n"
         "Order of step times, by Kendall's tau; pairs within 15 % of each other are ties:\n\n"
         "| program | mesh | plans | pairs | tau |\n| --- | --- | --- | --- | --- |\n"
         + "\n".join(taus)
-        + f"\n\nAll pairs of plans of one program and mesh together: {(2 * agree - pairs) / pairs:.2f} "
-        f"over {pairs}.\n\n![Predicted over XLA's](fidelity.svg)\n"
+        + "\n\nAll pairs of plans of one program and mesh together: "
+        f"{(2 * agree - pairs) / pairs:.2f} over {pairs}.\n\n![Predicted over XLA's](fidelity.svg)\n"
     )
     page = DOCS / "fidelity.md"
     head, rest = page.read_text().split("<!-- figures -->\n")

@@ -10,7 +10,7 @@ from typing import Any
 
 from toast import hardware as hardware_stage
 from toast.analysis import Analysis, analyze_program
-from toast.cost import CostModel
+from toast.cost import CostModel, Overlap
 from toast.errors import MeshError, SearchError
 from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
@@ -86,6 +86,7 @@ def plan(
     donate: Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
     memory_bytes: float | None = None,
+    overlap: Overlap = "partial",
     settings: Settings | None = None,
     progress: Progress | None = None,
     **keywords: Any,
@@ -94,7 +95,9 @@ def plan(
 
     ``target`` may also be an :class:`Analysis` made earlier.  ``mesh`` is a :class:`Mesh` or text
     such as ``"data=4,model=4"``; ``hardware`` a name such as ``"tpu-v5e"``, a path, or a
-    :class:`Hardware`.  ``memory_bytes`` is the limit per device (default: the hardware's).
+    :class:`Hardware`.  ``memory_bytes`` is the limit per device (default: the hardware's);
+    ``overlap`` says which collectives run beside products (:mod:`toast.cost.model`): ``"none"``,
+    ``"partial"`` or ``"full"``.
 
     Raises :class:`toast.errors.MeshError` when no dimension can use the mesh, and
     :class:`toast.errors.SearchError` when ``memory_bytes`` was given and nothing found fits it.
@@ -122,7 +125,7 @@ def plan(
         progress("decision space")
     space = Space(analysis, mesh)
     _check_axes(space)
-    model = CostModel(space, machine)
+    model = CostModel(space, machine, overlap=overlap)
     seconds["decision space"] = time.perf_counter() - begin
     limit = machine.memory_limit_bytes if memory_bytes is None else memory_bytes
     if limit <= 0:

@@ -131,6 +131,14 @@ def _warn(lines: list[str]) -> None:
         print(f"toast: note: {line}", file=sys.stderr)
 
 
+class Beside(enum.StrEnum):
+    """Which collectives run beside products."""
+
+    none = "none"
+    partial = "partial"
+    full = "full"
+
+
 @app.command()
 @_errors
 def plan(
@@ -144,6 +152,14 @@ def plan(
     budget: Annotated[
         float | None, typer.Option("--budget", min=0.0, help="Seconds the search may take.")
     ] = None,
+    overlap: Annotated[
+        Beside,
+        typer.Option(
+            "--overlap",
+            help="Collectives that run beside products: none; partial, those of the background "
+            "where products are independent of them; full, all.",
+        ),
+    ] = Beside.partial,
     seed: SeedOption = 0,
     layers: LayersOption = None,
     sequence: SequenceOption = None,
@@ -171,6 +187,7 @@ def plan(
             mesh=parsed,
             hardware=machine,
             memory_bytes=None if memory is None else memory * 2**30,
+            overlap=overlap.value,
             settings=Settings(seed=seed, budget=budget),
             progress=progress,
         )

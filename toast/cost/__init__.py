@@ -1,5 +1,7 @@
 """Fifth stage: vectorised prices of states (paper, section 4.5)."""
 
-from toast.cost.model import CostModel, Layout, Prices
+from toast.cost.model import Buffer, CostModel, Layout, Overlap, Prices, Timeline, Transfer
 
-__all__ = ["CostModel", "Layout", "Prices"]
+__all__ = [
+    "Buffer", "CostModel", "Layout", "Overlap", "Prices", "Timeline", "Transfer",
+]  # fmt: skip

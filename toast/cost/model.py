@@ -127,6 +127,9 @@ class Transfer:
     bytes: float
     #: How many stand in a step; XLA merges some, and makes constants anew.
     count: int
+    #: The cheapest that the links allow, and what one takes.
+    algorithm: str
+    seconds: float
     #: Whether shards exchange their edges (of a window, slice or pad): the partitioner adds this
     #: to an op, where Shardy sees no reshard.
     edges: bool = False
@@ -139,8 +142,9 @@ class Buffer:
     value: int
     #: Bytes per device.
     bytes: float
-    #: Whether it is a resharded copy.
-    copy: bool
+    #: ``value``; ``copy``, resharded; ``sum``, what a sum over devices is more before a device
+    #: keeps its part; or ``second``, what cannot overwrite what it is made of.
+    what: str
     #: Alive from before op ``start`` to before op ``end``.
     start: int
     end: int
@@ -155,8 +159,15 @@ class Timeline:
     #: ``[events]`` bytes from there on, arguments included.
     live_bytes: Floats
     argument_bytes: float
-    #: What is alive at the peak besides the arguments, the largest first.
+    #: The op before which the peak is.
+    peak_op: int
+    #: What is alive then besides the arguments, the largest first.
     at_peak: tuple[Buffer, ...]
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most that is alive at once, arguments included."""
+        return max(self.argument_bytes, float(self.live_bytes.max(initial=0.0)))
 
 
 class CostModel:
@@ -487,15 +498,18 @@ class CostModel:
         for move in self._transfers(layout, settled, used):
             happens = (move.axes[0] > 0) & (move.times[0] > 0)
             for x in np.flatnonzero(happens).tolist():
-                chosen = int(move.axes[0, x])
+                chosen, size = int(move.axes[0, x]), float(move.size[0, x])
+                axes = tuple(n for a, n in enumerate(self.space.mesh.names) if chosen >> a & 1)
+                kind = COLLECTIVES[move.kind]
+                best = self.collectives.cheapest(kind, size, axes)
                 found.append(
                     Transfer(
-                        kind=COLLECTIVES[move.kind],
-                        axes=tuple(
-                            n for a, n in enumerate(self.space.mesh.names) if chosen >> a & 1
-                        ),
+                        kind=kind,
+                        axes=axes,
                         bytes=float((move.size / move.rounded)[0, x]),
                         count=int(move.times[0, x]),
+                        algorithm=best.name,
+                        seconds=best.seconds(size),
                         edges=move.edges,
                     )
                 )
@@ -517,6 +531,7 @@ class CostModel:
             op=t.event_op,
             live_bytes=np.maximum(live, arguments),
             argument_bytes=arguments,
+            peak_op=peak,
             at_peak=tuple(sorted(at_peak, key=lambda buffer: -buffer.bytes)),
         )
 
@@ -524,6 +539,7 @@ class CostModel:
         """Every buffer, given the bytes of each column; a shared copy is one buffer."""
         t = self.tables
         values = len(t.value_bytes)
+        sums = len(row) - 2 * values
         opened: dict[tuple[int, int], int] = {}
         found: list[Buffer] = []
         shared: dict[tuple[int, float], int] = {}  # copies of a value, to be continued
@@ -538,7 +554,7 @@ class CostModel:
                 opened[column, value] = op
                 continue
             start = opened.pop((column, value), op)
-            copy = column >= values
+            copy = values <= column < sums
             last = shared.get((value, size), -1) if copy else -1
             if last >= 0 and found[last].end >= start:
                 found[last] = dataclasses.replace(
@@ -547,7 +563,9 @@ class CostModel:
                 continue
             if copy:
                 shared[value, size] = len(found)
-            found.append(Buffer(value, size, copy, start, op))
+            kinds = ("value", "copy", "sum", "second")
+            what = kinds[(column >= values) + (column >= sums) + (column >= sums + values)]
+            found.append(Buffer(value, size, what, start, op))
         return found
 
     def _differs(self, layout: Layout) -> Bools:

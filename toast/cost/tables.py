@@ -556,6 +556,6 @@ def _events(
     column = np.concatenate([np.concatenate([c, c]) for c, *_ in rows])
     sign = np.concatenate([np.repeat([1.0, -1.0], len(c)) for c, *_ in rows])
     at = np.concatenate([np.concatenate([s, e]) for _, s, e, _ in rows])
-    of = np.concatenate([np.concatenate([v, v]) for *_, v, _ in rows])
+    of = np.concatenate([np.concatenate([v, v]) for *_, v in rows])
     order = np.lexsort((sign, at))  # frees come before allocations of the same op
     return column[order], sign[order], at[order], of[order]

@@ -16,10 +16,10 @@ import pandas as pd
 from toast import apply
 from toast.analysis import Analysis
 from toast.apply import Shardings, Spec, Verification
-from toast.cost import CostModel, Prices
+from toast.cost import CostModel, Prices, Timeline, Transfer
 from toast.errors import PlanError
 from toast.files import write_all
-from toast.frontend import element_bytes
+from toast.frontend import Program, element_bytes
 from toast.hardware import COLLECTIVES, Hardware, Mesh
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round
@@ -126,6 +126,10 @@ class Plan:
     states: int
     rounds: tuple[Round, ...]
     seed: int
+    #: Memory of a device in program order, with what is alive at the peak.
+    timeline: Timeline = dataclasses.field(compare=False, repr=False)
+    #: Every collective, by what it moves, with the algorithm that it is priced with.
+    transfers: tuple[Transfer, ...] = dataclasses.field(repr=False)
     #: Seconds per stage.
     seconds: dict[str, float] = dataclasses.field(compare=False)
 
@@ -252,6 +256,8 @@ class Plan:
                 }
                 for step in self.steps
             ],
+            "collectives": [dataclasses.asdict(transfer) for transfer in self.transfers],
+            "memory": self._memory(),
             "before": dataclasses.asdict(self.before),
             "after": dataclasses.asdict(self.after),
             "analysis": self.analysis.counts(),
@@ -262,6 +268,40 @@ class Plan:
             "seconds": self.seconds,
         }
 
+    def at_peak(self) -> pd.DataFrame:
+        """What is alive where a device needs most memory, the largest first.
+
+        Columns: ``bytes`` per device, ``value`` (the op that makes it, with its source line),
+        ``what`` of it (the value, a resharded copy ...), and the source lines where it begins and
+        ends.
+        """
+        program = self.analysis.program
+        last = len(program.ops) - 1
+        return pd.DataFrame([
+            {
+                "bytes": buffer.bytes,
+                "value": describe_value(program, buffer.value),
+                "what": buffer.what,
+                "from": str(program.location(min(max(buffer.start, 0), last))),
+                "to": str(program.location(min(buffer.end, last))),
+            }
+            for buffer in self.timeline.at_peak
+        ], columns=["bytes", "value", "what", "from", "to"])  # fmt: skip
+
+    def _memory(self) -> dict[str, Any]:
+        """The timeline as plain data: bytes after the last change before each op."""
+        line, program = self.timeline, self.analysis.program
+        last = np.flatnonzero(np.diff(line.op, append=len(program.ops) + 1))
+        at = min(line.peak_op, len(program.ops) - 1)
+        return {
+            "argument_bytes": line.argument_bytes,
+            "peak_bytes": line.peak_bytes,
+            "peak_at": program.describe(at),
+            "at_peak": self.at_peak().head(50).to_dict("records"),
+            "op": line.op[last].tolist(),
+            "live_bytes": line.live_bytes[last].tolist(),
+        }
+
     def to_json(self, path: str | pathlib.Path) -> None:
         """Write :meth:`to_dict` to ``path``, whole or not at all."""
         write_all({path: self.json_text()}, PlanError)
@@ -269,6 +309,14 @@ class Plan:
     def json_text(self) -> str:
         """:meth:`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def describe_value(program: Program, value: int) -> str:
+    """An argument by its path, another value by the op that makes it, with its source line."""
+    op = program.values[value].op
+    if op < len(program.arguments):
+        return f"{program.arguments[op]} {program.values[value].type}"
+    return program.describe(op)
 
 
 def make_plan(
@@ -309,6 +357,8 @@ def make_plan(
         states=found.states,
         rounds=found.rounds,
         seed=seed,
+        timeline=model.timeline(found.state),
+        transfers=tuple(model.transfers(found.state)),
         seconds=seconds,
     )
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from toast.analysis import Analysis
 from toast.apply import Verification
-from toast.plan import Plan, spec_text
+from toast.plan import Plan, describe_value, spec_text
 from toast.units import size_text, time_text
 
 #: Ops without a rule that are named one by one; the rest are counted.
@@ -64,6 +64,7 @@ def plan_tables(plan: Plan) -> RenderableType:
     )
     return Group(
         title, Text(), _arguments(plan), _actions(plan), _prediction(plan), _collectives(plan),
+        _memory(plan),
         Text(
             f"Search: {plan.states} states priced, {len(plan.rounds)} rounds, seed {plan.seed}, "
             f"cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"
@@ -125,6 +126,8 @@ def _prediction(plan: Plan) -> Table:
         ("  memory traffic", time_text(before.memory_seconds), time_text(after.memory_seconds)),
         ("  collectives", time_text(before.collective_seconds),
          time_text(after.collective_seconds)),
+        ("  hidden behind products", time_text(before.hidden_seconds),
+         time_text(after.hidden_seconds)),
         ("peak memory", size_text(before.peak_bytes), size_text(after.peak_bytes)),
         ("  arguments", size_text(before.argument_bytes), size_text(after.argument_bytes)),
         ("fits", *("yes" if p.peak_bytes <= plan.memory_bytes else "no" for p in (before, after))),
@@ -136,17 +139,54 @@ def _prediction(plan: Plan) -> Table:
 
 def _collectives(plan: Plan) -> Table:
     table = _table(
-        "Collectives per step", "kind", "count", "bytes per device", "time",
+        "Collectives per step", "kind", "count", "bytes per device", "time", "algorithms",
         right=("count", "bytes per device", "time"),
     )  # fmt: skip
     for collective in plan.after.collectives:
         if collective.count:
             table.add_row(
                 collective.kind, str(collective.count), size_text(collective.bytes),
-                time_text(collective.seconds),
+                time_text(collective.seconds), escape(_algorithms(plan, collective.kind)),
             )  # fmt: skip
     if not table.row_count:
-        table.add_row("none", "0", "0 B", "0 us")
+        table.add_row("none", "0", "0 B", "0 us", "-")
+    return table
+
+
+def _algorithms(plan: Plan, kind: str) -> str:
+    """The algorithms of a kind of collective by the time spent in them, with their axes."""
+    spent: dict[str, float] = {}
+    for transfer in plan.transfers:
+        if transfer.kind == kind:
+            name = f"{transfer.algorithm} over {' x '.join(transfer.axes)}"
+            spent[name] = spent.get(name, 0.0) + transfer.count * transfer.seconds
+    return ", ".join(sorted(spent, key=lambda name: -spent[name])[:3]) or "-"
+
+
+_WHAT = {
+    "value": "", "copy": "resharded ", "sum": "sum over devices of ",
+    "second": "second buffer of ",
+}  # fmt: skip
+
+#: Values at the peak that are shown.
+_SHOWN = 6
+
+
+def _memory(plan: Plan) -> Table:
+    program, line = plan.analysis.program, plan.timeline
+    at = program.location(min(line.peak_op, len(program.ops) - 1))
+    table = _table(
+        f"Memory at its peak, {size_text(line.peak_bytes)}, at {escape(str(at))}",
+        "bytes per device", "value", right=("bytes per device",),
+    )  # fmt: skip
+    table.add_row(size_text(line.argument_bytes), "arguments")
+    buffers = line.at_peak
+    for buffer in buffers[:_SHOWN]:
+        made = describe_value(program, buffer.value)
+        table.add_row(size_text(buffer.bytes), escape(_WHAT[buffer.what] + made))
+    if len(buffers) > _SHOWN:
+        rest = sum(buffer.bytes for buffer in buffers[_SHOWN:])
+        table.add_row(size_text(rest), f"... and {len(buffers) - _SHOWN} more")
     return table
 
 
