@@ -112,6 +112,7 @@ def plan(
     """
     mesh = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
     machine = hardware_stage.load(hardware) if isinstance(hardware, str) else hardware
+    hardware_stage.check_size(machine, mesh)
     settings = settings or Settings()
     if isinstance(target, Analysis):
         analysis = target

@@ -122,6 +122,10 @@ BAD = {
     "memory": (("plan", *T, "--memory", "0.0001"), "the smallest peak found is"),
     "negative memory": (("plan", *T, "--memory", "-1"), "must be positive"),
     "rules": (("plan", *T, "--rules", "nowhere"), "nowhere: no such rule file or folder"),
+    "system": (("plan", "mlp", "--mesh", "d=512", "--hardware", "tpu-v5e"), "tpu-v5e is built of at most 256; use a smaller mesh"),
+    "no table": (("hardware", "calibrate", "h100", "--collectives", "none.csv"), "none.csv: cannot read: No such file"),
+    "torus": (("hardware", "calibrate", "tpu-v4", "--collectives", FACTS / "mlp.lp"), "mlp.lp:"),
+    "cpu devices": (("validate", "mlp", "--mesh", "d=512", "--oracle", "cpu"), "at most 256 CPU devices"),
     "devices": (("verify", "mlp", "--mesh", "d=512"), "verify runs on at most 256 CPU devices"),
     "json": (("plan", *T, "--json", "/nowhere/x.json"), "/nowhere/x.json: cannot write"),
     "fact base": (("verify", FACTS / "mlp.lp", "--mesh", "d=2"), "mlp is a fact base"),
@@ -146,11 +150,50 @@ def test_nothing_is_written_when_a_stage_fails(tmp_path: pathlib.Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["plan", "analyze", "verify", "models"])
+@pytest.mark.parametrize("command", ["plan", "analyze", "verify", "validate", "models"])
 def test_help_names_every_option(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert "Usage" in result.stdout
+
+
+def test_hardware_is_listed_and_shown() -> None:
+    listed = run("hardware", "list")
+    assert listed.exit_code == 0, listed.output
+    assert "tpu-v5e" in listed.stdout
+    assert "nodes of 8" in listed.stdout
+    shown = run("hardware", "show", "tpu-v5e", "--mesh", "data=4,model=4")
+    assert shown.exit_code == 0, shown.output
+    assert "bidirectional line" in shown.stdout
+    assert "shortest paths" in shown.stdout
+    inside = run("hardware", "show", "h100")
+    assert "in-switch" in inside.stdout
+
+
+def test_hardware_is_calibrated(tmp_path: pathlib.Path) -> None:
+    times, target = tmp_path / "times.csv", tmp_path / "mine.toml"
+    rows = [
+        f"all_gather,{n},{size},{5e-6 + n * 1e-6 + size * (n - 1) / n / 3e11}"
+        for n in (2, 4, 8) for size in (2**10, 2**20, 2**26, 2**28)
+    ]  # fmt: skip
+    times.write_text("\n".join(["collective,devices,bytes,seconds", *rows]))
+    result = run("hardware", "calibrate", "h200", "--collectives", times, "-o", target)
+    assert result.exit_code == 0, result.output
+    assert "64 MB and more" in result.stdout
+    assert "all_gather" in run("hardware", "show", target).stdout
+    made = run("plan", "mlp", "--mesh", "data=8", "--hardware", target)
+    assert made.exit_code == 0, made.output
+
+
+def test_plans_are_validated_on_cpu_devices(tmp_path: pathlib.Path) -> None:
+    picture = tmp_path / "plot.svg"
+    result = run(
+        "validate", "mlp", "--mesh", "data=4", "--oracle", "cpu", "--plans", 1, "--plot", picture,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "plans give the numbers of one device" in result.stdout
+    assert "Megatron" in result.stdout
+    assert picture.read_text().startswith("<svg")
 
 
 def test_rules_are_listed_with_their_files() -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import pathlib
+import xml.etree.ElementTree
 
+import numpy as np
 import pytest
+import rich.console
 
 import toast
 from tests.helpers import f32, mlp
 from toast import validate as stage
 from toast.errors import HardwareError, PlanError
 from toast.hardware import Mesh, load
-from toast.oracle import Communication, Verdict, communication_in, judge
+from toast.oracle import Communication, Schedule, Verdict, communication_in, judge
 from toast.oracle.hlo import Module
 from toast.oracle.schedule import schedule
 from toast.oracle.tpu import _slice
-from toast.validate import Compared, validate
+from toast.plan import Prediction
+from toast.validate import Compared, Validation, validate
 
 HLO = """HloModule jit_f, is_scheduled=true, num_partitions=4
 
@@ -201,4 +206,62 @@ def test_a_compile_that_fails_costs_its_row(
     assert found.misjudged() == (found.rows[1],)
     assert found.rows[2].error == "the TPU compiler died: no message"
     assert isinstance(found.rows[0], Compared)
-    assert stage.table(found).row_count == len(found.rows)
+    text = printed(stage.table(found))
+    assert "the TPU compiler died: no message" in text
+    assert "1 of 1; 1 plans out of memory that seemed to fit" in text
+
+
+def printed(what: object) -> str:
+    console = rich.console.Console(width=250, record=True, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
+
+
+def verdict(peak: float, seconds: float, sent: float = 0.0) -> Verdict:
+    moved = (Communication("all_gather", 1, sent, sent),)
+    return Verdict(
+        1.0, 0.0, 0.0, peak - 1, peak, False, moved, 1.0, Schedule(seconds, seconds, 0.0)
+    )
+
+
+def predicted(peak: float, seconds: float, sent: float = 0.0) -> Prediction:
+    return Prediction(seconds, seconds, 0.0, peak, 1.0, (), sent_bytes=sent)
+
+
+def test_figures_of_a_validation() -> None:
+    """Ties of 15 % do not count; the third and fourth plan are in the wrong order."""
+    rows = [
+        (predicted(1e9, 1.0), verdict(1e9, 1.0)),
+        (predicted(2e9, 1.1), verdict(1e9, 1.1)),
+        (predicted(1e9, 5.0, 9e8), verdict(1e9, 2.0, 1e9)),
+        (predicted(1e9, 4.0, 5e8), verdict(1e9, 3.0, 1e9)),
+    ]
+    found = Validation(
+        tuple(Compared(str(i), ours, theirs) for i, (ours, theirs) in enumerate(rows)), 16e9
+    )
+    assert found.pairs() == (4, 5)
+    assert found.tau() == pytest.approx(3 / 5)
+    assert found.peak_errors()[0] == 0
+    assert [round(row.sent_error, 2) for row in found.rows] == [0, 0, -0.1, -0.5]
+    text = stage.summary(found)
+    assert "bytes sent within 10 % in 3 of 4" in text
+    assert "Kendall's tau 0.60 over 5 pairs" in text
+    picture = stage.plot(found)
+    assert picture.count("<circle") == 8
+    xml.etree.ElementTree.fromstring(picture)
+    assert "step" in printed(stage.table(found))
+
+
+def test_no_plan_compiles() -> None:
+    found = Validation((Compared("found", predicted(1e9, 1.0), error="hangs"),), 16e9)
+    assert np.isnan(found.tau())
+    assert "hangs" in printed(stage.table(found))
+    xml.etree.ElementTree.fromstring(stage.plot(found))
+
+
+def test_plans_are_run_on_cpu_devices() -> None:
+    analysis = toast.analyze(mlp, f32(64, 32), f32(32, 64), f32(64, 16))
+    found = validate(analysis, Mesh.parse("b=2,m=2"), load("tpu-v5e"), oracle="cpu", plans=2)
+    assert all(row.verification and row.verification.equal for row in found.rows)
+    text = printed(stage.table(found))
+    assert f"{len(found.rows)} of {len(found.rows)} plans give the numbers of one device" in text

@@ -585,7 +585,8 @@ class CostModel:
         scattered = layout.partial & _axes(layout.settled >= 0)
         whole = t.summed_whole | self._in_two_dimensions(scattered, layout)
         rest = self._devices[scattered] - 1
-        columns.append(settled * rest * whole)
+        merged = t.value_merged & (layout.partial > 0)
+        columns.append(settled * (rest * whole + merged))
         # A product that is summed in parts is a loop, whose operands are made before it begins.
         loops = (rest + 1 > _UNROLLED) & ~whole
         beside = np.zeros(settled.shape, dtype=bool)

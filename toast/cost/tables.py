@@ -65,6 +65,9 @@ class Tables:
     value_bytes: Floats  # [C] unsharded bytes
     value_sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     value_written: Bools  # [C] its definition is a memory-bound kernel that writes it
+    value_merged: (
+        Bools  # [C] a product's result that its one consumer takes in, unless it is summed
+    )
     value_transcendentals: Floats  # [C] exponentials and the like, of all its values in a step
     summed_whole: Bools  # [C] XLA sums it over devices whole, even where parts would do
     product_operand: Ints  # [rows] value classes that products take,
@@ -197,6 +200,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         product_operand=taken[:, 0],
         product_result=taken[:, 1],
         value_free=_mean(grouped.of_value, value_free),
+        value_merged=matmul[op_class_of_value] & ~live.exists[representative],
         value_transcendentals=_transcendentals(program, grouped),
         summed_whole=summed_whole,
         reduces=reduces[op_class_of_value],

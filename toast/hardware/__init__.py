@@ -1,10 +1,10 @@
 """Devices and meshes: what a program is sharded for."""
 
-from toast.hardware.collectives import COLLECTIVES, Algorithm, Collectives
+from toast.hardware.collectives import COLLECTIVES, Algorithm, Collectives, check_size
 from toast.hardware.description import Hardware, Interconnect, Measured, load, names
 from toast.hardware.mesh import Mesh
 
 __all__ = [
     "COLLECTIVES", "Algorithm", "Collectives", "Hardware", "Interconnect", "Measured", "Mesh",
-    "load", "names",
+    "check_size", "load", "names",
 ]  # fmt: skip

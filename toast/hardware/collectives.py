@@ -48,11 +48,7 @@ class Collectives:
 
     def __init__(self, hardware: Hardware, mesh: Mesh) -> None:
         """Raises :class:`toast.errors.MeshError` where the mesh is larger than the system."""
-        if mesh.devices > hardware.max_devices:
-            raise MeshError(
-                f"mesh {mesh} has {mesh.devices} devices; {hardware.name} is built of at most "
-                f"{hardware.max_devices}; use a smaller mesh"
-            )
+        check_size(hardware, mesh)
         self.mesh = mesh
         layout = lay_out(hardware.interconnect, mesh)
         masks = list(itertools.product((False, True), repeat=len(mesh.axes)))
@@ -101,6 +97,15 @@ class Collectives:
     def cheapest(self, kind: str, size: float, axes: Sequence[str]) -> Algorithm:
         """The algorithm that :meth:`seconds` reckons with for ``size`` bytes."""
         return min(self.algorithms(kind, axes), key=lambda line: line.seconds(size))
+
+
+def check_size(hardware: Hardware, mesh: Mesh) -> None:
+    """Raises :class:`toast.errors.MeshError` where the mesh is larger than the system."""
+    if mesh.devices > hardware.max_devices:
+        raise MeshError(
+            f"mesh {mesh} has {mesh.devices} devices; {hardware.name} is built of at most "
+            f"{hardware.max_devices}; use a smaller mesh"
+        )
 
 
 def _algorithms(
