@@ -113,7 +113,7 @@ T = ("t2b-tiny", "--mesh", "d=2")
 BAD = {
     "mesh": (("plan", "mlp", "--mesh", "data4"), "mesh 'data4': 'data4' is not axis=size"),
     "axis": (("plan", "mlp", "--mesh", "d=7"), "mesh axis d=7 divides no dimension of mlp"),
-    "large axis": (("plan", "mlp", "--mesh", "d=4096"), "divides no dimension of mlp (the largest has 256"),
+    "large axis": (("plan", "mlp", "--mesh", "d=4096", "--hardware", "h100"), "divides no dimension of mlp (the largest has 256"),
     "hardware": (("plan", *T, "--hardware", "h10"), "no hardware called h10; did you mean h100?"),
     "model": (("plan", "t2c", "--mesh", "d=2"), "no model called t2c; did you mean t2b?"),
     "file": (("plan", "none.mlir", "--mesh", "d=2"), "none.mlir: cannot read: No such file"),
