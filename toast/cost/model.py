@@ -256,12 +256,15 @@ class CostModel:
     def _scattered(self, defined: Dims, wanted: Dims) -> Dims:
         """``defined`` with partial sums scattered where wanted, if the dimension has room."""
         settled = np.where(wanted >= 0, wanted, defined)
+        sizes, rank = self.tables.value_sizes.ravel(), self.tables.value_sizes.shape[1]
+        row = np.arange(len(self.tables.value_sizes)) * rank
         for axis in range(len(self._sizes)):
+            asked = wanted[:, :, axis] >= 0
+            if not asked.any():
+                continue
             here = settled[:, :, axis]
             shards = self._devices[_axes(settled == here[:, :, None])]
-            place = np.broadcast_to(np.maximum(here, 0)[:, :, None], (*here.shape, 1))
-            sizes = np.take_along_axis(self.tables.value_sizes[None], place.astype(np.intp), 2)
-            full = (wanted[:, :, axis] >= 0) & (sizes[:, :, 0] % shards != 0)
+            full = asked & (sizes[row + np.maximum(here, 0)] % shards != 0)
             settled[:, :, axis] = np.where(full, defined[:, :, axis], here)
         return settled
 
@@ -602,10 +605,6 @@ class CostModel:
         t = self.tables
         if not len(t.event_column):
             return np.zeros(len(settled))
-        sizes = self._columns(layout, settled, copies)
-        peak = np.empty(len(settled))
-        for state, row in enumerate(sizes):  # one state's events fit the cache, all states' do not
-            steps = row[t.event_column]
-            steps *= t.event_sign
-            peak[state] = np.cumsum(steps, out=steps).max()
-        return np.maximum(peak, 0.0)
+        sizes = np.ascontiguousarray(self._columns(layout, settled, copies).T)
+        live = np.cumsum(t.growth @ sizes, axis=0)  # [moments, S]
+        return np.asarray(np.maximum(live.max(axis=0), 0.0))

@@ -12,6 +12,7 @@ import dataclasses
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from toast.analysis.rules import SignatureRule
 from toast.cost.liveness import BARRIERS, EXPENSIVE, MATMULS, SOURCES, Liveness, liveness
@@ -97,6 +98,8 @@ class Tables:
     event_sign: Floats  # [events] +1 allocates, -1 frees
     event_op: Ints  # [events]
     event_value: Ints  # [events] the program's value
+    #: ``[moments, columns]`` how each column grows from one local peak of memory to the next.
+    growth: sparse.csr_array
     argument_columns: Ints  # [arguments] value class of each argument
     # Back to the program.
     value_class: Ints  # [values]
@@ -222,6 +225,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         event_sign=events[1],
         event_op=events[2],
         event_value=events[3],
+        growth=_growth(events, len(representative), grouped),
         argument_columns=grouped.of_value[list(program.argument_values)],
         value_class=grouped.of_value,
         use_class=grouped.of_use,
@@ -446,6 +450,22 @@ def _rounded(
         if program.kind(op) in MATMULS and program.values[value].type.dtype == "f32":
             found[grouped.of_use[use]] = share
     return found
+
+
+def _growth(
+    events: tuple[Ints, Floats, Ints, Ints], values: int, grouped: _Grouped
+) -> sparse.csr_array:
+    """Events summed up between the moments that memory shrinks after."""
+    column, sign, _at, _ = events
+    pairs = sum(len(later) for later, _ in grouped.pairs)
+    width = 3 * values + len(grouped.use_value) + pairs
+    shrinks = np.zeros(len(sign), dtype=bool)
+    if len(sign):
+        # Frees come first at every op, so memory peaks before those that allocations went before.
+        shrinks[1:] = (sign[1:] < 0) & (sign[:-1] > 0)
+    moment = np.cumsum(shrinks)
+    rows = int(moment[-1]) + 1 if len(moment) else 0
+    return sparse.csr_array((sign, (moment, column)), shape=(rows, width))
 
 
 #: Ops that a sum over devices may be taken behind as well as before.
