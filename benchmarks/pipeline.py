@@ -87,10 +87,10 @@ def main() -> None:
     model = CostModel(Space(analysis, Mesh.parse(options.mesh)), load(options.hardware))
     propagation = propagation_seconds(plan)
     print(f"{'Shardy propagation':28s} {propagation:8.3f} s")
-    for batch in (1, 32, 64):
+    for batch in (1, 32, 64, 256):
         rate = states_per_second(model, batch)
         print(
-            f"states priced, batches of {batch:<3d}{rate:10.0f} /s  "
+            f"states priced, batches of {batch:<4d}{rate:10.0f} /s  "
             f"{rate * propagation:8.0f} states per Shardy propagation"
         )
     rate = plan.states / plan.seconds["search"]

@@ -57,6 +57,12 @@ class Compared:
         return self.predicted.argument_bytes / self.verdict.argument_bytes - 1
 
     @property
+    def output_error(self) -> float:
+        """Predicted over XLA's output bytes, less one; XLA tells them of full compiles."""
+        assert self.verdict is not None
+        return self.predicted.output_bytes / max(self.verdict.output_bytes, 1.0) - 1
+
+    @property
     def sent_error(self) -> float:
         """Predicted over XLA's bytes that a device sends, less one; 0 if neither is a MiB."""
         assert self.verdict is not None
@@ -213,8 +219,8 @@ def table(found: Validation) -> RenderableType:
         return _executed(found)
     timed = any(row.scheduled_seconds > 0 for row in found.rows)
     made = Table(
-        "plan", "peak", "XLA's", "error", "arguments", "XLA's", "temporary, XLA's",
-        "output, XLA's", *(("step", "XLA's") if timed else ()), "sent", "XLA's",
+        "plan", "peak", "XLA's", "error", "arguments", "XLA's", "outputs", "XLA's",
+        "temporary, XLA's", *(("step", "XLA's") if timed else ()), "sent", "XLA's",
         "collectives of XLA, MiB", "took",
     )  # fmt: skip
     for row in found.rows:
@@ -232,15 +238,16 @@ def _cells(row: Compared, timed: bool) -> list[str]:
         why = "-" if verdict is None else "out of memory"
         return [
             row.name, size_text(ours.peak_bytes), said, "-", size_text(ours.argument_bytes), "-",
-            "-", "-", *step, *rest[1:], size_text(ours.sent_bytes), "-", why, "-",
+            size_text(ours.output_bytes), "-", "-", *step, *rest[1:],
+            size_text(ours.sent_bytes), "-", why, "-",
         ]  # fmt: skip
     sent = sum(c.sent_bytes for c in verdict.collectives)
     moved = ", ".join(f"{c.kind} {c.bytes / 2**20:.1f}" for c in verdict.collectives)
     return [
         row.name, size_text(ours.peak_bytes), size_text(verdict.peak_bytes),
         f"{row.peak_error:+.0%}", size_text(ours.argument_bytes),
-        size_text(verdict.argument_bytes), size_text(verdict.temporary_bytes),
-        size_text(verdict.output_bytes), *step,
+        size_text(verdict.argument_bytes), size_text(ours.output_bytes),
+        size_text(verdict.output_bytes), size_text(verdict.temporary_bytes), *step,
         *([time_text(row.scheduled_seconds)] if timed else []),
         size_text(ours.sent_bytes), size_text(sent), moved, f"{verdict.seconds:.1f} s",
     ]  # fmt: skip

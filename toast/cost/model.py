@@ -75,6 +75,7 @@ class Prices:
     sent_bytes: Floats  # [S] bytes a device sends, round rings
     peak_bytes: Floats  # [S] arguments and temporaries at the worst moment
     argument_bytes: Floats  # [S]
+    output_bytes: Floats  # [S] results, those in donated arguments included
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,6 +314,7 @@ class CostModel:
             hidden_seconds=hidden,
             peak_bytes=peak,
             argument_bytes=arguments,
+            output_bytes=used[:, t.result_columns].sum(axis=1),
         )
 
     def cost(self, prices: Prices, memory_bytes: float) -> Floats:

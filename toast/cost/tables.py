@@ -101,6 +101,7 @@ class Tables:
     #: ``[moments, columns]`` how each column grows from one local peak of memory to the next.
     growth: sparse.csr_array
     argument_columns: Ints  # [arguments] value class of each argument
+    result_columns: Ints  # [results] use class of each result
     # Back to the program.
     value_class: Ints  # [values]
     use_class: Ints  # [uses]
@@ -226,6 +227,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         event_op=events[2],
         event_value=events[3],
         growth=_growth(events, len(representative), grouped),
+        result_columns=grouped.of_use[names.use_op >= len(program.ops) - len(program.results)],
         argument_columns=grouped.of_value[list(program.argument_values)],
         value_class=grouped.of_value,
         use_class=grouped.of_use,

@@ -54,6 +54,8 @@ class Prediction:
     hidden_seconds: float = 0.0
     #: What a device sends in collectives.
     sent_bytes: float = 0.0
+    #: Of results, those in donated arguments included.
+    output_bytes: float = 0.0
 
     @staticmethod
     def of(prices: Prices, index: int = 0) -> Prediction:
@@ -75,6 +77,7 @@ class Prediction:
             ),
             hidden_seconds=float(prices.hidden_seconds[index]),
             sent_bytes=float(prices.sent_bytes[index]),
+            output_bytes=float(prices.output_bytes[index]),
         )
 
     @property
