@@ -65,6 +65,8 @@ class Liveness:
     #: ``[ops]`` op after which a fusible op could be computed, itself for others: what has it in
     #: common is computed by one kernel.
     early: Ints
+    #: ``[ops]`` the last kernel that an op is computed in, if nothing is moved forward.
+    late: Ints
 
 
 def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
@@ -103,7 +105,8 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     use_end = kernel_end[use_op]
     np.maximum.at(end, use_value, use_end)
     _extend_shared(program, kind_of_op, aliased, end)
-    return Liveness(exists, aliased, start, in_place, end, use_end, early)
+    late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
+    return Liveness(exists, aliased, start, in_place, end, use_end, early, late)
 
 
 def _as_soon_as_possible(program: Program, kinds: list[str]) -> Ints:

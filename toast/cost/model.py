@@ -50,6 +50,9 @@ Bools = npt.NDArray[np.bool_]
 
 _GATHER, _REDUCE, _SCATTER, _ALL_TO_ALL, _PERMUTE = range(5)
 
+#: A product is summed whole where it takes less than this share of the transfer of its parts.
+_SHORT = 0.4
+
 #: Devices up to which XLA unrolls the loop of a product that is summed in parts.
 _UNROLLED = 4
 
@@ -377,7 +380,7 @@ class CostModel:
             group = move.axes
             parts = [(move.kind, happens, move.result)]
             if move.kind == _SCATTER:
-                whole = self.tables.summed_whole | self._in_two_dimensions(move.axes, layout)
+                whole = self._summed_whole(move.axes, layout, move.size)
                 parts = [(_SCATTER, happens * ~whole, move.result),
                          (_REDUCE, happens * whole, move.size)]  # fmt: skip
             for kind, times, result in parts:
@@ -393,6 +396,20 @@ class CostModel:
                     room = move.free * matmul[:, None]
                     hidden += (times * np.minimum(once, room)).sum(axis=1)
         return seconds, count, moved, sent, np.minimum(hidden, matmul)
+
+    def _summed_whole(self, axes: Axes, layout: Layout, size: Floats) -> Bools:
+        """Sums over ``axes`` that XLA does not take in parts: ``[S, C]``.
+
+        Those of scatters and gathers, those scattered along several dimensions, and products that
+        are too short to run beside the transfer of their parts.
+        """
+        t = self.tables
+        k = t.slot_class[t.value_slot]
+        shards = self._devices[_axes(layout.held < t.slot_dim.shape[1] - 1)]
+        once = (self._flop_seconds / t.count / shards)[:, k]
+        short = once < _SHORT * self.collectives.seconds(_SCATTER, size, axes)
+        short &= t.matmul[k] & (self._devices[axes] > _UNROLLED)
+        return t.summed_whole | self._in_two_dimensions(axes, layout) | short
 
     def _in_two_dimensions(self, axes: Axes, layout: Layout) -> Bools:
         """Sums that are scattered along several dimensions: XLA sums them whole: ``[S, C]``."""
@@ -544,7 +561,7 @@ class CostModel:
         """Every buffer, given the bytes of each column; a shared copy is one buffer."""
         t = self.tables
         values = len(t.value_bytes)
-        sums = len(row) - 2 * values
+        sums = len(row) - 3 * values
         opened: dict[tuple[int, int], int] = {}
         found: list[Buffer] = []
         shared: dict[tuple[int, float], int] = {}  # copies of a value, to be continued
@@ -569,7 +586,7 @@ class CostModel:
             if copy:
                 shared[value, size] = len(found)
             kinds = ("value", "copy", "sum", "second")
-            what = kinds[(column >= values) + (column >= sums) + (column >= sums + values)]
+            what = kinds[(column >= values) + (column >= sums) + (column >= sums + 2 * values)]
             found.append(Buffer(value, size, what, start, op))
         return found
 
@@ -588,10 +605,10 @@ class CostModel:
             bridged[:, later] |= same
             columns.append(np.where(same, copies[:, later], 0.0))
         scattered = layout.partial & _axes(layout.settled >= 0)
-        whole = t.summed_whole | self._in_two_dimensions(scattered, layout)
         rest = self._devices[scattered] - 1
+        whole = self._summed_whole(scattered, layout, settled * (rest + 1))
         merged = t.value_merged & (layout.partial > 0)
-        columns.append(settled * (rest * whole + merged))
+        columns += [settled * (rest * whole), settled * merged]
         # A product that is summed in parts is a loop, whose operands are made before it begins.
         loops = (rest + 1 > _UNROLLED) & ~whole
         beside = np.zeros(settled.shape, dtype=bool)

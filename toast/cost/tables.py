@@ -93,7 +93,7 @@ class Tables:
     merge_share: Floats
     #: Pairs (later, earlier) of use classes of one value class, by distance 1, 2, ...
     pairs: tuple[tuple[Ints, Ints], ...]
-    # Timeline: columns are value classes, use classes, pairs, and twice value classes.
+    # Timeline: columns are value classes, use classes, pairs, and thrice value classes.
     event_column: Ints  # [events] in program order
     event_sign: Floats  # [events] +1 allocates, -1 frees
     event_op: Ints  # [events]
@@ -460,7 +460,7 @@ def _growth(
     """Events summed up between the moments that memory shrinks after."""
     column, sign, _at, _ = events
     pairs = sum(len(later) for later, _ in grouped.pairs)
-    width = 3 * values + len(grouped.use_value) + pairs
+    width = 4 * values + len(grouped.use_value) + pairs
     shrinks = np.zeros(len(sign), dtype=bool)
     if len(sign):
         # Frees come first at every op, so memory peaks before those that allocations went before.
@@ -522,8 +522,9 @@ def _events(
 
     Columns are value classes (the value itself), use classes (its resharded copy), pairs of use
     classes (the copy is shared: it stays alive from the end of the earlier use to the later one;
-    where they overlap it counts once), and value classes twice again: what a sum over devices is
-    more before it is cut to the part that is kept, and what cannot overwrite what it is made of.
+    where they overlap it counts once), and value classes three times again: what a sum over
+    devices is more before it is cut to the part that is kept, sums of products that would
+    otherwise be taken in by what uses them, and what cannot overwrite what it is made of.
     """
     values, uses = len(grouped.representative), len(grouped.use_value)
     ops = len(program.ops)
@@ -565,20 +566,20 @@ def _events(
             column, i, j = table[:, 0], table[:, 2], table[:, 1]
             add(column, np.minimum(finish[i], finish[j]), begin[j], value[i])
         offset += len(later)
-    # XLA sums whole what it could sum in parts, and cuts it up where it is used.
-    last = np.zeros(len(program.values), dtype=np.int64)
-    np.maximum.at(last, use_of, use_op)
+    # XLA sums whole what it could sum in parts, and cuts it up where the kernel is that uses it.
     made = start_ops(program)
+    last, late = np.zeros((2, len(program.values)), dtype=np.int64)
+    np.maximum.at(last, use_of, use_op)
+    np.maximum.at(late, use_of, live.late[use_op])
     large = np.flatnonzero(summed & (size > floor))
-    add(offset + grouped.of_value[large], made[large], last[large] + 1, large)
+    add(offset + grouped.of_value[large], made[large], late[large] + 1, large)
+    merged = large[~live.exists[large]]
+    offset += values
+    add(offset + grouped.of_value[merged], made[merged], last[merged] + 1, merged)
+    offset += values
     into_product = np.isin(grouped.of_value, operands)
     beside = kept[live.in_place[kept] & into_product[kept]]
-    add(
-        offset + values + grouped.of_value[beside],
-        live.start[beside] - 1,
-        live.start[beside],
-        beside,
-    )
+    add(offset + grouped.of_value[beside], live.start[beside] - 1, live.start[beside], beside)
     column = np.concatenate([np.concatenate([c, c]) for c, *_ in rows])
     sign = np.concatenate([np.repeat([1.0, -1.0], len(c)) for c, *_ in rows])
     at = np.concatenate([np.concatenate([s, e]) for _, s, e, _ in rows])
