@@ -3,8 +3,8 @@
 All arrays have a leading axis over states; there is no Python loop over ops, only over the few
 mesh axes.  Step time is the sum of
 
-* matrix products and convolutions: the larger of FLOPs over peak and bytes over HBM bandwidth;
-  Products are padded to the tiles of the matrix unit;
+* matrix products and convolutions, padded to the tiles of the matrix unit: the larger of FLOPs over
+  peak and bytes over HBM bandwidth;
 * memory-bound kernels: bytes that existing values are written and read, over HBM bandwidth, and
   exponentials and the like at the rate of the vector unit;
 * collectives: where a value's definition and a use disagree on an axis (slice, all-gather or
@@ -406,7 +406,7 @@ class CostModel:
         t = self.tables
         k = t.slot_class[t.value_slot]
         shards = self._devices[_axes(layout.held < t.slot_dim.shape[1] - 1)]
-        once = (self._flop_seconds / t.count / shards)[:, k]
+        once = (self._flop_seconds / np.maximum(t.count, 1) / shards)[:, k]
         short = once < _SHORT * self.collectives.seconds(_SCATTER, size, axes)
         short &= t.matmul[k] & (self._devices[axes] > _UNROLLED)
         return t.summed_whole | self._in_two_dimensions(axes, layout) | short

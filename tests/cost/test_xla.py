@@ -1,0 +1,148 @@
+"""What XLA's TPU compiler does with collectives and memory, as seen in docs/fidelity.md."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from tests.helpers import action, f32, model_of
+from toast.api import program_of
+from toast.cost import CostModel
+from toast.cost.liveness import liveness
+from toast.hardware import COLLECTIVES, Mesh, load
+from toast.space import Space, States
+
+
+def half(*sizes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+
+
+def counts(model: CostModel, state: States) -> dict[str, int]:
+    """Collectives as XLA leaves them."""
+    found = model.price(state[None]).collective_count[0]
+    return {kind: round(float(found[k])) for k, kind in enumerate(COLLECTIVES) if found[k]}
+
+
+def moves(model: CostModel, state: States) -> dict[str, int]:
+    """Collectives as Shardy makes them explicit."""
+    found: dict[str, int] = {}
+    for transfer in model.transfers(state):
+        found[transfer.kind] = found.get(transfer.kind, 0) + transfer.count
+    return found
+
+
+def test_sums_that_are_added_up_are_summed_once() -> None:
+    """all-reduce(a) + all-reduce(b) is all-reduce(a + b), where nothing else needs a or b."""
+
+    def function(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ a + x @ b)
+
+    analysis = toast.analyze(function, half(64, 256), half(256, 64), half(256, 64))
+    model = model_of(analysis, "m=4", min_dimensions=0)
+    state = model.space.apply(model.space.initial, action(model.space, "x", 1, "m"))
+    assert moves(model, state) == {"all_reduce": 2}
+    assert counts(model, state) == {"all_reduce": 1}
+
+
+def test_sums_that_are_needed_apart_are_not_merged() -> None:
+    def function(x: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        one = x @ a
+        return jnp.tanh(one + x @ b), one
+
+    analysis = toast.analyze(function, half(64, 256), half(256, 64), half(256, 64))
+    model = model_of(analysis, "m=4", min_dimensions=0)
+    state = model.space.apply(model.space.initial, action(model.space, "x", 1, "m"))
+    assert counts(model, state) == {"all_reduce": 2}
+
+
+def embedding_gradient(tokens: jax.Array, g: jax.Array, table: jax.Array) -> jax.Array:
+    return jax.grad(lambda t: jnp.sum(t[tokens] * g))(table)
+
+
+def test_constants_are_made_where_they_are_needed() -> None:
+    """The zeros that a scatter adds to are sharded like the table, and not sent."""
+    analysis = toast.analyze(
+        embedding_gradient, jax.ShapeDtypeStruct((512,), jnp.int32), half(512, 64), half(1024, 64)
+    )
+    model = model_of(analysis, "d=4", min_dimensions=0)
+    space = model.space
+    state = space.apply(space.initial, action(space, "tokens", 0, "d"))
+    state = space.apply(state, action(space, "g", 1, "d"))
+    made, sent = moves(model, state), counts(model, state)
+    assert made.get("all_gather", 0) > sent.get("all_gather", 0)
+
+
+def test_scatters_are_summed_whole() -> None:
+    """The gradient of a sharded table is a reduce-scatter that XLA makes an all-reduce."""
+    analysis = toast.analyze(
+        embedding_gradient, jax.ShapeDtypeStruct((512,), jnp.int32), half(512, 64), half(1024, 64)
+    )
+    model = model_of(analysis, "d=4", min_dimensions=0)
+    space = model.space
+    state = space.apply(space.initial, action(space, "tokens", 0, "d"))
+    state = space.apply(state, action(space, "g", 1, "d"))
+    assert moves(model, state)["reduce_scatter"] == 1
+    assert "reduce_scatter" not in counts(model, state)
+    assert counts(model, state)["all_reduce"] >= 1
+
+
+@pytest.mark.parametrize("hardware", ["tpu-v5e", "h100"])
+def test_float32_operands_are_rounded_on_tpus(hardware: str) -> None:
+    analysis = toast.analyze(lambda x, w: x @ w, f32(64, 256), f32(256, 64))
+    model = model_of(analysis, "d=4", hardware, min_dimensions=0)
+    space = model.space
+    state = space.apply(space.initial, action(space, "x", 0, "d"))
+    state = space.apply(state, action(space, "w", 0, "d"))
+    moved = model.price(state[None]).collective_bytes.sum()
+    assert moved == 256 * 64 * (2 if hardware == "tpu-v5e" else 4)
+    (transfer,) = model.transfers(state)
+    assert transfer.bytes == 256 * 64 * 4  # in the element type of the program
+
+
+def kept(function: object, *arguments: jax.ShapeDtypeStruct) -> list[str]:
+    """Types of the intermediate values that are in memory."""
+    program = program_of(function, *arguments)
+    names = toast.analyze(program).names
+    live = liveness(program, names.use_op, names.use_value)
+    return [
+        f"{program.kind(value.op)} {value.type}"
+        for number, value in enumerate(program.values)
+        if live.exists[number] and number not in program.argument_values
+    ]
+
+
+def test_what_follows_cheaply_is_computed_again() -> None:
+    """A residual stream is kept in bfloat16, not as the float32 that norms and products read."""
+
+    def function(x: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+        x = x + a  # of two large values: kept
+        wide = x.astype(jnp.float32)
+        scaled = (wide * jax.lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True))).astype(x.dtype)
+        return (scaled @ b) @ c + scaled @ c + x
+
+    found = kept(function, half(512, 512), half(512, 512), half(512, 512), half(512, 512))
+    assert "add bf16[512,512]" in found
+    assert not any("f32[512,512]" in value for value in found)
+
+
+def test_windowed_products_need_their_operands() -> None:
+    """A product that is summed in parts over many devices is a loop over operands in memory."""
+
+    def function(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w) @ v
+
+    shapes = half(4096, 4096), half(4096, 65536), half(65536, 4096)
+    peaks = {}
+    for devices in (4, 8):
+        space = Space(toast.analyze(function, *shapes), Mesh((("m", devices),)), min_dimensions=0)
+        model = CostModel(space, dataclasses.replace(load("tpu-v5e")))
+        state = space.apply(space.initial, action(space, "w", 1, "m"))
+        line = model.timeline(state)
+        peaks[devices] = {buffer.what for buffer in line.at_peak}
+        assert np.isfinite(line.peak_bytes)
+    assert peaks[4] <= {"value", "copy", "sum"}
