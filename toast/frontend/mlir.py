@@ -131,6 +131,11 @@ def bytecode(module: ir.Module) -> bytes:
     return stream.getvalue()
 
 
+def text_without_locations(module: ir.Module) -> str:
+    """The module as text that does not change when lines move in the user's source."""
+    return str(module.operation.get_asm(enable_debug_info=False))
+
+
 # -- inlining ------------------------------------------------------------------------------------
 
 

@@ -101,7 +101,7 @@ def judge(
         "topology": topology,
         "topology_options": options,
     }
-    place = _cached(job, full, cache)
+    place = _cached(mlir.text_without_locations(program.source.module), job, full, cache)
     if place.exists():
         return _read(place.read_text())
     verdict = _compile(
@@ -134,20 +134,20 @@ def _primes(number: int) -> list[int]:
 
 
 #: Of verdicts and of what is compiled; another one makes the kept ones void.
-_FORMAT = 5
+_FORMAT = 6
 
 
-def _cached(job: dict[str, Any], full: bool, cache: pathlib.Path | None) -> pathlib.Path:
+def _cached(text: str, job: dict[str, Any], full: bool, cache: pathlib.Path | None) -> pathlib.Path:
     versions = [importlib.metadata.version(p) for p in ("jax", "jaxlib", "libtpu")]
     shardings: Shardings = job["shardings"]
     parts = [
-        job["module"], str(shardings.mesh), sorted(shardings.values.items()),
+        text, str(shardings.mesh), sorted(shardings.values.items()),
         sorted(shardings.uses.items()), sorted(shardings.sums.items()), shardings.results,
         job["topology"], versions, full, _FORMAT,
     ]  # fmt: skip
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else repr(part).encode())
+        digest.update(repr(part).encode())
     folder = cache or pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return folder / "toast" / "oracle" / f"{digest.hexdigest()}.json"
 
