@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,28 +62,28 @@ def embedding_gradient(tokens: jax.Array, g: jax.Array, table: jax.Array) -> jax
     return jax.grad(lambda t: jnp.sum(t[tokens] * g))(table)
 
 
-def test_constants_are_made_where_they_are_needed() -> None:
-    """The zeros that a scatter adds to are sharded like the table, and not sent."""
+@pytest.fixture(scope="module")
+def sharded_table() -> tuple[CostModel, States]:
+    """Tokens and the table's width on one axis."""
     analysis = toast.analyze(
         embedding_gradient, jax.ShapeDtypeStruct((512,), jnp.int32), half(512, 64), half(1024, 64)
     )
     model = model_of(analysis, "d=4", min_dimensions=0)
     space = model.space
     state = space.apply(space.initial, action(space, "tokens", 0, "d"))
-    state = space.apply(state, action(space, "g", 1, "d"))
+    return model, space.apply(state, action(space, "g", 1, "d"))
+
+
+def test_constants_are_made_where_they_are_needed(sharded_table: tuple[CostModel, States]) -> None:
+    """The zeros that a scatter adds to are sharded like the table, and not sent."""
+    model, state = sharded_table
     made, sent = moves(model, state), counts(model, state)
     assert made.get("all_gather", 0) > sent.get("all_gather", 0)
 
 
-def test_scatters_are_summed_whole() -> None:
+def test_scatters_are_summed_whole(sharded_table: tuple[CostModel, States]) -> None:
     """The gradient of a sharded table is a reduce-scatter that XLA makes an all-reduce."""
-    analysis = toast.analyze(
-        embedding_gradient, jax.ShapeDtypeStruct((512,), jnp.int32), half(512, 64), half(1024, 64)
-    )
-    model = model_of(analysis, "d=4", min_dimensions=0)
-    space = model.space
-    state = space.apply(space.initial, action(space, "tokens", 0, "d"))
-    state = space.apply(state, action(space, "g", 1, "d"))
+    model, state = sharded_table
     assert moves(model, state)["reduce_scatter"] == 1
     assert "reduce_scatter" not in counts(model, state)
     assert counts(model, state)["all_reduce"] >= 1
@@ -140,7 +138,7 @@ def test_windowed_products_need_their_operands() -> None:
     peaks = {}
     for devices in (4, 8):
         space = Space(toast.analyze(function, *shapes), Mesh((("m", devices),)), min_dimensions=0)
-        model = CostModel(space, dataclasses.replace(load("tpu-v5e")))
+        model = CostModel(space, load("tpu-v5e"))
         state = space.apply(space.initial, action(space, "w", 1, "m"))
         line = model.timeline(state)
         peaks[devices] = {buffer.what for buffer in line.at_peak}

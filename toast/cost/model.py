@@ -90,7 +90,10 @@ class Layout:
     settled: Dims  # [S, C, A] after a reduce-scatter
     used: Dims  # [S, U, A] as each use demands it
     partial: Axes  # [S, C] the op's result is a partial sum over these axes
+    differs: Axes  # [S, U] axes on which a use sees another sharding than the definition's
     shared: Bools  # [S, U] an earlier use class already made the same copy
+    scattered: Axes  # [S, C] axes of partial sums that are kept in parts
+    whole: Bools  # [S, C] ... and that XLA sums whole nevertheless
     #: ``[S, A]`` how much each axis should be the major one where several shard one dimension.
     major: npt.NDArray[np.int64]
 
@@ -220,7 +223,12 @@ class CostModel:
         for later, earlier in t.pairs:
             shared[:, later] |= _axes(used[:, later] != used[:, earlier]) == 0
         major = self._major_axes(settled, used)
-        return Layout(held, defined, settled, used, _axes(summed), shared, major)
+        partial, differs = _axes(summed), _axes(settled[:, t.use_value] != used)
+        scattered = partial & _axes(settled >= 0)
+        whole = self._summed_whole(scattered, held, settled)
+        return Layout(
+            held, defined, settled, used, partial, differs, shared, scattered, whole, major
+        )
 
     def _major_axes(self, settled: Dims, used: Dims) -> npt.NDArray[np.int64]:
         """How often each axis stays while another of its dimension is gathered: ``[S, A]``.
@@ -304,7 +312,7 @@ class CostModel:
         memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / self._hbm
         memory += self._vector_seconds(layout)
         arguments = settled[:, t.argument_columns].sum(axis=1)
-        copies = used * self._differs(layout)
+        copies = used * (layout.differs > 0)
         peak = arguments + self._timeline_peak(layout, settled, copies)
         return Prices(
             seconds=matmul + memory + seconds.sum(axis=1) - hidden,
@@ -331,7 +339,7 @@ class CostModel:
     def _used_bytes(self, layout: Layout) -> Floats:
         """Bytes of a value as each use class sees it: ``[S, U]``."""
         t = self.tables
-        share = np.where(self._differs(layout), t.use_share, 1.0)
+        share = np.where(layout.differs > 0, t.use_share, 1.0)
         return np.asarray(t.value_bytes[t.use_value] * share / self._shards(layout.used))
 
     def _vector_seconds(self, layout: Layout) -> Floats:
@@ -380,9 +388,8 @@ class CostModel:
             group = move.axes
             parts = [(move.kind, happens, move.result)]
             if move.kind == _SCATTER:
-                whole = self._summed_whole(move.axes, layout, move.size)
-                parts = [(_SCATTER, happens * ~whole, move.result),
-                         (_REDUCE, happens * whole, move.size)]  # fmt: skip
+                parts = [(_SCATTER, happens * ~layout.whole, move.result),
+                         (_REDUCE, happens * layout.whole, move.size)]  # fmt: skip
             for kind, times, result in parts:
                 once = self.collectives.seconds(kind, move.size, group)
                 seconds[:, kind] += (times * once).sum(axis=1)
@@ -397,7 +404,7 @@ class CostModel:
                     hidden += (times * np.minimum(once, room)).sum(axis=1)
         return seconds, count, moved, sent, np.minimum(hidden, matmul)
 
-    def _summed_whole(self, axes: Axes, layout: Layout, size: Floats) -> Bools:
+    def _summed_whole(self, axes: Axes, held: npt.NDArray[np.intp], settled: Dims) -> Bools:
         """Sums over ``axes`` that XLA does not take in parts: ``[S, C]``.
 
         Those of scatters and gathers, those scattered along several dimensions, and products that
@@ -405,27 +412,26 @@ class CostModel:
         """
         t = self.tables
         k = t.slot_class[t.value_slot]
-        shards = self._devices[_axes(layout.held < t.slot_dim.shape[1] - 1)]
+        if not axes.any():
+            return np.zeros(axes.shape, dtype=bool)
+        size = t.value_bytes / self._shards(settled) * self._devices[axes]
+        shards = self._devices[_axes(held < t.slot_dim.shape[1] - 1)]
         once = (self._flop_seconds / np.maximum(t.count, 1) / shards)[:, k]
         short = once < _SHORT * self.collectives.seconds(_SCATTER, size, axes)
         short &= t.matmul[k] & (self._devices[axes] > _UNROLLED)
-        return t.summed_whole | self._in_two_dimensions(axes, layout) | short
-
-    def _in_two_dimensions(self, axes: Axes, layout: Layout) -> Bools:
-        """Sums that are scattered along several dimensions: XLA sums them whole: ``[S, C]``."""
-        found = np.zeros(axes.shape, dtype=bool)
+        found = t.summed_whole | short
         for a, b in itertools.combinations(range(len(self._sizes)), 2):
             both = (axes >> np.uint8(a)) & (axes >> np.uint8(b)) & 1
-            found |= (both > 0) & (layout.settled[..., a] != layout.settled[..., b])
-        return found
+            found |= (both > 0) & (settled[..., a] != settled[..., b])
+        return np.asarray(found)
 
     def _transfers(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[_Moves]:
         """What moves between devices, of all value classes or of all use classes at a time."""
         t = self.tables
         # Partial sums, where they are made.
         once_each = np.ones(settled.shape[:1] + (1,)) * t.value_count
-        held = _axes(layout.settled >= 0)
-        scattered, reduced = layout.partial & held, layout.partial & ~held
+        held, scattered = _axes(layout.settled >= 0), layout.scattered
+        reduced = layout.partial & ~held
         whole = settled * self._devices[scattered]
         if scattered.any():
             yield _Moves(
@@ -454,9 +460,8 @@ class CostModel:
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
         was, now = held[:, t.use_value], _axes(layout.used >= 0)
-        differs = _axes(before != layout.used)
-        gather, exchange, sliced = was & ~now, was & now & differs, now & ~was
-        times_used = t.use_count * ((differs > 0) & ~layout.shared)
+        gather, exchange, sliced = was & ~now, was & now & layout.differs, now & ~was
+        times_used = t.use_count * ((layout.differs > 0) & ~layout.shared)
         local = settled[:, t.use_value] / self._devices[sliced] * t.use_share
         if exchange.any():
             yield _Moves(
@@ -543,7 +548,7 @@ class CostModel:
         settled = t.value_bytes / self._shards(layout.settled)
         used = self._used_bytes(layout)
         arguments = float(settled[:, t.argument_columns].sum())
-        row = self._columns(layout, settled, used * self._differs(layout))[0]
+        row = self._columns(layout, settled, used * (layout.differs > 0))[0]
         steps = row[t.event_column] * t.event_sign
         live = arguments + np.cumsum(steps)
         peak = int(t.event_op[np.argmax(live)]) if len(live) else 0
@@ -590,10 +595,6 @@ class CostModel:
             found.append(Buffer(value, size, what, start, op))
         return found
 
-    def _differs(self, layout: Layout) -> Bools:
-        """Which use classes see another sharding than the definition's."""
-        return np.asarray(_axes(layout.settled[:, self.tables.use_value] != layout.used) > 0)
-
     def _columns(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
         """Bytes of every column of the timeline's events."""
         t = self.tables
@@ -604,9 +605,7 @@ class CostModel:
             same &= ~bridged[:, later]
             bridged[:, later] |= same
             columns.append(np.where(same, copies[:, later], 0.0))
-        scattered = layout.partial & _axes(layout.settled >= 0)
-        rest = self._devices[scattered] - 1
-        whole = self._summed_whole(scattered, layout, settled * (rest + 1))
+        rest, whole = self._devices[layout.scattered] - 1, layout.whole
         merged = t.value_merged & (layout.partial > 0)
         columns += [settled * (rest * whole), settled * merged]
         # A product that is summed in parts is a loop, whose operands are made before it begins.

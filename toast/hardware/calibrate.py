@@ -146,7 +146,7 @@ def _fitted(hardware: Hardware, kind: str, rows: pd.DataFrame) -> list[Measured]
     best: tuple[float, list[Measured]] | None = None
     for extra in _OFFERED[kind]:
         for count in _PROTOCOLS:
-            names = ["ring" if kind != "all_to_all" else "direct"] * count
+            names = [_OFFERED[kind][0]] * count
             names += [extra] if extra not in names else []
             loss, found = _fit(hardware, kind, rows, names)
             loss /= _WORTH ** len(names)

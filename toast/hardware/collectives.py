@@ -200,9 +200,8 @@ def _on_switch(kind: str, inside: int, outside: int, hardware: Hardware) -> Iter
         return
     if kind == "all_to_all":
         sent = (n - inside) / n / network
-        yield Algorithm(
-            "direct", link.network_latency_s, max(sent, _inside_share(kind, inside, n, link))
-        )
+        near = (inside - 1) / n / link.bandwidth_bytes_per_s
+        yield Algorithm("direct", link.network_latency_s, max(sent, near))
         return
     # Every device of a node has a port of its own, and as many rings run as there are ports.
     rate = min(link.bandwidth_bytes_per_s, inside * network)
@@ -232,10 +231,6 @@ def _on_switch(kind: str, inside: int, outside: int, hardware: Hardware) -> Iter
                 sum(p.latency_s for p in parts) + outer.latency_s,
                 sum(p.seconds_per_byte for p in parts) + outer.seconds_per_byte / inside,
             )
-
-
-def _inside_share(kind: str, inside: int, devices: int, link: Interconnect) -> float:
-    return (inside - 1) / devices / link.bandwidth_bytes_per_s
 
 
 def _in_node(kind: str, devices: int, hardware: Hardware) -> Iterator[Algorithm]:

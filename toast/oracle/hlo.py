@@ -159,8 +159,8 @@ class Module:
         computations = {name: tuple(lines) for name, lines in found.items()}
         return Module(computations, entry, int(devices[1]) if devices else 1)
 
-    def trips(self, loop: Instruction, inside: str) -> int:
-        """How often the body of ``loop``, an instruction of computation ``inside``, runs.
+    def trips(self, loop: Instruction) -> int:
+        """How often the body of ``loop`` runs.
 
         As the compiler noted it, or from the counter that the condition compares with a constant:
         the constant over the counter's step.  1 where neither is found.
@@ -199,7 +199,7 @@ class Module:
         callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
         for computation, lines in self.computations.items():
             for instruction in lines:
-                times = self.trips(instruction, computation) if instruction.opcode == "while" else 1
+                times = self.trips(instruction) if instruction.opcode == "while" else 1
                 for called in _CALL.findall(instruction.line):
                     callers[called].append((computation, times))
         made: dict[str, int] = {}

@@ -99,7 +99,7 @@ class _Timer:
         if opcode == "while":
             before = dataclasses.replace(clock)
             self.run(instruction.attribute("body") or "", clock)
-            clock.repeat(before, self.module.trips(instruction, computation) - 1)
+            clock.repeat(before, self.module.trips(instruction) - 1)
             return
         if opcode in ("call", "conditional"):
             for called in _called(instruction):

@@ -68,7 +68,7 @@ def _collectives(machine: Hardware, mesh: Mesh) -> Table:
     costs = Collectives(machine, mesh)
     table = Table(
         "collective", "axes",
-        *(f"{size_text(size)}" for size in _SIZES for _ in (0,)), "algorithm at each size",
+        *map(size_text, _SIZES), "algorithm at each size",
         title=f"Collectives on {mesh}",
     )  # fmt: skip
     real = [name for name, size in mesh.axes if size > 1]
