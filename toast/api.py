@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toast import hardware as hardware_stage
 from toast.analysis import Analysis, analyze_program
@@ -18,6 +18,9 @@ from toast.models import Model
 from toast.plan import Plan, make_plan
 from toast.search import Round, Search, Settings
 from toast.space import Space
+
+if TYPE_CHECKING:
+    import jax
 
 #: Told of each stage as it begins, and of each round of the search.
 Progress = Callable[[str | Round], None]
@@ -81,7 +84,7 @@ def analyze(
 def plan(
     target: Any,
     *arguments: Any,
-    mesh: str | Mesh,
+    mesh: str | Mesh | jax.sharding.Mesh,
     hardware: str | Hardware,
     donate: Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
@@ -93,11 +96,11 @@ def plan(
 ) -> Plan:
     """The best sharding of a program that the search finds.
 
-    ``target`` may also be an :class:`Analysis` made earlier.  ``mesh`` is a :class:`Mesh` or text
-    such as ``"data=4,model=4"``; ``hardware`` a name such as ``"tpu-v5e"``, a path, or a
-    :class:`Hardware`.  ``memory_bytes`` is the limit per device (default: the hardware's);
-    ``overlap`` says which collectives run beside products (:mod:`toast.cost.model`): ``"none"``,
-    ``"partial"`` or ``"full"``.
+    ``target`` may also be an :class:`Analysis` made earlier.  ``mesh`` is a :class:`Mesh`, a
+    ``jax.sharding.Mesh``, or text such as ``"data=4,model=4"``; ``hardware`` a name such as
+    ``"tpu-v5e"``, a path, or a :class:`Hardware`.  ``memory_bytes`` is the limit per device
+    (default: the hardware's); ``overlap`` says which collectives run beside products
+    (:mod:`toast.cost.model`): ``"none"``, ``"partial"`` or ``"full"``.
 
     Raises :class:`toast.errors.MeshError` when no dimension can use the mesh, and
     :class:`toast.errors.SearchError` when ``memory_bytes`` was given and nothing found fits it.
@@ -110,7 +113,10 @@ def plan(
     >>> made.arguments["x"]
     (('data',), ())
     """
-    mesh = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
+    if isinstance(mesh, str):
+        mesh = Mesh.parse(mesh)
+    elif not isinstance(mesh, Mesh):
+        mesh = Mesh.of(mesh)
     machine = hardware_stage.load(hardware) if isinstance(hardware, str) else hardware
     hardware_stage.check_size(machine, mesh)
     settings = settings or Settings()

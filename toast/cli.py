@@ -36,7 +36,12 @@ Target = Annotated[
     str,
     typer.Argument(help="A model's name (toast models), a StableHLO file, or module:function."),
 ]
-MeshOption = Annotated[str, typer.Option("--mesh", help="Axes and sizes: data=4,model=4.")]
+MeshOption = Annotated[
+    str,
+    typer.Option(
+        "--mesh", help="Axes and sizes: data=4,model=4; @model,data behind it lays data innermost."
+    ),
+]
 HardwareOption = Annotated[
     str, typer.Option("--hardware", help="A name (tpu-v5e) or the path of a hardware file.")
 ]

@@ -144,6 +144,22 @@ def test_pytrees_keywords_and_donation() -> None:
     assert plan.jit(mesh)(jax.tree.map(jnp.copy, params), batch=batch)[1] == sharded_value
 
 
+def test_the_order_of_devices_is_the_mesh_s() -> None:
+    shapes = (f32(4096, 256), f32(256, 512), f32(512, 256))
+    devices = np.array(jax.devices()[:8])
+    given = jax.sharding.Mesh(devices.reshape(2, 4).T, ("d", "m"))
+    plan = toast.plan(mlp, *shapes, mesh=given, hardware="tpu-v5e")
+    assert str(plan.mesh) == "d=4,m=2@m,d"
+    runs = [plan.jit(mesh) for mesh in (None, given)]
+    for run in runs:
+        assert (run.mesh.devices == given.devices).all()
+    arrays = [jnp.ones(shape.shape) for shape in shapes]
+    np.testing.assert_allclose(runs[1](*arrays), mlp(*arrays), rtol=1e-5)
+    other = jax.sharding.Mesh(devices.reshape(2, 4), ("d", "m"))
+    with pytest.raises(PlanError, match=r"the plan is for mesh d=4,m=2@m,d, this one is d=2,m=4"):
+        plan.jit(other)
+
+
 def test_shardings_are_what_jax_jit_takes() -> None:
     shapes = (f32(4096, 256), f32(256, 512), f32(512, 256))
     plan = toast.plan(mlp, *shapes, mesh="d=8", hardware="tpu-v5e")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -23,6 +24,39 @@ def test_parsing() -> None:
     assert mesh.sizes == (4, 2, 1)
     assert mesh.devices == 8
     assert str(mesh) == "data=4,model=2,one=1"
+
+
+def test_an_order_of_devices_can_be_given() -> None:
+    mesh = Mesh.parse("data=4, model=2 @ model, data")
+    assert mesh.order == ("model", "data")
+    assert mesh.placed == (1, 0)
+    assert str(mesh) == "data=4,model=2@model,data"
+    assert Mesh.parse(str(mesh)) == mesh
+    assert Mesh.parse("data=4,model=2@data,model") == Mesh.parse("data=4,model=2")
+    # Two nodes of eight: the innermost axis stays in its node.
+    h100 = load("h100")
+    near = Collectives(h100, Mesh.parse("data=2,model=8"))
+    far = Collectives(h100, Mesh.parse("data=2,model=8@model,data"))
+    assert "two-level" not in near.cheapest("all_gather", 1e9, ["model"]).name
+    assert "between" in far.cheapest("all_gather", 1e9, ["model"]).name
+    swapped = Collectives(h100, Mesh.parse("model=8,data=2"))
+    for kind in COLLECTIVES:
+        for axes in (["data"], ["model"], ["data", "model"]):
+            assert far.cheapest(kind, 1e9, axes) == swapped.cheapest(kind, 1e9, axes)
+
+
+def test_meshes_of_jax() -> None:
+    devices = np.array(jax.devices()[:8])
+    names = ("data", "model")
+    assert Mesh.of(jax.sharding.Mesh(devices.reshape(4, 2), names)) == Mesh.parse("data=4,model=2")
+    turned = Mesh.of(jax.sharding.Mesh(devices.reshape(2, 4).T, names))
+    assert turned == Mesh.parse("data=4,model=2@model,data")
+    assert Mesh.of(jax.sharding.AbstractMesh((4, 2), names)) == Mesh.parse("data=4,model=2")
+    # No order of axes: as JAX would have it.
+    shuffled = devices[[0, 3, 1, 2, 5, 4, 7, 6]].reshape(4, 2)
+    assert Mesh.of(jax.sharding.Mesh(shuffled, names)) == Mesh.parse("data=4,model=2")
+    one = Mesh.of(jax.sharding.Mesh(devices.reshape(1, 8), names))
+    assert one == Mesh.parse("data=1,model=8")
 
 
 NINE = "a=1,b=1,c=1,d=1,e=1,f=1,g=1,h=1,i=1"
@@ -49,6 +83,14 @@ LETTERS = "use letters, digits and underscores"
         ("my axis=4", f"'my axis' is no axis name; {LETTERS}"),
         ("a=2,a=2", "axis a occurs twice; rename one"),
         (NINE, "9 axes, more than 8; merge some"),
+        (
+            "a=2,b=2@a",
+            "the order of devices, a, does not name every axis once; reorder a,b",
+        ),
+        (
+            "a=2,b=2@b,b",
+            "the order of devices, b,b, does not name every axis once; reorder a,b",
+        ),
     ],
 )
 def test_meshes_that_do_not_parse(text: str, message: str) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -32,6 +32,9 @@ _CALLBACK = re.compile(r"python_\w*callback")
 
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
+#: What a plan runs on: a mesh with its devices in order, or devices to be ordered.
+Devices: TypeAlias = jax.sharding.Mesh | Sequence[Any]
+
 _NUMPY = {"i1": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
 
 
@@ -52,12 +55,20 @@ def aval(type_: TensorType) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(type_.shape, numpy_dtype(type_.dtype))
 
 
-def jax_mesh(shardings: Shardings, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+def jax_mesh(shardings: Shardings, devices: Devices | None = None) -> jax.sharding.Mesh:
     """The plan's mesh on real devices, each axis along links of the hardware where it has such.
 
-    Raises :class:`toast.errors.PlanError` when there are too few.
+    A ``jax.sharding.Mesh`` keeps its order of devices.  Raises :class:`toast.errors.PlanError` when
+    there are too few devices, or that mesh has another shape.
     """
     mesh = shardings.mesh
+    if isinstance(devices, jax.sharding.Mesh):
+        if devices.axis_sizes != mesh.sizes:
+            raise PlanError(
+                f"the plan is for mesh {mesh}, this one is {Mesh.of(devices)}; plan for it, or "
+                "give one of the same sizes"
+            )
+        return jax.sharding.Mesh(devices.devices, mesh.names)
     found = list(jax.devices() if devices is None else devices)
     if len(found) < mesh.devices:
         raise PlanError(
@@ -68,13 +79,18 @@ def jax_mesh(shardings: Shardings, devices: Sequence[Any] | None = None) -> jax.
 
 
 def device_grid(mesh: Mesh, devices: Sequence[Any]) -> Any:
-    """The devices in the shape of ``mesh``, in the order that JAX finds best for their links."""
+    """The devices in the shape of ``mesh``, in the order that JAX finds best for their links.
+
+    Where the mesh gives an order of its own, its axes are laid out in that.
+    """
+    sizes = [mesh.sizes[axis] for axis in mesh.placed]
     try:
-        return mesh_utils.create_device_mesh(
-            mesh.sizes, devices, allow_split_physical_axes=True, contiguous_submeshes=False
+        grid = mesh_utils.create_device_mesh(
+            sizes, devices, allow_split_physical_axes=True, contiguous_submeshes=False
         )
     except (AssertionError, NotImplementedError, ValueError):  # for example a part of a torus
-        return np.array(devices, dtype=object).reshape(mesh.sizes)
+        grid = np.array(devices, dtype=object).reshape(sizes)
+    return grid.transpose(np.argsort(mesh.placed))
 
 
 def _partition(spec: Spec) -> jax.sharding.PartitionSpec:
@@ -218,7 +234,7 @@ class Runnable:
     """
 
     def __init__(
-        self, program: Program, shardings: Shardings, *, devices: Sequence[Any] | None = None
+        self, program: Program, shardings: Shardings, *, devices: Devices | None = None
     ) -> None:
         self.mesh = jax_mesh(shardings, devices)
         self._calling = _calling(program)
@@ -283,7 +299,7 @@ class Runnable:
 
 
 def callable_of(
-    program: Program, shardings: Shardings, *, devices: Sequence[Any] | None = None
+    program: Program, shardings: Shardings, *, devices: Devices | None = None
 ) -> Callable[..., Any]:
     """The sharded program as a callable; see :class:`Runnable`."""
     return Runnable(program, shardings, devices=devices)

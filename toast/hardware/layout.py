@@ -35,6 +35,8 @@ class Layout:
 
     _link: Interconnect
     _sizes: tuple[int, ...]
+    #: Axes as they lie on the devices, major to minor.
+    _placed: tuple[int, ...]
     #: Torus: the segments of each dimension, major to minor.
     _dimensions: tuple[tuple[_Segment, ...], ...]
 
@@ -69,7 +71,7 @@ class Layout:
         """
         inside = outside = stride = 1
         one_node = math.prod(self._sizes) <= self._link.devices_per_node
-        for axis in reversed(range(len(self._sizes))):
+        for axis in reversed(self._placed):
             size = self._sizes[axis]
             if mask[axis]:
                 # Of this axis, as many as fit into the node beside what lies inside them.
@@ -81,7 +83,7 @@ class Layout:
 
 
 def lay_out(link: Interconnect, mesh: Mesh) -> Layout:
-    """The axes of ``mesh``, the last one innermost, on a slice as large as it needs.
+    """The axes of ``mesh``, in the order that they are placed in, on a slice as large as it needs.
 
     **Torus**: major to minor over the dimensions, as ``jax.experimental.mesh_utils`` assigns them;
     axes of one device take none.  Spare dimensions fold the axis that is longest, as in a slice of
@@ -90,15 +92,15 @@ def lay_out(link: Interconnect, mesh: Mesh) -> Layout:
     **Switch**: devices fill one node after another, in the order of the mesh.
     """
     sizes = mesh.sizes
-    real = [axis for axis, size in enumerate(sizes) if size > 1]
+    real = [axis for axis in mesh.placed if sizes[axis] > 1]
     if link.topology != "torus" or not real:
-        return Layout(link, sizes, ())
+        return Layout(link, sizes, mesh.placed, ())
     sharing = real[: len(real) - link.dimensions + 1] if len(real) > link.dimensions else real[:1]
     first = tuple(_Segment(axis, sizes[axis]) for axis in sharing)
     dimensions = [first, *((_Segment(axis, sizes[axis]),) for axis in real[len(sharing) :])]
     if len(sharing) == 1:
         dimensions = _folded_out(dimensions, sizes, link.dimensions)
-    return Layout(link, sizes, tuple(dimensions))
+    return Layout(link, sizes, mesh.placed, tuple(dimensions))
 
 
 def _folded_out(

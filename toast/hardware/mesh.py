@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from typing import Any
+
+import numpy as np
 
 from toast.errors import MeshError
 
@@ -20,13 +23,16 @@ class Mesh:
     """A logical mesh: axes in order, major to minor, each with its number of devices.
 
     Raises :class:`toast.errors.MeshError` for no or too many axes, a name that is not one or occurs
-    twice, and a size that is not positive.
+    twice, a size that is not positive, and an order that does not name every axis once.
 
     >>> Mesh.parse("data=4,model=2").devices
     8
     """
 
     axes: tuple[tuple[str, int], ...]
+    #: The axes as they lie on the devices, major to minor, where that is another order: the last
+    #: one has neighbours on the hardware.
+    order: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.axes:
@@ -42,6 +48,13 @@ class Mesh:
                 )
             if name in self.names[:number]:
                 raise MeshError(f"mesh '{self}': axis {name} occurs twice; rename one")
+        if self.order and sorted(self.order) != sorted(self.names):
+            raise MeshError(
+                f"mesh '{self}': the order of devices, {','.join(self.order)}, does not name every "
+                f"axis once; reorder {','.join(self.names)}"
+            )
+        if self.order == self.names:
+            object.__setattr__(self, "order", ())  # as it is anyway: meshes compare equal
         if len(self.axes) > MAX_AXES:
             raise MeshError(
                 f"mesh '{self}': {len(self.axes)} axes, more than {MAX_AXES}; merge some"
@@ -51,10 +64,13 @@ class Mesh:
     def parse(text: str) -> Mesh:
         """A mesh from ``"data=4,model=2"``; blanks around names and sizes are ignored.
 
-        Raises :class:`toast.errors.MeshError` with one line: what is wrong and what to write.
+        ``"data=4,model=2@model,data"`` is the same mesh with its devices in another order: ``data``
+        innermost.  Raises :class:`toast.errors.MeshError` with one line: what is wrong and what to
+        write.
         """
         axes: list[tuple[str, int]] = []
-        for part in text.split(",") if text.strip() else ():
+        sizes, at, order = text.partition("@")
+        for part in sizes.split(",") if sizes.strip() else ():
             name, equals, size = (piece.strip() for piece in part.partition("="))
             if not equals:
                 raise MeshError(f"mesh '{text}': '{part}' is not axis=size; write data=4,model=4")
@@ -63,7 +79,40 @@ class Mesh:
                     f"mesh '{text}': axis {name} has size '{size}'; write a positive number"
                 )
             axes.append((name, int(size)))
-        return Mesh(tuple(axes))
+        names = tuple(name.strip() for name in order.split(",")) if at else ()
+        return Mesh(tuple(axes), names)
+
+    @staticmethod
+    def of(mesh: Any) -> Mesh:
+        """A ``jax.sharding.Mesh`` or ``AbstractMesh`` as ours, with its order of devices.
+
+        An order that is none of axes (``jax.make_mesh`` may wind an axis along a torus) counts as
+        the one that JAX would choose.
+        """
+        if not hasattr(mesh, "axis_names"):
+            raise MeshError(f"mesh {mesh!r}: give a mesh, or text such as data=4,model=4")
+        axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+        if mesh.abstract_mesh is mesh or not axes:
+            return Mesh(axes)
+        devices = mesh.devices
+        place = {
+            device: number for number, device in enumerate(sorted(devices.flat, key=_physical))
+        }
+        places = np.vectorize(place.__getitem__)(devices)
+        strides = [
+            int(places.take(1, axis).flat[0] - places.flat[0]) if size > 1 else 0
+            for axis, size in enumerate(mesh.axis_sizes)
+        ]
+        order = sorted(range(len(axes)), key=lambda axis: -strides[axis])
+        real = [axis for axis in order if strides[axis]]
+        wanted = np.arange(places.size).reshape([mesh.axis_sizes[a] for a in order])
+        turned = real != sorted(real) and np.array_equal(places.transpose(order), wanted)
+        return Mesh(axes, tuple(axes[a][0] for a in order) if turned else ())
+
+    @property
+    def placed(self) -> tuple[int, ...]:
+        """The axes, by number, as they lie on the devices, major to minor."""
+        return tuple(map(self.names.index, self.order or self.names))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,4 +130,13 @@ class Mesh:
         return math.prod(self.sizes)
 
     def __str__(self) -> str:
-        return ",".join(f"{name}={size}" for name, size in self.axes)
+        sizes = ",".join(f"{name}={size}" for name, size in self.axes)
+        return f"{sizes}@{','.join(self.order)}" if self.order else sizes
+
+
+def _physical(device: Any) -> tuple[Any, ...]:
+    """Where a device stands: by slice and coordinates on a TPU, else by number."""
+    coordinates = getattr(device, "coords", None)
+    if coordinates is None:
+        return (device.id,)
+    return (getattr(device, "slice_index", 0), *coordinates, getattr(device, "core_on_chip", 0))

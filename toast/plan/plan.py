@@ -205,14 +205,13 @@ class Plan:
     def jit(self, mesh: Any = None) -> Callable[..., Any]:
         """The sharded program as a function that XLA compiles and runs.
 
-        ``mesh`` is a ``jax.sharding.Mesh`` of the plan's shape, or a list of as many devices
-        (default: the first of ``jax.devices()``).  The function takes and returns the pytrees of
-        the one that was planned; for a program from a file, flat arguments and a list.  Raises
-        :class:`toast.errors.PlanError` when there are too few devices.
+        ``mesh`` is a ``jax.sharding.Mesh`` of the plan's shape, whose order of devices is kept, or
+        a list of as many devices (default: the first of ``jax.devices()``).  The function takes and
+        returns the pytrees of the one that was planned; for a program from a file, flat arguments
+        and a list.  Raises :class:`toast.errors.PlanError` when there are too few devices.
         """
-        devices = list(mesh.devices.flat) if hasattr(mesh, "devices") else mesh
         runnable: Callable[..., Any] = apply.callable_of(
-            self.analysis.program, self.shardings, devices=devices
+            self.analysis.program, self.shardings, devices=mesh
         )
         return runnable
 
@@ -233,6 +232,7 @@ class Plan:
             "version": VERSION,
             "program": self.analysis.program.name,
             "mesh": dict(self.mesh.axes),
+            "device_order": list(self.mesh.order or self.mesh.names),
             "hardware": self.hardware.name,
             "memory_bytes": self.memory_bytes,
             "fits": self.fits,
