@@ -125,7 +125,8 @@ def test_fused_values_do_not_exist() -> None:
 
 def test_batches_price_like_single_states() -> None:
     model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
-    states = np.stack([after for _, after in model.space.available(model.space.initial)])
+    space = model.space
+    states = space.apply_each(space.initial, range(len(space.actions)))
     together = model.price(states)
     for index, state in enumerate(states):
         alone = model.price(state[None])

@@ -12,10 +12,12 @@ import pytest
 
 import toast
 from tests.helpers import action, analyzed, f32, mlp, model_of
+from toast.cost import Prices
 from toast.errors import MeshError, SearchError
 from toast.hardware import Mesh, load
 from toast.models.zoo import attention
 from toast.search import Round, Search, Settings
+from toast.space import States
 
 
 def test_mlp_gets_batch_and_megatron_when_weights_are_large() -> None:
@@ -133,6 +135,48 @@ def test_budget_zero_is_the_unsharded_plan() -> None:
     )
     assert plan.steps == ()
     assert plan.shardings.values == {}
+
+
+@pytest.mark.parametrize("call", [3, 8])
+def test_an_interrupt_ends_the_search_with_the_best_so_far(
+    call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
+    price, calls = model.price, itertools.count()
+
+    def interrupted(states: States) -> Prices:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return price(states)
+
+    monkeypatch.setattr(model, "price", interrupted)
+    found = Search(model, memory_bytes=1e5, settings=Settings(rounds=2)).run()
+    assert found.stopped == "interrupt"
+    assert found.actions
+    cost = model.cost(price(found.state[None]), 1e5)[0]
+    assert cost == found.cost < model.cost(price(model.space.initial[None]), 1e5)[0]
+
+
+def test_a_search_can_begin_with_what_an_earlier_one_found() -> None:
+    model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
+    first = Search(model, memory_bytes=1e5).run()
+    again = Search(
+        model, memory_bytes=1e5, start=[first.actions], settings=Settings(rounds=1, round_size=1)
+    ).run()
+    assert again.cost <= first.cost
+    assert again.states < first.states
+
+
+def test_all_actions_at_once_are_the_actions_one_by_one() -> None:
+    space = model_of(analyzed("t2b-tiny"), "d=2,m=2").space
+    state = space.apply(space.initial, action(space, "tokens", 0, "d"))
+    every = space.apply_each(state, range(len(space.actions)))
+    few = space.apply_each(state, [5, 2])
+    for number, each in enumerate(space.actions):
+        one = space.apply(state, each)
+        assert (every[number] == one).all()
+        assert (space.apply_all(every, each)[number] == space.apply(one, each)).all()
+    assert (few == every[[5, 2]]).all()
 
 
 def test_progress_is_told_of_every_round() -> None:

@@ -1,5 +1,5 @@
 """Sixth stage: the search for the best plan."""
 
-from toast.search.mcts import Found, Round, Search, Settings
+from toast.search.search import Found, Round, Search, Settings
 
 __all__ = ["Found", "Round", "Search", "Settings"]

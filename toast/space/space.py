@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,28 +122,52 @@ class Space:
         Of names that compete for the axis within one op the first factor wins; a name whose
         remaining size the axis does not divide is left alone.
         """
-        after = state.copy()
+        return np.asarray(self.apply_all(state[None], action)[0])
+
+    def apply_all(self, states: States, action: Action) -> States:
+        """Every one of ``states`` (``[states, classes, axes]``) after ``action``."""
+        after = states.copy()
         axis, size = action.axis, int(self.axis_sizes[action.axis])
         for classes, factors in self._targets[action]:
-            held = state[classes] == factors[:, None]
-            shards = np.where(held, self.axis_sizes, 1).prod(axis=1)
-            free = after[classes, axis] == NONE
+            shards = self._shards_of(states[:, classes], factors)
             fits = self.classes.divisor[classes, factors] % (shards * size) == 0
-            chosen = free & fits
-            after[classes[chosen], axis] = factors[chosen]
+            here = after[:, classes, axis]
+            after[:, classes, axis] = np.where(fits & (here == NONE), factors, here)
         return after
 
-    def available(self, state: States) -> list[tuple[Action, States]]:
-        """Actions that change ``state``, each with the state it leads to; without duplicates."""
-        seen = {state.tobytes()}
-        found = []
-        for action in self.actions:
-            after = self.apply(state, action)
-            key = after.tobytes()
-            if key not in seen:
-                seen.add(key)
-                found.append((action, after))
-        return found
+    def apply_each(self, state: States, actions: Sequence[int]) -> States:
+        """``state`` after each of ``actions``, by number: ``[actions, classes, axes]``."""
+        after = np.repeat(state[None], len(actions), axis=0)
+        place = np.full(len(self.actions), -1)
+        place[list(actions)] = np.arange(len(actions))
+        for action, classes, factors, axes in self._layers_of_all:
+            row = place[action]
+            chosen = row >= 0
+            row, k, f, a = row[chosen], classes[chosen], factors[chosen], axes[chosen]
+            shards = self._shards_of(state[k], f)
+            fits = self.classes.divisor[k, f] % (shards * self.axis_sizes[a]) == 0
+            here = after[row, k, a]
+            after[row, k, a] = np.where(fits & (here == NONE), f, here)
+        return after
+
+    def _shards_of(self, held: States, factors: Ints) -> Ints:
+        """Devices over which each of ``factors`` is sharded where axes are ``held`` as told."""
+        return np.asarray(np.where(held == factors[:, None], self.axis_sizes, 1).prod(axis=-1))
+
+    @functools.cached_property
+    def _layers_of_all(self) -> list[tuple[Ints, Ints, Ints, Ints]]:
+        """The targets of all actions by layer: action, class, factor and axis of each."""
+        layers: list[list[tuple[Ints, Ints, Ints, Ints]]] = []
+        for number, (action, targets) in enumerate(self._targets.items()):
+            for depth, (classes, factors) in enumerate(targets):
+                if depth == len(layers):
+                    layers.append([])
+                ones = np.ones_like(classes)
+                layers[depth].append((number * ones, classes, factors, action.axis * ones))
+        return [
+            (np.concatenate(a), np.concatenate(k), np.concatenate(f), np.concatenate(x))
+            for a, k, f, x in (zip(*layer, strict=True) for layer in layers)
+        ]
 
     def of_ops(self, state: States) -> npt.NDArray[np.int8]:
         """The state per op, ``[ops, axes]``."""

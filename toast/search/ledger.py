@@ -1,0 +1,86 @@
+"""What the search knows: every state it has priced, and the best trajectories."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.cost import CostModel
+from toast.space import Action, States
+
+Floats = npt.NDArray[np.float64]
+
+#: States that are priced at once: enough for two threads.
+_BATCH = 256
+
+#: Added to the cost of what does not fit, so that it ranks behind all that does.
+_OVER = 1e3
+
+
+class Trajectory(NamedTuple):
+    """Actions in order, and what they are worth: the search minimises ``rank``."""
+
+    rank: float
+    actions: tuple[Action, ...]
+
+
+class Ledger:
+    """Prices states once (transpositions, 4.3) and keeps the best trajectory."""
+
+    def __init__(self, model: CostModel, memory_bytes: float, action_cost: float) -> None:
+        self.model = model
+        self._memory = memory_bytes
+        self._action_cost = action_cost
+        self._cost: dict[bytes, float] = {}
+        self._fits: dict[bytes, bool] = {}
+        self.best = Trajectory(np.inf, ())
+        #: Bytes of the smallest peak among the states priced so far.
+        self.smallest_peak = np.inf
+
+    def __len__(self) -> int:
+        return len(self._cost)
+
+    def price(self, states: States) -> tuple[list[bytes], Floats]:
+        """A key for each of ``states`` (``[S, classes, axes]``), and its cost C (4.5)."""
+        keys = [state_key(state) for state in states]
+        fresh: dict[bytes, int] = {}
+        for number, key in enumerate(keys):
+            if key not in self._cost:
+                fresh.setdefault(key, number)
+        new, rows = list(fresh), list(fresh.values())
+        for start in range(0, len(new), _BATCH):
+            part = new[start : start + _BATCH]
+            prices = self.model.price(states[rows[start : start + _BATCH]])
+            costs = self.model.cost(prices, self._memory)
+            fits = prices.peak_bytes <= self._memory
+            self._cost.update(zip(part, costs.tolist(), strict=True))
+            self._fits.update(zip(part, fits.tolist(), strict=True))
+            self.smallest_peak = min(self.smallest_peak, float(prices.peak_bytes.min()))
+        return keys, np.array([self._cost[key] for key in keys], dtype=np.float64)
+
+    def cost(self, key: bytes) -> float:
+        """The cost of a priced state."""
+        return self._cost[key]
+
+    def length_cost(self, cost: float, length: int) -> float:
+        """The cost of a trajectory: shorter ones are preferred (4.1)."""
+        return cost + self._action_cost * length
+
+    def rank(self, key: bytes, length: int) -> float:
+        """What the best plan minimises: its cost, after whether it fits at all."""
+        return self.length_cost(self._cost[key], length) + (0.0 if self._fits[key] else _OVER)
+
+    def offer(self, key: bytes, actions: tuple[Action, ...]) -> Trajectory:
+        """Note a trajectory to a priced state; with its rank."""
+        found = Trajectory(self.rank(key, len(actions)), actions)
+        if found.rank < self.best.rank - 1e-12:
+            self.best = found
+        return found
+
+
+def state_key(state: States) -> bytes:
+    """A state as a key: a digest, since a state of a large program has thousands of bytes."""
+    return hashlib.blake2b(state.tobytes(), digest_size=16).digest()

@@ -1,0 +1,70 @@
+"""Local search: what a single change makes of a trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from toast.search.ledger import Ledger, Trajectory
+from toast.space import Action, States
+
+#: Trajectories with the states that they lead to.
+_Variants = tuple[list[tuple[Action, ...]], States]
+
+
+def polish(
+    ledger: Ledger, start: Trajectory, *, depth: int, stop: Callable[[], bool]
+) -> Trajectory:
+    """The trajectory after the changes that improve it, until none does or ``stop()``.
+
+    Tried in this order, first improvement first: drop an action, swap two neighbours, put another
+    one (or another resolution, or axis) in its place, insert one.
+    """
+    best, improved = start, True
+    while improved:
+        improved = False
+        for actions, states in _neighbours(ledger, best.actions, depth):
+            if stop():
+                return best
+            keys, _ = ledger.price(states)
+            found = min(
+                map(ledger.offer, keys, actions),
+                key=lambda trajectory: trajectory.rank,
+            )
+            if found.rank < best.rank - 1e-9:
+                best, improved = found, True
+                break
+    return best
+
+
+def _neighbours(ledger: Ledger, actions: tuple[Action, ...], depth: int) -> Iterator[_Variants]:
+    space = ledger.model.space
+    every = range(len(space.actions))
+    length = len(actions)
+    before = [space.initial]
+    for action in actions:
+        before.append(space.apply(before[-1], action))
+
+    def then(states: States, rest: tuple[Action, ...]) -> States:
+        for action in rest:
+            states = space.apply_all(states, action)
+        return states
+
+    single: list[tuple[int, tuple[Action, ...]]] = [
+        (i, actions[i + 1 :]) for i in range(length)
+    ] + [(i, (actions[i + 1], actions[i], *actions[i + 2 :])) for i in range(length - 1)]
+    if single:
+        yield (
+            [actions[:i] + rest for i, rest in single],
+            np.concatenate([then(before[i][None], rest) for i, rest in single]),
+        )
+    for skip in (1, 0):  # replace, insert
+        if not skip and length >= depth:
+            continue
+        for i in range(length + 1 - skip):
+            rest = actions[i + skip :]
+            yield (
+                [(*actions[:i], other, *rest) for other in space.actions],
+                then(space.apply_each(before[i], every), rest),
+            )

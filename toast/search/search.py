@@ -1,0 +1,166 @@
+"""The search for the best trajectory (paper, sections 4.1 and 4.2).
+
+Rounds of tree search, each followed by a local search from the best trajectories that it found,
+until a round brings nothing better.  The best plan so far is known at every moment: a budget, or
+an interrupt, ends the search with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from toast.cost import CostModel
+from toast.search.ledger import Ledger, Trajectory, state_key
+from toast.search.local import polish
+from toast.search.tree import Tree
+from toast.space import Action, States
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Knobs of the search; the defaults are the paper's where it names any."""
+
+    seed: int = 0
+    #: Longest trajectory (4.2).
+    depth: int = 30
+    #: Trajectories per round; the search ends after a round without improvement (4.1).
+    round_size: int = 32
+    rounds: int = 40
+    #: Rounds without improvement that end the search.
+    patience: int = 2
+    #: Trajectories that go together, to be priced together.
+    wave: int = 8
+    #: UCT's weight of exploration, in units of the logarithm of the cost.
+    exploration: float = 2.0
+    #: Actions that a new node looks at: one more with every visit's root.
+    width: int = 32
+    #: Best trajectories that local search improves after each round.
+    finalists: int = 4
+    #: Cost of an action, so that shorter trajectories are preferred (4.1).
+    action_cost: float = 1e-3
+    #: Seconds after which the best plan so far is returned; ``None`` for no limit.
+    budget: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """Progress after one round of trajectories."""
+
+    number: int
+    states: int
+    cost: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The best trajectory of a search and how it was found."""
+
+    actions: tuple[Action, ...]
+    #: ``[classes, axes]``
+    state: States
+    cost: float
+    states: int
+    seconds: float
+    rounds: tuple[Round, ...]
+    #: What ended the search early: ``budget``, ``interrupt`` or nothing.
+    stopped: str = ""
+
+
+class Search:
+    """One search on one decision space; ``run`` may be called once."""
+
+    def __init__(
+        self,
+        model: CostModel,
+        *,
+        memory_bytes: float,
+        settings: Settings | None = None,
+        start: Sequence[tuple[Action, ...]] = (),
+        progress: Callable[[Round], None] | None = None,
+    ) -> None:
+        """``start`` are trajectories to begin with, for example that of an earlier plan."""
+        self._space = model.space
+        self._settings = settings or Settings()
+        self._start = start
+        self._progress = progress
+        self._ledger = Ledger(model, memory_bytes, self._settings.action_cost)
+
+    def smallest_peak(self) -> float:
+        """Bytes of the smallest peak among the states priced so far."""
+        return self._ledger.smallest_peak
+
+    def run(self) -> Found:
+        """Search until rounds bring no improvement; returns the best trajectory."""
+        begin = time.perf_counter()
+        rounds: list[Round] = []
+        stopped = ""
+        try:
+            for event in self._rounds(begin):
+                rounds.append(event)
+                if self._progress:
+                    self._progress(event)
+            if self._out_of_time(begin):
+                stopped = "budget"
+        except KeyboardInterrupt:
+            stopped = "interrupt"
+        actions = self._ledger.best.actions
+        return Found(
+            actions=actions,
+            state=self._replay(actions),
+            cost=self._best_cost(),
+            states=len(self._ledger),
+            seconds=time.perf_counter() - begin,
+            rounds=tuple(rounds),
+            stopped=stopped,
+        )
+
+    def _rounds(self, begin: float) -> Iterator[Round]:
+        settings, ledger = self._settings, self._ledger
+        tree = Tree(
+            ledger,
+            depth=settings.depth,
+            exploration=settings.exploration,
+            width=settings.width,
+            random=np.random.default_rng(settings.seed),
+        )
+        for actions in self._start:
+            (key,), _ = ledger.price(self._replay(actions)[None])
+            ledger.offer(key, actions)
+        first: tuple[Trajectory, ...] = (ledger.best,)
+
+        def stop() -> bool:
+            return self._out_of_time(begin)
+
+        waves = -(-settings.round_size // settings.wave)
+        stale = 0
+        for number in range(settings.rounds):
+            before = ledger.best.rank
+            for _ in range(waves):
+                if not stop():
+                    tree.wave(settings.wave)
+            for found in (*first, *tree.take_best(settings.finalists)):
+                polish(ledger, found, depth=settings.depth, stop=stop)
+            first = ()
+            elapsed = time.perf_counter() - begin
+            yield Round(number, len(ledger), self._best_cost(), elapsed)
+            stale = 0 if ledger.best.rank < before - 1e-9 else stale + 1
+            if stale >= settings.patience or stop():
+                return
+
+    def _best_cost(self) -> float:
+        return self._ledger.cost(state_key(self._replay(self._ledger.best.actions)))
+
+    def _out_of_time(self, begin: float) -> bool:
+        budget = self._settings.budget
+        return budget is not None and time.perf_counter() - begin >= budget
+
+    def _replay(self, actions: Sequence[Action]) -> States:
+        state = self._space.initial
+        for action in actions:
+            state = self._space.apply(state, action)
+        return state
