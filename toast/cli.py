@@ -54,6 +54,8 @@ JsonOption = Annotated[
 LayersOption = Annotated[int | None, typer.Option("--layers", help="Layers of a model.")]
 SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence length.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
+EdgesOption = Annotated[int | None, typer.Option("--edges", help="Edges of a graph.")]
+ExpertsOption = Annotated[int | None, typer.Option("--experts", help="Experts per layer.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
 
 
@@ -102,11 +104,22 @@ def _progress() -> Iterator[Callable[[Any], None]]:
         yield show
 
 
-def _analyzed(
-    target: str,
+def _sizes(
     layers: int | None,
     sequence: int | None,
     batch: int | None,
+    edges: int | None,
+    experts: int | None,
+) -> dict[str, int | None]:
+    """The options that change a model's size, by name."""
+    return {
+        "layers": layers, "sequence": sequence, "batch": batch, "edges": edges, "experts": experts,
+    }  # fmt: skip
+
+
+def _analyzed(
+    target: str,
+    sizes: dict[str, int | None],
     arg: list[str] | None,
     rules: list[pathlib.Path] | None,
     progress: Callable[[Any], None],
@@ -118,8 +131,7 @@ def _analyzed(
 
     progress("lowering")
     begin = time.perf_counter()
-    options = {"layers": layers, "sequence": sequence, "batch": batch}
-    program = targets.load(target, options=options, shapes=arg or (), small=small)
+    program = targets.load(target, options=sizes, shapes=arg or (), small=small)
     lowering = time.perf_counter() - begin
     analysis = api.analyze(program, rules=rules or (), progress=progress)
     analysis.seconds["lowering"] = lowering
@@ -164,6 +176,8 @@ def plan(
     layers: LayersOption = None,
     sequence: SequenceOption = None,
     batch: BatchOption = None,
+    edges: EdgesOption = None,
+    experts: ExpertsOption = None,
     arg: ArgOption = None,
     rules: RulesOption = None,
     json_file: JsonOption = None,
@@ -179,9 +193,10 @@ def plan(
     from toast.hardware import Mesh, load
     from toast.search import Settings
 
+    sizes = _sizes(layers, sequence, batch, edges, experts)
     parsed, machine = Mesh.parse(mesh), load(hardware)
     with _progress() as progress:
-        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress)
+        analysis = _analyzed(target, sizes, arg, rules, progress)
         made = api.plan(
             analysis,
             mesh=parsed,
@@ -213,6 +228,8 @@ def analyze(
     layers: LayersOption = None,
     sequence: SequenceOption = None,
     batch: BatchOption = None,
+    edges: EdgesOption = None,
+    experts: ExpertsOption = None,
     arg: ArgOption = None,
     rules: RulesOption = None,
     json_file: JsonOption = None,
@@ -226,8 +243,9 @@ def analyze(
     from toast.errors import PlanError
     from toast.files import write_all
 
+    sizes = _sizes(layers, sequence, batch, edges, experts)
     with _progress() as progress:
-        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress)
+        analysis = _analyzed(target, sizes, arg, rules, progress)
     _warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if facts:
@@ -255,6 +273,8 @@ def verify(
     layers: LayersOption = None,
     sequence: SequenceOption = None,
     batch: BatchOption = None,
+    edges: EdgesOption = None,
+    experts: ExpertsOption = None,
     arg: ArgOption = None,
     rules: RulesOption = None,
 ) -> None:
@@ -266,6 +286,7 @@ def verify(
     from toast.errors import MeshError
     from toast.hardware import Mesh
 
+    sizes = _sizes(layers, sequence, batch, edges, experts)
     parsed = Mesh.parse(mesh)
     if parsed.devices > 256:
         raise MeshError(f"mesh {mesh}: verify runs on at most 256 CPU devices; use a smaller mesh")
@@ -275,7 +296,7 @@ def verify(
     from toast.search import Settings
 
     with _progress() as progress:
-        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress, small=True)
+        analysis = _analyzed(target, sizes, arg, rules, progress, small=True)
         made = api.plan(
             analysis, mesh=parsed, hardware=api.small_scale(analysis, parsed, load(hardware)),
             settings=Settings(seed=seed), progress=progress,
@@ -333,6 +354,8 @@ def validate(
     layers: LayersOption = None,
     sequence: SequenceOption = None,
     batch: BatchOption = None,
+    edges: EdgesOption = None,
+    experts: ExpertsOption = None,
     arg: ArgOption = None,
     rules: RulesOption = None,
 ) -> None:
@@ -346,6 +369,7 @@ def validate(
     from toast.files import write_all
     from toast.hardware import Mesh, load
 
+    sizes = _sizes(layers, sequence, batch, edges, experts)
     parsed, machine = Mesh.parse(mesh), load(hardware)
     if oracle is Judge.cpu:
         if parsed.devices > 256:
@@ -357,7 +381,7 @@ def validate(
 
     small = oracle is Judge.cpu
     with _progress() as progress:
-        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress, small=small)
+        analysis = _analyzed(target, sizes, arg, rules, progress, small=small)
         if small:
             machine = api.small_scale(analysis, parsed, machine)
         found = stage.validate(
@@ -376,9 +400,12 @@ def models() -> None:
     """List the models that TARGET may name."""
     from toast.models import ZOO
 
-    table = rich.table.Table("name", "what it is", "options")
+    table = rich.table.Table("name", "what it is")
+    table.add_column("parameters", justify="right")
+    table.add_column("options")
     for name, entry in ZOO.items():
-        table.add_row(name, entry.summary, " ".join(f"--{o}" for o in entry.options))
+        parameters = f"{entry.build().parameter_count:,}"
+        table.add_row(name, entry.summary, parameters, " ".join(f"--{o}" for o in entry.options))
     _console().print(table)
 
 
