@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from toast.errors import TargetError
-from toast.models import transformer
+from toast.models import gns, transformer
 from toast.models.registry import Entry, Model
 
 
@@ -39,6 +39,7 @@ def attention(sequence: int = 128, width: int = 32, key: int = 64, value: int = 
 
 ZOO: Mapping[str, Entry] = {
     **transformer.ENTRIES,
+    **gns.ENTRIES,
     "mlp": Entry(
         "the MLP of the paper's Figure 2",
         mlp,
