@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from toast.errors import TargetError
-from toast.models import gns, itx, transformer
+from toast.models import gns, itx, transformer, unet
 from toast.models.registry import Entry, Model
 
 
@@ -40,6 +40,7 @@ def attention(sequence: int = 128, width: int = 32, key: int = 64, value: int = 
 ZOO: Mapping[str, Entry] = {
     **transformer.ENTRIES,
     **gns.ENTRIES,
+    **unet.ENTRIES,
     **itx.ENTRIES,
     "mlp": Entry(
         "the MLP of the paper's Figure 2",
