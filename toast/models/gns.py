@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from toast.models.layers import layer_norm
 from toast.models.optimizers import adam, adam_moments
 from toast.models.parameters import initial, stacked
 from toast.models.registry import Entry, Model, Strategies, builder
@@ -98,9 +99,7 @@ def mlp(params: dict[str, Any], x: jax.Array) -> jax.Array:
     for number, layer in enumerate(params["linear"]):
         x = (jax.nn.relu(x) if number else x) @ layer["weight"] + layer["bias"]
     if "norm" in params:
-        x = x - jnp.mean(x, axis=-1, keepdims=True)
-        x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
-        x = x * params["norm"] + params["norm_bias"]
+        x = layer_norm(x, params["norm"], params["norm_bias"])
     return x
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from toast.models.layers import rms_norm, rotary
 from toast.models.parameters import initial, stacked
 from toast.models.registry import Entry, Model, Strategies, builder
-from toast.models.transformer import rms_norm, rotary
 
 
 @dataclasses.dataclass(frozen=True)

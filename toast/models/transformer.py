@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from toast.models.layers import cross_entropy, rms_norm, rotary
 from toast.models.optimizers import adam, adam_moments
 from toast.models.parameters import initial, stacked
 from toast.models.registry import Entry, Model, Strategies, builder
@@ -130,32 +131,6 @@ def init(config: TransformerConfig, key: jax.Array) -> dict[str, Any]:
     return params
 
 
-def rms_norm(x: jax.Array, scale: jax.Array, offset: float) -> jax.Array:
-    """RMS norm with statistics in float32; ``scale + offset : [d_model]`` multiplies."""
-    wide = x.astype(jnp.float32)
-    variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    normed = wide * jax.lax.rsqrt(variance + 1e-6)
-    wide_scale = scale.astype(jnp.float32)
-    return (normed * (offset + wide_scale if offset else wide_scale)).astype(x.dtype)
-
-
-def rotary(x: jax.Array, theta: float, start: jax.Array | None = None) -> jax.Array:
-    """Rotary position embedding of ``x : [batch, sequence, heads, key_size]``.
-
-    ``start : []`` is the position of the first token; none is 0.
-    """
-    half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    position = jnp.arange(x.shape[1], dtype=jnp.float32)
-    if start is not None:
-        position = start.astype(jnp.float32) + position
-    angle = (position[:, None] * frequency)[None, :, None, :]
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
-
-
 def attention(
     layer: dict[str, jax.Array], x: jax.Array, mask: jax.Array, theta: float
 ) -> jax.Array:
@@ -210,14 +185,6 @@ def loss(
     x = rms_norm(x, params["final_norm"], c.norm_offset)
     logits = (x @ (embedding.T if c.tied else params["output"])).astype(jnp.float32)
     return cross_entropy(logits, targets)
-
-
-def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean over ``targets : [...]`` of ``logits : [..., vocabulary]``."""
-    # One-hot instead of take_along_axis: what large-vocabulary trainers do.
-    hit = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
-    picked = jnp.sum(hit * logits, axis=-1)
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
 
 def train_step(config: TransformerConfig) -> Any:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from toast.errors import TargetError
-from toast.models import gns, itx, transformer, unet
+from toast.models import gns, itx, moe, transformer, unet
 from toast.models.registry import Entry, Model
 
 
@@ -42,6 +42,7 @@ ZOO: Mapping[str, Entry] = {
     **gns.ENTRIES,
     **unet.ENTRIES,
     **itx.ENTRIES,
+    **moe.ENTRIES,
     "mlp": Entry(
         "the MLP of the paper's Figure 2",
         mlp,
