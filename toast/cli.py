@@ -59,6 +59,8 @@ JsonOption = Annotated[
 LayersOption = Annotated[int | None, typer.Option("--layers", help="Layers of a model.")]
 SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence length.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
+EdgesOption = Annotated[int | None, typer.Option("--edges", help="Edges of a graph.")]
+ExpertsOption = Annotated[int | None, typer.Option("--experts", help="Experts per layer.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
 
 
@@ -107,11 +109,22 @@ def _progress() -> Iterator[Callable[[Any], None]]:
         yield show
 
 
-def _analyzed(
-    target: str,
+def _sizes(
     layers: int | None,
     sequence: int | None,
     batch: int | None,
+    edges: int | None,
+    experts: int | None,
+) -> dict[str, int | None]:
+    """The options that change a model's size, by name."""
+    return {
+        "layers": layers, "sequence": sequence, "batch": batch, "edges": edges, "experts": experts,
+    }  # fmt: skip
+
+
+def _analyzed(
+    target: str,
+    sizes: dict[str, int | None],
     arg: list[str] | None,
     rules: list[pathlib.Path] | None,
     progress: Callable[[Any], None],
@@ -123,8 +136,7 @@ def _analyzed(
 
     progress("lowering")
     begin = time.perf_counter()
-    options = {"layers": layers, "sequence": sequence, "batch": batch}
-    program = targets.load(target, options=options, shapes=arg or (), small=small)
+    program = targets.load(target, options=sizes, shapes=arg or (), small=small)
     lowering = time.perf_counter() - begin
     analysis = api.analyze(program, rules=rules or (), progress=progress)
     analysis.seconds["lowering"] = lowering
@@ -169,6 +181,8 @@ def plan(
     layers: LayersOption = None,
     sequence: SequenceOption = None,
     batch: BatchOption = None,
+    edges: EdgesOption = None,
+    experts: ExpertsOption = None,
     arg: ArgOption = None,
     rules: RulesOption = None,
     json_file: JsonOption = None,
@@ -184,9 +198,10 @@ def plan(
     from toast.hardware import Mesh, load
     from toast.search import Settings
 
+    sizes = _sizes(layers, sequence, batch, edges, experts)
     parsed, machine = Mesh.parse(mesh), load(hardware)
     with _progress() as progress:
-        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress)
+        analysis = _analyzed(target, sizes, arg, rules, progress)
         made = api.plan(
             analysis,
             mesh=parsed,
@@ -218,6 +233,8 @@ def analyze(
     layers: LayersOption = None,
     sequence: SequenceOption = None,
     batch: BatchOption = None,
+    edges: EdgesOption = None,
+    experts: ExpertsOption = None,
     arg: ArgOption = None,
     rules: RulesOption = None,
     json_file: JsonOption = None,
@@ -231,8 +248,9 @@ def analyze(
     from toast.errors import PlanError
     from toast.files import write_all
 
+    sizes = _sizes(layers, sequence, batch, edges, experts)
     with _progress() as progress:
-        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress)
+        analysis = _analyzed(target, sizes, arg, rules, progress)
     _warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if facts:
@@ -260,6 +278,8 @@ def verify(
     layers: LayersOption = None,
     sequence: SequenceOption = None,
     batch: BatchOption = None,
+    edges: EdgesOption = None,
+    experts: ExpertsOption = None,
     arg: ArgOption = None,
     rules: RulesOption = None,
 ) -> None:
@@ -271,6 +291,7 @@ def verify(
     from toast.errors import MeshError
     from toast.hardware import Mesh
 
+    sizes = _sizes(layers, sequence, batch, edges, experts)
     parsed = Mesh.parse(mesh)
     if parsed.devices > 256:
         raise MeshError(f"mesh {mesh}: verify runs on at most 256 CPU devices; use a smaller mesh")
@@ -280,7 +301,7 @@ def verify(
     from toast.search import Settings
 
     with _progress() as progress:
-        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress, small=True)
+        analysis = _analyzed(target, sizes, arg, rules, progress, small=True)
         made = api.plan(
             analysis, mesh=parsed, hardware=api.small_scale(analysis, parsed, load(hardware)),
             settings=Settings(seed=seed), progress=progress,
@@ -338,6 +359,8 @@ def validate(
     layers: LayersOption = None,
     sequence: SequenceOption = None,
     batch: BatchOption = None,
+    edges: EdgesOption = None,
+    experts: ExpertsOption = None,
     arg: ArgOption = None,
     rules: RulesOption = None,
 ) -> None:
@@ -351,6 +374,7 @@ def validate(
     from toast.files import write_all
     from toast.hardware import Mesh, load
 
+    sizes = _sizes(layers, sequence, batch, edges, experts)
     parsed, machine = Mesh.parse(mesh), load(hardware)
     if oracle is Judge.cpu:
         if parsed.devices > 256:
@@ -362,7 +386,7 @@ def validate(
 
     small = oracle is Judge.cpu
     with _progress() as progress:
-        analysis = _analyzed(target, layers, sequence, batch, arg, rules, progress, small=small)
+        analysis = _analyzed(target, sizes, arg, rules, progress, small=small)
         if small:
             machine = api.small_scale(analysis, parsed, machine)
         found = stage.validate(
@@ -381,9 +405,12 @@ def models() -> None:
     """List the models that TARGET may name."""
     from toast.models import ZOO
 
-    table = rich.table.Table("name", "what it is", "options")
+    table = rich.table.Table("name", "what it is")
+    table.add_column("parameters", justify="right")
+    table.add_column("options")
     for name, entry in ZOO.items():
-        table.add_row(name, entry.summary, " ".join(f"--{o}" for o in entry.options))
+        parameters = f"{entry.build().parameter_count:,}"
+        table.add_row(name, entry.summary, parameters, " ".join(f"--{o}" for o in entry.options))
     _console().print(table)
 
 

@@ -35,7 +35,7 @@ def load(
 ) -> Program:
     """The program that TARGET names.
 
-    ``options`` (layers, sequence, batch) change a model's size, ``shapes`` (``f32[8,4]``) are the
+    ``options`` (layers, batch, edges ...) change a model's size, ``shapes`` (``f32[8,4]``) are the
     example arguments of a ``module:function``, ``small`` asks for a model's small form.
     """
     chosen = {key: value for key, value in (options or {}).items() if value is not None}

@@ -1,6 +1,6 @@
-"""Models to partition: the paper's, written as plain JAX functions."""
+"""Models to partition: the papers', written as plain JAX functions."""
 
-from toast.models.registry import Model, Strategies
-from toast.models.zoo import ZOO, Entry, build
+from toast.models.registry import Entry, Model, Strategies
+from toast.models.zoo import ZOO, build
 
 __all__ = ["ZOO", "Entry", "Model", "Strategies", "build"]

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from toast.models.parameters import count
+
 #: What experts write for a model, by name: dimensions of arguments (paths with ``*``; negative
 #: ones count from the last) with the mesh axes they lie on, ``"first"``, ``"last"`` or ``"all"``.
 Strategies = Mapping[str, Sequence[tuple[str, int, str]]]
@@ -21,3 +23,32 @@ class Model:
     arguments: tuple[Any, ...]
     #: Positions of arguments whose buffers the function may reuse.
     donate: tuple[int, ...] = ()
+    #: Positions of arguments that are learned.
+    learned: tuple[int, ...] = (0,)
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers are learned."""
+        return sum(count(self.arguments[position]) for position in self.learned)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A model by name: what it is, how to build it, and its small form for running."""
+
+    summary: str
+    build: Callable[..., Model]
+    small: Callable[..., Model]
+    #: Options that ``build`` takes from the command line.
+    options: tuple[str, ...] = ()
+    #: What experts write for it.
+    strategies: Strategies = dataclasses.field(default_factory=dict)
+
+
+def builder(model: Callable[[Any, str], Model], config: Any, name: str) -> Callable[..., Model]:
+    """A function of options that change ``config``, a frozen dataclass, and build its model."""
+
+    def build(**options: Any) -> Model:
+        return model(dataclasses.replace(config, **options), name)
+
+    return build

@@ -1,4 +1,4 @@
-"""The paper's Gemma-1 transformers as full Adam train steps (section 5.1, T2B).
+"""Decoder transformers as full Adam train steps: Gemma 1 (section 5.1, T2B and T7B), Llama 3.
 
 The model is written the way a JAX user writes it: a dict of parameters, pure
 functions, ``jax.value_and_grad``.  Nothing in it knows about sharding.
@@ -7,17 +7,22 @@ functions, ``jax.value_and_grad``.  Nothing in it knows about sharding.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from toast.models.registry import Model
+from toast.models.layers import cross_entropy, rms_norm, rotary
+from toast.models.optimizers import adam, adam_moments
+from toast.models.parameters import initial, stacked
+from toast.models.registry import Entry, Model, Strategies, builder
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes of a Gemma-1 decoder and of the batch it is trained on.
+    """Sizes of a decoder and of the batch it is trained on; the defaults are Gemma 1's.
 
     ``hidden`` is the width of *one* of the two gated MLP projections; the
     paper's table counts gate and up together (32768 for T2B).
@@ -36,10 +41,39 @@ class TransformerConfig:
     learning_rate: float = 1e-3
     #: Layers as one ``lax.scan`` over stacked parameters, instead of unrolled.
     scanned: bool = False
+    #: The gate's activation, of :mod:`jax.nn`.
+    activation: str = "gelu"
+    #: The embedding is the output projection as well.
+    tied: bool = True
+    #: Embeddings are multiplied by the root of ``d_model``.
+    scale_embedding: bool = True
+    #: What RMS norms add to their scale: Gemma's is stored minus one.
+    norm_offset: float = 1.0
+    rope_theta: float = 10_000.0
 
 
 #: Gemma 2B, the paper's T2B.
 T2B = TransformerConfig()
+
+#: Gemma 7B, the paper's T7B: 49152 of gate and up together.
+T7B = TransformerConfig(layers=28, d_model=3072, hidden=24576, heads=16, kv_heads=16)
+
+#: Llama 3 8B.
+LLAMA3_8B = TransformerConfig(
+    layers=32,
+    d_model=4096,
+    hidden=14336,
+    heads=32,
+    kv_heads=8,
+    key_size=128,
+    vocabulary=128256,
+    sequence=8192,
+    activation="silu",
+    tied=False,
+    scale_embedding=False,
+    norm_offset=0.0,
+    rope_theta=500_000.0,
+)
 
 #: A train step small enough to run on CPU devices in a test.
 TINY = TransformerConfig(
@@ -52,6 +86,16 @@ TINY = TransformerConfig(
     sequence=16,
     batch=8,
     dtype="float32",
+)
+TINY_T7B = dataclasses.replace(TINY, kv_heads=4)
+TINY_LLAMA = dataclasses.replace(
+    TINY,
+    kv_heads=2,
+    activation="silu",
+    tied=False,
+    scale_embedding=False,
+    norm_offset=0.0,
+    rope_theta=500_000.0,
 )
 
 
@@ -73,52 +117,26 @@ def parameter_shapes(config: TransformerConfig) -> dict[str, Any]:
         "up": shape(c.d_model, c.hidden),
         "down": shape(c.hidden, c.d_model),
     }
-    stacked = {name: shape(c.layers, *one.shape) for name, one in layer.items()}
-    return {
+    shapes = {
         "embedding": shape(c.vocabulary, c.d_model),
-        "layers": stacked if c.scanned else [dict(layer) for _ in range(c.layers)],
+        "layers": stacked(layer, c.layers) if c.scanned else [dict(layer) for _ in range(c.layers)],
         "final_norm": shape(c.d_model),
     }
+    return shapes if c.tied else shapes | {"output": shape(c.d_model, c.vocabulary)}
 
 
 def init(config: TransformerConfig, key: jax.Array) -> dict[str, Any]:
-    """Random parameters, scaled by the inverse root of the contracted size."""
-    shapes, tree = jax.tree.flatten(parameter_shapes(config))
-    keys = jax.random.split(key, len(shapes))
-    leaves = [
-        jnp.zeros(s.shape, s.dtype)
-        if len(s.shape) == 1
-        else jax.random.normal(k, s.shape, s.dtype) * s.shape[0] ** -0.5
-        for s, k in zip(shapes, keys, strict=True)
-    ]
-    params: dict[str, Any] = jax.tree.unflatten(tree, leaves)
+    """Random parameters."""
+    params: dict[str, Any] = initial(parameter_shapes(config), key, norm=1.0 - config.norm_offset)
     return params
 
 
-def rms_norm(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Gemma's RMS norm: statistics in float32, scale stored minus one."""
-    wide = x.astype(jnp.float32)
-    variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    normed = wide * jax.lax.rsqrt(variance + 1e-6)
-    return (normed * (1.0 + scale.astype(jnp.float32))).astype(x.dtype)
-
-
-def rotary(x: jax.Array) -> jax.Array:
-    """Rotary position embedding of ``x : [batch, sequence, heads, key_size]``."""
-    half = x.shape[-1] // 2
-    frequency = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    position = jnp.arange(x.shape[1], dtype=jnp.float32)
-    angle = (position[:, None] * frequency)[None, :, None, :]
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
-
-
-def attention(layer: dict[str, jax.Array], x: jax.Array, mask: jax.Array) -> jax.Array:
+def attention(
+    layer: dict[str, jax.Array], x: jax.Array, mask: jax.Array, theta: float
+) -> jax.Array:
     """Causal attention with grouped key/value heads; ``x : [batch, sequence, d_model]``."""
-    query = rotary(jnp.einsum("bsd,dhk->bshk", x, layer["wq"]))
-    key = rotary(jnp.einsum("bsd,dgk->bsgk", x, layer["wk"]))
+    query = rotary(jnp.einsum("bsd,dhk->bshk", x, layer["wq"]), theta)
+    key = rotary(jnp.einsum("bsd,dgk->bsgk", x, layer["wk"]), theta)
     value = jnp.einsum("bsd,dgk->bsgk", x, layer["wv"])
     heads, groups, size = query.shape[2], key.shape[2], query.shape[3]
     if groups == 1:
@@ -134,33 +152,39 @@ def attention(layer: dict[str, jax.Array], x: jax.Array, mask: jax.Array) -> jax
     return jnp.einsum("bshk,hkd->bsd", jnp.einsum(spec, weights, value), layer["wo"])
 
 
-def mlp(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Gemma's gated MLP."""
-    return (jax.nn.gelu(x @ layer["gate"]) * (x @ layer["up"])) @ layer["down"]
+def mlp(
+    layer: dict[str, jax.Array], x: jax.Array, activation: Callable[[jax.Array], jax.Array]
+) -> jax.Array:
+    """A gated MLP."""
+    return (activation(x @ layer["gate"]) * (x @ layer["up"])) @ layer["down"]
 
 
-def loss(params: dict[str, Any], tokens: jax.Array, targets: jax.Array) -> jax.Array:
+def loss(
+    config: TransformerConfig, params: dict[str, Any], tokens: jax.Array, targets: jax.Array
+) -> jax.Array:
     """Mean next-token cross entropy; ``tokens, targets : [batch, sequence]`` of int32."""
+    c = config
     embedding = params["embedding"]
-    x = embedding[tokens] * jnp.asarray(embedding.shape[1] ** 0.5, embedding.dtype)
+    activation = getattr(jax.nn, c.activation)
+    x = embedding[tokens]
+    if c.scale_embedding:
+        x = x * jnp.asarray(c.d_model**0.5, embedding.dtype)
     length = tokens.shape[1]
     mask = jnp.tril(jnp.ones((length, length), dtype=bool))[None, None]
 
     def block(x: jax.Array, layer: dict[str, jax.Array]) -> jax.Array:
-        x = x + attention(layer, rms_norm(x, layer["attention_norm"]), mask)
-        return x + mlp(layer, rms_norm(x, layer["mlp_norm"]))
+        normed = rms_norm(x, layer["attention_norm"], c.norm_offset)
+        x = x + attention(layer, normed, mask, c.rope_theta)
+        return x + mlp(layer, rms_norm(x, layer["mlp_norm"], c.norm_offset), activation)
 
-    if isinstance(params["layers"], dict):
+    if c.scanned:
         x, _ = jax.lax.scan(lambda x, layer: (block(x, layer), None), x, params["layers"])
     else:
         for layer in params["layers"]:
             x = block(x, layer)
-    x = rms_norm(x, params["final_norm"])
-    logits = (x @ embedding.T).astype(jnp.float32)
-    # One-hot instead of take_along_axis: what large-vocabulary trainers do.
-    hit = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
-    picked = jnp.sum(hit * logits, axis=-1)
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+    x = rms_norm(x, params["final_norm"], c.norm_offset)
+    logits = (x @ (embedding.T if c.tied else params["output"])).astype(jnp.float32)
+    return cross_entropy(logits, targets)
 
 
 def train_step(config: TransformerConfig) -> Any:
@@ -169,26 +193,11 @@ def train_step(config: TransformerConfig) -> Any:
     def step(
         params: Any, moments: Any, count: jax.Array, tokens: jax.Array, targets: jax.Array
     ) -> tuple[Any, Any, jax.Array, jax.Array]:
-        value, gradients = jax.value_and_grad(loss)(params, tokens, targets)
-        count = count + 1
-        time = count.astype(jnp.float32)
-        first = jax.tree.map(
-            lambda m, g: 0.9 * m + 0.1 * g.astype(jnp.float32), moments["first"], gradients
+        value, gradients = jax.value_and_grad(functools.partial(loss, config))(
+            params, tokens, targets
         )
-        second = jax.tree.map(
-            lambda v, g: 0.999 * v + 0.001 * jnp.square(g.astype(jnp.float32)),
-            moments["second"],
-            gradients,
-        )
-
-        def update(p: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-            m_hat = m / (1.0 - 0.9**time)
-            v_hat = v / (1.0 - 0.999**time)
-            change = config.learning_rate * m_hat / (jnp.sqrt(v_hat) + 1e-8)
-            return (p.astype(jnp.float32) - change).astype(p.dtype)
-
-        params = jax.tree.map(update, params, first, second)
-        return params, {"first": first, "second": second}, count, value
+        rate = config.learning_rate
+        return *adam(params, moments, count, gradients, rate), value
 
     return step
 
@@ -196,17 +205,69 @@ def train_step(config: TransformerConfig) -> Any:
 def model(config: TransformerConfig, name: str) -> Model:
     """The train step of ``config`` with abstract arguments, ready for :func:`toast.plan`."""
     params = parameter_shapes(config)
-    moment = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32), params)
     tokens = jax.ShapeDtypeStruct((config.batch, config.sequence), jnp.int32)
     return Model(
         name=name,
         function=train_step(config),
         arguments=(
             params,
-            {"first": moment, "second": moment},
+            adam_moments(params),
             jax.ShapeDtypeStruct((), jnp.int32),
             tokens,
             tokens,
         ),
         donate=(0, 1, 2),
     )
+
+
+_BATCH, _SEQUENCE, _WIDTH = ("tokens", 0), ("tokens", 1), ("params['embedding']", 1)
+_HIDDEN, _HEADS = ("params['layers']*['gate']", -1), ("params['layers']*['wq']", -2)
+#: The second exists where the embedding is not tied.
+_VOCABULARY = (("params['embedding']", 0), ("params['output']", 1))
+_MODEL = (_HIDDEN, _HEADS, *_VOCABULARY)
+_MEGATRON = tuple((*d, "last") for d in _MODEL)
+#: Section 5.1.1.
+STRATEGIES: Strategies = {
+    "data parallel": [(*_BATCH, "all")],
+    "FSDP": [(*_BATCH, "all"), (*_WIDTH, "all")],
+    "Megatron": [(*_BATCH, "first"), *_MEGATRON],
+    "FSDP + Megatron": [(*_BATCH, "first"), *_MEGATRON, (*_WIDTH, "first")],
+    "sequence parallel": [(*_BATCH, "first"), (*_SEQUENCE, "last")],
+    "Megatron + sequence": [(*_BATCH, "first"), *_MEGATRON, (*_SEQUENCE, "last")],
+    "FSDP + Megatron + sequence": [
+        (*_BATCH, "first"), *_MEGATRON, (*_WIDTH, "first"), (*_SEQUENCE, "last"),
+    ],
+    "tensor parallel": [(*d, "all") for d in _MODEL],
+}  # fmt: skip
+
+
+def _entries(
+    name: str, summary: str, config: TransformerConfig, tiny: TransformerConfig
+) -> dict[str, Entry]:
+    """A transformer with its layers unrolled, and as one scan."""
+    return {
+        full_name: Entry(
+            about,
+            builder(model, dataclasses.replace(config, scanned=scanned), full_name),
+            builder(model, dataclasses.replace(tiny, scanned=scanned), f"{full_name}-tiny"),
+            ("layers", "sequence", "batch"),
+            STRATEGIES,
+        )
+        for full_name, about, scanned in (
+            (name, f"{summary}: train step with Adam, layers unrolled", False),
+            (f"{name}-scan", f"{name} with its layers as one scan over stacked parameters", True),
+        )
+    }
+
+
+_T2B = _entries("t2b", "Gemma 2B, the paper's T2B", T2B, TINY)
+ENTRIES: dict[str, Entry] = {
+    **_T2B,
+    "t2b-tiny": dataclasses.replace(
+        _T2B["t2b"],
+        summary="t2b with 2 narrow layers in float32, to run on CPU devices",
+        build=_T2B["t2b"].small,
+    ),
+    **_entries("t7b", "Gemma 7B, the paper's T7B", T7B, TINY_T7B),
+    **_entries("llama3-8b", "Llama 3 8B", LLAMA3_8B, TINY_LLAMA),
+}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from toast.errors import TargetError
-from toast.models import transformer
-from toast.models.registry import Model, Strategies
+from toast.models import gns, itx, moe, transformer, unet
+from toast.models.registry import Entry, Model
 
 
 def mlp(batch: int = 256, width: int = 32, hidden: int = 64, out: int = 16) -> Model:
@@ -22,7 +21,8 @@ def mlp(batch: int = 256, width: int = 32, hidden: int = 64, out: int = 16) -> M
         return jax.nn.relu(x @ w1) @ w2
 
     shapes = ((batch, width), (width, hidden), (hidden, out))
-    return Model("mlp", function, tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    arguments = tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+    return Model("mlp", function, arguments, learned=(1, 2))
 
 
 def attention(sequence: int = 128, width: int = 32, key: int = 64, value: int = 16) -> Model:
@@ -33,79 +33,20 @@ def attention(sequence: int = 128, width: int = 32, key: int = 64, value: int = 
         return (scores / jnp.sum(scores, axis=1)[:, None]) @ (x @ wv)
 
     shapes = ((sequence, width), (width, key), (width, key), (width, value))
-    return Model("attention", function, tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    arguments = tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+    return Model("attention", function, arguments, learned=(1, 2, 3))
 
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A model by name: what it is, how to build it, and its small form for running."""
-
-    summary: str
-    build: Callable[..., Model]
-    small: Callable[..., Model]
-    #: Options that ``build`` takes from the command line.
-    options: tuple[str, ...] = ()
-    #: What experts write for it.
-    strategies: Strategies = dataclasses.field(default_factory=dict)
-
-
-def _transformer(config: transformer.TransformerConfig, name: str) -> Callable[..., Model]:
-    def build(**options: Any) -> Model:
-        return transformer.model(dataclasses.replace(config, **options), name)
-
-    return build
-
-
-def _mlp(**options: int) -> Model:
-    return mlp(**options)
-
-
-def _attention(**options: int) -> Model:
-    return attention(**options)
-
-
-_BATCH, _WIDTH = ("tokens", 0), ("params['embedding']", 1)
-_HIDDEN, _HEADS = ("params['layers']*['gate']", -1), ("params['layers']*['wq']", -2)
-_VOCABULARY = ("params['embedding']", 0)
-_MEGATRON = tuple((*d, "last") for d in (_HIDDEN, _HEADS, _VOCABULARY))
-#: Section 5.1.1.
-_TRANSFORMER_STRATEGIES: Strategies = {
-    "data parallel": [(*_BATCH, "all")],
-    "FSDP": [(*_BATCH, "all"), (*_WIDTH, "all")],
-    "Megatron": [(*_BATCH, "first"), *_MEGATRON],
-    "FSDP + Megatron": [(*_BATCH, "first"), *_MEGATRON, (*_WIDTH, "first")],
-    "tensor parallel": [(*d, "all") for d in (_HIDDEN, _HEADS, _VOCABULARY)],
-}
-
-_TRANSFORMER_OPTIONS = ("layers", "sequence", "batch")
-_TINY = _transformer(transformer.TINY, "t2b-tiny")
 
 ZOO: Mapping[str, Entry] = {
-    "t2b": Entry(
-        "Gemma 2B, the paper's T2B: train step with Adam, layers unrolled",
-        _transformer(transformer.T2B, "t2b"),
-        _TINY,
-        _TRANSFORMER_OPTIONS,
-        _TRANSFORMER_STRATEGIES,
-    ),
-    "t2b-scan": Entry(
-        "T2B with its layers as one scan over stacked parameters",
-        _transformer(dataclasses.replace(transformer.T2B, scanned=True), "t2b-scan"),
-        _transformer(dataclasses.replace(transformer.TINY, scanned=True), "t2b-scan-tiny"),
-        _TRANSFORMER_OPTIONS,
-        _TRANSFORMER_STRATEGIES,
-    ),
-    "t2b-tiny": Entry(
-        "T2B with 2 narrow layers in float32, to run on CPU devices",
-        _TINY,
-        _TINY,
-        _TRANSFORMER_OPTIONS,
-        _TRANSFORMER_STRATEGIES,
-    ),
+    **transformer.ENTRIES,
+    **gns.ENTRIES,
+    **unet.ENTRIES,
+    **itx.ENTRIES,
+    **moe.ENTRIES,
     "mlp": Entry(
         "the MLP of the paper's Figure 2",
-        _mlp,
-        _mlp,
+        mlp,
+        mlp,
         ("batch",),
         {
             "data parallel": [("x", 0, "all")],
@@ -113,13 +54,13 @@ ZOO: Mapping[str, Entry] = {
         },
     ),
     "attention": Entry(
-        "the self-attention of the paper's Figure 5", _attention, _attention, ("sequence",)
+        "the self-attention of the paper's Figure 5", attention, attention, ("sequence",)
     ),
 }
 
 
 def build(name: str, *, small: bool = False, **options: Any) -> Model:
-    """The zoo model ``name``; ``options`` (layers, sequence, batch) change its size.
+    """The zoo model ``name``; ``options`` (layers, batch, edges ...) change its size.
 
     ``small`` builds the form that runs on CPU devices.  Raises
     :class:`toast.errors.TargetError` for an option the model does not have, or an unknown name.

@@ -1,0 +1,47 @@
+"""Parts that several models share."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, offset: float) -> jax.Array:
+    """RMS norm with statistics in float32; ``scale + offset : [d_model]`` multiplies."""
+    wide = x.astype(jnp.float32)
+    variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    normed = wide * jax.lax.rsqrt(variance + 1e-6)
+    wide_scale = scale.astype(jnp.float32)
+    return (normed * (offset + wide_scale if offset else wide_scale)).astype(x.dtype)
+
+
+def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    """Layer norm over the last dimension; ``scale, bias : [d_model]``."""
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
+    return x * scale + bias
+
+
+def rotary(x: jax.Array, theta: float, start: jax.Array | None = None) -> jax.Array:
+    """Rotary position embedding of ``x : [batch, sequence, heads, key_size]``.
+
+    ``start : []`` is the position of the first token; none is 0.
+    """
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    position = jnp.arange(x.shape[1], dtype=jnp.float32)
+    if start is not None:
+        position = start.astype(jnp.float32) + position
+    angle = (position[:, None] * frequency)[None, :, None, :]
+    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean over ``targets : [...]`` of ``logits : [..., vocabulary]``."""
+    # One-hot instead of take_along_axis: what large-vocabulary trainers do.
+    hit = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
+    picked = jnp.sum(hit * logits, axis=-1)
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)

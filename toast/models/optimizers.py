@@ -1,0 +1,112 @@
+"""Optimisers as the papers' train steps use them: Adam, and GShard's Adafactor."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def adam_moments(params: Any) -> dict[str, Any]:
+    """Shapes of Adam's two moments in float32, those of the parameters."""
+    moment = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32), params)
+    return {"first": moment, "second": moment}
+
+
+def adam(
+    params: Any, moments: Any, count: jax.Array, gradients: Any, rate: float
+) -> tuple[Any, Any, jax.Array]:
+    """New parameters, moments and number of steps; ``count : []`` of int32."""
+    count = count + 1
+    time = count.astype(jnp.float32)
+    first = jax.tree.map(
+        lambda m, g: 0.9 * m + 0.1 * g.astype(jnp.float32), moments["first"], gradients
+    )
+    second = jax.tree.map(
+        lambda v, g: 0.999 * v + 0.001 * jnp.square(g.astype(jnp.float32)),
+        moments["second"],
+        gradients,
+    )
+
+    def update(p: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
+        m_hat = m / (1.0 - 0.9**time)
+        v_hat = v / (1.0 - 0.999**time)
+        change = rate * m_hat / (jnp.sqrt(v_hat) + 1e-8)
+        return (p.astype(jnp.float32) - change).astype(p.dtype)
+
+    params = jax.tree.map(update, params, first, second)
+    return params, {"first": first, "second": second}, count
+
+
+def adafactor_moments(params: dict[str, Any], scanned: Collection[str] = ()) -> dict[str, Any]:
+    """Shapes of Adafactor's second moments in float32.
+
+    A ``row`` and a ``column`` for the last two dimensions of a parameter that has two, else
+    ``full``.  ``scanned`` names the entries of ``params`` whose first dimension is that of a scan.
+    """
+
+    def moments(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+        if len(shape) - (name in scanned) < 2:
+            return {"full": jax.ShapeDtypeStruct(shape, jnp.float32)}
+        return {
+            "row": jax.ShapeDtypeStruct(shape[:-1], jnp.float32),
+            "column": jax.ShapeDtypeStruct((*shape[:-2], shape[-1]), jnp.float32),
+        }
+
+    return {
+        name: jax.tree.map(lambda s, name=name: moments(name, s.shape), entry)
+        for name, entry in params.items()
+    }
+
+
+def adafactor(
+    params: dict[str, Any],
+    moments: dict[str, Any],
+    count: jax.Array,
+    gradients: dict[str, Any],
+    rate: float,
+    scanned: Collection[str] = (),
+) -> tuple[dict[str, Any], dict[str, Any], jax.Array]:
+    """New parameters, moments and number of steps, as in GShard's appendix A.2.
+
+    Factored second moments, no first moment, updates clipped to a root mean square of 1, and a
+    rate that falls with the root of the steps after 10,000.
+    """
+    count = count + 1
+    time = count.astype(jnp.float32)
+    decay = jnp.minimum(0.99, 1.0 - time**-0.8)
+    step = rate * jax.lax.rsqrt(jnp.maximum(time, 10_000.0))
+
+    def update(p: jax.Array, g: jax.Array, m: dict[str, jax.Array]) -> Any:
+        square = jnp.square(g) + 1e-30
+
+        def decayed(name: str, new: jax.Array) -> jax.Array:
+            return decay * m[name] + (1.0 - decay) * new
+
+        if "full" in m:
+            m = {"full": decayed("full", square)}
+            change = g * jax.lax.rsqrt(m["full"])
+        else:
+            row = decayed("row", jnp.mean(square, axis=-1))
+            column = decayed("column", jnp.mean(square, axis=-2))
+            m = {"row": row, "column": column}
+            # Two roots: the product of two small squares would underflow.
+            relative = row / jnp.mean(row, axis=-1, keepdims=True)
+            change = g * jax.lax.rsqrt(relative)[..., None] * jax.lax.rsqrt(column)[..., None, :]
+        change = change / jnp.maximum(1.0, jnp.sqrt(jnp.mean(jnp.square(change))))
+        return p - step * change, m
+
+    # Layers of a scan are updated, and clipped, one by one.
+    updated = {
+        name: jax.tree.map(
+            jax.vmap(update) if name in scanned else update, entry, gradients[name], moments[name]
+        )
+        for name, entry in params.items()
+    }
+    params, moments = (
+        jax.tree.map(lambda pair, i=i: pair[i], updated, is_leaf=lambda x: isinstance(x, tuple))
+        for i in (0, 1)
+    )
+    return params, moments, count

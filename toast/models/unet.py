@@ -1,0 +1,269 @@
+"""The paper's U-Net (section 5.1, U-Net) as a diffusion model's full Adam train step.
+
+The paper gives 9 residual down-sampling blocks, 12 up-sampling blocks, a 32-head attention between
+and 3.6B parameters.  9 and 12 are 3 and 4 blocks at each of 3 resolutions, where every up-sampling
+block takes one of the 12 tensors kept on the way down: the DDPM layout.  Widths of 960, 1920 and
+3840 with a time embedding of 3840 give 3.63B.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from toast.models.optimizers import adam, adam_moments
+from toast.models.parameters import initial
+from toast.models.registry import Entry, Model, Strategies, builder
+
+
+@dataclasses.dataclass(frozen=True)
+class UNetConfig:
+    """Sizes of the network and of the images it is trained on."""
+
+    #: Width at the first resolution.
+    channels: int = 960
+    #: Widths of the resolutions, each half the one before, over ``channels``.
+    multipliers: tuple[int, ...] = (1, 2, 4)
+    #: Residual blocks of each resolution on the way down; one more on the way up.
+    blocks: int = 3
+    heads: int = 32
+    #: Groups of the group norms.
+    groups: int = 32
+    #: Height and width of images.
+    image: int = 64
+    image_channels: int = 3
+    batch: int = 64
+    dtype: str = "bfloat16"
+    learning_rate: float = 1e-4
+
+
+UNET = UNetConfig()
+
+#: A train step small enough to run on CPU devices in a test.
+TINY = UNetConfig(
+    channels=8, blocks=1, heads=4, groups=4, image=8, batch=8, dtype="float32", learning_rate=1e-3
+)
+
+
+def parameter_shapes(config: UNetConfig) -> dict[str, Any]:
+    """The pytree of parameter shapes: ``jax.ShapeDtypeStruct`` leaves; kernels are HWIO."""
+    c = config
+    embedding = 4 * c.channels
+    widths = [c.channels * multiplier for multiplier in c.multipliers]
+
+    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.dtype(c.dtype))
+
+    def conv(before: int, after: int) -> dict[str, Any]:
+        return {"kernel": shape(3, 3, before, after), "bias": shape(after)}
+
+    def dense(before: int, after: int) -> dict[str, Any]:
+        return {"weight": shape(before, after), "bias": shape(after)}
+
+    def norm(width: int) -> dict[str, Any]:
+        return {"norm": shape(width), "bias": shape(width)}
+
+    def block(before: int, after: int) -> dict[str, Any]:
+        parts = {
+            "norm": norm(before),
+            "first": conv(before, after),
+            "time": dense(embedding, after),
+            "second_norm": norm(after),
+            "second": conv(after, after),
+        }
+        return parts if before == after else parts | {"skip": dense(before, after)}
+
+    down, kept, width = [], [c.channels], c.channels
+    for number, after in enumerate(widths):
+        blocks = []
+        for _ in range(c.blocks):
+            blocks.append(block(width, after))
+            width = after
+            kept.append(width)
+        level: dict[str, Any] = {"blocks": blocks}
+        if number + 1 < len(widths):
+            level["resample"] = conv(width, width)
+            kept.append(width)
+        down.append(level)
+    middle = {
+        "norm": norm(width),
+        **{name: shape(width, c.heads, width // c.heads) for name in ("wq", "wk", "wv")},
+        "wo": shape(c.heads, width // c.heads, width),
+    }
+    up = []
+    for number, after in reversed(list(enumerate(widths))):
+        blocks = []
+        for _ in range(c.blocks + 1):
+            blocks.append(block(width + kept.pop(), after))
+            width = after
+        level = {"blocks": blocks}
+        if number:
+            level["resample"] = conv(width, width)
+        up.append(level)
+    return {
+        "time": {"first": dense(c.channels, embedding), "second": dense(embedding, embedding)},
+        "input": conv(c.image_channels, c.channels),
+        "down": down,
+        "middle": middle,
+        "up": up,
+        "output": {"norm": norm(width), "conv": conv(width, c.image_channels)},
+    }
+
+
+def init(config: UNetConfig, key: jax.Array) -> dict[str, Any]:
+    """Random parameters."""
+    params: dict[str, Any] = initial(parameter_shapes(config), key)
+    return params
+
+
+def convolution(params: dict[str, jax.Array], x: jax.Array, stride: int = 1) -> jax.Array:
+    """A 3 x 3 convolution of ``x : [batch, height, width, channels]``."""
+    made = jax.lax.conv_general_dilated(
+        x, params["kernel"], (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return made + params["bias"]
+
+
+def dense(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """A linear layer over the last dimension."""
+    return x @ params["weight"] + params["bias"]
+
+
+def group_norm(params: dict[str, jax.Array], x: jax.Array, groups: int) -> jax.Array:
+    """Group norm of ``x : [batch, height, width, channels]``, statistics in float32."""
+    wide = x.astype(jnp.float32).reshape(*x.shape[:-1], groups, -1)
+    wide = wide - jnp.mean(wide, axis=(1, 2, 4), keepdims=True)
+    variance = jnp.mean(jnp.square(wide), axis=(1, 2, 4), keepdims=True)
+    normed = (wide * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape).astype(x.dtype)
+    return normed * params["norm"] + params["bias"]
+
+
+def residual(params: dict[str, Any], x: jax.Array, time: jax.Array, groups: int) -> jax.Array:
+    """Two convolutions beside a skip connection; ``time : [batch, 4 * channels]``."""
+    h = convolution(params["first"], jax.nn.silu(group_norm(params["norm"], x, groups)))
+    h = h + dense(params["time"], jax.nn.silu(time))[:, None, None]
+    h = convolution(params["second"], jax.nn.silu(group_norm(params["second_norm"], h, groups)))
+    return h + (dense(params["skip"], x) if "skip" in params else x)
+
+
+def attention(params: dict[str, Any], x: jax.Array, groups: int) -> jax.Array:
+    """Self attention over the positions of ``x : [batch, height, width, channels]``."""
+    h = group_norm(params["norm"], x, groups).reshape(x.shape[0], -1, x.shape[-1])
+    query, key, value = (jnp.einsum("bsc,chk->bshk", h, params[w]) for w in ("wq", "wk", "wv"))
+    logits = jnp.einsum("bshk,bthk->bhst", query * query.shape[-1] ** -0.5, key)
+    weights = jax.nn.softmax(logits.astype(jnp.float32), axis=-1).astype(x.dtype)
+    attended = jnp.einsum("bhst,bthk->bshk", weights, value)
+    return x + jnp.einsum("bshk,hkc->bsc", attended, params["wo"]).reshape(x.shape)
+
+
+def time_embedding(params: dict[str, Any], time: jax.Array, channels: int) -> jax.Array:
+    """``[batch, 4 * channels]`` of ``time : [batch]``, between 0 and 1, in float32."""
+    half = channels // 2
+    frequency = 1000.0 * 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = time[:, None] * frequency
+    waves = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+    waves = waves.astype(params["first"]["weight"].dtype)
+    return dense(params["second"], jax.nn.silu(dense(params["first"], waves)))
+
+
+def predict(
+    config: UNetConfig, params: dict[str, Any], images: jax.Array, time: jax.Array
+) -> jax.Array:
+    """The noise in ``images : [batch, height, width, image_channels]`` at ``time : [batch]``."""
+    c = config
+    embedded = time_embedding(params["time"], time, c.channels)
+    x = convolution(params["input"], images)
+    kept = [x]
+    for level in params["down"]:
+        for block in level["blocks"]:
+            x = residual(block, x, embedded, c.groups)
+            kept.append(x)
+        if "resample" in level:
+            x = convolution(level["resample"], x, stride=2)
+            kept.append(x)
+    x = attention(params["middle"], x, c.groups)
+    for level in params["up"]:
+        for block in level["blocks"]:
+            x = residual(block, jnp.concatenate([x, kept.pop()], axis=-1), embedded, c.groups)
+        if "resample" in level:
+            x = convolution(level["resample"], x.repeat(2, axis=1).repeat(2, axis=2))
+    x = jax.nn.silu(group_norm(params["output"]["norm"], x, c.groups))
+    return convolution(params["output"]["conv"], x)
+
+
+def loss(
+    config: UNetConfig, params: dict[str, Any], images: jax.Array, noise: jax.Array, time: jax.Array
+) -> jax.Array:
+    """Mean squared error of the predicted ``noise``, mixed into ``images`` by a cosine schedule."""
+    angle = (jnp.pi / 2 * time)[:, None, None, None]
+    noisy = jnp.cos(angle) * images + jnp.sin(angle) * noise
+    found = predict(config, params, noisy.astype(config.dtype), time)
+    return jnp.mean(jnp.square(found.astype(jnp.float32) - noise))
+
+
+def train_step(config: UNetConfig) -> Any:
+    """``step(params, moments, count, images, noise, time) -> (params, moments, count, loss)``."""
+
+    def step(
+        params: Any,
+        moments: Any,
+        count: jax.Array,
+        images: jax.Array,
+        noise: jax.Array,
+        time: jax.Array,
+    ) -> tuple[Any, Any, jax.Array, jax.Array]:
+        value, gradients = jax.value_and_grad(functools.partial(loss, config))(
+            params, images, noise, time
+        )
+        return *adam(params, moments, count, gradients, config.learning_rate), value
+
+    return step
+
+
+def model(config: UNetConfig, name: str) -> Model:
+    """The train step of ``config`` with abstract arguments, ready for :func:`toast.plan`."""
+    c = config
+    params = parameter_shapes(c)
+    images = jax.ShapeDtypeStruct((c.batch, c.image, c.image, c.image_channels), jnp.float32)
+    return Model(
+        name=name,
+        function=train_step(c),
+        arguments=(
+            params,
+            adam_moments(params),
+            jax.ShapeDtypeStruct((), jnp.int32),
+            images,
+            images,
+            jax.ShapeDtypeStruct((c.batch,), jnp.float32),
+        ),
+        donate=(0, 1, 2),
+    )
+
+
+_BATCH = ("images", 0)
+#: The channels between the two convolutions of a block, and heads.
+_MODEL = (("params[*['first']['kernel']", -1), ("params['middle']['wq']", -2))
+#: What blocks take: the other dimension of every weight.
+_WIDTH = ("params[*['first']['kernel']", -2)
+_MEGATRON = tuple((*d, "last") for d in _MODEL)
+#: Section 5.1.1.
+STRATEGIES: Strategies = {
+    "data parallel": [(*_BATCH, "all")],
+    "FSDP": [(*_BATCH, "all"), (*_WIDTH, "all")],
+    "Megatron": [(*_BATCH, "first"), *_MEGATRON],
+    "FSDP + Megatron": [(*_BATCH, "first"), *_MEGATRON, (*_WIDTH, "first")],
+}
+
+ENTRIES: dict[str, Entry] = {
+    "unet": Entry(
+        "the paper's U-Net: train step with Adam of a diffusion model",
+        builder(model, UNET, "unet"),
+        builder(model, TINY, "unet-tiny"),
+        ("batch",),
+        STRATEGIES,
+    ),
+}
