@@ -392,8 +392,8 @@ def _products(
 ) -> tuple[Floats, Ints]:
     """Rows, columns and depth of products, and which of them each factor belongs to.
 
-    Rows come from the left operand alone, columns from the right, and the depth is summed over;
-    what both operands and the result have is a batch of products.
+    Rows come from the left operand alone, columns from the right, and the depth is summed over
+    (in a convolution the window, too); what both operands and the result have is a batch of products.
     """
     sizes = np.ones((len(products), 3))
     groups = np.full((len(products), factors + 1), 3, dtype=np.int64)
@@ -407,6 +407,7 @@ def _products(
             inside = (f in left, f in right, f in out)
             group = {
                 (True, False, True): 0, (False, True, True): 1, (True, True, False): 2,
+                (False, True, False): 2,  # the window of a convolution
             }.get(inside, 3)  # fmt: skip
             groups[row, f] = group
             if group < 3:
