@@ -64,7 +64,7 @@ def arguments(model: Model) -> list[Any]:
         return jnp.asarray(random.random(shape.shape), shape.dtype)
 
     found = [jax.tree.map(drawn, argument) for argument in model.arguments]
-    found[0] = initial(model.arguments[0], jax.random.key(0))
+    found[0] = initial(model.arguments[0], 0)
     return found
 
 
