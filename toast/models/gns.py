@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from toast.models.layers import layer_norm
 from toast.models.optimizers import adam, adam_moments
-from toast.models.parameters import initial, stacked
+from toast.models.parameters import stacked
 from toast.models.registry import Entry, Model, Strategies, builder
 
 
@@ -86,12 +86,6 @@ def parameter_shapes(config: GNSConfig) -> dict[str, Any]:
         "steps": stacked(step(), c.layers) if c.scanned else [step() for _ in range(c.layers)],
         "decoder": mlp(c.latent, c.outputs, norm=False),
     }
-
-
-def init(config: GNSConfig, key: jax.Array) -> dict[str, Any]:
-    """Random parameters."""
-    params: dict[str, Any] = initial(parameter_shapes(config), key)
-    return params
 
 
 def mlp(params: dict[str, Any], x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from toast.models.layers import rms_norm, rotary
-from toast.models.parameters import initial, stacked
+from toast.models.parameters import stacked
 from toast.models.registry import Entry, Model, Strategies, builder
 
 
@@ -88,12 +88,6 @@ def cache_shapes(config: ITXConfig) -> Any:
     one = jax.ShapeDtypeStruct((c.batch, c.positions, c.key_size), jnp.dtype(c.dtype))
     layer = {"key": one, "value": one}
     return stacked(layer, c.layers) if c.scanned else [dict(layer) for _ in range(c.layers)]
-
-
-def init(config: ITXConfig, key: jax.Array) -> dict[str, Any]:
-    """Random parameters."""
-    params: dict[str, Any] = initial(parameter_shapes(config), key)
-    return params
 
 
 def attention(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from toast.errors import TargetError
 from toast.models.layers import cross_entropy, layer_norm
 from toast.models.optimizers import adafactor, adafactor_moments
-from toast.models.parameters import initial, stacked
+from toast.models.parameters import stacked
 from toast.models.registry import Entry, Model, Strategies, builder
 
 
@@ -122,12 +122,6 @@ def parameter_shapes(config: MoEConfig) -> dict[str, Any]:
         "pairs": stacked(pair(), pairs) if c.scanned else [pair() for _ in range(pairs)],
         "final_norm": norm(),
     }
-
-
-def init(config: MoEConfig, key: jax.Array) -> dict[str, Any]:
-    """Random parameters."""
-    params: dict[str, Any] = initial(parameter_shapes(config), key)
-    return params
 
 
 def top2_gating(logits: jax.Array, random: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:

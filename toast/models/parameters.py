@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def count(shapes: Any) -> int:
@@ -19,18 +20,20 @@ def stacked(shapes: Any, times: int) -> Any:
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct((times, *s.shape), s.dtype), shapes)
 
 
-def initial(shapes: Any, key: jax.Array, *, norm: float = 1.0) -> Any:
+def initial(shapes: Any, seed: int, *, norm: float = 1.0) -> Any:
     """Random parameters: normal weights, norms of ``norm``, biases of zero.
 
     Norms are the leaves whose name ends with ``norm``, biases those that end with ``bias``.
     """
-    leaves, tree = jax.tree_util.tree_flatten_with_path(shapes)
-    values = []
-    for (path, shape), leaf_key in zip(leaves, jax.random.split(key, len(leaves)), strict=True):
+    # Not jax.random, which compiles a program for each shape.
+    random = np.random.default_rng(seed)
+
+    def drawn(path: Any, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         name = str(getattr(path[-1], "key", ""))
-        if name.endswith(("norm", "bias")):
-            value = jnp.full(shape.shape, norm if name.endswith("norm") else 0.0, shape.dtype)
-        else:
-            value = 0.02 * jax.random.normal(leaf_key, shape.shape, shape.dtype)
-        values.append(value)
-    return jax.tree.unflatten(tree, values)
+        if name.endswith("norm"):
+            return jnp.full(leaf.shape, norm, leaf.dtype)
+        if name.endswith("bias"):
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        return jnp.asarray(random.normal(0.0, 0.02, leaf.shape), leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(drawn, shapes)

@@ -125,9 +125,9 @@ def parameter_shapes(config: TransformerConfig) -> dict[str, Any]:
     return shapes if c.tied else shapes | {"output": shape(c.d_model, c.vocabulary)}
 
 
-def init(config: TransformerConfig, key: jax.Array) -> dict[str, Any]:
+def init(config: TransformerConfig, seed: int) -> dict[str, Any]:
     """Random parameters."""
-    params: dict[str, Any] = initial(parameter_shapes(config), key, norm=1.0 - config.norm_offset)
+    params: dict[str, Any] = initial(parameter_shapes(config), seed, norm=1.0 - config.norm_offset)
     return params
 
 

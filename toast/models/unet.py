@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from toast.models.optimizers import adam, adam_moments
-from toast.models.parameters import initial
 from toast.models.registry import Entry, Model, Strategies, builder
 
 
@@ -45,7 +44,15 @@ UNET = UNetConfig()
 
 #: A train step small enough to run on CPU devices in a test.
 TINY = UNetConfig(
-    channels=8, blocks=1, heads=4, groups=4, image=8, batch=8, dtype="float32", learning_rate=1e-3
+    channels=8,
+    multipliers=(1, 2),
+    blocks=1,
+    heads=4,
+    groups=4,
+    image=8,
+    batch=8,
+    dtype="float32",
+    learning_rate=1e-3,
 )
 
 
@@ -112,12 +119,6 @@ def parameter_shapes(config: UNetConfig) -> dict[str, Any]:
         "up": up,
         "output": {"norm": norm(width), "conv": conv(width, c.image_channels)},
     }
-
-
-def init(config: UNetConfig, key: jax.Array) -> dict[str, Any]:
-    """Random parameters."""
-    params: dict[str, Any] = initial(parameter_shapes(config), key)
-    return params
 
 
 def convolution(params: dict[str, jax.Array], x: jax.Array, stride: int = 1) -> jax.Array:
