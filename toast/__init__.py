@@ -11,7 +11,18 @@ from toast.errors import ToastError
 from toast.hardware import Hardware, Mesh
 from toast.plan import Plan
 from toast.search import Settings
+from toast.space import Constraints
 
 __version__ = "0.1.0"
 
-__all__ = ["Analysis", "Hardware", "Mesh", "Plan", "Settings", "ToastError", "analyze", "plan"]
+__all__ = [
+    "Analysis",
+    "Constraints",
+    "Hardware",
+    "Mesh",
+    "Plan",
+    "Settings",
+    "ToastError",
+    "analyze",
+    "plan",
+]

@@ -15,9 +15,9 @@ from toast.errors import MeshError, SearchError
 from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
 from toast.models import Model
-from toast.plan import Plan, make_plan
-from toast.search import Round, Search, Settings
-from toast.space import Space
+from toast.plan import Plan, actions_like, make_plan
+from toast.search import Round, Search, Settings, begin_fixed
+from toast.space import Constraints, Space
 
 if TYPE_CHECKING:
     import jax
@@ -90,6 +90,8 @@ def plan(
     rules: Sequence[str | pathlib.Path] = (),
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
+    constraints: Constraints | None = None,
+    start: Plan | str | pathlib.Path | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
     **keywords: Any,
@@ -101,8 +103,11 @@ def plan(
     ``"tpu-v5e"``, a path, or a :class:`Hardware`.  ``memory_bytes`` is the limit per device
     (default: the hardware's); ``overlap`` says which collectives run beside products
     (:mod:`toast.cost.model`): ``"none"``, ``"partial"`` or ``"full"``.
+    ``constraints`` fix shardings (:class:`toast.Constraints`); ``start`` is an earlier plan, or its
+    JSON file, that the search begins with.
 
-    Raises :class:`toast.errors.MeshError` when no dimension can use the mesh, and
+    Raises :class:`toast.errors.MeshError` when no dimension can use the mesh,
+    :class:`toast.errors.PinError` when a constraint cannot hold, and
     :class:`toast.errors.SearchError` when ``memory_bytes`` was given and nothing found fits it.
 
     >>> import jax, jax.numpy as jnp, toast
@@ -130,16 +135,18 @@ def plan(
     begin = time.perf_counter()
     if progress:
         progress("decision space")
-    space = Space(analysis, mesh)
+    space = Space(analysis, mesh, constraints=constraints)
     _check_axes(space)
     model = CostModel(space, machine, overlap=overlap)
+    begin_fixed(model)
+    begun = () if start is None else (actions_like(space, start),)
     seconds["decision space"] = time.perf_counter() - begin
     limit = machine.memory_limit_bytes if memory_bytes is None else memory_bytes
     if limit <= 0:
         raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
     if progress:
         progress("search")
-    search = Search(model, memory_bytes=limit, settings=settings, progress=progress)
+    search = Search(model, memory_bytes=limit, settings=settings, start=begun, progress=progress)
     found = search.run()
     seconds["search"] = found.seconds
     made = make_plan(model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds)
@@ -163,6 +170,7 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     peak = CostModel(Space(analysis, mesh), machine).initial_peak
     return dataclasses.replace(
         machine,
+        measured=(),
         memory_limit_bytes=max(1.0, 1.5 * peak / mesh.devices),
         interconnect=dataclasses.replace(
             machine.interconnect, latency_s=0.0, network_latency_s=0.0

@@ -21,7 +21,8 @@ import rich.table
 import typer
 
 from toast.analysis import Analysis
-from toast.errors import ToastError
+from toast.errors import PinError, ToastError
+from toast.space import Constraints
 from toast.units import size_text
 
 app = typer.Typer(
@@ -61,6 +62,21 @@ SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence
 BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
 EdgesOption = Annotated[int | None, typer.Option("--edges", help="Edges of a graph.")]
 ExpertsOption = Annotated[int | None, typer.Option("--experts", help="Experts per layer.")]
+PinOption = Annotated[
+    list[str] | None,
+    typer.Option("--pin", help="Fix shardings: \"params['wq']=P('model', None)\"; * is any."),
+]
+ForbidOption = Annotated[
+    list[str] | None,
+    typer.Option("--forbid", help='Keep arguments off mesh axes: "params*=data".'),
+]
+FixOption = Annotated[
+    list[str] | None,
+    typer.Option("--fix", help='Shard a dimension, wherever it goes, first: "tokens:0=data".'),
+]
+KeepOption = Annotated[
+    bool, typer.Option("--keep-constraints", help="Hold the program's own sharding constraints.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
 
 
@@ -148,6 +164,39 @@ def _warn(lines: list[str]) -> None:
         print(f"toast: note: {line}", file=sys.stderr)
 
 
+def _constraints(
+    pin: list[str] | None, forbid: list[str] | None, fix: list[str] | None, keep: bool
+) -> Constraints:
+    """The user's constraints; raises :class:`toast.errors.PinError` where they do not parse."""
+    return Constraints(
+        pin=_parted(pin, "--pin", "params*=P('model')", "=P"),
+        forbid=_several(forbid, "--forbid", "params*=data"),
+        fix=_several(fix, "--fix", "tokens:0=data"),
+        keep=keep,
+    )
+
+
+def _parted(given: list[str] | None, option: str, example: str, at: str = "=") -> dict[str, str]:
+    """``PATTERN=VALUE`` pairs; a pattern may have ``=`` in it."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        pattern, equals, value = text.rpartition(at)
+        if not pattern or not equals:
+            raise PinError(f"{option} '{text}': write {example}")
+        value = equals.removeprefix("=") + value
+        if pattern in found:
+            raise PinError(f"{option} {pattern} is given twice: {found[pattern]} and {value}")
+        found[pattern] = value
+    return found
+
+
+def _several(given: list[str] | None, option: str, example: str) -> dict[str, list[str]]:
+    return {
+        pattern: [axis.strip() for axis in axes.split(",")]
+        for pattern, axes in _parted(given, option, example).items()
+    }
+
+
 class Beside(enum.StrEnum):
     """Which collectives run beside products."""
 
@@ -178,6 +227,14 @@ def plan(
         ),
     ] = Beside.partial,
     seed: SeedOption = 0,
+    pin: PinOption = None,
+    forbid: ForbidOption = None,
+    fix: FixOption = None,
+    keep_constraints: KeepOption = False,
+    start: Annotated[
+        pathlib.Path | None,
+        typer.Option("--start", help="Begin the search with the plan in this JSON file."),
+    ] = None,
     layers: LayersOption = None,
     sequence: SequenceOption = None,
     batch: BatchOption = None,
@@ -208,6 +265,8 @@ def plan(
             hardware=machine,
             memory_bytes=None if memory is None else memory * 2**30,
             overlap=overlap.value,
+            constraints=_constraints(pin, forbid, fix, keep_constraints),
+            start=start,
             settings=Settings(seed=seed, budget=budget),
             progress=progress,
         )

@@ -31,6 +31,10 @@ class MeshError(ToastError):
     """A mesh does not parse, or an axis fits no dimension of the program."""
 
 
+class PinError(ToastError):
+    """A sharding that the user fixes matches nothing, cannot be, or contradicts another."""
+
+
 class HardwareError(ToastError):
     """A hardware description is unknown, incomplete or implausible."""
 

@@ -195,7 +195,7 @@ class CostModel:
         ])  # fmt: skip
         self._flop_seconds: Floats = self.tables.flops / peaks * self.tables.count
         self._hbm = hardware.memory_bytes_per_s
-        first = self.price(space.initial[None])
+        first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])
         self.initial_peak = float(first.peak_bytes[0])
 

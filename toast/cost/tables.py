@@ -393,7 +393,8 @@ def _products(
     """Rows, columns and depth of products, and which of them each factor belongs to.
 
     Rows come from the left operand alone, columns from the right, and the depth is summed over
-    (in a convolution the window, too); what both operands and the result have is a batch of products.
+    (in a convolution the window, too); what both operands and the result have is a batch of
+    products.
     """
     sizes = np.ones((len(products), 3))
     groups = np.full((len(products), factors + 1), 3, dtype=np.int64)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src.ad_checkpoint import name_p
+from jax._src.interpreters import mlir as lowering
 
 from toast.errors import TargetError
-from toast.frontend import stablehlo
+from toast.frontend import mlir, stablehlo
 from toast.frontend.program import Program
 
 
@@ -25,6 +27,14 @@ class Calling:
     out_tree: Any
     out_avals: tuple[Any, ...]
     donate: tuple[int, ...]
+
+
+def _named(_context: Any, value: Any, *, name: str) -> list[Any]:
+    """``checkpoint_name`` as an op that can be pinned; JAX would lower it to nothing."""
+    return [mlir.named_value(value, name)]
+
+
+_KEEPING_NAMES = lowering.LoweringParameters(override_lowering_rules=((name_p, _named),))
 
 
 def from_function(
@@ -48,7 +58,7 @@ def from_function(
         try:
             jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
             traced = jitted.trace(*arguments, **keywords)
-            lowered = traced.lower()
+            lowered = traced.lower(_private_parameters=_KEEPING_NAMES)
         except TargetError:
             raise
         except Exception as error:

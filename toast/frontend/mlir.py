@@ -509,13 +509,55 @@ def _integer(value: Any) -> int | None:
     return int(attribute[0])
 
 
-# -- writing Shardy ------------------------------------------------------------------------------
-
-_MESH = "toast_mesh"
+# -- constraints -------------------------------------------------------------------------------
 
 #: Ops whose own attribute says how their result is sharded.
 _CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
 
+#: The attribute that carries what ``checkpoint_name`` calls a value.
+_NAME = "toast_name"
+
+
+def named_value(value: Any, name: str) -> Any:
+    """``value`` behind a constraint that demands nothing, by a name."""
+    rank = ir.RankedTensorType(value.type).rank
+    anything = sdy.DimensionShardingAttr.get([], is_closed=False)
+    sharding = sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), [anything] * rank)
+    made = sdy.ShardingConstraintOp(value, sharding)
+    made.operation.attributes[_NAME] = ir.StringAttr.get(name)
+    return made.result
+
+
+def take_name(operation: Any) -> str:
+    """The name that :func:`named_value` gave, taken off the op; empty for none."""
+    if _NAME not in operation.attributes:
+        return ""
+    name = str(operation.attributes[_NAME].value)
+    del operation.attributes[_NAME]
+    return name
+
+
+def constraint(operation: Any) -> tuple[tuple[str, ...] | None, ...] | None:
+    """What a sharding constraint demands: axes per dimension, ``None`` for an open one.
+
+    ``None`` for other ops, for constraints that demand nothing, and for parts of axes.
+    """
+    if operation.name not in _CONSTRAINTS:
+        return None
+    found: list[tuple[str, ...] | None] = []
+    for dimension in sdy.TensorShardingAttr(operation.attributes["sharding"]).dimension_shardings:
+        here = sdy.DimensionShardingAttr(dimension)
+        axes = [sdy.AxisRefAttr(axis) for axis in here.axes]
+        if any(axis.sub_axis_info is not None for axis in axes):
+            return None
+        names = tuple(str(axis.name) for axis in axes)
+        found.append(names if here.is_closed or names else None)
+    return None if all(axes is None for axes in found) else tuple(found)
+
+
+# -- writing Shardy ------------------------------------------------------------------------------
+
+_MESH = "toast_mesh"
 
 #: Ops whose results the values inside their regions decide.
 _REGIONS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})

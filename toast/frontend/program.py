@@ -108,8 +108,13 @@ class Program:
     ties: tuple[tuple[int, int], ...]
     #: How often each op runs: the product of the trip counts of the loops around it.
     repeats: tuple[int, ...]
-    #: Display names of values where the source has any (fact bases do, StableHLO does not).
+    #: Names of values: all in fact bases; in JAX functions those that ``checkpoint_name`` gives.
     labels: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
+    #: What the program's own sharding constraints demand, by op: mesh axes per dimension, ``None``
+    #: for a dimension that is left open.
+    constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] = dataclasses.field(
+        default_factory=dict, repr=False
+    )
     #: The MLIR this program was read from, with the handles needed to write a plan back.
     source: Any = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -163,6 +168,11 @@ class Builder:
         """The index the next added op will get."""
         return len(self._ops)
 
+    @property
+    def next_value(self) -> int:
+        """The index the next defined value will get."""
+        return len(self._values)
+
     def type(self, value: int) -> TensorType:
         """The type of an already defined value."""
         return self._values[value].type
@@ -202,6 +212,7 @@ class Builder:
         aliases: Sequence[int],
         *,
         labels: Mapping[int, str] | None = None,
+        constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] | None = None,
         source: Any = None,
     ) -> Program:
         """The finished program; results that overwrite arguments are tied to them."""
@@ -218,5 +229,6 @@ class Builder:
             ties=(*self._ties, *ties),
             repeats=tuple(self._repeats),
             labels=labels or {},
+            constraints=constraints or {},
             source=source,
         )

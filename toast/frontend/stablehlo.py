@@ -65,6 +65,8 @@ class _Reader:
         self._operations: list[Any] = []
         self._sites: dict[tuple[int, int], tuple[Any, int]] = {}
         self._results: list[tuple[Any, tuple[int, ...]]] = []
+        self._labels: dict[int, str] = {}
+        self._constraints: dict[int, tuple[tuple[str, ...] | None, ...]] = {}
 
     def read(self, function: Any, name: str, calling: Any) -> Program:
         block = function.operation.regions[0].blocks[0]
@@ -101,7 +103,10 @@ class _Reader:
         source = mlir.Source(
             self._module, tuple(self._operations), self._sites, tuple(self._results), calling
         )
-        return self._builder.build(name, arguments, results, aliases, source=source)
+        return self._builder.build(
+            name, arguments, results, aliases, labels=self._labels,
+            constraints=self._constraints, source=source,
+        )  # fmt: skip
 
     def _add(
         self,
@@ -150,6 +155,11 @@ class _Reader:
         operands = [self._numbers[value] for value in operation.operands]
         for index in range(len(operands)):
             self._sites[number, index] = (operation, index)
+        called, demanded = mlir.take_name(operation), mlir.constraint(operation)
+        if called:
+            self._labels[self._builder.next_value] = called
+        if demanded:
+            self._constraints[number] = demanded
         attributes = self._attributes(operation)
         types = self._types(operation)
         kind = mlir.kind(operation)

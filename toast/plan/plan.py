@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -332,20 +333,33 @@ def make_plan(
 ) -> Plan:
     """The plan for a search's result, every action replayed for its effect."""
     space = model.space
-    states = [space.initial]
-    for action in found.actions:
+    states = [space.unsharded]
+    pinned = (space.pinned != space.unsharded).any()
+    if pinned:
+        states.append(space.pinned)
+    actions = (*space.begun, *found.actions)
+    for action in actions:
         states.append(space.apply(states[-1], action))
     prices = model.price(np.stack(states))
     predictions = [Prediction.of(prices, i) for i in range(len(states))]
-    steps = tuple(
+    reasons = [
+        _reason(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
+    ]
+    pins = [
+        Step((*space.constraints.pin,), "", (), after, f"pinned: {reason}")
+        for after, reason in zip(predictions[1 : 1 + pinned], reasons, strict=False)
+    ]
+    steps = tuple(pins) + tuple(
         Step(
             dimensions=dimension_labels(space, action),
             axis=space.mesh.names[action.axis],
             resolution=action.resolution,
-            after=predictions[i + 1],
-            reason=_reason(predictions[i], predictions[i + 1], memory_bytes),
+            after=after,
+            reason=f"fixed: {reason}" if i < len(space.begun) else reason,
         )
-        for i, action in enumerate(found.actions)
+        for i, (action, after, reason) in enumerate(
+            zip(actions, predictions[1 + pinned :], reasons[int(pinned) :], strict=True)
+        )
     )
     return Plan(
         analysis=space.analysis,
@@ -364,6 +378,31 @@ def make_plan(
         transfers=tuple(model.transfers(found.state)),
         seconds=seconds,
     )
+
+
+def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action, ...]:
+    """The actions of ``space`` that do what those of an earlier plan, or of its JSON file, did.
+
+    What has no counterpart is left out.  Raises :class:`toast.errors.PlanError` for a file that is
+    no plan.
+    """
+    if isinstance(plan, Plan):
+        wanted = [(step.dimensions, step.axis, step.resolution) for step in plan.steps]
+    else:
+        try:
+            steps = json.loads(pathlib.Path(plan).read_text(encoding="utf-8"))["actions"]
+            wanted = [(tuple(s["dimensions"]), s["axis"], tuple(s["resolution"])) for s in steps]
+        except OSError as error:
+            raise PlanError(f"{plan}: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError):
+            raise PlanError(f"{plan} is no plan; give what --json wrote") from None
+    labels = functools.cache(lambda action: dimension_labels(space, action))
+    known = {
+        (labels(action), space.mesh.names[action.axis], action.resolution): action
+        for action in space.actions
+    }
+    found = (known.get(key) for key in wanted)
+    return tuple(action for action in found if action is not None)
 
 
 def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from toast.analysis import Analysis
 from toast.analysis.closure import components
 from toast.hardware import Mesh
+from toast.space.constraints import FREE, Constraints, Holders, closed_names, holders
 
 Ints = npt.NDArray[np.int64]
 #: A batch of states: ``[states, classes, axes]`` of the factor that holds each axis.
@@ -79,15 +80,20 @@ class Space:
         analysis: Analysis,
         mesh: Mesh,
         *,
+        constraints: Constraints | None = None,
         min_dimensions: int | None = None,
         collapse: bool = True,
     ) -> None:
         """Prepare the space.
 
-        ``min_dimensions`` overrides the pruning of small colors; ``collapse=False`` gives every
-        op a class of its own, which tests compare with.
+        ``constraints`` are the user's; ``min_dimensions`` overrides the pruning of small colors;
+        ``collapse=False`` gives every op a class of its own.  Raises
+        :class:`toast.errors.PinError` where constraints cannot hold.
         """
         self.analysis = analysis
+        self.constraints = constraints or Constraints()
+        #: Actions that come before all others, as ``begin_with`` says.
+        self.begun: tuple[Action, ...] = ()
         self.mesh = mesh
         self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
         group_of_color, self.color_groups = _color_groups(analysis)
@@ -102,19 +108,39 @@ class Space:
             group.dimensions >= min_dimensions and self._divides(names.divisor[self.names_of(g)])
             for g, group in enumerate(self.color_groups)
         ], dtype=bool)  # fmt: skip
-        touched = names.shardable & active[self._group_of_name]
+        holding = holders(analysis, mesh, self.constraints)
+        self._open = ~closed_names(analysis, self.constraints)
+        touched = names.shardable & self._open & active[self._group_of_name]
         behaviour = _behaviours(self._group_of_name, wanted, touched)
-        self.classes = _classes(analysis, behaviour, collapse)
+        self.classes = _classes(analysis, behaviour, holding, collapse)
+        self._holding: States = holding[self.classes.representative]
         self._targets = self._action_targets(wanted, np.flatnonzero(active))
         self.actions: tuple[Action, ...] = tuple(self._targets)
+        self._initial = self.pinned
 
     # -- states ------------------------------------------------------------------------------
 
     @functools.cached_property
+    def unsharded(self) -> States:
+        """The state without any sharding, ``[classes, axes]``."""
+        return np.full_like(self._holding, NONE)
+
+    @property
     def initial(self) -> States:
-        """The unsharded state, ``[classes, axes]``."""
-        shape = (len(self.classes.representative), len(self.axis_sizes))
-        return np.full(shape, NONE, dtype=np.int8)
+        """Where every search begins: what is pinned, and what the first actions shard."""
+        return self._initial
+
+    def begin_with(self, actions: Sequence[Action]) -> None:
+        """Let every search begin behind ``actions``."""
+        self.begun = tuple(actions)
+        self._initial = self.pinned
+        for action in actions:
+            self._initial = self.apply(self._initial, action)
+
+    @functools.cached_property
+    def pinned(self) -> States:
+        """The state in which only that is sharded which is pinned."""
+        return np.where(self._holding == FREE, NONE, self._holding).astype(np.int8)
 
     def apply(self, state: States, action: Action) -> States:
         """The state after ``action``; equal to ``state`` if the action finds nothing to shard.
@@ -199,11 +225,16 @@ class Space:
                     all(picked[g] == bit for g, bit in wanted.get(name, ()))
                     for name in members.tolist()
                 ])  # fmt: skip
-                layers = self._layers(members[allowed])
+                layers = self._layers(members[allowed & self._open[members]])
                 for axis, size in enumerate(self.axis_sizes.tolist()):
                     if size > 1 and (divisors % size == 0).any():
-                        targets[Action(number, bits, axis)] = layers
+                        targets[Action(number, bits, axis)] = self._not_pinned(layers, axis)
         return targets
+
+    def _not_pinned(self, layers: list[tuple[Ints, Ints]], axis: int) -> list[tuple[Ints, Ints]]:
+        """The targets of an action on ``axis`` that are free there."""
+        free = self._holding[:, axis] == FREE
+        return [(classes[free[classes]], factors[free[classes]]) for classes, factors in layers]
 
     def _divides(self, divisors: Ints) -> bool:
         """Whether some axis of more than one device divides some of the divisors."""
@@ -290,7 +321,7 @@ def _behaviours(
     return np.where(shardable, group_of_name * len(kinds) + need + 1, 0)
 
 
-def _classes(analysis: Analysis, behaviour: Ints, collapse: bool) -> Classes:
+def _classes(analysis: Analysis, behaviour: Ints, holding: Holders, collapse: bool) -> Classes:
     names = analysis.names
     widest = max(1, int(np.diff(names.first_name).max(initial=1)))
     rows = np.full((len(names.signature), widest), -1, dtype=np.int64)
@@ -299,7 +330,7 @@ def _classes(analysis: Analysis, behaviour: Ints, collapse: bool) -> Classes:
     divisor = np.ones_like(rows)
     divisor[names.name_op, factor] = np.where(names.shardable, names.divisor, 1)
     kind = names.signature if collapse else np.arange(len(names.signature))
-    key = np.concatenate([kind[:, None], rows], axis=1)
+    key = np.concatenate([kind[:, None], rows, holding], axis=1)
     _, first, of_op = np.unique(key, axis=0, return_index=True, return_inverse=True)
     of_op = of_op.reshape(-1)
     repeats = np.array(analysis.program.repeats, dtype=np.float64)

@@ -1,0 +1,191 @@
+"""What the user fixes holds, and what cannot hold is an error that says why."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import toast
+from tests.helpers import analyzed, f32, mlp
+from toast import Constraints
+from toast.errors import PinError, PlanError
+from toast.hardware import Hardware, Mesh, load
+from toast.space.constraints import parse_spec
+
+MESH = "d=4,m=2"
+
+
+def machine_for(analysis: toast.Analysis) -> Hardware:
+    return toast.api.small_scale(analysis, Mesh.parse(MESH), load("h100"))
+
+
+def planned(analysis: toast.Analysis, **constraints: object) -> toast.Plan:
+    return toast.plan(
+        analysis, mesh=MESH, hardware=machine_for(analysis),
+        constraints=Constraints(**constraints),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mlp_analysis() -> toast.Analysis:
+    return toast.analyze(mlp, f32(256, 32), f32(32, 64), f32(64, 16))
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("P()", ()),
+        ("P('d', None)", (("d",), None)),
+        ("PartitionSpec(None, ('d', 'm'))", (None, ("d", "m"))),
+        ("P(d, (d,m))", (("d",), ("d", "m"))),
+        ("P(None, ())", (None, ())),
+    ],
+)
+def test_shardings_are_written_as_jax_does(text: str, entries: tuple[object, ...]) -> None:
+    assert parse_spec(text) == entries
+
+
+@pytest.mark.parametrize("text", ["", "d", "Q('d')", "P('d'", "P('1d')", "P(d=4)"])
+def test_what_is_no_sharding(text: str) -> None:
+    with pytest.raises(PinError, match=r"is no sharding; write P\('data', None\)"):
+        parse_spec(text)
+
+
+@pytest.mark.parametrize("spec", [P("m", "d"), P(None, ("m", "d")), P(), "P('m', None)"])
+def test_pinned_arguments_are_sharded_exactly_so(mlp_analysis: toast.Analysis, spec: P) -> None:
+    plan = planned(mlp_analysis, pin={"w1": spec})
+    entries = [() if e is None else (e,) if isinstance(e, str) else e for e in P(*spec)] if (
+        not isinstance(spec, str)
+    ) else [("m",), ()]  # fmt: skip
+    assert [set(axes) for axes in plan.arguments["w1"]] == [
+        set(axes) for axes in (*entries, (), ())[:2]
+    ]
+    assert plan.verify().equal
+
+
+def test_one_layer_can_be_pinned_alone() -> None:
+    analysis = analyzed("t2b-tiny")
+    plan = planned(analysis, pin={"params['layers'][1]['gate']": P(None, "d")})
+    assert plan.arguments["params['layers'][1]['gate']"] == ((), ("d",))
+    other = planned(analysis, pin={"params['layers'][*]['gate']": P(None, "d")})
+    for layer in (0, 1):
+        assert other.arguments[f"params['layers'][{layer}]['gate']"] == ((), ("d",))
+    assert plan.steps[0].reason.startswith("pinned: ")
+    assert plan.verify().equal
+
+
+def test_forbidden_axes_are_kept_off(mlp_analysis: toast.Analysis) -> None:
+    free = planned(mlp_analysis)
+    used = {axis for spec in free.arguments["x"] for axis in spec}
+    assert used
+    plan = planned(mlp_analysis, forbid={"x": sorted(used)})
+    assert not used & {axis for spec in plan.arguments["x"] for axis in spec}
+
+
+def test_a_fixed_batch_axis(mlp_analysis: toast.Analysis) -> None:
+    plan = planned(mlp_analysis, fix={"x:0": "m"})
+    assert "m" in plan.arguments["x"][0]
+    assert plan.steps[0].axis == "m"
+    assert plan.steps[0].reason.startswith("fixed: ")
+    assert plan.verify().equal
+
+
+def test_values_by_the_name_that_checkpoint_name_gave() -> None:
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        hidden = checkpoint_name(jnp.tanh(x @ w), "hidden")
+        return jnp.sum(hidden @ w.T)
+
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        kept = jax.checkpoint_policies.save_only_these_names("hidden")
+        return jax.grad(jax.checkpoint(function, policy=kept))(x, w)
+
+    analysis = toast.analyze(step, f32(64, 32), f32(32, 16))
+    assert set(analysis.program.labels.values()) == {"hidden"}
+    for spec in (P("d", "m"), P(None, "d")):
+        plan = planned(analysis, pin={"hidden": spec})
+        program = analysis.program
+        (value,) = program.labels
+        assert plan.shardings.of(program, value) == tuple(
+            () if axis is None else (axis,) for axis in spec
+        )
+        assert plan.verify().equal
+    assert "toast_name" not in plan.annotated()
+
+
+def test_the_program_s_own_constraints() -> None:
+    mesh = AbstractMesh((4, 2), ("d", "m"))
+
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        hidden = jax.lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("m", None)))
+        loose = NamedSharding(mesh, P("d", P.UNCONSTRAINED))
+        return jax.lax.with_sharding_constraint(jnp.sin(hidden) @ w.T, loose)
+
+    analysis = toast.analyze(function, f32(64, 32), f32(32, 16))
+    assert sorted(analysis.program.constraints.values(), key=str) == [
+        (("d",), None), (("m",), ()),
+    ]  # fmt: skip
+    plan = planned(analysis, keep=True)
+    program = analysis.program
+    for op, spec in program.constraints.items():
+        actual = plan.shardings.of(program, program.ops[op].results[0])
+        for wanted, axes in zip(spec, actual, strict=True):
+            assert wanted is None or wanted == axes
+    assert plan.verify().equal
+    with pytest.raises(PinError, match=r"sharding constraint P\('m', None\).*no axis m in mesh"):
+        toast.plan(analysis, mesh="d=4", hardware="h100", constraints=Constraints(keep=True))
+
+
+BAD = [
+    ({"pin": {"w3": P()}}, r"^w3 matches no argument; near it: x, w1"),
+    ({"pin": {"w1": P("q")}}, r"^pin w1=P\('q'\): w1 f32\[32,64\]: no axis q in mesh d=4,m=2; use d, m"),
+    ({"pin": {"w1": P("d", "d")}}, r"axis d stands twice; an axis shards one dimension$"),
+    ({"pin": {"w1": P("d", "m", None)}}, r"w1 f32\[32,64\] has 2 dimensions, not 3$"),
+    ({"pin": {"w*": P("d"), "w1": P("m")}}, r"^w1: w\* contradicts w1; drop one$"),
+    ({"pin": {"w1": 3}}, r"^pin w1: 3 is no sharding"),
+    ({"pin": {"w1": P("d")}, "forbid": {"*": "d"}}, r"^w1: w1 pins it to axis d, which \* forbids"),
+    ({"forbid": {"w1": "q"}}, r"^forbid w1: no axis q in mesh"),
+    ({"fix": {"x": "d"}}, r"^fix x: write argument:dimension, for example tokens:0$"),
+    ({"fix": {"x:2": "d"}}, r"^fix x:2: x has 2 dimensions$"),
+    ({"fix": {"y:0": "d"}}, r"^y matches no argument; near it: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("constraints", "message"), BAD)
+def test_what_cannot_hold(
+    mlp_analysis: toast.Analysis, constraints: dict[str, object], message: str
+) -> None:
+    with pytest.raises(PinError, match=message):
+        planned(mlp_analysis, **constraints)
+
+
+def test_devices_must_divide_what_is_pinned() -> None:
+    analysis = toast.analyze(mlp, f32(256, 32), f32(32, 6), f32(6, 16))
+    with pytest.raises(PinError, match=r"4 devices \(d\) do not divide dimension 1$"):
+        planned(analysis, pin={"w1": P(None, "d")})
+    with pytest.raises(PinError, match=r"fix: w1:1 cannot be sharded along d; it has 6 elements"):
+        planned(analysis, fix={"w1:1": "d"})
+
+
+def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> None:
+    analysis = analyzed("t2b-tiny")
+    machine = machine_for(analysis)
+    first = toast.plan(analysis, mesh=MESH, hardware=machine)
+    first.to_json(tmp_path / "plan.json")
+    assert first.steps
+    for start in (first, tmp_path / "plan.json"):
+        again = toast.plan(
+            analysis, mesh=MESH, hardware=machine, start=start,
+            settings=toast.Settings(rounds=1, round_size=1, finalists=0),
+        )  # fmt: skip
+        assert again.cost <= first.cost
+    (tmp_path / "none.json").write_text("{}")
+    with pytest.raises(PlanError, match=r"none.json is no plan; give what --json wrote"):
+        toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "none.json")
+    with pytest.raises(PlanError, match="No such file"):
+        toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "gone.json")

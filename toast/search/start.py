@@ -1,0 +1,35 @@
+"""Where a search begins: the actions that the user fixes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from toast.cost import CostModel
+from toast.errors import PinError
+from toast.space import Action
+from toast.space.constraints import fixed_dimensions
+
+
+def begin_fixed(model: CostModel) -> None:
+    """Let searches begin with the dimensions that the user fixed on axes.
+
+    Where the color of such a dimension has conflicts, the resolution counts with which the step
+    takes least time.  Raises :class:`toast.errors.PinError` for a dimension that cannot be sharded.
+    """
+    space = model.space
+    names = space.analysis.names
+    actions: list[Action] = []
+    wanted = fixed_dimensions(space.analysis, space.mesh, space.constraints)
+    groups = dict.fromkeys((int(space.color_group_of(name)), name, axis) for name, axis in wanted)
+    for group, name, axis in groups:
+        offered = [a for a in space.actions if a.color == group and a.axis == axis]
+        if not offered:
+            raise PinError(
+                f"fix: {space.analysis.name_label(name)} cannot be sharded along "
+                f"{space.mesh.names[axis]}; it has {int(names.divisor[name])} elements to share"
+            )
+        if any(a.color == group and a.axis == axis for a in actions):
+            continue  # another argument of the same color has brought it
+        after = np.stack([space.apply(space.initial, a) for a in offered])
+        actions.append(offered[int(np.argmin(model.price(after).seconds))])
+        space.begin_with(actions)
