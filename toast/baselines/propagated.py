@@ -119,10 +119,10 @@ class Propagator:
         order.  A result that overwrites an argument is sharded as it is.
         """
         program = self._program
-        given = list(before.arguments) if before else [()] * len(program.arguments)
+        given: list[Spec] = list(before.arguments) if before else [()] * len(program.arguments)
         for argument, spec in arguments.items():
             given[argument] = spec
-        results = [given[alias] if alias >= 0 else () for alias in program.aliases]
+        results: list[Spec] = [given[alias] if alias >= 0 else () for alias in program.aliases]
         found = self._shardy.run(given, results, before.propagated if before else None)
         specs = tuple(
             spec if spec is not None else ((),) * len(program.values[v].type.shape)
@@ -155,14 +155,15 @@ class Propagator:
         """Axes of each dimension of each value, and the ops that are not there just once."""
         names = self._names
         defined = np.zeros((len(names.def_name), len(self._sizes)), dtype=bool)
-        rows = np.array(found.rows, dtype=np.int64).reshape(-1, 2)
-        single = self._single[rows[:, 0]]
+        numbers, kind_of = (np.array(a, dtype=np.int64) for a in (found.numbers, found.kind_of))
+        single = self._single[numbers]
         for kind, specs in enumerate(found.kinds):
             block = self._block(specs)
-            ops = single[(rows[:, 1] == kind) & (single >= 0)]
+            ops = single[(kind_of == kind) & (single >= 0)]
             ops = ops[self._rows_of[ops] == len(block)]
             defined[self._first_row[ops][:, None] + np.arange(len(block))] = block
-        for number, kind in rows[(single < 0) & (rows[:, 1] >= 0)].tolist():
+        several = (single < 0) & (kind_of >= 0)
+        for number, kind in zip(numbers[several].tolist(), kind_of[several].tolist(), strict=True):
             for op in self._ops_of[number]:
                 part = found.kinds[kind]
                 if op in self._result_of:
@@ -174,7 +175,7 @@ class Propagator:
         # The first ops are the arguments, the first values and rows theirs.
         block = self._block(arguments)
         defined[: len(block)] = block
-        times = np.bincount(rows[:, 0], minlength=len(self._single))
+        times = np.bincount(numbers, minlength=len(self._single))
         lost = self._single[(times != 1) & (self._single >= 0)]
         for op in lost.tolist():
             defined[self._first_row[op] : self._first_row[op] + self._rows_of[op]] = False

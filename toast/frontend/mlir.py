@@ -6,6 +6,7 @@ pass pipelines.  Everything else in TOAST sees :class:`toast.frontend.Program`.
 
 from __future__ import annotations
 
+import array
 import collections
 import dataclasses
 import functools
@@ -680,9 +681,10 @@ class Propagated:
     #: Shardings of the entry function's arguments and results; ``None`` is unsharded.
     arguments: tuple[Spec | None, ...]
     results: tuple[Spec | None, ...]
-    #: One row per operation left: its number, and which of ``kinds`` it has; -1 is unsharded.
+    #: For each operation left its number, and which of ``kinds`` it has; -1 is unsharded.
     #: Shardy copies and merges operations on constants, so a number may be there twice, or not.
-    rows: tuple[tuple[int, int], ...]
+    numbers: array.array[int]
+    kind_of: array.array[int]
     #: Distinct shardings: one spec per result of the operation.
     kinds: tuple[tuple[Spec, ...], ...]
 
@@ -738,26 +740,30 @@ class Propagation:
             if before is not None:
                 self._keep(function, before)
             passmanager.PassManager.parse(_PROPAGATION).run(module.operation)
-            return self._read(main_function(module, "module").operation)
+            return self._read(function, len(arguments), len(results))
 
     def _keep(self, function: Any, before: Propagated) -> None:
         """Start from the shardings of ``before`` where they belong to one operation."""
-        times = collections.Counter(number for number, _ in before.rows)
+        times = collections.Counter(before.numbers)
         kinds = []
         for specs in before.kinds:
             if specs not in self._open:
                 shardings = [_open_sharding(spec) for spec in specs]
                 self._open[specs] = sdy.TensorShardingPerValueAttr.get(shardings)
             kinds.append(self._open[specs])
-        found = {n: kinds[k] for n, k in before.rows if k >= 0 and times[n] == 1}
+        found = {
+            number: kinds[kind]
+            for number, kind in zip(before.numbers, before.kind_of, strict=True)
+            if kind >= 0 and times[number] == 1
+        }
         for operation in _walk(function.regions[0].blocks[0]):
             number = _number(operation)
             if number in found and operation.name not in _CONSTRAINTS:
                 operation.attributes["sdy.sharding"] = found[number]
 
-    def _read(self, function: Any) -> Propagated:
+    def _read(self, function: Any, arguments: int, results: int) -> Propagated:
         seen: dict[Any, int] = {}
-        rows = []
+        numbers, kind_of = array.array("i"), array.array("i")
         for operation in _walk(function.regions[0].blocks[0]):
             number = _number(operation)
             if number < 0:
@@ -769,21 +775,21 @@ class Propagation:
                     break
             else:
                 kind = -1
-            rows.append((number, kind))
+            numbers.append(number)
+            kind_of.append(kind)
         kinds = [
             tuple(map(_spec, sdy.TensorShardingPerValueAttr(attribute).shardings))
             if sdy.TensorShardingPerValueAttr.isinstance(attribute)
             else (_spec(attribute),)
             for attribute in seen
         ]
-        arguments, results = (
-            tuple(
-                _spec(entry["sdy.sharding"]) if "sdy.sharding" in entry else None
-                for entry in (function.attributes[key] if key in function.attributes else ())
-            )
-            for key in ("arg_attrs", "res_attrs")
-        )
-        return Propagated(arguments, results, tuple(rows), tuple(kinds))
+        sides: list[tuple[Spec | None, ...]] = []
+        for key, count in (("arg_attrs", arguments), ("res_attrs", results)):
+            old = function.attributes[key] if key in function.attributes else [{}] * count
+            sides.append(tuple(
+                _spec(entry["sdy.sharding"]) if "sdy.sharding" in entry else None for entry in old
+            ))  # fmt: skip
+        return Propagated(sides[0], sides[1], numbers, kind_of, tuple(kinds))
 
 
 def _number(operation: Any) -> int:

@@ -135,6 +135,10 @@ class Plan:
     transfers: tuple[Transfer, ...] = dataclasses.field(repr=False)
     #: Seconds per stage.
     seconds: dict[str, float] = dataclasses.field(compare=False)
+    #: What made it: TOAST's search, or a baseline.
+    method: str = "toast"
+    #: What else there is to know of it, such as that its search ran out of time.
+    note: str = ""
 
     @property
     def fits(self) -> bool:
@@ -164,7 +168,7 @@ class Plan:
         for (_, type_, spec), names in rows.items():
             shards = int(np.prod([sizes[a] for axes in spec for a in axes], dtype=np.int64))
             size = int(np.prod(type_.shape, dtype=np.int64)) * element_bytes(type_.dtype)
-            patterns = tuple(dict.fromkeys(map(_folded, names))) if len(names) > 1 else (names[0],)
+            patterns = tuple(dict.fromkeys(map(folded, names))) if len(names) > 1 else (names[0],)
             table.append(
                 ArgumentRow(
                     patterns, len(names), type_.shape, type_.dtype, spec,
@@ -232,6 +236,8 @@ class Plan:
         return {
             "version": VERSION,
             "program": self.analysis.program.name,
+            "method": self.method,
+            "note": self.note,
             "mesh": dict(self.mesh.axes),
             "hardware": self.hardware.name,
             "memory_bytes": self.memory_bytes,
@@ -329,12 +335,19 @@ def make_plan(
     memory_bytes: float,
     seed: int,
     seconds: dict[str, float],
+    method: str = "toast",
+    note: str = "",
 ) -> Plan:
-    """The plan for a search's result, every action replayed for its effect."""
+    """The plan for a search's result, every action replayed for its effect.
+
+    A state that was found without actions, by a baseline, has no steps.
+    """
     space = model.space
     states = [space.initial]
     for action in found.actions:
         states.append(space.apply(states[-1], action))
+    if not found.actions:
+        states.append(found.state)
     prices = model.price(np.stack(states))
     predictions = [Prediction.of(prices, i) for i in range(len(states))]
     steps = tuple(
@@ -343,7 +356,7 @@ def make_plan(
             axis=space.mesh.names[action.axis],
             resolution=action.resolution,
             after=predictions[i + 1],
-            reason=_reason(predictions[i], predictions[i + 1], memory_bytes),
+            reason=reason_of(predictions[i], predictions[i + 1], memory_bytes),
         )
         for i, action in enumerate(found.actions)
     )
@@ -363,6 +376,8 @@ def make_plan(
         timeline=model.timeline(found.state),
         transfers=tuple(model.transfers(found.state)),
         seconds=seconds,
+        method=method,
+        note=note,
     )
 
 
@@ -376,7 +391,7 @@ def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
     for name in members.tolist():
         op = int(names.name_op[name])
         type_ = program.values[program.ops[op].results[0]].type
-        label = f"{_folded(program.arguments[op])}:{name - int(names.first_name[op])}"
+        label = f"{folded(program.arguments[op])}:{name - int(names.first_name[op])}"
         weights[label] = weights.get(label, 0.0) + float(np.prod(type_.shape, dtype=np.float64))
     return tuple(sorted(weights, key=lambda label: -weights[label]))
 
@@ -392,12 +407,12 @@ def spec_text(spec: Spec) -> str:
     return f"P({', '.join(parts)})"
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
     """An argument path with its list positions folded: ``layers[3]`` is ``layers[*]``."""
     return re.sub(r"\[\d+\]", "[*]", name)
 
 
-def _reason(before: Prediction, after: Prediction, memory_bytes: float) -> str:
+def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str:
     """What the action gained and what it paid, in one line."""
     gains = {
         "matrix products": before.matmul_seconds - after.matmul_seconds,
