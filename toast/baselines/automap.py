@@ -243,10 +243,10 @@ class _Search:
         self._begin = time.perf_counter()
         self.out_of_time = False
         analysis = setting.space.analysis
-        self._members: list[list[int]] = [
-            np.flatnonzero(analysis.argument_group == group).tolist()
-            for group in range(int(analysis.argument_group.max(initial=-1)) + 1)
-        ]
+        self._members: dict[int, list[int]] = {
+            group: np.flatnonzero(analysis.argument_group == group).tolist()
+            for group in np.unique(analysis.argument_group).tolist()
+        }
         program = analysis.program
         self._shapes = [program.values[v].type.shape for v in program.argument_values]
 
@@ -345,7 +345,7 @@ class _Search:
         """Actions that shard at least one argument further."""
         return [
             action
-            for group, members in enumerate(self._members)
+            for group, members in self._members.items()
             for d in range(len(self._shapes[members[0]]))
             for axis, size in enumerate(self._setting.space.axis_sizes.tolist())
             for action in [ArgumentAction(group, d, axis)]
