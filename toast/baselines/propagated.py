@@ -206,7 +206,8 @@ class Propagator:
         np.multiply.at(shards, self._row_tensor, others.prod(axis=1))
         moved = self._tensor_bytes / shards
         held = np.bincount(self._row_tensor[here], minlength=tensors) > 0
-        # What each tensor costs if it does not have the factor; then the rest where it does.
+        # Bytes to move for each tensor if it does not have the factor: an operand is gathered, a
+        # result summed (twice the bytes, or once in parts).  Then what changes where it does.
         without = np.where(self._operand, held * 1.0, np.where(held, 1.0, 2.0)) * moved
         base = np.bincount(self._tensor_op, without, minlength=len(names.signature))
         tensor = self._row_tensor
