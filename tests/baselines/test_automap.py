@@ -169,9 +169,9 @@ def test_a_budget_stops_the_search() -> None:
 
 
 def test_plans_run_with_equal_numbers() -> None:
-    analysis = analyzed("t2b-tiny", layers=1)
+    analysis = analyzed("attention")
     machine = api.small_scale(analysis, MESH, V5E)
-    plan = automap(analysis, MESH, machine, trajectories=4, budget=3)
+    plan = automap(analysis, MESH, machine, trajectories=8)
     assert plan.steps
     assert plan.after.step_seconds == pytest.approx(plan.steps[-1].after.step_seconds)
     for output in plan.verify().outputs:
