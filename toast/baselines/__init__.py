@@ -1,5 +1,7 @@
 """Other ways to shard a program, for comparison."""
 
+from toast.baselines.automap import automap, shardy
 from toast.baselines.manual import manual_states
+from toast.baselines.propagated import Propagator, Sharded
 
-__all__ = ["manual_states"]
+__all__ = ["Propagator", "Sharded", "automap", "manual_states", "shardy"]

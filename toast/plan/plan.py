@@ -136,6 +136,10 @@ class Plan:
     transfers: tuple[Transfer, ...] = dataclasses.field(repr=False)
     #: Seconds per stage.
     seconds: dict[str, float] = dataclasses.field(compare=False)
+    #: What made it: TOAST's search, or a baseline.
+    method: str = "toast"
+    #: What else there is to know of it, such as that its search ran out of time.
+    note: str = ""
 
     @property
     def fits(self) -> bool:
@@ -165,7 +169,7 @@ class Plan:
         for (_, type_, spec), names in rows.items():
             shards = int(np.prod([sizes[a] for axes in spec for a in axes], dtype=np.int64))
             size = int(np.prod(type_.shape, dtype=np.int64)) * element_bytes(type_.dtype)
-            patterns = tuple(dict.fromkeys(map(_folded, names))) if len(names) > 1 else (names[0],)
+            patterns = tuple(dict.fromkeys(map(folded, names))) if len(names) > 1 else (names[0],)
             table.append(
                 ArgumentRow(
                     patterns, len(names), type_.shape, type_.dtype, spec,
@@ -232,6 +236,8 @@ class Plan:
         return {
             "version": VERSION,
             "program": self.analysis.program.name,
+            "method": self.method,
+            "note": self.note,
             "mesh": dict(self.mesh.axes),
             "device_order": list(self.mesh.order or self.mesh.names),
             "hardware": self.hardware.name,
@@ -330,8 +336,13 @@ def make_plan(
     memory_bytes: float,
     seed: int,
     seconds: dict[str, float],
+    method: str = "toast",
+    note: str = "",
 ) -> Plan:
-    """The plan for a search's result, every action replayed for its effect."""
+    """The plan for a search's result, every action replayed for its effect.
+
+    A state that was found without actions, by a baseline, has no steps.
+    """
     space = model.space
     states = [space.unsharded]
     pinned = (space.pinned != space.unsharded).any()
@@ -340,10 +351,12 @@ def make_plan(
     actions = (*space.begun, *found.actions)
     for action in actions:
         states.append(space.apply(states[-1], action))
+    if not found.actions:
+        states.append(found.state)
     prices = model.price(np.stack(states))
     predictions = [Prediction.of(prices, i) for i in range(len(states))]
     reasons = [
-        _reason(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
+        reason_of(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
     ]
     pins = [
         Step((*space.constraints.pin,), "", (), after, f"pinned: {reason}")
@@ -377,6 +390,8 @@ def make_plan(
         timeline=model.timeline(found.state),
         transfers=tuple(model.transfers(found.state)),
         seconds=seconds,
+        method=method,
+        note=note,
     )
 
 
@@ -415,7 +430,7 @@ def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
     for name in members.tolist():
         op = int(names.name_op[name])
         type_ = program.values[program.ops[op].results[0]].type
-        label = f"{_folded(program.arguments[op])}:{name - int(names.first_name[op])}"
+        label = f"{folded(program.arguments[op])}:{name - int(names.first_name[op])}"
         weights[label] = weights.get(label, 0.0) + float(np.prod(type_.shape, dtype=np.float64))
     return tuple(sorted(weights, key=lambda label: -weights[label]))
 
@@ -431,12 +446,12 @@ def spec_text(spec: Spec) -> str:
     return f"P({', '.join(parts)})"
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
     """An argument path with its list positions folded: ``layers[3]`` is ``layers[*]``."""
     return re.sub(r"\[\d+\]", "[*]", name)
 
 
-def _reason(before: Prediction, after: Prediction, memory_bytes: float) -> str:
+def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str:
     """What the action gained and what it paid, in one line."""
     gains = {
         "matrix products": before.matmul_seconds - after.matmul_seconds,

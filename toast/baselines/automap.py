@@ -1,0 +1,378 @@
+"""AutoMap, and Shardy alone: what can be had from shardings of arguments and propagation.
+
+:func:`automap` is the search of AutoMap (Schaarschmidt et al. 2021, Alabed et al. 2022) as far as
+papers tell: a Monte Carlo tree search whose actions shard one dimension of a group of arguments on
+one mesh axis, and let the compiler propagate that through the whole program before they are priced.
+Propagation is Shardy's, arguments are grouped as TOAST groups them (so that layers are sharded
+alike), and prices are those of TOAST's cost model, so that plans can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.analysis import Analysis
+from toast.apply import Spec
+from toast.baselines.propagated import Propagator, Sharded
+from toast.cost import CostModel, Overlap
+from toast.errors import PlanError, SearchError
+from toast.hardware import Hardware, Mesh, check_size
+from toast.plan import Plan, Prediction, Step, make_plan
+from toast.plan.plan import folded, reason_of
+from toast.search import Found, Round, Settings
+from toast.space import Space
+
+Floats = npt.NDArray[np.float64]
+
+#: The note of a plan whose search ran out of time.
+OUT_OF_TIME = "stopped at its time limit"
+
+
+class ArgumentAction(NamedTuple):
+    """Shard a dimension of all arguments of a group (4.4) along a mesh axis."""
+
+    group: int
+    dimension: int
+    axis: int
+
+
+def automap(
+    analysis: Analysis,
+    mesh: Mesh,
+    hardware: Hardware,
+    *,
+    memory_bytes: float | None = None,
+    seed: int = 0,
+    budget: float | None = None,
+    trajectories: int = Settings.round_size,
+    overlap: Overlap = "partial",
+    progress: Callable[[Round], None] | None = None,
+) -> Plan:
+    """The best plan of a search over shardings of arguments.
+
+    ``memory_bytes`` is the limit per device (default: the hardware's).  The search ends as TOAST's
+    does, after two rounds of ``trajectories`` without improvement, or after ``budget`` seconds; the
+    plan's note says so.  Without a budget, the same seed gives the same plan.
+
+    Raises :class:`toast.errors.PlanError` when the program is a fact base.
+    """
+    settings = Settings(seed=seed, budget=budget, round_size=trajectories)
+    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes)
+    search = _Search(setting, settings, progress)
+    found, path = search.run()
+    note = OUT_OF_TIME if search.out_of_time else ""
+    return _plan(setting, found, path, "automap", seed=seed, note=note)
+
+
+def shardy(
+    analysis: Analysis,
+    mesh: Mesh,
+    hardware: Hardware,
+    *,
+    batch: Mapping[str, int] | None = None,
+    memory_bytes: float | None = None,
+    overlap: Overlap = "partial",
+) -> Plan:
+    """Data parallelism as a user writes it: the batch on all axes, and propagation alone.
+
+    ``batch`` says which dimension of which arguments (paths with ``*``) is the batch; by default it
+    is the first of the inputs: arguments that are not donated, if some are, else those of integers,
+    else the first argument.
+
+    Raises :class:`toast.errors.PlanError` when a pattern names no argument dimension, or when the
+    program is a fact base.
+    """
+    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes)
+    begin = time.perf_counter()
+    space, program = setting.space, analysis.program
+    dimensions = _batch(analysis, batch)
+    arguments: dict[int, Spec] = {}
+    for argument, d in dimensions.items():
+        shape = program.values[program.argument_values[argument]].type.shape
+        axes: list[str] = []
+        left = shape[d]
+        for name, size in mesh.axes:
+            if size > 1 and left % size == 0:
+                axes.append(name)
+                left //= size
+        arguments[argument] = tuple(tuple(axes) if e == d else () for e in range(len(shape)))
+    sharded = setting.propagator.run(arguments)
+    prices = setting.model.price(np.stack([space.initial, sharded.state]))
+    found = Found(
+        actions=(),
+        state=sharded.state,
+        cost=float(setting.model.cost(prices, setting.memory_bytes)[1]),
+        states=2,
+        seconds=time.perf_counter() - begin,
+        rounds=(),
+    )
+    return _plan(setting, found, (), "shardy")
+
+
+class _Setting(NamedTuple):
+    """What both need: a space with a class per op, its prices, and propagation in it."""
+
+    space: Space
+    model: CostModel
+    propagator: Propagator
+    memory_bytes: float
+    #: Of all stages so far.
+    seconds: dict[str, float]
+
+
+def _setting(
+    analysis: Analysis,
+    mesh: Mesh,
+    hardware: Hardware,
+    overlap: Overlap,
+    memory_bytes: float | None,
+) -> _Setting:
+    check_size(hardware, mesh)
+    limit = hardware.memory_limit_bytes if memory_bytes is None else memory_bytes
+    if limit <= 0:
+        raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
+    begin = time.perf_counter()
+    space = Space(analysis, mesh, collapse=False)
+    model = CostModel(space, hardware, overlap=overlap)
+    propagator = Propagator(space)
+    spent = time.perf_counter() - begin
+    seconds = {**analysis.seconds, "decision space": spent}
+    return _Setting(space, model, propagator, limit, seconds)
+
+
+def _batch(analysis: Analysis, patterns: Mapping[str, int] | None) -> dict[int, int]:
+    """The batch dimension of arguments, by number."""
+    program = analysis.program
+    types = [program.values[v].type for v in program.argument_values]
+    if patterns is None:
+        inputs = [i for i in range(len(types)) if types[i].shape and i not in program.donated]
+        if not program.donated:
+            inputs = [i for i in inputs if types[i].dtype.lstrip("u").startswith("i")] or inputs[:1]
+        return dict.fromkeys(inputs, 0)
+    found: dict[int, int] = {}
+    for pattern, d in patterns.items():
+        wanted = pattern.replace("[", "[[]")  # brackets of paths are no character classes
+        named = {
+            i: d % len(types[i].shape)
+            for i, path in enumerate(program.arguments)
+            if fnmatch.fnmatchcase(path, wanted) and -len(types[i].shape) <= d < len(types[i].shape)
+        }
+        if not named:
+            raise PlanError(
+                f"batch {pattern}:{d}: {program.name} has no such argument dimension; "
+                f"its arguments are {', '.join(program.arguments[:8])} ..."
+            )
+        found |= named
+    return found
+
+
+def _plan(
+    setting: _Setting,
+    found: Found,
+    path: tuple[tuple[ArgumentAction, Sharded], ...],
+    method: str,
+    *,
+    seed: int = 0,
+    note: str = "",
+) -> Plan:
+    """The plan of a state, with a step for each action on the way to it."""
+    plan = make_plan(
+        setting.model, found, memory_bytes=setting.memory_bytes, seed=seed,
+        seconds={**setting.seconds, "search": found.seconds}, method=method, note=note,
+    )  # fmt: skip
+    analysis = plan.analysis
+    before, steps = plan.before, []
+    for action, sharded in path:
+        after = Prediction.of(setting.model.price(sharded.state[None]))
+        members = np.flatnonzero(analysis.argument_group == action.group).tolist()
+        labels = [f"{folded(analysis.program.arguments[i])}:{action.dimension}" for i in members]
+        steps.append(
+            Step(
+                dimensions=tuple(dict.fromkeys(labels)),
+                axis=setting.space.mesh.names[action.axis],
+                resolution=(),
+                after=after,
+                reason=reason_of(before, after, setting.memory_bytes),
+            )
+        )
+        before = after
+    return dataclasses.replace(plan, steps=tuple(steps))
+
+
+class _Node:
+    """Shardings of all arguments, propagated and priced."""
+
+    __slots__ = ("actions", "children", "cost", "fits", "sharded", "total", "value", "visits")
+
+    def __init__(
+        self, sharded: Sharded, actions: list[ArgumentAction], cost: float, fits: bool
+    ) -> None:
+        self.sharded, self.actions, self.cost, self.fits = sharded, actions, cost, fits
+        self.children: dict[int, _Node] = {}
+        # The last entry is stop.  Propagation is dear, so a child has no price before its first
+        # visit: it stands at that of its parent.
+        self.visits = np.zeros(len(actions) + 1)
+        self.value: Floats = np.full(len(actions) + 1, -np.log(cost))
+        self.total = 0
+
+
+_Path = tuple[tuple[ArgumentAction, _Node], ...]
+
+
+class _Search:
+    """UCT as in :class:`toast.search.Search`, with propagation after every action.
+
+    A trajectory follows the tree, and from its first new state on takes actions at random as long
+    as each makes the program cheaper.
+    """
+
+    def __init__(
+        self, setting: _Setting, settings: Settings, progress: Callable[[Round], None] | None
+    ) -> None:
+        self._setting, self._settings, self._progress = setting, settings, progress
+        self._random = np.random.default_rng(settings.seed)
+        self._nodes: dict[tuple[bytes, tuple[Spec, ...]], _Node] = {}
+        self._best: tuple[float, _Path] = (np.inf, ())
+        self._begin = time.perf_counter()
+        self.out_of_time = False
+        analysis = setting.space.analysis
+        self._members: dict[int, list[int]] = {
+            group: np.flatnonzero(analysis.argument_group == group).tolist()
+            for group in np.unique(analysis.argument_group).tolist()
+        }
+        program = analysis.program
+        self._shapes = [program.values[v].type.shape for v in program.argument_values]
+
+    def run(self) -> tuple[Found, tuple[tuple[ArgumentAction, Sharded], ...]]:
+        """Search until rounds bring no improvement; the best state, and the actions to it."""
+        settings = self._settings
+        root = self._node(self._setting.propagator.run({}))
+        self._offer(root, ())
+        rounds: list[Round] = []
+        stale = 0
+        for number in range(settings.rounds):
+            before = self._best[0]
+            for _ in range(settings.round_size):
+                if self._late():
+                    break
+                self._trajectory(root)
+            path = self._best[1]
+            best = path[-1][1] if path else root
+            elapsed = time.perf_counter() - self._begin
+            rounds.append(Round(number, len(self._nodes), best.cost, elapsed))
+            if self._progress:
+                self._progress(rounds[-1])
+            stale = 0 if self._best[0] < before - 1e-9 else stale + 1
+            if self.out_of_time or stale >= settings.patience:
+                break
+        found = Found(
+            actions=(),
+            state=best.sharded.state,
+            cost=best.cost,
+            states=len(self._nodes),
+            seconds=time.perf_counter() - self._begin,
+            rounds=tuple(rounds),
+        )
+        return found, tuple((action, node.sharded) for action, node in path)
+
+    def _late(self) -> bool:
+        budget = self._settings.budget
+        if budget is not None and time.perf_counter() - self._begin >= budget:
+            self.out_of_time = True
+        return self.out_of_time
+
+    def _trajectory(self, node: _Node) -> None:
+        choices: list[tuple[_Node, int]] = []
+        path: _Path = ()
+        while len(path) < self._settings.depth:
+            choice = self._select(node)
+            choices.append((node, choice))
+            if choice == len(node.actions):
+                break
+            known = len(self._nodes)
+            child = self._child(node, choice)
+            path = (*path, (node.actions[choice], child))
+            self._offer(child, path)
+            new = len(self._nodes) > known
+            parent, node = node, child
+            if (new and child.cost >= parent.cost) or self._late():
+                break
+        # Each choice is credited with the best state below it.
+        reward = -np.inf
+        nodes = [child for _, child in path]
+        for depth in reversed(range(len(choices))):
+            visited, choice = choices[depth]
+            below = nodes[depth] if depth < len(nodes) else visited
+            length = min(depth + 1, len(nodes))
+            reward = max(reward, -np.log(self._length_cost(below.cost, length)))
+            first = visited.visits[choice] == 0
+            visited.value[choice] = reward if first else max(visited.value[choice], reward)
+            visited.visits[choice] += 1
+            visited.total += 1
+
+    def _select(self, node: _Node) -> int:
+        bonus = self._settings.exploration * np.sqrt(np.log(node.total + 1.0) / (node.visits + 1.0))
+        score = node.value + bonus + 1e-9 * self._random.random(len(node.value))
+        return int(np.argmax(score))
+
+    def _child(self, node: _Node, choice: int) -> _Node:
+        child = node.children.get(choice)
+        if child is None:
+            changes = self._changes(node.sharded, node.actions[choice])
+            child = self._node(self._setting.propagator.run(changes, node.sharded))
+            node.children[choice] = child
+        return child
+
+    def _node(self, sharded: Sharded) -> _Node:
+        """The node of a state, priced when it is first seen."""
+        key = (sharded.state.tobytes(), sharded.arguments)
+        node = self._nodes.get(key)
+        if node is None:
+            prices = self._setting.model.price(sharded.state[None])
+            cost = float(self._setting.model.cost(prices, self._setting.memory_bytes)[0])
+            fits = bool(prices.peak_bytes[0] <= self._setting.memory_bytes)
+            node = self._nodes[key] = _Node(sharded, self._actions(sharded), cost, fits)
+        return node
+
+    def _actions(self, sharded: Sharded) -> list[ArgumentAction]:
+        """Actions that shard at least one argument further."""
+        return [
+            action
+            for group, members in self._members.items()
+            for d in range(len(self._shapes[members[0]]))
+            for axis, size in enumerate(self._setting.space.axis_sizes.tolist())
+            for action in [ArgumentAction(group, d, axis)]
+            if size > 1 and self._changes(sharded, action)
+        ]
+
+    def _changes(self, sharded: Sharded, action: ArgumentAction) -> dict[int, Spec]:
+        """Shardings of the arguments that an action changes.
+
+        Those are left alone that have the axis already, or no room for it.
+        """
+        mesh, d = self._setting.space.mesh, action.dimension
+        axis, sizes = mesh.names[action.axis], dict(mesh.axes)
+        changes: dict[int, Spec] = {}
+        for argument in self._members[action.group]:
+            spec = sharded.arguments[argument]
+            shards = sizes[axis]
+            for other in spec[d]:
+                shards *= sizes[other]
+            if self._shapes[argument][d] % shards == 0 and all(axis not in axes for axes in spec):
+                changes[argument] = (*spec[:d], (*spec[d], axis), *spec[d + 1 :])
+        return changes
+
+    def _length_cost(self, cost: float, length: int) -> float:
+        return cost + self._settings.action_cost * length
+
+    def _offer(self, node: _Node, path: _Path) -> None:
+        rank = self._length_cost(node.cost, len(path)) + (0.0 if node.fits else 1e3)
+        if rank < self._best[0] - 1e-12:
+            self._best = (rank, path)
