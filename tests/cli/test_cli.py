@@ -92,6 +92,7 @@ def test_models_are_listed() -> None:
     result = run("models")
     assert result.exit_code == 0
     assert "t2b" in result.stdout
+    assert "8,538,074,112" in result.stdout
 
 
 def test_ops_without_a_rule_are_named_and_the_analysis_goes_on(tmp_path: pathlib.Path) -> None:

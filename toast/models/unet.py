@@ -3,7 +3,7 @@
 The paper gives 9 residual down-sampling blocks, 12 up-sampling blocks, a 32-head attention between
 and 3.6B parameters.  9 and 12 are 3 and 4 blocks at each of 3 resolutions, where every up-sampling
 block takes one of the 12 tensors kept on the way down: the DDPM layout.  Widths of 960, 1920 and
-3840 with a time embedding of 3840 give 3.63B.
+3840 with a time embedding of 3840 give 3.64B.
 """
 
 from __future__ import annotations
