@@ -135,6 +135,10 @@ class Plan:
     transfers: tuple[Transfer, ...] = dataclasses.field(repr=False)
     #: Seconds per stage.
     seconds: dict[str, float] = dataclasses.field(compare=False)
+    #: What made it: TOAST's search, or a baseline, whose plans have no steps.
+    method: str = "toast"
+    #: How a baseline's solver ended.
+    solved: str = ""
 
     @property
     def fits(self) -> bool:
@@ -265,6 +269,8 @@ class Plan:
             "after": dataclasses.asdict(self.after),
             "analysis": self.analysis.counts(),
             "search": {
+                "method": self.method,
+                "solved": self.solved,
                 "states": self.states,
                 "rounds": [dataclasses.asdict(r) for r in self.rounds],
             },
@@ -329,12 +335,19 @@ def make_plan(
     memory_bytes: float,
     seed: int,
     seconds: dict[str, float],
+    method: str = "toast",
+    solved: str = "",
 ) -> Plan:
-    """The plan for a search's result, every action replayed for its effect."""
+    """The plan for a search's result, every action replayed for its effect.
+
+    A baseline's result has a state and no actions.
+    """
     space = model.space
     states = [space.initial]
     for action in found.actions:
         states.append(space.apply(states[-1], action))
+    if not found.actions:
+        states.append(found.state)
     prices = model.price(np.stack(states))
     predictions = [Prediction.of(prices, i) for i in range(len(states))]
     steps = tuple(
@@ -363,6 +376,8 @@ def make_plan(
         timeline=model.timeline(found.state),
         transfers=tuple(model.transfers(found.state)),
         seconds=seconds,
+        method=method,
+        solved=solved,
     )
 
 

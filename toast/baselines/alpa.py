@@ -1,0 +1,403 @@
+"""Alpa's intra-operator pass (Zheng et al., OSDI 2022) on TOAST's analysis and cost model.
+
+An integer linear program chooses one strategy per leader op (:mod:`toast.baselines.strategies`).
+Its cost is that of Alpa: the time of each op under its strategy with the sums over devices that it
+needs, and the time to reshard along every def-use edge whose ends disagree, linearised with one
+variable per pair of shardings.  Values that are alive at once must fit the memory limit; such rows
+are added for the program points that a solution violates.  HiGHS solves it.
+
+What it does not know, as Alpa does not: repeated layers, copies in memory after resharding, and
+collectives that run beside products.  The plan is priced by the cost model as any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, sparse
+
+from toast.analysis import Analysis
+from toast.baselines.strategies import Strategies, enumerate_strategies
+from toast.cost import CostModel, Layout, Overlap
+from toast.hardware import COLLECTIVES, Hardware, Mesh
+from toast.plan import Plan, make_plan
+from toast.search import Found
+from toast.space import NONE, Space, States
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Dims = npt.NDArray[np.int8]
+
+_GATHER, _REDUCE, _SCATTER, _ALL_TO_ALL, _PERMUTE = range(len(COLLECTIVES))
+
+#: Solutions whose cost is within this fraction of the bound count as optimal.
+GAP = 1e-4
+
+#: Programs solved at most: each adds a row of memory, or leaves more room for copies.
+_ATTEMPTS = 12
+
+#: Fractions of the unsharded step time below which a resharding does not count.
+_NEGLIGIBLE = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """Resharding between the choices of two leaders, whose labels tell what matters of them."""
+
+    left: int
+    right: int
+    left_label: Ints  # [choices of left]
+    right_label: Ints  # [choices of right]
+    seconds: Floats  # [left labels, right labels]
+
+
+class Problem:
+    """The cost of every choice and of every pair, in seconds."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        self.strategies: Strategies = enumerate_strategies(model.space)
+        t, s = model.tables, self.strategies
+        self._devices: Floats = model.collectives.devices.astype(np.float64)
+        #: ``[C]`` leader that each value class follows; ``[U]`` the same of use classes.
+        self.value_leader: Ints = s.leader[t.slot_class[t.value_slot]]
+        self._use_leader: Ints = s.leader[t.slot_class[t.use_slot]]
+        layout = model.layout(s.factors)
+        kept = s.scattered[:, t.slot_class[t.value_slot]]
+        settled = np.where(kept == NONE, layout.defined, kept)
+        #: ``[S, C]`` bytes of a value per device.
+        self.bytes: Floats = t.value_bytes / self._devices[_axes(settled >= 0)]
+        #: ``[S, L]``
+        self.cost: Floats = self._work(layout, settled)
+        self.edges: tuple[Edge, ...] = tuple(self._edges(settled, layout.used))
+        # What differs between choices that are not there is nobody's business.
+        self.cost[np.arange(len(self.cost))[:, None] >= s.sizes] = 0.0
+
+    def seconds(self, choice: Ints) -> float:
+        """The objective at one choice per leader."""
+        found = float(self.cost[choice, np.arange(len(choice))].sum())
+        for edge in self.edges:
+            row, column = edge.left_label[choice[edge.left]], edge.right_label[choice[edge.right]]
+            found += float(edge.seconds[row, column])
+        return found
+
+    # -- choices -----------------------------------------------------------------------------
+
+    def _by_leader(self, leader: Ints, values: Floats) -> Floats:
+        """``[S, X]`` added up by leader."""
+        shape = (len(leader), len(self.strategies.sizes))
+        rows = np.arange(len(leader))
+        return np.asarray(values @ sparse.csr_array((np.ones(len(leader)), (rows, leader)), shape))
+
+    def _work(self, layout: Layout, settled: Dims) -> Floats:
+        """Products, kernels that memory bounds, sums over devices and halos."""
+        model, t = self.model, self.model.tables
+        hbm = model.hardware.memory_bytes_per_s
+        found = self._by_leader(
+            self.strategies.leader[t.product_class], model.product_seconds(layout)
+        )
+        values = self.bytes * (t.value_written * t.value_count / hbm)
+        work = t.value_transcendentals / model.hardware.transcendentals_per_s
+        values += work / self._devices[_axes(layout.defined >= 0)]
+        scattered = layout.partial & _axes(settled >= 0) & ~_axes(layout.defined >= 0)
+        reduced = layout.partial & ~scattered
+        seconds = model.collectives.seconds
+        whole = self.bytes * self._devices[scattered]
+        values += t.value_count * (
+            seconds(_SCATTER, whole, scattered) + seconds(_REDUCE, self.bytes, reduced)
+        )
+        halo = t.halo[np.arange(len(t.halo))[:, None], layout.held]
+        part = halo[:, t.slot_class[t.value_slot]]
+        here = _axes(part > 0)
+        shards, furthest = self._devices[here], part.max(axis=2)
+        moved = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
+        values += t.value_count * seconds(_PERMUTE, np.where(here, moved * self.bytes, 0.0), here)
+        found += self._by_leader(self.value_leader, values)
+        read = t.value_bytes[t.use_value] / self._devices[_axes(layout.used >= 0)]
+        return found + self._by_leader(self._use_leader, read * (t.use_reads / hbm))
+
+    # -- edges -------------------------------------------------------------------------------
+
+    def _reshard(self, size: Floats, before: Dims, after: Dims) -> Floats:
+        """Seconds to reshard ``size`` bytes (unsharded): ``[...]`` from ``[..., A]``."""
+        was, now, differs = _axes(before >= 0), _axes(after >= 0), _axes(before != after)
+        gather, exchange = was & ~now, was & now & differs
+        local = size / self._devices[was | now]
+        seconds = self.model.collectives.seconds
+        return seconds(_GATHER, local * self._devices[gather], gather) + seconds(
+            _ALL_TO_ALL, local, exchange
+        )
+
+    def _edges(self, settled: Dims, used: Dims) -> Iterable[Edge]:
+        t, sizes = self.model.tables, self.strategies.sizes
+        left, right = self.value_leader[t.use_value], self._use_leader
+        # What is made of constants, nobody has to send.
+        times = t.use_count * (1 - t.use_constant)
+        size = t.value_bytes[t.use_value] * t.use_share
+        inner = np.flatnonzero((left == right) & (times > 0))
+        here = self._reshard(size[inner], settled[:, t.use_value[inner]], used[:, inner])
+        self.cost += self._by_leader(left[inner], here * times[inner])
+        found: dict[tuple[int, int, bytes, bytes], list[Floats | Ints]] = {}
+        known: dict[tuple[float, bytes, bytes], Floats] = {}
+        choosing = (sizes[left] > 1) | (sizes[right] > 1)
+        for use in np.flatnonzero((left != right) & (times > 0) & choosing).tolist():
+            one, other = int(left[use]), int(right[use])
+            before, one_label = _distinct(settled[: sizes[one], t.use_value[use]])
+            after, other_label = _distinct(used[: sizes[other], use])
+            key = (float(size[use]), before.tobytes(), after.tobytes())
+            if key not in known:
+                known[key] = self._reshard(size[use], *np.broadcast_arrays(
+                    before[:, None], after[None]))  # fmt: skip
+            seconds = times[use] * known[key]
+            if other < one:
+                one, other, one_label, other_label = other, one, other_label, one_label
+                seconds = seconds.T
+            place = (one, other, one_label.tobytes(), other_label.tobytes())
+            if place in found:
+                found[place][2] = found[place][2] + seconds
+            else:
+                found[place] = [one_label, other_label, seconds]
+        floor = _NEGLIGIBLE * self.model.initial_seconds
+        for (one, other, *_), (one_label, other_label, seconds) in found.items():
+            edge = _merged(one, other, one_label, other_label, seconds)  # type: ignore[arg-type]
+            rows, columns = edge.seconds.shape
+            if edge.seconds.max() <= floor:
+                continue
+            # What depends on one end alone is that end's cost.
+            if columns == 1:
+                self.cost[: sizes[one], one] += edge.seconds[edge.left_label, 0]
+            elif rows == 1:
+                self.cost[: sizes[other], other] += edge.seconds[0, edge.right_label]
+            else:
+                yield edge
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def alive(self, moment: int) -> Floats:
+        """``[C]`` how many values of each class are alive at a moment, arguments included."""
+        t = self.model.tables
+        count = len(t.value_bytes)
+        found = np.asarray(t.growth[: moment + 1].sum(axis=0)).reshape(-1)[:count]
+        return np.asarray(found + np.bincount(t.argument_columns, minlength=count))
+
+    def memory(self, alive: Floats) -> Floats:
+        """``[S, L]`` bytes of what is alive."""
+        return self._by_leader(self.value_leader, self.bytes * alive)
+
+    def worst(self, choice: Ints) -> tuple[float, int]:
+        """Bytes at the worst moment, without copies, and that moment; -1 is before all."""
+        t = self.model.tables
+        values = len(t.value_bytes)
+        size = self.bytes[choice[self.value_leader], np.arange(values)]
+        arguments = float(size[t.argument_columns].sum())
+        live = np.cumsum(t.growth[:, :values] @ size)
+        moment = int(np.argmax(live)) if len(live) and live.max() > 0 else -1
+        return arguments + (float(live[moment]) if moment >= 0 else 0.0), moment
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """How the solver ended, and its choices if it has any."""
+
+    #: ``optimal``, ``time limit``, ``infeasible``, or what HiGHS says.
+    status: str
+    choice: Ints | None
+    seconds: float
+    #: Relative distance to the bound, of a solution that is not known to be optimal.
+    gap: float = 0.0
+
+
+def solve(
+    problem: Problem, rows: Iterable[Floats], limit: float, time_limit: float, *, gap: float = GAP
+) -> Solution:
+    """Solve the integer linear program; ``rows`` (``[S, L]``) of bytes stay within ``limit``."""
+    sizes = problem.strategies.sizes
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    leaders = np.repeat(np.arange(len(sizes)), sizes)
+    choices = np.arange(first[-1]) - first[leaders]
+    scale = 1.0 / max(problem.model.initial_seconds, np.finfo(np.float64).tiny)
+    costs = [problem.cost[choices, leaders] * scale]
+    row, column, sign = [leaders], [np.arange(first[-1])], [np.ones(first[-1])]
+    equal = [np.ones(len(sizes))]
+    next_row, next_column = len(sizes), int(first[-1])
+    for edge in problem.edges:
+        m, n = edge.seconds.shape
+        pair = next_column + np.arange(m * n)
+        # Pairs of a label add up to the choices that have it: at both ends.
+        row += [next_row + pair_of for pair_of in _both(m, n)]
+        column += [pair, pair]
+        sign += [np.ones(m * n), np.ones(m * n)]
+        for leader, label, offset in (
+            (edge.left, edge.left_label, 0), (edge.right, edge.right_label, m),
+        ):  # fmt: skip
+            row.append(next_row + offset + label)
+            column.append(first[leader] + np.arange(len(label)))
+            sign.append(-np.ones(len(label)))
+        equal.append(np.zeros(m + n))
+        costs.append(edge.seconds.ravel() * scale)
+        next_row, next_column = next_row + m + n, next_column + m * n
+    place = np.concatenate(row), np.concatenate(column)
+    matrix = sparse.csr_array((np.concatenate(sign), place), shape=(next_row, next_column))
+    constraints = [optimize.LinearConstraint(matrix, *[np.concatenate(equal)] * 2)]
+    bytes_ = [np.pad(r[choices, leaders], (0, next_column - first[-1])) for r in rows]
+    if bytes_:
+        most = np.array(bytes_) / limit
+        constraints.append(optimize.LinearConstraint(sparse.csr_array(most), -np.inf, 1.0))
+    whole = np.zeros(next_column)
+    whole[: first[-1]] = 1
+    begin = time.perf_counter()
+    found = optimize.milp(
+        np.concatenate(costs), integrality=whole, bounds=optimize.Bounds(0, 1),
+        constraints=constraints, options={"time_limit": max(time_limit, 0.0), "mip_rel_gap": gap},
+    )  # fmt: skip
+    status = {0: "optimal", 1: "time limit", 2: "infeasible"}.get(found.status, found.message)
+    choice = None
+    if found.x is not None:
+        # The largest variable of each leader: rounding takes care of the solver's tolerance.
+        order = np.lexsort((-found.x[: first[-1]], leaders))
+        choice = choices[order[first[:-1]]]
+    left = float(found.mip_gap) if found.x is not None and status == "time limit" else 0.0
+    return Solution(status, choice, time.perf_counter() - begin, left)
+
+
+def alpa(
+    analysis: Analysis,
+    mesh: Mesh,
+    hardware: Hardware,
+    *,
+    memory_bytes: float | None = None,
+    time_limit: float = 60.0,
+    overlap: Overlap = "partial",
+    collapse: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """The plan that Alpa's integer linear program finds.
+
+    ``time_limit`` is for the solver, in seconds; ``collapse`` gives it one op of each class of
+    :class:`toast.space.Space`, which Alpa does not.  ``Plan.solved`` says how the solver ended.
+    """
+    tell = progress or (lambda _stage: None)
+    seconds = dict(analysis.seconds)
+    begin = time.perf_counter()
+    tell("decision space")
+    space = Space(analysis, mesh, collapse=collapse)
+    model = CostModel(space, hardware, overlap=overlap)
+    seconds["decision space"] = time.perf_counter() - begin
+    begin = time.perf_counter()
+    tell("integer linear program")
+    problem = Problem(model)
+    seconds["integer linear program"] = time.perf_counter() - begin
+    begin = time.perf_counter()
+    tell("solver")
+    limit = hardware.memory_limit_bytes if memory_bytes is None else memory_bytes
+    state, solved, priced = _best(problem, limit, time_limit, tell)
+    seconds["solver"] = time.perf_counter() - begin
+    cost = float(model.cost(model.price(state[None]), limit)[0])
+    found = Found((), state, cost, priced, seconds["solver"], ())
+    return make_plan(
+        model, found, memory_bytes=limit, seed=0, seconds=seconds, method="alpa", solved=solved
+    )
+
+
+def _best(
+    problem: Problem, limit: float, time_limit: float, tell: Callable[[str], None]
+) -> tuple[States, str, int]:
+    """The best state, how it was found, and how many states were priced."""
+    model = problem.model
+    end = time.perf_counter() + time_limit
+    moments: dict[int, Floats] = {-1: problem.memory(problem.alive(-1))}
+    for choice in (np.zeros_like(problem.strategies.sizes),):
+        moment = problem.worst(choice)[1]
+        moments.setdefault(moment, problem.memory(problem.alive(moment)))
+    room, kept, states = limit, moments, 0
+    best: tuple[float, States, str] | None = None
+    for attempt in range(_ATTEMPTS):
+        left = end - time.perf_counter()
+        if attempt and left <= 0:
+            break
+        found = solve(problem, kept.values(), room, left)
+        note = _note(found)
+        tell(f"solver: {note}, {len(kept)} memory rows, {found.seconds:.1f} s")
+        if found.status == "infeasible" and best is None and kept:
+            kept = {}  # no memory limit can be kept: as fast as possible, then
+            continue
+        if found.choice is None:
+            break
+        if not kept:
+            note += "; without a memory limit, which no choice keeps"
+        state = problem.strategies.state(found.choice)
+        prices = model.price(state[None])
+        states += 1
+        cost = float(model.cost(prices, limit)[0])
+        if best is None or cost < best[0]:
+            best = cost, state, note
+        peak = float(prices.peak_bytes[0])
+        own, moment = problem.worst(found.choice)
+        if not kept or peak <= limit:
+            break
+        if own > room and moment not in kept:
+            kept[moment] = problem.memory(problem.alive(moment))
+        else:
+            # Copies are not in the program: leave room for them.
+            room -= peak - limit
+            if room <= 0:
+                break
+    if best is not None:
+        return best[1], best[2], states
+    candidates = _simple_states(model.space)
+    costs = model.cost(model.price(candidates), limit)
+    return (
+        candidates[int(np.argmin(costs))],
+        f"{note}, without a solution: the best state that shards one kind of dimension",
+        states + len(candidates),
+    )
+
+
+def _note(found: Solution) -> str:
+    return f"{found.status}, gap {found.gap:.1%}" if found.gap else found.status
+
+
+def _simple_states(space: Space) -> States:
+    """The unsharded state, and each color on all axes: data parallelism is one of them."""
+    states = [space.initial]
+    for color in dict.fromkeys((a.color, a.resolution) for a in space.actions):
+        state = space.initial
+        for action in space.actions:
+            if (action.color, action.resolution) == color:
+                state = space.apply(state, action)
+        states.append(state)
+    return np.stack(states)
+
+
+def _axes(condition: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """``[...]`` sets of the axes for which ``[..., A]`` holds."""
+    bits = (1 << np.arange(condition.shape[-1])).astype(np.uint8)
+    return np.asarray(condition @ bits, dtype=np.uint8)
+
+
+def _distinct(dims: Dims) -> tuple[Dims, Ints]:
+    """The distinct rows in the order they come, and the number of each row's."""
+    code = (dims.astype(np.int64) + 1) @ (64 ** np.arange(dims.shape[1]))
+    _, first, label = np.unique(code, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return dims[first[order]], rank[label.reshape(-1)]
+
+
+def _merged(left: int, right: int, left_label: Ints, right_label: Ints, seconds: Floats) -> Edge:
+    """An edge whose labels with equal costs are one."""
+    seconds, rows = np.unique(seconds, axis=0, return_inverse=True)
+    seconds, columns = np.unique(seconds, axis=1, return_inverse=True)
+    return Edge(
+        left, right, rows.reshape(-1)[left_label], columns.reshape(-1)[right_label], seconds
+    )
+
+
+def _both(rows: int, columns: int) -> tuple[Ints, Ints]:
+    """Row of each pair in the constraints of the left end, and of the right end behind them."""
+    return np.repeat(np.arange(rows), columns), rows + np.tile(np.arange(columns), rows)
