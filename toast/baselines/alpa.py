@@ -27,6 +27,7 @@ from toast.hardware import COLLECTIVES, Hardware, Mesh
 from toast.plan import Plan, make_plan
 from toast.search import Found
 from toast.space import NONE, Space, States
+from toast.units import size_text, time_text
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -39,6 +40,9 @@ GAP = 1e-4
 
 #: Programs solved at most: each adds a row of memory, or leaves more room for copies.
 _ATTEMPTS = 12
+
+#: Fraction of the memory limit below which the room for copies is not refined.
+_FINEST = 0.02
 
 #: Fractions of the unsharded step time below which a resharding does not count.
 _NEGLIGIBLE = 1e-9
@@ -314,6 +318,8 @@ def _best(
         moment = problem.worst(choice)[1]
         moments.setdefault(moment, problem.memory(problem.alive(moment)))
     room, kept, states = limit, moments, 0
+    #: The least room that has a solution, what that takes over the limit, and the most that has none.
+    accepted, over, refused = limit, 0.0, 0.0
     best: tuple[float, States, str] | None = None
     for attempt in range(_ATTEMPTS):
         left = end - time.perf_counter()
@@ -321,31 +327,37 @@ def _best(
             break
         found = solve(problem, kept.values(), room, left)
         note = _note(found)
-        tell(f"solver: {note}, {len(kept)} memory rows, {found.seconds:.1f} s")
+        tell(
+            f"solver: {note}, {len(kept)} memory rows of {size_text(room)}, "
+            f"{time_text(found.seconds)}"
+        )
         if found.status == "infeasible" and best is None and kept:
-            kept = {}  # no memory limit can be kept: as fast as possible, then
+            kept = {}  # no choice keeps the limit: as fast as possible, then
             continue
-        if found.choice is None:
+        if found.status == "infeasible":
+            refused = room
+        elif found.choice is None:
             break
-        if not kept:
-            note += "; without a memory limit, which no choice keeps"
-        state = problem.strategies.state(found.choice)
-        prices = model.price(state[None])
-        states += 1
-        cost = float(model.cost(prices, limit)[0])
-        if best is None or cost < best[0]:
-            best = cost, state, note
-        peak = float(prices.peak_bytes[0])
-        own, moment = problem.worst(found.choice)
-        if not kept or peak <= limit:
-            break
-        if own > room and moment not in kept:
-            kept[moment] = problem.memory(problem.alive(moment))
         else:
-            # Copies are not in the program: leave room for them.
-            room -= peak - limit
-            if room <= 0:
+            if not kept:
+                note += "; without a memory limit, which no choice keeps"
+            state = problem.strategies.state(found.choice)
+            prices = model.price(state[None])
+            states += 1
+            cost = float(model.cost(prices, limit)[0])
+            if best is None or cost < best[0]:
+                best = cost, state, note
+            if not kept or prices.peak_bytes[0] <= limit:
                 break
+            own, moment = problem.worst(found.choice)
+            if own > room and moment not in kept:
+                kept[moment] = problem.memory(problem.alive(moment))
+                continue
+            # Copies are not in the program: leave room for them.
+            accepted, over = room, float(prices.peak_bytes[0]) - limit
+        room = max(accepted - over, (accepted + refused) / 2)
+        if accepted - room < _FINEST * limit:
+            break
     if best is not None:
         return best[1], best[2], states
     candidates = _simple_states(model.space)

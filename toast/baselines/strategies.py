@@ -2,14 +2,15 @@
 
 Ops that do real work are **leaders** and choose: for each mesh axis the factor that holds it, or
 none, and where a sum over devices is left scattered.  All other ops do as the leader that their
-operands come from, through the dimensions of the values on the way; ops made of constants alone do
-as their user.  So a program's state is one number per leader.
+operands come from, through the dimensions of the values on the way; constants and broadcasts, and
+what is made of them alone, do as their user.  So a program's state is one number per leader.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,18 +65,17 @@ class _Enumeration:
         self._factors: list[States] = [np.empty(0, dtype=np.int8)] * count
         self._scattered: dict[int, States] = {}
         self._number = 0
-        #: Elements of the narrowest value on the way from the leader; ops on the way from the start.
-        self._width = [0.0] * count
+        #: Ops on the longest way from the start.
         self._depth = [0] * count
 
     def run(self) -> Strategies:
-        constant = self._made_of_constants()
+        pliant = self._pliant()
         ties = dict(self._program.ties)
         for k, op in enumerate(self._ops):
             if op in ties:
                 self._same(k, op, ties[op])
-            elif not constant[op]:
-                self._decide(k, op, constant)
+            elif not pliant[op]:
+                self._decide(k, op, pliant)
         users = self._first_users()
         for k in range(len(self._ops) - 1, -1, -1):
             if self._leader[k] < 0:
@@ -91,16 +91,26 @@ class _Enumeration:
             scattered[: len(rows), k] = rows
         return Strategies(self._leader, sizes, factors, scattered)
 
-    def _made_of_constants(self) -> list[bool]:
-        """Of each op, whether it is cheap and made of constants alone."""
+    def _pliant(self) -> list[bool]:
+        """Of each op, whether it does as its user: constants, what broadcasts, and what they make.
+
+        Resharding what is small before it is broadcast costs less than what is large after.
+        """
+        program = self._program
         found: list[bool] = []
-        for number, op in enumerate(self._program.ops):
-            kind = self._program.kind(number)
+        for number, op in enumerate(program.ops):
+            kind = program.kind(number)
             known = kind in SOURCES
             if op.operands and kind not in LEADERS | {"return"}:
-                known = all(found[self._program.values[v].op] for v in op.operands)
+                known = all(found[program.values[v].op] for v in op.operands)
+                known |= kind == "broadcast_in_dim" and self._elements(
+                    op.results[0]
+                ) > self._elements(op.operands[0])
             found.append(known)
         return found
+
+    def _elements(self, value: int) -> int:
+        return math.prod(self._program.values[value].type.shape)
 
     def _first_users(self) -> dict[int, tuple[int, int]]:
         """The first use of each op's first result: op and operand number."""
@@ -112,26 +122,21 @@ class _Enumeration:
 
     # -- leaders -----------------------------------------------------------------------------
 
-    def _decide(self, k: int, op: int, constant: Sequence[bool]) -> None:
-        """Lead, or follow the widest operand, of those the one that takes most ops to make."""
-        values, operands = self._program.values, self._program.ops[op].operands
-        made = [values[v].op for v in operands]
+    def _decide(self, k: int, op: int, pliant: Sequence[bool]) -> None:
+        """Lead, or follow the largest operand, of those the one that takes most ops to make."""
+        operands = self._program.ops[op].operands
+        made = [self._program.values[v].op for v in operands]
+        depth = [self._depth[self._class[maker]] for maker in made]
+        self._depth[k] = 1 + max(depth, default=0)
         offered = [
-            (self._width[p], self._depth[p], -index)
-            for index, maker in enumerate(made)
-            for p in [self._class[maker]]
-            if self._leader[p] >= 0 and not constant[maker]
+            (self._elements(value), depth[index], -index)
+            for index, value in enumerate(operands)
+            if self._leader[self._class[made[index]]] >= 0 and not pliant[made[index]]
         ]
-        results = self._program.ops[op].results
-        size = float(np.prod(values[results[0]].type.shape)) if results else 0.0
-        self._depth[k] = 1 + max((self._depth[self._class[maker]] for maker in made), default=0)
-        self._width[k] = size
         if self._program.kind(op) in LEADERS or not offered:
             self._lead(k, op)
-            return
-        width, _, index = max(offered)
-        self._follow(k, op, -index)
-        self._width[k] = min(width, size)
+        else:
+            self._follow(k, op, -max(offered)[2])
 
     def _lead(self, k: int, op: int) -> None:
         divisor = self._divisor[k]
@@ -184,14 +189,11 @@ class _Enumeration:
         self._take(k, p, dims, self._used(op, index))
 
     def _precede(self, k: int, op: int, users: dict[int, tuple[int, int]]) -> None:
-        """What is made of constants is made where its first user wants it."""
-        results = self._program.ops[op].results
+        """Be made where the first user wants it."""
         user, index = users.get(op, (-1, 0))
         p = self._class[user] if user >= 0 else k
-        if not results or self._leader[p] < 0:
-            self._leader[k] = self._number
-            self._number += 1
-            self._factors[k] = np.full((1, len(self._sizes)), self._none, dtype=np.int8)
+        if self._leader[p] < 0:
+            self._lead(k, op)
             return
         dims = self._dims(p, self._factors[p], self._used(user, index))
         self._take(k, p, dims, self._defined(self._program.ops[user].operands[index]))
