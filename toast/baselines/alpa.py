@@ -145,7 +145,7 @@ class Problem:
         inner = np.flatnonzero((left == right) & (times > 0))
         here = self._reshard(size[inner], settled[:, t.use_value[inner]], used[:, inner])
         self.cost += self._by_leader(left[inner], here * times[inner])
-        found: dict[tuple[int, int, bytes, bytes], list[Floats | Ints]] = {}
+        found: dict[tuple[int, int, bytes, bytes], tuple[Ints, Ints, Floats]] = {}
         known: dict[tuple[float, bytes, bytes], Floats] = {}
         choosing = (sizes[left] > 1) | (sizes[right] > 1)
         for use in np.flatnonzero((left != right) & (times > 0) & choosing).tolist():
@@ -162,12 +162,11 @@ class Problem:
                 seconds = seconds.T
             place = (one, other, one_label.tobytes(), other_label.tobytes())
             if place in found:
-                found[place][2] = found[place][2] + seconds
-            else:
-                found[place] = [one_label, other_label, seconds]
+                seconds = seconds + found[place][2]
+            found[place] = one_label, other_label, seconds
         floor = _NEGLIGIBLE * self.model.initial_seconds
         for (one, other, *_), (one_label, other_label, seconds) in found.items():
-            edge = _merged(one, other, one_label, other_label, seconds)  # type: ignore[arg-type]
+            edge = _merged(one, other, one_label, other_label, seconds)
             rows, columns = edge.seconds.shape
             if edge.seconds.max() <= floor:
                 continue
@@ -246,12 +245,13 @@ def solve(
         next_row, next_column = next_row + m + n, next_column + m * n
     place = np.concatenate(row), np.concatenate(column)
     matrix = sparse.csr_array((np.concatenate(sign), place), shape=(next_row, next_column))
-    constraints = [optimize.LinearConstraint(matrix, *[np.concatenate(equal)] * 2)]
+    sums = np.concatenate(equal)
+    constraints = [optimize.LinearConstraint(matrix, sums, sums)]
     bytes_ = [np.pad(r[choices, leaders], (0, next_column - first[-1])) for r in rows]
     if bytes_:
         most = np.array(bytes_) / limit
         constraints.append(optimize.LinearConstraint(sparse.csr_array(most), -np.inf, 1.0))
-    whole = np.zeros(next_column)
+    whole = np.zeros(next_column, dtype=np.int64)
     whole[: first[-1]] = 1
     begin = time.perf_counter()
     found = optimize.milp(
@@ -298,75 +298,86 @@ def alpa(
     begin = time.perf_counter()
     tell("solver")
     limit = hardware.memory_limit_bytes if memory_bytes is None else memory_bytes
-    state, solved, priced = _best(problem, limit, time_limit, tell)
+    best, priced = _best(problem, limit, time_limit, tell)
     seconds["solver"] = time.perf_counter() - begin
-    cost = float(model.cost(model.price(state[None]), limit)[0])
-    found = Found((), state, cost, priced, seconds["solver"], ())
+    found = Found((), best.state, best.cost, priced, seconds["solver"], ())
     return make_plan(
-        model, found, memory_bytes=limit, seed=0, seconds=seconds, method="alpa", solved=solved
+        model, found, memory_bytes=limit, seed=0, seconds=seconds, method="alpa", solved=best.note
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidate:
+    state: States
+    note: str
+    cost: float
+    peak: float
+    fits: bool
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """As the search ranks states: what fits comes first."""
+        return not self.fits, self.cost
+
+
+def _priced(model: CostModel, states: States, limit: float, note: str) -> list[_Candidate]:
+    prices = model.price(states)
+    costs, peaks = model.cost(prices, limit).tolist(), prices.peak_bytes.tolist()
+    return [
+        _Candidate(state, note, cost, peak, peak <= limit)
+        for state, cost, peak in zip(states, costs, peaks, strict=True)
+    ]
 
 
 def _best(
     problem: Problem, limit: float, time_limit: float, tell: Callable[[str], None]
-) -> tuple[States, str, int]:
-    """The best state, how it was found, and how many states were priced."""
+) -> tuple[_Candidate, int]:
+    """The best state, and how many were priced."""
     model = problem.model
     end = time.perf_counter() + time_limit
-    moments: dict[int, Floats] = {-1: problem.memory(problem.alive(-1))}
-    for choice in (np.zeros_like(problem.strategies.sizes),):
-        moment = problem.worst(choice)[1]
-        moments.setdefault(moment, problem.memory(problem.alive(moment)))
-    room, kept, states = limit, moments, 0
-    #: The least room that has a solution, what that takes over the limit, and the most that has none.
+    moments = {-1, problem.worst(np.zeros_like(problem.strategies.sizes))[1]}
+    rows = {moment: problem.memory(problem.alive(moment)) for moment in sorted(moments)}
+    candidates: list[_Candidate] = []
+    room, note, suffix = limit, "", ""
+    # The least room that has a solution, what that takes over the limit; the most that has none.
     accepted, over, refused = limit, 0.0, 0.0
-    best: tuple[float, States, str] | None = None
     for attempt in range(_ATTEMPTS):
         left = end - time.perf_counter()
         if attempt and left <= 0:
             break
-        found = solve(problem, kept.values(), room, left)
-        note = _note(found)
+        found = solve(problem, rows.values(), room, left)
+        note = _note(found) + suffix
         tell(
-            f"solver: {note}, {len(kept)} memory rows of {size_text(room)}, "
+            f"solver: {note}, {len(rows)} memory rows of {size_text(room)}, "
             f"{time_text(found.seconds)}"
         )
-        if found.status == "infeasible" and best is None and kept:
-            kept = {}  # no choice keeps the limit: as fast as possible, then
+        if found.status == "infeasible" and not candidates and rows:
+            rows = {}  # as fast as possible, then
+            suffix = "; without the memory limit, which no choice keeps"
             continue
         if found.status == "infeasible":
             refused = room
         elif found.choice is None:
             break
         else:
-            if not kept:
-                note += "; without a memory limit, which no choice keeps"
             state = problem.strategies.state(found.choice)
-            prices = model.price(state[None])
-            states += 1
-            cost = float(model.cost(prices, limit)[0])
-            if best is None or cost < best[0]:
-                best = cost, state, note
-            if not kept or prices.peak_bytes[0] <= limit:
+            candidates += _priced(model, state[None], limit, note)
+            if not rows or candidates[-1].fits:
                 break
             own, moment = problem.worst(found.choice)
-            if own > room and moment not in kept:
-                kept[moment] = problem.memory(problem.alive(moment))
+            if own > room and moment not in rows:
+                rows[moment] = problem.memory(problem.alive(moment))
                 continue
             # Copies are not in the program: leave room for them.
-            accepted, over = room, float(prices.peak_bytes[0]) - limit
+            accepted, over = room, candidates[-1].peak - limit
         room = max(accepted - over, (accepted + refused) / 2)
         if accepted - room < _FINEST * limit:
             break
-    if best is not None:
-        return best[1], best[2], states
-    candidates = _simple_states(model.space)
-    costs = model.cost(model.price(candidates), limit)
-    return (
-        candidates[int(np.argmin(costs))],
-        f"{note}, without a solution: the best state that shards one kind of dimension",
-        states + len(candidates),
-    )
+    if not candidates or "time limit" in note:
+        end_of = "worse than" if candidates else "without a solution; this is"
+        note = f"{note}, {end_of} the best state that shards one kind of dimension"
+        candidates += _priced(model, _simple_states(model.space), limit, note)
+    return min(candidates, key=lambda c: c.rank), len(candidates)
 
 
 def _note(found: Solution) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost.liveness import BARRIERS, MATMULS, SOURCES
+from toast.cost.liveness import BARRIERS, SOURCES
 from toast.space import NONE, Space, States
 
 Ints = npt.NDArray[np.int64]
