@@ -56,11 +56,11 @@ def test_the_optimum_is_that_of_enumeration(name: str, share: float | None) -> N
         np.array(c) for c in itertools.product(*map(range, problem.strategies.sizes.tolist()))
     ]
     assert 100 < len(choices) < 20_000
-    leaders = np.arange(len(problem.strategies.sizes))
-    moment = problem.worst(choices[0])[1]
-    rows = [] if share is None else [problem.memory(problem.alive(m)) for m in (-1, moment)]
-    limit = np.inf if share is None else share * problem.worst(choices[0])[0]
-    allowed = [c for c in choices if all(row[c, leaders].sum() <= limit for row in rows)]
+    rows = [problem.memory(m) for m in (-1, problem.worst(choices[0]))]
+    limit = (share or 0.0) * problem.model.initial_peak
+    if share is None:
+        rows, limit = [], np.inf
+    allowed = [c for c in choices if all(problem.alive(row, c) <= limit for row in rows)]
     assert share is None or 0 < len(allowed) < len(choices)
     best = min(problem.seconds(c) for c in allowed)
     found = solve(problem, rows, limit, 20.0, gap=0.0)
@@ -181,3 +181,17 @@ def test_one_number_per_leader_is_a_state() -> None:
     assert problem.seconds(np.zeros_like(problem.strategies.sizes)) == pytest.approx(
         model.initial_seconds
     )
+
+
+def test_memory_is_hardly_less_than_that_of_the_model() -> None:
+    problem = problem_of(analyzed("t2b-tiny"), "d=4,m=2")
+    random, sizes = np.random.default_rng(0), problem.strategies.sizes
+    unsharded = np.zeros_like(sizes)
+    row = problem.memory(problem.worst(unsharded))
+    for choice in (unsharded, *(random.integers(sizes) for _ in range(5))):
+        moments = problem.model.moments(problem.strategies.state(choice))
+        assert moments.max() == pytest.approx(
+            problem.model.timeline(problem.strategies.state(choice)).peak_bytes
+        )
+        share = problem.alive(row, choice) / moments[problem.worst(unsharded)]
+        assert 0.8 < share < 1.6

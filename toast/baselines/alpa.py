@@ -3,11 +3,12 @@
 An integer linear program chooses one strategy per leader op (:mod:`toast.baselines.strategies`).
 Its cost is that of Alpa: the time of each op under its strategy with the sums over devices that it
 needs, and the time to reshard along every def-use edge whose ends disagree, linearised with one
-variable per pair of shardings.  Values that are alive at once must fit the memory limit; such rows
-are added for the program points that a solution violates.  HiGHS solves it.
+variable per pair of shardings.  What is alive at once must fit the memory limit; such rows are
+added for the program points where a solution does not.  HiGHS solves it.
 
-What it does not know, as Alpa does not: repeated layers, copies in memory after resharding, and
-collectives that run beside products.  The plan is priced by the cost model as any other.
+What it does not know, as Alpa does not: repeated layers, and collectives that run beside products.
+What it knows beyond Alpa: sums that are left scattered, and copies in memory after resharding.
+The plan is priced by the cost model as any other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +43,7 @@ GAP = 1e-4
 #: Programs solved at most: each adds a row of memory, or leaves more room for copies.
 _ATTEMPTS = 12
 
-#: Fraction of the memory limit below which the room for copies is not refined.
+#: Fraction of the memory limit below which the room for what rows miss is not refined.
 _FINEST = 0.02
 
 #: Fractions of the unsharded step time below which a resharding does not count.
@@ -57,6 +59,15 @@ class Edge:
     left_label: Ints  # [choices of left]
     right_label: Ints  # [choices of right]
     seconds: Floats  # [left labels, right labels]
+    uses: Ints  # use classes that are resharded
+    copies: Floats  # [uses, left labels, right labels] bytes of the resharded copy
+
+
+class Row(NamedTuple):
+    """What is alive at one moment: a linear function of the choices and pairs."""
+
+    choices: Floats  # [S, L] bytes
+    pairs: tuple[Floats, ...]  # of each edge: [left labels, right labels] bytes
 
 
 class Problem:
@@ -75,6 +86,11 @@ class Problem:
         settled = np.where(kept == NONE, layout.defined, kept)
         #: ``[S, C]`` bytes of a value per device.
         self.bytes: Floats = t.value_bytes / self._devices[_axes(settled >= 0)]
+        scattered = layout.partial & _axes(settled >= 0)
+        whole = model.summed_whole(scattered, layout.held, settled)
+        #: ``[S, C]`` what a sum is more before it is cut up, and products that are kept for one.
+        self._sums: Floats = self.bytes * (self._devices[scattered] - 1) * whole
+        self._kept: Floats = self.bytes * (t.value_merged & (layout.partial > 0))
         #: ``[S, L]``
         self.cost: Floats = self._work(layout, settled)
         self.edges: tuple[Edge, ...] = tuple(self._edges(settled, layout.used))
@@ -142,11 +158,15 @@ class Problem:
         # What is made of constants, nobody has to send.
         times = t.use_count * (1 - t.use_constant)
         size = t.value_bytes[t.use_value] * t.use_share
-        inner = np.flatnonzero((left == right) & (times > 0))
-        here = self._reshard(size[inner], settled[:, t.use_value[inner]], used[:, inner])
+        inner = np.flatnonzero(left == right)
+        before, after = settled[:, t.use_value[inner]], used[:, inner]
+        here = self._reshard(size[inner], before, after)
         self.cost += self._by_leader(left[inner], here * times[inner])
-        found: dict[tuple[int, int, bytes, bytes], tuple[Ints, Ints, Floats]] = {}
-        known: dict[tuple[float, bytes, bytes], Floats] = {}
+        #: Uses that follow what they use, and ``[S, uses]`` bytes of their copies.
+        self._inner: Ints = inner
+        self._inner_copies: Floats = self._copied(size[inner], before, after)
+        found: dict[tuple[int, int, bytes, bytes], _Parallel] = {}
+        known: dict[tuple[float, bytes, bytes], tuple[Floats, Floats]] = {}
         choosing = (sizes[left] > 1) | (sizes[right] > 1)
         for use in np.flatnonzero((left != right) & (times > 0) & choosing).tolist():
             one, other = int(left[use]), int(right[use])
@@ -154,19 +174,20 @@ class Problem:
             after, other_label = _distinct(used[: sizes[other], use])
             key = (float(size[use]), before.tobytes(), after.tobytes())
             if key not in known:
-                known[key] = self._reshard(size[use], *np.broadcast_arrays(
-                    before[:, None], after[None]))  # fmt: skip
-            seconds = times[use] * known[key]
+                pair = np.broadcast_arrays(before[:, None], after[None])
+                known[key] = self._reshard(size[use], *pair), self._copied(size[use], *pair)
+            seconds, copied = known[key]
             if other < one:
                 one, other, one_label, other_label = other, one, other_label, one_label
-                seconds = seconds.T
+                seconds, copied = seconds.T, copied.T
             place = (one, other, one_label.tobytes(), other_label.tobytes())
-            if place in found:
-                seconds = seconds + found[place][2]
-            found[place] = one_label, other_label, seconds
+            parallel = found.setdefault(place, _Parallel(one_label, other_label, [], [], []))
+            parallel.seconds.append(times[use] * seconds)
+            parallel.uses.append(use)
+            parallel.copies.append(copied)
         floor = _NEGLIGIBLE * self.model.initial_seconds
-        for (one, other, *_), (one_label, other_label, seconds) in found.items():
-            edge = _merged(one, other, one_label, other_label, seconds)
+        for (one, other, *_), parallel in found.items():
+            edge = _merged(one, other, parallel)
             rows, columns = edge.seconds.shape
             if edge.seconds.max() <= floor:
                 continue
@@ -178,28 +199,50 @@ class Problem:
             else:
                 yield edge
 
+    def _copied(self, size: Floats, before: Dims, after: Dims) -> Floats:
+        """Bytes of a resharded copy: ``[...]`` from ``[..., A]``."""
+        return (
+            np.where((before != after).any(axis=-1), size, 0.0) / self._devices[_axes(after >= 0)]
+        )
+
     # -- memory ------------------------------------------------------------------------------
 
-    def alive(self, moment: int) -> Floats:
-        """``[C]`` how many values of each class are alive at a moment, arguments included."""
+    def memory(self, moment: int) -> Row:
+        """What is alive at a local peak of memory; at -1, arguments alone."""
         t = self.model.tables
-        count = len(t.value_bytes)
-        found = np.asarray(t.growth[: moment + 1].sum(axis=0)).reshape(-1)[:count]
-        return np.asarray(found + np.bincount(t.argument_columns, minlength=count))
+        values, uses = len(t.value_bytes), len(t.use_value)
+        growth = np.asarray(t.growth[: moment + 1].sum(axis=0)).reshape(-1)
+        alive = growth[:values] + np.bincount(t.argument_columns, minlength=values)
+        copied = growth[values : values + uses].copy()
+        # A copy is kept for a later use that wants the same: here that is any later use.
+        offset, shared = values + uses, np.zeros(uses)
+        for later, _ in t.pairs:
+            shared[later] = np.maximum(shared[later], growth[offset : offset + len(later)])
+            offset += len(later)
+        copied += shared
+        sums, kept, second = growth[len(growth) - 3 * values :].reshape(3, values)
+        # A second buffer depends on who takes the value: here it is always needed.
+        own = self.bytes * (alive + second) + self._sums * sums + self._kept * kept
+        return Row(
+            self._by_leader(self.value_leader, own)
+            + self._by_leader(
+                self._use_leader[self._inner], self._inner_copies * copied[self._inner]
+            ),
+            tuple(np.tensordot(copied[edge.uses], edge.copies, 1) for edge in self.edges),
+        )
 
-    def memory(self, alive: Floats) -> Floats:
-        """``[S, L]`` bytes of what is alive."""
-        return self._by_leader(self.value_leader, self.bytes * alive)
+    def alive(self, row: Row, choice: Ints) -> float:
+        """The bytes of a row at one choice per leader."""
+        found = float(row.choices[choice, np.arange(len(choice))].sum())
+        for edge, pairs in zip(self.edges, row.pairs, strict=True):
+            left, right = edge.left_label[choice[edge.left]], edge.right_label[choice[edge.right]]
+            found += float(pairs[left, right])
+        return found
 
-    def worst(self, choice: Ints) -> tuple[float, int]:
-        """Bytes at the worst moment, without copies, and that moment; -1 is before all."""
-        t = self.model.tables
-        values = len(t.value_bytes)
-        size = self.bytes[choice[self.value_leader], np.arange(values)]
-        arguments = float(size[t.argument_columns].sum())
-        live = np.cumsum(t.growth[:, :values] @ size)
-        moment = int(np.argmax(live)) if len(live) and live.max() > 0 else -1
-        return arguments + (float(live[moment]) if moment >= 0 else 0.0), moment
+    def worst(self, choice: Ints) -> int:
+        """The local peak of memory that is the highest; -1 where arguments are all there is."""
+        moments = self.model.moments(self.strategies.state(choice))
+        return int(np.argmax(moments)) if len(moments) else -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,9 +258,9 @@ class Solution:
 
 
 def solve(
-    problem: Problem, rows: Iterable[Floats], limit: float, time_limit: float, *, gap: float = GAP
+    problem: Problem, rows: Iterable[Row], limit: float, time_limit: float, *, gap: float = GAP
 ) -> Solution:
-    """Solve the integer linear program; ``rows`` (``[S, L]``) of bytes stay within ``limit``."""
+    """Solve the integer linear program; ``rows`` stay within ``limit`` bytes."""
     sizes = problem.strategies.sizes
     first = np.concatenate([[0], np.cumsum(sizes)])
     leaders = np.repeat(np.arange(len(sizes)), sizes)
@@ -247,9 +290,12 @@ def solve(
     matrix = sparse.csr_array((np.concatenate(sign), place), shape=(next_row, next_column))
     sums = np.concatenate(equal)
     constraints = [optimize.LinearConstraint(matrix, sums, sums)]
-    bytes_ = [np.pad(r[choices, leaders], (0, next_column - first[-1])) for r in rows]
-    if bytes_:
-        most = np.array(bytes_) / limit
+    alive = [
+        np.concatenate([r.choices[choices, leaders], *(pairs.ravel() for pairs in r.pairs)])
+        for r in rows
+    ]
+    if alive:
+        most = np.array(alive) / limit
         constraints.append(optimize.LinearConstraint(sparse.csr_array(most), -np.inf, 1.0))
     whole = np.zeros(next_column, dtype=np.int64)
     whole[: first[-1]] = 1
@@ -335,8 +381,8 @@ def _best(
     """The best state, and how many were priced."""
     model = problem.model
     end = time.perf_counter() + time_limit
-    moments = {-1, problem.worst(np.zeros_like(problem.strategies.sizes))[1]}
-    rows = {moment: problem.memory(problem.alive(moment)) for moment in sorted(moments)}
+    moments = {-1, problem.worst(np.zeros_like(problem.strategies.sizes))}
+    rows = {moment: problem.memory(moment) for moment in sorted(moments)}
     candidates: list[_Candidate] = []
     room, note, suffix = limit, "", ""
     # The least room that has a solution, what that takes over the limit; the most that has none.
@@ -364,11 +410,11 @@ def _best(
             candidates += _priced(model, state[None], limit, note)
             if not rows or candidates[-1].fits:
                 break
-            own, moment = problem.worst(found.choice)
-            if own > room and moment not in rows:
-                rows[moment] = problem.memory(problem.alive(moment))
+            moment = problem.worst(found.choice)
+            if moment not in rows:
+                rows[moment] = problem.memory(moment)
                 continue
-            # Copies are not in the program: leave room for them.
+            # Leave room for what the rows miss.
             accepted, over = room, candidates[-1].peak - limit
         room = max(accepted - over, (accepted + refused) / 2)
         if accepted - room < _FINEST * limit:
@@ -412,13 +458,25 @@ def _distinct(dims: Dims) -> tuple[Dims, Ints]:
     return dims[first[order]], rank[label.reshape(-1)]
 
 
-def _merged(left: int, right: int, left_label: Ints, right_label: Ints, seconds: Floats) -> Edge:
-    """An edge whose labels with equal costs are one."""
-    seconds, rows = np.unique(seconds, axis=0, return_inverse=True)
-    seconds, columns = np.unique(seconds, axis=1, return_inverse=True)
+class _Parallel(NamedTuple):
+    """Uses whose ends have the same leaders and labels."""
+
+    left_label: Ints
+    right_label: Ints
+    seconds: list[Floats]  # of each use
+    uses: list[int]
+    copies: list[Floats]
+
+
+def _merged(left: int, right: int, parallel: _Parallel) -> Edge:
+    """One edge, whose labels with equal costs and copies are one."""
+    stacked = np.stack([np.sum(parallel.seconds, axis=0), *parallel.copies])
+    stacked, rows = np.unique(stacked, axis=1, return_inverse=True)
+    stacked, columns = np.unique(stacked, axis=2, return_inverse=True)
     return Edge(
-        left, right, rows.reshape(-1)[left_label], columns.reshape(-1)[right_label], seconds
-    )
+        left, right, rows.reshape(-1)[parallel.left_label],
+        columns.reshape(-1)[parallel.right_label], stacked[0], np.array(parallel.uses), stacked[1:],
+    )  # fmt: skip
 
 
 def _both(rows: int, columns: int) -> tuple[Ints, Ints]:

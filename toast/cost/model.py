@@ -225,7 +225,7 @@ class CostModel:
         major = self._major_axes(settled, used)
         partial, differs = _axes(summed), _axes(settled[:, t.use_value] != used)
         scattered = partial & _axes(settled >= 0)
-        whole = self._summed_whole(scattered, held, settled)
+        whole = self.summed_whole(scattered, held, settled)
         return Layout(
             held, defined, settled, used, partial, differs, shared, scattered, whole, major
         )
@@ -405,7 +405,7 @@ class CostModel:
                     hidden += (times * np.minimum(once, room)).sum(axis=1)
         return seconds, count, moved, sent, np.minimum(hidden, matmul)
 
-    def _summed_whole(self, axes: Axes, held: npt.NDArray[np.intp], settled: Dims) -> Bools:
+    def summed_whole(self, axes: Axes, held: npt.NDArray[np.intp], settled: Dims) -> Bools:
         """Sums over ``axes`` that XLA does not take in parts: ``[S, C]``.
 
         Those of scatters and gathers, those scattered along several dimensions, and products that
@@ -562,6 +562,15 @@ class CostModel:
             peak_op=peak,
             at_peak=tuple(sorted(at_peak, key=lambda buffer: -buffer.bytes)),
         )
+
+    def moments(self, state: States) -> Floats:
+        """Bytes at each local peak of memory, in the order of ``tables.growth``: ``[moments]``."""
+        t, layout = self.tables, self.layout(state[None])
+        settled = t.value_bytes / self._shards(layout.settled)
+        copies = self._used_bytes(layout) * (layout.differs > 0)
+        columns = self._columns(layout, settled, copies)[0]
+        arguments = float(settled[:, t.argument_columns].sum())
+        return np.asarray(arguments + np.cumsum(t.growth @ columns))
 
     def _buffers(self, row: Floats) -> list[Buffer]:
         """Every buffer, given the bytes of each column; a shared copy is one buffer."""
