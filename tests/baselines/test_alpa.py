@@ -132,7 +132,7 @@ def test_a_memory_limit_shards_the_weights() -> None:
     assert 13 <= sharded <= 20
     assert tight.after.step_seconds > free.after.step_seconds
     impossible = alpa(analysis, mesh, machine, memory_bytes=1000.0)
-    assert "without the memory limit" in impossible.solved
+    assert "without the memory limit, which is infeasible" in impossible.solved
     assert impossible.after.step_seconds == pytest.approx(free.after.step_seconds)
 
 
@@ -184,6 +184,7 @@ def test_one_number_per_leader_is_a_state() -> None:
 
 
 def test_memory_is_hardly_less_than_that_of_the_model() -> None:
+    """Copies that may be shared, and second buffers, always count."""
     problem = problem_of(analyzed("t2b-tiny"), "d=4,m=2")
     random, sizes = np.random.default_rng(0), problem.strategies.sizes
     unsharded = np.zeros_like(sizes)
@@ -194,4 +195,4 @@ def test_memory_is_hardly_less_than_that_of_the_model() -> None:
             problem.model.timeline(problem.strategies.state(choice)).peak_bytes
         )
         share = problem.alive(row, choice) / moments[problem.worst(unsharded)]
-        assert 0.8 < share < 1.6
+        assert 0.8 < share < 2.5

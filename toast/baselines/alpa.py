@@ -43,6 +43,9 @@ GAP = 1e-4
 #: Programs solved at most: each adds a row of memory, or leaves more room for copies.
 _ATTEMPTS = 12
 
+#: Room in units of the memory limit beyond which the limit is given up.
+_MOST_ROOM = 2.0
+
 #: Fraction of the memory limit below which the room for what rows miss is not refined.
 _FINEST = 0.02
 
@@ -213,13 +216,13 @@ class Problem:
         values, uses = len(t.value_bytes), len(t.use_value)
         growth = np.asarray(t.growth[: moment + 1].sum(axis=0)).reshape(-1)
         alive = growth[:values] + np.bincount(t.argument_columns, minlength=values)
-        copied = growth[values : values + uses].copy()
+        copied = growth[values : values + uses]
         # A copy is kept for a later use that wants the same: here that is any later use.
-        offset, shared = values + uses, np.zeros(uses)
+        offset, shared = values + uses, np.zeros_like(copied)
         for later, _ in t.pairs:
             shared[later] = np.maximum(shared[later], growth[offset : offset + len(later)])
             offset += len(later)
-        copied += shared
+        copied = copied + shared
         sums, kept, second = growth[len(growth) - 3 * values :].reshape(3, values)
         # A second buffer depends on who takes the value: here it is always needed.
         own = self.bytes * (alive + second) + self._sums * sums + self._kept * kept
@@ -398,8 +401,10 @@ def _best(
             f"{time_text(found.seconds)}"
         )
         if found.status == "infeasible" and not candidates and rows:
-            rows = {}  # as fast as possible, then
-            suffix = "; without the memory limit, which no choice keeps"
+            # The rows count too much rather than too little: a solution of more may fit.
+            refused, room = room, 1.5 * room
+            if room > _MOST_ROOM * limit:
+                rows, suffix = {}, "; without the memory limit, which is infeasible"
             continue
         if found.status == "infeasible":
             refused = room
