@@ -225,7 +225,7 @@ class CostModel:
         major = self._major_axes(settled, used)
         partial, differs = _axes(summed), _axes(settled[:, t.use_value] != used)
         scattered = partial & _axes(settled >= 0)
-        whole = self._summed_whole(scattered, held, settled)
+        whole = self.summed_whole(scattered, held, settled)
         return Layout(
             held, defined, settled, used, partial, differs, shared, scattered, whole, major
         )
@@ -306,7 +306,7 @@ class CostModel:
         t, layout = self.tables, self.layout(states)
         settled = t.value_bytes / self._shards(layout.settled)
         used = self._used_bytes(layout)
-        matmul = self._matmul_seconds(layout)
+        matmul = self.product_seconds(layout).sum(axis=1)
         seconds, count, moved, sent, hidden = self._collectives(layout, settled, used, matmul)
         kept = settled * (t.value_written * t.value_count)
         memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / self._hbm
@@ -360,19 +360,20 @@ class CostModel:
         tile = np.array(self.hardware.tile, dtype=np.float64)
         return np.asarray((np.ceil(size / tile) * tile / size).prod(axis=2))
 
-    def _matmul_seconds(self, layout: Layout) -> Floats:
+    def product_seconds(self, layout: Layout) -> Floats:
+        """Time of all products of each class in ``tables.product_class``: ``[S, P]``."""
         t = self.tables
+        if not len(t.tensor_slot):
+            return np.zeros((len(layout.held), 0))
         shards = self._shards(np.where(layout.held < t.slot_dim.shape[1] - 1, 0, NONE))
         flops = self._flop_seconds / shards
         flops[:, t.product_class] *= self._padding(layout)
-        if not len(t.tensor_slot):
-            return np.asarray(flops.sum(axis=1))
         tensors = t.tensor_bytes / self._shards(self._slot_dims(layout.held, t.tensor_slot))
         first = np.flatnonzero(np.r_[True, t.tensor_class[1:] != t.tensor_class[:-1]])
         moved = np.add.reduceat(tensors, first, axis=1)
         classes = t.tensor_class[first]
         moving = moved * t.count[classes] / self._hbm
-        return np.asarray(np.maximum(flops[:, classes], moving).sum(axis=1))
+        return np.asarray(np.maximum(flops[:, classes], moving))
 
     def _collectives(
         self, layout: Layout, settled: Floats, used: Floats, matmul: Floats
@@ -404,7 +405,7 @@ class CostModel:
                     hidden += (times * np.minimum(once, room)).sum(axis=1)
         return seconds, count, moved, sent, np.minimum(hidden, matmul)
 
-    def _summed_whole(self, axes: Axes, held: npt.NDArray[np.intp], settled: Dims) -> Bools:
+    def summed_whole(self, axes: Axes, held: npt.NDArray[np.intp], settled: Dims) -> Bools:
         """Sums over ``axes`` that XLA does not take in parts: ``[S, C]``.
 
         Those of scatters and gathers, those scattered along several dimensions, and products that
@@ -561,6 +562,15 @@ class CostModel:
             peak_op=peak,
             at_peak=tuple(sorted(at_peak, key=lambda buffer: -buffer.bytes)),
         )
+
+    def moments(self, state: States) -> Floats:
+        """Bytes at each local peak of memory, in the order of ``tables.growth``: ``[moments]``."""
+        t, layout = self.tables, self.layout(state[None])
+        settled = t.value_bytes / self._shards(layout.settled)
+        copies = self._used_bytes(layout) * (layout.differs > 0)
+        columns = self._columns(layout, settled, copies)[0]
+        arguments = float(settled[:, t.argument_columns].sum())
+        return np.asarray(arguments + np.cumsum(t.growth @ columns))
 
     def _buffers(self, row: Floats) -> list[Buffer]:
         """Every buffer, given the bytes of each column; a shared copy is one buffer."""

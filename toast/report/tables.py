@@ -62,13 +62,15 @@ def plan_tables(plan: Plan) -> RenderableType:
         f"({size_text(plan.memory_bytes)} per device)",
         style="bold",
     )
+    how = f"Search: {plan.states} states priced, {len(plan.rounds)} rounds, seed {plan.seed}"
+    if plan.method != "toast":
+        how = f"Method: {plan.method}"
+    if plan.note:
+        how += f", {plan.note}"
     return Group(
-        title, Text(), _arguments(plan), _actions(plan), _prediction(plan), _collectives(plan),
-        _memory(plan),
-        Text(
-            f"Search: {plan.states} states priced, {len(plan.rounds)} rounds, seed {plan.seed}, "
-            f"cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"
-        ),
+        title, Text(), _arguments(plan), *([_actions(plan)] if plan.steps or plan.method == "toast" else []),
+        _prediction(plan), _collectives(plan), _memory(plan),
+        Text(f"{how}, cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"),
         _stages(plan.seconds),
     )  # fmt: skip
 

@@ -1,0 +1,241 @@
+"""Strategies per op, as Alpa enumerates them, and which ops follow another.
+
+Ops that do real work are **leaders** and choose: for each mesh axis the factor that holds it, or
+none, and where a sum over devices is left scattered.  All other ops do as the leader that their
+operands come from, through the dimensions of the values on the way; constants and broadcasts, and
+what is made of them alone, do as their user.  So a program's state is one number per leader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.cost.liveness import BARRIERS, SOURCES
+from toast.space import NONE, Space, States
+
+Ints = npt.NDArray[np.int64]
+
+#: Ops that choose for themselves: products, what sums over devices, what follows nothing.
+LEADERS = (BARRIERS - {"yield", "optimization_barrier"}) | {
+    "argument", "reduce", "reduce_window", "gather", "scatter",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategies:
+    """Choices of ``L`` leaders, at most ``S`` each, and what they mean for ``K`` op classes."""
+
+    leader: Ints  # [K] whose choice an op class follows
+    sizes: Ints  # [L] choices of each leader
+    factors: States  # [S, K, A] factor that holds each axis under each choice of the leader
+    #: ``[S, K, A]`` dimension of the result that a summed axis is left scattered along, or NONE.
+    scattered: States
+
+    def state(self, choice: Ints) -> States:
+        """The state in which leader ``l`` makes choice ``choice[l]``: ``[K, A]``."""
+        return np.asarray(self.factors[choice[self.leader], np.arange(len(self.leader))])
+
+
+def enumerate_strategies(space: Space) -> Strategies:
+    """The strategies of all op classes of a space."""
+    return _Enumeration(space).run()
+
+
+class _Enumeration:
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._program = space.analysis.program
+        self._names = space.analysis.names
+        self._sizes = tuple(space.axis_sizes.tolist())
+        classes = space.classes
+        self._ops: list[int] = classes.representative.tolist()
+        self._class: list[int] = classes.of_op.tolist()
+        # A last factor for none, which any number of devices divides.
+        self._divisor = np.pad(classes.divisor, ((0, 0), (0, 1)), constant_values=0)
+        self._none = classes.divisor.shape[1]
+        self._first_use = np.searchsorted(self._names.use_op, np.arange(len(self._program.ops)))
+        count = len(self._ops)
+        self._leader = np.full(count, -1, dtype=np.int64)
+        self._factors: list[States] = [np.empty(0, dtype=np.int8)] * count
+        self._scattered: dict[int, States] = {}
+        self._number = 0
+        #: Ops on the longest way from the start.
+        self._depth = [0] * count
+
+    def run(self) -> Strategies:
+        pliant = self._pliant()
+        ties = dict(self._program.ties)
+        for k, op in enumerate(self._ops):
+            if op in ties:
+                self._same(k, op, ties[op])
+            elif not pliant[op]:
+                self._decide(k, op, pliant)
+        users = self._first_users()
+        for k in range(len(self._ops) - 1, -1, -1):
+            if self._leader[k] < 0:
+                self._precede(k, self._ops[k], users)
+        sizes = np.zeros(self._number, dtype=np.int64)
+        for k, rows in enumerate(self._factors):
+            sizes[self._leader[k]] = len(rows)
+        shape = (int(sizes.max(initial=1)), len(self._ops), len(self._sizes))
+        factors, scattered = np.full((2, *shape), NONE, dtype=np.int8)
+        for k, rows in enumerate(self._factors):
+            factors[: len(rows), k] = np.where(rows == self._none, NONE, rows)
+        for k, rows in self._scattered.items():
+            scattered[: len(rows), k] = rows
+        return Strategies(self._leader, sizes, factors, scattered)
+
+    def _pliant(self) -> list[bool]:
+        """Of each op, whether it does as its user: constants, what broadcasts, and what they make.
+
+        Resharding what is small before it is broadcast costs less than what is large after.
+        """
+        program = self._program
+        found: list[bool] = []
+        for number, op in enumerate(program.ops):
+            kind = program.kind(number)
+            known = kind in SOURCES
+            if op.operands and kind not in LEADERS | {"return"}:
+                known = all(found[program.values[v].op] for v in op.operands)
+                known |= kind == "broadcast_in_dim" and self._elements(
+                    op.results[0]
+                ) > self._elements(op.operands[0])
+            found.append(known)
+        return found
+
+    def _elements(self, value: int) -> int:
+        return math.prod(self._program.values[value].type.shape)
+
+    def _first_users(self) -> dict[int, tuple[int, int]]:
+        """The first use of each op's first result: op and operand number."""
+        found: dict[int, tuple[int, int]] = {}
+        for number, op in enumerate(self._program.ops):
+            for index, value in enumerate(op.operands):
+                found.setdefault(self._program.values[value].op, (number, index))
+        return found
+
+    # -- leaders -----------------------------------------------------------------------------
+
+    def _decide(self, k: int, op: int, pliant: Sequence[bool]) -> None:
+        """Lead, or follow the largest operand, of those the one that takes most ops to make."""
+        operands = self._program.ops[op].operands
+        made = [self._program.values[v].op for v in operands]
+        depth = [self._depth[self._class[maker]] for maker in made]
+        self._depth[k] = 1 + max(depth, default=0)
+        offered = [
+            (self._elements(value), depth[index], -index)
+            for index, value in enumerate(operands)
+            if self._leader[self._class[made[index]]] >= 0 and not pliant[made[index]]
+        ]
+        if self._program.kind(op) in LEADERS or not offered:
+            self._lead(k, op)
+        else:
+            self._follow(k, op, -max(offered)[2])
+
+    def _lead(self, k: int, op: int) -> None:
+        divisor = self._divisor[k]
+        options = [
+            [self._none, *np.flatnonzero(divisor[:-1] % size == 0)] if size > 1 else [self._none]
+            for size in self._sizes
+        ]
+        rows = np.array(list(itertools.product(*options)), dtype=np.int8)
+        rows = rows[(self._fitted(k, rows) == rows).all(axis=1)]
+        self._leader[k] = self._number
+        self._number += 1
+        self._factors[k], kept = self._with_sums(k, op, rows)
+        if (kept != NONE).any():
+            self._scattered[k] = kept
+
+    def _with_sums(self, k: int, op: int, rows: States) -> tuple[States, States]:
+        """Each choice that sums over devices again for each dimension that can keep the parts.
+
+        Alpa turns all-reduces into reduce-scatters after its program is solved; here it is part of
+        the program, which can only help it.
+        """
+        none = np.full_like(rows, NONE)
+        results = self._program.ops[op].results
+        rule = self._space.analysis.rules[self._names.signature[op]]
+        combined = np.array([bool(f.combiner) for f in rule.factors] or [False])
+        summed = np.pad(combined, (0, self._none + 1 - len(combined)))[rows]
+        if len(results) != 1 or not summed.any():
+            return rows, none
+        sizes = np.array(self._sizes)
+        shape = self._program.values[results[0]].type.shape
+        factor = self._defined(results[0])
+        found, kept = [rows], [none]
+        for d, extent in enumerate(shape):
+            here = summed | (rows == factor[d])
+            fits = extent % np.where(here, sizes, 1).prod(axis=1) == 0
+            chosen = fits & summed.any(axis=1)
+            found.append(rows[chosen])
+            kept.append(np.where(summed[chosen], d, NONE).astype(np.int8))
+        return np.concatenate(found), np.concatenate(kept)
+
+    # -- followers ---------------------------------------------------------------------------
+
+    def _follow(self, k: int, op: int, index: int) -> None:
+        """Hold each axis where the operand has it."""
+        value = self._program.ops[op].operands[index]
+        p = self._class[self._program.values[value].op]
+        dims = self._dims(p, self._factors[p], self._defined(value))
+        if p in self._scattered:
+            dims = np.where(self._scattered[p] == NONE, dims, self._scattered[p])
+        self._take(k, p, dims, self._used(op, index))
+
+    def _precede(self, k: int, op: int, users: dict[int, tuple[int, int]]) -> None:
+        """Be made where the first user wants it."""
+        user, index = users.get(op, (-1, 0))
+        p = self._class[user] if user >= 0 else k
+        if self._leader[p] < 0:
+            self._lead(k, op)
+            return
+        dims = self._dims(p, self._factors[p], self._used(user, index))
+        self._take(k, p, dims, self._defined(self._program.ops[user].operands[index]))
+
+    def _same(self, k: int, op: int, other: int) -> None:
+        """Tied ops hold each axis at the same dimension."""
+        p = self._class[other]
+        dims = self._dims(p, self._factors[p], self._defined(self._program.ops[other].results[0]))
+        self._take(k, p, dims, self._used(op, 0))
+
+    def _take(self, k: int, p: int, dims: States, factor: Ints) -> None:
+        """Follow class ``p``, with each axis on the factor of the dimension that has it."""
+        self._leader[k] = self._leader[p]
+        self._factors[k] = self._fitted(k, np.append(factor, self._none)[dims].astype(np.int8))
+
+    def _fitted(self, k: int, rows: States) -> States:
+        """``rows`` without the axes that do not divide what their factor has left."""
+        rows = rows.copy()
+        taken = np.ones((len(rows), self._none + 1), dtype=np.int64)
+        number = np.arange(len(rows))
+        for axis, size in enumerate(self._sizes):
+            factor = rows[:, axis].astype(np.int64)
+            shards = taken[number, factor] * size
+            fits = self._divisor[k][factor] % shards == 0
+            taken[number, factor] = np.where(fits, shards, taken[number, factor])
+            rows[:, axis] = np.where(fits, factor, self._none)
+        return rows
+
+    def _dims(self, p: int, rows: States, factor: Ints) -> States:
+        """The dimension that each axis shards of a tensor whose dimensions are these factors."""
+        table = np.full(self._none + 1, NONE, dtype=np.int8)
+        table[factor] = np.arange(len(factor))
+        return table[rows]
+
+    def _defined(self, value: int) -> Ints:
+        """The factor of each dimension of a value where it is defined."""
+        names = self._names
+        rows = slice(names.value_dim[value], names.value_dim[value + 1])
+        return np.asarray(names.def_name[rows] - names.first_name[self._program.values[value].op])
+
+    def _used(self, op: int, index: int) -> Ints:
+        """The factor of each dimension of an operand."""
+        names, use = self._names, int(self._first_use[op]) + index
+        rows = slice(names.use_dim[use], names.use_dim[use + 1])
+        return np.asarray(names.use_name[rows] - names.first_name[op])
