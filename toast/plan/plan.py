@@ -351,8 +351,8 @@ def make_plan(
     actions = (*space.begun, *found.actions)
     for action in actions:
         states.append(space.apply(states[-1], action))
-    if not found.actions:
-        states.append(found.state)
+    if (states[-1] != found.state).any():
+        states.append(found.state)  # a baseline's, that no actions lead to
     prices = model.price(np.stack(states))
     predictions = [Prediction.of(prices, i) for i in range(len(states))]
     reasons = [
@@ -371,7 +371,7 @@ def make_plan(
             reason=f"fixed: {reason}" if i < len(space.begun) else reason,
         )
         for i, (action, after, reason) in enumerate(
-            zip(actions, predictions[1 + pinned :], reasons[int(pinned) :], strict=True)
+            zip(actions, predictions[1 + pinned :], reasons[int(pinned) :], strict=False)
         )
     )
     return Plan(

@@ -67,8 +67,9 @@ def plan_tables(plan: Plan) -> RenderableType:
         how = f"Method: {plan.method}"
     if plan.note:
         how += f", {plan.note}"
+    shown = plan.steps or plan.method == "toast"
     return Group(
-        title, Text(), _arguments(plan), *([_actions(plan)] if plan.steps or plan.method == "toast" else []),
+        title, Text(), _arguments(plan), *([_actions(plan)] if shown else []),
         _prediction(plan), _collectives(plan), _memory(plan),
         Text(f"{how}, cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"),
         _stages(plan.seconds),
