@@ -103,6 +103,8 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     # ends with the last of those that it is fused into.
     kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
     use_end = kernel_end[use_op]
+    # A loop begins in the buffer of what it is given, if nothing else needs that.
+    use_end[np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)] -= 1
     np.maximum.at(end, use_value, use_end)
     _extend_shared(program, kind_of_op, aliased, end)
     late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))

@@ -517,6 +517,30 @@ class CostModel:
             found[:, later] += share * alike
         return found
 
+    def waiting(self, state: States) -> Floats:
+        """Seconds that each op class has to do with under one state: ``[K]``.
+
+        Those of its products beyond an even share of all devices, and of the collectives between
+        its results and their uses, and before its own uses.
+        """
+        t, layout = self.tables, self.layout(state[None])
+        settled = t.value_bytes / self._shards(layout.settled)
+        seconds = np.zeros(len(t.count))
+        even = self._flop_seconds / self._devices[-1]
+        seconds[t.product_class] = self.product_seconds(layout)[0] - even[t.product_class]
+        of_value = t.slot_class[t.value_slot]
+        of_use = t.slot_class[t.use_slot]
+        for move in self._transfers(layout, settled, self._used_bytes(layout)):
+            happens = (move.axes > 0) * move.times * (1 - move.spared)
+            once = self.collectives.seconds(move.kind, move.size, move.axes)
+            spent = (happens * once)[0]
+            if move.free is t.value_free:
+                np.add.at(seconds, of_value, spent)
+            else:
+                np.add.at(seconds, of_value[t.use_value], spent)
+                np.add.at(seconds, of_use, spent)
+        return seconds
+
     def transfers(self, state: States) -> list[Transfer]:
         """Every collective of one state (``[classes, axes]``), by value and use class."""
         layout = self.layout(state[None])

@@ -43,6 +43,8 @@ class MoEConfig:
     #: Weight of the auxiliary loss.
     balance: float = 0.01
     learning_rate: float = 1.0
+    #: Deeper models compute layers again in the backward pass, as GShard's with 36 had to.
+    kept_layers: int = 24
     #: Pairs of layers as one ``lax.scan`` over stacked parameters, instead of unrolled.
     scanned: bool = False
 
@@ -217,6 +219,8 @@ def loss(
         )
         return x + y, auxiliary
 
+    if config.layers > config.kept_layers:
+        pair = jax.checkpoint(pair)
     if config.scanned:
         numbers = jnp.arange(config.layers // 2)
         x, auxiliaries = jax.lax.scan(pair, x, (params["pairs"], numbers))

@@ -98,6 +98,8 @@ class Step:
     resolution: tuple[int, ...]
     after: Prediction
     reason: str
+    #: Whether it reaches only a part of the color, where it takes the axis from what has it.
+    part: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,6 +263,7 @@ class Plan:
                     "dimensions": list(step.dimensions),
                     "axis": step.axis,
                     "resolution": list(step.resolution),
+                    "part": step.part,
                     "reason": step.reason,
                     "after": dataclasses.asdict(step.after),
                 }
@@ -369,6 +372,7 @@ def make_plan(
             resolution=action.resolution,
             after=after,
             reason=f"fixed: {reason}" if i < len(space.begun) else reason,
+            part=bool(action.part),
         )
         for i, (action, after, reason) in enumerate(
             zip(actions, predictions[1 + pinned :], reasons[int(pinned) :], strict=False)
@@ -421,9 +425,14 @@ def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action,
 
 
 def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
-    """Argument dimensions an action's color reaches, layers folded; most elements first."""
+    """Argument dimensions an action's color reaches, layers folded; most elements first.
+
+    Of a refinement, the ops that it reaches, each with the factor that takes the axis.
+    """
     analysis = space.analysis
     program, names = analysis.program, analysis.names
+    if action.part:
+        return tuple(dict.fromkeys(_part_label(space, k, factor) for k, factor in action.part))
     members = space.names_of(action.color)
     members = members[names.name_op[members] < len(program.arguments)]
     weights: dict[str, float] = {}  # in the order of the arguments
@@ -433,6 +442,19 @@ def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
         label = f"{folded(program.arguments[op])}:{name - int(names.first_name[op])}"
         weights[label] = weights.get(label, 0.0) + float(np.prod(type_.shape, dtype=np.float64))
     return tuple(sorted(weights, key=lambda label: -weights[label]))
+
+
+def _part_label(space: Space, k: int, factor: int) -> str:
+    """``dot_general:batching(0) at moe.py:169``; ``:-`` for an axis that is let go."""
+    analysis, op = space.analysis, int(space.classes.representative[k])
+    program = analysis.program
+    rule = analysis.rules[analysis.names.signature[op]]
+    label = rule.factors[factor].label if factor >= 0 else "-"
+    if op < len(program.arguments):
+        return f"{folded(program.arguments[op])}:{label}"
+    place = program.location(op)
+    at = f" at {pathlib.PurePath(place.file).name}:{place.line}" if place.file else ""
+    return f"{program.kind(op)}:{label}{at}"
 
 
 def spec_text(spec: Spec) -> str:
@@ -477,4 +499,6 @@ def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str
         spent = after.collective_seconds - before.collective_seconds
         sign = "+" if spent >= 0 else "-"
         parts.append(f"adds {', '.join(paid)} ({sign}{time_text(abs(spent))})")
+    if not parts and after.step_seconds < before.step_seconds:
+        parts.append(f"saves {time_text(before.step_seconds - after.step_seconds)}")
     return "; ".join(parts) or "prepares a later action"

@@ -111,6 +111,7 @@ def _actions(plan: Plan) -> Table:
         shown = ", ".join(step.dimensions[:2]) or "intermediate values only"
         more = len(step.dimensions) - 2
         label = shown + (f" and {more} more" if more > 0 else "")
+        label = f"only {label}" if step.part else label
         table.add_row(
             str(number), escape(label), escape(step.axis),
             "".join(map(str, step.resolution)) or "-",

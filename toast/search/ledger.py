@@ -66,8 +66,11 @@ class Ledger:
         return self._cost[key]
 
     def length_cost(self, cost: float, length: int) -> float:
-        """The cost of a trajectory: shorter ones are preferred (4.1)."""
-        return cost + self._action_cost * length
+        """The cost of a trajectory: shorter ones are preferred (4.1).
+
+        An action has to earn a share of the cost: on many devices costs are tiny.
+        """
+        return cost * (1.0 + self._action_cost * length)
 
     def rank(self, key: bytes, length: int) -> float:
         """What the best plan minimises: its cost, after whether it fits at all."""

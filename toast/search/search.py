@@ -15,7 +15,7 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.search.ledger import Ledger, Trajectory, state_key
-from toast.search.local import polish
+from toast.search.local import polish, refine, replay
 from toast.search.tree import Tree
 from toast.space import Action, States
 
@@ -40,7 +40,11 @@ class Settings:
     width: int = 32
     #: Best trajectories that local search improves after each round.
     finalists: int = 4
-    #: Cost of an action, so that shorter trajectories are preferred (4.1).
+    #: Op classes whose sharding local search tries to change alone, behind the best trajectory.
+    hottest: int = 24
+    #: Parts of colors that it tries to shard apart from the rest.
+    widest: int = 256
+    #: Share of the cost that an action must save, so that shorter trajectories are preferred (4.1).
     action_cost: float = 1e-3
     #: Seconds after which the best plan so far is returned; ``None`` for no limit.
     budget: float | None = None
@@ -111,7 +115,7 @@ class Search:
         actions = self._ledger.best.actions
         return Found(
             actions=actions,
-            state=self._replay(actions),
+            state=replay(self._ledger, actions),
             cost=self._best_cost(),
             states=len(self._ledger),
             seconds=time.perf_counter() - begin,
@@ -129,7 +133,7 @@ class Search:
             random=np.random.default_rng(settings.seed),
         )
         for actions in self._start:
-            (key,), _ = ledger.price(self._replay(actions)[None])
+            (key,), _ = ledger.price(replay(ledger, actions)[None])
             ledger.offer(key, actions)
         first: tuple[Trajectory, ...] = (ledger.best,)
 
@@ -146,6 +150,14 @@ class Search:
             for found in (*first, *tree.take_best(settings.finalists)):
                 polish(ledger, found, depth=settings.depth, stop=stop)
             first = ()
+            refine(
+                ledger,
+                ledger.best,
+                depth=settings.depth,
+                hottest=settings.hottest,
+                widest=settings.widest,
+                stop=stop,
+            )
             elapsed = time.perf_counter() - begin
             yield Round(number, len(ledger), self._best_cost(), elapsed)
             stale = 0 if ledger.best.rank < before - 1e-9 else stale + 1
@@ -153,14 +165,8 @@ class Search:
                 return
 
     def _best_cost(self) -> float:
-        return self._ledger.cost(state_key(self._replay(self._ledger.best.actions)))
+        return self._ledger.cost(state_key(replay(self._ledger, self._ledger.best.actions)))
 
     def _out_of_time(self, begin: float) -> bool:
         budget = self._settings.budget
         return budget is not None and time.perf_counter() - begin >= budget
-
-    def _replay(self, actions: Sequence[Action]) -> States:
-        state = self._space.initial
-        for action in actions:
-            state = self._space.apply(state, action)
-        return state

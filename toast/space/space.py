@@ -48,6 +48,10 @@ class Action(NamedTuple):
     #: One bit per resolution group of the color.
     resolution: tuple[int, ...]
     axis: int
+    #: A part of the color, in which the action takes the axis from whatever holds it: pairs of an
+    #: op class and its factor, or -1 to let go of the axis.  Empty for the whole color, where an
+    #: axis that is held stays.
+    part: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +156,8 @@ class Space:
 
     def apply_all(self, states: States, action: Action) -> States:
         """Every one of ``states`` (``[states, classes, axes]``) after ``action``."""
+        if action.part:
+            return self._refined(states, action)
         after = states.copy()
         axis, size = action.axis, int(self.axis_sizes[action.axis])
         for classes, factors in self._targets[action]:
@@ -160,6 +166,78 @@ class Space:
             here = after[:, classes, axis]
             after[:, classes, axis] = np.where(fits & (here == NONE), factors, here)
         return after
+
+    def _refined(self, states: States, action: Action) -> States:
+        """``states`` with the axis where a part wants it, wherever it was."""
+        after = states.copy()
+        axis = action.axis
+        classes, factors = np.array(action.part).T
+        free = self._holding[classes, axis] == FREE
+        classes, factors = classes[free], factors[free]
+        other = after[:, classes]
+        other[..., axis] = NONE
+        shards = self._shards_of(other, factors) * int(self.axis_sizes[axis])
+        fits = (factors == NONE) | (self.classes.divisor[classes, factors] % shards == 0)
+        here = after[:, classes, axis]
+        after[:, classes, axis] = np.where(fits, factors, here)
+        return after
+
+    # -- refinements -------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _class_colors(self) -> Ints:
+        """``[K, F]`` color group of each factor of each op class; -1 for none."""
+        names, ops = self.analysis.names, self.classes.representative
+        table = np.full(self.classes.divisor.shape, -1, dtype=np.int64)
+        for k, op in enumerate(ops.tolist()):
+            first, last = names.first_name[op], names.first_name[op + 1]
+            table[k, : last - first] = self._group_of_name[first:last]
+        return table
+
+    @functools.cached_property
+    def refinements(self) -> tuple[Action, ...]:
+        """Actions on a part of a color: the ops beside some other color, or those that are not.
+
+        What colors tie together need not be sharded alike: an expert's products by expert, and the
+        gates before them, which have experts too, by group.  The search tries these behind all
+        others, where they take an axis from whatever holds it.
+        """
+        found: list[Action] = []
+        known: set[object] = set()
+        colors = self._class_colors
+        shardable = (self.classes.divisor > 1) & (colors >= 0)
+        for color in dict.fromkeys(action.color for action in self.actions):
+            has = (colors == color) & shardable
+            classes = np.flatnonzero(has.any(axis=1))
+            factors = has[classes].argmax(axis=1)
+            beside = np.unique(colors[classes])
+            for other in beside[(beside >= 0) & (beside != color)].tolist():
+                inside = (colors[classes] == other).any(axis=1)
+                for chosen in (inside, ~inside):
+                    part = tuple(
+                        zip(classes[chosen].tolist(), factors[chosen].tolist(), strict=True)
+                    )
+                    if part and part not in known:
+                        known.add(part)
+                        found += self._of_part(part, color)
+        return tuple(found)
+
+    def single(self, k: int) -> list[Action]:
+        """Refinements of one op class: each of its factors on each axis, or none."""
+        factors = np.flatnonzero(self.classes.divisor[k] > 1).tolist()
+        return [
+            action
+            for factor in (*factors, NONE)
+            for color in [int(self._class_colors[k, factor]) if factor >= 0 else -1]
+            for action in self._of_part(((k, factor),), color)
+        ]
+
+    def _of_part(self, part: tuple[tuple[int, int], ...], color: int) -> list[Action]:
+        """Actions that bring a part to each axis of more than one device."""
+        real = np.flatnonzero(self.axis_sizes > 1).tolist()
+        return [Action(color, (), axis, part) for axis in real]
+
+    # -- batches -----------------------------------------------------------------------------
 
     def apply_each(self, state: States, actions: Sequence[int]) -> States:
         """``state`` after each of ``actions``, by number: ``[actions, classes, axes]``."""
