@@ -51,7 +51,7 @@ def automap(
     memory_bytes: float | None = None,
     seed: int = 0,
     budget: float | None = None,
-    trajectories: int = Settings.round_size,
+    trajectories: int = 64,
     overlap: Overlap = "partial",
     progress: Callable[[Round], None] | None = None,
 ) -> Plan:
@@ -63,7 +63,7 @@ def automap(
 
     Raises :class:`toast.errors.PlanError` when the program is a fact base.
     """
-    settings = Settings(seed=seed, budget=budget, round_size=trajectories)
+    settings = Settings(seed=seed, budget=budget, round_size=trajectories, patience=2)
     setting = _setting(analysis, mesh, hardware, overlap, memory_bytes)
     search = _Search(setting, settings, progress)
     found, path = search.run()

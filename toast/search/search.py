@@ -28,10 +28,10 @@ class Settings:
     #: Longest trajectory (4.2).
     depth: int = 30
     #: Trajectories per round; the search ends after a round without improvement (4.1).
-    round_size: int = 32
+    round_size: int = 16
     rounds: int = 40
     #: Rounds without improvement that end the search.
-    patience: int = 2
+    patience: int = 1
     #: Trajectories that go together, to be priced together.
     wave: int = 8
     #: UCT's weight of exploration, in units of the logarithm of the cost.
@@ -39,7 +39,7 @@ class Settings:
     #: Actions that a new node looks at: one more with every visit's root.
     width: int = 32
     #: Best trajectories that local search improves after each round.
-    finalists: int = 4
+    finalists: int = 2
     #: Op classes whose sharding local search tries to change alone, behind the best trajectory.
     hottest: int = 24
     #: Parts of colors that it tries to shard apart from the rest.
@@ -150,14 +150,11 @@ class Search:
             for found in (*first, *tree.take_best(settings.finalists)):
                 polish(ledger, found, depth=settings.depth, stop=stop)
             first = ()
-            refine(
-                ledger,
-                ledger.best,
-                depth=settings.depth,
-                hottest=settings.hottest,
-                widest=settings.widest,
-                stop=stop,
-            )
+            if ledger.best.rank < before or number == 0:
+                refine(
+                    ledger, ledger.best, depth=settings.depth, hottest=settings.hottest,
+                    widest=settings.widest, stop=stop,
+                )  # fmt: skip
             elapsed = time.perf_counter() - begin
             yield Round(number, len(ledger), self._best_cost(), elapsed)
             stale = 0 if ledger.best.rank < before - 1e-9 else stale + 1
