@@ -18,6 +18,7 @@ test: $(VENV)/.tested
 bench: $(VENV)/.tested
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/rules.py
+	$(BIN)/python benchmarks/scaling.py
 
 prove: $(VENV)/.tested
 	$(BIN)/python benchmarks/prove.py

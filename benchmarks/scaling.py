@@ -1,0 +1,125 @@
+"""How planning grows with depth and devices, and what the largest models take.
+
+    python benchmarks/scaling.py
+
+Prints seconds without lowering (which is JAX's), states and memory; the last lines are ratios of
+one run, which is what counts: times of single rows depend on the machine.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from typing import NamedTuple
+
+import toast
+from toast.models import build
+
+
+class Row(NamedTuple):
+    """One plan, made in a process of its own so that its memory can be seen."""
+
+    model: str
+    options: tuple[tuple[str, int], ...]
+    mesh: str
+    hardware: str
+
+    @property
+    def words(self) -> list[str]:
+        """As command line arguments."""
+        options = ",".join(f"{name}={value}" for name, value in self.options)
+        return [self.model, options, self.mesh, self.hardware]
+
+
+DEPTH = [Row("t7b", (("layers", n),), "data=4,model=4", "tpu-v5p") for n in (2, 7, 14, 28)]
+DEVICES = [
+    Row("t2b", (("batch", 2048),), f"data={data},model={model}", "tpu-v5p")
+    for data, model in ((4, 4), (16, 8), (32, 16), (64, 32))
+]
+LARGE = [
+    Row("t7b-scan", (), "data=4,model=4", "tpu-v5p"),
+    Row("llama3-8b", (), "data=8,model=8", "tpu-v5p"),
+    Row("llama3-8b", (), "data=4,model=4,x=4", "tpu-v5p"),
+    Row("moe-scan", (("layers", 36), ("experts", 128)), "expert=128", "tpu-v3"),
+    Row("moe-scan", (("layers", 36), ("experts", 2048)), "expert=2048", "tpu-v3"),
+]
+
+
+class Measured(NamedTuple):
+    """What one plan took, and what it is."""
+
+    lowering: float
+    rest: float
+    search: float
+    states: int
+    gib: float
+    step: float
+    peak_gib: float
+    fits: bool
+    collectives: str
+
+
+def measure(row: Row) -> Measured:
+    """Plan ``row`` in a new process."""
+    text = subprocess.run(
+        [sys.executable, __file__, "--one", *row.words], capture_output=True, text=True, check=True
+    ).stdout
+    fields = text.strip().splitlines()[-1].split("\t")
+    numbers = [float(field) for field in fields[:7]]
+    return Measured(
+        numbers[0], numbers[1], numbers[2], int(numbers[3]), *numbers[4:7],
+        fits=fields[7] == "True", collectives=fields[8],
+    )  # fmt: skip
+
+
+def one(model: str, options: str, mesh: str, hardware: str) -> None:
+    """Plan in this process and print what it took."""
+    sizes = {name: int(n) for name, _, n in (o.partition("=") for o in options.split(",") if o)}
+    plan = toast.plan(build(model, **sizes), mesh=mesh, hardware=hardware)
+    seconds = plan.seconds
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    kinds = " ".join(f"{c.count} {c.kind}" for c in plan.after.collectives if c.count)
+    rest = sum(seconds.values()) - seconds["lowering"]
+    fields = (
+        seconds["lowering"], rest, seconds["search"], plan.states, memory, plan.after.step_seconds,
+        plan.after.peak_bytes / 2**30, plan.fits, kinds,
+    )  # fmt: skip
+    print(*fields, sep="\t")
+
+
+def table(rows: list[Row]) -> list[Measured]:
+    """Measure and print ``rows``."""
+    found = []
+    for row in rows:
+        m = measure(row)
+        found.append(m)
+        name = " ".join([row.model, *(f"{n}={v}" for n, v in row.options)])
+        print(
+            f"{name:32} {row.mesh:20} {row.hardware:8} lowering {m.lowering:5.1f} s, rest "
+            f"{m.rest:5.2f} s (search {m.search:5.2f} s, {m.states:5d} states), {m.gib:4.2f} GiB; "
+            f"step {m.step:7.4f} s, {m.peak_gib:5.1f} GiB{'' if m.fits else ' (does not fit)'}",
+            flush=True,
+        )
+        if "all_to_all" in m.collectives:
+            print(f"{'':32} {m.collectives}")
+    return found
+
+
+def main() -> None:
+    """Print all tables."""
+    depth, devices, large = table(DEPTH), table(DEVICES), table(LARGE)
+    print()
+    print(f"search, 28 layers over 2:         {depth[-1].search / depth[0].search:.2f} (at most 2)")
+    ratio = devices[-1].search / devices[0].search
+    print(f"search, 2048 devices over 16:     {ratio:.2f} (at most 2)")
+    print(f"llama3-8b, three axes over two:   {large[2].rest / large[1].rest:.2f} (at most 1.5)")
+    ratio = large[4].step / large[3].step
+    print(f"MoE step, 2048E over 128E:        {ratio:.2f} (GShard measured 1.7)")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        one(*sys.argv[2:])
+    else:
+        main()
