@@ -100,7 +100,7 @@ def test_the_budget_is_for_all_meshes() -> None:
     )  # fmt: skip
     assert time.perf_counter() - begin < 6
     assert plan.steps
-    assert sum(row.full for row in plan.meshes) == 3
+    assert not any(row.full for row in plan.meshes)
     at_once = toast.plan(
         analyzed("t2b-tiny"), devices=16, hardware="tpu-v5e", settings=Settings(budget=0.0)
     )

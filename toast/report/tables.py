@@ -208,7 +208,7 @@ def _meshes(plan: Plan) -> Table:
         table.add_row(
             escape(str(row.mesh)), f"{row.cost or 0.0:.4g}", time_text(row.step_seconds or 0.0),
             size_text(row.peak_bytes or 0.0), "yes" if row.fits else "no",
-            "in full" if row.full else "one round",
+            "in full" if row.full else "in part",
         )  # fmt: skip
     return table
 

@@ -18,13 +18,15 @@ from toast.search.search import Found, Round, Settings
 _SHARE = 4
 _LEAST = 3
 
+_NO_TIME = "the budget ran out"
+
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
     """One mesh and the best that was found on it."""
 
     mesh: Mesh
-    #: Whether it was searched in full, or for a round only.
+    #: Whether it was searched in full; if not, for a round, or as long as there was time.
     full: bool = False
     cost: float | None = None
     step_seconds: float | None = None
@@ -63,25 +65,24 @@ def search_meshes(
     mesh for which it raises :class:`toast.errors.MeshError` or :class:`toast.errors.PinError` is
     skipped.  Where it does for all of them, the first of these errors is raised.
 
-    The budget of ``settings`` is for all of it: half of it for the preparation and the quick
-    searches, the rest for the full ones, in even shares.
+    The budget of ``settings`` is for all of it: at most half of it for the preparation; then half
+    of what is left for the quick searches, the rest for the full ones, in even shares.
     """
     tell = progress or (lambda _event: None)
     begin = time.perf_counter()
-    half, end = None, None
-    if settings.budget is not None:
-        half, end = begin + settings.budget / 2, begin + settings.budget
-    jobs, skipped = _prepared(meshes, prepare, half, tell)
+    end = None if settings.budget is None else begin + settings.budget
+    jobs, skipped = _prepared(meshes, prepare, _half(end), tell)
     quick = dataclasses.replace(settings, rounds=min(1, settings.rounds), restarts=1)
     found: dict[Mesh, Found] = {}
     with Team(settings.processes, tell) as team:
         tell(f"search on {len(jobs)} meshes, one round each")
-        results = team.run([job._replace(settings=quick) for job in jobs.values()], half)
+        results = team.run([job._replace(settings=quick) for job in jobs.values()], _half(end))
         for mesh, result in zip(jobs, results, strict=True):
             if isinstance(result, Found):
                 found[mesh] = result
             else:
-                skipped[mesh] = result or "interrupted"
+                interrupted = team.stopped == "interrupt"
+                skipped[mesh] = result or ("interrupted" if interrupted else _NO_TIME)
         rows = {mesh: _row(jobs[mesh], mesh, found[mesh]) for mesh in found}
         ranked = sorted(rows, key=lambda mesh: rows[mesh].order)
         chosen = ranked[: max(_LEAST, -(-len(ranked) // _SHARE))]
@@ -96,7 +97,8 @@ def search_meshes(
                     # Out of time a full search may not come as far as the quick one did.
                     again = best_of([*part, found[mesh]], "")
                     found[mesh] = dataclasses.replace(again, notes=best_of(part, "").notes)
-                    rows[mesh] = _row(jobs[mesh], mesh, found[mesh], full=True)
+                    whole = all(isinstance(r, Found) and not r.stopped for r in part)
+                    rows[mesh] = _row(jobs[mesh], mesh, found[mesh], full=whole)
         stopped = team.stopped
     best = min(rows, key=lambda mesh: rows[mesh].order)
     rows |= {mesh: Tried(mesh, skipped=reason) for mesh, reason in skipped.items()}
@@ -113,6 +115,11 @@ def search_meshes(
     return Best(jobs[best].model, everything, tuple(rows[mesh] for mesh in meshes))
 
 
+def _half(end: float | None) -> float | None:
+    """The moment in the middle between now and ``end``."""
+    return None if end is None else (time.perf_counter() + end) / 2
+
+
 def _prepared(
     meshes: Iterable[Mesh],
     prepare: Callable[[Mesh, CostModel | None], Job],
@@ -126,7 +133,7 @@ def _prepared(
     like: CostModel | None = None
     for mesh in meshes:
         if jobs and end is not None and time.perf_counter() >= end:
-            skipped[mesh] = "the budget ran out"
+            skipped[mesh] = _NO_TIME
             continue
         tell(f"decision space of mesh {mesh}")
         try:

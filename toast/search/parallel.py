@@ -127,8 +127,8 @@ class Team:
         """What each job found, or why it is lost; at least one is found.
 
         Jobs share the time that is left until ``end`` (of ``time.perf_counter``) evenly, and what
-        one of them does not need goes to the next.  After an interrupt those that did not begin
-        are lost without a reason.
+        one of them does not need goes to the next.  Those that an interrupt, or the end, leaves no
+        time for are lost without a reason.
         """
         together = min(self._processes, len(jobs))
         told = _Told(self._progress)
@@ -144,7 +144,8 @@ class Team:
     def _run_here(self, jobs: Sequence[Job], end: float | None, told: _Told) -> list[Found | str]:
         results: list[Found | str] = []
         for number, job in enumerate(jobs):
-            if self.stopped == "interrupt":
+            if self.stopped == "interrupt" or (number and _over(end)):
+                self.stopped = self.stopped or "budget"
                 results.append("")
                 continue
             found = Search(
@@ -164,17 +165,22 @@ class Team:
         results: list[Found | str] = [""] * len(jobs)
         waiting = collections.deque(range(len(jobs)))
         busy: dict[_Worker, int] = {}
-        rounds_of_jobs = -(-len(jobs) // together)
+        turns = -(-len(jobs) // together)
         try:
             while waiting or busy:
                 while waiting and len(busy) < together:
                     number = waiting.popleft()
-                    share = rounds_of_jobs - number // together
+                    if number and _over(end):
+                        self.stopped = self.stopped or "budget"
+                        continue
+                    share = turns - number // together
                     job = jobs[number]
                     job = job._replace(settings=_within(job.settings, end, share))
                     worker = self._idle_worker(busy)
                     busy[worker] = number
                     worker.begin(job, max(1, min(4, (os.cpu_count() or 1) // together)))
+                if not busy:
+                    break
                 left = None if end is None else max(0.0, end + _GRACE - time.perf_counter())
                 worker, message = self._events.get(timeout=left)
                 if isinstance(message, Round):
@@ -221,8 +227,10 @@ class Team:
                 if not isinstance(message, Round):
                     self._settle(worker, message, busy, results)
         except (queue.Empty, KeyboardInterrupt):
-            for number in busy.values():
+            for worker, number in busy.items():
                 results[number] = "it did not end in time"
+                self._workers.remove(worker)
+                worker.end()
 
 
 class _Gone(NamedTuple):
@@ -317,6 +325,10 @@ class _Told:
         self._count += 1
         if self._progress:
             self._progress(told)
+
+
+def _over(end: float | None) -> bool:
+    return end is not None and time.perf_counter() >= end
 
 
 def _within(settings: Settings, end: float | None, jobs: int) -> Settings:

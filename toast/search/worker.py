@@ -15,6 +15,7 @@ import os
 import pathlib
 import pickle
 import queue
+import signal
 import sys
 import threading
 import types
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Search as told until the input ends."""
+    # A shell's background jobs, and their children, ignore interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # What is printed by mistake must not stand between results.
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
