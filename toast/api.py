@@ -16,7 +16,16 @@ from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
 from toast.models import Model
 from toast.plan import Plan, actions_like, make_plan
-from toast.search import Round, Search, Settings, begin_fixed
+from toast.search import (
+    Found,
+    Job,
+    Round,
+    Settings,
+    Tried,
+    begin_fixed,
+    find,
+    search_meshes,
+)
 from toast.space import Constraints, Space
 
 if TYPE_CHECKING:
@@ -84,7 +93,8 @@ def analyze(
 def plan(
     target: Any,
     *arguments: Any,
-    mesh: str | Mesh | jax.sharding.Mesh,
+    mesh: str | Mesh | jax.sharding.Mesh | None = None,
+    devices: int | None = None,
     hardware: str | Hardware,
     donate: Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
@@ -106,6 +116,10 @@ def plan(
     ``constraints`` fix shardings (:class:`toast.Constraints`); ``start`` is an earlier plan, or its
     JSON file, that the search begins with.
 
+    With ``devices`` in place of ``mesh`` every mesh of so many devices is tried
+    (:func:`toast.hardware.meshes_of`), and the best plan is returned, on its mesh; its ``meshes``
+    say how the others did.
+
     Raises :class:`toast.errors.MeshError` when no dimension can use the mesh,
     :class:`toast.errors.PinError` when a constraint cannot hold, and
     :class:`toast.errors.SearchError` when ``memory_bytes`` was given and nothing found fits it.
@@ -118,12 +132,8 @@ def plan(
     >>> made.arguments["x"]
     (('data',), ())
     """
-    if isinstance(mesh, str):
-        mesh = Mesh.parse(mesh)
-    elif not isinstance(mesh, Mesh):
-        mesh = Mesh.of(mesh)
     machine = hardware_stage.load(hardware) if isinstance(hardware, str) else hardware
-    hardware_stage.check_size(machine, mesh)
+    meshes = candidate_meshes(mesh, devices, machine)
     settings = settings or Settings()
     if isinstance(target, Analysis):
         analysis = target
@@ -132,32 +142,72 @@ def plan(
             target, *arguments, donate=donate, rules=rules, progress=progress, **keywords
         )
     seconds = dict(analysis.seconds)
-    begin = time.perf_counter()
-    if progress:
-        progress("decision space")
-    space = Space(analysis, mesh, constraints=constraints)
-    _check_axes(space)
-    model = CostModel(space, machine, overlap=overlap)
-    begin_fixed(model)
-    begun = () if start is None else (actions_like(space, start),)
-    seconds["decision space"] = time.perf_counter() - begin
     limit = machine.memory_limit_bytes if memory_bytes is None else memory_bytes
+
+    def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
+        space = Space(analysis, mesh, constraints=constraints)
+        _check_axes(space)
+        model = CostModel(space, machine, overlap=overlap, like=like)
+        begin_fixed(model)
+        begun = () if start is None else (actions_like(space, start),)
+        return Job(model, limit, settings, begun)
+
+    tried: tuple[Tried, ...] = ()
+    if devices is None:
+        begin = time.perf_counter()
+        if progress:
+            progress("decision space")
+        model, _, _, begun = prepare(meshes[0])
+        seconds["decision space"] = time.perf_counter() - begin
     if limit <= 0:
         raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
-    if progress:
-        progress("search")
-    search = Search(model, memory_bytes=limit, settings=settings, start=begun, progress=progress)
-    found = search.run()
+    if devices is None:
+        if progress:
+            progress("search")
+        found = find(model, memory_bytes=limit, settings=settings, start=begun, progress=progress)
+    else:
+        model, found, tried = search_meshes(meshes, prepare, settings, progress)
     seconds["search"] = found.seconds
-    made = make_plan(model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds)
+    made = make_plan(
+        model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds,
+        note=", ".join(_notes(settings, found)), meshes=tried,
+    )  # fmt: skip
     if memory_bytes is not None and not made.fits:
-        smallest = search.smallest_peak()
+        where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
         raise SearchError(
-            f"memory limit of {limit / 2**30:.4g} GiB per device: no plan on mesh {mesh} fits; "
-            f"the smallest peak found is {smallest / 2**30:.4g} GiB; raise the limit or use a "
-            "larger mesh"
+            f"memory limit of {limit / 2**30:.4g} GiB per device: no plan on {where} fits; "
+            f"the smallest peak found is {found.smallest_peak / 2**30:.4g} GiB; raise the limit or "
+            "use a larger mesh"
         )
     return made
+
+
+def candidate_meshes(
+    mesh: str | Mesh | jax.sharding.Mesh | None, devices: int | None, machine: Hardware
+) -> tuple[Mesh, ...]:
+    """The mesh that is given, or all of as many devices.
+
+    Raises :class:`toast.errors.MeshError` unless exactly one of both is given, and fits the system.
+    """
+    if (mesh is None) == (devices is None):
+        raise MeshError(
+            f"{'neither a mesh nor' if mesh is None else 'both a mesh and'} a number of devices "
+            "given; give one of --mesh data=4,model=4 and --devices 16"
+        )
+    if devices is not None:
+        return hardware_stage.meshes_of(devices, machine)
+    if isinstance(mesh, str):
+        mesh = Mesh.parse(mesh)
+    elif not isinstance(mesh, Mesh):
+        mesh = Mesh.of(mesh)
+    hardware_stage.check_size(machine, mesh)
+    return (mesh,)
+
+
+def _notes(settings: Settings, found: Found) -> list[str]:
+    """What else there is to know of a search."""
+    several = [f"best of {settings.restarts} searches"] if settings.restarts > 1 else []
+    return [*several, *found.notes]
 
 
 def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:

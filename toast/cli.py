@@ -77,6 +77,19 @@ FixOption = Annotated[
 KeepOption = Annotated[
     bool, typer.Option("--keep-constraints", help="Hold the program's own sharding constraints.")
 ]
+DevicesOption = Annotated[
+    int | None,
+    typer.Option("--devices", help="Try every mesh of so many devices; in place of --mesh."),
+]
+RestartsOption = Annotated[
+    int, typer.Option("--restarts", min=1, help="Independent searches; the best counts.")
+]
+ProcessesOption = Annotated[
+    int,
+    typer.Option(
+        "--processes", min=1, help="Searches that run at a time; the plan does not depend on it."
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
 
 
@@ -209,7 +222,15 @@ class Beside(enum.StrEnum):
 @_errors
 def plan(
     target: Target,
-    mesh: MeshOption,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            "--mesh",
+            help="Axes and sizes: data=4,model=4; @model,data behind it lays "
+            "data innermost. Or give --devices.",
+        ),
+    ] = None,
+    devices: DevicesOption = None,
     hardware: HardwareOption = "tpu-v5e",
     memory: Annotated[
         float | None,
@@ -227,6 +248,8 @@ def plan(
         ),
     ] = Beside.partial,
     seed: SeedOption = 0,
+    restarts: RestartsOption = 1,
+    processes: ProcessesOption = 1,
     pin: PinOption = None,
     forbid: ForbidOption = None,
     fix: FixOption = None,
@@ -248,26 +271,31 @@ def plan(
         typer.Option("-o", "--output", help="Write the StableHLO with Shardy annotations here."),
     ] = None,
 ) -> None:
-    """Find the best sharding of TARGET on a mesh and explain it."""
+    """Find the best sharding of TARGET on a mesh and explain it.
+
+    With --devices in place of --mesh, find the best mesh too.
+    """
     from toast import api, report
     from toast.errors import PlanError
     from toast.files import write_all
-    from toast.hardware import Mesh, load
+    from toast.hardware import load
     from toast.search import Settings
 
     sizes = _sizes(layers, sequence, batch, edges, experts)
-    parsed, machine = Mesh.parse(mesh), load(hardware)
+    machine = load(hardware)
+    api.candidate_meshes(mesh, devices, machine)  # complain before the long work
     with _progress() as progress:
         analysis = _analyzed(target, sizes, arg, rules, progress)
         made = api.plan(
             analysis,
-            mesh=parsed,
+            mesh=mesh,
+            devices=devices,
             hardware=machine,
             memory_bytes=None if memory is None else memory * 2**30,
             overlap=overlap.value,
             constraints=_constraints(pin, forbid, fix, keep_constraints),
             start=start,
-            settings=Settings(seed=seed, budget=budget),
+            settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
             progress=progress,
         )
     _warn(report.missing_rules(analysis))

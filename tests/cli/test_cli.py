@@ -55,6 +55,18 @@ def test_analyze_prints_counts(tmp_path: pathlib.Path) -> None:
     assert run("analyze", base).exit_code == 0
 
 
+def test_plan_finds_the_mesh(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "plan.json"
+    result = run(
+        "plan", "mlp", "--devices", "4", "--restarts", "2", "--processes", "2", "--json", target
+    )
+    assert result.exit_code == 0, result.output
+    assert "Meshes of 4 devices" in result.stdout
+    assert "best of 2 searches" in result.stdout
+    rows = json.loads(target.read_text())["meshes"]
+    assert [row["mesh"] for row in rows] == [{"a": 4}, {"a": 2, "b": 2}]
+
+
 def test_verify_compares_every_output() -> None:
     result = run("verify", "mlp", "--mesh", "data=4,model=2")
     assert result.exit_code == 0, result.output
@@ -113,6 +125,9 @@ def test_ops_without_a_rule_are_named_and_the_analysis_goes_on(tmp_path: pathlib
 T = ("t2b-tiny", "--mesh", "d=2")
 BAD = {
     "mesh": (("plan", "mlp", "--mesh", "data4"), "mesh 'data4': 'data4' is not axis=size"),
+    "no mesh": (("plan", "mlp"), "neither a mesh nor a number of devices given; give one of --mesh"),
+    "two meshes": (("plan", *T, "--devices", "4"), "both a mesh and a number of devices given; give one of"),
+    "prime": (("plan", "mlp", "--devices", "7"), "mesh axis a=7 divides no dimension of mlp"),
     "axis": (("plan", "mlp", "--mesh", "d=7"), "mesh axis d=7 divides no dimension of mlp"),
     "large axis": (("plan", "mlp", "--mesh", "d=4096", "--hardware", "h100"), "divides no dimension of mlp (the largest has 256"),
     "hardware": (("plan", *T, "--hardware", "h10"), "no hardware called h10; did you mean h100?"),

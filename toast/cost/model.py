@@ -21,6 +21,7 @@ there are products, which is a lower bound.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import os
@@ -180,11 +181,25 @@ class Timeline:
 class CostModel:
     """Prices states of one decision space on one hardware."""
 
-    def __init__(self, space: Space, hardware: Hardware, *, overlap: Overlap = "partial") -> None:
+    def __init__(
+        self,
+        space: Space,
+        hardware: Hardware,
+        *,
+        overlap: Overlap = "partial",
+        like: CostModel | None = None,
+    ) -> None:
+        """``like`` is a model of the same program on another mesh; its tables are used again."""
         self.space = space
         self.overlap = overlap
         self.hardware = hardware
-        self.tables: Tables = build(space, product_operands=hardware.product_operands)
+        #: Threads that price a large batch; prices do not depend on it.
+        self.threads = _THREADS
+        alike = like is not None and like.hardware == hardware
+        if like is not None and alike and space.same_classes(like.space):
+            self.tables: Tables = like.tables
+        else:
+            self.tables = build(space, product_operands=hardware.product_operands)
         self.collectives = Collectives(hardware, space.mesh)
         self._sizes: Floats = space.axis_sizes.astype(np.float64)
         #: Devices on each set of axes.
@@ -198,6 +213,13 @@ class CostModel:
         first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])
         self.initial_peak = float(first.peak_bytes[0])
+
+    def for_search(self, *, threads: int) -> CostModel:
+        """The model without the program: it prices states, and can be sent to a process."""
+        slim = copy.copy(self)
+        slim.space = self.space.for_search()
+        slim.threads = threads
+        return slim
 
     # -- layout ------------------------------------------------------------------------------
 
@@ -293,9 +315,10 @@ class CostModel:
 
     def price(self, states: States) -> Prices:
         """Price ``states``: ``[S, classes, axes]``; large batches on several threads."""
-        if len(states) < 2 * _SHARE:
+        number = min(self.threads, len(states) // _SHARE)
+        if number < 2:
             return self._price(states)
-        parts = np.array_split(states, min(_THREADS, len(states) // _SHARE))
+        parts = np.array_split(states, number)
         with ThreadPoolExecutor(len(parts)) as pool:
             found = list(pool.map(self._price, parts))
         return Prices(

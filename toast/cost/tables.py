@@ -9,16 +9,19 @@ counts; only the memory timeline goes back to single values.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from toast.analysis.rules import SignatureRule
 from toast.cost.liveness import BARRIERS, EXPENSIVE, MATMULS, SOURCES, Liveness, liveness
 from toast.cost.overlap import independent_work
 from toast.frontend import Program, element_bytes
 from toast.space import NONE, Space
+
+if TYPE_CHECKING:
+    from toast.analysis.rules import SignatureRule
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

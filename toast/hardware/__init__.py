@@ -3,8 +3,9 @@
 from toast.hardware.collectives import COLLECTIVES, Algorithm, Collectives, check_size
 from toast.hardware.description import Hardware, Interconnect, Measured, load, names
 from toast.hardware.mesh import Mesh
+from toast.hardware.shapes import meshes_of
 
 __all__ = [
     "COLLECTIVES", "Algorithm", "Collectives", "Hardware", "Interconnect", "Measured", "Mesh",
-    "check_size", "load", "names",
+    "check_size", "load", "meshes_of", "names",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from toast.files import write_all
 from toast.frontend import Program, element_bytes
 from toast.hardware import COLLECTIVES, Hardware, Mesh
 from toast.plan.shard import shardings_of
-from toast.search import Found, Round
+from toast.search import Found, Round, Tried
 from toast.space import Action, Space
 from toast.units import size_text, time_text
 
@@ -142,6 +142,8 @@ class Plan:
     method: str = "toast"
     #: What else there is to know of it, such as that its search ran out of time.
     note: str = ""
+    #: How every mesh did, where a number of devices was given and no mesh.
+    meshes: tuple[Tried, ...] = dataclasses.field(default=(), repr=False)
 
     @property
     def fits(self) -> bool:
@@ -278,6 +280,10 @@ class Plan:
                 "states": self.states,
                 "rounds": [dataclasses.asdict(r) for r in self.rounds],
             },
+            "meshes": [
+                {**dataclasses.asdict(tried), "mesh": dict(tried.mesh.axes)}
+                for tried in self.meshes
+            ],
             "seconds": self.seconds,
         }
 
@@ -341,6 +347,7 @@ def make_plan(
     seconds: dict[str, float],
     method: str = "toast",
     note: str = "",
+    meshes: tuple[Tried, ...] = (),
 ) -> Plan:
     """The plan for a search's result, every action replayed for its effect.
 
@@ -396,6 +403,7 @@ def make_plan(
         seconds=seconds,
         method=method,
         note=note,
+        meshes=meshes,
     )
 
 

@@ -71,6 +71,7 @@ def plan_tables(plan: Plan) -> RenderableType:
     return Group(
         title, Text(), _arguments(plan), *([_actions(plan)] if shown else []),
         _prediction(plan), _collectives(plan), _memory(plan),
+        *([_meshes(plan)] if plan.meshes else []),
         Text(f"{how}, cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"),
         _stages(plan.seconds),
     )  # fmt: skip
@@ -191,6 +192,25 @@ def _memory(plan: Plan) -> Table:
     if len(buffers) > _SHOWN:
         rest = sum(buffer.bytes for buffer in buffers[_SHOWN:])
         table.add_row(size_text(rest), f"... and {len(buffers) - _SHOWN} more")
+    return table
+
+
+def _meshes(plan: Plan) -> Table:
+    """Every mesh that was tried, the best first."""
+    table = _table(
+        f"Meshes of {plan.mesh.devices} devices",
+        "mesh", "cost", "step", "peak", "fits", "searched",
+        right=("cost", "step", "peak"),
+    )  # fmt: skip
+    for row in sorted(plan.meshes, key=lambda tried: tried.order):
+        if row.skipped:
+            table.add_row(escape(str(row.mesh)), "-", "-", "-", "-", escape(row.skipped))
+            continue
+        table.add_row(
+            escape(str(row.mesh)), f"{row.cost or 0.0:.4g}", time_text(row.step_seconds or 0.0),
+            size_text(row.peak_bytes or 0.0), "yes" if row.fits else "no",
+            "in full" if row.full else "in part",
+        )  # fmt: skip
     return table
 
 

@@ -1,6 +1,10 @@
 """Sixth stage: the search for the best plan."""
 
+from toast.search.meshes import Tried, search_meshes
+from toast.search.parallel import Job, find
 from toast.search.search import Found, Round, Search, Settings
 from toast.search.start import begin_fixed
 
-__all__ = ["Found", "Round", "Search", "Settings", "begin_fixed"]
+__all__ = [
+    "Found", "Job", "Round", "Search", "Settings", "Tried", "begin_fixed", "find", "search_meshes",
+]  # fmt: skip

@@ -48,6 +48,11 @@ class Settings:
     action_cost: float = 1e-3
     #: Seconds after which the best plan so far is returned; ``None`` for no limit.
     budget: float | None = None
+    #: Independent searches, of which the best counts: the first with ``seed``, the others with
+    #: seeds made of it.
+    restarts: int = 1
+    #: Searches that run at a time, each in a process of its own; the plan does not depend on it.
+    processes: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +78,13 @@ class Found:
     rounds: tuple[Round, ...]
     #: What ended the search early: ``budget``, ``interrupt`` or nothing.
     stopped: str = ""
+    #: What the search minimised: the cost, longer trajectories after shorter ones, and all that
+    #: does not fit behind all that does.
+    rank: float = np.inf
+    #: Bytes of the smallest peak among the states priced.
+    smallest_peak: float = np.inf
+    #: What went wrong on the way.
+    notes: tuple[str, ...] = ()
 
 
 class Search:
@@ -94,10 +106,6 @@ class Search:
         self._progress = progress
         self._ledger = Ledger(model, memory_bytes, self._settings.action_cost)
 
-    def smallest_peak(self) -> float:
-        """Bytes of the smallest peak among the states priced so far."""
-        return self._ledger.smallest_peak
-
     def run(self) -> Found:
         """Search until rounds bring no improvement; returns the best trajectory."""
         begin = time.perf_counter()
@@ -113,14 +121,18 @@ class Search:
         except KeyboardInterrupt:
             stopped = "interrupt"
         actions = self._ledger.best.actions
+        state = replay(self._ledger, actions)
+        (key,), (cost,) = self._ledger.price(state[None])
         return Found(
             actions=actions,
-            state=replay(self._ledger, actions),
-            cost=self._best_cost(),
+            state=state,
+            cost=float(cost),
             states=len(self._ledger),
             seconds=time.perf_counter() - begin,
             rounds=tuple(rounds),
             stopped=stopped,
+            rank=self._ledger.rank(key, len(actions)),
+            smallest_peak=self._ledger.smallest_peak,
         )
 
     def _rounds(self, begin: float) -> Iterator[Round]:

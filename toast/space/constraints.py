@@ -13,14 +13,16 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from toast.analysis import Analysis
 from toast.errors import PinError
 from toast.hardware import Mesh
+
+if TYPE_CHECKING:
+    from toast.analysis import Analysis
 
 #: Mesh axes of each dimension; ``None`` for a dimension that is left to the search.
 Spec = tuple[tuple[str, ...] | None, ...]

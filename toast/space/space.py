@@ -9,20 +9,22 @@ not per op.  Repeated layers collapse, so search and pricing do not grow with de
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from toast.analysis import Analysis
-from toast.analysis.closure import components
 from toast.hardware import Mesh
 from toast.space.constraints import FREE, Constraints, Holders, closed_names, holders
+
+if TYPE_CHECKING:
+    from toast.analysis import Analysis
 
 Ints = npt.NDArray[np.int64]
 #: A batch of states: ``[states, classes, axes]`` of the factor that holds each axis.
@@ -121,6 +123,21 @@ class Space:
         self._targets = self._action_targets(wanted, np.flatnonzero(active))
         self.actions: tuple[Action, ...] = tuple(self._targets)
         self._initial = self.pinned
+
+    def for_search(self) -> Space:
+        """The space without what only explains it: small enough to be sent to a process.
+
+        It has states and actions, but no program: no ``analysis`` and no ``constraints``.
+        """
+        assert len(self._class_colors)  # what refinements need of the analysis, kept from here on
+        slim = copy.copy(self)
+        del slim.analysis, slim.constraints
+        return slim
+
+    def same_classes(self, other: Space) -> bool:
+        """Whether the op classes are those of another space of the same analysis."""
+        mine, others = dataclasses.astuple(self.classes), dataclasses.astuple(other.classes)
+        return self.analysis is other.analysis and all(map(np.array_equal, mine, others))
 
     # -- states ------------------------------------------------------------------------------
 
@@ -341,6 +358,9 @@ def _resolution_orders(bits: int) -> list[tuple[int, ...]]:
 
 def _color_groups(analysis: Analysis) -> tuple[Ints, tuple[ColorGroup, ...]]:
     """Colors joined by argument groups; group of each color (indexed by color)."""
+    # Not above: the processes that search (toast.search.worker) do without the analysis.
+    from toast.analysis.closure import components
+
     names, color = analysis.names, analysis.color
     members: dict[int, list[int]] = defaultdict(list)
     for argument, group in enumerate(analysis.argument_group.tolist()):
