@@ -195,6 +195,46 @@ class Space:
             for a, k, f, x in (zip(*layer, strict=True) for layer in layers)
         ]
 
+    @functools.cached_property
+    def choices(self) -> tuple[States, ...]:
+        """Every legal state of each op class by itself: ``[choices, axes]``, unsharded ones first.
+
+        Each axis has a factor or none; the axes of a factor divide its size together; what is
+        pinned holds.  Whether actions lead there is another question.
+        """
+        found, names = [], self.analysis.names
+        for k, op in enumerate(self.classes.representative.tolist()):
+            first, last = names.first_name[op : op + 2]
+            divisor = np.where(self._open[first:last], self.classes.divisor[k, : last - first], 1)
+            offered = [
+                [NONE, *np.flatnonzero(divisor % size == 0)] if fixed == FREE and size > 1
+                else [max(fixed, NONE)]
+                for size, fixed in zip(self.mesh.sizes, self._holding[k].tolist(), strict=True)
+            ]  # fmt: skip
+            rows = np.array(list(itertools.product(*offered)), dtype=np.int8)
+            fits = np.ones(len(rows), dtype=bool)
+            for f, most in enumerate(divisor.tolist()):
+                shards = self._shards_of(rows, np.array([f]))
+                fits &= (shards == 1) | (most % shards == 0) | ~(self._holding[k] == FREE).any()
+            found.append(rows[fits])
+        return tuple(found)
+
+    @functools.cached_property
+    def tied(self) -> tuple[tuple[int, int, States], ...]:
+        """Op classes that do as another does: class, that one, and its factors as theirs.
+
+        Factor ``f`` of the other is factor ``[f]`` of the class; the last entry is for none.
+        """
+        names, rules, found = self.analysis.names, self.analysis.rules, {}
+        for op, other in self.analysis.program.ties:
+            own, theirs = (
+                [f.label for f in rules[names.signature[o]].factors] for o in (op, other)
+            )
+            same = [own.index(label) if label in own else NONE for label in theirs]
+            classes = (int(self.classes.of_op[op]), int(self.classes.of_op[other]))
+            found[classes] = np.array([*same, NONE], dtype=np.int8)
+        return tuple((k, other, same) for (k, other), same in found.items())
+
     def of_ops(self, state: States) -> npt.NDArray[np.int8]:
         """The state per op, ``[ops, axes]``."""
         return state[self.classes.of_op]
