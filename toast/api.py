@@ -17,7 +17,7 @@ from toast.hardware import Hardware, Mesh
 from toast.models import Model
 from toast.plan import Plan, actions_like, make_plan
 from toast.search import Round, Search, Settings, begin_fixed
-from toast.space import Constraints, Space
+from toast.space import Constraints, Resolving, Space
 
 if TYPE_CHECKING:
     import jax
@@ -91,6 +91,7 @@ def plan(
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
+    resolution: Resolving = "compatible",
     start: Plan | str | pathlib.Path | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
@@ -103,6 +104,8 @@ def plan(
     ``"tpu-v5e"``, a path, or a :class:`Hardware`.  ``memory_bytes`` is the limit per device
     (default: the hardware's); ``overlap`` says which collectives run beside products
     (:mod:`toast.cost.model`): ``"none"``, ``"partial"`` or ``"full"``.
+    ``resolution="independent"`` resolves compatible conflicts one by one (3.5): more actions, and
+    sometimes a better plan.
     ``constraints`` fix shardings (:class:`toast.Constraints`); ``start`` is an earlier plan, or its
     JSON file, that the search begins with.
 
@@ -135,7 +138,7 @@ def plan(
     begin = time.perf_counter()
     if progress:
         progress("decision space")
-    space = Space(analysis, mesh, constraints=constraints)
+    space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
     _check_axes(space)
     model = CostModel(space, machine, overlap=overlap)
     begin_fixed(model)

@@ -1,10 +1,10 @@
 """Lower bounds of prices: of every plan, and of what each value costs by the ops around it.
 
 The bound of a plan's step is a **relaxation**: every op class chooses for itself, whatever its
-neighbours do, and nothing is ever moved between devices.  What remains of a price is then a sum over
-op classes (products as padded to tiles, what they write and read, exponentials), and each takes
-the choice that is least.  Collectives cost nothing or more in every mode of overlap, since no more of
-them is hidden than there is; so no legal state is cheaper.
+neighbours do, and nothing is ever moved between devices.  What remains of a price is then a sum
+over op classes (products as padded to tiles, what is written and read, exponentials), and each
+takes the choice that is least.  Collectives cost nothing or more in every mode of overlap, since
+no more of them is hidden than there is; so no legal state is cheaper.
 """
 
 from __future__ import annotations
@@ -108,25 +108,22 @@ def terms(model: CostModel, room: float, *, most: int) -> list[Term]:
     """Terms whose sum is no more than a price: seconds, and live bytes at every moment.
 
     They hold for states whose step takes at most ``room`` seconds: products hide no more than
-    that.  On one axis and with ``overlap="none"`` the sum of seconds is the price, but for sums that
-    wait for a common one.  Raises ``ValueError`` where a value's neighbours have more than ``most``
-    joint choices.
+    that.  On one axis and with ``overlap="none"`` the sum of seconds is the price, but for sums
+    that wait for a common one.  Raises ``ValueError`` where a value's neighbours have more than
+    ``most`` joint choices.
     """
     t, choices = model.tables, model.space.choices
     live = t.growth.toarray().cumsum(axis=0)  # [moments, columns]
     live = np.unique(np.vstack([live, np.zeros((1, live.shape[1]))]), axis=0)
     products = _products(model)
     found = [
-        Term((k,), seconds, np.zeros((len(seconds), len(live))))
-        for k, seconds in products.items()
+        Term((k,), seconds, np.zeros((len(seconds), len(live)))) for k, seconds in products.items()
     ]
     room = min(room, sum(float(seconds.max()) for seconds in products.values()))
     owner = _column_owners(model)
     for c in range(len(t.value_slot)):
         uses = np.flatnonzero(t.use_value == c)
-        scope = tuple(
-            sorted({int(t.slot_class[s]) for s in (t.value_slot[c], *t.use_slot[uses])})
-        )
+        scope = tuple(sorted({int(t.slot_class[s]) for s in (t.value_slot[c], *t.use_slot[uses])}))
         shape = tuple(len(choices[k]) for k in scope)
         if math.prod(shape) > most:
             raise ValueError(f"{math.prod(shape)} joint choices of {len(scope)} op classes")
@@ -202,4 +199,4 @@ def _value_price(
             alone = np.full_like(alone, 1.0 if move.edges else 1 - spared)
         paid = timed.times * alone * (timed.once - model.hidden(timed, room))
         seconds += paid[:, columns].sum(axis=1)
-    return seconds, model.columns(layout, settled, used)
+    return seconds, model.columns(layout, settled, used * (layout.differs > 0))

@@ -494,9 +494,7 @@ class CostModel:
         if scattered.any():
             places = self._changes_places(layout, layout.defined, layout.settled)
             places *= layout.partial > 0
-            yield _Moves(
-                _PERMUTE, places, settled, settled, once_each, t.value_free, places=True
-            )
+            yield _Moves(_PERMUTE, places, settled, settled, once_each, t.value_free, places=True)
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
         was, now = held[:, t.use_value], _axes(layout.used >= 0)

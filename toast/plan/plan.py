@@ -140,6 +140,8 @@ class Plan:
     method: str = "toast"
     #: What else there is to know of it, such as that its search ran out of time.
     note: str = ""
+    #: Seconds that the step of every plan on this mesh and hardware takes at least.
+    bound_seconds: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -270,6 +272,7 @@ class Plan:
             "memory": self._memory(),
             "before": dataclasses.asdict(self.before),
             "after": dataclasses.asdict(self.after),
+            "bound_seconds": self.bound_seconds,
             "analysis": self.analysis.counts(),
             "search": {
                 "states": self.states,
@@ -392,6 +395,7 @@ def make_plan(
         seconds=seconds,
         method=method,
         note=note,
+        bound_seconds=model.lower_bound(),
     )
 
 

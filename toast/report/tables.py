@@ -137,6 +137,10 @@ def _prediction(plan: Plan) -> Table:
     )  # fmt: skip
     for row in rows:
         table.add_row(*row)
+    if plan.bound_seconds > 0:
+        over = 100 * (after.step_seconds / plan.bound_seconds - 1)
+        bound = f"{time_text(plan.bound_seconds)}, plan within {over:.2g} %"
+        table.add_row("lower bound (roofline, no collectives)", "", bound)
     return table
 
 

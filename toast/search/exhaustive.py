@@ -25,7 +25,7 @@ from toast.space import Action, Space, States
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Sharding more of what does not fit ranks behind all that fits, as in the search.
+#: Added to the cost of what does not fit, as in the search.
 _OVER = 1e3
 
 #: Entries of the largest table of a bound.
@@ -63,8 +63,8 @@ def best_reachable(
 ) -> Optimum:
     """The optimum over all states that at most ``depth`` actions lead to.
 
-    Breadth first, each state once, so that a state's trajectory is the shortest.  ``action_cost`` is
-    that of the search's settings: with it, this is exactly what the search minimises.  Raises
+    Breadth first, each state once, so that a state's trajectory is the shortest.  ``action_cost``
+    is that of the search's settings: with it, this is exactly what the search minimises.  Raises
     :class:`toast.errors.SearchError` beyond ``max_states``.
     """
     space, ledger = model.space, Ledger(model, memory_bytes, action_cost)
@@ -107,8 +107,8 @@ def best_legal(
     Branch and bound.  Op classes choose one after the other, and a partial state is dropped where
     it cannot be better than the best state known: its seconds and its live bytes are bounded by
     the terms of :mod:`toast.cost.bound` for what has been chosen, and for the rest by bucket
-    elimination (mini-buckets where tables would grow).  What is left at the end is priced.  Ops that
-    are tied choose together; those that can shard nothing choose nothing.
+    elimination (mini-buckets where tables would grow).  What is left at the end is priced.  Ops
+    that are tied choose together; those that can shard nothing choose nothing.
 
     Raises :class:`toast.errors.SearchError` beyond ``max_states`` partial states.
     """
@@ -217,7 +217,8 @@ class _Branching:
             grown = self._extended(part)
             # The most promising, which are the last, go on top.
             for first in range(0, len(grown.seconds), _CHUNK):
-                stack.append(_Partial(*(field[first : first + _CHUNK] for field in grown)))
+                rows = slice(first, first + _CHUNK)
+                stack.append(_Partial(grown.chosen[rows], grown.seconds[rows], grown.memory[rows]))
         legal = math.prod(len(self._choices[k]) for k in self._free)
         return _optimum(self._model, self._memory, self._best, (), legal, self._priced)
 
