@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import itertools
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import toast
 from tests.helpers import analyzed, f32, mlp
+from toast.cli import app
 from toast.cost import CostModel, Overlap
 from toast.cost.bound import terms
 from toast.errors import SearchError
@@ -275,20 +278,37 @@ def test_too_many_states_are_refused() -> None:
 # -- independent resolution ------------------------------------------------------------------
 
 
-def test_the_example_shows_that_compatibility_loses() -> None:
-    path = pathlib.Path(__file__).parents[2] / "examples" / "compatibility_loses.py"
-    spec = importlib.util.spec_from_file_location("compatibility_loses", path)
-    assert spec is not None
-    assert spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    plans = example.plans()
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+
+
+def test_the_example_shows_that_compatibility_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    plans = importlib.import_module("compatibility_loses").plans()
     alike, each = plans["compatible"].after, plans["independent"].after
     # Nothing that resolves all conflicts alike is better than the unsharded program.
     assert alike.step_seconds == plans["compatible"].before.step_seconds
     assert each.step_seconds < 0.6 * alike.step_seconds
     assert "all_to_all" in {c.kind for c in each.collectives if c.count}
     assert len(set(plans["independent"].steps[0].resolution)) == 2
+
+
+def test_the_command_line_resolves_conflicts_one_by_one(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    command = [
+        "plan", "compatibility_loses:carry_labels", "--arg", "f32[1024,512]",
+        "--arg", "f32[1024,50257]", "--mesh", "tokens=4", "--json", str(tmp_path / "plan.json"),
+    ]  # fmt: skip
+    seconds = []
+    for option in ([], ["--resolution", "independent"]):
+        result = CliRunner().invoke(app, [*command, *option])
+        assert result.exit_code == 0, result.output
+        plan = json.loads((tmp_path / "plan.json").read_text())
+        seconds.append(plan["after"]["step_seconds"])
+        over = 100 * (seconds[-1] / plan["bound_seconds"] - 1)
+        assert f"plan within {over:.0f} %" in result.stdout
+    assert seconds[1] < 0.6 * seconds[0]
 
 
 def test_independent_resolution_offers_every_compatible_action() -> None:
