@@ -26,7 +26,7 @@ from toast.search import (
     find,
     search_meshes,
 )
-from toast.space import Constraints, Space
+from toast.space import Constraints, Resolving, Space
 
 if TYPE_CHECKING:
     import jax
@@ -101,6 +101,7 @@ def plan(
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
+    resolution: Resolving = "compatible",
     start: Plan | str | pathlib.Path | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
@@ -113,6 +114,8 @@ def plan(
     ``"tpu-v5e"``, a path, or a :class:`Hardware`.  ``memory_bytes`` is the limit per device
     (default: the hardware's); ``overlap`` says which collectives run beside products
     (:mod:`toast.cost.model`): ``"none"``, ``"partial"`` or ``"full"``.
+    ``resolution="independent"`` resolves compatible conflicts one by one (3.5): more actions, and
+    sometimes a better plan.
     ``constraints`` fix shardings (:class:`toast.Constraints`); ``start`` is an earlier plan, or its
     JSON file, that the search begins with.
 
@@ -145,7 +148,7 @@ def plan(
     limit = machine.memory_limit_bytes if memory_bytes is None else memory_bytes
 
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
-        space = Space(analysis, mesh, constraints=constraints)
+        space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
         _check_axes(space)
         model = CostModel(space, machine, overlap=overlap, like=like)
         begin_fixed(model)

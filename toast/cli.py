@@ -218,6 +218,13 @@ class Beside(enum.StrEnum):
     full = "full"
 
 
+class Resolve(enum.StrEnum):
+    """Whether compatible conflicts are resolved alike."""
+
+    compatible = "compatible"
+    independent = "independent"
+
+
 @app.command()
 @_errors
 def plan(
@@ -254,6 +261,13 @@ def plan(
     forbid: ForbidOption = None,
     fix: FixOption = None,
     keep_constraints: KeepOption = False,
+    resolution: Annotated[
+        Resolve,
+        typer.Option(
+            "--resolution",
+            help="Conflicts: compatible ones alike, or each independent of the others.",
+        ),
+    ] = Resolve.compatible,
     start: Annotated[
         pathlib.Path | None,
         typer.Option("--start", help="Begin the search with the plan in this JSON file."),
@@ -294,6 +308,7 @@ def plan(
             memory_bytes=None if memory is None else memory * 2**30,
             overlap=overlap.value,
             constraints=_constraints(pin, forbid, fix, keep_constraints),
+            resolution=resolution.value,
             start=start,
             settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
             progress=progress,

@@ -73,6 +73,26 @@ class Analysis:
         return len({r.group for r in self.resolutions})
 
     @functools.cached_property
+    def independent(self) -> tuple[Resolution, ...]:
+        """The conflicts, each a resolution group of its own, whatever is compatible (3.5).
+
+        Conflicts of repeated layers are still resolved alike (3.6): those that no walk along the
+        edges and conflicts of their sets tells apart, by the signatures of ops.
+        """
+        sets: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for resolution in self.resolutions:
+            sets[resolution.set, 0].append(resolution.names)
+        kinds = {}
+        for name in {n for r in self.resolutions for n in r.names}:
+            op = int(self.names.name_op[name])
+            kinds[name] = (int(self.names.signature[op]), name - int(self.names.first_name[op]))
+        groups = closure.isomorphic_conflicts(sets, map(tuple, self.names.edges.tolist()), kinds)
+        number = {g: i for i, g in enumerate(dict.fromkeys(groups.values()))}
+        return tuple(
+            dataclasses.replace(r, group=number[groups[r.names]]) for r in self.resolutions
+        )
+
+    @functools.cached_property
     def without_rule(self) -> tuple[int, ...]:
         """Ops that no rule knows; their dimensions stay whole."""
         missing = np.array([rule.missing for rule in self.rules])

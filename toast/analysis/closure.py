@@ -80,7 +80,40 @@ def isomorphic_sets(
     """
     if len(sets) == 1:
         return {only: only for only in sets}
-    members = {s: {name for pair in pairs for name in pair} for s, pairs in sets.items()}
+    members = _members(sets)
+    label = _told_apart(sets, edges, kind_of)
+    first: dict[frozenset[int], Pair] = {}
+    return {s: first.setdefault(frozenset(label[n] for n in members[s]), s) for s in sorted(sets)}
+
+
+def isomorphic_conflicts(
+    sets: Mapping[Pair, Sequence[Pair]],
+    edges: Iterable[Pair],
+    kind_of: Mapping[int, Hashable],
+) -> dict[Pair, Pair]:
+    """Group single conflicts whose surroundings in their sets look alike: repeated layers.
+
+    Arguments as in :func:`isomorphic_sets`; a group is named after its smallest conflict.
+    """
+    label = _told_apart(sets, edges, kind_of)
+    first: dict[Pair, Pair] = {}
+    return {
+        (n, o): first.setdefault((label[n], label[o]), (n, o))
+        for n, o in sorted(pair for pairs in sets.values() for pair in pairs)
+    }
+
+
+def _members(sets: Mapping[Pair, Sequence[Pair]]) -> dict[Pair, set[int]]:
+    return {s: {name for pair in pairs for name in pair} for s, pairs in sets.items()}
+
+
+def _told_apart(
+    sets: Mapping[Pair, Sequence[Pair]],
+    edges: Iterable[Pair],
+    kind_of: Mapping[int, Hashable],
+) -> dict[int, int]:
+    """A number for each name in a set; equal where no walk within the sets tells names apart."""
+    members = _members(sets)
     sides: dict[int, set[int]] = defaultdict(set)
     neighbours: dict[int, set[tuple[str, int]]] = defaultdict(set)
     for pairs in sets.values():
@@ -104,8 +137,7 @@ def isomorphic_sets(
         label = _numbered(
             {n: (label[n], frozenset((how, label[m]) for how, m in neighbours[n])) for n in within}
         )
-    first: dict[frozenset[int], Pair] = {}
-    return {s: first.setdefault(frozenset(label[n] for n in members[s]), s) for s in sorted(sets)}
+    return label
 
 
 def _numbered(keys: Mapping[int, Hashable]) -> dict[int, int]:

@@ -123,6 +123,19 @@ class _Moves(NamedTuple):
     spared: Floats | float = 0.0  # [S, X] or [X] the share of them that XLA does not need
     rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
     edges: bool = False
+    #: Whether X are use classes, and whether shards change places for the order of axes.
+    of_uses: bool = False
+    places: bool = False
+
+
+class Timed(NamedTuple):
+    """The collectives of one kind: how often each happens, and what it takes."""
+
+    move: _Moves
+    kind: int
+    times: Floats  # [S, X] before any is spared
+    once: Floats  # [S, X] seconds
+    result: Floats  # [S, X] bytes of results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,8 +340,7 @@ class CostModel:
 
     def _price(self, states: States) -> Prices:
         t, layout = self.tables, self.layout(states)
-        settled = t.value_bytes / self._shards(layout.settled)
-        used = self._used_bytes(layout)
+        settled, used = self.sizes(layout)
         matmul = self.product_seconds(layout).sum(axis=1)
         seconds, count, moved, sent, hidden = self._collectives(layout, settled, used, matmul)
         kept = settled * (t.value_written * t.value_count)
@@ -358,6 +370,11 @@ class CostModel:
         time = (prices.seconds + tiny) / (self.initial_seconds + tiny)
         over = np.maximum(prices.peak_bytes - memory_bytes, 0.0) / max(self.initial_peak, 1.0)
         return np.asarray(time + MEMORY_WEIGHT * over)
+
+    def sizes(self, layout: Layout) -> tuple[Floats, Floats]:
+        """Bytes on a device of every value and of every use: ``[S, C]`` and ``[S, U]``."""
+        settled = self.tables.value_bytes / self._shards(layout.settled)
+        return settled, self._used_bytes(layout)
 
     def _used_bytes(self, layout: Layout) -> Floats:
         """Bytes of a value as each use class sees it: ``[S, U]``."""
@@ -407,26 +424,46 @@ class CostModel:
         moved = np.zeros_like(seconds)
         sent = np.zeros(len(settled))
         hidden = np.zeros(len(settled))
+        for timed in self.timed(layout, settled, used):
+            move, kind, once = timed.move, timed.kind, timed.once
+            times = timed.times * (1 - move.spared)
+            seconds[:, kind] += (times * once).sum(axis=1)
+            count[:, kind] += times.sum(axis=1)
+            moved[:, kind] += (times * timed.result).sum(axis=1)
+            share = self.collectives.sent_share(kind, move.axes)
+            sent += (times * share * move.size).sum(axis=1)
+            hidden += (times * self.hidden(timed, matmul[:, None])).sum(axis=1)
+        return seconds, count, moved, sent, np.minimum(hidden, matmul)
+
+    def timed(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[Timed]:
+        """Every collective with its time, of all value classes or of all use classes at once."""
         for move in self._transfers(layout, settled, used):
-            happens = (move.axes > 0) * move.times * (1 - move.spared)
-            group = move.axes
+            happens = (move.axes > 0) * move.times
             parts = [(move.kind, happens, move.result)]
             if move.kind == _SCATTER:
                 parts = [(_SCATTER, happens * ~layout.whole, move.result),
                          (_REDUCE, happens * layout.whole, move.size)]  # fmt: skip
             for kind, times, result in parts:
-                once = self.collectives.seconds(kind, move.size, group)
-                seconds[:, kind] += (times * once).sum(axis=1)
-                count[:, kind] += times.sum(axis=1)
-                moved[:, kind] += (times * result).sum(axis=1)
-                share = self.collectives.sent_share(kind, group)
-                sent += (times * share * move.size).sum(axis=1)
-                if self.overlap == "full":
-                    hidden += (times * once).sum(axis=1)
-                elif self.overlap == "partial" and COLLECTIVES[kind] in _BACKGROUND:
-                    room = move.free * matmul[:, None]
-                    hidden += (times * np.minimum(once, room)).sum(axis=1)
-        return seconds, count, moved, sent, np.minimum(hidden, matmul)
+                once = self.collectives.seconds(kind, move.size, move.axes)
+                yield Timed(move, kind, times, once, result)
+
+    def hidden(self, timed: Timed, matmul: Floats | float) -> Floats:
+        """What products hide of each collective where all of them take ``matmul``: ``[S, X]``."""
+        if self.overlap == "full":
+            return timed.once
+        if self.overlap == "partial" and COLLECTIVES[timed.kind] in _BACKGROUND:
+            return np.asarray(np.minimum(timed.once, timed.move.free * matmul))
+        return np.zeros_like(timed.once)
+
+    def lower_bound(self, memory_bytes: float | None = None) -> float:
+        """Seconds that every legal state takes at least, in this mode of overlap.
+
+        The roofline of :mod:`toast.cost.bound`: every op at its own best split, no collectives.
+        Infinite where even the arguments cannot be in ``memory_bytes``: then there is no plan.
+        """
+        from toast.cost import bound
+
+        return bound.lower_bound(self, memory_bytes)
 
     def summed_whole(self, axes: Axes, held: npt.NDArray[np.intp], settled: Dims) -> Bools:
         """Sums over ``axes`` that XLA does not take in parts: ``[S, C]``.
@@ -480,7 +517,7 @@ class CostModel:
         if scattered.any():
             places = self._changes_places(layout, layout.defined, layout.settled)
             places *= layout.partial > 0
-            yield _Moves(_PERMUTE, places, settled, settled, once_each, t.value_free)
+            yield _Moves(_PERMUTE, places, settled, settled, once_each, t.value_free, places=True)
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
         was, now = held[:, t.use_value], _axes(layout.used >= 0)
@@ -497,6 +534,7 @@ class CostModel:
                 t.use_free,
                 t.use_constant,
                 t.use_share,
+                of_uses=True,
             )
         yield _Moves(
             _GATHER,
@@ -507,12 +545,14 @@ class CostModel:
             t.use_free,
             t.use_constant,
             t.use_share,
+            of_uses=True,
         )
         places = self._changes_places(layout, before, layout.used)
         if places.any():
             yield _Moves(
-                _PERMUTE, places, local, local, times_used, t.use_free, t.use_constant, t.use_share
-            )
+                _PERMUTE, places, local, local, times_used, t.use_free, t.use_constant, t.use_share,
+                of_uses=True, places=True,
+            )  # fmt: skip
         # Sharded permutation factors exchange with neighbours.
         factors = t.slot_dim.shape[1]
         flat = np.arange(len(t.halo))[:, None] * factors + layout.held
@@ -596,7 +636,7 @@ class CostModel:
         settled = t.value_bytes / self._shards(layout.settled)
         used = self._used_bytes(layout)
         arguments = float(settled[:, t.argument_columns].sum())
-        row = self._columns(layout, settled, used * (layout.differs > 0))[0]
+        row = self.columns(layout, settled, used * (layout.differs > 0))[0]
         steps = row[t.event_column] * t.event_sign
         live = arguments + np.cumsum(steps)
         peak = int(t.event_op[np.argmax(live)]) if len(live) else 0
@@ -615,7 +655,7 @@ class CostModel:
         t, layout = self.tables, self.layout(state[None])
         settled = t.value_bytes / self._shards(layout.settled)
         copies = self._used_bytes(layout) * (layout.differs > 0)
-        columns = self._columns(layout, settled, copies)[0]
+        columns = self.columns(layout, settled, copies)[0]
         arguments = float(settled[:, t.argument_columns].sum())
         return np.asarray(arguments + np.cumsum(t.growth @ columns))
 
@@ -652,7 +692,7 @@ class CostModel:
             found.append(Buffer(value, size, what, start, op))
         return found
 
-    def _columns(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
+    def columns(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
         """Bytes of every column of the timeline's events."""
         t = self.tables
         columns = [settled, copies]
@@ -680,6 +720,6 @@ class CostModel:
         t = self.tables
         if not len(t.event_column):
             return np.zeros(len(settled))
-        sizes = np.ascontiguousarray(self._columns(layout, settled, copies).T)
+        sizes = np.ascontiguousarray(self.columns(layout, settled, copies).T)
         live = np.cumsum(t.growth @ sizes, axis=0)  # [moments, S]
         return np.asarray(np.maximum(live.max(axis=0), 0.0))

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src.ad_checkpoint import name_p
-from jax._src.interpreters import mlir as lowering
 
 from toast.errors import TargetError
 from toast.frontend import mlir, stablehlo
@@ -27,14 +25,6 @@ class Calling:
     out_tree: Any
     out_avals: tuple[Any, ...]
     donate: tuple[int, ...]
-
-
-def _named(_context: Any, value: Any, *, name: str) -> list[Any]:
-    """``checkpoint_name`` as an op that can be pinned; JAX would lower it to nothing."""
-    return [mlir.named_value(value, name)]
-
-
-_KEEPING_NAMES = lowering.LoweringParameters(override_lowering_rules=((name_p, _named),))
 
 
 def from_function(
@@ -58,7 +48,7 @@ def from_function(
         try:
             jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
             traced = jitted.trace(*arguments, **keywords)
-            lowered = traced.lower(_private_parameters=_KEEPING_NAMES)
+            lowered = traced.lower(_private_parameters=mlir.keeping_names())
         except TargetError:
             raise
         except Exception as error:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jax._src.ad_checkpoint import name_p
 from jax._src.interpreters import mlir as jax_mlir
 from jax._src.lib import _jax as jax_extension
 from jaxlib.mlir import ir, passmanager
@@ -520,18 +521,25 @@ _CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
 _NAME = "toast_name"
 
 
-def named_value(value: Any, name: str) -> Any:
-    """``value`` behind a constraint that demands nothing, by a name."""
-    rank = ir.RankedTensorType(value.type).rank
-    anything = sdy.DimensionShardingAttr.get([], is_closed=False)
-    sharding = sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), [anything] * rank)
-    made = sdy.ShardingConstraintOp(value, sharding)
-    made.operation.attributes[_NAME] = ir.StringAttr.get(name)
-    return made.result
+def keeping_names() -> Any:
+    """How JAX lowers what ``checkpoint_name`` names: to an op that can be pinned, not to nothing.
+
+    The op is a sharding constraint that demands nothing.
+    """
+
+    def rule(_context: Any, value: Any, *, name: str) -> list[Any]:
+        anything = sdy.DimensionShardingAttr.get([], is_closed=False)
+        rank = ir.RankedTensorType(value.type).rank
+        sharding = sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), [anything] * rank)
+        made = sdy.ShardingConstraintOp(value, sharding)
+        made.operation.attributes[_NAME] = ir.StringAttr.get(name)
+        return [made.result]
+
+    return jax_mlir.LoweringParameters(override_lowering_rules=((name_p, rule),))
 
 
 def take_name(operation: Any) -> str:
-    """The name that :func:`named_value` gave, taken off the op; empty for none."""
+    """The name that :func:`keeping_names` wrote, taken off the op; empty for none."""
     if _NAME not in operation.attributes:
         return ""
     name = str(operation.attributes[_NAME].value)

@@ -144,6 +144,8 @@ class Plan:
     note: str = ""
     #: How every mesh did, where a number of devices was given and no mesh.
     meshes: tuple[Tried, ...] = dataclasses.field(default=(), repr=False)
+    #: Seconds that the step of every plan on this mesh and hardware takes at least.
+    bound_seconds: float = 0.0
 
     @property
     def fits(self) -> bool:
@@ -275,6 +277,7 @@ class Plan:
             "memory": self._memory(),
             "before": dataclasses.asdict(self.before),
             "after": dataclasses.asdict(self.after),
+            "bound_seconds": self.bound_seconds,
             "analysis": self.analysis.counts(),
             "search": {
                 "states": self.states,
@@ -404,6 +407,7 @@ def make_plan(
         method=method,
         note=note,
         meshes=meshes,
+        bound_seconds=model.lower_bound(),
     )
 
 

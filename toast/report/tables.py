@@ -139,6 +139,10 @@ def _prediction(plan: Plan) -> Table:
     )  # fmt: skip
     for row in rows:
         table.add_row(*row)
+    if plan.bound_seconds > 0:
+        over = max(0.0, 100 * (after.step_seconds / plan.bound_seconds - 1))
+        bound = f"{time_text(plan.bound_seconds)}, plan within {over:,.{int(over < 10)}f} %"
+        table.add_row("lower bound (roofline, no collectives)", "", bound)
     return table
 
 

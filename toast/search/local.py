@@ -43,36 +43,55 @@ def polish(
 
 def refine(
     ledger: Ledger,
-    start: Trajectory,
+    starts: Sequence[Trajectory],
     *,
     depth: int,
     hottest: int,
     widest: int,
+    effort: int,
     stop: Callable[[], bool],
-) -> Trajectory:
-    """The trajectory behind which refinements stand that improve it, the best first.
+) -> None:
+    """Put refinements behind trajectories, one after the other; the ledger knows the best.
 
-    Tried are the ``hottest`` single op classes and the ``widest`` parts of colors: those that the
-    step spends most time on.
+    A beam search: of all that one more refinement makes of the beam's trajectories the best stay,
+    even if they are no better, until three steps bring nothing.  Tried are the ``hottest`` single
+    op classes, by what the step spends on them, and the ``widest`` parts of colors; the beam is as
+    wide as ``effort`` states per step allow.
     """
     space = ledger.model.space
-    best = start
-    while len(best.actions) < depth and not stop():
-        state = replay(ledger, best.actions)
-        seconds = ledger.model.waiting(state)
-        order = np.argsort(-seconds, kind="stable")[:hottest]
-        offered = [a for k in order[seconds[order] > 0].tolist() for a in space.single(k)]
-        offered += _promising(space.refinements, seconds, widest)
-        if not offered:
-            break
-        states = np.concatenate([space.apply_all(state[None], action) for action in offered])
-        keys, _ = ledger.price(states)
-        variants = [(*best.actions, action) for action in offered]
-        found = min(map(ledger.offer, keys, variants), key=lambda trajectory: trajectory.rank)
-        if found.rank >= best.rank - 1e-12:
-            break
-        best = found
-    return best
+    beam = list(dict.fromkeys(starts))
+    seen: set[bytes] = set()
+    stale = most = 0
+    while beam and stale < 3 and not stop():
+        before = ledger.best.rank
+        grown: dict[bytes, Trajectory] = {}
+        for trajectory in beam:
+            if len(trajectory.actions) >= depth or stop():
+                continue
+            state = replay(ledger, trajectory.actions)
+            seconds = ledger.model.waiting(state)
+            order = np.argsort(-seconds, kind="stable")[:hottest]
+            offered = [action for k in order.tolist() for action in space.single(k)]
+            offered += _promising(space.refinements, seconds, widest)
+            most = max(most, len(offered))
+            if not offered:
+                continue
+            states = np.concatenate([space.apply_all(state[None], action) for action in offered])
+            keys, _ = ledger.price(states)
+            for key, action in zip(keys, offered, strict=True):
+                found = ledger.offer(key, (*trajectory.actions, action))
+                if key not in seen and found.rank < grown.get(key, _WORST).rank:
+                    grown[key] = found
+            if len(grown) >= effort:
+                break
+        width = max(1, effort // max(1, most))
+        kept = sorted(grown, key=lambda key: grown[key].rank)[:width]
+        seen.update(kept)
+        beam = [grown[key] for key in kept]
+        stale = 0 if ledger.best.rank < before - 1e-12 else stale + 1
+
+
+_WORST = Trajectory(np.inf, ())
 
 
 def _promising(refinements: Sequence[Action], seconds: Floats, count: int) -> list[Action]:

@@ -44,6 +44,8 @@ class Settings:
     hottest: int = 24
     #: Parts of colors that it tries to shard apart from the rest.
     widest: int = 256
+    #: States that it prices in one step from its best trajectories.
+    effort: int = 1024
     #: Share of the cost that an action must save, so that shorter trajectories are preferred (4.1).
     action_cost: float = 1e-3
     #: Seconds after which the best plan so far is returned; ``None`` for no limit.
@@ -148,6 +150,8 @@ class Search:
             (key,), _ = ledger.price(replay(ledger, actions)[None])
             ledger.offer(key, actions)
         first: tuple[Trajectory, ...] = (ledger.best,)
+        (key,), _ = ledger.price(self._space.initial[None])
+        origin = ledger.offer(key, ())
 
         def stop() -> bool:
             return self._out_of_time(begin)
@@ -159,13 +163,16 @@ class Search:
             for _ in range(waves):
                 if not stop():
                     tree.wave(settings.wave)
-            for found in (*first, *tree.take_best(settings.finalists)):
+            polished = [
                 polish(ledger, found, depth=settings.depth, stop=stop)
+                for found in (*first, *tree.take_best(settings.finalists))
+            ]
             first = ()
             if ledger.best.rank < before or number == 0:
                 refine(
-                    ledger, ledger.best, depth=settings.depth, hottest=settings.hottest,
-                    widest=settings.widest, stop=stop,
+                    ledger, sorted([*polished, origin]), depth=settings.depth,
+                    hottest=settings.hottest, widest=settings.widest, effort=settings.effort,
+                    stop=stop,
                 )  # fmt: skip
             elapsed = time.perf_counter() - begin
             yield Round(number, len(ledger), self._best_cost(), elapsed)

@@ -13,9 +13,10 @@ import copy
 import dataclasses
 import functools
 import itertools
+import math
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from toast.hardware import Mesh
 from toast.space.constraints import FREE, Constraints, Holders, closed_names, holders
 
 if TYPE_CHECKING:
-    from toast.analysis import Analysis
+    from toast.analysis import Analysis, Resolution
 
 Ints = npt.NDArray[np.int64]
 #: A batch of states: ``[states, classes, axes]`` of the factor that holds each axis.
@@ -38,8 +39,13 @@ NONE = -1
 MIN_DIMENSIONS = 10
 _PROGRAM_SHARE = 50
 
-#: Resolution groups of one color that are enumerated; further ones stay at resolution 0.
+#: Resolution groups of one color that are enumerated, those of the largest tensors first; further
+#: ones are all at resolution 0, or all at 1.  With independent resolution, further ones do as their
+#: compatibility sets.
 MAX_BITS = 4
+
+#: Whether compatible conflicts are resolved alike (3.5), or each by itself.
+Resolving = Literal["compatible", "independent"]
 
 
 class Action(NamedTuple):
@@ -87,13 +93,17 @@ class Space:
         mesh: Mesh,
         *,
         constraints: Constraints | None = None,
+        resolution: Resolving = "compatible",
         min_dimensions: int | None = None,
         collapse: bool = True,
     ) -> None:
         """Prepare the space.
 
         ``constraints`` are the user's; ``min_dimensions`` overrides the pruning of small colors;
-        ``collapse=False`` gives every op a class of its own.  Raises
+        ``collapse=False`` gives every op a class of its own.  ``resolution="independent"`` makes
+        every conflict a resolution group of its own; those of repeated layers are still resolved
+        alike (3.6).  Of a color with more than ``MAX_BITS`` conflicts, those of its largest tensors
+        are resolved in every way; the others follow their compatibility sets.  Raises
         :class:`toast.errors.PinError` where constraints cannot hold.
         """
         self.analysis = analysis
@@ -102,13 +112,21 @@ class Space:
         self.begun: tuple[Action, ...] = ()
         self.mesh = mesh
         self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
-        group_of_color, self.color_groups = _color_groups(analysis)
+        independent = resolution == "independent"
+        resolutions = analysis.independent if independent else analysis.resolutions
+        group_of_color, self.color_groups = _color_groups(analysis, resolutions)
         names = analysis.names
         if min_dimensions is None:
             annotated = len(names.def_name) + len(names.use_name)
             min_dimensions = min(MIN_DIMENSIONS, 1 + annotated // _PROGRAM_SHARE)
         self._group_of_name: Ints = group_of_color[analysis.color]
-        wanted = _requirements(analysis)
+        wanted = _requirements(resolutions)
+        self._weight = _weights(analysis, resolutions)
+        #: The compatible group of each independent one.
+        self._leader = {
+            r.group: c.group
+            for r, c in zip(resolutions, analysis.resolutions, strict=True) if independent
+        }  # fmt: skip
         # Names that no action touches behave alike, whatever their color.
         active = np.array([
             group.dimensions >= min_dimensions and self._divides(names.divisor[self.names_of(g)])
@@ -290,6 +308,46 @@ class Space:
             for a, k, f, x in (zip(*layer, strict=True) for layer in layers)
         ]
 
+    @functools.cached_property
+    def choices(self) -> tuple[States, ...]:
+        """Every legal state of each op class by itself: ``[choices, axes]``, unsharded ones first.
+
+        Each axis has a factor or none; the axes of a factor divide its size together; what is
+        pinned holds.  Whether actions lead there is another question.
+        """
+        found, names = [], self.analysis.names
+        for k, op in enumerate(self.classes.representative.tolist()):
+            first, last = names.first_name[op : op + 2]
+            divisor = np.where(self._open[first:last], self.classes.divisor[k, : last - first], 1)
+            offered = [
+                [NONE, *np.flatnonzero(divisor % size == 0)] if fixed == FREE and size > 1
+                else [max(fixed, NONE)]
+                for size, fixed in zip(self.mesh.sizes, self._holding[k].tolist(), strict=True)
+            ]  # fmt: skip
+            rows = np.array(list(itertools.product(*offered)), dtype=np.int8)
+            fits = np.ones(len(rows), dtype=bool)
+            for f, most in enumerate(divisor.tolist()):
+                chosen = ((rows == f) & (self._holding[k] == FREE)).any(axis=1)
+                fits &= ~chosen | (most % self._shards_of(rows, np.array([f])) == 0)
+            found.append(rows[fits])
+        return tuple(found)
+
+    @functools.cached_property
+    def tied(self) -> tuple[tuple[int, int, States], ...]:
+        """Op classes that do as another does: class, that one, and its factors as theirs.
+
+        Factor ``f`` of the other is factor ``[f]`` of the class; the last entry is for none.
+        """
+        names, rules, found = self.analysis.names, self.analysis.rules, {}
+        for op, other in self.analysis.program.ties:
+            own, theirs = (
+                [f.label for f in rules[names.signature[o]].factors] for o in (op, other)
+            )
+            same = [own.index(label) if label in own else NONE for label in theirs]
+            classes = (int(self.classes.of_op[op]), int(self.classes.of_op[other]))
+            found[classes] = np.array([*same, NONE], dtype=np.int8)
+        return tuple((k, other, same) for (k, other), same in found.items())
+
     def of_ops(self, state: States) -> npt.NDArray[np.int8]:
         """The state per op, ``[ops, axes]``."""
         return state[self.classes.of_op]
@@ -314,17 +372,38 @@ class Space:
         for number in active.tolist():
             group, members = self.color_groups[number], self.names_of(number)
             divisors = names.divisor[members]
-            for bits in _resolution_orders(len(group.bits)):
+            torn = [(i, wanted[n]) for i, n in enumerate(members.tolist()) if n in wanted]
+            for bits in self._resolution_orders(group.bits):
                 picked = dict(zip(group.bits, bits, strict=True))
-                allowed = np.array([
-                    all(picked[g] == bit for g, bit in wanted.get(name, ()))
-                    for name in members.tolist()
-                ])  # fmt: skip
+                allowed = np.ones(len(members), dtype=bool)
+                for place, pairs in torn:
+                    allowed[place] = all(picked[g] == bit for g, bit in pairs)
                 layers = self._layers(members[allowed & self._open[members]])
                 for axis, size in enumerate(self.axis_sizes.tolist()):
                     if size > 1 and (divisors % size == 0).any():
                         targets[Action(number, bits, axis)] = self._not_pinned(layers, axis)
         return targets
+
+    def _resolution_orders(self, groups: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The resolution orders offered for a color with these resolution groups."""
+        orders = _orders(groups, self._weight)
+        if self._leader:
+            together = tuple(sorted({self._leader[g] for g in groups}))
+            weight = dict.fromkeys(together, 0.0)
+            for g in groups:
+                weight[self._leader[g]] = max(weight[self._leader[g]], self._weight[g])
+            place = {group: i for i, group in enumerate(together)}
+            alike = [
+                tuple(order[place[self._leader[g]]] for g in groups)
+                for order in _orders(together, weight)
+            ]
+            freed = _largest(groups, self._weight)
+            orders = list(dict.fromkeys(
+                tuple(own[i] if g in freed else base[i] for i, g in enumerate(groups))
+                for base in alike for own in orders
+            ))  # fmt: skip
+            orders += [order for order in alike if order not in orders]
+        return orders
 
     def _not_pinned(self, layers: list[tuple[Ints, Ints]], axis: int) -> list[tuple[Ints, Ints]]:
         """The targets of an action on ``axis`` that are free there."""
@@ -349,14 +428,21 @@ class Space:
         return [(classes[rank == layer], factors[rank == layer]) for layer in range(depth)]
 
 
-def _resolution_orders(bits: int) -> list[tuple[int, ...]]:
-    """The resolution orders offered for a color with this many resolution groups."""
-    free = min(bits, MAX_BITS)
-    orders = [order + (0,) * (bits - free) for order in itertools.product((0, 1), repeat=free)]
-    return orders if bits == free else [*orders, (1,) * bits]
+def _largest(groups: tuple[int, ...], weight: Mapping[int, float]) -> set[int]:
+    """The groups that are enumerated."""
+    return set(sorted(groups, key=lambda g: -weight[g])[:MAX_BITS])
 
 
-def _color_groups(analysis: Analysis) -> tuple[Ints, tuple[ColorGroup, ...]]:
+def _orders(groups: tuple[int, ...], weight: Mapping[int, float]) -> list[tuple[int, ...]]:
+    """All resolutions of the largest groups, the others at 0; and all at 1."""
+    free = _largest(groups, weight)
+    orders = list(itertools.product(*((0, 1) if g in free else (0,) for g in groups)))
+    return orders if len(free) == len(groups) else [*orders, (1,) * len(groups)]
+
+
+def _color_groups(
+    analysis: Analysis, resolutions: tuple[Resolution, ...]
+) -> tuple[Ints, tuple[ColorGroup, ...]]:
     """Colors joined by argument groups; group of each color (indexed by color)."""
     # Not above: the processes that search (toast.search.worker) do without the analysis.
     from toast.analysis.closure import components
@@ -386,7 +472,7 @@ def _color_groups(analysis: Analysis) -> tuple[Ints, tuple[ColorGroup, ...]]:
         np.concatenate([index[names.def_name], index[names.use_name]]), minlength=len(leaders)
     )
     bits: dict[int, set[int]] = defaultdict(set)
-    for resolution in analysis.resolutions:
+    for resolution in resolutions:
         bits[int(index[resolution.names[0]])].add(resolution.group)
     colors: dict[int, list[int]] = defaultdict(list)
     for c in np.unique(color).tolist():
@@ -397,10 +483,24 @@ def _color_groups(analysis: Analysis) -> tuple[Ints, tuple[ColorGroup, ...]]:
     )
 
 
-def _requirements(analysis: Analysis) -> dict[int, frozenset[tuple[int, int]]]:
+def _weights(analysis: Analysis, resolutions: tuple[Resolution, ...]) -> dict[int, float]:
+    """Elements of the largest tensor that each resolution group has a conflict at."""
+    names, values = analysis.names, analysis.program.values
+    group = {frozenset(r.names): r.group for r in resolutions}
+    found = dict.fromkeys(group.values(), 0.0)
+    for name, other, where, number in analysis.sites:
+        value = number if where == "def" else int(names.use_value[number])
+        g = group[frozenset((name, other))]
+        found[g] = max(found[g], float(math.prod(values[value].type.shape)))
+    return found
+
+
+def _requirements(
+    resolutions: tuple[Resolution, ...],
+) -> dict[int, frozenset[tuple[int, int]]]:
     """For each name in conflict the (resolution group, bit) pairs under which it is picked."""
     found: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for resolution in analysis.resolutions:
+    for resolution in resolutions:
         for bit, name in enumerate(resolution.names):
             found[name].add((resolution.group, bit))
     return {name: frozenset(pairs) for name, pairs in found.items()}
