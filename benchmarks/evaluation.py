@@ -17,6 +17,7 @@ import math
 import os
 import pathlib
 import signal
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -177,7 +178,11 @@ def run(cell: Cell) -> Row:
     row = found.to_dict()
     del row["arguments"]
     stages = analysis.seconds.items()
-    return row | {"analysis_seconds": sum(s for stage, s in stages if stage != "lowering")}
+    return row | {
+        "analysis_seconds": sum(s for stage, s in stages if stage != "lowering"),
+        # Times mean little where others use the machine.
+        "load": os.getloadavg()[0],
+    }
 
 
 def results(
@@ -293,17 +298,24 @@ def seconds_text(row: Row) -> str:
     return f"{row['search_seconds']:.3g}" + ("*" if stopped(row) else "")
 
 
-def made_with(script: str, options: argparse.Namespace) -> str:
+def made_with(script: str, options: argparse.Namespace, table: Table) -> str:
     """How a section came about."""
     command = f"benchmarks/{script}" + (" --quick" if options.quick else "")
     about = (
-        f"Made by `{command}` with {versions()} on {os.cpu_count()} cores; each baseline's search "
-        f"limited to {options.limit:g} s (* where that ended it)."
+        f"Made by `{command}` with {versions()} on {os.cpu_count()} cores; AutoMap's search "
+        f"and Alpa's solver limited to {options.limit:g} s (* where that ended it)."
     )
+    load = statistics.median(row["load"] for methods in table.values() for row in methods.values())
+    if load > (os.cpu_count() or 1) + 0.5:
+        about += (
+            f" The machine was busy with other work, with a load of {load:.0f} in the median: "
+            "searches ran slower than they do alone, and those with a limit saw less."
+        )
     if options.quick:
         about += (
-            " **This is the quick grid: small forms of the models, one mesh and a short limit. It "
-            "shows that the benchmark works, and says little of the paper's figure.**"
+            " **This is the quick grid: a few layers of the models, without the U-Net, few meshes "
+            "and a short limit. It shows that the benchmark works, and says little of the paper's "
+            "figure.**"
         )
     return about
 
@@ -335,7 +347,7 @@ def bars(unit: str, panels: dict[str, dict[str, dict[str, tuple[float, str]]]]) 
     width = max(width, _LEFT + 90 * len(METHODS))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
-        f'height="{len(panels) * (_HEIGHT + 80) + 40}" font-family="sans-serif" font-size="11">'
+        f'height="{len(panels) * (_HEIGHT + 80) + 70}" font-family="sans-serif" font-size="11">'
     ]
     for number, (method, color) in enumerate(_COLORS.items()):
         at = _LEFT + 90 * number

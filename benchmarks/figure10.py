@@ -54,7 +54,7 @@ def main() -> None:
     write_section(
         options.page,
         "figure 10",
-        f"{made_with('figure10.py', options)}\n\n"
+        f"{made_with('figure10.py', options, table)}\n\n"
         "Predicted step times in ms; OOM: predicted not to fit.\n\n"
         f"{step_table(table)}\n\n"
         + "\n".join(step_findings(table))

@@ -27,7 +27,7 @@ def main() -> None:
     write_section(
         options.page,
         "figure 8",
-        f"{made_with('figure8.py', options)}\n\n"
+        f"{made_with('figure8.py', options, table)}\n\n"
         "Predicted step times in ms; OOM: predicted not to fit.\n\n"
         f"{step_table(table)}\n\n"
         + "\n".join(findings)

@@ -80,7 +80,7 @@ def main() -> None:
     write_section(
         options.page,
         "figure 9",
-        f"{made_with('figure9.py', options)}\n\n"
+        f"{made_with('figure9.py', options, table)}\n\n"
         "Search times in seconds. The analysis, on which all stand here, is not in them.\n\n"
         f"{table_of(table)}\n\n"
         + "\n".join(findings(table))

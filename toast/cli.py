@@ -481,7 +481,9 @@ def compare(
     ] = "toast,manual,automap,alpa,shardy",
     limit: Annotated[
         float,
-        typer.Option("--limit", min=0.0, help="Seconds that each baseline's search may take."),
+        typer.Option(
+            "--limit", min=0.0, help="Seconds that AutoMap's search and Alpa's solver may take."
+        ),
     ] = 60.0,
     memory: Annotated[
         float | None, typer.Option("--memory", help="Limit per device in GiB.")
