@@ -149,7 +149,7 @@ def plan(
 
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
-        _check_axes(space)
+        _check_axes(analysis, mesh)
         model = CostModel(space, machine, overlap=overlap, like=like)
         begin_fixed(model)
         begun = () if start is None else (actions_like(space, start),)
@@ -213,6 +213,12 @@ def _notes(settings: Settings, found: Found) -> list[str]:
     return [*several, *found.notes]
 
 
+def check_mesh(analysis: Analysis, mesh: Mesh, machine: Hardware) -> None:
+    """Raise :class:`toast.errors.MeshError` where a mesh suits no device or no dimension."""
+    hardware_stage.check_size(machine, mesh)
+    _check_axes(analysis, mesh)
+
+
 def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     """``machine`` as it looks to a program small enough to be run for proof.
 
@@ -231,14 +237,14 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     )
 
 
-def _check_axes(space: Space) -> None:
+def _check_axes(analysis: Analysis, mesh: Mesh) -> None:
     """Every axis of more than one device must divide some dimension."""
-    names = space.analysis.names
+    names = analysis.names
     divisors = names.divisor[names.shardable]
-    for axis, size in space.mesh.axes:
+    for axis, size in mesh.axes:
         if size > 1 and not (divisors % size == 0).any():
             largest = int(divisors.max(initial=1))
             raise MeshError(
-                f"mesh axis {axis}={size} divides no dimension of {space.analysis.program.name} "
+                f"mesh axis {axis}={size} divides no dimension of {analysis.program.name} "
                 f"(the largest has {largest} elements); choose a divisor of one"
             )

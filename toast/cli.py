@@ -1,4 +1,4 @@
-"""The command line: ``toast plan``, ``analyze``, ``verify``, ``validate``, ``models`` ..."""
+"""The command line: ``toast plan``, ``compare``, ``analyze``, ``verify``, ``validate`` ..."""
 
 from __future__ import annotations
 
@@ -499,6 +499,86 @@ def validate(
     if plot:
         write_all({plot: stage.plot(found)}, PlanError)
     _console().print(stage.table(found))
+
+
+class Compiler(enum.StrEnum):
+    """Who judges plans without running them."""
+
+    tpu = "tpu"
+
+
+@app.command()
+@_errors
+def compare(
+    target: Target,
+    mesh: MeshOption,
+    hardware: HardwareOption = "tpu-v5e",
+    methods: Annotated[
+        str,
+        typer.Option(
+            "--methods",
+            help="toast; manual, the best of what experts write for a model, and of all "
+            "combinations; automap, a search that propagates after every action; alpa, an integer "
+            "linear program; shardy, the batch on all axes, and propagation.",
+        ),
+    ] = "toast,manual,automap,alpa,shardy",
+    limit: Annotated[
+        float,
+        typer.Option(
+            "--limit", min=0.0, help="Seconds that AutoMap's search and Alpa's solver may take."
+        ),
+    ] = 60.0,
+    memory: Annotated[
+        float | None, typer.Option("--memory", help="Limit per device in GiB.")
+    ] = None,
+    oracle: Annotated[
+        Compiler | None,
+        typer.Option("--oracle", help="tpu: XLA's TPU compiler judges every plan as well."),
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds a compile may take.")] = 600,
+    seed: SeedOption = 0,
+    layers: LayersOption = None,
+    sequence: SequenceOption = None,
+    batch: BatchOption = None,
+    edges: EdgesOption = None,
+    experts: ExpertsOption = None,
+    arg: ArgOption = None,
+    rules: RulesOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Partition TARGET by TOAST and by other methods; all priced by the same cost model.
+
+    A search that reaches its limit gives the best that it has, and says so. The TPU compiler comes
+    with the extra toast-partitioner[tpu].
+    """
+    from toast import compare as stage
+    from toast import report
+    from toast.errors import PlanError
+    from toast.files import write_all
+    from toast.hardware import Mesh, load
+    from toast.models import ZOO
+
+    wanted = stage.chosen(methods)
+    sizes = _sizes(layers, sequence, batch, edges, experts)
+    parsed, machine = Mesh.parse(mesh), load(hardware)
+    memory_bytes = machine.memory_limit_bytes if memory is None else memory * 2**30
+    with _progress() as progress:
+        analysis = _analyzed(target, sizes, arg, rules, progress)
+        rows = stage.compare(
+            analysis, parsed, machine, wanted,
+            strategies=ZOO[target].strategies if target in ZOO else None,
+            limit=limit, memory_bytes=memory_bytes, seed=seed,
+            oracle=oracle.value if oracle else None, timeout=timeout, progress=progress,
+        )  # fmt: skip
+    _warn(report.missing_rules(analysis))
+    if json_file:
+        data = {
+            "version": 1, "program": analysis.program.name, "mesh": dict(parsed.axes),
+            "hardware": machine.name, "memory_bytes": memory_bytes, "limit_seconds": limit,
+            "methods": [row.to_dict() for row in rows],
+        }  # fmt: skip
+        write_all({json_file: json.dumps(data, indent=2, allow_nan=False) + "\n"}, PlanError)
+    _console().print(report.comparison_table(analysis, parsed, machine, memory_bytes, rows))
 
 
 @app.command()

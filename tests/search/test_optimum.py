@@ -277,8 +277,8 @@ def test_too_many_states_are_refused() -> None:
         SearchError, match=r"more than 10 reachable states on mesh d=4; use a small"
     ):
         best_reachable(model_for("chain"), np.inf, max_states=10)
+    tight = model_for("square", "d=2,m=2", "h100")
     with pytest.raises(SearchError, match=r"more than 10 partial states are left to look at"):
-        tight = model_for("square", "d=2,m=2", "h100")
         best_legal(tight, 0.55 * tight.initial_peak, max_states=10)
     with pytest.raises(SearchError, match=r"a value is used by too many ops"):
         best_legal(model_for("train step", "a=2,b=2,c=2"), np.inf)

@@ -2,7 +2,7 @@
 
 from toast.baselines.alpa import alpa
 from toast.baselines.automap import automap, shardy
-from toast.baselines.manual import manual_states
+from toast.baselines.manual import manual, manual_states
 from toast.baselines.propagated import Propagator, Sharded
 
-__all__ = ["Propagator", "Sharded", "alpa", "automap", "manual_states", "shardy"]
+__all__ = ["Propagator", "Sharded", "alpa", "automap", "manual", "manual_states", "shardy"]

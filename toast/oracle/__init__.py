@@ -2,6 +2,6 @@
 
 from toast.oracle.hlo import Communication, communication_in
 from toast.oracle.schedule import Schedule
-from toast.oracle.tpu import Verdict, judge
+from toast.oracle.tpu import Verdict, check, judge
 
-__all__ = ["Communication", "Schedule", "Verdict", "communication_in", "judge"]
+__all__ = ["Communication", "Schedule", "Verdict", "check", "communication_in", "judge"]

@@ -66,6 +66,17 @@ _TOPOLOGIES: dict[str, tuple[str, int, dict[str, Any], str]] = {
 }
 
 
+def check(hardware: Hardware) -> None:
+    """Raise what :func:`judge` raises where it has no compiler for ``hardware``."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise PlanError(
+            "the TPU compiler is not installed: pip install 'toast-partitioner[tpu]', or libtpu"
+        )
+    if hardware.name not in _TOPOLOGIES:
+        known = ", ".join(_TOPOLOGIES)
+        raise HardwareError(f"no TPU compiler for {hardware.name}; there is one for {known}")
+
+
 def judge(
     program: Program,
     shardings: Shardings,
@@ -84,13 +95,7 @@ def judge(
     """
     if not isinstance(program.source, Source):
         raise PlanError(f"{program.name} is a fact base: there is nothing to compile")
-    if importlib.util.find_spec("libtpu") is None:
-        raise PlanError(
-            "the TPU compiler is not installed: pip install 'toast-partitioner[tpu]', or libtpu"
-        )
-    if hardware.name not in _TOPOLOGIES:
-        known = ", ".join(_TOPOLOGIES)
-        raise HardwareError(f"no TPU compiler for {hardware.name}; there is one for {known}")
+    check(hardware)
     name, dimensions, options, accelerator = _TOPOLOGIES[hardware.name]
     devices = shardings.mesh.devices
     topology = f"{name}:{'x'.join(map(str, _slice(devices, dimensions)))}"

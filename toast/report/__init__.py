@@ -3,6 +3,7 @@
 from toast.report.devices import calibration_table, hardware_list, hardware_tables
 from toast.report.tables import (
     analysis_table,
+    comparison_table,
     missing_rules,
     plan_tables,
     verification_table,
@@ -11,6 +12,7 @@ from toast.report.tables import (
 __all__ = [
     "analysis_table",
     "calibration_table",
+    "comparison_table",
     "hardware_list",
     "hardware_tables",
     "missing_rules",

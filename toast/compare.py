@@ -1,0 +1,176 @@
+"""One program partitioned by several methods, all priced by the same cost model."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from toast import api
+from toast.analysis import Analysis
+from toast.baselines import alpa, automap, manual, shardy
+from toast.cost import Overlap
+from toast.errors import HardwareError, PlanError, SearchError, ToastError
+from toast.hardware import Hardware, Mesh
+from toast.models import Strategies
+from toast.oracle import Verdict, check, judge
+from toast.plan import Plan, spec_text
+from toast.search import Round, Settings
+
+#: What there is to compare, in the order of the table.
+METHODS = ("toast", "manual", "automap", "alpa", "shardy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """What one method made of the program; all but ``error`` may be missing if it failed."""
+
+    method: str
+    #: Predicted, per device.
+    step_seconds: float = float("nan")
+    peak_bytes: float = float("nan")
+    fits: bool = False
+    cost: float = float("nan")
+    #: States priced.
+    states: int = 0
+    #: What the method took; the analysis, which all stand on, is not in it.
+    search_seconds: float = float("nan")
+    note: str = ""
+    #: Why there is no plan.
+    error: str = ""
+    verdict: Verdict | None = None
+    #: Why there is no verdict, where one was asked for.
+    verdict_error: str = ""
+    plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain data, for JSON: shardings of arguments in place of the plan."""
+        fields = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("plan", "verdict")
+        }
+        # JSON has no NaN.
+        row = {name: None if value != value else value for name, value in fields.items()}
+        row["verdict"] = dataclasses.asdict(self.verdict) if self.verdict else None
+        specs = self.plan.arguments if self.plan else {}
+        row["arguments"] = {name: spec_text(spec) for name, spec in specs.items()}
+        return row
+
+
+def chosen(text: str) -> tuple[str, ...]:
+    """The methods that ``"toast,alpa"`` names.
+
+    Raises :class:`toast.errors.SearchError` for one there is not.
+
+    >>> chosen("toast, alpa")
+    ('toast', 'alpa')
+    """
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in found:
+        if name not in METHODS:
+            near = difflib.get_close_matches(name.lower(), METHODS, 2)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            raise SearchError(f"no method called {name}; {hint}known: {', '.join(METHODS)}")
+    if not found:
+        raise SearchError(f"no method given; known: {', '.join(METHODS)}")
+    return found
+
+
+def compare(
+    analysis: Analysis,
+    mesh: Mesh,
+    hardware: Hardware,
+    methods: Sequence[str] = METHODS,
+    *,
+    strategies: Strategies | None = None,
+    limit: float = 60.0,
+    memory_bytes: float | None = None,
+    overlap: Overlap = "partial",
+    seed: int = 0,
+    oracle: Literal["tpu"] | None = None,
+    timeout: float = 600.0,
+    progress: Callable[[str], None] | None = None,
+) -> list[Compared]:
+    """Partition a program by each of ``methods``.
+
+    ``strategies`` are what experts write for it; without them ``manual`` has a row that says so.
+    ``limit`` ends the search of AutoMap and the solver of Alpa, in seconds, with the best that
+    they have.  With ``oracle="tpu"`` XLA's compiler judges every plan, for at most ``timeout``
+    seconds each.  A method, or a compile, that fails costs its row only.
+
+    Raises :class:`toast.errors.MeshError` when no dimension can use the mesh, and what
+    :func:`toast.oracle.judge` raises where there is no compiler.
+    """
+    methods = chosen(",".join(methods))
+    tell = progress or (lambda _stage: None)
+    if memory_bytes is not None:
+        if memory_bytes <= 0:
+            raise SearchError(f"memory limit of {memory_bytes:g} bytes: must be positive")
+        # A plan that does not fit has a row like any other: the limit is the device's here.
+        hardware = dataclasses.replace(hardware, memory_limit_bytes=memory_bytes)
+    if oracle:
+        check(hardware)
+    api.check_mesh(analysis, mesh, hardware)
+
+    def told(event: str | Round) -> None:
+        if isinstance(event, str):
+            tell(f"{method}: {event}")
+        else:
+            tell(f"{method}: round {event.number + 1}, {event.states} states, {event.cost:.4g}")
+
+    makers: dict[str, Callable[[], Plan]] = {
+        "toast": lambda: api.plan(
+            analysis, mesh=mesh, hardware=hardware, overlap=overlap,
+            settings=Settings(seed=seed), progress=told,
+        ),
+        "manual": lambda: manual(
+            analysis, mesh, hardware, strategies or {}, overlap=overlap, progress=told
+        ),
+        "automap": lambda: automap(
+            analysis, mesh, hardware, seed=seed, budget=limit, overlap=overlap, progress=told
+        ),
+        "alpa": lambda: alpa(
+            analysis, mesh, hardware, time_limit=limit, overlap=overlap, progress=told
+        ),
+        "shardy": lambda: shardy(analysis, mesh, hardware, overlap=overlap),
+    }  # fmt: skip
+    rows = []
+    for method in methods:
+        told("begins")
+        row = _row(method, makers[method])
+        if oracle and row.plan:
+            told("compiling")
+            row = _judged(row, row.plan, timeout)
+        rows.append(row)
+    return rows
+
+
+def _row(method: str, make: Callable[[], Plan]) -> Compared:
+    begin = time.perf_counter()
+    try:
+        plan = make()
+    except ToastError as error:
+        spent = time.perf_counter() - begin
+        return Compared(method, search_seconds=spent, error=str(error))
+    return Compared(
+        method,
+        step_seconds=plan.after.step_seconds,
+        peak_bytes=plan.after.peak_bytes,
+        fits=plan.fits,
+        cost=plan.cost,
+        states=plan.states,
+        search_seconds=time.perf_counter() - begin,
+        note=plan.note,
+        plan=plan,
+    )
+
+
+def _judged(row: Compared, plan: Plan, timeout: float) -> Compared:
+    try:
+        verdict = judge(plan.analysis.program, plan.shardings, plan.hardware, timeout=timeout)
+    except (PlanError, HardwareError) as error:
+        return dataclasses.replace(row, verdict_error=str(error))
+    return dataclasses.replace(row, verdict=verdict)
