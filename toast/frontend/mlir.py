@@ -712,7 +712,7 @@ def portable_artifact(module: ir.Module) -> bytes:
     version = stablehlo.get_version_from_compatibility_requirement(
         stablehlo.StablehloCompatibilityRequirement.WEEK_4
     )
-    return bytes(jax_extension.mlir.serialize_portable_artifact(module, version, True))
+    return bytes(jax_extension.mlir.serialize_portable_artifact(bytecode(module), version, True))
 
 
 def forget_shardings_of_ops(module: ir.Module) -> None:
