@@ -36,6 +36,7 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX would look for the TPU of an installed libtpu
 
 import toast
 from toast import api
