@@ -1,7 +1,7 @@
 """TOAST against XLA's own auto-sharding pass, Alpa's, for 8 TPU v5e; writes docs/alpa-xla.md.
 
     python benchmarks/alpa_xla.py --small                   # two minutes
-    python benchmarks/alpa_xla.py --small --layers 2 4      # all of the page
+    python benchmarks/alpa_xla.py --small --layers 2        # all of the page
 
 The last libtpu that has the pass is put into a virtual environment of its own, in
 ~/.cache/toast/alpa-venv; no TPU is needed.  What XLA found is kept in ~/.cache/toast/alpa-xla, so
