@@ -422,22 +422,36 @@ def _combiner(region: Any) -> str:
     return names.pop() if len(names) == 1 else "other"
 
 
+#: Kinds of locations, and how jaxlib 0.10.0 asks for them; in later ones they are classes.
+_LOCATIONS = {
+    "NameLoc": "is_a_name", "FileLineColLoc": "is_a_file", "CallSiteLoc": "is_a_callsite",
+    "FusedLoc": "is_a_fused",
+}  # fmt: skip
+
+
+def is_location(place: Any, kind: str) -> bool:
+    """Whether a location is of a kind, such as ``NameLoc``."""
+    if hasattr(ir, kind):
+        return isinstance(place, getattr(ir, kind))
+    return bool(getattr(place, _LOCATIONS[kind])())
+
+
 def location(operation: Any) -> Location:
     """The primitive path and the innermost source line of an op."""
     path, file, line, function = "", "", 0, ""
     here = operation.location
     while here is not None:
-        if isinstance(here, ir.NameLoc):
-            if isinstance(here.child_loc, ir.FileLineColLoc):
+        if is_location(here, "NameLoc"):
+            if is_location(here.child_loc, "FileLineColLoc"):
                 function = here.name_str
             elif not path:
                 path = here.name_str
             here = here.child_loc
-        elif isinstance(here, ir.CallSiteLoc):
+        elif is_location(here, "CallSiteLoc"):
             here = here.callee
-        elif isinstance(here, ir.FusedLoc):
+        elif is_location(here, "FusedLoc"):
             here = here.locations[0] if here.locations else None
-        elif isinstance(here, ir.FileLineColLoc):
+        elif is_location(here, "FileLineColLoc"):
             file, line, here = here.filename, here.start_line, None
         else:
             here = None
@@ -706,7 +720,7 @@ def portable_artifact(module: ir.Module) -> bytes:
     version = stablehlo.get_version_from_compatibility_requirement(
         stablehlo.StablehloCompatibilityRequirement.WEEK_4
     )
-    return bytes(jax_extension.mlir.serialize_portable_artifact(module, version, True))
+    return bytes(jax_extension.mlir.serialize_portable_artifact(bytecode(module), version, True))
 
 
 def forget_shardings_of_ops(module: ir.Module) -> None:

@@ -78,7 +78,9 @@ class _Reader:
                 raise TargetError(f"{self._origin}: argument {index}: {error}") from None
             (self._numbers[argument],) = self._add(None, "argument", (), (type_,))
             place = argument.location
-            arguments.append(place.name_str if isinstance(place, ir.NameLoc) else f"arg{index}")
+            arguments.append(
+                place.name_str if mlir.is_location(place, "NameLoc") else f"arg{index}"
+            )
         returned = self._block(block, 1)
         for index, value in enumerate(returned.operands):
             if mlir.is_tuple(value):
