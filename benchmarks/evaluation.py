@@ -301,6 +301,7 @@ def seconds_text(row: Row) -> str:
 def made_with(script: str, options: argparse.Namespace, table: Table) -> str:
     """How a section came about."""
     command = f"benchmarks/{script}" + (" --quick" if options.quick else "")
+    command += "".join(f" --only {word}" for word in options.only)
     about = (
         f"Made by `{command}` with {versions()} on {os.cpu_count()} cores; AutoMap's search "
         f"and Alpa's solver limited to {options.limit:g} s (* where that ended it)."
@@ -446,6 +447,10 @@ def options_of(description: str) -> argparse.Namespace:
         "--limit", type=float,
         help=f"seconds for each baseline's search (default: {LIMIT:g}; quick: {QUICK_LIMIT:g})",
     )  # fmt: skip
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="WORD",
+        help="a part of the grid: cells with this model, device or mesh (may be given again)",
+    )  # fmt: skip
     parser.add_argument("--store", type=pathlib.Path, default=STORE, help="where results are kept")
     parser.add_argument("--page", type=pathlib.Path, default=PAGE, help="the page to write")
     options = parser.parse_args()
@@ -454,10 +459,23 @@ def options_of(description: str) -> argparse.Namespace:
     return options
 
 
+def chosen(cell: Cell, words: Sequence[str]) -> bool:
+    """Whether a cell has all the words, of each kind one."""
+    fields = (cell.model, cell.hardware, cell.mesh)
+    kinds = (MODELS, HARDWARE, {cell.mesh, *words} - {*MODELS, *HARDWARE})
+    return all(
+        field in words or not set(words) & set(kind)
+        for field, kind in zip(fields, kinds, strict=True)
+    )
+
+
 def measured(wanted: Sequence[Cell], options: argparse.Namespace) -> Table:
     """The results of all cells; an interrupt ends the script with a word on how to go on."""
+    cells = [cell for cell in wanted if options.only == [] or chosen(cell, options.only)]
+    if not cells:
+        raise SystemExit(f"no cell of the grid is of {', '.join(options.only)}")
     try:
-        return by_place(results(wanted, Store(options.store, sources())))
+        return by_place(results(cells, Store(options.store, sources())))
     except KeyboardInterrupt:
         print(f"interrupted; what is done is in {options.store}, run again to go on",
               file=sys.stderr)  # fmt: skip
