@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -95,7 +96,7 @@ def plan(
     *arguments: Any,
     mesh: str | Mesh | jax.sharding.Mesh | None = None,
     devices: int | None = None,
-    hardware: str | Hardware,
+    hardware: str | pathlib.Path | Hardware,
     donate: Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
     memory_bytes: float | None = None,
@@ -135,9 +136,13 @@ def plan(
     >>> made.arguments["x"]
     (('data',), ())
     """
-    machine = hardware_stage.load(hardware) if isinstance(hardware, str) else hardware
+    machine = hardware if isinstance(hardware, Hardware) else hardware_stage.load(hardware)
     meshes = candidate_meshes(mesh, devices, machine)
     settings = settings or Settings()
+    if settings.budget is not None and not settings.budget >= 0:
+        raise SearchError(f"budget of {settings.budget:g} seconds: must be positive, or 0")
+    if settings.budget == math.inf:
+        settings = dataclasses.replace(settings, budget=None)
     if isinstance(target, Analysis):
         analysis = target
     else:
@@ -162,7 +167,7 @@ def plan(
             progress("decision space")
         model, _, _, begun = prepare(meshes[0])
         seconds["decision space"] = time.perf_counter() - begin
-    if limit <= 0:
+    if not limit > 0:  # nor NaN
         raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
     if devices is None:
         if progress:
@@ -210,7 +215,10 @@ def candidate_meshes(
 def _notes(settings: Settings, found: Found) -> list[str]:
     """What else there is to know of a search."""
     several = [f"best of {settings.restarts} searches"] if settings.restarts > 1 else []
-    return [*several, *found.notes]
+    if found.stopped and several:
+        several = [f"best of at most {settings.restarts} searches"]
+    ended = {"budget": ["stopped at its budget"], "interrupt": ["interrupted"]}
+    return [*several, *ended.get(found.stopped, []), *found.notes]
 
 
 def check_mesh(analysis: Analysis, mesh: Mesh, machine: Hardware) -> None:

@@ -481,6 +481,8 @@ def validate(
     if oracle is Judge.cpu:
         if parsed.devices > 256:
             raise MeshError(f"mesh {mesh}: at most 256 CPU devices; use a smaller mesh")
+        if full or plot:
+            raise PlanError("--full and --plot are for --oracle tpu; CPU devices only run plans")
         _use_cpu_devices(parsed.devices)
     from toast import api
     from toast import validate as stage
@@ -659,8 +661,9 @@ def hardware_calibrate(
 
     fitted = calibrate.calibrate(load(device), calibrate.read_table(collectives))
     place = output or pathlib.Path(f"{pathlib.Path(device).stem}-calibrated.toml")
+    if place.suffix != ".toml":
+        raise HardwareError(f"--output {place}: hardware files end in .toml")
     write_all({place: calibrate.file_text(device, fitted, source)}, HardwareError)
-    load(str(place))
     _console().print(report.calibration_table(fitted))
     print(f"written to {place}")
 

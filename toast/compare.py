@@ -107,7 +107,7 @@ def compare(
     methods = chosen(",".join(methods))
     tell = progress or (lambda _stage: None)
     if memory_bytes is not None:
-        if memory_bytes <= 0:
+        if not memory_bytes > 0:  # nor NaN
             raise SearchError(f"memory limit of {memory_bytes:g} bytes: must be positive")
         # A plan that does not fit has a row like any other: the limit is the device's here.
         hardware = dataclasses.replace(hardware, memory_limit_bytes=memory_bytes)

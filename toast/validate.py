@@ -20,7 +20,7 @@ from toast.cost import CostModel
 from toast.errors import PlanError
 from toast.hardware import Hardware, Mesh
 from toast.models import Strategies
-from toast.oracle import Verdict, judge
+from toast.oracle import Verdict, check, judge
 from toast.plan.plan import Prediction
 from toast.plan.shard import shardings_of
 from toast.search import Search, Settings
@@ -149,8 +149,13 @@ def validate(
     The others are single actions and random legal states, by turns.  ``oracle="tpu"`` compiles for
     a TPU (``full``: to the end, for the time of the schedule); ``oracle="cpu"`` runs the program on
     as many CPU devices as the mesh has, which JAX must have been started with.  A plan that fails
-    costs its row.  Raises :class:`toast.errors.PlanError` when there is no TPU compiler.
+    costs its row.  Raises :class:`toast.errors.PlanError` when there is no TPU compiler, for a fact
+    base, and when all plans fail.
     """
+    if analysis.program.source is None:
+        raise PlanError(f"{analysis.program.name} is a fact base: there is nothing to compile")
+    if oracle == "tpu":
+        check(hardware)
     model = CostModel(Space(analysis, mesh), hardware)
     rows = []
     for name, state in states_to_compare(model, plans=plans, strategies=strategies, seed=seed):
@@ -166,10 +171,10 @@ def validate(
                 found = apply.verify(analysis.program, shardings, seed=seed)
                 row = dataclasses.replace(row, verification=found)
         except PlanError as error:
-            if "not installed" in str(error):
-                raise
             row = dataclasses.replace(row, error=str(error))
         rows.append(row)
+    if all(row.error for row in rows):
+        raise PlanError(f"no plan could be judged: {rows[0].error}")
     return Validation(tuple(rows), hardware.memory_limit_bytes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 from toast.errors import HardwareError
 from toast.hardware import Collectives, Mesh, load
 from toast.hardware.calibrate import COLUMNS, calibrate, errors, file_text, read_table
+from toast.resources import directory
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
 
@@ -90,6 +92,8 @@ HEAD = "collective,devices,bytes,seconds\n"
         (HEAD + "gather,8,1024,1e-5\n", ":2: unknown collective gather; known: all_gather,"),
         (HEAD + "all_gather,1,1024,1e-5\n", "devices must be at least 2, bytes and seconds"),
         (HEAD + "all_gather,8,1024,nan\n", "devices must be at least 2, bytes and seconds"),
+        (HEAD + "all_gather,8,inf,1e-5\n", "devices must be at least 2, bytes and seconds"),
+        (HEAD + "all_gather,8,1024,17\n", "17 s is too slow to be true; give seconds, not the"),
         (HEAD, ": no measured times; write rows of collective,devices,bytes,seconds"),
     ],
 )
@@ -105,6 +109,43 @@ def test_bad_tables(text: str, message: str, tmp_path: pathlib.Path) -> None:
 def test_tables_that_cannot_be_read() -> None:
     with pytest.raises(HardwareError, match=r"missing.csv: cannot read: No such file"):
         read_table("missing.csv")
+
+
+def test_tables_may_be_a_spreadsheet_s(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(
+        '"collective","devices","bytes","seconds"\n"all_gather",8,1024,1e-5\n', "utf-8-sig"
+    )
+    assert len(read_table(path)) == 1
+
+
+def test_what_is_not_fitted_stays_as_it_stands(tmp_path: pathlib.Path) -> None:
+    """Also where collectives stand before other tables, or have blanks in their brackets."""
+    h100 = (directory("hardware") / "h100.toml").read_text()
+    head, *blocks = h100.split("[[collective]]")
+    path = tmp_path / "mine.toml"
+    tables = "".join("[[ collective ]]" + block.rstrip() + "\n" for block in blocks)
+    first, second = head.split("[efficiency]")
+    path.write_text(f"{first}{tables}[efficiency]{second}")
+    assert load(str(path)) == load("h100")
+    rows = table("h200")
+    found = calibrate(load(str(path)), rows[rows["collective"] == "all_reduce"])
+    text = file_text(str(path), found, "Here")
+    path.write_text(text)
+    assert set(load(str(path)).measured) == set(found.measured)
+    assert text.count("# Here: fitted") == sum(m.kind == "all_reduce" for m in found.measured)
+    with pytest.raises(HardwareError, match="--source must be one line"):
+        file_text(str(path), found, "one\ntwo")
+
+
+def test_slow_links_can_be_fitted(tmp_path: pathlib.Path) -> None:
+    text = (directory("hardware") / "h100.toml").read_text().split("[[collective]]")[0]
+    slow = re.sub(r"(node_bandwidth_bytes_per_s = )\S+", r"\g<1>0.125e9", text)
+    path = tmp_path / "slow.toml"
+    path.write_text(slow)
+    rows = pd.DataFrame([("all_reduce", 8, 2.0**n, 1e-4 + 2.0**n / 1e8) for n in range(10, 24)])
+    rows.columns = list(COLUMNS)
+    assert calibrate(load(str(path)), rows).measured
 
 
 def test_what_cannot_be_fitted() -> None:

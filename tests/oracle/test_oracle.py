@@ -200,6 +200,7 @@ def test_a_compile_that_fails_costs_its_row(
         return verdict
 
     monkeypatch.setattr(stage, "judge", judged)
+    monkeypatch.setattr(stage, "check", lambda _hardware: None)
     found = validate(plan.analysis, Mesh.parse("b=4"), load("tpu-v5e"), plans=2)
     assert [row.name for row in found.rows][:2] == ["found", "unsharded"]
     assert len(found.compiled) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,10 @@ import pytest
 import toast
 from tests.helpers import action, analyzed, f32, mlp, model_of
 from toast.cost import Prices
-from toast.errors import MeshError, SearchError
+from toast.errors import HardwareError, MeshError, SearchError
 from toast.hardware import Mesh, load
 from toast.models.zoo import attention
+from toast.resources import directory
 from toast.search import Round, Search, Settings
 from toast.space import States
 
@@ -177,6 +179,27 @@ def test_all_actions_at_once_are_the_actions_one_by_one() -> None:
         assert (every[number] == one).all()
         assert (space.apply_all(every, each)[number] == space.apply(one, each)).all()
     assert (few == every[[5, 2]]).all()
+
+
+@pytest.mark.parametrize("mesh", ["d=1", "d=1,m=1"])
+def test_a_mesh_of_one_device(mesh: str) -> None:
+    plan = toast.plan(analyzed("t2b-tiny"), mesh=mesh, hardware="h100")
+    assert plan.steps == ()
+    assert plan.after == plan.before
+
+
+def test_arguments_that_are_none_of_those_there_are(tmp_path: pathlib.Path) -> None:
+    analysis = analyzed("t2b-tiny")
+    with pytest.raises(SearchError, match="overlap 'half': give one of none, partial and full"):
+        toast.plan(analysis, mesh="d=2", hardware="h100", overlap="half")  # type: ignore[arg-type]
+    with pytest.raises(HardwareError, match="hardware None: give a name, or the path"):
+        toast.plan(analysis, mesh="d=2", hardware=None)  # type: ignore[arg-type]
+    path = tmp_path / "mine.toml"
+    path.write_text((directory("hardware") / "h100.toml").read_text())
+    assert toast.plan(analysis, mesh="d=2", hardware=path).hardware == load("h100")
+    unnamed = jax.sharding.Mesh(np.array(jax.devices()[:2]), (0,))
+    with pytest.raises(MeshError, match="its axes have no names"):
+        toast.plan(analysis, mesh=unnamed, hardware="h100")
 
 
 def test_progress_is_told_of_every_round() -> None:

@@ -16,6 +16,7 @@ from tests.helpers import analyzed, f32, mlp
 from toast import Constraints
 from toast.errors import PinError, PlanError
 from toast.hardware import Hardware, Mesh, load
+from toast.models import build
 from toast.space.constraints import parse_spec
 
 MESH = "d=4,m=2"
@@ -51,7 +52,13 @@ def test_shardings_are_written_as_jax_does(text: str, entries: tuple[object, ...
     assert parse_spec(text) == entries
 
 
-@pytest.mark.parametrize("text", ["", "d", "Q('d')", "P('d'", "P('1d')", "P(d=4)"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "d", "Q('d')", "P('d'", "P('1d')", "P(d=4)", "P(('d','m')", "P('d',,'m')", "P(3)",
+        "P((None,))", "P(" + "(" * 5000,
+    ],
+)  # fmt: skip
 def test_what_is_no_sharding(text: str) -> None:
     with pytest.raises(PinError, match=r"is no sharding; write P\('data', None\)"):
         parse_spec(text)
@@ -172,6 +179,30 @@ def test_devices_must_divide_what_is_pinned() -> None:
         planned(analysis, fix={"w1:1": "d"})
 
 
+def test_what_is_fixed_stays_so() -> None:
+    """No refinement takes it back, and nothing that contradicts it is accepted."""
+    analysis = analyzed("t2b-tiny")
+    plan = planned(analysis, fix={"tokens:0": "d", "params['embedding']:1": "m"})
+    assert "d" in plan.arguments["tokens"][0]
+    assert "m" in plan.arguments["params['embedding']"][1]
+    for fixed, other in (
+        ({"tokens:0": "d", "tokens:1": "d"}, {}),
+        ({"tokens:0": "d"}, {"pin": {"tokens": P()}}),
+        ({"tokens:0": "d"}, {"forbid": {"tokens": "d"}}),
+    ):
+        with pytest.raises(PinError, match=r"fix: tokens:\d does not get axis d: .*; drop one"):
+            planned(analysis, fix=fixed, **other)
+
+
+def test_axes_of_one_dimension_lie_in_the_order_of_the_pin(mlp_analysis: toast.Analysis) -> None:
+    for axes in (("d", "m"), ("m", "d")):
+        plan = planned(mlp_analysis, pin={"w1": P(None, axes)})
+        assert plan.arguments["w1"] == ((), axes)
+        assert plan.verify().equal
+    with pytest.raises(PinError, match=r"^pin w2: axes m and d in another order than pin w1"):
+        planned(mlp_analysis, pin={"w1": P(None, ("d", "m")), "w2": P(("m", "d"))})
+
+
 def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> None:
     analysis = analyzed("t2b-tiny")
     machine = machine_for(analysis)
@@ -184,6 +215,23 @@ def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> 
             settings=toast.Settings(rounds=1, round_size=1, finalists=0),
         )  # fmt: skip
         assert again.cost <= first.cost
+    # Refinements, too.
+    moe = toast.analyze(build("moe-scan", layers=2, experts=32))
+    refined = toast.plan(moe, mesh="x=32", hardware="tpu-v3")
+    assert any(step.part for step in refined.steps)
+    refined.to_json(tmp_path / "refined.json")
+    for start in (refined, tmp_path / "refined.json"):
+        again = toast.plan(
+            moe, mesh="x=32", hardware="tpu-v3", start=start, settings=toast.Settings(budget=0.0)
+        )
+        assert again.cost == refined.cost
+        assert again.note == "stopped at its budget"
+    with pytest.raises(PlanError, match=r"no action of this plan has a counterpart here"):
+        toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "refined.json")
+    text = (tmp_path / "plan.json").read_text()
+    (tmp_path / "newer.json").write_text(text.replace('"version": 1', '"version": 9'))
+    with pytest.raises(PlanError, match=r"version 9 of plans is not known"):
+        toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "newer.json")
     (tmp_path / "none.json").write_text("{}")
     with pytest.raises(PlanError, match=r"none.json is no plan; give what --json wrote"):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "none.json")

@@ -136,7 +136,7 @@ def _setting(
 ) -> _Setting:
     check_size(hardware, mesh)
     limit = hardware.memory_limit_bytes if memory_bytes is None else memory_bytes
-    if limit <= 0:
+    if not limit > 0:  # nor NaN
         raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
     begin = time.perf_counter()
     space = Space(analysis, mesh, collapse=False)
@@ -370,7 +370,7 @@ class _Search:
         return changes
 
     def _length_cost(self, cost: float, length: int) -> float:
-        return cost + self._settings.action_cost * length
+        return cost * (1.0 + self._settings.action_cost * length)
 
     def _offer(self, node: _Node, path: _Path) -> None:
         rank = self._length_cost(node.cost, len(path)) + (0.0 if node.fits else 1e3)

@@ -25,6 +25,7 @@ import copy
 import dataclasses
 import itertools
 import os
+import typing
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
@@ -33,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost.tables import Tables, build
+from toast.errors import SearchError
 from toast.hardware import COLLECTIVES, Collectives, Hardware
 from toast.space import NONE, Space, States
 
@@ -203,6 +205,8 @@ class CostModel:
         like: CostModel | None = None,
     ) -> None:
         """``like`` is a model of the same program on another mesh; its tables are used again."""
+        if overlap not in typing.get_args(Overlap):
+            raise SearchError(f"overlap {overlap!r}: give one of none, partial and full")
         self.space = space
         self.overlap = overlap
         self.hardware = hardware
@@ -273,6 +277,8 @@ class CostModel:
         whole program: only then are a sum's parts in the order that its scattered shards need.
         """
         t, axes = self.tables, range(len(self._sizes))
+        if self.space.major is not None:
+            return np.broadcast_to(self.space.major, (len(used), len(self._sizes)))
         before = settled[:, t.use_value]
         kept = np.zeros((len(used), len(self._sizes)), dtype=np.int64)
         for a, b in itertools.combinations(axes, 2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+import tomllib
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,12 @@ from scipy.optimize import least_squares
 
 from toast.errors import HardwareError
 from toast.hardware.collectives import Collectives, steps, wire_share
-from toast.hardware.description import Hardware, Measured, load
+from toast.hardware.description import Hardware, Measured, load, parse
 from toast.hardware.mesh import Mesh
 from toast.resources import directory
+
+#: Times beyond these are in another unit: seconds at most, and bytes per second at least.
+_SLOW, _SLOW_RATE = 1e-2, 1e8
 
 Floats = npt.NDArray[np.float64]
 
@@ -58,7 +62,7 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
     """
     path = pathlib.Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise HardwareError(f"{path}: cannot read: {reason}; check the path") from None
@@ -67,7 +71,7 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        cells = [cell.strip() for cell in line.split(",")]
+        cells = [cell.strip().strip('"') for cell in line.split(",")]
         if not columns:
             columns = cells
             if missing := [c for c in COLUMNS if c not in cells]:
@@ -90,9 +94,14 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
             raise HardwareError(
                 f"{path}:{number}: unknown collective {row[0]}; known: {', '.join(_OFFERED)}"
             )
-        if not (row[1] > 1 and row[2] > 0 and 0 < row[3] < np.inf):
+        if not (row[1] > 1 and 0 < row[2] < np.inf and 0 < row[3] < np.inf):
             raise HardwareError(
                 f"{path}:{number}: '{line}': devices must be at least 2, bytes and seconds positive"
+            )
+        if row[3] > _SLOW + row[2] / _SLOW_RATE:
+            raise HardwareError(
+                f"{path}:{number}: '{line}': {row[3]:g} s is too slow to be true; give seconds, "
+                "not the microseconds of nccl-tests"
             )
         rows.append(row)
     if not rows:
@@ -169,7 +178,7 @@ def _fit(
     fastest = np.array([
         1e-7, 1e-9, 1 / hardware.memory_bytes_per_s, link.efficiency / link.bandwidth_bytes_per_s
     ])  # fmt: skip
-    slowest = np.array([1e-3, 1e-3, 1e-9, 1e-9])
+    slowest = np.maximum([1e-3, 1e-3, 1e-9, 1e-9], 100 * fastest)
     bounds = np.log(np.tile(fastest, len(names))), np.log(np.tile(slowest, len(names)))
 
     def residuals(parameters: Floats) -> Floats:
@@ -213,16 +222,20 @@ def _named(lines: list[Measured]) -> list[Measured]:
 def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
     """The hardware file of ``name_or_path`` with the fitted collectives instead of its own.
 
-    ``note`` is the source that every fitted figure is marked with.
+    ``note`` is the source that every fitted figure is marked with.  Collectives that were not
+    fitted stay as they stand.  Raises :class:`toast.errors.HardwareError` where the text would not
+    load.
     """
+    if "\n" in note or "\r" in note:
+        raise HardwareError("--source must be one line")
     path = pathlib.Path(name_or_path)
     if path.suffix != ".toml":
         path = directory("hardware") / f"{name_or_path}.toml"
     load(str(path))
-    text = path.read_text(encoding="utf-8")
-    head = re.split(r"\n(?:#[^\n]*\n)*\[\[collective\]\]", text)[0].rstrip("\n")
-    blocks = []
-    for m in calibration.measured:
+    fitted = set(calibration.errors["collective"])
+    rest, kept = _collective_blocks(path.read_text(encoding="utf-8-sig"))
+    blocks = [block for kind, block in kept if kind not in fitted]
+    for m in (m for m in calibration.measured if m.kind in fitted):
         of = calibration.errors[calibration.errors["collective"] == m.kind]
         large = of[of["size"] == "64 MB and more"]["mean"]
         error = f", mean error {large.mean():.1%} from 64 MB" if len(large) else ""
@@ -234,7 +247,27 @@ def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
                 if value != ""
             )
         )
-    return head + "\n\n" + "\n".join(blocks)
+    text = rest.rstrip("\n") + "\n\n" + "\n".join(blocks)
+    parse(path, text)
+    return text
+
+
+def _collective_blocks(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """A hardware file without its collectives, and these: the kind and the text of each."""
+    rest: list[str] = []
+    blocks: list[list[str]] = []
+    inside = False
+    for line in text.splitlines():
+        if line.lstrip().startswith("["):
+            inside = bool(re.match(r"\s*\[\[\s*collective\s*\]\]", line))
+            if inside:
+                blocks.append([])
+        (blocks[-1] if inside else rest).append(line)
+    found = []
+    for block in blocks:
+        (entry,) = tomllib.loads("\n".join(block))["collective"]
+        found.append((str(entry["kind"]), "\n".join(block).rstrip("\n") + "\n"))
+    return "\n".join(rest), found
 
 
 def _toml(value: str | float) -> str:

@@ -165,6 +165,8 @@ _CHOICES = {
     "kind": ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"),
     "algorithm": ("ring", "recursive doubling", "tree", "in-switch", "direct"),
 }
+#: What products may round float32 operands to.
+_ROUNDED = ("bf16", "f16")
 #: StableHLO element types as the program representation writes them.
 _ELEMENT_TYPE = re.compile(r"bf16|f16|f32|f64|u?i(2|4|8|16|32|64)|c64|c128|f[468]e\dm\d\w*")
 
@@ -174,16 +176,18 @@ def names() -> list[str]:
     return sorted(path.stem for path in directory("hardware").glob("*.toml"))
 
 
-def load(name_or_path: str) -> Hardware:
+def load(name_or_path: str | pathlib.Path) -> Hardware:
     """A shipped device by name, or a user's ``.toml`` file by path.
 
     Raises :class:`toast.errors.HardwareError`: for an unknown name with the nearest known one, for
     a file as one line ``file:line: reason; what to do``.
     """
+    if not isinstance(name_or_path, str | pathlib.Path):
+        raise HardwareError(f"hardware {name_or_path!r}: give a name, or the path of a .toml file")
     path = pathlib.Path(name_or_path)
     if path.suffix != ".toml":
-        if name_or_path not in names():
-            near = difflib.get_close_matches(name_or_path.lower(), names(), 1, 0.5)
+        if str(name_or_path) not in names():
+            near = difflib.get_close_matches(str(name_or_path).lower(), names(), 1, 0.5)
             hint = f"did you mean {near[0]}? " if near else ""
             raise HardwareError(
                 f"no hardware called {name_or_path}; {hint}known: {', '.join(names())}; "
@@ -191,12 +195,19 @@ def load(name_or_path: str) -> Hardware:
             )
         path = directory("hardware") / f"{name_or_path}.toml"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise HardwareError(f"{path}: cannot read: {reason}; check the path") from None
+    return parse(path, text)
+
+
+def parse(path: pathlib.Path, text: str) -> Hardware:
+    """The hardware that ``text`` describes; ``path`` is for messages.  Raises as :func:`load`."""
     try:
         data = tomllib.loads(text)
+    except RecursionError:
+        raise HardwareError(f"{path}: not TOML: too deep; write plain tables") from None
     except tomllib.TOMLDecodeError as error:
         found = re.search(r" \(at (?:line (\d+).*|end of document)\)$", str(error))
         line = (found and found[1]) or max(1, len(text.splitlines()))
@@ -312,6 +323,10 @@ class _Checked:
 
     def _check_plausible(self) -> None:
         """Figures that are each in range but cannot be together: a wrong unit or prefix."""
+        rounded = self._data.get("product_operands")
+        if rounded is not None and rounded not in _ROUNDED:
+            reason = f"product_operands is {rounded!r}"
+            self._fail("", "product_operands", reason, f"write {_one_of(_ROUNDED)}")
         memory, link, flops = (self._data[t] for t in ("memory", "interconnect", "flops_per_s"))
         bandwidth = memory["bandwidth_bytes_per_s"]
         if memory["limit_bytes"] > memory["capacity_bytes"]:

@@ -91,6 +91,8 @@ class Mesh:
         """
         if not hasattr(mesh, "axis_names"):
             raise MeshError(f"mesh {mesh!r}: give a mesh, or text such as data=4,model=4")
+        if not all(isinstance(name, str) for name in mesh.axis_names):
+            raise MeshError(f"mesh {mesh}: its axes have no names; name them with texts")
         axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
         if mesh.abstract_mesh is mesh or not axes:
             return Mesh(axes)

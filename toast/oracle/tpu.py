@@ -7,6 +7,7 @@ its buffer assignment is on disk.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -68,13 +69,13 @@ _TOPOLOGIES: dict[str, tuple[str, int, dict[str, Any], str]] = {
 
 def check(hardware: Hardware) -> None:
     """Raise what :func:`judge` raises where it has no compiler for ``hardware``."""
+    if hardware.name not in _TOPOLOGIES:
+        known = ", ".join(_TOPOLOGIES)
+        raise HardwareError(f"no TPU compiler for {hardware.name}; there is one for {known}")
     if importlib.util.find_spec("libtpu") is None:
         raise PlanError(
             "the TPU compiler is not installed: pip install 'toast-partitioner[tpu]', or libtpu"
         )
-    if hardware.name not in _TOPOLOGIES:
-        known = ", ".join(_TOPOLOGIES)
-        raise HardwareError(f"no TPU compiler for {hardware.name}; there is one for {known}")
 
 
 def judge(
@@ -106,8 +107,10 @@ def judge(
         "topology": topology,
         "topology_options": options,
     }
-    place = _cached(mlir.text_without_locations(program.source.module), job, full, cache)
-    if place.exists():
+    # The time of a schedule depends on the links that the hardware file tells of.
+    timed = hardware.interconnect.bandwidth_bytes_per_s if full else 0.0
+    place = _cached(mlir.text_without_locations(program.source.module), job, timed, cache)
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged
         return _read(place.read_text())
     verdict = _compile(
         job,
@@ -115,8 +118,9 @@ def judge(
         hardware if full else None,
         timeout,
     )
-    place.parent.mkdir(parents=True, exist_ok=True)
-    write_all({place: json.dumps(dataclasses.asdict(verdict))}, PlanError)
+    with contextlib.suppress(OSError, PlanError):  # what cannot be kept is made again
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_all({place: json.dumps(dataclasses.asdict(verdict))}, PlanError)
     return verdict
 
 
@@ -142,13 +146,15 @@ def _primes(number: int) -> list[int]:
 _FORMAT = 6
 
 
-def _cached(text: str, job: dict[str, Any], full: bool, cache: pathlib.Path | None) -> pathlib.Path:
+def _cached(
+    text: str, job: dict[str, Any], timed: float, cache: pathlib.Path | None
+) -> pathlib.Path:
     versions = [importlib.metadata.version(p) for p in ("jax", "jaxlib", "libtpu")]
     shardings: Shardings = job["shardings"]
     parts = [
         text, str(shardings.mesh), sorted(shardings.values.items()),
         sorted(shardings.uses.items()), sorted(shardings.sums.items()), shardings.results,
-        job["topology"], versions, full, _FORMAT,
+        job["topology"], versions, timed, _FORMAT,
     ]  # fmt: skip
     digest = hashlib.sha256()
     for part in parts:

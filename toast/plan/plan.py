@@ -98,8 +98,8 @@ class Step:
     resolution: tuple[int, ...]
     after: Prediction
     reason: str
-    #: Whether it reaches only a part of the color, where it takes the axis from what has it.
-    part: bool = False
+    #: Of a refinement: the op classes that it reaches, each with the factor that takes the axis.
+    part: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,7 +382,7 @@ def make_plan(
             resolution=action.resolution,
             after=after,
             reason=f"fixed: {reason}" if i < len(space.begun) else reason,
-            part=bool(action.part),
+            part=action.part,
         )
         for i, (action, after, reason) in enumerate(
             zip(actions, predictions[1 + pinned :], reasons[int(pinned) :], strict=False)
@@ -417,23 +417,71 @@ def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action,
     What has no counterpart is left out.  Raises :class:`toast.errors.PlanError` for a file that is
     no plan.
     """
-    if isinstance(plan, Plan):
-        wanted = [(step.dimensions, step.axis, step.resolution) for step in plan.steps]
-    else:
-        try:
-            steps = json.loads(pathlib.Path(plan).read_text(encoding="utf-8"))["actions"]
-            wanted = [(tuple(s["dimensions"]), s["axis"], tuple(s["resolution"])) for s in steps]
-        except OSError as error:
-            raise PlanError(f"{plan}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError):
-            raise PlanError(f"{plan} is no plan; give what --json wrote") from None
+    wanted = _steps_of(plan)
     labels = functools.cache(lambda action: dimension_labels(space, action))
     known = {
         (labels(action), space.mesh.names[action.axis], action.resolution): action
         for action in space.actions
     }
-    found = (known.get(key) for key in wanted)
-    return tuple(action for action in found if action is not None)
+    found = []
+    for dimensions, axis, resolution, part in wanted:
+        if part:
+            action = _refinement(space, dimensions, axis, part)
+        else:
+            action = known.get((dimensions, axis, resolution))
+        if action is not None:
+            found.append(action)
+    if wanted and not found:
+        name = plan.analysis.program.name if isinstance(plan, Plan) else plan
+        raise PlanError(
+            f"{name}: no action of this plan has a counterpart here; it is of another program or "
+            "mesh, so begin without it"
+        )
+    return tuple(found)
+
+
+_Wanted = tuple[tuple[str, ...], str, tuple[int, ...], tuple[tuple[int, int], ...]]
+
+
+def _steps_of(plan: Plan | str | pathlib.Path) -> list[_Wanted]:
+    """Dimensions, axis, resolution and part of each step that shards something by an action."""
+    if isinstance(plan, Plan):
+        steps = [(s.dimensions, s.axis, s.resolution, s.part) for s in plan.steps]
+        return [step for step in steps if step[1]]
+    try:
+        data = json.loads(pathlib.Path(plan).read_text(encoding="utf-8"))
+        if data["version"] != VERSION:
+            raise PlanError(
+                f"{plan}: version {data['version']} of plans is not known; make it anew"
+            )
+        found = [
+            (
+                tuple(map(str, s["dimensions"])), str(s["axis"]), tuple(map(int, s["resolution"])),
+                tuple((int(k), int(factor)) for k, factor in s["part"]),
+            )
+            for s in data["actions"]
+        ]  # fmt: skip
+    except OSError as error:
+        raise PlanError(f"{plan}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise PlanError(f"{plan} is no plan; give what --json wrote") from None
+    return [step for step in found if step[1]]
+
+
+def _refinement(
+    space: Space, labels: tuple[str, ...], axis: str, part: tuple[tuple[int, int], ...]
+) -> Action | None:
+    """The same refinement here, if it reaches the same ops."""
+    classes, factors = space.classes.divisor.shape
+    if axis not in space.mesh.names or not all(
+        0 <= k < classes and -1 <= factor < factors for k, factor in part
+    ):
+        return None
+    action = Action(-1, (), space.mesh.names.index(axis), part)
+    try:
+        return action if dimension_labels(space, action) == labels else None
+    except IndexError:  # a factor that the op does not have
+        return None
 
 
 def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:

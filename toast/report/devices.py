@@ -60,6 +60,8 @@ def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableTy
         table.add_row("  network, per device", rate_text(link.network_bandwidth_bytes_per_s))
         table.add_row("  step between nodes", time_text(link.network_latency_s))
         default = f"x={link.devices_per_node}"
+    if mesh is None and Mesh.parse(default).devices > machine.max_devices:
+        default = f"x={machine.max_devices}"
     table.add_row("largest system", f"{machine.max_devices} devices")
     return Group(table, _collectives(machine, mesh or Mesh.parse(default)))
 
@@ -92,5 +94,6 @@ def calibration_table(fitted: Calibration) -> RenderableType:
             str(row["collective"]), str(row["devices"]), str(row["size"]), str(row["rows"]),
             f"{row['mean']:.1%}", f"{row['max']:.1%}",
         )  # fmt: skip
-    lines = Text(f"{len(fitted.measured)} algorithms fitted")
+    kinds = set(fitted.errors["collective"])
+    lines = Text(f"{sum(m.kind in kinds for m in fitted.measured)} algorithms fitted")
     return Group(table, lines)

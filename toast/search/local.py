@@ -30,6 +30,8 @@ def polish(
         for actions, states in _neighbours(ledger, best.actions, depth):
             if stop():
                 return best
+            if not actions:
+                continue  # a mesh of one device has none
             keys, _ = ledger.price(states)
             found = min(
                 map(ledger.offer, keys, actions),

@@ -33,3 +33,17 @@ def begin_fixed(model: CostModel) -> None:
         after = np.stack([space.apply(space.initial, a) for a in offered])
         actions.append(offered[int(np.argmin(model.price(after).seconds))])
         space.begin_with(actions)
+    for name, axis in wanted:
+        op = int(names.name_op[name])
+        k, factor = int(space.classes.of_op[op]), name - int(names.first_name[op])
+        held = int(space.initial[k, axis])
+        if held != factor:
+            why = (
+                "a pin, or another fix, keeps it off" if held < 0
+                else f"{space.analysis.name_label(name - factor + held)} has it"
+            )  # fmt: skip
+            raise PinError(
+                f"fix: {space.analysis.name_label(name)} does not get axis "
+                f"{space.mesh.names[axis]}: {why}; drop one"
+            )
+        space.hold(k, axis)

@@ -7,9 +7,12 @@ behave alike still form one class.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import fnmatch
+import graphlib
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.errors import PinError
+from toast.frontend import Program
 from toast.hardware import Mesh
 
 if TYPE_CHECKING:
@@ -60,18 +64,25 @@ def parse_spec(text: str) -> tuple[Any, ...]:
 
     Axis names need no quotes.  Raises :class:`toast.errors.PinError`.
     """
-    inside = re.fullmatch(r"\s*(?:P|PartitionSpec)\((.*)\)\s*", text)
+    problem = PinError(f"'{text}' is no sharding; write P('data', None) as JAX does")
+    inside = re.fullmatch(r"\s*(?:P|PartitionSpec)\((.*)\)\s*", text, re.DOTALL)
     if inside is None:
-        raise PinError(f"'{text}' is no sharding; write P('data', None) as JAX does")
+        raise problem
+    # Names without quotes get some.
+    quoted = re.sub(r"(?<!['\"\w])(?!None\b)[A-Za-z_]\w*(?!['\"\w])", r"'\g<0>'", inside[1])
+    quoted = quoted.strip().removesuffix(",")
+    try:
+        found = ast.literal_eval(f"({quoted},)") if quoted else ()
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        raise problem from None
     entries: list[Any] = []
-    for part in re.findall(r"\([^()]*\)|[^,()]+", inside.group(1)):
-        names = [piece.strip().strip("'\"") for piece in part.strip(" ()").split(",")]
-        names = [name for name in names if name]
-        if not names and not part.strip().startswith("("):
-            continue
-        if any(not _NAME.fullmatch(name) for name in names):
-            raise PinError(f"'{text}' is no sharding; write P('data', None) as JAX does")
-        entries.append(None if names == ["None"] else tuple(names))
+    for entry in found:
+        names = entry if isinstance(entry, tuple) else (entry,)
+        if entry is not None and not all(
+            isinstance(name, str) and _NAME.fullmatch(name) for name in names
+        ):
+            raise problem
+        entries.append(None if entry is None else tuple(names))
     return tuple(entries)
 
 
@@ -107,6 +118,35 @@ def holders(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Holders
             row = _row(analysis, mesh, op, spec, f"sharding constraint {_text(spec)}")
             found[op] = np.where(found[op] == FREE, row, found[op])
     return found
+
+
+def axis_order(mesh: Mesh, constraints: Constraints, program: Program) -> tuple[str, ...]:
+    """The mesh's axes, major to minor, so that all pins have theirs in the order that they say.
+
+    Raises :class:`toast.errors.PinError` where two pins have two orders: shards lie in one.
+    """
+    specs = {pattern: _spec(wanted, pattern) for pattern, wanted in constraints.pin.items()}
+    if constraints.keep:
+        specs |= {program.describe(op): spec for op, spec in program.constraints.items()}
+    before: dict[tuple[str, str], str] = {}
+    for what, spec in specs.items():
+        for axes in spec:
+            for first, then in itertools.combinations(axes or (), 2):
+                before[first, then] = what
+                if (then, first) in before:
+                    raise PinError(
+                        f"pin {what}: axes {first} and {then} in another order than pin "
+                        f"{before[then, first]} has them; shards lie in one order, so drop one"
+                    )
+    if not before:
+        return ()
+    graph: dict[str, set[str]] = {name: set() for name in mesh.names}
+    for first, then in before:
+        graph.setdefault(then, set()).add(first)
+    try:
+        return tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError:
+        raise PinError("pins have axes in orders that contradict each other; drop one") from None
 
 
 def closed_names(analysis: Analysis, constraints: Constraints) -> npt.NDArray[np.bool_]:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.hardware import Mesh
-from toast.space.constraints import FREE, Constraints, Holders, closed_names, holders
+from toast.space.constraints import FREE, Constraints, Holders, axis_order, closed_names, holders
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis, Resolution
@@ -133,6 +133,9 @@ class Space:
             for g, group in enumerate(self.color_groups)
         ], dtype=bool)  # fmt: skip
         holding = holders(analysis, mesh, self.constraints)
+        order = axis_order(mesh, self.constraints, analysis.program)
+        #: ``[axes]`` how much each axis is to be the major one where pins say so; else none.
+        self.major = np.array([-order.index(name) for name in mesh.names]) if order else None
         self._open = ~closed_names(analysis, self.constraints)
         touched = names.shardable & self._open & active[self._group_of_name]
         behaviour = _behaviours(self._group_of_name, wanted, touched)
@@ -175,6 +178,11 @@ class Space:
         self._initial = self.pinned
         for action in actions:
             self._initial = self.apply(self._initial, action)
+
+    def hold(self, k: int, axis: int) -> None:
+        """Let no refinement take from op class ``k`` what it has of ``axis`` at the beginning."""
+        self._holding = self._holding.copy()
+        self._holding[k, axis] = self._initial[k, axis]
 
     @functools.cached_property
     def pinned(self) -> States:
