@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,9 @@ Floats = npt.NDArray[np.float64]
 
 #: States that are priced at once: enough for two threads.
 _BATCH = 256
+
+#: Actions that a refinement counts for.
+_REFINEMENT = 5
 
 #: Added to the cost of what does not fit, so that it ranks behind all that does.
 _OVER = 1e3
@@ -78,10 +82,18 @@ class Ledger:
 
     def offer(self, key: bytes, actions: tuple[Action, ...]) -> Trajectory:
         """Note a trajectory to a priced state; with its rank."""
-        found = Trajectory(self.rank(key, len(actions)), actions)
+        found = Trajectory(self.rank(key, length(actions)), actions)
         if found.rank < self.best.rank - 1e-12:
             self.best = found
         return found
+
+
+def length(actions: Sequence[Action]) -> int:
+    """The length of a trajectory: a refinement counts as several actions.
+
+    It makes a plan harder to read, so it has to bring more.
+    """
+    return sum(_REFINEMENT if action.part else 1 for action in actions)
 
 
 def state_key(state: States) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from toast.cost import CostModel
-from toast.search.ledger import Ledger, Trajectory, state_key
+from toast.search.ledger import Ledger, Trajectory, length, state_key
 from toast.search.local import polish, refine, replay
 from toast.search.tree import Tree
 from toast.space import Action, States
@@ -133,7 +133,7 @@ class Search:
             seconds=time.perf_counter() - begin,
             rounds=tuple(rounds),
             stopped=stopped,
-            rank=self._ledger.rank(key, len(actions)),
+            rank=self._ledger.rank(key, length(actions)),
             smallest_peak=self._ledger.smallest_peak,
         )
 
