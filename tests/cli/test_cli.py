@@ -201,15 +201,11 @@ def test_hardware_is_calibrated(tmp_path: pathlib.Path) -> None:
     assert made.exit_code == 0, made.output
 
 
-def test_plans_are_validated_on_cpu_devices(tmp_path: pathlib.Path) -> None:
-    picture = tmp_path / "plot.svg"
-    result = run(
-        "validate", "mlp", "--mesh", "data=4", "--oracle", "cpu", "--plans", 1, "--plot", picture,
-    )  # fmt: skip
+def test_plans_are_validated_on_cpu_devices() -> None:
+    result = run("validate", "mlp", "--mesh", "data=4", "--oracle", "cpu", "--plans", 1)
     assert result.exit_code == 0, result.output
     assert "plans give the numbers of one device" in result.stdout
     assert "Megatron" in result.stdout
-    assert picture.read_text().startswith("<svg")
 
 
 def test_rules_are_listed_with_their_files() -> None:

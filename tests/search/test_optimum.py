@@ -135,7 +135,8 @@ def model_for(
 #: In ``two ways`` the compatibility sets (3.5) lose, too: ``examples/compatibility_loses.py``.
 #:
 #: The third figure is what the search loses against the best legal state: it also tries refinements,
-#: which no color ties, and with them all but three are optimal.
+#: which no color ties.  A refinement counts as five actions, so one that brings little is left out
+#: (``normalised`` on tpu-v5e); with them all but four are optimal.
 GAPS = {
     ("mlp", "d=4", "tpu-v5e", 2.0): (0.0, 0.0, 0.0),
     ("mlp", "d=4", "tpu-v5e", 0.55): (0.0, 0.0, 0.0),
@@ -148,7 +149,7 @@ GAPS = {
     ("x x^T", "d=2,m=2", "h100", 0.55): (96.5, 96.5, 0.0),
     ("train step", "d=4", "tpu-v5e", 0.55): (0.0, 0.0, 0.0),
     ("train step", "d=4", "h100", 0.35): (14.5, 14.5, 118.6),
-    ("normalised", "d=4", "tpu-v5e", 0.55): (0.8, 0.8, 0.0),
+    ("normalised", "d=4", "tpu-v5e", 0.55): (0.8, 0.8, 0.8),
     ("normalised", "d=4", "h100", 0.35): (7.8, 7.8, 0.0),
     ("embedded", "d=4", "tpu-v5e", 2.0): (0.0, 0.0, 0.0),
     ("embedded", "d=4", "tpu-v5e", 0.55): (64.4, 64.4, 0.0),
