@@ -149,17 +149,44 @@ def test_the_program_s_own_constraints() -> None:
 
 
 BAD = [
-    ({"pin": {"w3": P()}}, r"^w3 matches no argument; near it: x, w1"),
+    ({"pin": {"w3": P()}}, r"^pin w3: matches no argument; near it: x, w1"),
     ({"pin": {"w1": P("q")}}, r"^pin w1=P\('q'\): w1 f32\[32,64\]: no axis q in mesh d=4,m=2; use d, m"),
     ({"pin": {"w1": P("d", "d")}}, r"axis d stands twice; an axis shards one dimension$"),
     ({"pin": {"w1": P("d", "m", None)}}, r"w1 f32\[32,64\] has 2 dimensions, not 3$"),
-    ({"pin": {"w*": P("d"), "w1": P("m")}}, r"^w1: w\* contradicts w1; drop one$"),
+    ({"pin": {"w*": P("d"), "w1": P("m")}}, r"^w1: pin w\*=P\('d'\) contradicts pin w1=P\('m'\); drop one$"),
     ({"pin": {"w1": 3}}, r"^pin w1: 3 is no sharding"),
-    ({"pin": {"w1": P("d")}, "forbid": {"*": "d"}}, r"^w1: w1 pins it to axis d, which \* forbids"),
+    ({"pin": {"w1": P("d")}, "forbid": {"*": "d"}}, r"^w1: pin w1=P\('d'\) has axis d, which forbid \* keeps off; drop one$"),
+    ({"pin": {"w1": (1, None)}}, r"^pin w1: 1 is neither an axis, nor several, nor None; write P"),
+    ({"pin": {"w1": [("d", 1)]}}, r"^pin w1: \('d', 1\) is neither an axis, nor several, nor None"),
+    ({"pin": {"w1": {"d": 1}}}, r"^pin w1: \{'d': 1\} is no sharding; write P"),
+    ({"pin": ["w1"]}, r"^pin: list is no mapping of argument paths; give \{w: P\('data'\)\}$"),
+    ({"forbid": "w1"}, r"^forbid: str is no mapping of argument paths"),
+    ({"forbid": {"w1": 1}}, r"^forbid w1: 1 is no mesh axis; write 'data', or several in a list$"),
+    ({"fix": {1: "d"}}, r"^fix: dict is no mapping of argument paths"),
+    ({"pin": {"": P()}}, r"^pin: empty pattern; write an argument's path, or \* for all$"),
+    ({"forbid": {"": "d"}}, r"^forbid: empty pattern"),
+    ({"fix": {":0": "d"}}, r"^fix: empty pattern"),
+    (
+        {"fix": {"w1:0": "d"}, "pin": {"w1": P("m")}},
+        r"^fix: w1:0 does not get axis d: pin w1=P\('m'\) keeps it off; drop one$",
+    ),
+    (
+        {"fix": {"w1:0": "d"}, "forbid": {"w*": "d"}},
+        r"^fix: w1:0 does not get axis d: forbid w\* keeps it off; drop one$",
+    ),
+    (
+        {"fix": {"w1:0": "m"}, "pin": {"w1": P("d", P.UNCONSTRAINED)}},
+        r"^fix: w1:0 does not get axis m: pin w1=P\('d', \?\) keeps it off; drop one$",
+    ),
+    ({"fix": {"w1:0": "d", "w1:1": "d"}}, r"^fix: w1:1 does not get axis d: fix w1:0 has it"),
+    (
+        {"pin": {"w*": P("d", P.UNCONSTRAINED), "w1": P("m", P.UNCONSTRAINED)}},
+        r"^w1: pin w\*=P\('d', \?\) contradicts pin w1=P\('m', \?\); drop one$",
+    ),
     ({"forbid": {"w1": "q"}}, r"^forbid w1: no axis q in mesh"),
     ({"fix": {"x": "d"}}, r"^fix x: write argument:dimension, for example tokens:0$"),
     ({"fix": {"x:2": "d"}}, r"^fix x:2: x has 2 dimensions$"),
-    ({"fix": {"y:0": "d"}}, r"^y matches no argument; near it: "),
+    ({"fix": {"y:0": "d"}}, r"^fix y:0: matches no argument; near it: "),
 ]  # fmt: skip
 
 
@@ -199,7 +226,7 @@ def test_axes_of_one_dimension_lie_in_the_order_of_the_pin(mlp_analysis: toast.A
         plan = planned(mlp_analysis, pin={"w1": P(None, axes)})
         assert plan.arguments["w1"] == ((), axes)
         assert plan.verify().equal
-    with pytest.raises(PinError, match=r"^pin w2: axes m and d in another order than pin w1"):
+    with pytest.raises(PinError, match=r"^pin w2=.*: axes m and d in another order than pin w1="):
         planned(mlp_analysis, pin={"w1": P(None, ("d", "m")), "w2": P(("m", "d"))})
 
 

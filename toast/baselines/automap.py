@@ -10,7 +10,6 @@ alike), and prices are those of TOAST's cost model, so that plans can be compare
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -24,9 +23,10 @@ from toast.baselines.propagated import Propagator, Sharded
 from toast.cost import CostModel, Overlap
 from toast.errors import PlanError, SearchError
 from toast.hardware import Hardware, Mesh, check_size
+from toast.paths import matches
 from toast.plan import Plan, Prediction, Step, make_plan
 from toast.plan.plan import folded, reason_of
-from toast.search import Found, Round, Settings
+from toast.search import OVER_LIMIT, Found, Round, Settings
 from toast.space import Space
 
 Floats = npt.NDArray[np.float64]
@@ -158,11 +158,10 @@ def _batch(analysis: Analysis, patterns: Mapping[str, int] | None) -> dict[int, 
         return dict.fromkeys(inputs, 0)
     found: dict[int, int] = {}
     for pattern, d in patterns.items():
-        wanted = pattern.replace("[", "[[]")  # brackets of paths are no character classes
         named = {
             i: d % len(types[i].shape)
             for i, path in enumerate(program.arguments)
-            if fnmatch.fnmatchcase(path, wanted) and -len(types[i].shape) <= d < len(types[i].shape)
+            if matches(pattern, path) and -len(types[i].shape) <= d < len(types[i].shape)
         }
         if not named:
             raise PlanError(
@@ -373,6 +372,6 @@ class _Search:
         return cost * (1.0 + self._settings.action_cost * length)
 
     def _offer(self, node: _Node, path: _Path) -> None:
-        rank = self._length_cost(node.cost, len(path)) + (0.0 if node.fits else 1e3)
+        rank = self._length_cost(node.cost, len(path)) + (0.0 if node.fits else OVER_LIMIT)
         if rank < self._best[0] - 1e-12:
             self._best = (rank, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from toast.cost import CostModel, Overlap
 from toast.errors import PlanError
 from toast.hardware import Hardware, Mesh, check_size
 from toast.models import Strategies
+from toast.paths import matches
 from toast.plan import Plan, make_plan
 from toast.search import Found
 from toast.space import Action, Space, States
@@ -230,14 +230,12 @@ def _replayed(space: Space, states: States, actions: Sequence[Action]) -> States
 def _color_groups(space: Space, pattern: str, dimension: int) -> list[int]:
     """The color groups of a dimension of the arguments whose path matches."""
     program, names = space.analysis.program, space.analysis.names
-    # Brackets of paths are no character classes.
-    wanted = pattern.replace("[", "[[]")
     found: Mapping[int, None] = {
         int(
             space.color_group_of(int(names.def_name[names.value_dim[value] + dimension % rank]))
         ): None
         for path, value in zip(program.arguments, program.argument_values, strict=True)
         for rank in [len(program.values[value].type.shape)]
-        if fnmatch.fnmatchcase(path, wanted) and -rank <= dimension < rank
+        if matches(pattern, path) and -rank <= dimension < rank
     }
     return list(found)

@@ -36,7 +36,7 @@ class Settings:
     wave: int = 8
     #: UCT's weight of exploration, in units of the logarithm of the cost.
     exploration: float = 2.0
-    #: Actions that a new node looks at: one more with every visit's root.
+    #: Actions that a node looks at before its first visit; after n visits, the root of n more.
     width: int = 32
     #: Best trajectories that local search improves after each round.
     finalists: int = 2
