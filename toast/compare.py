@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from toast import api
+from toast import api, given
 from toast.analysis import Analysis
 from toast.baselines import alpa, automap, manual, shardy
 from toast.cost import Overlap
 from toast.errors import HardwareError, PlanError, SearchError, ToastError
-from toast.hardware import Hardware, Mesh
+from toast.given import AnyHardware, AnyMesh
 from toast.models import Strategies
 from toast.oracle import Verdict, check, judge
 from toast.plan import Plan, spec_text
@@ -81,8 +81,8 @@ def chosen(text: str) -> tuple[str, ...]:
 
 def compare(
     analysis: Analysis,
-    mesh: Mesh,
-    hardware: Hardware,
+    mesh: AnyMesh,
+    hardware: AnyHardware,
     methods: Sequence[str] = METHODS,
     *,
     strategies: Strategies | None = None,
@@ -106,11 +106,10 @@ def compare(
     """
     methods = chosen(",".join(methods))
     tell = progress or (lambda _stage: None)
-    if memory_bytes is not None:
-        if not memory_bytes > 0:  # nor NaN
-            raise SearchError(f"memory limit of {memory_bytes:g} bytes: must be positive")
-        # A plan that does not fit has a row like any other: the limit is the device's here.
-        hardware = dataclasses.replace(hardware, memory_limit_bytes=memory_bytes)
+    mesh, hardware = given.system_of(mesh, hardware)
+    # A plan that does not fit has a row like any other: the limit is the device's here.
+    limit_bytes = given.limit_of(memory_bytes, hardware)
+    hardware = dataclasses.replace(hardware, memory_limit_bytes=limit_bytes)
     if oracle:
         check(hardware)
     api.check_mesh(analysis, mesh, hardware)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import jax
@@ -144,8 +145,53 @@ def test_the_program_s_own_constraints() -> None:
         for wanted, axes in zip(spec, actual, strict=True):
             assert wanted is None or wanted == axes
     assert plan.verify().equal
-    with pytest.raises(PinError, match=r"sharding constraint P\('m', None\).*no axis m in mesh"):
+    with pytest.raises(PinError, match=r"the program's sharding P\('m', None\).*no axis m in mesh"):
         toast.plan(analysis, mesh="d=4", hardware="h100", constraints=Constraints(keep=True))
+
+
+def test_shardings_of_arguments_in_the_program_are_pins_too(tmp_path: pathlib.Path) -> None:
+    mesh = jax.make_mesh((4, 2), ("d", "m"))
+
+    def named(*entries: str | None) -> NamedSharding:
+        return NamedSharding(mesh, P(*entries))
+
+    function = jax.jit(
+        lambda x, w: jnp.tanh(x @ w),
+        in_shardings=(named("d", None), named(None, "m")), out_shardings=named("d", "m"),
+    )  # fmt: skip
+    shapes = f32(64, 32), f32(32, 16)
+    (tmp_path / "sharded.mlir").write_text(function.lower(*shapes).as_text())
+    traced, read = toast.analyze(function, *shapes), toast.analyze(tmp_path / "sharded.mlir")
+    for analysis in (traced, read):
+        plan = planned(analysis, keep=True)
+        assert list(plan.arguments.values()) == [(("d",), ()), ((), ("m",))]
+        assert plan.steps[0].dimensions == ("the program's own shardings",)
+        assert plan.verify().equal
+    with pytest.raises(
+        PinError, match=r"x: pin x=P\('m'\) contradicts the program's sharding P\('d'"
+    ):
+        planned(traced, keep=True, pin={"x": P("m")})
+
+
+def test_what_has_no_elements_takes_no_pin() -> None:
+    analysis = toast.analyze(lambda x, y: (x * 2.0, y + 1.0), f32(0, 8), f32(64, 8))
+    assert planned(analysis, pin={"*": P()}).verify().equal
+    with pytest.raises(PinError, match=r"^pin x=P\(None, 'd'\): x f32\[0,8\] has no elements to"):
+        planned(analysis, pin={"x": P(None, "d")})
+
+
+def test_what_of_a_start_has_no_counterpart_is_said() -> None:
+    analysis = toast.analyze(mlp, f32(256, 32), f32(32, 64), f32(64, 16))
+    first = planned(analysis)
+    foreign = tuple(dataclasses.replace(step, dimensions=("y:0",)) for step in first.steps)
+    count = len(foreign)
+    again = toast.plan(
+        analysis, mesh=MESH, hardware=machine_for(analysis),
+        start=dataclasses.replace(first, steps=first.steps + foreign),
+    )  # fmt: skip
+    wanted = f"start mlp: {count} of {2 * count} actions have no counterpart here: y:0 on "
+    assert again.note.startswith(wanted)
+    assert first.note == ""
 
 
 BAD = [
@@ -253,7 +299,10 @@ def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> 
         )
         assert again.cost == refined.cost
         assert again.note == "stopped at its budget"
-    with pytest.raises(PlanError, match=r"no action of this plan has a counterpart here"):
+    with pytest.raises(
+        PlanError,
+        match=r"refined.json: \d of \d actions have no counterpart here: .*; it is of another program or mesh",
+    ):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "refined.json")
     text = (tmp_path / "plan.json").read_text()
     (tmp_path / "newer.json").write_text(text.replace('"version": 1', '"version": 9'))

@@ -129,14 +129,14 @@ def plan(
 
     With --devices in place of --mesh, find the best mesh too.
     """
-    from toast import api, report
+    from toast import api, given, report
     from toast.errors import PlanError
     from toast.files import write_all
     from toast.hardware import load
     from toast.search import Settings
 
     machine = load(hardware)
-    api.candidate_meshes(mesh, devices, machine)  # complain before the long work
+    given.candidate_meshes(mesh, devices, machine)  # complain before the long work
     with progress() as show:
         analysis = source.analysis(show)
         made = api.plan(

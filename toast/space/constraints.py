@@ -187,7 +187,7 @@ def _pins(analysis: Analysis, constraints: Constraints) -> list[_Pin]:
         found += [_Pin(op, spec, what) for op in _matching(analysis, pattern, "pin")]
     if constraints.keep:
         for op, spec in program.constraints.items():
-            found.append(_Pin(op, spec, f"sharding constraint {_text(spec)}"))
+            found.append(_Pin(op, spec, f"the program's sharding {_text(spec)}"))
     return [pin._replace(spec=_whole(analysis, pin)) for pin in found]
 
 
