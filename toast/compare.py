@@ -60,6 +60,14 @@ class Compared:
         return row
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt, with what there was before it."""
+
+    def __init__(self, rows: list[Compared]) -> None:
+        super().__init__("interrupted")
+        self.rows = rows
+
+
 def chosen(text: str) -> tuple[str, ...]:
     """The methods that ``"toast,alpa"`` names.
 
@@ -101,8 +109,8 @@ def compare(
     they have.  With ``oracle="tpu"`` XLA's compiler judges every plan, for at most ``timeout``
     seconds each.  A method, or a compile, that fails costs its row only.
 
-    Raises :class:`toast.errors.MeshError` when no dimension can use the mesh, and what
-    :func:`toast.oracle.judge` raises where there is no compiler.
+    Raises :class:`Interrupted` for an interrupt, :class:`toast.errors.MeshError` when no dimension
+    can use the mesh, and what :func:`toast.oracle.judge` raises where there is no compiler.
     """
     methods = chosen(",".join(methods))
     tell = progress or (lambda _stage: None)
@@ -136,14 +144,21 @@ def compare(
         ),
         "shardy": lambda: shardy(analysis, mesh, hardware, overlap=overlap),
     }  # fmt: skip
-    rows = []
-    for method in methods:
-        told("begins")
-        row = _row(method, makers[method])
-        if oracle and row.plan:
-            told("compiling")
-            row = _judged(row, row.plan, timeout)
-        rows.append(row)
+    rows: list[Compared] = []
+    try:
+        for method in methods:
+            told("begins")
+            rows.append(_row(method, makers[method]))
+            plan = rows[-1].plan
+            if plan and "interrupted" in plan.note.split(
+                ", "
+            ):  # its search knows interrupts itself
+                raise KeyboardInterrupt
+            if oracle and plan:
+                told("compiling")
+                rows[-1] = _judged(rows[-1], plan, timeout)
+    except KeyboardInterrupt:
+        raise Interrupted(rows) from None
     return rows
 
 
