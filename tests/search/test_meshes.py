@@ -134,7 +134,7 @@ def test_what_cannot_be_is_said() -> None:
             toast.plan(analysis, hardware="tpu-v5e", **keywords)  # type: ignore[arg-type]
     with pytest.raises(SearchError, match=r"no plan on any mesh of 2 devices fits"):
         toast.plan(analysis, devices=2, hardware="tpu-v5e", memory_bytes=1000.0)
-    with pytest.raises(PinError, match=r"nothing matches no argument"):
+    with pytest.raises(PinError, match=r"pin nothing: matches no argument"):
         toast.plan(
             analysis, devices=2, hardware="tpu-v5e", constraints=Constraints(pin={"nothing": "P()"})
         )

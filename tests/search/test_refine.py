@@ -79,3 +79,24 @@ def test_refined_plans_run_with_equal_numbers(name: str) -> None:
         analysis, mesh=mesh, hardware=toast.api.small_scale(analysis, mesh, load("tpu-v5e"))
     )
     assert plan.verify().equal
+
+
+def test_classes_that_differ_in_sizes_only_are_refined_together() -> None:
+    """What a refinement of several classes does is what those of the single ones do in turn."""
+    analysis = toast.analyze(build("unet", small=True))
+    space = Space(analysis, Mesh.parse("d=2,m=2"))
+    numbers, counts = np.unique(space.alike, return_counts=True)
+    assert (counts > 1).any()
+    assert all(not space.together(n) for n in numbers[counts == 1].tolist())
+    tried = 0
+    for number in numbers[counts > 1].tolist():
+        for chosen in space.together(number):
+            classes = [k for k, _ in chosen.part]
+            assert (space.alike[classes] == number).all()
+            state = space.initial
+            for pair in chosen.part:
+                state = space.apply(state, chosen._replace(part=(pair,)))
+            (together,) = space.refine_each(space.initial, [chosen])
+            assert (together == state).all()
+            tried += (together != space.initial).any()
+    assert tried

@@ -46,7 +46,8 @@ class Settings:
     width: int = 32
     #: Best trajectories that local search improves after each round.
     finalists: int = 2
-    #: Op classes whose sharding local search tries to change alone, behind the best trajectory.
+    #: Op classes whose sharding local search tries to change alone, behind the best trajectory; and
+    #: groups of classes that differ in sizes only.
     hottest: int = 24
     #: Parts of colors that it tries to shard apart from the rest.
     widest: int = 256

@@ -166,7 +166,7 @@ class Space:
 
         It has states and actions, but no program: no ``analysis``, and no constraints.
         """
-        assert len(self._class_colors)  # what refinements need of the analysis, kept from here on
+        assert len(self.alike)  # what refinements need of the analysis, kept from here on
         slim = copy.copy(self)
         del slim.analysis, slim.constraints, slim.resolved
         return slim
@@ -281,6 +281,33 @@ class Space:
     @functools.cached_property
     def _parts(self) -> tuple[Ints, Ints, Ints]:
         return _flat(self.refinements)
+
+    @functools.cached_property
+    def alike(self) -> Ints:
+        """``[K]`` a number that classes of one kind, with factors of the same colors, share.
+
+        They differ in sizes only, as a network's layers of several widths do.
+        """
+        kinds = [self.analysis.program.kind(op) for op in self.classes.representative.tolist()]
+        keys: dict[object, int] = {}
+        numbers = [
+            keys.setdefault((kind, *row), len(keys))
+            for kind, row in zip(kinds, self._class_colors.tolist(), strict=True)
+        ]
+        return np.array(numbers, dtype=np.int64)
+
+    def together(self, number: int) -> list[Action]:
+        """Refinements of op classes that are alike, if there are several: as :meth:`single`."""
+        classes = np.flatnonzero(self.alike == number)
+        if len(classes) < 2:
+            return []
+        found = []
+        for factor in (*range(self.classes.divisor.shape[1]), NONE):
+            fit = classes if factor < 0 else classes[self.classes.divisor[classes, factor] > 1]
+            if len(fit):
+                color = int(self._class_colors[fit[0], factor]) if factor >= 0 else -1
+                found += self._of_part(tuple((int(k), factor) for k in fit), color)
+        return found
 
     def single(self, k: int) -> list[Action]:
         """Refinements of one op class: each of its factors on each axis, or none."""
