@@ -14,9 +14,10 @@ mesh axes.  Step time is the sum of
 
 ``overlap`` says what collectives cost beside that: with ``"none"`` all their time; with
 ``"partial"`` (the default) all-gathers, reduce-scatters and permutations are hidden behind products
-that they neither wait for nor feed, and the time of the step is that of its critical path, the
-gathers of the first layer and the sums of activations; with ``"full"`` everything hides, as far as
-there are products, which is a lower bound.
+that they neither wait for nor feed, each second of those behind one of these
+(:mod:`toast.cost.overlap`), and the time of the step is that of its critical path, the gathers of
+the first layer and the sums of activations; with ``"full"`` everything hides, as far as there are
+products, which is a lower bound.
 """
 
 from __future__ import annotations
@@ -121,7 +122,6 @@ class _Moves(NamedTuple):
     size: Floats  # [S, X] bytes as priced
     result: Floats  # [S, X] bytes of results
     times: Floats  # [S, X] how often, if there are axes
-    free: Floats  # [X] share of all products' work that is independent of them
     spared: Floats | float = 0.0  # [S, X] or [X] the share of them that XLA does not need
     rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
     edges: bool = False
@@ -429,7 +429,7 @@ class CostModel:
         count = np.zeros_like(seconds)
         moved = np.zeros_like(seconds)
         sent = np.zeros(len(settled))
-        hidden = np.zeros(len(settled))
+        beside = np.zeros_like(settled), np.zeros_like(used)  # seconds that may be hidden
         for timed in self.timed(layout, settled, used):
             move, kind, once = timed.move, timed.kind, timed.once
             times = timed.times * (1 - move.spared)
@@ -438,8 +438,14 @@ class CostModel:
             moved[:, kind] += (times * timed.result).sum(axis=1)
             share = self.collectives.sent_share(kind, move.axes)
             sent += (times * share * move.size).sum(axis=1)
-            hidden += (times * self.hidden(timed, matmul[:, None])).sum(axis=1)
-        return seconds, count, moved, sent, np.minimum(hidden, matmul)
+            if self._in_background(kind):
+                beside[move.of_uses][:] += times * once
+        hidden = np.zeros(len(settled))
+        if self.overlap == "full":
+            hidden = np.minimum(seconds.sum(axis=1), matmul)
+        elif self.overlap == "partial":
+            hidden = self.tables.windows.hidden(*beside, matmul)
+        return seconds, count, moved, sent, hidden
 
     def timed(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[Timed]:
         """Every collective with its time, of all value classes or of all use classes at once."""
@@ -453,13 +459,20 @@ class CostModel:
                 once = self.collectives.seconds(kind, move.size, move.axes)
                 yield Timed(move, kind, times, once, result)
 
-    def hidden(self, timed: Timed, matmul: Floats | float) -> Floats:
-        """What products hide of each collective where all of them take ``matmul``: ``[S, X]``."""
+    def most_hidden(self, timed: Timed, matmul: float) -> Floats:
+        """What products hide of each collective at most, if all take ``matmul``: ``[S, X]``."""
+        if not self._in_background(timed.kind):
+            return np.zeros_like(timed.once)
         if self.overlap == "full":
             return timed.once
-        if self.overlap == "partial" and COLLECTIVES[timed.kind] in _BACKGROUND:
-            return np.asarray(np.minimum(timed.once, timed.move.free * matmul))
-        return np.zeros_like(timed.once)
+        windows = self.tables.windows
+        free = windows.use_free if timed.move.of_uses else windows.value_free
+        return np.asarray(np.minimum(timed.once, free * matmul))
+
+    def _in_background(self, kind: int) -> bool:
+        if self.overlap == "partial":
+            return COLLECTIVES[kind] in _BACKGROUND
+        return self.overlap == "full"
 
     def lower_bound(self, memory_bytes: float | None = None) -> float:
         """Seconds that every legal state takes at least, in this mode of overlap.
@@ -507,7 +520,6 @@ class CostModel:
                 whole,
                 settled,
                 once_each,
-                t.value_free,
                 self._merged(scattered, True),
             )
         if reduced.any():
@@ -517,13 +529,12 @@ class CostModel:
                 settled,
                 settled,
                 once_each,
-                t.value_free,
                 self._merged(reduced, False),
             )
         if scattered.any():
             places = self._changes_places(layout, layout.defined, layout.settled)
             places *= layout.partial > 0
-            yield _Moves(_PERMUTE, places, settled, settled, once_each, t.value_free, places=True)
+            yield _Moves(_PERMUTE, places, settled, settled, once_each, places=True)
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
         was, now = held[:, t.use_value], _axes(layout.used >= 0)
@@ -537,7 +548,6 @@ class CostModel:
                 local,
                 used,
                 times_used,
-                t.use_free,
                 t.use_constant,
                 t.use_share,
                 of_uses=True,
@@ -548,7 +558,6 @@ class CostModel:
             local * self._devices[gather],
             used,
             times_used,
-            t.use_free,
             t.use_constant,
             t.use_share,
             of_uses=True,
@@ -556,7 +565,7 @@ class CostModel:
         places = self._changes_places(layout, before, layout.used)
         if places.any():
             yield _Moves(
-                _PERMUTE, places, local, local, times_used, t.use_free, t.use_constant, t.use_share,
+                _PERMUTE, places, local, local, times_used, t.use_constant, t.use_share,
                 of_uses=True, places=True,
             )  # fmt: skip
         # Sharded permutation factors exchange with neighbours.
@@ -571,7 +580,7 @@ class CostModel:
             # A halo is never more than all other shards.
             shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
             shifted *= settled
-            yield _Moves(_PERMUTE, here, shifted, shifted, once_each, t.value_free, edges=True)
+            yield _Moves(_PERMUTE, here, shifted, shifted, once_each, edges=True)
 
     def _merged(self, where: Axes, scattered: bool) -> Floats:
         """The share of each value class whose sums over devices wait for a common one."""
@@ -593,21 +602,18 @@ class CostModel:
         its results and their uses, and before its own uses.
         """
         t, layout = self.tables, self.layout(state[None])
-        settled = t.value_bytes / self._shards(layout.settled)
         seconds = np.zeros(len(t.count))
         even = self._flop_seconds / self._devices[-1]
         seconds[t.product_class] = self.product_seconds(layout)[0] - even[t.product_class]
         of_value = t.slot_class[t.value_slot]
         of_use = t.slot_class[t.use_slot]
-        for move in self._transfers(layout, settled, self._used_bytes(layout)):
-            happens = (move.axes > 0) * move.times * (1 - move.spared)
-            once = self.collectives.seconds(move.kind, move.size, move.axes)
-            spent = (happens * once)[0]
-            if move.free is t.value_free:
-                np.add.at(seconds, of_value, spent)
-            else:
+        for timed in self.timed(layout, *self.sizes(layout)):
+            spent = (timed.times * (1 - timed.move.spared) * timed.once)[0]
+            if timed.move.of_uses:
                 np.add.at(seconds, of_value[t.use_value], spent)
                 np.add.at(seconds, of_use, spent)
+            else:
+                np.add.at(seconds, of_value, spent)
         return seconds
 
     def transfers(self, state: States) -> list[Transfer]:
