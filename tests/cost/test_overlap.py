@@ -18,7 +18,7 @@ from toast.cost import CostModel
 from toast.cost.overlap import independent_products, windows
 from toast.errors import SearchError
 from toast.frontend import Program
-from toast.hardware import Mesh, load
+from toast.hardware import COLLECTIVES, Mesh, load
 from toast.search.exhaustive import random_legal, with_ties
 from toast.space import Space, States
 from toast.validate import states_to_compare
@@ -217,6 +217,38 @@ def test_transfers_name_their_algorithm() -> None:
     assert (transfer.kind, transfer.axes, transfer.count) == ("all_reduce", ("m",), 1)
     assert transfer.algorithm.startswith("ring")
     assert model.price(state[None]).collective_seconds.sum() == pytest.approx(transfer.seconds)
+
+
+def test_transfers_add_up_to_the_price(states: tuple[Space, States]) -> None:
+    """By kind: also of sums that XLA takes whole, and without those that it merges."""
+    space, batch = states
+    model = CostModel(space, load("tpu-v5e"))
+    prices = model.price(batch)
+    whole = 0
+    for i, state in enumerate(batch):
+        found = np.zeros((len(COLLECTIVES), 3))
+        for t in model.transfers(state):
+            found[COLLECTIVES.index(t.kind)] += t.count * np.array([1, t.bytes, t.seconds])
+        np.testing.assert_allclose(found[:, 0], prices.collective_count[i])
+        np.testing.assert_allclose(found[:, 1], prices.collective_bytes[i])
+        np.testing.assert_allclose(found[:, 2], prices.collective_seconds[i])
+        scatters = sum(n for (k, *_), n in model.reshards(state).items() if k == "reduce_scatter")
+        whole += scatters > found[COLLECTIVES.index("reduce_scatter"), 0] + 0.5
+    assert whole
+
+
+def test_shards_that_trade_places_cross_the_torus() -> None:
+    """On a large torus as an all-to-all, in which all goes as far; else to a neighbour."""
+    analysis = toast.analyze(layers, f32(1 << 14, 1 << 14), [f32(1 << 14, 1 << 14)] * 2)
+    for mesh, far in (("a=2,b=2", False), ("a=16,b=16", True)):
+        space = Space(analysis, Mesh.parse(mesh), collapse=False)
+        model = CostModel(space, load("tpu-v5e"))
+        drawn = random_legal(space, 400, np.random.default_rng(0))
+        traded = [
+            t for state in drawn for t in model.transfers(state) if t.kind == "collective_permute"
+        ]
+        assert traded
+        assert {t.algorithm == "shortest paths" for t in traded} == {far}
 
 
 def test_memory_that_no_plan_has() -> None:

@@ -19,7 +19,6 @@ from toast.hardware import Mesh, load
 from toast.oracle import Communication, Schedule, Verdict, communication_in, judge
 from toast.oracle.hlo import Module
 from toast.oracle.schedule import schedule
-from toast.oracle.tpu import _slice
 from toast.plan import Prediction
 from toast.validate import Compared, Validation, validate
 
@@ -143,16 +142,6 @@ def test_groups_of_devices(groups: str, expected: tuple[int, ...]) -> None:
     line = f"  %a = f32[8]{{0}} all-reduce(%b), channel_id=1, replica_groups={groups}, to_apply=%c"
     module = Module.parse("ENTRY %main (b: f32[8]) -> f32[8] {\n" + line + "\n}")
     assert module.computations["main"][0].group == expected
-
-
-@pytest.mark.parametrize(
-    ("devices", "dimensions", "expected"),
-    [(16, 2, (4, 4)), (8, 2, (2, 4)), (1, 2, (1, 1)), (16, 3, (4, 2, 2)), (4, 3, (2, 2, 1))],
-)
-def test_slices_are_as_cubic_as_can_be(
-    devices: int, dimensions: int, expected: tuple[int, ...]
-) -> None:
-    assert _slice(devices, dimensions) == expected
 
 
 @pytest.fixture(scope="module")

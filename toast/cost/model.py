@@ -27,6 +27,7 @@ import dataclasses
 import itertools
 import os
 import typing
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
@@ -135,6 +136,7 @@ class Timed(NamedTuple):
 
     move: _Moves
     kind: int
+    priced: tuple[int, ...]  # kinds, of which the slowest is the price
     times: Floats  # [S, X] before any is spared
     once: Floats  # [S, X] seconds
     result: Floats  # [S, X] bytes of results
@@ -142,19 +144,18 @@ class Timed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """Collectives that are alike."""
+    """Collectives that are alike, as XLA leaves them; all of them add up to a state's prices."""
 
     kind: str
     axes: tuple[str, ...]
-    #: As :data:`toast.hardware.COLLECTIVES` counts them, in the element type of the program.
+    #: Of the result that a device holds after each.
     bytes: float
-    #: How many stand in a step; XLA merges some, and makes constants anew.
-    count: int
+    #: In a step: of those that stand in the program, XLA merges some, and makes constants anew.
+    count: float
     #: The cheapest that the links allow, and what one takes.
     algorithm: str
     seconds: float
-    #: Whether shards exchange their edges (of a window, slice or pad): the partitioner adds this
-    #: to an op, where Shardy sees no reshard.
+    #: Whether shards exchange their edges (of a window, slice or pad).
     edges: bool = False
 
 
@@ -456,8 +457,12 @@ class CostModel:
                 parts = [(_SCATTER, happens * ~layout.whole, move.result),
                          (_REDUCE, happens * layout.whole, move.size)]  # fmt: skip
             for kind, times, result in parts:
-                once = self.collectives.seconds(kind, move.size, move.axes)
-                yield Timed(move, kind, times, once, result)
+                # Shards that trade places go anywhere, not only to neighbours.
+                priced = (kind, _ALL_TO_ALL) if move.places else (kind,)
+                once = np.max(
+                    [self.collectives.seconds(k, move.size, move.axes) for k in priced], axis=0
+                )
+                yield Timed(move, kind, priced, times, once, result)
 
     def most_hidden(self, timed: Timed, matmul: float) -> Floats:
         """What products hide of each collective at most, if all take ``matmul``: ``[S, X]``."""
@@ -619,28 +624,49 @@ class CostModel:
     def transfers(self, state: States) -> list[Transfer]:
         """Every collective of one state (``[classes, axes]``), by value and use class."""
         layout = self.layout(state[None])
-        settled = self.tables.value_bytes / self._shards(layout.settled)
-        used = self._used_bytes(layout)
         found = []
-        for move in self._transfers(layout, settled, used):
-            happens = (move.axes[0] > 0) & (move.times[0] > 0)
-            for x in np.flatnonzero(happens).tolist():
-                chosen, size = int(move.axes[0, x]), float(move.size[0, x])
-                axes = tuple(n for a, n in enumerate(self.space.mesh.names) if chosen >> a & 1)
-                kind = COLLECTIVES[move.kind]
-                best = self.collectives.cheapest(kind, size, axes)
+        for timed in self.timed(layout, *self.sizes(layout)):
+            move = timed.move
+            times = (timed.times * (1 - move.spared))[0]
+            for x in np.flatnonzero(times).tolist():
+                axes, size = self._names_of(move.axes[0, x]), float(move.size[0, x])
+                best = max(
+                    (self.collectives.cheapest(COLLECTIVES[k], size, axes) for k in timed.priced),
+                    key=lambda line: line.seconds(size),
+                )
                 found.append(
                     Transfer(
-                        kind=kind,
+                        kind=COLLECTIVES[timed.kind],
                         axes=axes,
-                        bytes=float((move.size / move.rounded)[0, x]),
-                        count=int(move.times[0, x]),
+                        bytes=float(timed.result[0, x]),
+                        count=float(times[x]),
                         algorithm=best.name,
-                        seconds=best.seconds(size),
+                        seconds=float(timed.once[0, x]),
                         edges=move.edges,
                     )
                 )
         return found
+
+    def reshards(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
+        """How often each collective stands in the program under one state: ``[classes, axes]``.
+
+        By kind, axes, and bytes as :data:`toast.hardware.COLLECTIVES` counts them, in the element
+        types of the program: what Shardy makes explicit, before XLA merges or rounds any.  The
+        partitioner adds exchanges of edges to ops, where Shardy sees no reshard.
+        """
+        layout = self.layout(state[None])
+        found: Counter[tuple[str, tuple[str, ...], float]] = Counter()
+        for move in self._transfers(layout, *self.sizes(layout)):
+            size = (move.size / move.rounded)[0]
+            times = ((move.axes > 0) * move.times * (not move.edges))[0]
+            for x in np.flatnonzero(times).tolist():
+                key = COLLECTIVES[move.kind], self._names_of(move.axes[0, x]), float(size[x])
+                found[key] += int(times[x])
+        return found
+
+    def _names_of(self, axes: np.uint8) -> tuple[str, ...]:
+        names = self.space.mesh.names
+        return tuple(name for a, name in enumerate(names) if int(axes) >> a & 1)
 
     def timeline(self, state: States) -> Timeline:
         """What is in memory when, under one state: ``[classes, axes]``."""

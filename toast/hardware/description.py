@@ -32,7 +32,7 @@ class Interconnect:
     #: Seconds of one step of a collective (torus, or inside a node).
     latency_s: float
     #: Torus: smallest size of a dimension whose ends are linked (of a 3D torus, which is built of
-    #: cubes: of all its dimensions); switch: 0.
+    #: cubes of this size: all its dimensions must be multiples of it); switch: 0.
     wraparound_from: int
     #: Switch: devices that share a node; torus: 0.
     devices_per_node: int
