@@ -1,0 +1,19 @@
+"""The command line: ``toast plan``, ``compare``, ``analyze``, ``verify``, ``validate`` ..."""
+
+from __future__ import annotations
+
+import warnings
+
+from toast.cli import common, hardware, judging, planning, rules
+
+app = common.group("The automatic partitioner for JAX: find, explain and run the best sharding.")
+for commands in (planning, judging):
+    app.add_typer(commands.app)
+app.add_typer(hardware.app, name="hardware")
+app.add_typer(rules.app, name="rules")
+
+
+def main() -> None:
+    """Entry point of the ``toast`` command."""
+    warnings.showwarning = common.show_warning
+    app()

@@ -1,0 +1,214 @@
+"""What all commands share: the console, errors in one line, TARGET and its options."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any
+
+import rich.console
+import typer
+
+from toast.analysis import Analysis
+from toast.errors import ToastError
+from toast.frontend import Program
+
+Target = Annotated[
+    str,
+    typer.Argument(help="A model's name (toast models), a StableHLO file, or module:function."),
+]
+MeshOption = Annotated[
+    str,
+    typer.Option(
+        "--mesh", help="Axes and sizes: data=4,model=4; @model,data behind it lays data innermost."
+    ),
+]
+HardwareOption = Annotated[
+    str, typer.Option("--hardware", help="A name (tpu-v5e) or the path of a hardware file.")
+]
+ArgOption = Annotated[
+    list[str] | None,
+    typer.Option("--arg", help="Example argument of a module:function, as f32[8,4]; repeatable."),
+]
+RulesOption = Annotated[
+    list[pathlib.Path] | None,
+    typer.Option("--rules", help="A further rule file, or folder of them; repeatable."),
+]
+JsonOption = Annotated[
+    pathlib.Path | None, typer.Option("--json", help="Write everything to this JSON file.")
+]
+LayersOption = Annotated[int | None, typer.Option("--layers", help="Layers of a model.")]
+SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence length.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
+EdgesOption = Annotated[int | None, typer.Option("--edges", help="Edges of a graph.")]
+ExpertsOption = Annotated[int | None, typer.Option("--experts", help="Experts per layer.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
+
+
+def group(help: str) -> typer.Typer:
+    """Commands under one name."""
+    return typer.Typer(
+        help=help, no_args_is_help=True, add_completion=False,
+        pretty_exceptions_enable=False, rich_markup_mode=None,
+    )  # fmt: skip
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Any]:
+    """Make a function a command of ``app``.
+
+    A parameter of type :class:`Source` becomes TARGET and the options that say how to read it.
+    A ToastError is printed as one line, with exit code 2.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        app.command(name)(_errors(_with_source(function)))
+        return function
+
+    return register
+
+
+def _errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Print a ToastError as one line and exit with code 2."""
+
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, **keywords: Any) -> None:
+        try:
+            command(*arguments, **keywords)
+        except ToastError as error:
+            fail(str(error))
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            fail("interrupted")
+            raise typer.Exit(130) from None
+
+    return wrapped
+
+
+def _with_source(function: Callable[..., None]) -> Callable[..., None]:
+    """The function with the parameters of :meth:`Source.of` in place of a :class:`Source`."""
+    own = inspect.signature(function, eval_str=True).parameters
+    replaced = [name for name, p in own.items() if p.annotation is Source]
+    if not replaced:
+        return function
+    read = inspect.signature(Source.of, eval_str=True).parameters
+
+    @functools.wraps(function)
+    def wrapped(**keywords: Any) -> None:
+        source = Source.of(**{name: keywords.pop(name) for name in read})
+        function(**{replaced[0]: source}, **keywords)
+
+    listed = [read["target"], *(p for n, p in own.items() if n not in replaced), *read.values()]
+    parameters = {p.name: p.replace(kind=p.KEYWORD_ONLY) for p in listed}
+    wrapped.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+    return wrapped
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """TARGET, and how to read it."""
+
+    target: str
+    #: The options that change a model's size, by name.
+    sizes: dict[str, int | None]
+    shapes: tuple[str, ...]
+    rules: tuple[pathlib.Path, ...]
+
+    @staticmethod
+    def of(
+        target: Target,
+        layers: LayersOption = None,
+        sequence: SequenceOption = None,
+        batch: BatchOption = None,
+        edges: EdgesOption = None,
+        experts: ExpertsOption = None,
+        arg: ArgOption = None,
+        rules: RulesOption = None,
+    ) -> Source:
+        """What the options say."""
+        sizes = {
+            "layers": layers, "sequence": sequence, "batch": batch, "edges": edges,
+            "experts": experts,
+        }  # fmt: skip
+        return Source(target, sizes, tuple(arg or ()), tuple(rules or ()))
+
+    def program(self, *, small: bool = False) -> Program:
+        """The program; a model in its ``small`` form where that is asked for."""
+        from toast import targets
+
+        return targets.load(self.target, options=self.sizes, shapes=self.shapes, small=small)
+
+    def analysis(self, progress: Callable[[Any], None], *, small: bool = False) -> Analysis:
+        """The program's analysis, its seconds of lowering included."""
+        from toast import api
+
+        progress("lowering")
+        begin = time.perf_counter()
+        program = self.program(small=small)
+        lowering = time.perf_counter() - begin
+        analysis = api.analyze(program, rules=self.rules, progress=progress)
+        analysis.seconds["lowering"] = lowering
+        return analysis
+
+    @property
+    def strategies(self) -> Any:
+        """What experts write for a model; None for what is no model of the zoo."""
+        from toast.models import ZOO
+
+        return ZOO[self.target].strategies if self.target in ZOO else None
+
+
+def console() -> rich.console.Console:
+    """Where results are printed."""
+    # Pipes get wide lines instead of wrapped cells.
+    width = None if sys.stdout.isatty() else 160
+    return rich.console.Console(width=width, soft_wrap=False)
+
+
+def fail(message: str) -> None:
+    """Print one line on the error stream."""
+    print(f"toast: {' '.join(message.split())}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[Any], None]]:
+    """A status line on the terminal's error stream while stages run."""
+    with rich.console.Console(stderr=True).status("starting") as status:
+
+        def show(event: Any) -> None:
+            if isinstance(event, str):
+                status.update(event)
+            else:
+                status.update(
+                    f"search: round {event.number + 1}, {event.states} states, "
+                    f"best cost {event.cost:.4g}"
+                )
+
+        yield show
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print notes, a line each, on the error stream."""
+    for line in lines:
+        print(f"toast: note: {line}", file=sys.stderr)
+
+
+def use_cpu_devices(count: int) -> None:
+    """Ask XLA for ``count`` CPU devices; must come before jax starts its backends."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks on how it reshards
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    flags = [f for f in flags if not f.startswith("--xla_force_host_platform_device_count")]
+    flags.append(f"--xla_force_host_platform_device_count={count}")
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
+def show_warning(message: Warning | str, *_where: Any, **_more: Any) -> None:
+    """Python's warnings as notes."""
+    warn([str(message)])

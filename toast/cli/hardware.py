@@ -1,0 +1,71 @@
+"""``toast hardware``."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Annotated
+
+import typer
+
+from toast.cli.common import command, console, group
+
+app = group("Devices: what there are, what is known of them, and how to fit them to measurements.")
+Device = Annotated[
+    str, typer.Argument(metavar="NAME", help="A device's name, or the path of a hardware file.")
+]
+
+
+@command(app, "list")
+def hardware_list() -> None:
+    """List the devices that --hardware may name."""
+    from toast import report
+    from toast.hardware import load, names
+
+    console().print(report.hardware_list([load(name) for name in names()]))
+
+
+@command(app, "show")
+def hardware_show(
+    device: Device,
+    mesh: Annotated[
+        str | None, typer.Option("--mesh", help="Show collectives on this mesh: data=4,model=4.")
+    ] = None,
+) -> None:
+    """Show what is known of a device, and what its collectives cost on a mesh."""
+    from toast import report
+    from toast.hardware import Mesh, load
+
+    console().print(report.hardware_tables(load(device), Mesh.parse(mesh) if mesh else None))
+
+
+@command(app, "calibrate")
+def hardware_calibrate(
+    device: Device,
+    collectives: Annotated[
+        pathlib.Path,
+        typer.Option(
+            help="CSV of measured times: columns collective,devices,bytes,seconds, as nccl-tests "
+            "counts them."
+        ),
+    ],
+    output: Annotated[
+        pathlib.Path | None,
+        typer.Option("-o", "--output", help="The file to write; default: NAME-calibrated.toml."),
+    ] = None,
+    source: Annotated[
+        str, typer.Option("--source", help="What the fitted figures are marked with.")
+    ] = "Measured",
+) -> None:
+    """Fit the collectives of a switched device to measured times and write a hardware file."""
+    from toast import report
+    from toast.errors import HardwareError
+    from toast.files import write_all
+    from toast.hardware import calibrate, load
+
+    fitted = calibrate.calibrate(load(device), calibrate.read_table(collectives))
+    place = output or pathlib.Path(f"{pathlib.Path(device).stem}-calibrated.toml")
+    if place.suffix != ".toml":
+        raise HardwareError(f"--output {place}: hardware files end in .toml")
+    write_all({place: calibrate.file_text(device, fitted, source)}, HardwareError)
+    console().print(report.calibration_table(fitted))
+    print(f"written to {place}")
