@@ -99,7 +99,7 @@ def like_shardy(analysis: toast.Analysis, mesh: Mesh, plans: int) -> tuple[int, 
 
 def figures(rows: Sequence[Compared]) -> str:
     found = Validation(tuple(rows), 0.0)
-    (peak, worst), (time, slowest) = found.peak_errors(), found.time_errors()
+    (peak, worst, _), (time, slowest, _) = found.peak_errors(), found.time_errors()
     exact = np.mean([abs(row.argument_error) < 1e-3 for row in rows])
     outputs = np.mean([abs(row.output_error) < 1e-3 for row in rows])
     near = np.mean([abs(row.sent_error) <= 0.1 for row in rows])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toast
@@ -30,6 +31,7 @@ def layers(x: jax.Array, w: list[jax.Array]) -> jax.Array:
     return x
 
 
+@functools.cache
 def chain() -> tuple[Program, Names, list[int], list[int]]:
     """Four products in a chain, and of the weights the uses."""
     analysis = toast.analyze(layers, f32(64, 64), [f32(64, 64)] * 4)
@@ -120,6 +122,7 @@ def test_more_overlap_is_never_slower(name: str, options: dict[str, int]) -> Non
             assert (prices.hidden_seconds <= moving * (1 + 1e-12)).all()
 
 
+@settings(deadline=None)  # the first draw analyzes the program
 @given(st.data())
 def test_windows_hide_no_more_than_their_products(data: st.DataObject) -> None:
     """In sum, and of what has any narrower window; more to hide never makes less hidden."""
@@ -206,6 +209,13 @@ def test_a_plan_tells_what_is_in_memory_and_what_moves() -> None:
     assert data["memory"]["peak_bytes"] == plan.timeline.peak_bytes
     assert len(data["memory"]["op"]) == len(data["memory"]["live_bytes"])
     assert len(data["collectives"]) == len(plan.transfers)
+
+
+def test_results_last_to_the_end_of_the_step() -> None:
+    plan = toast.plan(lambda x: (x * 2, x @ x), f32(512, 512), mesh="a=2", hardware="tpu-v5e")
+    frame = plan.at_peak()
+    assert set(frame["to"]) == {"end of the step"}
+    assert not frame["from"].str.contains("unknown").any()
 
 
 def test_transfers_name_their_algorithm() -> None:
