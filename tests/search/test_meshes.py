@@ -125,7 +125,7 @@ def test_what_cannot_be_is_said() -> None:
     for devices, message in (
         (7, r"mesh axis a=7 divides no dimension of t2b-tiny"),
         (1, r"1 devices form no mesh; give at least 2"),
-        (512, r"512 devices: tpu-v5e is built of at most 256; use fewer"),
+        (512, r"512 devices; tpu-v5e is built of at most 256; use fewer"),
     ):
         with pytest.raises(MeshError, match=message):
             toast.plan(analysis, devices=devices, hardware="tpu-v5e")

@@ -380,14 +380,10 @@ class CostModel:
 
     def sizes(self, layout: Layout) -> tuple[Floats, Floats]:
         """Bytes on a device of every value and of every use: ``[S, C]`` and ``[S, U]``."""
-        settled = self.tables.value_bytes / self._shards(layout.settled)
-        return settled, self._used_bytes(layout)
-
-    def _used_bytes(self, layout: Layout) -> Floats:
-        """Bytes of a value as each use class sees it: ``[S, U]``."""
         t = self.tables
         share = np.where(layout.differs > 0, t.use_share, 1.0)
-        return np.asarray(t.value_bytes[t.use_value] * share / self._shards(layout.used))
+        used = t.value_bytes[t.use_value] * share / self._shards(layout.used)
+        return t.value_bytes / self._shards(layout.settled), used
 
     def _vector_seconds(self, layout: Layout) -> Floats:
         """Exponentials and the like, which the vector unit is slow at: ``[S]``."""
@@ -519,23 +515,11 @@ class CostModel:
         reduced = layout.partial & ~held
         whole = settled * self._devices[scattered]
         if scattered.any():
-            yield _Moves(
-                _SCATTER,
-                scattered,
-                whole,
-                settled,
-                once_each,
-                self._merged(scattered, True),
-            )
+            spared = self._merged(scattered, True)
+            yield _Moves(_SCATTER, scattered, whole, settled, once_each, spared)
         if reduced.any():
-            yield _Moves(
-                _REDUCE,
-                reduced,
-                settled,
-                settled,
-                once_each,
-                self._merged(reduced, False),
-            )
+            spared = self._merged(reduced, False)
+            yield _Moves(_REDUCE, reduced, settled, settled, once_each, spared)
         if scattered.any():
             places = self._changes_places(layout, layout.defined, layout.settled)
             places *= layout.partial > 0
@@ -546,33 +530,17 @@ class CostModel:
         gather, exchange, sliced = was & ~now, was & now & layout.differs, now & ~was
         times_used = t.use_count * ((layout.differs > 0) & ~layout.shared)
         local = settled[:, t.use_value] / self._devices[sliced] * t.use_share
+        spared, rounded = t.use_constant, t.use_share
+
+        def moves(kind: int, axes: Axes, size: Floats, result: Floats) -> _Moves:
+            return _Moves(kind, axes, size, result, times_used, spared, rounded, of_uses=True)
+
         if exchange.any():
-            yield _Moves(
-                _ALL_TO_ALL,
-                exchange,
-                local,
-                used,
-                times_used,
-                t.use_constant,
-                t.use_share,
-                of_uses=True,
-            )
-        yield _Moves(
-            _GATHER,
-            gather,
-            local * self._devices[gather],
-            used,
-            times_used,
-            t.use_constant,
-            t.use_share,
-            of_uses=True,
-        )
+            yield moves(_ALL_TO_ALL, exchange, local, used)
+        yield moves(_GATHER, gather, local * self._devices[gather], used)
         places = self._changes_places(layout, before, layout.used)
         if places.any():
-            yield _Moves(
-                _PERMUTE, places, local, local, times_used, t.use_constant, t.use_share,
-                of_uses=True, places=True,
-            )  # fmt: skip
+            yield moves(_PERMUTE, places, local, local)._replace(places=True)
         # Sharded permutation factors exchange with neighbours.
         factors = t.slot_dim.shape[1]
         flat = np.arange(len(t.halo))[:, None] * factors + layout.held
@@ -671,8 +639,7 @@ class CostModel:
     def timeline(self, state: States) -> Timeline:
         """What is in memory when, under one state: ``[classes, axes]``."""
         t, layout = self.tables, self.layout(state[None])
-        settled = t.value_bytes / self._shards(layout.settled)
-        used = self._used_bytes(layout)
+        settled, used = self.sizes(layout)
         arguments = float(settled[:, t.argument_columns].sum())
         row = self.columns(layout, settled, used * (layout.differs > 0))[0]
         steps = row[t.event_column] * t.event_sign
@@ -691,9 +658,8 @@ class CostModel:
     def moments(self, state: States) -> Floats:
         """Bytes at each local peak of memory, in the order of ``tables.growth``: ``[moments]``."""
         t, layout = self.tables, self.layout(state[None])
-        settled = t.value_bytes / self._shards(layout.settled)
-        copies = self._used_bytes(layout) * (layout.differs > 0)
-        columns = self.columns(layout, settled, copies)[0]
+        settled, used = self.sizes(layout)
+        columns = self.columns(layout, settled, used * (layout.differs > 0))[0]
         arguments = float(settled[:, t.argument_columns].sum())
         return np.asarray(arguments + np.cumsum(t.growth @ columns))
 

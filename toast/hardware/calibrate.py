@@ -116,8 +116,8 @@ def calibrate(
     """Fit latency and bandwidth of every collective and algorithm to a table of one node.
 
     Collectives that the table lacks keep what the hardware says of them.  The same table gives the
-    same fit.  ``progress`` is told what is fitted.  Raises :class:`toast.errors.HardwareError` for a
-    torus, and for devices of several nodes.
+    same fit.  ``progress`` is told what is fitted.  Raises :class:`toast.errors.HardwareError`
+    for a torus, and for devices of several nodes.
     """
     if hardware.interconnect.topology != "switch":
         raise HardwareError(
