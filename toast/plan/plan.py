@@ -9,7 +9,7 @@ import json
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -375,8 +375,9 @@ def make_plan(
     reasons = [
         reason_of(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
     ]
+    own = ("the program's own shardings",) if space.constraints.keep else ()
     pins = [
-        Step((*space.constraints.pin,), "", (), after, f"pinned: {reason}")
+        Step((*space.constraints.pin, *own), "", (), after, f"pinned: {reason}")
         for after, reason in zip(predictions[1 : 1 + pinned], reasons, strict=False)
     ]
     steps = tuple(pins) + tuple(
@@ -415,7 +416,15 @@ def make_plan(
     )
 
 
-def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action, ...]:
+class Begun(NamedTuple):
+    """An earlier plan in a decision space."""
+
+    actions: tuple[Action, ...]
+    #: Why they are not all of the plan's; empty if they are.
+    missing: str
+
+
+def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> Begun:
     """The actions of ``space`` that do what those of an earlier plan, or of its JSON file, did.
 
     What has no counterpart is left out.  Raises :class:`toast.errors.PlanError` for a file that is
@@ -427,7 +436,7 @@ def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action,
         (labels(action), space.mesh.names[action.axis], action.resolution): action
         for action in space.actions
     }
-    found = []
+    found, missing = [], []
     for dimensions, axis, resolution, part in wanted:
         if part:
             action = _refinement(space, dimensions, axis, part)
@@ -435,13 +444,17 @@ def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action,
             action = known.get((dimensions, axis, resolution))
         if action is not None:
             found.append(action)
-    if wanted and not found:
+        else:
+            missing.append(f"{dimensions[0] if dimensions else 'nothing'} on {axis}")
+    why = ""
+    if missing:
         name = plan.analysis.program.name if isinstance(plan, Plan) else plan
-        raise PlanError(
-            f"{name}: no action of this plan has a counterpart here; it is of another program or "
-            "mesh, so begin without it"
+        named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        why = (
+            f"start {name}: {len(missing)} of {len(wanted)} actions have no counterpart here: "
+            f"{named}"
         )
-    return tuple(found)
+    return Begun(tuple(found), why)
 
 
 _Wanted = tuple[tuple[str, ...], str, tuple[int, ...], tuple[tuple[int, int], ...]]
