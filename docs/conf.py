@@ -25,11 +25,12 @@ exclude_patterns = ["_build", "_ext"]
 # Pages that are written elsewhere may not be there yet; and no lexer knows all of clingo.
 suppress_warnings = ["misc.highlighting_failure"]
 myst_heading_anchors = 3
+smartquotes = False  # options are --options
 
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True}
+autodoc_default_options = {"members": True, "undoc-members": True}
 python_use_unqualified_type_names = True
 python_display_short_literal_types = True
 maximum_signature_line_length = 88

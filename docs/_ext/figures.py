@@ -136,10 +136,11 @@ Point = tuple[float, float]
 def _edge(place: dict[int, Point], a: int, b: int) -> str:
     """A line from name to name, bent where another name stands between them."""
     (x, y), (u, v) = place[a], place[b]
-    far = v - y > 1.5 * _Y
+    layers = round((v - y) / _Y)
     # Halfway, pulled outwards: away from the middle of the drawing.
     middle = sum(p[0] for p in place.values()) / len(place)
-    pull = (-1 if (x + u) / 2 <= middle else 1) * _X if far else 0.0
+    outwards = -1 if (x + u) / 2 <= middle else 1
+    pull = outwards * _X * min(layers, 5) / 2 if layers > 1 else 0.0
     mx, my = (x + u) / 2 + pull, (y + v) / 2
     (x, y), (u, v) = _towards((x, y), (mx, my)), _towards((u, v), (mx, my))
     return (
@@ -172,9 +173,7 @@ def _node(point: Point, label: str, paint: str) -> str:
     )
 
 
-def _places(
-    analysis: Analysis, drawn: list[int], edges: list[tuple[int, int]]
-) -> dict[int, Point]:
+def _places(analysis: Analysis, drawn: list[int], edges: list[tuple[int, int]]) -> dict[int, Point]:
     """Where each name stands: ops in layers by their longest path, under those before them."""
     op_of = analysis.names.name_op
     layer = {int(op_of[n]): 0 for n in drawn}

@@ -1,8 +1,8 @@
 """What this documentation adds to Sphinx: live blocks, and pages made from other files.
 
 * A fenced block ``{live}`` is Python that runs, at the root of the repository, when the site is
-  built.  The site shows the code, what it prints, and the value of a last expression: a table or drawing where it has
-  ``_repr_html_`` or ``_repr_svg_``.  Blocks of a page share their variables.  With
+  built.  The site shows the code, what it prints, and the value of a last expression: a table or
+  drawing where it has ``_repr_html_``.  Blocks of a page share their variables.  With
   ``:output-only:`` the code is not shown.
 * ``_generated/`` gets the command line's reference, and files from elsewhere in the repository.
 * A block with ``title="file"`` shows the file's name.
@@ -72,15 +72,16 @@ def execute(code: str, variables: dict[str, Any]) -> tuple[str, object]:
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.chdir(ROOT), contextlib.redirect_stdout(io.StringIO()) as output:
         exec(compile(tree, "live", "exec"), variables)
-        value = eval(compile(ast.Expression(last.value), "live", "eval"), variables) if last else None
+        value = (
+            eval(compile(ast.Expression(last.value), "live", "eval"), variables) if last else None
+        )
     return output.getvalue(), value
 
 
 def _shown(value: object) -> nodes.Node:
-    for kind in ("_repr_svg_", "_repr_html_"):
-        if hasattr(value, kind):
-            html = f'<div class="live">{getattr(value, kind)()}</div>'
-            return nodes.raw(html, html, format="html")
+    if hasattr(value, "_repr_html_"):
+        html = f'<div class="live">{value._repr_html_()}</div>'
+        return nodes.raw(html, html, format="html")
     text = repr(value)
     return nodes.literal_block(text, text, language="text", classes=["live"])
 
@@ -123,7 +124,9 @@ def read(app: Sphinx, page: str, text: list[str]) -> None:
     of a table of contents that match no page are left out.
     """
     here = DOCS / f"{page}.md"
-    pages = {(ROOT / file).resolve(): DOCS / "_generated" / f"{page}.md" for page, file in PAGES.items()}
+    pages = {
+        (ROOT / file).resolve(): DOCS / "_generated" / f"{page}.md" for page, file in PAGES.items()
+    }
 
     def to_page(link: re.Match[str]) -> str:
         target = pages.get((here.parent / link[1]).resolve())
@@ -134,10 +137,17 @@ def read(app: Sphinx, page: str, text: list[str]) -> None:
     text[0] = _PATTERN.sub(lambda line: line[0] if any(DOCS.glob(f"{line[1]}.md")) else "", found)
 
 
+def skip(app: Sphinx, what: str, name: str, member: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out the constructors of dataclasses, whose fields are listed."""
+    code = getattr(member, "__code__", None)
+    return True if name == "__init__" and code and code.co_filename == "<string>" else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.add_directive("live", Live)
     app.add_lexer("mlir", TextLexer)
     app.connect("builder-inited", write_pages)
     app.connect("source-read", read)
+    app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": False}

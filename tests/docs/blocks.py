@@ -5,8 +5,10 @@ In the order of the page, in a folder that is empty but for the shipped ``facts`
 * a block with ``title="file"`` is written;
 * ``console`` runs each ``$ command`` and compares what it prints, where ``...`` stands for any text
   within a line, or as a line for any number of lines;
-* ``python`` runs, with the variables of the page's blocks before it; ``{live}``, which the site
-  runs as well, at the root of the repository and with the variables of the live blocks.
+* ``python`` runs, with the variables of the page's blocks before it, and prints what is in the
+  ``output`` behind it;
+* ``{live}``, which the site runs as well, runs at the root of the repository, with the variables of
+  the live blocks before it.
 
 Other blocks are there to be read.
 """
@@ -14,6 +16,7 @@ Other blocks are there to be read.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pathlib
 import re
@@ -55,6 +58,7 @@ def check(page: pathlib.Path, folder: pathlib.Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
     shown: dict[str, Any] = {"__name__": "live"}
     typed: dict[str, Any] = {"__name__": "page"}
+    printed: list[str] = []
     for block in found:
         if block.title:
             (folder / block.title).parent.mkdir(exist_ok=True)
@@ -64,10 +68,13 @@ def check(page: pathlib.Path, folder: pathlib.Path, monkeypatch: pytest.MonkeyPa
                 printed = _run(command, folder, environment)
                 assert matches(expected, printed), f"{command}\n" + "\n".join(printed)
         elif block.language == "python":
-            with contextlib.chdir(folder):
+            with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as output:
                 exec(compile(block.body, page.name, "exec"), typed)
+            printed = output.getvalue().splitlines()
+        elif block.language == "output":
+            assert matches(block.body.splitlines(), printed), "\n".join(printed)
         elif block.language == "{live}":
-            with contextlib.chdir(ROOT), contextlib.redirect_stdout(None):
+            with contextlib.chdir(ROOT), contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(_OPTION.sub("", block.body), page.name, "exec"), shown)
 
 

@@ -10,7 +10,7 @@ from tests.docs.blocks import ROOT, Block, blocks, check, commands, matches
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("*/README.md"), *ROOT.glob("docs/*.md")])
 #: Languages that are run, and those that are there to be read.
-KNOWN = {"console", "python", "{live}", "{eval-rst}", "{toctree}", "{list-table}", "text", ""}
+KNOWN = {"console", "python", "output", "{live}", "{eval-rst}", "{toctree}", "text", ""}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
