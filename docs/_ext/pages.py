@@ -137,7 +137,9 @@ def read(app: Sphinx, page: str, text: list[str]) -> None:
     text[0] = _PATTERN.sub(lambda line: line[0] if any(DOCS.glob(f"{line[1]}.md")) else "", found)
 
 
-def skip(app: Sphinx, what: str, name: str, member: Any, skipped: bool, options: Any) -> bool | None:
+def skip(
+    app: Sphinx, what: str, name: str, member: Any, skipped: bool, options: Any
+) -> bool | None:
     """Leave out the constructors of dataclasses, whose fields are listed."""
     code = getattr(member, "__code__", None)
     return True if name == "__init__" and code and code.co_filename == "<string>" else None

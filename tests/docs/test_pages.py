@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from tests.docs.blocks import ROOT, Block, blocks, check, commands, matches
+from tests.docs.blocks import ROOT, Block, blocks, check, commands, matches, renewed
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("*/README.md"), *ROOT.glob("docs/*.md")])
 #: Languages that are run, and those that are there to be read.
@@ -17,7 +17,8 @@ KNOWN = {"console", "python", "output", "{live}", "{eval-rst}", "{toctree}", "te
 def test_the_page_does_what_it_says(
     page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(page, tmp_path, monkeypatch)
+    monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
+    check(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -50,3 +51,12 @@ def test_commands() -> None:
 )  # fmt: skip
 def test_matching(expected: list[str], printed: list[str], same: bool) -> None:
     assert matches(expected, printed) is same
+
+
+def test_renewing() -> None:
+    assert renewed(["...", "| x | 1 |", "..."], ["head", "| x | 2 |", "| y | 1 |"]) == [
+        "...", "| x | 2 |", "...",
+    ]  # fmt: skip
+    assert renewed(["took ...", "a 1"], ["took 3 s", "a 2"]) == ["took ...", "a 2"]
+    assert renewed(["a 1"], ["a 2", "b"]) == ["a 2", "b"]
+    assert renewed(["a ..."], ["a 2"]) == ["a ..."]
