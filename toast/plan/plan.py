@@ -295,17 +295,16 @@ class Plan:
 
         Columns: ``bytes`` per device, ``value`` (the op that makes it, with its source line),
         ``what`` of it (the value, a resharded copy ...), and the source lines where it begins and
-        ends.
+        ends, or ``end of the step``.
         """
         program = self.analysis.program
-        last = len(program.ops) - 1
         return pd.DataFrame([
             {
                 "bytes": buffer.bytes,
                 "value": describe_value(program, buffer.value),
                 "what": buffer.what,
-                "from": str(program.location(min(max(buffer.start, 0), last))),
-                "to": str(program.location(min(buffer.end, last))),
+                "from": place_of(program, buffer.start),
+                "to": place_of(program, buffer.end),
             }
             for buffer in self.timeline.at_peak
         ], columns=["bytes", "value", "what", "from", "to"])  # fmt: skip
@@ -314,11 +313,10 @@ class Plan:
         """The timeline as plain data: bytes after the last change before each op."""
         line, program = self.timeline, self.analysis.program
         last = np.flatnonzero(np.diff(line.op, append=len(program.ops) + 1))
-        at = min(line.peak_op, len(program.ops) - 1)
         return {
             "argument_bytes": line.argument_bytes,
             "peak_bytes": line.peak_bytes,
-            "peak_at": program.describe(at),
+            "peak_at": place_of(program, line.peak_op),
             "at_peak": self.at_peak().head(50).to_dict("records"),
             "op": line.op[last].tolist(),
             "live_bytes": line.live_bytes[last].tolist(),
@@ -339,6 +337,12 @@ def describe_value(program: Program, value: int) -> str:
     if op < len(program.arguments):
         return f"{program.arguments[op]} {program.values[value].type}"
     return program.describe(op)
+
+
+def place_of(program: Program, op: int) -> str:
+    """The source line of an op, or that the step is over: results are handed over then."""
+    over = op >= len(program.ops) - len(program.results)
+    return "end of the step" if over else str(program.location(max(op, 0)))
 
 
 def make_plan(

@@ -14,7 +14,7 @@ from toast.analysis import Analysis
 from toast.apply import OutputCheck, Verification
 from toast.compare import Compared
 from toast.hardware import Hardware, Mesh
-from toast.plan import Plan, describe_value, spec_text
+from toast.plan import Plan, describe_value, place_of, spec_text
 from toast.units import size_text, time_text
 
 #: Ops without a rule that are named one by one; the rest are counted.
@@ -186,9 +186,9 @@ _SHOWN = 6
 
 def _memory(plan: Plan) -> Table:
     program, line = plan.analysis.program, plan.timeline
-    at = program.location(min(line.peak_op, len(program.ops) - 1))
+    at = place_of(program, line.peak_op)
     table = _table(
-        f"Memory at its peak, {size_text(line.peak_bytes)}, at {escape(str(at))}",
+        f"Memory at its peak, {size_text(line.peak_bytes)}, at {escape(at)}",
         "bytes per device", "value", right=("bytes per device",),
     )  # fmt: skip
     table.add_row(size_text(line.argument_bytes), "arguments")
