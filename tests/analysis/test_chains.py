@@ -298,9 +298,9 @@ def test_what_is_needed_whole_is_told() -> None:
     assert {s.one.role for s in chain.steps if s.kind == "identity"} == {"need_replication"}
     text = report.chain_text(chain)
     assert "needed whole" in text
-    analysis = toast.analyze(lambda x: x.reshape(2, 4), f32(4, 2))
-    step = only(analysis.explain("x:0", "result:1"))
-    assert step.reason == "result 0 dimension 1 is needed whole"
+    analysis = toast.analyze(lambda x: x.reshape(8), f32(1, 8))
+    step = only(analysis.explain("x:0", "result:0"))
+    assert step.reason == "operand 0 dimension 0 is needed whole"
     assert len(step.rules) == 3
 
 

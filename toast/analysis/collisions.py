@@ -82,10 +82,9 @@ def collision(analysis: Analysis, number: int) -> Conflict:
     """Conflict ``number``, explained; as :meth:`toast.Analysis.explain_conflict`."""
     count = len(analysis.resolutions)
     if not 0 <= number < count:
-        known = f"conflicts 0 to {count - 1}" if count > 1 else "conflict 0" if count else "none"
-        raise ExplainError(
-            f"conflict {number}: {analysis.program.name} has {known}; --conflicts lists them"
-        )
+        known = f"conflicts 0 to {count - 1}" if count > 1 else "only conflict 0"
+        has = f"{known}; --conflicts lists them" if count else "no conflicts"
+        raise ExplainError(f"conflict {number}: {analysis.program.name} has {has}")
     resolution = analysis.resolutions[number]
     rows = [
         _rows(analysis, kind, at, resolution.names)
