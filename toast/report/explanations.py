@@ -12,6 +12,7 @@ from rich.table import Table
 
 from toast.analysis import Analysis, Chain, Conflict, Place, RuleLine, Site, Step
 from toast.explain import Priced
+from toast.frontend import Location
 from toast.plan import Prediction
 from toast.units import size_text, time_text
 
@@ -93,14 +94,18 @@ def _op(place: Place) -> str:
 
 
 def _at(place: Place | Site) -> str:
-    """Where an op stands in the user's code; files below the current folder as seen from it."""
-    location = place.location
+    where = _where(place.location)
+    return f" at {where}" if where else ""
+
+
+def _where(location: Location) -> str:
+    """A place in the user's code; files below the current folder are named as seen from there."""
     if not (location.file or location.path):
         return ""
     file = pathlib.Path(location.file)
     if file.is_relative_to(pathlib.Path.cwd()):
         location = dataclasses.replace(location, file=str(file.relative_to(pathlib.Path.cwd())))
-    return f" at {location}"
+    return str(location)
 
 
 def _rules(rules: Iterable[RuleLine]) -> str:
@@ -197,9 +202,8 @@ def conflict_list(analysis: Analysis) -> RenderableType:
     for number, resolution in enumerate(analysis.resolutions):
         op = int(analysis.names.name_op[resolution.names[0]])
         labels = ", ".join(map(analysis.name_label, resolution.names))
-        location = analysis.program.location(op)
         table.add_row(
-            str(number), escape(labels), escape(str(location) if location.file else ""),
+            str(number), escape(labels), escape(_where(analysis.program.location(op))),
             str(resolution.set), str(resolution.group),
         )  # fmt: skip
     return table
