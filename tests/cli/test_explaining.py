@@ -35,6 +35,18 @@ def test_a_model_by_short_names() -> None:
     assert re.search(r"transformer.py:\d+ jit\(step\)", result.stdout), "the user's line"
 
 
+def test_arguments_of_one_group_are_mirrored() -> None:
+    """Not one dimension, but the same of two layers: an action on one is one on both (4.4)."""
+    result = run(
+        "explain", "t2b", "--layers", 2, "params.layers[0].gate:1", "params.layers[1].gate:1"
+    )
+    assert result.exit_code == 0, result.output
+    assert "are not one dimension" in result.stdout
+    assert "An action on one is mirrored to the other all the same" in result.stdout
+    for pair in (("x:0", "x:1"), ("x:0", "z:0")):
+        assert "mirrored" not in run("explain", X_XT, *pair).stdout
+
+
 def test_a_conflict_with_prices(tmp_path: pathlib.Path) -> None:
     target = tmp_path / "conflict.json"
     result = run("explain", X_XT, "--conflict", 0, "--mesh", "data=4", "--json", target)

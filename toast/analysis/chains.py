@@ -239,7 +239,7 @@ def _role(factor: Factor) -> Role:
 def _step(places: Places, lines: RuleLines, one: int, other: int) -> Step:
     """The step between two places that follow one another on a way."""
     ends = places.place(one), places.place(other)
-    if other in (places.definition[one],) or one == places.definition[other]:
+    if other == places.definition[one] or one == places.definition[other]:
         return Step("def_use", *ends, (stratum_line("names", "def_use/2"),))
     if ends[0].op != ends[1].op:
         kinds = {end.op_kind for end in ends}
@@ -267,13 +267,12 @@ def _reason(
         return "no rule knows this op, so that every dimension stays whole", ()
     for row, against in ((one, other), (other, one)):
         place, factors = places.place(row), places.factors(row)
-        where = place.where
         if (signature, place.factor) in lines.need_replication:
-            return f"{where} is needed whole", lines.need_replication[signature, place.factor]
+            return f"{place.where} is needed whole", lines.need_replication[signature, place.factor]
         if places.place(against).factor in factors[1:]:
             listed = ", ".join(factors)
             return (
-                f"{where} is made of factors {listed}, major to minor, and goes by the first",
+                f"{place.where} is made of factors {listed}, major to minor, and goes by the first",
                 lines.of(signature, place.tensor, place.dimension.d, factors[1]),
             )
     return "two different factors", ()
