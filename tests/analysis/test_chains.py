@@ -273,6 +273,16 @@ def test_chains_hold_in_whole_models(name: str, data: st.DataObject) -> None:
     check_chain(analysis, analysis.explain(one, data.draw(st.sampled_from(others))))
 
 
+def test_a_result_in_a_donated_argument_is_tied_to_it() -> None:
+    program = api.program_of(lambda w, x: x * 2.0, f32(8, 4), f32(8, 4), donate=(0,))
+    chain = toast.analyze(program).explain("w:0", "result:0")
+    assert [step.kind for step in chain.steps] == ["donation", "def_use"]
+    text = report.chain_text(chain)
+    assert re.search(
+        r"1  same  return#\d overwrites the donated argument w  \[rules/closure.lp:14\]", text
+    )
+
+
 # -- what keeps dimensions apart -----------------------------------------------------------------
 
 
