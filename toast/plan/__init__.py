@@ -10,6 +10,7 @@ from toast.plan.plan import (
     describe_value,
     dimension_labels,
     make_plan,
+    place_of,
     spec_text,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "describe_value",
     "dimension_labels",
     "make_plan",
+    "place_of",
     "spec_text",
 ]
