@@ -8,8 +8,8 @@ from toast.plan.plan import (
     Step,
     actions_like,
     describe_value,
-    folded,
     dimension_labels,
+    folded,
     make_plan,
     spec_text,
 )
@@ -22,8 +22,8 @@ __all__ = [
     "Step",
     "actions_like",
     "describe_value",
-    "folded",
     "dimension_labels",
+    "folded",
     "make_plan",
     "spec_text",
 ]

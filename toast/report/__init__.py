@@ -1,6 +1,7 @@
 """Last stage: analyses and plans for people to read."""
 
 from toast.report.devices import calibration_table, hardware_list, hardware_tables
+from toast.report.html import comparison_html, html_text, write_html
 from toast.report.tables import (
     analysis_table,
     comparison_table,
@@ -12,10 +13,13 @@ from toast.report.tables import (
 __all__ = [
     "analysis_table",
     "calibration_table",
+    "comparison_html",
     "comparison_table",
     "hardware_list",
     "hardware_tables",
+    "html_text",
     "missing_rules",
     "plan_tables",
     "verification_table",
+    "write_html",
 ]

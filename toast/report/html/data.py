@@ -36,6 +36,7 @@ from toast.cost import Breakdown, Timeline
 from toast.frontend import Location, Program
 from toast.plan import Plan, describe_value, folded, spec_text
 from toast.report.html.sections import sections_of
+from toast.report.tables import plan_cost_before
 
 #: Version of the embedded data.
 VERSION = 1
@@ -61,7 +62,7 @@ def gather(plan: Plan, compared: Sequence[Compared] = ()) -> dict[str, Any]:
         "before": dataclasses.asdict(plan.before),
         "after": dataclasses.asdict(plan.after),
         "analysis": plan.analysis.counts(),
-        "arguments": _arguments(plan),
+        "arguments": _arguments(plan, colors),
         "actions": _actions(plan),
         "colors": colors.rows,
         "collectives": _collectives(plan),
@@ -100,6 +101,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "hidden_seconds": plan.after.hidden_seconds,
         "devices": plan.mesh.devices,
         "cost": plan.cost,
+        "cost_before": plan_cost_before(plan),
         "method": plan.method,
         "note": plan.note,
         "seed": plan.seed,
@@ -109,12 +111,20 @@ def _summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _arguments(plan: Plan) -> list[dict[str, Any]]:
-    sizes = dict(plan.mesh.axes)
+def _arguments(plan: Plan, colors: _Colors) -> list[dict[str, Any]]:
+    sizes, names = dict(plan.mesh.axes), plan.analysis.names
+    program = plan.analysis.program
+    # The colors of a group's first argument; of the others they are mirrored.
+    first: dict[str, int] = {}
+    for path, value in zip(program.arguments, program.argument_values, strict=True):
+        first.setdefault(path, value)
+        first.setdefault(folded(path), value)
     rows = []
     for row in plan.argument_table():
         shards = [int(np.prod([sizes[a] for a in axes], dtype=np.int64)) for axes in row.spec]
+        begin = names.value_dim[first[row.patterns[0]]]
         rows.append({
+            "colors": colors.of_name[names.def_name[begin : begin + len(row.shape)]].tolist(),
             "patterns": list(row.patterns),
             "count": row.count,
             "dtype": row.dtype,
@@ -122,6 +132,7 @@ def _arguments(plan: Plan) -> list[dict[str, Any]]:
             "axes": [list(axes) for axes in row.spec],
             "spec": spec_text(row.spec),
             "shards": shards,
+            "majors": [sizes[axes[0]] if axes else 1 for axes in row.spec],
             "device_bytes": row.device_bytes,
         })  # fmt: skip
     return rows
@@ -193,6 +204,7 @@ def _kinds(plan: Plan) -> list[dict[str, Any]]:
 
 def _lines(plan: Plan, places: _Places) -> list[dict[str, Any]]:
     """Time by source line, the longest first."""
+    rows: list[dict[str, Any]]
     spots = [places.spots[place] for place in places.of_op]
     known = [(spot if spot[0] else None) for spot in spots]
     before, after = _by(known, plan.breakdown_before), _by(known, plan.breakdown)
@@ -252,7 +264,7 @@ def _conflicts(analysis: Analysis) -> list[Any]:
     names = analysis.names
     sites: dict[frozenset[int], list[Any]] = defaultdict(list)
     for name, other, where, number in analysis.sites:
-        place = number
+        place: int | list[int] = number
         if where == "use":
             place = [int(names.use_op[number]), int(names.use_index[number])]
         sites[frozenset((name, other))].append(place)
@@ -349,7 +361,7 @@ def color_label(number: int) -> str:
     return label if number < 26 else color_label(number // 26 - 1) + label
 
 
-def _name_axes(plan: Plan) -> tuple[list[Spec], Any]:
+def _name_axes(plan: Plan) -> tuple[list[tuple[str, ...]], Any]:
     """The different sets of mesh axes on names, and which each name has."""
     names, shardings = plan.analysis.names, plan.shardings
     holdings: dict[tuple[str, ...], int] = {(): 0}
@@ -371,7 +383,7 @@ def _name_axes(plan: Plan) -> tuple[list[Spec], Any]:
     for value, spec in (*shardings.values.items(), *shardings.sums.items()):
         rows = names.def_name[names.value_dim[value] : names.value_dim[value + 1]]
         _hold(held, holdings, rows, spec)
-    return list(holdings), held  # type: ignore[return-value]
+    return list(holdings), held
 
 
 def _hold(held: Any, holdings: dict[tuple[str, ...], int], rows: Any, spec: Spec) -> None:
@@ -387,9 +399,9 @@ def _listing(plan: Plan, places: _Places, colors: _Colors) -> dict[str, Any]:
     numbered in program order, so an op's results follow from the signatures before it, and its
     names too: name ``i`` of an op is that of factor ``i``.  ``color`` is by name (run lengths),
     ``held`` by name: an index into ``holdings``.  ``specs`` and ``value_spec`` are shardings of
-    values, ``reshards`` those of operands that differ, ``sums`` of results that are only summed up
-    in parts; ``moves`` are collectives: op, operand (-1: of the result), kind, axes, count, seconds,
-    bytes.  ``spent`` are seconds of products and memory traffic of the ops that take any.
+    values, ``reshards`` those of operands that differ, ``sums`` of results that are only summed
+    up in parts; ``moves`` are collectives: op, operand (-1: of the result), kind, axes, count,
+    seconds, bytes.  ``spent`` are seconds of products and memory traffic of the ops that take any.
     """
     program, rules = plan.analysis.program, plan.analysis.rules
     types: dict[Any, int] = {}
@@ -493,4 +505,3 @@ def _runs(values: list[int]) -> list[int]:
         else:
             found += [value, 1]
     return found
-
