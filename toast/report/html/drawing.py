@@ -152,7 +152,7 @@ def timeline(
     bottom = 20 if phases else 4
     width, height, left = 960, 146 + bottom, 74
     inner = width - left - 8
-    top = max(data["peak_bytes"], limit if limit < 8 * data["peak_bytes"] else 0.0, 1.0) * 1.08
+    top: float = max(data["peak_bytes"], limit if limit < 8 * data["peak_bytes"] else 0.0, 1.0) * 1.08
 
     def x(op: float) -> float:
         return left + inner * op / max(ops, 1)
@@ -220,7 +220,7 @@ def _thinned(
 
 def _ticks(top: float) -> list[float]:
     """Three or four round numbers of bytes up to ``top``."""
-    unit = float(2 ** (10 * math.floor(math.log2(max(top, 1)) / 10)))
+    unit = math.pow(2, 10 * (math.log2(max(top, 1)) // 10))
     for step in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
         if top / (step * unit) <= 4:
             break

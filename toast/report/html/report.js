@@ -308,8 +308,8 @@
     const rows = make("tbody", {}, all.slice(0, end).map(row));
     body.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ops of ${fold.name}` },
       make("table", { class: "ops" },
-        make("thead", {}, make("tr", {}, ...[["op", ""], ["result", ""], ["operands and collectives", ""], ["source", ""], ["time", "num"]]
-          .map(([text, kind]) => make("th", { scope: "col", class: kind || false }, text)))), rows)));
+        make("thead", {}, make("tr", {}, ...[["op", "of-op"], ["result", "of-result"], ["operands and collectives", "of-operands"], ["source", "of-source"], ["time", "num"]]
+          .map(([text, kind]) => make("th", { scope: "col", class: kind }, text)))), rows)));
     if (end < all.length) {
       const more = make("button", { type: "button" });
       const label = () => { more.textContent = `Show ${Math.min(PAGE, all.length - end)} more of ${count(all.length)}`; };
@@ -556,14 +556,31 @@
     const onWay = new Set(way.slice(1).flatMap((n, i) => [`${way[i]},${n}`, `${n},${way[i]}`]));
     return { nodes, edges, onWay, cut: Math.max(0, way.length - LONG), way };
   }
-  /* Layers by the longest way from the top; within a layer by the mean place of what is above. */
-  function placed({ nodes, edges }) {
+  /* Layers by the longest way from the top, names in conflict side by side. */
+  function layers(nodes, edges, pairs) {
     const layer = new Map(nodes.map((n) => [n, 0]));
-    for (const [a, b] of [...edges].sort((x, y) => x[1] - y[1])) layer.set(b, Math.max(layer.get(b), layer.get(a) + 1));
+    const ordered = [...edges].sort((x, y) => x[1] - y[1]);
+    for (let turn = 0, moved = true; moved; turn++) {
+      if (turn > nodes.length) return null;
+      moved = false;
+      const raise = (n, least) => { if (layer.get(n) < least) { layer.set(n, least); moved = true; } };
+      for (const [a, b] of ordered) raise(b, layer.get(a) + 1);
+      for (const [a, b] of pairs) { raise(a, layer.get(b)); raise(b, layer.get(a)); }
+    }
+    const bound = new Set([...pairs.flatMap(([a, b]) => [a, b]), ...edges.map(([, b]) => b)]);
     for (const n of [...nodes].reverse()) { /* sources stand just above what they lead to */
       const below = edges.filter(([a]) => a === n).map(([, b]) => layer.get(b));
-      if (below.length && !edges.some(([, b]) => b === n)) layer.set(n, Math.min(...below) - 1);
+      if (below.length && !bound.has(n)) layer.set(n, Math.min(...below) - 1);
     }
+    return layer;
+  }
+  /* Within a layer by the mean place of what is above. */
+  function placed({ nodes, edges }) {
+    const kept = new Set(nodes);
+    const pairs = data.conflicts.filter(([a, b]) => kept.has(a) && kept.has(b));
+    let layer = layers(nodes, edges, pairs);
+    /* Where one name of a conflict comes of the other they cannot be side by side. */
+    if (!layer) layer = layers(nodes, edges, []);
     const rows = [];
     for (const n of nodes) (rows[layer.get(n)] = rows[layer.get(n)] || []).push(n);
     const place = new Map();
@@ -588,7 +605,7 @@
     const { rows, place } = placed(found);
     const W = 184, H = 40, GX = 18, GY = 34;
     const widest = Math.max(...rows.map((r) => r.length));
-    const width = widest * (W + GX) + GX + 24, height = rows.length * (H + GY) - GY + 16;
+    const width = widest * (W + GX) + GX + 24, height = rows.length * (H + GY) - GY + 36;
     const at = new Map();
     rows.forEach((r, y) => r.forEach((n) => at.set(n, [width / 2 + place.get(n) * (W + GX), 8 + y * (H + GY)])));
     const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Dimension graph around ${nameText(name)} and ${nameText(other)}` },
@@ -605,8 +622,9 @@
     for (const [a, b] of data.conflicts) {
       if (!kept.has(a) || !kept.has(b)) continue;
       const [[x, y], [u, v]] = [at.get(a), at.get(b)].sort((p, q) => p[0] - q[0]);
-      const d = Math.abs(u - x) > W ? `M${x + W / 2} ${y + H / 2}L${u - W / 2} ${v + H / 2}`
-        : `M${x + W / 2} ${y + H / 2}C${x + W / 2 + 26} ${y + H / 2} ${u + W / 2 + 26} ${v + H / 2} ${u + W / 2} ${v + H / 2}`;
+      const far = y === v && u - x > 1.5 * (W + GX);
+      const d = far ? `M${x} ${y + H}C${x + 40} ${y + H + 26} ${u - 40} ${v + H + 26} ${u} ${v + H}` : u - x > W ? `M${x + W / 2} ${y + H / 2}L${u - W / 2} ${v + H / 2}`
+        : `M${x} ${y + H}L${u} ${v}`;
       svg.append(draw("path", { class: "torn-edge", d }));
     }
     for (const n of found.nodes) {
@@ -669,6 +687,7 @@
   if (data.conflicts.length) choose(groups.reduce((a, b) => (worth(b) > worth(a) ? b : a))[0]);
 
   filter();
+  if (ops <= PAGE) for (const fold of folds) setOpen(fold, true);
   goTo();
   document.documentElement.dataset.ready = "true";
 })();
