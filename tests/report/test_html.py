@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -56,7 +57,9 @@ def test_the_embedded_data_are_the_plans() -> None:
     for row in data["arguments"]:
         rows[row["spec"]] += row["count"]
     assert rows == specs
-    assert max(data["memory"]["after"]["live_bytes"]) == pytest.approx(known["memory"]["peak_bytes"])
+    assert max(data["memory"]["after"]["live_bytes"]) == pytest.approx(
+        known["memory"]["peak_bytes"]
+    )
     assert data["memory"]["before"]["peak_bytes"] == pytest.approx(plan.before.peak_bytes)
 
 
@@ -105,7 +108,7 @@ def sections(program: Program) -> list[tuple[str, str, int]]:
     found = sections_of(program)
     assert found[0].start == 0
     assert found[-1].stop == len(program.ops)
-    for one, two in zip(found, found[1:], strict=False):
+    for one, two in itertools.pairwise(found):
         assert one.stop == two.start
     return [(s.phase, s.title, s.stop - s.start) for s in found]
 
@@ -121,7 +124,10 @@ def test_layers_are_sections_forward_backward_and_in_the_optimizer() -> None:
 
 def test_loops_are_sections() -> None:
     found = sections(analyzed("t2b-scan", layers=3).program)
-    assert {phase for phase, title, _ in found if title.endswith("\u00d7 3")} >= {"forward", "backward"}
+    assert {phase for phase, title, _ in found if title.endswith("\u00d7 3")} >= {
+        "forward",
+        "backward",
+    }
 
 
 def test_layers_and_caches_are_one() -> None:
@@ -133,7 +139,9 @@ def test_layers_and_caches_are_one() -> None:
 def test_a_fact_base_has_a_report(name: str, tmp_path: pathlib.Path) -> None:
     from toast.resources import directory
 
-    result = run("plan", directory("facts") / name, "--mesh", "d=2", "--report", tmp_path / "r.html")
+    result = run(
+        "plan", directory("facts") / name, "--mesh", "d=2", "--report", tmp_path / "r.html"
+    )
     assert result.exit_code == 0, result.output
     assert embedded((tmp_path / "r.html").read_text())["mesh"] == [["d", 2]]
 
@@ -142,7 +150,12 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def hostile() -> Plan:
-    names = (HOSTILE, "</script><script>window.hacked=1</script>", '"><img src=x onerror=hacked=1>', "\ud800é")
+    names = (
+        HOSTILE,
+        "</script><script>window.hacked=1</script>",
+        '"><img src=x onerror=hacked=1>',
+        "\ud800é",
+    )
 
     def function(p: dict[str, jax.Array]) -> list[jax.Array]:
         return [jnp.tanh(p[name] @ p[name].T) for name in names]
@@ -170,11 +183,17 @@ def test_the_page_may_not_use_the_network() -> None:
     assert "unsafe" not in policy[1]
     assert not re.search(r'(?:src|href)="(?!#)', text)
     assert " style=" not in text
-    assert "http" not in re.sub(r'http-equiv|http://www\.w3\.org/2000/svg', "", text)
+    assert "http" not in re.sub(r"http-equiv|http://www\.w3\.org/2000/svg", "", text)
 
 
 def test_methods_are_beside_the_plan() -> None:
-    rows = compare(analyzed("mlp"), Mesh.parse("data=4"), load("tpu-v5e"), ("toast", "shardy", "manual"), limit=1)
+    rows = compare(
+        analyzed("mlp"),
+        Mesh.parse("data=4"),
+        load("tpu-v5e"),
+        ("toast", "shardy", "manual"),
+        limit=1,
+    )
     data = embedded(comparison_html(rows))
     assert [row["method"] for row in data["compared"]] == ["toast", "shardy", "manual"]
     assert data["compared"][2]["error"]

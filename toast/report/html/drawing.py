@@ -152,7 +152,9 @@ def timeline(
     bottom = 20 if phases else 4
     width, height, left = 960, 146 + bottom, 74
     inner = width - left - 8
-    top: float = max(data["peak_bytes"], limit if limit < 8 * data["peak_bytes"] else 0.0, 1.0) * 1.08
+    top: float = (
+        max(data["peak_bytes"], limit if limit < 8 * data["peak_bytes"] else 0.0, 1.0) * 1.08
+    )
 
     def x(op: float) -> float:
         return left + inner * op / max(ops, 1)
@@ -229,7 +231,7 @@ def _ticks(top: float) -> list[float]:
 
 def progress(rounds: Sequence[Mapping[str, Any]], cost_before: float) -> Markup:
     """The best cost after each round, over the states priced; costs on a logarithmic scale."""
-    width, height, left, bottom = 460, 170, 64, 30
+    width, height, left, bottom = 460, 170, 84, 30
     points = [(0, cost_before), *((r["states"], r["cost"]) for r in rounds)]
     logs = [math.log(max(cost, 1e-12)) for _, cost in points]
     span = max(logs) - min(logs) or 1.0

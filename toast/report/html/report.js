@@ -325,6 +325,7 @@
     fold.all = all;
   }
   function setOpen(fold, open, shown) {
+    fold.byFilter = fold.byFilter && open;
     fold.button.setAttribute("aria-expanded", String(open));
     fold.body.hidden = !open;
     if (open) fill(fold, shown);
@@ -353,8 +354,11 @@
       make("span", { class: "num moves" }, moved ? several(moved, "collective") : ""),
       make("span", { class: "num took" }, time ? timeText(time) : ""));
     const element = make("div", { class: "fold" }, make("h4", {}, button), body);
-    const fold = { section, body, button, element, size, name, matched: null, until: () => 0, all: [] };
-    button.addEventListener("click", () => setOpen(fold, button.getAttribute("aria-expanded") !== "true"));
+    const fold = { section, body, button, element, size, name, matched: null, until: () => 0, all: [], byFilter: false };
+    button.addEventListener("click", () => {
+      fold.byFilter = false;
+      setOpen(fold, button.getAttribute("aria-expanded") !== "true");
+    });
     folds.push(fold);
     phases[phases.length - 1].folds.push(fold);
     box.append(element);
@@ -384,9 +388,14 @@
     moves: (op) => moves.has(op), reshards: (op) => reshards.has(op),
     conflicts: (op) => torn.has(op), spent: (op) => seconds(op) > 0,
   };
+  const FEW = 400;
+  let last = null;
   function filter() {
     const query = byId("query").value.trim().toLowerCase(), kind = byId("kind").value;
     const color = byId("color").value, only = byId("only").value;
+    const asked = JSON.stringify([query, kind, color, only]);
+    if (asked === last) return;
+    last = asked;
     const unfiltered = !query && !kind && !color && !only;
     matching = unfiltered ? null : new Uint8Array(ops);
     let found = ops;
@@ -410,9 +419,10 @@
       fold.element.hidden = n === 0;
       fold.size.textContent = n < 0 ? several(length, "op") : `${count(n)} of ${count(length)}`;
       const open = fold.button.getAttribute("aria-expanded") === "true";
-      if (n > 0 && found <= 400) setOpen(fold, true);
-      else if (n < 0 && open && fold.opened !== true) setOpen(fold, false);
-      else if (open) setOpen(fold, n !== 0);
+      /* What a filter unfolded is folded again behind it; what a person unfolded stays. */
+      if (n > 0 && found <= FEW && !open) { setOpen(fold, true); fold.byFilter = true; }
+      else if (n < 0 && fold.byFilter) setOpen(fold, false);
+      else if (open) setOpen(fold, true);
     }
     for (const phase of phases) phase.heading.hidden = phase.folds.every((fold) => fold.element.hidden);
     byId("found").textContent = matching ? `${count(found)} of ${several(ops, "op")}` : several(ops, "op");
