@@ -147,9 +147,9 @@ def test_filters_count_what_the_data_says(chrome: Any, report: pathlib.Path) -> 
 
 
 def colored(listing: dict[str, Any], color: int) -> Iterator[int]:
-    """Ops with a name of a color."""
-    runs = listing["color"]
-    colors = [c for c, times in zip(runs[::2], runs[1::2], strict=True) for _ in range(times)]
+    """Ops with a name of a kind of colors."""
+    runs, kind = listing["color"], [*listing["color_kind"], -1]
+    colors = [kind[c] for c, times in zip(runs[::2], runs[1::2], strict=True) for _ in range(times)]
     at = 0
     for op, signature in enumerate(listing["signature"]):
         count = len(listing["signatures"][signature][2])

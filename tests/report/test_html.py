@@ -97,7 +97,7 @@ def test_the_listing_is_the_program() -> None:
         if c >= 0:
             whole.setdefault(c, set()).add(int(plan.analysis.color[name]))
     assert all(len(found) == 1 for found in whole.values())
-    assert len(whole) == len(gather(plan)["colors"])
+    assert len(whole) == len(listing["color_label"])
     specs = unrolled(listing["value_spec"])
     sharded = [v for v, spec in enumerate(specs) if any(listing["specs"][spec])]
     assert len(sharded) == sum(any(spec) for spec in plan.shardings.values.values())

@@ -23,7 +23,7 @@ from toast.errors import PlanError
 from toast.files import write_all
 from toast.plan import Plan
 from toast.report.html import drawing
-from toast.report.html.data import color_label, gather
+from toast.report.html.data import gather
 from toast.units import size_text, time_text
 
 __all__ = ["comparison_html", "gather", "html_text", "write_html"]
@@ -83,7 +83,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(size=size_text, time=time_text, words=_words, percent=_percent)
-    environment.globals.update(drawing=drawing, color_label=color_label)
+    environment.globals.update(drawing=drawing)
     return environment
 
 

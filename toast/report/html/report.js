@@ -162,13 +162,11 @@
   }
   const sectionOf = (op) => listing.sections.findIndex((s) => s.start <= op && op < s.stop);
 
-  function colorLabel(c) {
-    return c < 26 ? String.fromCharCode(65 + c) : colorLabel(Math.floor(c / 26) - 1) + String.fromCharCode(65 + c % 26);
-  }
+  const colorLabel = (c) => listing.color_label[c], colorKind = (c) => listing.color_kind[c];
   /* A size with the letter and tint of its color, and the mesh axes on it. */
   function chip(size, color, axes = []) {
     const known = color >= 0;
-    return make("span", { class: "dim" + (known ? ` c${color % 12}` : ""),
+    return make("span", { class: "dim" + (known ? ` c${colorKind(color) % 12}` : ""),
       title: known ? `color ${colorLabel(color)}${axes.length ? `, sharded over ${axes.join(" and ")}` : ""}` : "never sharded" },
       String(size), known ? make("sup", {}, colorLabel(color)) : "",
       axes.length ? make("span", { class: "on" }, axes.map((a) => make("i", {}, a))) : "");
@@ -381,7 +379,8 @@
     return `${path} ${file}:${line} ${called}`.toLowerCase();
   });
   function hasColor(op, color) {
-    for (let name = firstName[op]; name < firstName[op + 1]; name++) if (colorOf[name] === color) return true;
+    for (let name = firstName[op]; name < firstName[op + 1]; name++)
+      if (colorOf[name] >= 0 && colorKind(colorOf[name]) === color) return true;
     return false;
   }
   const onlys = {
@@ -584,57 +583,81 @@
     }
     return layer;
   }
-  /* Within a layer by the mean place of what is above. */
+  /* Names in layers, each as near to what is above and below it as there is room. */
   function placed({ nodes, edges }) {
     const kept = new Set(nodes);
     const pairs = data.conflicts.filter(([a, b]) => kept.has(a) && kept.has(b));
     let layer = layers(nodes, edges, pairs);
     /* Where one name of a conflict comes of the other they cannot be side by side. */
     if (!layer) layer = layers(nodes, edges, []);
-    const rows = [];
-    for (const n of nodes) (rows[layer.get(n)] = rows[layer.get(n)] || []).push(n);
-    const place = new Map();
-    rows.forEach((r) => r.forEach((n, i) => place.set(n, i)));
-    const mean = (n, side) => {
-      const near = edges.filter((e) => e[1 - side] === n).map((e) => place.get(e[side]));
-      return near.length ? near.reduce((x, y) => x + y, 0) / near.length : place.get(n);
-    };
-    for (let turn = 0; turn < 6; turn++) {
-      const side = turn % 2;
+    /* Long edges pass through every layer between, so that they go around names. */
+    const chains = edges.map(([a, b]) => {
+      const chain = [a];
+      for (let y = layer.get(a) + 1; y < layer.get(b); y++) {
+        chain.push(`${a},${b},${y}`);
+        layer.set(`${a},${b},${y}`, y);
+      }
+      return [...chain, b];
+    });
+    const rows = [], next = new Map([...layer.keys()].map((n) => [n, [[], []]]));
+    for (const [n, y] of layer) (rows[y] = rows[y] || []).push(n);
+    for (const chain of chains)
+      for (let i = 1; i < chain.length; i++) {
+        next.get(chain[i])[0].push(chain[i - 1]);
+        next.get(chain[i - 1])[1].push(chain[i]);
+      }
+    const x = new Map(), room = (n) => (typeof n === "string" ? 26 : W + GX);
+    rows.forEach((r) => r.reduce((at, n) => { x.set(n, at + room(n) / 2); return at + room(n); }, 0));
+    for (let turn = 0; turn < 9; turn++) {
       for (const r of turn % 2 ? [...rows].reverse() : rows) {
         if (!r) continue;
-        const at = new Map(r.map((n) => [n, mean(n, side)]));
-        r.sort((a, b) => at.get(a) - at.get(b));
-        r.forEach((n, i) => place.set(n, i - (r.length - 1) / 2));
+        const wish = new Map(r.map((n) => {
+          const near = next.get(n)[turn % 2];
+          return [n, near.length ? near.reduce((sum, m) => sum + x.get(m), 0) / near.length : x.get(n)];
+        }));
+        r.sort((a, b) => wish.get(a) - wish.get(b));
+        let right = -Infinity, off = 0;
+        for (const n of r) {
+          x.set(n, Math.max(wish.get(n), right + room(n) / 2));
+          right = x.get(n) + room(n) / 2;
+          off += x.get(n) - wish.get(n);
+        }
+        for (const n of r) x.set(n, x.get(n) - off / r.length);
       }
     }
-    return { rows: rows.filter(Boolean), place };
+    const left = Math.min(...[...x].map(([n, at]) => at - room(n) / 2));
+    const right = Math.max(...[...x].map(([n, at]) => at + room(n) / 2));
+    const first = Math.min(...layer.values());
+    const at = new Map([...x].map(([n, u]) => [n, [u - left + GX, 8 + (layer.get(n) - first) * (H + GY)]]));
+    return { at, chains, width: right - left + 2 * GX, height: (Math.max(...layer.values()) - first + 1) * (H + GY) + 10 };
   }
+  const W = 166, H = 38, GX = 12, GY = 26;
   function graphOf(name, other) {
     const found = around(name, other);
-    const { rows, place } = placed(found);
-    const W = 184, H = 40, GX = 18, GY = 34;
-    const widest = Math.max(...rows.map((r) => r.length));
-    const width = widest * (W + GX) + GX + 24, height = rows.length * (H + GY) - GY + 36;
-    const at = new Map();
-    rows.forEach((r, y) => r.forEach((n) => at.set(n, [width / 2 + place.get(n) * (W + GX), 8 + y * (H + GY)])));
+    const { at, chains, width, height } = placed(found);
     const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Dimension graph around ${nameText(name)} and ${nameText(other)}` },
       draw("desc", {}, "Definitions above, uses below. The list behind the graph has the same in words."),
       draw("defs", {}, draw("marker", { id: "arrow", viewBox: "0 0 8 8", refX: "7", refY: "4", markerWidth: "8", markerHeight: "8", markerUnits: "userSpaceOnUse", orient: "auto" },
         draw("path", { class: "arrow", d: "M0 0L8 4L0 8z" }))));
-    for (const [a, b] of found.edges) {
-      const [x, y] = at.get(a), [u, v] = at.get(b);
-      const bend = (v - y - H) / 2;
-      svg.append(draw("path", { class: "edge" + (found.onWay.has(`${a},${b}`) ? " way" : ""), "marker-end": "url(#arrow)",
-        d: `M${x} ${y + H}C${x} ${y + H + bend} ${u} ${v - bend} ${u} ${v - 1}` }));
+    for (const chain of chains) {
+      const [from, to] = [chain[0], chain[chain.length - 1]];
+      let [x, y] = at.get(from), d = `M${x} ${y + H}`;
+      y += H;
+      for (const n of chain.slice(1)) {
+        const [u, v] = at.get(n), bend = (v - y) / 2;
+        d += `C${x} ${y + bend} ${u} ${v - bend} ${u} ${n === to ? v - 1 : v}`;
+        if (n !== to) d += `V${v + H}`;
+        [x, y] = [u, v + H];
+      }
+      svg.append(draw("path", { class: "edge" + (found.onWay.has(`${from},${to}`) ? " way" : ""), "marker-end": "url(#arrow)", d }));
     }
     const kept = new Set(found.nodes);
     for (const [a, b] of data.conflicts) {
       if (!kept.has(a) || !kept.has(b)) continue;
       const [[x, y], [u, v]] = [at.get(a), at.get(b)].sort((p, q) => p[0] - q[0]);
       const far = y === v && u - x > 1.5 * (W + GX);
-      const d = far ? `M${x} ${y + H}C${x + 40} ${y + H + 26} ${u - 40} ${v + H + 26} ${u} ${v + H}` : u - x > W ? `M${x + W / 2} ${y + H / 2}L${u - W / 2} ${v + H / 2}`
-        : `M${x} ${y + H}L${u} ${v}`;
+      const d = far ? `M${x} ${y + H}C${x + 40} ${y + H + 26} ${u - 40} ${v + H + 26} ${u} ${v + H}`
+        : u - x >= W ? `M${x + W / 2} ${y + H / 2}L${u - W / 2} ${v + H / 2}` : `M${x} ${y + H}L${u} ${v}`;
       svg.append(draw("path", { class: "torn-edge", d }));
     }
     for (const n of found.nodes) {
@@ -646,8 +669,8 @@
         draw("a", { href: `#op-${op}`, "aria-label": `${text}, ${second}` },
           draw("title", {}, `${text} %${op} ${placeText(op)}`),
           draw("rect", { x: x - W / 2, y, width: W, height: H, rx: 5 }),
-          draw("text", { x, y: y + 16, "text-anchor": "middle" }, shortened(text, 25)),
-          draw("text", { x, y: y + 31, "text-anchor": "middle", class: "small" }, `${c >= 0 ? `color ${colorLabel(c)}, ` : ""}${shortened(second, 24)}`))));
+          draw("text", { x, y: y + 16, "text-anchor": "middle" }, shortened(text, 22)),
+          draw("text", { x, y: y + 31, "text-anchor": "middle", class: "small" }, shortened(`${c >= 0 ? `${colorLabel(c)}, ` : ""}${second}`, 25)))));
     }
     return { svg, found };
   }
@@ -684,16 +707,16 @@
     /* Fit the width as far as it can still be read. */
     const drawn = view.querySelector(".graph svg");
     drawn.style.maxWidth = `${drawn.getAttribute("width")}px`;
-    drawn.style.minWidth = `${0.62 * drawn.getAttribute("width")}px`;
+    drawn.style.minWidth = `${0.8 * drawn.getAttribute("width")}px`;
     const frame = view.querySelector(".graph"), ends = [...drawn.querySelectorAll(".node.torn rect")].map((r) => r.getBoundingClientRect());
     const top = frame.getBoundingClientRect();
     frame.scrollTop += (ends[0].top + ends[ends.length - 1].bottom) / 2 - top.top - top.height / 2;
     frame.scrollLeft += (Math.min(...ends.map((e) => e.left)) + Math.max(...ends.map((e) => e.right))) / 2 - top.left - top.width / 2;
     view.dataset.conflict = String(i);
   }
-  /* First, one that a person would look for: at a product, and seen in many layers. */
-  const worth = (members) => members.length + (placeText(siteOp(data.conflicts[members[0]][4][0])) ? 1e6 : 0) +
-    (members.some((i) => siteOp(data.conflicts[i][4][0]) < ops && kindOf(opOfName(data.conflicts[i][0])) === "dot_general") ? 1e7 : 0);
+  /* First, one that a person would look for: that the plan resolved, at a product, in many layers. */
+  const worth = (members) => members.length + (held[data.conflicts[members[0]][0]] !== held[data.conflicts[members[0]][1]] ? 1e7 : 0) + (placeText(siteOp(data.conflicts[members[0]][4][0])) ? 1e6 : 0) +
+    (members.some((i) => siteOp(data.conflicts[i][4][0]) < ops && kindOf(opOfName(data.conflicts[i][0])) === "dot_general") ? 1e8 : 0);
   if (data.conflicts.length) choose(groups.reduce((a, b) => (worth(b) > worth(a) ? b : a))[0]);
 
   filter();
