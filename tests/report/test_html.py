@@ -29,7 +29,7 @@ from toast.report.html.sections import sections_of
 from toast.search import Settings
 
 #: Little search: reports do not ask for the best plan.
-QUICK = Settings(round_size=4, rounds=1, effort=32, widest=4, hottest=2)
+QUICK = Settings(depth=6, round_size=4, rounds=1, effort=16, widest=2, hottest=1)
 
 
 @functools.cache

@@ -211,7 +211,7 @@
       moment.value = Math.max(0, Math.min(ops - 1, Math.round(at * ops)));
       read(Number(moment.value));
     });
-  read(Number(moment.value));
+  if (ops) read(Number(moment.value));
 
   /* -- the listing ------------------------------------------------------------------------- */
 
@@ -289,7 +289,7 @@
     const [products, memory] = spent.get(op) || [0, 0];
     if (products) add("product", timeText(products));
     if (memory) add("memory traffic", timeText(memory));
-    for (const i of torn.get(op) || [])
+    for (const i of (torn.get(op) || []).slice(0, 8))
       add("conflict", make("a", { href: "#conflicts", onclick: () => choose(i) }, conflictText(i)));
     return make("tr", { class: "detail", id: `detail-${op}` }, make("td", { colspan: "5" }, list));
   }
@@ -329,11 +329,12 @@
     if (open) fill(fold, shown);
     else fold.body.replaceChildren();
   }
-  const phaseName = (section) => section.phase || "";
   const phases = [];
   listing.sections.forEach((section, i) => {
-    if (!i || phaseName(section) !== phaseName(listing.sections[i - 1]) || section.title === "results" || i === 1) {
-      const heading = make("h3", { class: "phase" }, section.phase || (i ? section.title === "results" ? "Results" : (section.detail.split(",")[0] || "ops") : "Arguments"));
+    const edge = section.title === "arguments" || section.title === "results";
+    const before = listing.sections[i - 1];
+    if (!before || edge || before.title === "arguments" || before.phase !== section.phase) {
+      const heading = make("h3", { class: "phase" }, edge ? section.title : section.phase || section.detail.split(",")[0] || "ops");
       heading.textContent = heading.textContent[0].toUpperCase() + heading.textContent.slice(1);
       phases.push({ heading, folds: [] });
       box.append(heading);
