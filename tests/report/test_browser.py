@@ -306,7 +306,7 @@ def test_it_can_be_read(scheme: str, chrome: Any, report: pathlib.Path) -> None:
     assert page.evaluate(CONTRAST) == []
     assert page.evaluate(MISSING) == []
     page.evaluate("scrollTo(0, 0)")
-    page.screenshot(path=SHOTS / f"{scheme}.png", full_page=True)
+    page.screenshot(path=SHOTS / f"{scheme}.png")
     page.close()
 
 
@@ -329,7 +329,7 @@ def test_the_switch_overrides_the_system(chrome: Any, report: pathlib.Path) -> N
 def test_it_fits_a_narrow_window(chrome: Any, report: pathlib.Path) -> None:
     page = opened(chrome, report, viewport={"width": 400, "height": 800}, reduced_motion="reduce")
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    page.screenshot(path=SHOTS / "narrow.png", full_page=True)
+    page.screenshot(path=SHOTS / "narrow.png")
     page.close()
 
 
