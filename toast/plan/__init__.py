@@ -11,6 +11,7 @@ from toast.plan.plan import (
     dimension_labels,
     folded,
     make_plan,
+    place_of,
     spec_text,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "dimension_labels",
     "folded",
     "make_plan",
+    "place_of",
     "spec_text",
 ]
