@@ -63,19 +63,8 @@ def test_the_embedded_data_are_the_plans() -> None:
     assert data["memory"]["before"]["peak_bytes"] == pytest.approx(plan.before.peak_bytes)
 
 
-@pytest.mark.parametrize("name", ["t2b", "moe-scan", "itx"])
-def test_time_by_op_adds_up_to_the_price(name: str) -> None:
-    plan = planned(name, layers=2)
-    for found, price in (
-        (plan.breakdown, plan.after),
-        (plan.breakdown_before, plan.before),
-    ):
-        assert found.product_seconds.sum() == pytest.approx(price.matmul_seconds)
-        assert found.memory_seconds.sum() == pytest.approx(price.memory_seconds)
-        for collective in price.collectives:
-            mine = [c for c in found.collectives if c.kind == collective.kind]
-            assert sum(c.seconds for c in mine) == pytest.approx(collective.seconds, abs=1e-12)
-            assert sum(c.count for c in mine) == pytest.approx(collective.count, abs=0.51)
+def test_time_by_kind_adds_up() -> None:
+    plan = planned("t2b", layers=2)
     data = gather(plan)
     total = plan.after.matmul_seconds + plan.after.memory_seconds + plan.after.collective_seconds
     assert sum(row["seconds"] for row in data["kinds"]) == pytest.approx(total)
