@@ -285,7 +285,7 @@
     });
     for (const [, operand, k, a, times, took, bytes] of moves.get(op) || [])
       add(words(listing.move_kinds[k]), `of ${operand < 0 ? "the result" : `operand ${operand}`} over ${listing.move_axes[a].join(" and ")}, ` +
-        `${sizeText(bytes)}${times === 1 ? "" : `, ${times} times`}, ${timeText(took)}`);
+        `${sizeText(bytes)}${times === 1 ? "" : times < 1 ? ", shared with other ops" : `, ${times} times`}, ${timeText(took)}`);
     const [products, memory] = spent.get(op) || [0, 0];
     if (products) add("product", timeText(products));
     if (memory) add("memory traffic", timeText(memory));
