@@ -32,7 +32,7 @@ def browser() -> Iterator[Any]:
     """A browser; it needs no sandbox to open our own files, and root has none."""
     from playwright.sync_api import sync_playwright
 
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    arguments = ["--disable-gpu", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium(), args=arguments)
         try:

@@ -57,9 +57,7 @@ def number(text: str) -> int:
 
 @pytest.mark.parametrize("name", ZOO)
 def test_reports_of_the_zoo_open(name: str, chrome: Any, tmp_path: pathlib.Path) -> None:
-    plan = toast.plan(
-        build(name, small=True), mesh="data=2,model=2", hardware="tpu-v5e", settings=QUICK
-    )
+    plan = toast.plan(build(name, small=True), mesh="data=2", hardware="tpu-v5e", settings=QUICK)
     write_html(plan, tmp_path / "r.html")
     page = opened(chrome, tmp_path / "r.html")
     assert page.locator("h1").inner_text() == plan.analysis.program.name
