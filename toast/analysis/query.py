@@ -12,7 +12,16 @@ import pandas as pd
 
 from toast.analysis.vocabulary import Relations, facts_text
 from toast.errors import QueryError
-from toast.logic import Declaration, Predicate, Query, ask, declarations, read_audit, read_query, schema
+from toast.logic import (
+    Declaration,
+    Predicate,
+    Query,
+    ask,
+    declarations,
+    read_audit,
+    read_query,
+    schema,
+)
 from toast.resources import directory
 
 #: What a query that needs more than an analysis is told.

@@ -1,4 +1,4 @@
-"""Queries: rule bodies, or files of rules, that clingo evaluates over facts that are given to it."""
+"""Queries: rule bodies, or files of rules, that clingo evaluates over given facts."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def _survey(parts: Sequence[_Part], known: Collection[Predicate]) -> frozenset[P
             if head is None:
                 continue
             name, arity = head
-            if head in known or (name, arity) == (_ANSWER, arity) and place.file:
+            if head in known or (name == _ANSWER and place.file):
                 raise QueryError(
                     f"{place.of(statement)}: {name}/{arity} is given; name yours otherwise"
                 )
@@ -297,7 +297,9 @@ def _survey(parts: Sequence[_Part], known: Collection[Predicate]) -> frozenset[P
                 if predicate in defined:
                     continue
                 if predicate not in known:
-                    raise QueryError(f"{place.of(node.symbol)}: {_unknown(predicate, known, defined)}")
+                    raise QueryError(
+                        f"{place.of(node.symbol)}: {_unknown(predicate, known, defined)}"
+                    )
                 found.add(predicate)
     return frozenset(found)
 
