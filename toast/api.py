@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toast import hardware as hardware_stage
-from toast.analysis import Analysis, analyze_program
+from toast.analysis import Analysis, analyzed
 from toast.cost import CostModel, Overlap
 from toast.errors import MeshError, SearchError
 from toast.frontend import Program
@@ -68,12 +68,15 @@ def analyze(
     donate: Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
+    cache: bool = True,
     **keywords: Any,
 ) -> Analysis:
     """Names, colors, conflicts and groups of a program (paper, section 3).
 
     ``target``, ``arguments``, ``keywords`` and ``donate`` are as for :func:`program_of`;
-    ``rules`` lists further rule files or folders.
+    ``rules`` lists further rule files or folders.  Analyses are kept in ``~/.cache/toast``, by the
+    program's content and that of the rules, unless ``cache`` is false or the environment has
+    ``TOAST_CACHE=off``.
 
     >>> import jax, jax.numpy as jnp, toast
     >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
@@ -86,7 +89,7 @@ def analyze(
         progress("lowering")
     program = program_of(target, *arguments, donate=donate, **keywords)
     lowered = time.perf_counter() - begin
-    found = analyze_program(program, rules=rules, progress=progress or (lambda _stage: None))
+    found = analyzed(program, rules=rules, progress=progress or (lambda _stage: None), cache=cache)
     found.seconds["lowering"] = lowered
     return found
 

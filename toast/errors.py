@@ -31,6 +31,10 @@ class RuleWarning(UserWarning):
     """Something odd in a rule file, which may be meant."""
 
 
+class CacheWarning(UserWarning):
+    """Something cannot be kept for the next time."""
+
+
 class MeshError(ToastError):
     """A mesh does not parse, or an axis fits no dimension of the program."""
 

@@ -28,8 +28,8 @@ from toast.logic import Term, solve
 Progress = Callable[[str], None]
 
 
-def _silent(_stage: str) -> None:
-    pass
+def silent(_stage: str) -> None:
+    """Tell nobody."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +271,7 @@ def analyze_program(
     program: Program,
     *,
     rules: Sequence[str | pathlib.Path] = (),
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Analysis:
     """Run the whole analysis of section 3 on ``program``; ``rules`` adds user rule files."""
     seconds: dict[str, float] = {}

@@ -58,7 +58,7 @@ def vocabulary() -> Mapping[Predicate, tuple[Declaration, int]]:
 
 
 def meanings(relations: Relations) -> list[Declaration]:
-    """The declarations of what queries may ask: of ``relations``, and what needs a mesh or a plan."""
+    """What queries may ask: the declarations of ``relations``, and of what needs a mesh or a plan."""
     known = {**schema(), **{p: declared for p, (declared, _) in vocabulary().items()}}
     return [known[p] for p in known if p in relations or p in vocabulary()]
 
