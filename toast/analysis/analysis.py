@@ -170,8 +170,7 @@ class Analysis:
              D    C  V  Size
         0  x:0  x:0  0    32
         """
-        relations = self.vocabulary.relations
-        return evaluate(prepare(body, relations, rules), relations, self.label)
+        return evaluate(prepare(body, rules), self.vocabulary.relations, self.label)
 
     # -- explanations ------------------------------------------------------------------------
 

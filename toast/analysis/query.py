@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from toast.analysis.vocabulary import Relations, facts_text
+from toast.analysis.vocabulary import GIVEN, Relations, facts_text
 from toast.errors import QueryError
 from toast.logic import (
     Declaration,
@@ -24,8 +24,8 @@ from toast.logic import (
 )
 from toast.resources import directory
 
-#: What a query that needs more than an analysis is told.
-_SECTIONS = {2: "a mesh: give --mesh", 3: "a plan: give --mesh and --hardware"}
+#: What is missing, by the section of the vocabulary.
+_MISSING = {2: "a mesh", 3: "a plan"}
 _WORD = re.compile(r"[a-z_][A-Za-z0-9_]*")
 
 
@@ -57,26 +57,23 @@ def vocabulary() -> Mapping[Predicate, tuple[Declaration, int]]:
     }
 
 
-def meanings(relations: Relations) -> list[Declaration]:
-    """What queries may ask: the declarations of ``relations``, and of what needs a mesh or a plan."""
-    known = {**schema(), **{p: declared for p, (declared, _) in vocabulary().items()}}
-    return [known[p] for p in known if p in relations or p in vocabulary()]
+def meanings() -> list[tuple[Declaration, int]]:
+    """Every predicate that queries may use, with what it needs (:func:`needs`)."""
+    given = [(declared, 1) for predicate, declared in schema().items() if predicate in GIVEN]
+    return [*given, *vocabulary().values()]
 
 
-def prepare(
-    body: str | pathlib.Path, relations: Relations, rules: Sequence[str | pathlib.Path] = ()
-) -> Query:
+def prepare(body: str | pathlib.Path, rules: Sequence[str | pathlib.Path] = ()) -> Query:
     """The query that ``body`` is: an audit's name, a file, or a rule body.
 
-    ``relations`` are those of the analysis alone, or with a mesh or a plan.  Raises
-    :class:`toast.errors.QueryError`.
+    ``rules`` are files that define further predicates.  Raises :class:`toast.errors.QueryError`.
     """
-    known = {*relations, *vocabulary()}
+    known = {*GIVEN, *vocabulary()}
     files = [pathlib.Path(path) for path in rules]
     text = str(body).strip()
     if isinstance(body, pathlib.Path) or text.endswith(".lp"):
         return read_audit(pathlib.Path(body), known, files)
-    if _WORD.fullmatch(text) and text not in {name for name, _ in known}:
+    if _WORD.fullmatch(text):
         shipped = audits()
         if text not in shipped:
             raise QueryError(f"there is no audit {text}; {_near(text, shipped)}")
@@ -91,6 +88,14 @@ def _near(name: str, known: Mapping[str, Any]) -> str:
     return f"did you mean {close[0]}?" if close else "toast query --list names all"
 
 
+def missing(query: Query, given: Container[Predicate] = ()) -> QueryError:
+    """The error of a query that is not given what it needs."""
+    lacking = (p for p in query.mentions if p in vocabulary() and p not in given)
+    name, arity = predicate = max(lacking, key=lambda p: (vocabulary()[p][1], p))
+    what = _MISSING[vocabulary()[predicate][1]]
+    return QueryError(f"query: only {what} has {name}/{arity}; give --mesh, or ask Plan.query")
+
+
 def needs(query: Query) -> int:
     """What a query asks for: 1 an analysis alone, 2 a mesh, 3 a plan."""
     return max((vocabulary()[p][1] for p in query.mentions if p in vocabulary()), default=1)
@@ -102,12 +107,8 @@ def evaluate(query: Query, relations: Relations, label: Callable[[int, str], str
     Numbers are numbers; ``label`` says what the name of an op's factor is called, everything else
     is text.  Raises :class:`toast.errors.QueryError` where ``relations`` lack what is asked.
     """
-    for predicate in sorted(query.mentions):
-        if predicate not in relations:
-            name, arity = predicate
-            raise QueryError(
-                f"query: {name}/{arity} is known of {_SECTIONS[vocabulary()[predicate][1]]}"
-            )
+    if not query.mentions <= relations.keys():
+        raise missing(query, relations)
     rows = ask(query, facts_text(relations, query.mentions))
     if not query.columns:
         return pd.DataFrame(index=pd.RangeIndex(len(rows)))

@@ -165,14 +165,15 @@ def _unpacked(data: bytes, key: bytes, program: Program) -> Analysis:
         raise ValueError("damaged")
     with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         kept = {name: arrays[name] for name in arrays.files}
-    data = json.loads(kept.pop("text").tobytes())
-    names = Names(**{
+    plain = json.loads(kept.pop("text").tobytes())
+    fields: dict[str, Any] = {
         field.name: kept[field.name] if field.name == "shardable" else _large(kept[field.name])
         for field in dataclasses.fields(Names)
-    })  # fmt: skip
+    }
+    names = Names(**fields)
     return Analysis(
         program=program,
-        rules=tuple(_rule(*rule) for rule in data["rules"]),
+        rules=tuple(_rule(*rule) for rule in plain["rules"]),
         names=names,
         color=_large(kept["color"]),
         resolutions=tuple(
@@ -180,7 +181,7 @@ def _unpacked(data: bytes, key: bytes, program: Program) -> Analysis:
         ),
         sites=tuple((n, o, _WHERE[w], number) for n, o, w, number in kept["sites"].tolist()),
         boxes=tuple((*corners, bool(crossed)) for *corners, crossed in kept["boxes"].tolist()),
-        inconsistent=data["inconsistent"],
+        inconsistent=plain["inconsistent"],
         argument_group=_large(kept["argument_group"]),
         seconds={},
     )

@@ -23,6 +23,16 @@ Columns = Sequence[Iterable[Any]]
 #: How to make each relation.
 Relations = Mapping[Predicate, Callable[[], Columns]]
 
+#: What queries are given of ``facts/schema.lp``.
+GIVEN: frozenset[Predicate] = frozenset({
+    ("op", 2), ("operand", 3), ("result", 3), ("dtype", 2), ("rank", 2), ("dim", 3),
+    ("attribute", 3), ("attribute", 4), ("tied", 2), ("repeats", 2),
+    ("factor", 5), ("factor_size", 3), ("reduction", 3), ("need_replication", 2),
+    ("permutation", 2), ("halo", 3), ("without_rule", 1),
+    ("annotates", 3), ("def_use", 2), ("shardable", 1), ("color", 2), ("conflict", 3), ("box", 4),
+    ("compatibility_set", 3), ("isomorphic", 2), ("argument_group", 2),
+})  # fmt: skip
+
 #: Numbers beyond are cut off: clingo's have 32 bits.
 LARGEST = 2**31 - 1
 
@@ -57,7 +67,7 @@ class Vocabulary:
             ("dim", 3): lambda: self._frame("dim", "value", "d", "size"),
             ("attribute", 3): lambda: self._attributes(arrays=False),
             ("attribute", 4): lambda: self._attributes(arrays=True),
-            ("tied", 2): lambda: _turned(self.program.ties, 2),
+            ("tied", 2): lambda: turned(self.program.ties, 2),
             ("repeats", 2): self._repeats,
             ("factor", 5): self._factors,
             ("factor_size", 3): lambda: self._of_factors(lambda f: f.size, lambda f: True),
@@ -130,21 +140,21 @@ class Vocabulary:
             (number, *row)
             for number, op in enumerate(self.program.ops) for row in of_signature[op.signature]
         ]  # fmt: skip
-        return _turned(found, 3 + arrays)
+        return turned(found, 3 + arrays)
 
     def _repeats(self) -> Columns:
         rows = [(op, count) for op, count in enumerate(self.program.repeats) if count != 1]
-        return _turned(rows, 2)
+        return turned(rows, 2)
 
     def _located(self) -> list[tuple[int, Any]]:
         return [(op, self.program.location(op)) for op in range(len(self.program.ops))]
 
     def _sources(self) -> Columns:
         rows = [(op, quoted(at.file), at.line) for op, at in self._located() if at.file]
-        return _turned(rows, 3)
+        return turned(rows, 3)
 
     def _primitives(self) -> Columns:
-        return _turned([(op, quoted(at.path)) for op, at in self._located() if at.path], 2)
+        return turned([(op, quoted(at.path)) for op, at in self._located() if at.path], 2)
 
     def _kib(self) -> Columns:
         sizes = [kib(value_bytes(value.type)) for value in self.program.values]
@@ -173,7 +183,7 @@ class Vocabulary:
             (number, *row)
             for number, op in enumerate(self.program.ops) for row in of_signature[op.signature]
         ]  # fmt: skip
-        return _turned(found, 3 if shown else 2)
+        return turned(found, 3 if shown else 2)
 
     def _factors(self) -> Columns:
         of_signature: list[list[tuple[Any, ...]]] = []
@@ -190,7 +200,7 @@ class Vocabulary:
             (number, *row)
             for number, op in enumerate(self.program.ops) for row in of_signature[op.signature]
         ]  # fmt: skip
-        return _turned(found, 5)
+        return turned(found, 5)
 
     # -- names -------------------------------------------------------------------------------
 
@@ -246,11 +256,11 @@ class Vocabulary:
             if where == "use":
                 place = f"use({names.use_op[number]},{names.use_index[number]})"
             rows.append((self.names[name], self.names[other], place))
-        return _turned(rows, 3)
+        return turned(rows, 3)
 
     def _boxes(self, *, crossed: bool) -> Columns:
         rows = [corners for *corners, across in self.analysis.boxes if across or not crossed]
-        return [self._named(column) for column in _turned(rows, 4)]
+        return [self._named(column) for column in turned(rows, 4)]
 
     def _set_terms(self) -> dict[int, str]:
         """Each compatibility set, called by its smallest conflict."""
@@ -266,7 +276,7 @@ class Vocabulary:
             (self.names[r.names[0]], self.names[r.names[1]], terms[r.set])
             for r in self.analysis.resolutions
         ]
-        return _turned(rows, 3)
+        return turned(rows, 3)
 
     def _isomorphic(self) -> Columns:
         terms = self._set_terms()
@@ -274,7 +284,7 @@ class Vocabulary:
         group = {r.set: r.group for r in self.analysis.resolutions}
         for number in sorted(group):
             leaders.setdefault(group[number], number)
-        return _turned([(terms[s], terms[leaders[group[s]]]) for s in sorted(group)], 2)
+        return turned([(terms[s], terms[leaders[group[s]]]) for s in sorted(group)], 2)
 
     def _argument_groups(self) -> Columns:
         values = self.program.argument_values
@@ -288,7 +298,7 @@ class Vocabulary:
         return [self._named(colors), count.tolist()]
 
 
-def _turned(rows: Iterable[Sequence[Any]], width: int) -> Columns:
+def turned(rows: Iterable[Sequence[Any]], width: int) -> Columns:
     """Rows as columns."""
     return list(zip(*rows, strict=True)) or [()] * width
 
