@@ -2,8 +2,8 @@
 
 Run as a script, by path: it must start fast and imports nothing of TOAST.  Reads JSON from its
 standard input: ``facts``, ``files``, ``rules``, the ``answer`` (name and arity), and the limits
-``atoms`` and ``bytes``.  Writes JSON: clingo's ``messages``, an ``error`` or none, the ``rows``, one
-atom each as clingo writes it, and how many atoms are ``open``: no one answer set decides them.
+``atoms`` and ``bytes``.  Writes JSON: clingo's ``messages``, an ``error`` or none, the ``rows``,
+one atom each as clingo writes it, and how many atoms are ``open``: no one answer set decides them.
 Exits with 3 beyond the limit of atoms.
 """
 

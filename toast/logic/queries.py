@@ -73,17 +73,17 @@ def read_query(
     source = text if whole else f"{_PREFIX}{text.rstrip().removesuffix('.')}\n."
     place = _Place("query", text, 0 if whole else len(_PREFIX))
     statements = _parse(source, place)
+    rules = [statement for statement in statements if not _silent(statement)]
+    if not whole and (len(rules) != 1 or _head(rules[0]) is not None):
+        raise QueryError("query: give one rule body, or rules with heads: head(X) :- body.")
     mentions = _survey([*_read(files), (statements, place)], known)
     if whole:
-        rules = [statement for statement in statements if _head(statement)]
+        rules = [statement for statement in rules if _head(statement)]
         if not rules:
             raise QueryError("query: no rule has a head; write head(X) :- body.")
         head = rules[-1].head.atom.symbol
         columns = _distinct([str(argument) for argument in head.arguments])
         return Query(source, tuple(files), (head.name, len(columns)), columns, mentions)
-    rules = [statement for statement in statements if not _silent(statement)]
-    if len(rules) != 1 or _head(rules[0]) is not None:
-        raise QueryError("query: give one rule body, or rules with heads: head(X) :- body.")
     columns = tuple(dict.fromkeys(_variables(rules[0].body)))
     answered = f"{_ANSWER}({','.join(columns)})" if columns else _ANSWER
     name = (_ANSWER, len(columns))
@@ -233,8 +233,12 @@ def _allowed(statements: Sequence[Any], place: _Place) -> None:
                 "data, and has rules only; remove it"
             )
         head = statement.head.ast_type.name
-        literal = head == "Literal" and not statement.head.sign
-        if not literal or (_head(statement) is None and str(statement.head) != "#false"):
+        plain = head == "Literal" and not statement.head.sign
+        if plain and _head(statement) is not None:
+            plain = statement.head.atom.symbol.ast_type is ast.ASTType.Function
+        elif str(statement.head) != "#false":
+            plain = False
+        if not plain:
             raise QueryError(
                 f"{place.of(statement)}: a head is one atom: a query has one answer, and no choices"
             )
