@@ -107,7 +107,7 @@ class Vocabulary:
             ("primitive", 2): self._primitives,
             ("at", 2): self._at,
             ("kib", 2): self._kib,
-            ("extent", 2): self._extents,
+            ("extent", 3): self._extents,
             ("crossed", 4): lambda: self._boxes(crossed=True),
         }  # fmt: skip
 
@@ -295,7 +295,13 @@ class Vocabulary:
         of_row = analysis.color[np.concatenate([analysis.names.def_name, analysis.names.use_name])]
         colors = np.unique(analysis.color)
         count = np.bincount(of_row, minlength=analysis.names.count)[colors]
-        return [self._named(colors), count.tolist()]
+        largest = np.zeros(analysis.names.count, dtype=np.int64)
+        size = np.array(
+            [f.size for op in self.program.ops for f in analysis.rules[op.signature].factors]
+        )
+        shardable = analysis.names.shardable
+        np.maximum.at(largest, analysis.color[shardable], size[shardable])
+        return [self._named(colors), count.tolist(), largest[colors].tolist()]
 
 
 def turned(rows: Iterable[Sequence[Any]], width: int) -> Columns:
