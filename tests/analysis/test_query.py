@@ -19,7 +19,7 @@ from toast.models import build
 from toast.plan import Plan
 from toast.resources import directory
 from toast.space import Space
-from toast.space import relations as on_mesh
+from toast.space.relations import relations as on_mesh
 
 FACTS = directory("facts")
 BASES = sorted(p for p in FACTS.glob("*.lp") if p.name != "schema.lp")

@@ -86,7 +86,9 @@ def test_rules_are_part_of_it(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     path.write_text("stays_whole(tanh).\n")
     plain, ruled = toast.analyze(program()), toast.analyze(program(), rules=[path])
     assert KEPT not in ruled.seconds
-    assert KEPT in toast.analyze(program(), rules=[path]).seconds
+    again = toast.analyze(program(), rules=[path])
+    assert KEPT in again.seconds
+    assert same(ruled, again)
     path.write_text("elementwise(tanh).\n")
     assert KEPT not in toast.analyze(program(), rules=[path]).seconds
     assert KEPT in toast.analyze(program()).seconds
@@ -144,6 +146,15 @@ def test_it_can_be_turned_off(kept: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TOAST_CACHE", "off")
     toast.analyze(program())
     assert not kept.exists()
+
+
+def test_a_function_may_have_an_argument_of_that_name(kept: pathlib.Path) -> None:
+    def decode(x, *, cache):  # type: ignore[no-untyped-def]
+        return x + cache
+
+    found = toast.analyze(decode, f32(8), cache=f32(8))
+    assert found.program.arguments == ("x", "cache")
+    assert len(list(kept.iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_a_note(

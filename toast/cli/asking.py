@@ -108,7 +108,7 @@ def query(
     from toast.hardware import Mesh, load
     from toast.search import Settings
     from toast.space import Space
-    from toast.space import relations as on_mesh
+    from toast.space.relations import relations as on_mesh
 
     asked = stage.prepare(question, definitions or ())
     need = stage.needs(asked)

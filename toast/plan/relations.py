@@ -11,7 +11,7 @@ from toast.analysis.vocabulary import LARGEST, Columns, Relations, kib, turned, 
 from toast.apply import Spec
 from toast.facts.relations import quoted
 from toast.space import Space
-from toast.space import relations as on_mesh
+from toast.space.relations import relations as on_mesh
 
 if TYPE_CHECKING:
     from toast.plan.plan import Plan

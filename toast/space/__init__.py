@@ -1,7 +1,6 @@
 """Fourth stage: the decision space of an analysed program on a mesh."""
 
 from toast.space.constraints import Constraints
-from toast.space.relations import relations
 from toast.space.space import NONE, Action, Classes, ColorGroup, Resolving, Space, States
 
 __all__ = [
@@ -13,5 +12,4 @@ __all__ = [
     "Resolving",
     "Space",
     "States",
-    "relations",
 ]
