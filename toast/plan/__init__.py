@@ -11,6 +11,7 @@ from toast.plan.plan import (
     folded,
     dimension_labels,
     make_plan,
+    place_of,
     spec_text,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "folded",
     "dimension_labels",
     "make_plan",
+    "place_of",
     "spec_text",
 ]

@@ -9,7 +9,7 @@ import json
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -316,17 +316,16 @@ class Plan:
 
         Columns: ``bytes`` per device, ``value`` (the op that makes it, with its source line),
         ``what`` of it (the value, a resharded copy ...), and the source lines where it begins and
-        ends.
+        ends, or ``end of the step``.
         """
         program = self.analysis.program
-        last = len(program.ops) - 1
         return pd.DataFrame([
             {
                 "bytes": buffer.bytes,
                 "value": describe_value(program, buffer.value),
                 "what": buffer.what,
-                "from": str(program.location(min(max(buffer.start, 0), last))),
-                "to": str(program.location(min(buffer.end, last))),
+                "from": place_of(program, buffer.start),
+                "to": place_of(program, buffer.end),
             }
             for buffer in self.timeline.at_peak
         ], columns=["bytes", "value", "what", "from", "to"])  # fmt: skip
@@ -335,11 +334,10 @@ class Plan:
         """The timeline as plain data: bytes after the last change before each op."""
         line, program = self.timeline, self.analysis.program
         last = np.flatnonzero(np.diff(line.op, append=len(program.ops) + 1))
-        at = min(line.peak_op, len(program.ops) - 1)
         return {
             "argument_bytes": line.argument_bytes,
             "peak_bytes": line.peak_bytes,
-            "peak_at": program.describe(at),
+            "peak_at": place_of(program, line.peak_op),
             "at_peak": self.at_peak().head(50).to_dict("records"),
             "op": line.op[last].tolist(),
             "live_bytes": line.live_bytes[last].tolist(),
@@ -360,6 +358,12 @@ def describe_value(program: Program, value: int) -> str:
     if op < len(program.arguments):
         return f"{program.arguments[op]} {program.values[value].type}"
     return program.describe(op)
+
+
+def place_of(program: Program, op: int) -> str:
+    """The source line of an op, or that the step is over: results are handed over then."""
+    over = op >= len(program.ops) - len(program.results)
+    return "end of the step" if over else str(program.location(max(op, 0)))
 
 
 def make_plan(
@@ -392,8 +396,9 @@ def make_plan(
     reasons = [
         reason_of(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
     ]
+    own = ("the program's own shardings",) if space.constraints.keep else ()
     pins = [
-        Step((*space.constraints.pin,), "", (), after, f"pinned: {reason}")
+        Step((*space.constraints.pin, *own), "", (), after, f"pinned: {reason}")
         for after, reason in zip(predictions[1 : 1 + pinned], reasons, strict=False)
     ]
     steps = tuple(pins) + tuple(
@@ -435,7 +440,15 @@ def make_plan(
     )
 
 
-def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action, ...]:
+class Begun(NamedTuple):
+    """An earlier plan in a decision space."""
+
+    actions: tuple[Action, ...]
+    #: Why they are not all of the plan's; empty if they are.
+    missing: str
+
+
+def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> Begun:
     """The actions of ``space`` that do what those of an earlier plan, or of its JSON file, did.
 
     What has no counterpart is left out.  Raises :class:`toast.errors.PlanError` for a file that is
@@ -447,7 +460,7 @@ def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action,
         (labels(action), space.mesh.names[action.axis], action.resolution): action
         for action in space.actions
     }
-    found = []
+    found, missing = [], []
     for dimensions, axis, resolution, part in wanted:
         if part:
             action = _refinement(space, dimensions, axis, part)
@@ -455,13 +468,17 @@ def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action,
             action = known.get((dimensions, axis, resolution))
         if action is not None:
             found.append(action)
-    if wanted and not found:
+        else:
+            missing.append(f"{dimensions[0] if dimensions else 'nothing'} on {axis}")
+    why = ""
+    if missing:
         name = plan.analysis.program.name if isinstance(plan, Plan) else plan
-        raise PlanError(
-            f"{name}: no action of this plan has a counterpart here; it is of another program or "
-            "mesh, so begin without it"
+        named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        why = (
+            f"start {name}: {len(missing)} of {len(wanted)} actions have no counterpart here: "
+            f"{named}"
         )
-    return tuple(found)
+    return Begun(tuple(found), why)
 
 
 _Wanted = tuple[tuple[str, ...], str, tuple[int, ...], tuple[tuple[int, int], ...]]
