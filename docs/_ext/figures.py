@@ -8,8 +8,8 @@ from collections import defaultdict
 
 from toast import Analysis
 
-#: One colour per color, told apart in light and dark; letters say the same.
-_PALETTE = ("#d8a200", "#2a9d5c", "#4f7fd9", "#c2528b", "#8a63d2", "#d2703c", "#3aa6b0", "#7f8a2e")
+#: One colour per color, as readable on white as on black; letters say the same.
+_PALETTE = ("#967100", "#24874f", "#4074d6", "#c04c87", "#8861d1", "#ba5d2b", "#2e828a", "#727c29")
 _X, _Y, _R = 86, 74, 21
 
 
@@ -167,7 +167,7 @@ def _conflict(one: Point, two: Point) -> str:
 def _node(point: Point, label: str, paint: str) -> str:
     x, y = point
     return (
-        f'<circle cx="{x:.0f}" cy="{y:.0f}" r="{_R}" fill="{paint}" fill-opacity="0.25" '
+        f'<circle cx="{x:.0f}" cy="{y:.0f}" r="{_R}" fill="{paint}" fill-opacity="0.3" '
         f'stroke="{paint}"/><text x="{x:.0f}" y="{y + 5:.0f}" text-anchor="middle" '
         f'fill="currentColor" font-size="14">{html.escape(label)}</text>'
     )

@@ -35,7 +35,8 @@ PAGES = {
     "hardware": "hardware/README.md",
     "changelog": "CHANGELOG.md",
 }
-_LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)(?=[)#])")
+#: A link to a file: its text, the file, and the place in it.
+_LINK = re.compile(r"\[([^\[\]]+)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _TITLED = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
 #: A line of a table of contents that stands for several pages.
 _PATTERN = re.compile(r"^([\w/-]+\*)\n", re.MULTILINE)
@@ -90,7 +91,10 @@ def write_pages(app: Sphinx) -> None:
     """Write ``_generated/``: pages made from files elsewhere, and the commands' reference."""
     folder = DOCS / "_generated"
     folder.mkdir(exist_ok=True)
-    texts = {page: _moved((ROOT / file).read_text(), ROOT / file) for page, file in PAGES.items()}
+    texts = {
+        page: _linked((ROOT / file).read_text(), (ROOT / file).parent, folder / page)
+        for page, file in PAGES.items()
+    }
     texts["commands"] = _commands()
     for page, text in texts.items():
         path = folder / f"{page}.md"
@@ -98,13 +102,23 @@ def write_pages(app: Sphinx) -> None:
             path.write_text(text)
 
 
-def _moved(text: str, file: pathlib.Path) -> str:
-    """``text`` of ``file`` with its links as they are from ``_generated/``."""
+def _linked(text: str, folder: pathlib.Path, page: pathlib.Path) -> str:
+    """``text``, whose links are as from ``folder``, for the site's ``page``.
 
-    def moved(link: re.Match[str]) -> str:
-        return os.path.relpath((file.parent / link[1]).resolve(), DOCS / "_generated")
+    Links to files that are pages lead to these; of a link to a folder the text stays.
+    """
+    pages = {ROOT / file: DOCS / "_generated" / f"{name}.md" for name, file in PAGES.items()}
 
-    return _LINK.sub(moved, text)
+    def linked(link: re.Match[str]) -> str:
+        target = (folder / link[2]).resolve()
+        if target.is_dir():
+            return link[1]
+        if not target.exists():
+            return link[0]
+        place = os.path.relpath(pages.get(target, target), page.parent)
+        return f"[{link[1]}]({place}{link[3] or ''})"
+
+    return _LINK.sub(linked, text)
 
 
 def _commands() -> str:
@@ -120,19 +134,11 @@ def _commands() -> str:
 def read(app: Sphinx, page: str, text: list[str]) -> None:
     """Make a page what Sphinx expects, where it is also to be read without Sphinx.
 
-    Links to files that are pages here lead to these; titled blocks show their titles; patterns
-    of a table of contents that match no page are left out.
+    Links are those of the site; titled blocks show their titles; patterns of a table of contents
+    that match no page are left out.
     """
-    here = DOCS / f"{page}.md"
-    pages = {
-        (ROOT / file).resolve(): DOCS / "_generated" / f"{page}.md" for page, file in PAGES.items()
-    }
-
-    def to_page(link: re.Match[str]) -> str:
-        target = pages.get((here.parent / link[1]).resolve())
-        return os.path.relpath(target, here.parent) if target else link[1]
-
-    found = _LINK.sub(to_page, text[0])
+    path = DOCS / f"{page}.md"
+    found = _linked(text[0], path.parent, path)
     found = _TITLED.sub(r"```{code-block} \1\n:caption: \2\n", found)
     text[0] = _PATTERN.sub(lambda line: line[0] if any(DOCS.glob(f"{line[1]}.md")) else "", found)
 

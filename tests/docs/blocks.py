@@ -4,7 +4,7 @@ In the order of the page, in a folder that is empty but for the shipped ``facts`
 
 * a block with ``title="file"`` is written;
 * ``console`` runs each ``$ command`` and compares what it prints, where ``...`` stands for any text
-  within a line, or as a line for any number of lines;
+  within a line, or as a line for any number of lines; a command that shows nothing must succeed;
 * ``python`` runs, with the variables of the page's blocks before it, and prints what is in the
   ``output`` behind it;
 * ``{live}``, which the site runs as well, runs at the root of the repository, with the variables of
@@ -71,7 +71,10 @@ def run(page: pathlib.Path, folder: pathlib.Path) -> Iterator[tuple[str, list[st
             (folder / block.title).write_text(block.body)
         elif block.language == "console":
             for command, expected in commands(block):
-                yield command, expected, _run(command, folder, environment)
+                done = _run(command, folder, environment)
+                # What fails on purpose shows how.
+                assert done.returncode == 0 or {*expected} - {"..."}, f"{command}\n{done.stderr}"
+                yield command, expected, done.stdout.splitlines()
         elif block.language == "python":
             printed = _exec(block.body, page, folder, typed)
         elif block.language == "output":
@@ -147,8 +150,10 @@ def _environment(folder: pathlib.Path) -> dict[str, str]:
     }
 
 
-def _run(command: str, folder: pathlib.Path, environment: dict[str, str]) -> list[str]:
-    done = subprocess.run(
+def _run(
+    command: str, folder: pathlib.Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         command,
         shell=True,
         cwd=folder,
@@ -157,7 +162,6 @@ def _run(command: str, folder: pathlib.Path, environment: dict[str, str]) -> lis
         text=True,
         check=False,
     )
-    return done.stdout.splitlines()
 
 
 def _renew(page: pathlib.Path) -> None:

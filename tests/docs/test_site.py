@@ -37,7 +37,7 @@ def test_the_site_builds_without_a_warning(tmp_path: pathlib.Path) -> None:
     concepts = text(site / "concepts.html")
     assert "y : [B, U] = dot_general(x, w1)" in concepts
     assert "a : [S, S] = dot_general(k, qt)" in concepts
-    assert "15 names, 17 edges, 5 conflicts" in (site / "concepts.html").read_text()
+    assert "15 names, 16 edges, 5 conflicts" in (site / "concepts.html").read_text()
     # All options and docstrings are there.
     assert "--keep-constraints" in text(site / "_generated" / "commands.html")
     assert "argument_frame" in text(site / "api.html")
