@@ -111,4 +111,4 @@ class _Spread:
     def over_ops(self, of_class: Floats, ops: int) -> Floats:
         """``[ops]`` what the members of each op get."""
         each = of_class[self.of_member] * self.share if len(self.of_member) else np.zeros(0)
-        return np.bincount(self.op, weights=each, minlength=ops)
+        return np.asarray(np.bincount(self.op, weights=each, minlength=ops), dtype=np.float64)

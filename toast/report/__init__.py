@@ -7,6 +7,7 @@ from toast.report.explanations import (
     conflict_text,
     resolution_tables,
 )
+from toast.report.html import comparison_html, html_text, write_html
 from toast.report.tables import (
     analysis_table,
     comparison_table,
@@ -19,13 +20,16 @@ __all__ = [
     "analysis_table",
     "calibration_table",
     "chain_text",
+    "comparison_html",
     "comparison_table",
     "conflict_list",
     "conflict_text",
     "hardware_list",
     "hardware_tables",
+    "html_text",
     "missing_rules",
     "plan_tables",
     "resolution_tables",
     "verification_table",
+    "write_html",
 ]

@@ -23,10 +23,10 @@ from toast.errors import PlanError
 from toast.files import write_all
 from toast.plan import Plan
 from toast.report.html import drawing
-from toast.report.html.data import color_label, gather
+from toast.report.html.data import gather
 from toast.units import size_text, time_text
 
-__all__ = ["gather", "html_text", "write_html"]
+__all__ = ["comparison_html", "gather", "html_text", "write_html"]
 
 
 def html_text(plan: Plan, compared: Sequence[Compared] = ()) -> str:
@@ -49,9 +49,23 @@ def html_text(plan: Plan, compared: Sequence[Compared] = ()) -> str:
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
-def write_html(
-    plan: Plan, path: str | pathlib.Path, compared: Sequence[Compared] = ()
-) -> None:
+def comparison_html(rows: Sequence[Compared]) -> str:
+    """The report of TOAST's plan, or of the best that another method made, beside all ``rows``.
+
+    Raises :class:`toast.errors.PlanError` where no method made a plan.
+    """
+    plans = [row.plan for row in rows if row.plan is not None]
+    if not plans:
+        names = ", ".join(row.method for row in rows)
+        raise PlanError(
+            rows[0].error if len(rows) == 1
+            else f"no report: none of {names} made a plan; {rows[0].method}: {rows[0].error}"
+        )  # fmt: skip
+    plan = min(plans, key=lambda made: (made.method != "toast", made.cost))
+    return html_text(plan, rows if len(rows) > 1 else ())
+
+
+def write_html(plan: Plan, path: str | pathlib.Path, compared: Sequence[Compared] = ()) -> None:
     """Write :func:`html_text` to ``path``, whole or not at all.
 
     Raises :class:`toast.errors.PlanError` where it cannot be written.
@@ -69,7 +83,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(size=size_text, time=time_text, words=_words, percent=_percent)
-    environment.globals.update(drawing=drawing, color_label=color_label)
+    environment.globals.update(drawing=drawing)
     return environment
 
 

@@ -36,6 +36,7 @@ from toast.cost import Breakdown, Timeline
 from toast.frontend import Location, Program
 from toast.plan import Plan, describe_value, folded, spec_text
 from toast.report.html.sections import sections_of
+from toast.report.tables import plan_cost_before
 
 #: Version of the embedded data.
 VERSION = 1
@@ -61,7 +62,7 @@ def gather(plan: Plan, compared: Sequence[Compared] = ()) -> dict[str, Any]:
         "before": dataclasses.asdict(plan.before),
         "after": dataclasses.asdict(plan.after),
         "analysis": plan.analysis.counts(),
-        "arguments": _arguments(plan),
+        "arguments": _arguments(plan, colors),
         "actions": _actions(plan),
         "colors": colors.rows,
         "collectives": _collectives(plan),
@@ -100,6 +101,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "hidden_seconds": plan.after.hidden_seconds,
         "devices": plan.mesh.devices,
         "cost": plan.cost,
+        "cost_before": plan_cost_before(plan),
         "method": plan.method,
         "note": plan.note,
         "seed": plan.seed,
@@ -109,12 +111,20 @@ def _summary(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _arguments(plan: Plan) -> list[dict[str, Any]]:
-    sizes = dict(plan.mesh.axes)
+def _arguments(plan: Plan, colors: _Colors) -> list[dict[str, Any]]:
+    sizes, names = dict(plan.mesh.axes), plan.analysis.names
+    program = plan.analysis.program
+    # The colors of a group's first argument; of the others they are mirrored.
+    first: dict[str, int] = {}
+    for path, value in zip(program.arguments, program.argument_values, strict=True):
+        first.setdefault(path, value)
+        first.setdefault(folded(path), value)
     rows = []
     for row in plan.argument_table():
         shards = [int(np.prod([sizes[a] for a in axes], dtype=np.int64)) for axes in row.spec]
+        begin = names.value_dim[first[row.patterns[0]]]
         rows.append({
+            "colors": colors.of_name[names.def_name[begin : begin + len(row.shape)]].tolist(),
             "patterns": list(row.patterns),
             "count": row.count,
             "dtype": row.dtype,
@@ -122,6 +132,7 @@ def _arguments(plan: Plan) -> list[dict[str, Any]]:
             "axes": [list(axes) for axes in row.spec],
             "spec": spec_text(row.spec),
             "shards": shards,
+            "majors": [sizes[axes[0]] if axes else 1 for axes in row.spec],
             "device_bytes": row.device_bytes,
         })  # fmt: skip
     return rows
@@ -193,6 +204,7 @@ def _kinds(plan: Plan) -> list[dict[str, Any]]:
 
 def _lines(plan: Plan, places: _Places) -> list[dict[str, Any]]:
     """Time by source line, the longest first."""
+    rows: list[dict[str, Any]]
     spots = [places.spots[place] for place in places.of_op]
     known = [(spot if spot[0] else None) for spot in spots]
     before, after = _by(known, plan.breakdown_before), _by(known, plan.breakdown)
@@ -252,7 +264,7 @@ def _conflicts(analysis: Analysis) -> list[Any]:
     names = analysis.names
     sites: dict[frozenset[int], list[Any]] = defaultdict(list)
     for name, other, where, number in analysis.sites:
-        place = number
+        place: int | list[int] = number
         if where == "use":
             place = [int(names.use_op[number]), int(names.use_index[number])]
         sites[frozenset((name, other))].append(place)
@@ -292,7 +304,10 @@ class _Places:
 
 
 class _Colors:
-    """Colors that actions could shard, those of most dimensions first, called A, B, C ..."""
+    """Colors that actions could shard, those of most dimensions first.
+
+    Colors of the same dimensions in repeated layers share a letter: D1, D2, D3 ...
+    """
 
     def __init__(self, plan: Plan) -> None:
         analysis = plan.analysis
@@ -307,39 +322,54 @@ class _Colors:
         self.of_name = np.where(names.shardable, number[analysis.color], -1)
         #: ``[names]`` index into :attr:`holdings`: the mesh axes on each name.
         self.holdings, self.held = _name_axes(plan)
-        dims: list[dict[str, int]] = [{} for _ in order]
-        sizes: list[set[int]] = [set() for _ in order]
+        arguments: list[dict[str, int]] = [{} for _ in order]
         for path, value in zip(
             analysis.program.arguments, analysis.program.argument_values, strict=True
         ):
-            for d in range(len(analysis.program.values[value].type.shape)):
-                c = int(self.of_name[names.def_name[names.value_dim[value] + d]])
-                if c >= 0:
-                    dims[c].setdefault(f"{folded(path)}:{d}", 0)
-        at = self.of_name[names.def_name]
-        for c in range(len(order)):
-            sizes[c] = set(np.unique(names.dim_size[at == c]).tolist())
+            first, last = names.value_dim[value : value + 2]
+            for d, name in enumerate(names.def_name[first:last].tolist()):
+                if self.of_name[name] >= 0:
+                    arguments[self.of_name[name]][f"{folded(path)}:{d}"] = d
+        sizes: list[list[int]] = [[] for _ in order]
+        at = np.stack([self.of_name[names.def_name], names.dim_size], axis=1)
+        for c, size in np.unique(at[at[:, 0] >= 0], axis=0)[::-1].tolist():
+            sizes[c].append(size)
+        #: ``[colors]`` which colors are alike.
+        kinds: dict[Any, int] = {}
+        self.kind = [
+            kinds.setdefault((*of, *sizes[c], count[order[c]]), len(kinds))
+            for c, of in enumerate(arguments)
+        ]
+        of_kind = np.array([*self.kind, -1])[self.of_name]
+        total = np.bincount(of_kind[of_kind >= 0], minlength=len(kinds))
+        axes: list[dict[str, int]] = [{} for _ in kinds]
+        pairs, times = np.unique(np.stack([of_kind, self.held]), axis=1, return_counts=True)
+        for kind, held, n in zip(*pairs.tolist(), times.tolist(), strict=True):
+            for axis in self.holdings[held] if kind >= 0 else ():
+                axes[kind][axis] = axes[kind].get(axis, 0) + n
         torn: dict[int, int] = defaultdict(int)
         for resolution in analysis.resolutions:
-            torn[int(self.of_name[resolution.names[0]])] += 1
-        axes: list[dict[str, int]] = [{} for _ in order]
-        for name, held in zip(*(a.tolist() for a in (self.of_name, self.held)), strict=True):
-            if name >= 0:
-                for axis in self.holdings[held]:
-                    axes[name][axis] = axes[name].get(axis, 0) + 1
-        total = np.bincount(self.of_name[self.of_name >= 0], minlength=len(order))
+            torn[int(of_kind[resolution.names[0]])] += 1
+        members: list[list[int]] = [[] for _ in kinds]
+        for c, kind in enumerate(self.kind):
+            members[kind].append(c)
+        self.labels = [
+            color_label(kind) + (str(members[kind].index(c) + 1) if len(members[kind]) > 1 else "")
+            for c, kind in enumerate(self.kind)
+        ]
         self.rows = [
             {
-                "label": color_label(c),
-                "dimensions": int(count[order[c]]),
-                "names": int(total[c]),
-                "sizes": sorted(sizes[c], reverse=True)[:_DIMENSIONS],
-                "arguments": list(dims[c])[:_DIMENSIONS],
-                "more_arguments": max(0, len(dims[c]) - _DIMENSIONS),
-                "conflicts": torn[c],
-                "axes": {axis: axes[c][axis] for axis in plan.mesh.names if axis in axes[c]},
+                "label": color_label(kind),
+                "colors": len(of),
+                "dimensions": int(sum(count[order[c]] for c in of)),
+                "names": int(total[kind]),
+                "sizes": sizes[of[0]][:_DIMENSIONS],
+                "arguments": list(arguments[of[0]])[:_DIMENSIONS],
+                "more_arguments": max(0, len(arguments[of[0]]) - _DIMENSIONS),
+                "conflicts": torn[kind],
+                "axes": {axis: axes[kind][axis] for axis in plan.mesh.names if axis in axes[kind]},
             }
-            for c in range(len(order))
+            for kind, of in enumerate(members)
         ]
 
 
@@ -349,7 +379,7 @@ def color_label(number: int) -> str:
     return label if number < 26 else color_label(number // 26 - 1) + label
 
 
-def _name_axes(plan: Plan) -> tuple[list[Spec], Any]:
+def _name_axes(plan: Plan) -> tuple[list[tuple[str, ...]], Any]:
     """The different sets of mesh axes on names, and which each name has."""
     names, shardings = plan.analysis.names, plan.shardings
     holdings: dict[tuple[str, ...], int] = {(): 0}
@@ -371,7 +401,7 @@ def _name_axes(plan: Plan) -> tuple[list[Spec], Any]:
     for value, spec in (*shardings.values.items(), *shardings.sums.items()):
         rows = names.def_name[names.value_dim[value] : names.value_dim[value + 1]]
         _hold(held, holdings, rows, spec)
-    return list(holdings), held  # type: ignore[return-value]
+    return list(holdings), held
 
 
 def _hold(held: Any, holdings: dict[tuple[str, ...], int], rows: Any, spec: Spec) -> None:
@@ -385,11 +415,12 @@ def _listing(plan: Plan, places: _Places, colors: _Colors) -> dict[str, Any]:
     ``signatures`` are ``[kind, attributes, factors, operands, results, rule]``: operands and
     results as ``[type, factor of each dimension]``, ``types`` as ``[dtype, shape]``.  Values are
     numbered in program order, so an op's results follow from the signatures before it, and its
-    names too: name ``i`` of an op is that of factor ``i``.  ``color`` is by name (run lengths),
-    ``held`` by name: an index into ``holdings``.  ``specs`` and ``value_spec`` are shardings of
-    values, ``reshards`` those of operands that differ, ``sums`` of results that are only summed up
-    in parts; ``moves`` are collectives: op, operand (-1: of the result), kind, axes, count, seconds,
-    bytes.  ``spent`` are seconds of products and memory traffic of the ops that take any.
+    names too: name ``i`` of an op is that of factor ``i``.  ``color`` is by name (run lengths);
+    ``color_kind``, a row of ``colors``, and ``color_label`` are by color.  ``held`` is by name, an
+    index into ``holdings``.  ``specs`` and ``value_spec`` are shardings of values, ``reshards``
+    those of operands that differ, ``sums`` of results that are only summed up in parts; ``moves``
+    are collectives: op, operand (-1: of the result), kind, axes, count, seconds, bytes.  ``spent``
+    are seconds of products and memory traffic of the ops that take any.
     """
     program, rules = plan.analysis.program, plan.analysis.rules
     types: dict[Any, int] = {}
@@ -461,6 +492,8 @@ def _listing(plan: Plan, places: _Places, colors: _Colors) -> dict[str, Any]:
         "place": places.of_op,
         "sections": [dataclasses.asdict(section) for section in sections_of(program)],
         "color": _runs(colors.of_name.tolist()),
+        "color_kind": colors.kind,
+        "color_label": colors.labels,
         "held": _runs(colors.held.tolist()),
         "holdings": [list(axes) for axes in colors.holdings],
         "specs": [[list(a) for a in found] for found in specs],
@@ -493,4 +526,3 @@ def _runs(values: list[int]) -> list[int]:
         else:
             found += [value, 1]
     return found
-

@@ -27,7 +27,7 @@ def tensor(row: Mapping[str, Any]) -> Markup:
 
     Dimensions before these are drawn as depth.  What one device holds is filled.
     """
-    shape, axes, shards = row["shape"], row["axes"], row["shards"]
+    shape, axes, shards, majors = row["shape"], row["axes"], row["shards"], row["majors"]
     whole = " by ".join(map(str, shape)) or "a scalar"
     parts = [
         f"dimension {d} in {k} over {' and '.join(on)}"
@@ -50,18 +50,18 @@ def tensor(row: Mapping[str, Any]) -> Markup:
         if layer == 0 or deep == 1:
             w, h = max(width / across, 2), max(height / down, 2)
             kind = "mine" if layer == 0 else "mine behind"
-            shapes.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{w:.1f}" height="{h:.1f}"/>')
+            shapes.append(
+                f'<rect class="{kind}" x="{x}" y="{y}" width="{w:.1f}" height="{h:.1f}"/>'
+            )
         if layer == 0:
             shapes += [
-                f'<path class="{c}" d="M{x + at:.1f} {y}v{height}"/>' for at, c in _cuts(
-                    across, width, len(axes[-1]) if rank else 0
-                )
-            ]  # fmt: skip
+                f'<path class="{kind}" d="M{x + at:.1f} {y}v{height}"/>'
+                for at, kind in (_cuts(across, majors[-1], width) if rank else ())
+            ]
             shapes += [
-                f'<path class="{c}" d="M{x} {y + at:.1f}h{width}"/>' for at, c in _cuts(
-                    down, height, len(axes[-2]) if rank > 1 else 0
-                )
-            ]  # fmt: skip
+                f'<path class="{kind}" d="M{x} {y + at:.1f}h{width}"/>'
+                for at, kind in (_cuts(down, majors[-2], height) if rank > 1 else ())
+            ]
     return Markup(
         f'<svg class="tensor" role="img" width="{total_w}" height="{total_h}" '
         f'viewBox="0 0 {total_w} {total_h}"><title>{escape(title)}</title>{"".join(shapes)}</svg>'
@@ -81,11 +81,13 @@ def _extent(size: int, most: int) -> int:
     return round(min(most, 8 + (most - 8) * math.log2(max(size, 1)) / 14))
 
 
-def _cuts(shards: int, length: float, axes: int) -> list[tuple[float, str]]:
-    """Where the cuts are: every one, or in wide steps where there are too many to see."""
-    shown = min(shards, _CUTS, max(1, int(length / 3)))
-    kind = "cut several" if axes > 1 else "cut"
-    return [(length * i / shown, kind) for i in range(1, shown)]
+def _cuts(shards: int, major: int, length: float) -> list[tuple[float, str]]:
+    """Where the cuts are, those of the first axis stronger; in wide steps where there are many."""
+    found = [(length * i / shards, "cut minor") for i in range(1, shards)]
+    if length < 3 * shards:
+        found = []
+    shown = min(major, _CUTS, max(1, int(length / 3)))
+    return [*found, *((length * i / shown, "cut") for i in range(1, shown))]
 
 
 def mesh(axes: Sequence[tuple[str, int]]) -> Markup:
@@ -123,11 +125,36 @@ def stack(parts: Iterable[tuple[str, float]], whole: float) -> Markup:
     )
 
 
-def timeline(data: Mapping[str, Any], name: str, ops: int, limit: float, label: str) -> Markup:
-    """Bytes that are alive before each op, with the limit and the peak."""
-    width, height, left, bottom = 960, 150, 74, 4
+def phases(sections: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """Where each phase of a program begins, if it has any."""
+    found: list[tuple[int, str]] = []
+    for section in sections:
+        name = section["phase"]
+        if not name and found and section["title"] != "results":
+            name = section["detail"].split(", ")[0] if found[-1][1] in _PHASES else found[-1][1]
+        if name and (not found or found[-1][1] != name):
+            found.append((section["start"], name))
+    return found if len(found) > 1 else []
+
+
+_PHASES = ("forward", "backward")
+
+
+def timeline(
+    data: Mapping[str, Any],
+    name: str,
+    ops: int,
+    limit: float,
+    label: str,
+    phases: Sequence[tuple[int, str]],
+) -> Markup:
+    """Bytes that are alive before each op, with the limit, the peak and the program's phases."""
+    bottom = 20 if phases else 4
+    width, height, left = 960, 146 + bottom, 74
     inner = width - left - 8
-    top = max(data["peak_bytes"], limit if limit < 8 * data["peak_bytes"] else 0.0, 1.0) * 1.08
+    top: float = (
+        max(data["peak_bytes"], limit if limit < 8 * data["peak_bytes"] else 0.0, 1.0) * 1.08
+    )
 
     def x(op: float) -> float:
         return left + inner * op / max(ops, 1)
@@ -153,6 +180,11 @@ def timeline(data: Mapping[str, Any], name: str, ops: int, limit: float, label: 
             f'<text class="limit-text" x="{width - 12}" y="{y(limit) - 4:.1f}">limit '
             f"{size_text(limit)}</text>"
         )
+    marks = "".join(
+        f'<path class="phase-line" d="M{x(op):.1f} 4V{height}"/>'
+        f'<text class="phase-text" x="{x(op) + 5:.1f}" y="{height - 5}">{escape(phase)}</text>'
+        for op, phase in phases
+    )
     px, py = x(data["peak_op"]), y(data["peak_bytes"])
     anchor = "end" if px > width * 0.6 else "start"
     shift = -8 if anchor == "end" else 8
@@ -161,13 +193,13 @@ def timeline(data: Mapping[str, Any], name: str, ops: int, limit: float, label: 
         f"arguments take {size_text(data['argument_bytes'])}; the limit is {size_text(limit)}."
     )
     return Markup(
-        f'<svg class="timeline {name}" role="img" viewBox="0 0 {width} {height}" data-left="{left}" '
-        f'data-right="8" aria-labelledby="{name}-title {name}-desc">'
+        f'<svg class="timeline {name}" role="img" viewBox="0 0 {width} {height}" '
+        f'data-left="{left}" data-right="8" aria-labelledby="{name}-title {name}-desc">'
         f'<title id="{name}-title">Memory in program order, {escape(label)}</title>'
         f'<desc id="{name}-desc">{escape(description)}</desc>'
         f'{grid}<path class="area" d="{area}"/><path class="line" d="{path}"/>'
         f'<path class="base" d="M{left} {arguments:.1f}H{width - 8}"/>'
-        f'{line}<circle class="peak" cx="{px:.1f}" cy="{py:.1f}" r="4"/>'
+        f'{marks}{line}<circle class="peak" cx="{px:.1f}" cy="{py:.1f}" r="4"/>'
         f'<text class="peak-text" text-anchor="{anchor}" x="{px + shift:.1f}" y="{py + 13:.1f}">'
         f"peak {size_text(data['peak_bytes'])}</text>"
         f'<path class="cursor" d="M{left} 4V{height - bottom}"/></svg>'
@@ -190,33 +222,31 @@ def _thinned(
 
 def _ticks(top: float) -> list[float]:
     """Three or four round numbers of bytes up to ``top``."""
-    unit = 2.0 ** (10 * math.floor(math.log2(max(top, 1)) / 10))
+    unit = math.pow(2, 10 * (math.log2(max(top, 1)) // 10))
     for step in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
         if top / (step * unit) <= 4:
             break
     return [step * unit * i for i in range(int(top / (step * unit)) + 1)]
 
 
-def progress(rounds: Sequence[Mapping[str, Any]]) -> Markup:
-    """The best cost after each round, over the states priced."""
-    if not rounds:
-        return Markup("")
-    width, height, left, bottom = 460, 150, 64, 30
-    costs = [r["cost"] for r in rounds]
-    most, least = max(costs), min(costs)
-    top, low = most + 0.15 * (most - least or most), least - 0.15 * (most - least or most)
-    last = max(r["states"] for r in rounds)
-
-    def place(r: Mapping[str, Any]) -> tuple[float, float]:
-        x = left + (width - left - 20) * r["states"] / max(last, 1)
-        return x, 8 + (height - bottom - 8) * (top - r["cost"]) / (top - low)
-
-    points = [place(r) for r in rounds]
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    dots = "".join(f'<circle class="peak" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in points)
+def progress(rounds: Sequence[Mapping[str, Any]], cost_before: float) -> Markup:
+    """The best cost after each round, over the states priced; costs on a logarithmic scale."""
+    width, height, left, bottom = 460, 170, 84, 30
+    points = [(0, cost_before), *((r["states"], r["cost"]) for r in rounds)]
+    logs = [math.log(max(cost, 1e-12)) for _, cost in points]
+    span = max(logs) - min(logs) or 1.0
+    last = max(states for states, _ in points)
+    at = [
+        (left + (width - left - 20) * states / max(last, 1),
+         14 + (height - bottom - 28) * (max(logs) - log) / span)
+        for (states, _), log in zip(points, logs, strict=True)
+    ]  # fmt: skip
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
+    dots = "".join(f'<circle class="peak" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in at)
     marks = "".join(
+        f'<path class="grid" d="M{left} {y:.1f}H{width - 10}"/>'
         f'<text class="tick" x="{left - 8}" y="{y + 4:.1f}">{cost:.4g}</text>'
-        for cost, y in {f"{r['cost']:.4g}": (r["cost"], place(r)[1]) for r in rounds}.values()
+        for cost, y in ((points[0][1], at[0][1]), (points[-1][1], at[-1][1]))
     )
     text = "; ".join(
         f"round {r['number'] + 1}: {r['states']} states, cost {r['cost']:.4g}, "

@@ -72,7 +72,7 @@ def _cut(program: Program, title: str, phase: str, start: int, stop: int) -> Ite
         detail = _functions(program, a, b)
         name = title or detail.split(", ")[0] or "ops"
         if program.repeats[a] > 1:
-            name += f" × {program.repeats[a]}"
+            name += f" \u00d7 {program.repeats[a]}"
         if parts > 1:
             name += f", part {part + 1} of {parts}"
         yield Section(name, phase, detail, a, b)
@@ -112,9 +112,7 @@ def _phases(program: Program, first: int, last: int) -> list[str]:
     return phases
 
 
-def _layer_marks(
-    program: Program, phases: Sequence[str], first: int, last: int
-) -> dict[int, str]:
+def _layer_marks(program: Program, phases: Sequence[str], first: int, last: int) -> dict[int, str]:
     """Ops that a section begins with, and the layer that it is of; none for what is behind it."""
     anchors = _anchors(program, first, last)
     runs: list[tuple[str, str, int, int]] = []  # label, phase, first and last anchor
@@ -144,7 +142,7 @@ def _layer_marks(
             kept[i - 1][3] if i else first - 1 for i in same
         ])  # fmt: skip
         starts = [kept[i][2] - back for i in same]
-        lengths = Counter(b - a for a, b in zip(starts, starts[1:], strict=False))
+        lengths = Counter(b - a for a, b in itertools.pairwise(starts))
         usual = lengths.most_common(1)[0][0]
         for i, start in zip(same, starts, strict=True):
             marks[start] = kept[i][0]
