@@ -70,7 +70,7 @@ def main() -> None:
         getattr(relations, name)
     facts = time.perf_counter() - begin
     begin = time.perf_counter()
-    analysis = toast.analyze(program)
+    analysis = toast.analyze(program, cache=False)
     analyzing = time.perf_counter() - begin
     begin = time.perf_counter()
     plan = toast.plan(analysis, mesh=options.mesh, hardware=options.hardware)

@@ -44,6 +44,7 @@ def test_wheel_runs_away_from_the_checkout(tmp_path: pathlib.Path) -> None:
     )
     assert "Plan for mlp" in plan.stdout
     assert (away / "p.json").is_file()
+    assert "largest_colors" in run(command, "query", "--list", cwd=away).stdout
     assert "</html>" in (away / "r.html").read_text()
     where = run(python, "-c", "import toast.resources as r; print(r.directory('rules'))", cwd=away)
     assert str(home) in where.stdout

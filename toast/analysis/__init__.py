@@ -6,6 +6,7 @@ from toast.analysis.collisions import Conflict, Neighbour, Side, Site
 from toast.analysis.dimensions import Dimension, find_dimension, find_value, value_label
 from toast.analysis.names import Names
 from toast.analysis.rules import Factor, RuleEntry, RuleLine, SignatureRule, rule_entries
+from toast.analysis.store import analyzed
 
 __all__ = [
     "Analysis",
@@ -24,6 +25,7 @@ __all__ = [
     "Site",
     "Step",
     "analyze_program",
+    "analyzed",
     "find_dimension",
     "find_value",
     "rule_entries",

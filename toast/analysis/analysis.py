@@ -17,7 +17,9 @@ from toast.analysis.chains import Chain
 from toast.analysis.collisions import Conflict
 from toast.analysis.dimensions import Dimension
 from toast.analysis.names import Bools, Ints, Names, instantiate, tied_names
+from toast.analysis.query import evaluate, prepare
 from toast.analysis.rules import SignatureRule, solve_rules, strata
+from toast.analysis.vocabulary import Vocabulary
 from toast.facts import Relations
 from toast.frontend import Program
 from toast.logic import Term, solve
@@ -26,8 +28,8 @@ from toast.logic import Term, solve
 Progress = Callable[[str], None]
 
 
-def _silent(_stage: str) -> None:
-    pass
+def silent(_stage: str) -> None:
+    """Tell nobody."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,9 +137,40 @@ class Analysis:
         """A name for people: ``dot_general#12:lhs(0)``, or ``x:0`` for an argument."""
         op = int(self.names.name_op[name])
         factor = self.rules[self.names.signature[op]].factors[name - self.names.first_name[op]]
+        return self.label(op, factor.label)
+
+    def label(self, op: int, factor: str) -> str:
+        """The name of a factor of an op for people."""
         if op < len(self.program.arguments):
-            return f"{self.program.arguments[op]}:{factor.label}"
-        return f"{self.program.kind(op)}#{op}:{factor.label}"
+            return f"{self.program.arguments[op]}:{factor}"
+        return f"{self.program.kind(op)}#{op}:{factor}"
+
+    # -- queries -----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What queries are given."""
+        return Vocabulary(self)
+
+    def query(
+        self, body: str | pathlib.Path, *, rules: Sequence[str | pathlib.Path] = ()
+    ) -> pd.DataFrame:
+        """The answer to a rule body over the solved relations: a column per variable.
+
+        ``body`` may also be rules with heads, of which the last is the answer; the name of an audit
+        of ``rules/queries``; or the path of a file of one's own.  Predicates are those of
+        ``facts/schema.lp`` and ``rules/queries/vocabulary.lp``, and those that the files ``rules``
+        define.  Rows are distinct and sorted; dimension names are called as :meth:`name_label`
+        calls them.  Raises :class:`toast.errors.QueryError`.
+
+        >>> import jax, jax.numpy as jnp, toast
+        >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
+        >>> analysis = toast.analyze(lambda x: x @ x.T, x)
+        >>> analysis.query("color(D,C), dim(D,V,_,Size), argument(V,_), Size > 8")
+             D    C  V  Size
+        0  x:0  x:0  0    32
+        """
+        return evaluate(prepare(body, rules), self.vocabulary.relations, self.label)
 
     # -- explanations ------------------------------------------------------------------------
 
@@ -237,7 +270,7 @@ def analyze_program(
     program: Program,
     *,
     rules: Sequence[str | pathlib.Path] = (),
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Analysis:
     """Run the whole analysis of section 3 on ``program``; ``rules`` adds user rule files."""
     seconds: dict[str, float] = {}

@@ -5,6 +5,7 @@ from toast.logic.engine import (
     Predicate,
     Term,
     check_rules,
+    declarations,
     derivations,
     input_predicates,
     kind_line,
@@ -14,16 +15,23 @@ from toast.logic.engine import (
     show_term,
     solve,
 )
+from toast.logic.queries import Query, as_term, ask, read_audit, read_query
 
 __all__ = [
     "Declaration",
     "Predicate",
+    "Query",
     "Term",
+    "as_term",
+    "ask",
     "check_rules",
+    "declarations",
     "derivations",
     "input_predicates",
     "kind_line",
+    "read_audit",
     "read_facts",
+    "read_query",
     "rule_line",
     "schema",
     "show_term",

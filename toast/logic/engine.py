@@ -62,9 +62,9 @@ def solve(
             control.add("base", [], facts)
         control.ground([("base", [])])
     except RuntimeError as error:
-        raise RuleError(_one_line(messages) or str(error)) from None
+        raise RuleError(one_line(messages) or str(error)) from None
     for message in messages:
-        warnings.warn(_one_line([message]), RuleWarning, stacklevel=2)
+        warnings.warn(one_line([message]), RuleWarning, stacklevel=2)
     found: dict[str, list[tuple[Term, ...]]] = {}
     for shown in show:
         name, arity = shown.split("/")
@@ -189,7 +189,7 @@ def show_term(term: Term) -> str:
     return str(term)
 
 
-def _one_line(messages: Sequence[str]) -> str:
+def one_line(messages: Sequence[str]) -> str:
     """The first error of clingo's log, as ``file:line:column: message`` on one line."""
     errors = [text for text in messages if "error:" in text] or list(messages)
     if not errors:
@@ -262,7 +262,7 @@ def parse(path: pathlib.Path, error: type[ToastError]) -> list[Any]:
             [str(path)], statements.append, logger=lambda _code, text: messages.append(text)
         )
     except RuntimeError as failure:
-        raise error(f"{_one_line(messages) or failure}; correct the syntax") from None
+        raise error(f"{one_line(messages) or failure}; correct the syntax") from None
     return statements
 
 
@@ -348,18 +348,19 @@ def _check_statement(path: pathlib.Path, statement: Any, known: set[Predicate]) 
     kind = statement.ast_type.name
     if kind in _CODE:
         raise RuleError(f"{where}: {_CODE[kind]} is not allowed: a rule file is data; remove it")
-    for node in _walk(statement):
+    for node in walk(statement):
         if node.ast_type is ast.ASTType.Function and bool(node.external):
             raise RuleError(
                 f"{where}: @{node.name} is not allowed: a rule file runs no code; remove it"
             )
         if node.ast_type is ast.ASTType.SymbolicAtom:
-            predicate = _predicate(node.symbol)
+            predicate = predicate_of(node.symbol)
             if predicate not in known:
                 raise RuleError(f"{where}: {_undeclared(predicate, known)}")
 
 
-def _predicate(symbol: Any) -> Predicate:
+def predicate_of(symbol: Any) -> Predicate:
+    """The predicate of an atom."""
     while symbol.ast_type is ast.ASTType.UnaryOperation:
         symbol = symbol.argument
     if symbol.ast_type is ast.ASTType.Pool:
@@ -367,14 +368,15 @@ def _predicate(symbol: Any) -> Predicate:
     return symbol.name, len(symbol.arguments)
 
 
-def _walk(node: Any) -> Iterator[Any]:
+def walk(node: Any) -> Iterator[Any]:
+    """A node of a syntax tree and all nodes in it, in the order of the text."""
     yield node
     for key in node.child_keys:
         child = getattr(node, key)
         children = child if isinstance(child, Sequence | ast.ASTSequence) else (child,)
         for inner in children:
             if isinstance(inner, ast.AST):
-                yield from _walk(inner)
+                yield from walk(inner)
 
 
 def _undeclared(predicate: Predicate, known: Iterable[Predicate]) -> str:

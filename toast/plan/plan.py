@@ -8,7 +8,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,15 @@ import pandas as pd
 
 from toast import apply
 from toast.analysis import Analysis
+from toast.analysis.query import evaluate, prepare
+from toast.analysis.vocabulary import Relations
 from toast.apply import Shardings, Spec, Verification
 from toast.cost import Breakdown, CostModel, Prices, Timeline, Transfer, break_down
 from toast.errors import PlanError
 from toast.files import write_all
 from toast.frontend import Program, element_bytes
 from toast.hardware import COLLECTIVES, Hardware, Mesh
+from toast.plan import relations
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round, Tried
 from toast.space import Action, Space
@@ -201,6 +204,19 @@ class Plan:
                 "spec": [spec_text(spec) for spec in self.arguments.values()],
             }
         )
+
+    # -- queries -----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def vocabulary(self) -> Relations:
+        """What queries are given."""
+        return relations.relations(self)
+
+    def query(
+        self, body: str | pathlib.Path, *, rules: Sequence[str | pathlib.Path] = ()
+    ) -> pd.DataFrame:
+        """:meth:`Analysis.query`, with the relations of the mesh and of the plan as well."""
+        return evaluate(prepare(body, rules), self.vocabulary, self.analysis.label)
 
     # -- running -----------------------------------------------------------------------------
 

@@ -132,6 +132,8 @@ class Space:
         if min_dimensions is None:
             annotated = len(names.def_name) + len(names.use_name)
             min_dimensions = min(MIN_DIMENSIONS, 1 + annotated // _PROGRAM_SHARE)
+        #: Dimensions that a color group with an action touches at least.
+        self.min_dimensions = min_dimensions
         self._group_of_name: Ints = group_of_color[analysis.color]
         wanted = _requirements(resolutions)
         self._weight = _weights(analysis, resolutions)
