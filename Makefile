@@ -23,6 +23,7 @@ bench: $(VENV)/.tested
 	$(BIN)/python benchmarks/pipeline.py
 	$(BIN)/python benchmarks/rules.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/ask.py
 
 prove: $(VENV)/.tested
 	$(BIN)/python benchmarks/prove.py

@@ -76,7 +76,7 @@ def measure(row: Row) -> Measured:
 def one(model: str, options: str, mesh: str, hardware: str) -> None:
     """Plan in this process and print what it took."""
     sizes = {name: int(n) for name, _, n in (o.partition("=") for o in options.split(",") if o)}
-    plan = toast.plan(build(model, **sizes), mesh=mesh, hardware=hardware)
+    plan = toast.plan(build(model, **sizes), mesh=mesh, hardware=hardware, cache=False)
     seconds = plan.seconds
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     kinds = " ".join(f"{c.count} {c.kind}" for c in plan.after.collectives if c.count)

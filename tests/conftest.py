@@ -1,15 +1,39 @@
 """Eight CPU devices for every test: the flag is set, and read by XLA, before any test runs.
 
-Commands under test set it too, for a process of their own.
+Commands under test set it too, for a process of their own.  No test reads what the user's own runs
+have kept, or keeps anything there; those of the cache set up one of their own.
 """
 
 from __future__ import annotations
 
 import os
+import pathlib
+from collections.abc import Callable
+
+import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["TOAST_CACHE"] = "off"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
 
 assert len(jax.devices()) == 8
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--regenerate", action="store_true", help="Write golden files anew.")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare text with ``golden/NAME`` beside the test; with --regenerate, write it."""
+    folder = pathlib.Path(request.path).parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        if request.config.getoption("--regenerate"):
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+        assert text == (folder / name).read_text(), "if meant: pytest --regenerate"
+
+    return compare

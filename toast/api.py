@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from toast import given
-from toast.analysis import Analysis, analyze_program
+from toast.analysis import Analysis, analyzed
 from toast.cost import CostModel, Overlap
 from toast.errors import MeshError, PlanError, SearchError
 from toast.frontend import Program
@@ -65,12 +65,15 @@ def analyze(
     donate: Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
+    cache: Any = True,
     **keywords: Any,
 ) -> Analysis:
     """Names, colors, conflicts and groups of a program (paper, section 3).
 
     ``target``, ``arguments``, ``keywords`` and ``donate`` are as for :func:`program_of`;
-    ``rules`` lists further rule files or folders.
+    ``rules`` lists further rule files or folders.  Analyses are kept in ``~/.cache/toast``, by the
+    program's content and that of the rules, unless ``cache`` is false or the environment has
+    ``TOAST_CACHE=off``.  (Neither true nor false, ``cache`` is an argument of the function.)
 
     >>> import jax, jax.numpy as jnp, toast
     >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
@@ -81,9 +84,11 @@ def analyze(
     begin = time.perf_counter()
     if progress:
         progress("lowering")
+    if not isinstance(cache, bool):  # that of a decoder
+        cache, keywords = True, {**keywords, "cache": cache}
     program = program_of(target, *arguments, donate=donate, **keywords)
     lowered = time.perf_counter() - begin
-    found = analyze_program(program, rules=rules, progress=progress or (lambda _stage: None))
+    found = analyzed(program, rules=rules, progress=progress or (lambda _stage: None), cache=cache)
     found.seconds["lowering"] = lowered
     return found
 
@@ -103,6 +108,7 @@ def plan(
     start: Plan | str | pathlib.Path | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
+    cache: Any = True,
     **keywords: Any,
 ) -> Plan:
     """The best sharding of a program that the search finds.
@@ -115,7 +121,7 @@ def plan(
     ``resolution="independent"`` resolves compatible conflicts one by one (3.5): more actions, and
     sometimes a better plan.
     ``constraints`` fix shardings (:class:`toast.Constraints`); ``start`` is an earlier plan, or its
-    JSON file, that the search begins with.
+    JSON file, that the search begins with.  ``cache`` is as for :func:`analyze`.
 
     With ``devices`` in place of ``mesh`` every mesh of so many devices is tried
     (:func:`toast.hardware.meshes_of`), and the best plan is returned, on its mesh; its ``meshes``
@@ -143,8 +149,9 @@ def plan(
         analysis = target
     else:
         analysis = analyze(
-            target, *arguments, donate=donate, rules=rules, progress=progress, **keywords
-        )
+            target, *arguments, donate=donate, rules=rules, progress=progress, cache=cache,
+            **keywords,
+        )  # fmt: skip
     seconds = dict(analysis.seconds)
 
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:

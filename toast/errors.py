@@ -23,8 +23,16 @@ class RuleError(ToastError):
     """A rule file does not parse, uses an undeclared predicate, or breaks a sanity relation."""
 
 
+class QueryError(ToastError):
+    """A query does not parse, uses an unknown predicate, or needs a plan that is not there."""
+
+
 class RuleWarning(UserWarning):
     """Something odd in a rule file, which may be meant."""
+
+
+class CacheWarning(UserWarning):
+    """Something cannot be kept for the next time."""
 
 
 class MeshError(ToastError):
@@ -45,3 +53,7 @@ class SearchError(ToastError):
 
 class PlanError(ToastError):
     """A plan cannot be applied or executed as asked."""
+
+
+class ExplainError(ToastError):
+    """A dimension, an argument or a conflict that is asked about does not exist."""

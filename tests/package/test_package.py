@@ -39,9 +39,13 @@ def test_wheel_runs_away_from_the_checkout(tmp_path: pathlib.Path) -> None:
     away = tmp_path / "away"
     away.mkdir()
     command = home / "bin" / "toast"
-    plan = run(command, "plan", "mlp", "--mesh", "d=4", "--json", "p.json", cwd=away)
+    plan = run(
+        command, "plan", "mlp", "--mesh", "d=4", "--json", "p.json", "--report", "r.html", cwd=away
+    )
     assert "Plan for mlp" in plan.stdout
     assert (away / "p.json").is_file()
+    assert "largest_colors" in run(command, "query", "--list", cwd=away).stdout
+    assert "</html>" in (away / "r.html").read_text()
     where = run(python, "-c", "import toast.resources as r; print(r.directory('rules'))", cwd=away)
     assert str(home) in where.stdout
     shutil.rmtree(home)
@@ -66,8 +70,8 @@ def test_everything_public_is_documented(name: str) -> None:
 
 #: The stages in order: none imports one that comes later.
 STAGES = (
-    "errors", "resources", "files", "units", "logic", "hardware", "frontend", "facts", "analysis", "space",
-    "cost", "search", "apply", "plan", "models", "baselines", "oracle", "api", "compare", "report",
+    "errors", "resources", "files", "units", "paths", "logic", "hardware", "frontend", "facts", "analysis", "space",
+    "cost", "given", "search", "apply", "plan", "explain", "models", "baselines", "oracle", "api", "compare", "report",
     "targets", "interchange", "instances", "prove", "lint", "validate", "cli",
 )  # fmt: skip
 

@@ -23,6 +23,24 @@ def test_shipped_rules_declare_all_they_use(path: pathlib.Path) -> None:
     assert path.read_text().startswith("%%% "), "a rule file opens with its purpose"
 
 
+QUERIES = sorted((directory("rules") / "queries").glob("*.lp"))
+
+
+@pytest.mark.parametrize("path", QUERIES, ids=lambda p: p.stem)
+def test_queries_declare_all_they_use(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    vocabulary = (directory("rules") / "queries" / "vocabulary.lp").read_text()
+    together = tmp_path / "together.lp"
+    own = "" if path.stem == "vocabulary" else path.read_text()
+    together.write_text(vocabulary + own)
+    check_rules(together)
+    assert path.read_text().startswith("%%% "), "a rule file opens with its purpose"
+    assert all(len(line) <= 100 for line in path.read_text().splitlines())
+    assert f"`queries/{path.name}`" in README or f"`{path.name}`" in README
+
+
+README = (directory("rules") / "README.md").read_text()
+
+
 def test_every_declared_predicate_is_used() -> None:
     text = "".join(path.read_text() for path in RULES)
     for name, _ in schema():

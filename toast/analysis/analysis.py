@@ -12,9 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from toast.analysis import closure
-from toast.analysis.names import Bools, Ints, Names, instantiate
+from toast.analysis import chains, closure, collisions
+from toast.analysis.chains import Chain
+from toast.analysis.collisions import Conflict
+from toast.analysis.dimensions import Dimension
+from toast.analysis.names import Bools, Ints, Names, instantiate, tied_names
+from toast.analysis.query import evaluate, prepare
 from toast.analysis.rules import SignatureRule, solve_rules, strata
+from toast.analysis.vocabulary import Vocabulary
 from toast.facts import Relations
 from toast.frontend import Program
 from toast.logic import Term, solve
@@ -23,8 +28,8 @@ from toast.logic import Term, solve
 Progress = Callable[[str], None]
 
 
-def _silent(_stage: str) -> None:
-    pass
+def silent(_stage: str) -> None:
+    """Tell nobody."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +137,65 @@ class Analysis:
         """A name for people: ``dot_general#12:lhs(0)``, or ``x:0`` for an argument."""
         op = int(self.names.name_op[name])
         factor = self.rules[self.names.signature[op]].factors[name - self.names.first_name[op]]
+        return self.label(op, factor.label)
+
+    def label(self, op: int, factor: str) -> str:
+        """The name of a factor of an op for people."""
         if op < len(self.program.arguments):
-            return f"{self.program.arguments[op]}:{factor.label}"
-        return f"{self.program.kind(op)}#{op}:{factor.label}"
+            return f"{self.program.arguments[op]}:{factor}"
+        return f"{self.program.kind(op)}#{op}:{factor}"
+
+    # -- queries -----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What queries are given."""
+        return Vocabulary(self)
+
+    def query(
+        self, body: str | pathlib.Path, *, rules: Sequence[str | pathlib.Path] = ()
+    ) -> pd.DataFrame:
+        """The answer to a rule body over the solved relations: a column per variable.
+
+        ``body`` may also be rules with heads, of which the last is the answer; the name of an audit
+        of ``rules/queries``; or the path of a file of one's own.  Predicates are those of
+        ``facts/schema.lp`` and ``rules/queries/vocabulary.lp``, and those that the files ``rules``
+        define.  Rows are distinct and sorted; dimension names are called as :meth:`name_label`
+        calls them.  Raises :class:`toast.errors.QueryError`.
+
+        >>> import jax, jax.numpy as jnp, toast
+        >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
+        >>> analysis = toast.analyze(lambda x: x @ x.T, x)
+        >>> analysis.query("color(D,C), dim(D,V,_,Size), argument(V,_), Size > 8")
+             D    C  V  Size
+        0  x:0  x:0  0    32
+        """
+        return evaluate(prepare(body, rules), self.vocabulary.relations, self.label)
+
+    # -- explanations ------------------------------------------------------------------------
+
+    def explain(self, one: str | Dimension, other: str | Dimension) -> Chain:
+        """Why two dimensions are one, step by step, or what keeps them apart (3.1, 3.2).
+
+        Dimensions are named as ``params['layers'][0]['wq']:0``, ``params.layers[0].wq:0``,
+        ``result[0]:1`` or ``%12:-1``.  Raises :class:`toast.errors.ExplainError` where there is no
+        such value or dimension.
+
+        >>> import jax, jax.numpy as jnp, toast
+        >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
+        >>> chain = toast.analyze(lambda x: x @ x.T, x).explain("x:0", "result:1")
+        >>> [step.kind for step in chain.steps]
+        ['def_use', 'identity', 'def_use', 'identity']
+        """
+        return chains.chain(self, one, other)
+
+    def explain_conflict(self, number: int) -> Conflict:
+        """Where and why two names of one color meet: conflict ``number`` of :attr:`conflict` (3.4).
+
+        :func:`toast.explain.resolutions` prices both ways to resolve it.  Raises
+        :class:`toast.errors.ExplainError` where there are not so many conflicts.
+        """
+        return collisions.collision(self, number)
 
     # -- relations ---------------------------------------------------------------------------
 
@@ -209,7 +270,7 @@ def analyze_program(
     program: Program,
     *,
     rules: Sequence[str | pathlib.Path] = (),
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Analysis:
     """Run the whole analysis of section 3 on ``program``; ``rules`` adds user rule files."""
     seconds: dict[str, float] = {}
@@ -230,7 +291,7 @@ def analyze_program(
     solved = solve_rules(program, rules)
     stage("names")
     names = instantiate(program, solved)
-    tied = _tied_names(program, solved, names)
+    tied = tied_names(program, solved, names)
     color = closure.components(names.count, np.concatenate([names.edges, tied]))
     stage("conflicts")
     sites, pairs, boxes = _conflicts(names, color)
@@ -262,19 +323,6 @@ def analyze_program(
         argument_group=argument_group,
         seconds=seconds,
     )
-
-
-def _tied_names(program: Program, rules: tuple[SignatureRule, ...], names: Names) -> Ints:
-    """Pairs of names that tied ops share: the same factor of both."""
-    pairs = []
-    for op, other in program.ties:
-        one, two = (
-            {f.label: n for n, f in enumerate(rules[names.signature[o]].factors)}
-            for o in (op, other)
-        )
-        first = names.first_name
-        pairs += [(first[op] + n, first[other] + two[f]) for f, n in one.items() if f in two]
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def _conflicts(

@@ -45,11 +45,21 @@ RulesOption = Annotated[
 JsonOption = Annotated[
     pathlib.Path | None, typer.Option("--json", help="Write everything to this JSON file.")
 ]
+ReportOption = Annotated[
+    pathlib.Path | None,
+    typer.Option("--report", help="Write a report to this HTML file; it opens offline."),
+]
 LayersOption = Annotated[int | None, typer.Option("--layers", help="Layers of a model.")]
 SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence length.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
 EdgesOption = Annotated[int | None, typer.Option("--edges", help="Edges of a graph.")]
 ExpertsOption = Annotated[int | None, typer.Option("--experts", help="Experts per layer.")]
+CacheOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache", help="Analyse anew, and keep nothing in ~/.cache/toast.", show_default=False
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
 
 
@@ -153,6 +163,8 @@ class Source:
     sizes: dict[str, int | None]
     shapes: tuple[str, ...]
     rules: tuple[pathlib.Path, ...]
+    #: Whether an analysis may be one that was kept.
+    cache: bool
 
     @staticmethod
     def of(
@@ -164,13 +176,14 @@ class Source:
         experts: ExpertsOption = None,
         arg: ArgOption = None,
         rules: RulesOption = None,
+        no_cache: CacheOption = False,
     ) -> Source:
         """What the options say."""
         sizes = {
             "layers": layers, "sequence": sequence, "batch": batch, "edges": edges,
             "experts": experts,
         }  # fmt: skip
-        return Source(target, sizes, tuple(arg or ()), tuple(rules or ()))
+        return Source(target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache)
 
     def program(self, *, small: bool = False) -> Program:
         """The program; a model in its ``small`` form where that is asked for."""
@@ -186,7 +199,7 @@ class Source:
         begin = time.perf_counter()
         program = self.program(small=small)
         lowering = time.perf_counter() - begin
-        analysis = api.analyze(program, rules=self.rules, progress=progress)
+        analysis = api.analyze(program, rules=self.rules, progress=progress, cache=self.cache)
         analysis.seconds["lowering"] = lowering
         return analysis
 

@@ -138,7 +138,7 @@ def _op_lines(
     operands: range | tuple[int, ...],
     results: range | tuple[int, ...],
 ) -> Iterator[str]:
-    yield f"op({op},{_constant(signature.kind)})."
+    yield f"op({op},{constant(signature.kind)})."
     for index, value in enumerate(operands):
         yield f"operand({op},{index},{value})."
     for index, value in enumerate(results):
@@ -146,9 +146,9 @@ def _op_lines(
     for name, term in signature.attributes:
         if isinstance(term, tuple):
             for index, item in enumerate(term):
-                yield f"attribute({op},{_constant(name)},{index},{_written(item)})."
+                yield f"attribute({op},{constant(name)},{index},{written(item)})."
         else:
-            yield f"attribute({op},{_constant(name)},{_written(term)})."
+            yield f"attribute({op},{constant(name)},{written(term)})."
 
 
 def _value_lines(values: Iterator[tuple[int, TensorType]]) -> Iterator[str]:
@@ -163,15 +163,21 @@ def _value_lines(values: Iterator[tuple[int, TensorType]]) -> Iterator[str]:
             yield f"dim({value},{d},{size})."
 
 
-def _constant(name: str) -> str:
-    return name if _CONSTANT.fullmatch(name) else '"' + _escape(name) + '"'
+def constant(name: str) -> str:
+    """A constant of clingo, or a string where the name is none."""
+    return name if _CONSTANT.fullmatch(name) else quoted(name)
 
 
-def _written(item: int | str) -> str:
+def written(item: int | str) -> str:
     """Numbers beyond 32 bits are sentinels of the dialect; they become strings."""
     if isinstance(item, str):
-        return '"' + _escape(item) + '"'
+        return quoted(item)
     return str(item) if abs(item) <= _LARGEST else f'"{item}"'
+
+
+def quoted(text: str) -> str:
+    """A string of clingo."""
+    return '"' + _escape(text) + '"'
 
 
 def _escape(text: str) -> str:

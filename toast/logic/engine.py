@@ -62,9 +62,9 @@ def solve(
             control.add("base", [], facts)
         control.ground([("base", [])])
     except RuntimeError as error:
-        raise RuleError(_one_line(messages) or str(error)) from None
+        raise RuleError(one_line(messages) or str(error)) from None
     for message in messages:
-        warnings.warn(_one_line([message]), RuleWarning, stacklevel=2)
+        warnings.warn(one_line([message]), RuleWarning, stacklevel=2)
     found: dict[str, list[tuple[Term, ...]]] = {}
     for shown in show:
         name, arity = shown.split("/")
@@ -74,6 +74,77 @@ def solve(
             if atom.is_fact
         ]
     return found
+
+
+def derivations(
+    files: Sequence[pathlib.Path], facts: str, show: Iterable[str]
+) -> dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]]:
+    """Which rules derive the atoms of the predicates in ``show``: file and line of each.
+
+    Arguments as for :func:`solve`, which must have accepted the files.  Raises
+    :class:`toast.errors.RuleError` where a file is gone or no longer parses.
+    """
+    shown = frozenset((name, int(arity)) for name, arity in (s.split("/") for s in show))
+    control = clingo.Control(logger=lambda _code, _text: None)
+    for file in files:
+        written = file.stat().st_mtime_ns if file.is_file() else 0
+        control.add("base", [], _traced(file, written, shown))
+    control.add("base", [], facts)
+    control.ground([("base", [])])
+    found: dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]] = {}
+    for name, arity in sorted(shown):
+        atoms = found[f"{name}/{arity}"] = {}
+        for atom in control.symbolic_atoms.by_signature(_TRACED + name, arity + 2):
+            *arguments, file_, line = (_term(a) for a in atom.symbol.arguments)
+            place = pathlib.Path(str(file_)), int(str(line))
+            atoms.setdefault(tuple(arguments), []).append(place)
+    return {name: {key: sorted(at) for key, at in atoms.items()} for name, atoms in found.items()}
+
+
+#: Before the name of a predicate: its atoms with file and line of the rule that derives them.
+_TRACED = "traced_"
+
+
+@functools.lru_cache(maxsize=64)
+def _traced(file: pathlib.Path, _written: int, shown: frozenset[Predicate]) -> str:
+    """A rule file's text, with a second rule for each for a predicate in ``shown``.
+
+    Its head says where it stands: ``factor(Op,F,T,D)`` is ``traced_factor(Op,F,T,D,File,Line)``.
+    """
+    lines = []
+    for statement in parse(file, RuleError):
+        lines.append(str(statement))
+        head = _head(statement) if statement.ast_type is ast.ASTType.Rule else None
+        if head is not None and (head.name, len(head.arguments)) in shown:
+            at = head.location
+            place = (clingo.String(str(file)), clingo.Number(statement.location.begin.line))
+            arguments = [*head.arguments, *(ast.SymbolicTerm(at, symbol) for symbol in place)]
+            traced = ast.Function(at, _TRACED + head.name, arguments, 0)
+            literal = statement.head.update(atom=ast.SymbolicAtom(traced))
+            lines.append(str(statement.update(head=literal)))
+    return "\n".join(lines)
+
+
+def _head(statement: Any) -> Any:
+    """The function that a rule's head is; None for any other head."""
+    head = statement.head
+    if head.ast_type is not ast.ASTType.Literal or head.atom.ast_type is not (
+        ast.ASTType.SymbolicAtom
+    ):
+        return None
+    return head.atom.symbol if head.atom.symbol.ast_type is ast.ASTType.Function else None
+
+
+def rule_line(path: pathlib.Path, predicate: Predicate, using: str = "") -> int:
+    """The line of the first rule for ``predicate`` with an atom ``using`` in its body."""
+    for statement in parse(path, RuleError):
+        if statement.ast_type is ast.ASTType.Rule:
+            head = _head(statement)
+            body = " ".join(map(str, statement.body))
+            if head and (head.name, len(head.arguments)) == predicate and using in body:
+                line: int = statement.location.begin.line
+                return line
+    raise RuleError(f"{path}: no rule for {predicate[0]}/{predicate[1]}; check the installation")
 
 
 def _try(files: Sequence[pathlib.Path], facts: str, doubted: pathlib.Path) -> None:
@@ -118,7 +189,7 @@ def show_term(term: Term) -> str:
     return str(term)
 
 
-def _one_line(messages: Sequence[str]) -> str:
+def one_line(messages: Sequence[str]) -> str:
     """The first error of clingo's log, as ``file:line:column: message`` on one line."""
     errors = [text for text in messages if "error:" in text] or list(messages)
     if not errors:
@@ -191,7 +262,7 @@ def parse(path: pathlib.Path, error: type[ToastError]) -> list[Any]:
             [str(path)], statements.append, logger=lambda _code, text: messages.append(text)
         )
     except RuntimeError as failure:
-        raise error(f"{_one_line(messages) or failure}; correct the syntax") from None
+        raise error(f"{one_line(messages) or failure}; correct the syntax") from None
     return statements
 
 
@@ -277,18 +348,19 @@ def _check_statement(path: pathlib.Path, statement: Any, known: set[Predicate]) 
     kind = statement.ast_type.name
     if kind in _CODE:
         raise RuleError(f"{where}: {_CODE[kind]} is not allowed: a rule file is data; remove it")
-    for node in _walk(statement):
+    for node in walk(statement):
         if node.ast_type is ast.ASTType.Function and bool(node.external):
             raise RuleError(
                 f"{where}: @{node.name} is not allowed: a rule file runs no code; remove it"
             )
         if node.ast_type is ast.ASTType.SymbolicAtom:
-            predicate = _predicate(node.symbol)
+            predicate = predicate_of(node.symbol)
             if predicate not in known:
                 raise RuleError(f"{where}: {_undeclared(predicate, known)}")
 
 
-def _predicate(symbol: Any) -> Predicate:
+def predicate_of(symbol: Any) -> Predicate:
+    """The predicate of an atom."""
     while symbol.ast_type is ast.ASTType.UnaryOperation:
         symbol = symbol.argument
     if symbol.ast_type is ast.ASTType.Pool:
@@ -296,14 +368,15 @@ def _predicate(symbol: Any) -> Predicate:
     return symbol.name, len(symbol.arguments)
 
 
-def _walk(node: Any) -> Iterator[Any]:
+def walk(node: Any) -> Iterator[Any]:
+    """A node of a syntax tree and all nodes in it, in the order of the text."""
     yield node
     for key in node.child_keys:
         child = getattr(node, key)
         children = child if isinstance(child, Sequence | ast.ASTSequence) else (child,)
         for inner in children:
             if isinstance(inner, ast.AST):
-                yield from _walk(inner)
+                yield from walk(inner)
 
 
 def _undeclared(predicate: Predicate, known: Iterable[Predicate]) -> str:

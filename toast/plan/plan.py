@@ -8,7 +8,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,15 @@ import pandas as pd
 
 from toast import apply
 from toast.analysis import Analysis
+from toast.analysis.query import evaluate, prepare
+from toast.analysis.vocabulary import Relations
 from toast.apply import Shardings, Spec, Verification
-from toast.cost import CostModel, Prices, Timeline, Transfer
+from toast.cost import Breakdown, CostModel, Prices, Timeline, Transfer, break_down
 from toast.errors import PlanError
 from toast.files import write_all
 from toast.frontend import Program, element_bytes
 from toast.hardware import COLLECTIVES, Hardware, Mesh
+from toast.plan import relations
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round, Tried
 from toast.space import Action, Space
@@ -134,6 +137,11 @@ class Plan:
     seed: int
     #: Memory of a device in program order, with what is alive at the peak.
     timeline: Timeline = dataclasses.field(compare=False, repr=False)
+    #: Seconds of a step by op.
+    breakdown: Breakdown = dataclasses.field(compare=False, repr=False)
+    #: Both of the unsharded program.
+    timeline_before: Timeline = dataclasses.field(compare=False, repr=False)
+    breakdown_before: Breakdown = dataclasses.field(compare=False, repr=False)
     #: Every collective, by what it moves, with the algorithm that it is priced with.
     transfers: tuple[Transfer, ...] = dataclasses.field(repr=False)
     #: Seconds per stage.
@@ -196,6 +204,19 @@ class Plan:
                 "spec": [spec_text(spec) for spec in self.arguments.values()],
             }
         )
+
+    # -- queries -----------------------------------------------------------------------------
+
+    @functools.cached_property
+    def vocabulary(self) -> Relations:
+        """What queries are given."""
+        return relations.relations(self)
+
+    def query(
+        self, body: str | pathlib.Path, *, rules: Sequence[str | pathlib.Path] = ()
+    ) -> pd.DataFrame:
+        """:meth:`Analysis.query`, with the relations of the mesh and of the plan as well."""
+        return evaluate(prepare(body, rules), self.vocabulary, self.analysis.label)
 
     # -- running -----------------------------------------------------------------------------
 
@@ -407,6 +428,9 @@ def make_plan(
         rounds=found.rounds,
         seed=seed,
         timeline=model.timeline(found.state),
+        breakdown=break_down(model, found.state),
+        timeline_before=model.timeline(space.unsharded),
+        breakdown_before=break_down(model, space.unsharded),
         transfers=tuple(model.transfers(found.state)),
         seconds=seconds,
         method=method,

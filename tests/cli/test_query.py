@@ -1,0 +1,119 @@
+"""``toast query``: tables, files, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from toast.analysis import query
+from toast.cli import app
+from toast.resources import directory
+
+ATTENTION = directory("facts") / "attention.lp"
+EXAMPLE = "color(D,C), dim(D,V,_,Size), Size > 4096"
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def test_the_example(tmp_path: pathlib.Path) -> None:
+    table, data = tmp_path / "q.csv", tmp_path / "q.json"
+    result = run(
+        "query", "t2b", EXAMPLE, "--layers", 1, "--csv", table, "--json", data, "--rows", 3
+    )
+    assert result.exit_code == 0, result.output
+    assert "params['embedding']:0" in result.stdout
+    with table.open() as stream:
+        header, *rows = csv.reader(stream)
+    assert header == ["D", "C", "V", "Size"]
+    assert rows[0] == ["params['embedding']:0", "params['embedding']:0", "0", "256128"]
+    told = json.loads(data.read_text())
+    assert told["columns"] == header
+    assert told["rows"][0] == ["params['embedding']:0", "params['embedding']:0", 0, 256128]
+    assert len(told["rows"]) == len(rows)
+    assert f"{len(rows)} rows" in result.stdout
+    assert f"{len(rows) - 3} more rows: --rows 0 prints them" in result.stderr
+
+
+def test_audits_are_listed_with_what_they_answer() -> None:
+    result = run("query", "--list")
+    assert result.exit_code == 0
+    for name in query.audits():
+        assert name in result.stdout
+    assert "Conflicts (3.4) by the source line" in result.stdout
+
+
+def test_predicates_are_listed_with_their_meaning() -> None:
+    result = run("query", "--predicates")
+    assert result.exit_code == 0
+    for part in ("color(Name, Color)", "dim(Name, Value, D, Size)", "collective(Op,", "--mesh"):
+        assert part in result.stdout
+
+
+def test_an_audit_and_a_file(tmp_path: pathlib.Path) -> None:
+    result = run("query", ATTENTION, "largest_colors")
+    assert "4 rows" in result.stdout
+    (tmp_path / "mine.lp").write_text("%! mine(Op): a product.\nmine(Op) :- op(Op,dot_general).\n")
+    assert "5 rows" in run("query", ATTENTION, tmp_path / "mine.lp").stdout
+    shared = run("query", ATTENTION, "N = #count { Op : mine(Op) }", "--with", tmp_path / "mine.lp")
+    assert "│ 5 │" in shared.stdout
+
+
+def test_yes_and_no() -> None:
+    assert run("query", ATTENTION, "conflict(_,_,_)").stdout == "yes\n"
+    assert run("query", ATTENTION, "without_rule(_)").stdout == "no\n"
+
+
+def test_of_a_mesh_and_of_a_plan() -> None:
+    mesh = run("query", ATTENTION, "idle_colors", "--mesh", "data=128")
+    assert mesh.exit_code == 0, mesh.output
+    assert "no axis of the mesh divides it" in mesh.stdout
+    plan = run("query", "mlp", "sharding(V,D,Axis,_), argument(V,Path)", "--mesh", "data=4")
+    assert plan.exit_code == 0, plan.output
+    assert "data" in plan.stdout
+
+
+def test_cells_are_text_not_markup(tmp_path: pathlib.Path) -> None:
+    assert "[bold]x[/bold]" in run("query", ATTENTION, 'X = "[bold]x[/bold]", op(0,_)').stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["color(D C)"], "query, column 9: syntax error"),
+        (
+            ["color(D,C), dmi(D,V,_,S)"],
+            "column 13: there is no predicate dmi/4; did you mean dim/3",
+        ),
+        (["color(D,_), X > 1"], "unsafe variables X"),
+        (["largest_colour"], "there is no audit largest_colour; did you mean largest_colors?"),
+        (["none.lp"], "none.lp: no such file"),
+        (["reshards"], "only a plan has collective/7; give --mesh"),
+        (["idle_colors"], "only a mesh has"),
+        (["idle_colors", "--mesh", "data=5"], "mesh axis data=5 divides no dimension"),
+        (["color(D,C)", "--with", "none.lp"], "none.lp: no such file"),
+        (["color(D,C)", "--csv", "no/such/folder.csv"], "cannot write"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], message: str) -> None:
+    result = run("query", ATTENTION, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert "Traceback" not in result.output
+
+
+def test_the_cache_can_be_turned_off(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TOAST_CACHE", "")
+    assert run("query", ATTENTION, "conflict(_,_,_)", "--no-cache").exit_code == 0
+    assert not list(tmp_path.iterdir())
+    assert run("query", ATTENTION, "conflict(_,_,_)").exit_code == 0
+    assert len(list((tmp_path / "toast" / "analysis").iterdir())) == 1

@@ -1,0 +1,128 @@
+"""``toast explain``: why two dimensions are one, and where they conflict."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Annotated, Any
+
+import typer
+
+from toast.analysis import Analysis
+from toast.cli.common import HardwareOption, JsonOption, Source, command, console, group, progress
+from toast.errors import ExplainError
+
+app = group("")
+
+
+@command(app)
+def explain(
+    source: Source,
+    dimensions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Two dimensions: \"params['wq']:0\", params.wq:0, result[0]:-1 or %12:1.",
+            show_default=False,
+        ),
+    ] = None,
+    conflict: Annotated[
+        int | None, typer.Option("--conflict", help="Explain a conflict, by its number.")
+    ] = None,
+    conflicts: Annotated[
+        bool, typer.Option("--conflicts", help="List all conflicts with their numbers.")
+    ] = False,
+    mesh: Annotated[
+        str | None,
+        typer.Option("--mesh", help="Price both resolutions of the conflict on this mesh."),
+    ] = None,
+    axis: Annotated[
+        str | None, typer.Option("--axis", help="Price them along this axis; else along each.")
+    ] = None,
+    hardware: HardwareOption = "tpu-v5e",
+    json_file: JsonOption = None,
+) -> None:
+    """Explain why two dimensions of TARGET are sharded alike, or one of its conflicts.
+
+    The chain between two dimensions has a step for each op that gives both one factor (I), and for
+    each use of a value (M), with the rule that says so; or it ends at the op that keeps them apart.
+    """
+    from toast import report
+    from toast.explain import mirrored
+    from toast.files import write_all
+
+    _check(dimensions, conflict, conflicts, mesh, axis)
+    with progress() as show:
+        analysis = source.analysis(show)
+    data: dict[str, Any] = {"version": 1, "program": analysis.program.name}
+    shown: list[Any] = []
+    if dimensions:
+        chain = analysis.explain(*dimensions)
+        data["chain"] = dataclasses.asdict(chain)
+        data["mirrored"] = mirrored(analysis, chain.one, chain.other)
+        shown.append(report.chain_text(chain))
+        if data["mirrored"]:
+            shown.append(
+                "An action on one is mirrored to the other all the same: arguments that are used "
+                "alike are sharded alike."
+            )
+    elif conflict is not None:
+        shown += _conflict(analysis, conflict, mesh, axis, hardware, data)
+    else:
+        data["conflicts"] = analysis.conflict.to_dict("records")
+        shown.append(report.conflict_list(analysis))
+    texts: dict[str | pathlib.Path, str] = {}
+    if json_file:
+        texts[json_file] = json.dumps(data, indent=2) + "\n"
+    write_all(texts, ExplainError)
+    for part in shown:
+        # Paths stay whole, so that they can be copied.
+        console().print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
+
+
+def _conflict(
+    analysis: Analysis,
+    number: int,
+    mesh: str | None,
+    axis: str | None,
+    hardware: str,
+    data: dict[str, Any],
+) -> list[Any]:
+    """A conflict, and what resolving it costs where a mesh is given; ``data`` gets both."""
+    from toast import report
+    from toast.explain import resolutions
+
+    found = analysis.explain_conflict(number)
+    data["conflict"] = dataclasses.asdict(found)
+    shown: list[Any] = [report.conflict_text(found)]
+    if mesh is not None:
+        priced = resolutions(analysis, number, mesh=mesh, hardware=hardware, axis=axis)
+        data["priced"] = dataclasses.asdict(priced)
+        shown += ["", report.resolution_tables(priced)]
+    return shown
+
+
+def _check(
+    dimensions: list[str] | None,
+    conflict: int | None,
+    conflicts: bool,
+    mesh: str | None,
+    axis: str | None,
+) -> None:
+    """Complain before the long work where options do not go together."""
+    asked = bool(dimensions) + (conflict is not None) + conflicts
+    if asked != 1:
+        given = "several things" if asked else "nothing"
+        raise ExplainError(
+            f"{given} to explain: give either two dimensions (x:0 w:1), or --conflict K, or "
+            "--conflicts"
+        )
+    if dimensions and len(dimensions) != 2:
+        raise ExplainError(
+            f"{len(dimensions)} dimension{'s' if len(dimensions) > 1 else ''} given "
+            f"({', '.join(dimensions)}): a chain has two ends; give two, such as x:0 w:1"
+        )
+    if mesh is not None and conflict is None:
+        raise ExplainError("--mesh prices the resolutions of a conflict; give --conflict K as well")
+    if axis is not None and mesh is None:
+        raise ExplainError(f"--axis {axis}: an axis of which mesh? give --mesh as well")

@@ -1,0 +1,67 @@
+"""Answers a query in a process of its own: its grounding may take too long, or too much memory.
+
+Run as a script, by path: it must start fast and imports nothing of TOAST.  Reads JSON from its
+standard input: ``facts``, ``files``, ``rules``, the ``answer`` (name and arity), and the limits
+``atoms`` and ``bytes``.  Writes JSON: clingo's ``messages``, an ``error`` or none, the ``rows``,
+one atom each as clingo writes it, and how many atoms are ``open``: no one answer set decides them.
+Exits with 3 beyond the limit of atoms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import clingo
+
+BEYOND = 3
+
+
+class _Counter(clingo.Observer):  # type: ignore[misc]
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+
+    def rule(self, choice: bool, head: object, body: object) -> None:
+        self._left -= 1
+        if self._left < 0:
+            os._exit(BEYOND)
+
+
+def main() -> None:
+    """Answer what standard input asks."""
+    given = json.load(sys.stdin)
+    _bound(given["bytes"])
+    messages: list[str] = []
+    control = clingo.Control(["--warn=all"], logger=lambda _code, text: messages.append(text))
+    found = []
+    error = ""
+    try:
+        control.add("facts", [], given["facts"])
+        control.ground([("facts", [])])
+        # From here on: the facts are many, and are not what may get out of hand.
+        control.register_observer(_Counter(given["atoms"]))
+        for file in given["files"]:
+            control.load(file)
+        control.add("base", [], given["rules"])
+        control.ground([("base", [])])
+        name, arity = given["answer"]
+        found = list(control.symbolic_atoms.by_signature(name, arity))
+    except RuntimeError as failure:
+        error = str(failure)
+    rows = [str(atom.symbol) for atom in found if atom.is_fact]
+    answer = {"messages": messages, "error": error, "rows": rows, "open": len(found) - len(rows)}
+    json.dump(answer, sys.stdout)
+
+
+def _bound(size: int) -> None:
+    """Bound the memory of this process, where the system can."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,421 @@
+"""Queries: rule bodies, or files of rules, that clingo evaluates over given facts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import clingo
+from clingo import ast
+
+from toast.errors import QueryError, RuleWarning
+from toast.logic import answer, engine
+from toast.logic.engine import Predicate, declarations, one_line, predicate_of, walk
+
+#: What the process that answers may take.
+_MEMORY_BYTES = 6 * 2**30
+
+#: The predicate that a rule body answers.
+_ANSWER = "answer"
+
+_SORTED = re.compile(r"^%\s*Sorted by:\s*(.*?)\.?\s*$", re.MULTILINE)
+_PREFIX = ":- "
+
+
+@dataclasses.dataclass(frozen=True)
+class Query:
+    """A checked query."""
+
+    #: Rules that derive ``answer``: their text, and the files that hold further ones.
+    rules: str
+    files: tuple[pathlib.Path, ...]
+    answer: Predicate
+    #: A name for each argument of ``answer``.
+    columns: tuple[str, ...]
+    #: What it asks of the facts.
+    mentions: frozenset[Predicate]
+    #: Columns that rows are sorted by, before all others; True for the largest first.
+    order: tuple[tuple[int, bool], ...] = ()
+
+
+def as_term(text: str) -> str:
+    """``text`` if it is a ground term, else a string of it."""
+    try:
+        term = str(clingo.parse_term(text, logger=lambda _code, _text: None))
+    except RuntimeError:
+        term = ""
+    return text if text and term == text else str(clingo.String(text))
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def read_query(
+    text: str, known: Collection[Predicate], files: Sequence[pathlib.Path] = ()
+) -> Query:
+    """A rule body, or ``head :- body.``, over the predicates ``known``.
+
+    The columns are the body's variables in the order in which they appear, those of ``_`` and of
+    names that begin with it left out; or the arguments of the last rule's head.  ``files`` define
+    further predicates.  Raises :class:`toast.errors.QueryError` with the column.
+    """
+    if not _bare(text).strip(" .\n\t"):
+        raise QueryError("query: is empty; give a rule body such as 'color(D,C), dim(D,V,_,Size)'")
+    whole = ":-" in _bare(text)
+    source = text if whole else f"{_PREFIX}{text.rstrip().removesuffix('.')}\n."
+    place = _Place("query", text, 0 if whole else len(_PREFIX))
+    statements = _parse(source, place)
+    rules = [statement for statement in statements if not _silent(statement)]
+    if not whole and (len(rules) != 1 or _head(rules[0]) is not None):
+        raise QueryError("query: give one rule body, or rules with heads: head(X) :- body.")
+    mentions = _survey([*_read(files), (statements, place)], known)
+    if whole:
+        rules = [statement for statement in rules if _head(statement)]
+        if not rules:
+            raise QueryError("query: no rule has a head; write head(X) :- body.")
+        head = rules[-1].head.atom.symbol
+        columns = _distinct([str(argument) for argument in head.arguments])
+        return Query(source, tuple(files), (head.name, len(columns)), columns, mentions)
+    columns = tuple(dict.fromkeys(_variables(rules[0].body)))
+    answered = f"{_ANSWER}({','.join(columns)})" if columns else _ANSWER
+    name = (_ANSWER, len(columns))
+    return Query(f"{answered} {source}", tuple(files), name, columns, mentions)
+
+
+def read_audit(
+    path: pathlib.Path, known: Collection[Predicate], files: Sequence[pathlib.Path] = ()
+) -> Query:
+    """A file of rules: its answer is the predicate of the file's name, documented with ``%!``.
+
+    ``%! largest(Color, Size): ...`` names the columns of ``largest.lp``; a line ``% Sorted by:
+    -Size, Color.`` the order of rows, ``-`` for the largest first.  Raises
+    :class:`toast.errors.QueryError` with file and line.
+    """
+    mentions = _survey(_read([*files, path]), known)
+    text = path.read_text(encoding="utf-8")
+    found = [d for d in declarations(text) if d.name == path.stem]
+    if not found:
+        raise QueryError(
+            f"{path}: does not say what it answers; define {path.stem}(...) and document it with a "
+            f"line '%! {path.stem}(Column, ...): meaning.'"
+        )
+    columns = _distinct(found[0].arguments if found[0].arguments != ("",) else ())
+    order = []
+    for named in _SORTED.findall(text):
+        for part in map(str.strip, named.split(",")):
+            if part.removeprefix("-") not in columns:
+                raise QueryError(
+                    f"{path}: sorted by {part}, which is none of its columns {', '.join(columns)}"
+                )
+            order.append((columns.index(part.removeprefix("-")), part.startswith("-")))
+    answered = (path.stem, len(columns))
+    return Query("", (*files, path), answered, columns, mentions, tuple(order))
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Column names, the second of a kind numbered."""
+    found: dict[str, None] = {}
+    for name in names:
+        number = 2
+        unique = name
+        while unique in found:
+            unique, number = f"{name}_{number}", number + 1
+        found[unique] = None
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A text, and where in it something is: ``query, column 12`` or ``file.lp:3``."""
+
+    name: str
+    text: str
+    #: Characters before the user's own on the first line.
+    before: int = 0
+    file: bool = False
+
+    def at(self, line: int, column: int) -> str:
+        if self.file:
+            return f"{self.name}:{line}"
+        column -= self.before if line == 1 else 0
+        several = "\n" in self.text.strip()
+        return f"{self.name}, {f'line {line}, ' if several else ''}column {column}"
+
+    def of(self, node: Any) -> str:
+        return self.at(node.location.begin.line, node.location.begin.column)
+
+    def rest(self, line: int, column: int) -> str:
+        """What stands there, shortened."""
+        column -= self.before if line == 1 else 0
+        lines = self.text.splitlines()
+        found = lines[line - 1][column - 1 :].strip() if line <= len(lines) else ""
+        return found if len(found) <= 24 else f"{found[:24]}..."
+
+
+#: The statements of a text.
+_Part = tuple[list[Any], _Place]
+
+
+def _read(files: Sequence[pathlib.Path]) -> list[_Part]:
+    found = []
+    for path in files:
+        statements = engine.parse(path, QueryError)
+        text = path.read_text(encoding="utf-8")
+        found.append((statements, _Place(str(path), text, file=True)))
+    return found
+
+
+def _bare(text: str) -> str:
+    """A text without its comments, strings empty."""
+    return re.sub(
+        r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"',
+        lambda found: '""' if found[0].startswith('"') else "",
+        text, flags=re.DOTALL,
+    )  # fmt: skip
+
+
+_WHERE = re.compile(r"<string>:(\d+):(\d+)[-\d:]*: error: (.*)", re.DOTALL)
+
+
+def _parse(source: str, place: _Place) -> list[Any]:
+    if "#include" in _bare(source):
+        raise QueryError("query: #include is not allowed: name files with --with")
+    if "\0" in source:
+        raise QueryError("query: not text")
+    messages: list[str] = []
+    statements: list[Any] = []
+    try:
+        ast.parse_string(
+            source, statements.append, logger=lambda _code, text: messages.append(text)
+        )
+    except RuntimeError as failure:
+        found = _WHERE.match(messages[0]) if messages else None
+        if found is None:
+            raise QueryError(f"query: {one_line(messages) or failure}") from None
+        line, column = int(found[1]), int(found[2])
+        rest = place.rest(line, column)
+        at = f" at '{rest}'" if rest else " at its end"
+        what = " ".join(found[3].split()).removesuffix(", unexpected .")
+        if not rest:
+            line, column = 1 + place.text.rstrip().count("\n"), 0
+            last = place.text.rstrip().splitlines()[-1] if place.text.strip() else ""
+            column = len(last) + 1 + (place.before if line == 1 else 0)
+            what = what.split(", unexpected")[0]
+        raise QueryError(f"{place.at(line, column)}: {what}{at}") from None
+    return statements
+
+
+def _silent(statement: Any) -> bool:
+    """Whether a statement says nothing: comments, and the program part that all belong to."""
+    kind = statement.ast_type
+    return kind is ast.ASTType.Comment or (
+        kind is ast.ASTType.Program and statement.name == "base" and not len(statement.parameters)
+    )
+
+
+def _allowed(statements: Sequence[Any], place: _Place) -> None:
+    """Refuse what is no plain rule."""
+    for statement in statements:
+        kind = statement.ast_type.name
+        if _silent(statement) or kind in ("Defined", "Definition"):
+            continue
+        if kind != "Rule":
+            raise QueryError(
+                f"{place.of(statement)}: {_NAMES.get(kind, kind)} is not allowed: a query is "
+                "data, and has rules only; remove it"
+            )
+        head = statement.head.ast_type.name
+        plain = head == "Literal" and not statement.head.sign
+        if plain and _head(statement) is not None:
+            plain = statement.head.atom.symbol.ast_type is ast.ASTType.Function
+        elif str(statement.head) != "#false":
+            plain = False
+        if not plain:
+            raise QueryError(
+                f"{place.of(statement)}: a head is one atom: a query has one answer, and no choices"
+            )
+        for node in walk(statement):
+            if node.ast_type is ast.ASTType.Function and bool(node.external):
+                raise QueryError(
+                    f"{place.of(node)}: @{node.name} is not allowed: a query runs no code"
+                )
+
+
+_NAMES = {
+    "Script": "#script", "External": "#external", "ShowSignature": "#show", "ShowTerm": "#show",
+    "Program": "#program", "Minimize": "#minimize", "TheoryDefinition": "#theory",
+    "ProjectSignature": "#project", "ProjectAtom": "#project", "Heuristic": "#heuristic",
+    "Edge": "#edge",
+}  # fmt: skip
+
+
+def _head(rule: Any) -> Predicate | None:
+    """The predicate that a statement derives; None of what is no rule, and of a constraint."""
+    if rule.ast_type is not ast.ASTType.Rule:
+        return None
+    head = rule.head
+    if head.ast_type is not ast.ASTType.Literal:
+        return None
+    if head.atom.ast_type is not ast.ASTType.SymbolicAtom:
+        return None
+    return predicate_of(head.atom.symbol)
+
+
+def _survey(parts: Sequence[_Part], known: Collection[Predicate]) -> frozenset[Predicate]:
+    """What the rules of all texts together ask of the facts; refuses what no query may hold."""
+    defined: set[Predicate] = set()
+    for statements, place in parts:
+        _allowed(statements, place)
+        documented = {d.predicate for d in declarations(place.text)}
+        for statement in statements:
+            head = _head(statement)
+            if head is None:
+                continue
+            name, arity = head
+            if head in known or (name == _ANSWER and place.file):
+                raise QueryError(
+                    f"{place.of(statement)}: {name}/{arity} is given; name yours otherwise"
+                )
+            if place.file and head not in documented:
+                arguments = ", ".join("ABCDEFGH"[:arity])
+                raise QueryError(
+                    f"{place.of(statement)}: {name}/{arity} is not documented; add a line "
+                    f"'%! {name}({arguments}): meaning.'"
+                )
+            defined.add(head)
+    found: set[Predicate] = set()
+    for statements, place in parts:
+        for statement in statements:
+            for node in walk(statement):
+                if node.ast_type is not ast.ASTType.SymbolicAtom:
+                    continue
+                predicate = predicate_of(node.symbol)
+                if predicate in defined:
+                    continue
+                if predicate not in known:
+                    raise QueryError(
+                        f"{place.of(node.symbol)}: {_unknown(predicate, known, defined)}"
+                    )
+                found.add(predicate)
+    return frozenset(found)
+
+
+def _unknown(
+    predicate: Predicate, known: Collection[Predicate], defined: Collection[Predicate]
+) -> str:
+    name, arity = predicate
+    every = {*known, *defined}
+    arities = sorted(f"{n}/{a}" for n, a in every if n == name)
+    if arities:
+        return f"there is no {name}/{arity}; {name} has another number of arguments: " + (
+            " or ".join(arities)
+        )
+    near = difflib.get_close_matches(name, sorted({n for n, _ in every}), 3)
+    shown = [f"{n}/{a}" for close in near for n, a in sorted(every) if n == close]
+    hint = f"did you mean {' or '.join(shown)}?" if shown else "toast query --predicates lists all"
+    return f"there is no predicate {name}/{arity}; {hint}"
+
+
+def _variables(body: Sequence[Any]) -> Iterator[str]:
+    """The variables of a body that are not local to an aggregate or a condition, as they appear."""
+    for node in body:
+        yield from _global(node)
+
+
+_LOCAL = (
+    ast.ASTType.BodyAggregateElement, ast.ASTType.ConditionalLiteral,
+)  # fmt: skip
+
+
+def _global(node: Any) -> Iterator[str]:
+    if node.ast_type in _LOCAL:
+        return
+    if node.ast_type is ast.ASTType.Variable:
+        if not node.name.startswith("_"):
+            yield str(node.name)
+        return
+    for key in node.child_keys:
+        child = getattr(node, key)
+        for inner in child if isinstance(child, Sequence | ast.ASTSequence) else (child,):
+            if isinstance(inner, ast.AST):
+                yield from _global(inner)
+
+
+# -- answering -----------------------------------------------------------------------------------
+
+
+def ask(query: Query, facts: str) -> list[tuple[str, ...]]:
+    """The answer to a query over ``facts``: rows of terms, as clingo writes them, in its order.
+
+    Grounding happens in a process of its own.  Raises :class:`toast.errors.QueryError` for a
+    variable that nothing binds, an answer that depends on a choice, and for grounding that does not
+    end within the limits.
+    """
+    asked = {
+        "facts": facts, "files": list(map(str, query.files)), "rules": query.rules,
+        "answer": query.answer, "atoms": engine.GROUND_ATOMS, "bytes": _MEMORY_BYTES,
+    }  # fmt: skip
+    bound = "join fewer variables at once, or bound the recursion"
+    try:
+        done = subprocess.run(
+            [sys.executable, answer.__file__], input=json.dumps(asked), text=True,
+            timeout=engine.GROUND_SECONDS, check=False, capture_output=True,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise QueryError(
+            f"query: takes more than {engine.GROUND_SECONDS:g} seconds; {bound}"
+        ) from None
+    if done.returncode == answer.BEYOND:
+        raise QueryError(f"query: makes more than {engine.GROUND_ATOMS} atoms; {bound}")
+    if done.returncode:
+        raise QueryError(f"query: ran out of memory; {bound}")
+    found = json.loads(done.stdout)
+    if found["error"]:
+        if "bad_alloc" in found["error"]:
+            raise QueryError(f"query: ran out of memory; {bound}")
+        raise QueryError(_placed(one_line(found["messages"]) or found["error"]))
+    if found["open"]:
+        name, arity = query.answer
+        raise QueryError(
+            f"query: {found['open']} atoms of {name}/{arity} are neither true nor false: a rule "
+            "uses the negation of what it derives"
+        )
+    for message in found["messages"]:
+        warnings.warn(_placed(one_line([message])), RuleWarning, stacklevel=2)
+    return [_arguments(row, query.answer) for row in found["rows"]]
+
+
+def _placed(message: str) -> str:
+    """A message of clingo's about a text that is in no file."""
+    return re.sub(r"^<block>:\d+:?", "query:", message)
+
+
+def _argument_pattern(depth: int) -> re.Pattern[str]:
+    """A term, that is at most so deep, of an argument list."""
+    string = r'"(?:[^"\\]|\\.)*"'
+    inner = rf'(?:[^()"]|{string})*'
+    for _ in range(depth):
+        inner = rf'(?:[^()"]|{string}|\({inner}\))*'
+    return re.compile(rf'(?:[^(),"]|{string}|\({inner}\))+')
+
+
+_ARGUMENT = _argument_pattern(4)
+
+
+def _arguments(row: str, predicate: Predicate) -> tuple[str, ...]:
+    """The arguments of an atom."""
+    name, arity = predicate
+    if not arity:
+        return ()
+    found = tuple(_ARGUMENT.findall(row[len(name) + 1 : -1]))
+    if len(found) == arity:
+        return found
+    return tuple(str(argument) for argument in clingo.parse_term(row).arguments)

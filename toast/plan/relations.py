@@ -1,0 +1,76 @@
+"""What queries ask of a plan: sections 2 and 3 of ``rules/queries/vocabulary.lp``."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from toast.analysis.vocabulary import LARGEST, Columns, Relations, kib, turned, value_bytes
+from toast.apply import Spec
+from toast.facts.relations import quoted
+from toast.space import Space
+from toast.space.relations import relations as on_mesh
+
+if TYPE_CHECKING:
+    from toast.plan.plan import Plan
+
+
+def relations(plan: Plan) -> Relations:
+    """Every predicate of a plan, of its mesh and of its analysis."""
+    space = functools.cache(lambda: on_mesh(Space(plan.analysis, plan.mesh)))
+    return {
+        **plan.analysis.vocabulary.relations,
+        **space(),
+        ("sharding", 4): lambda: _sharding(plan),
+        ("resharded", 2): lambda: turned(plan.shardings.uses, 2),
+        ("use_sharding", 5): lambda: turned(
+            ((*use, *row) for use, spec in plan.shardings.uses.items() for row in _axes(spec)), 5
+        ),
+        ("device_kib", 2): lambda: _device_kib(plan),
+        ("step", 3): lambda: turned(
+            ((n, quoted(s.axis), quoted(s.reason)) for n, s in enumerate(plan.steps, 1)), 3
+        ),
+        ("step_dimension", 2): lambda: turned(
+            ((n, quoted(d)) for n, s in enumerate(plan.steps, 1) for d in s.dimensions), 2
+        ),
+        ("collective", 7): lambda: _collectives(plan),
+    }
+
+
+def _axes(spec: Spec) -> Iterator[tuple[int, str, int]]:
+    """Dimension, axis and position of each axis of a sharding."""
+    for d, axes in enumerate(spec):
+        yield from ((d, quoted(axis), position) for position, axis in enumerate(axes))
+
+
+def _sharding(plan: Plan) -> Columns:
+    values = sorted(plan.shardings.values.items())
+    return turned(((value, *row) for value, spec in values for row in _axes(spec)), 4)
+
+
+def _device_kib(plan: Plan) -> Columns:
+    sizes = dict(plan.mesh.axes)
+    rows = []
+    for number, value in enumerate(plan.analysis.program.values):
+        axes = [axis for held in plan.shardings.values.get(number, ()) for axis in held]
+        shards = math.prod(sizes[axis] for axis in axes)
+        rows.append((number, kib(value_bytes(value.type) / shards)))
+    return turned(rows, 2)
+
+
+def _collectives(plan: Plan) -> Columns:
+    """Those of one kind around one operand together."""
+    rows: list[tuple[Any, ...]] = [
+        (
+            c.op, c.operand, quoted(c.kind), quoted(" ".join(c.axes)), _whole(c.count),
+            kib(c.bytes), _whole(1e6 * c.seconds),
+        )
+        for c in plan.breakdown.collectives
+    ]  # fmt: skip
+    return turned(rows, 7)
+
+
+def _whole(number: float) -> int:
+    return min(math.ceil(number - 1e-9), LARGEST)
