@@ -26,7 +26,7 @@ SYSTEM = {"mesh": "data=4", "hardware": "tpu-v5e"}
         ({"hardware": 5}, "hardware 5: give a name, or the path of a .toml file"),
         ({"memory_bytes": "1"}, "memory limit '1': give a number of bytes"),
         ({"memory_bytes": float("nan")}, "memory limit of nan bytes: must be positive"),
-        ({"overlap": "half"}, "overlap 'half': use none, partial or full"),
+        ({"overlap": "half"}, "overlap 'half': give one of none, partial and full"),
         ({"resolution": "foo"}, "resolution 'foo': use compatible or independent"),
         ({"constraints": {"x": "P()"}}, "constraints: give toast.Constraints(...), not dict"),
         ({"start": 5}, "5 is no plan; give what --json wrote"),
@@ -77,7 +77,7 @@ def test_baselines_take_texts_and_refuse_what_plan_refuses() -> None:
             ({"memory_bytes": -1}, "memory limit of -1 bytes: must be positive"),
             ({"memory_bytes": "much"}, "memory limit 'much': give a number of bytes"),
             ({"mesh": 5}, "mesh 5: give a mesh"),
-            ({"overlap": "half"}, "overlap 'half': use none, partial or full"),
+            ({"overlap": "half"}, "overlap 'half': give one of none, partial and full"),
         ):
             with pytest.raises(ToastError, match=message):
                 method(**changed)

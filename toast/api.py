@@ -143,7 +143,6 @@ def plan(
     machine = given.machine_of(hardware)
     meshes = given.candidate_meshes(mesh, devices, machine)
     limit = given.limit_of(memory_bytes, machine)
-    given.check_overlap(overlap)
     settings = settings or Settings()
     if isinstance(target, Analysis):
         analysis = target

@@ -7,7 +7,6 @@ import pathlib
 import typing
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from toast.cost import Overlap
 from toast.errors import MeshError, SearchError
 from toast.hardware import Hardware, Mesh, check_size, load, meshes_of
 
@@ -72,12 +71,6 @@ def limit_of(memory_bytes: float | None, hardware: Hardware) -> float:
     if not limit > 0:  # nor NaN
         raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
     return float(limit)
-
-
-def check_overlap(overlap: Overlap) -> None:
-    """Raise :class:`toast.errors.SearchError` for a word that is none of :data:`Overlap`."""
-    if overlap not in (known := typing.get_args(Overlap)):
-        raise SearchError(f"overlap {overlap!r}: use {', '.join(known[:-1])} or {known[-1]}")
 
 
 def is_whole(value: Any) -> bool:

@@ -338,7 +338,6 @@ def alpa(
     """
     mesh, hardware = given.system_of(mesh, hardware)
     limit = given.limit_of(memory_bytes, hardware)
-    given.check_overlap(overlap)
     if not given.is_number(time_limit) or not time_limit >= 0:
         raise SearchError(f"time limit {time_limit!r}: must be positive, or 0")
     tell = progress or (lambda _stage: None)

@@ -137,7 +137,6 @@ def _setting(
 ) -> _Setting:
     mesh, hardware = given.system_of(mesh, hardware)
     limit = given.limit_of(memory_bytes, hardware)
-    given.check_overlap(overlap)
     begin = time.perf_counter()
     space = Space(analysis, mesh, collapse=False)
     model = CostModel(space, hardware, overlap=overlap)

@@ -93,7 +93,6 @@ def manual(
         )
     mesh, hardware = given.system_of(mesh, hardware)
     limit = given.limit_of(memory_bytes, hardware)
-    given.check_overlap(overlap)
     tell = progress or (lambda _stage: None)
     seconds = dict(analysis.seconds)
     begin = time.perf_counter()

@@ -49,6 +49,7 @@ def refine(
     depth: int,
     hottest: int,
     widest: int,
+    groups: bool,
     effort: int,
     stop: Callable[[], bool],
 ) -> None:
@@ -56,8 +57,9 @@ def refine(
 
     A beam search: of all that one more refinement makes of the beam's trajectories the best stay,
     even if they are no better, until three steps bring nothing.  Tried are the ``hottest`` single
-    op classes, by what the step spends on them, the ``hottest`` groups of classes that are alike,
-    and the ``widest`` parts of colors; the beam is as wide as ``effort`` states per step allow.
+    op classes, by what the step spends on them, with ``groups`` the ``hottest`` groups of classes
+    that are alike as well, and the ``widest`` parts of colors; the beam is as wide as ``effort``
+    states per step allow.
     """
     space = ledger.model.space
     beam = list(dict.fromkeys(starts))
@@ -73,8 +75,9 @@ def refine(
             seconds = ledger.model.waiting(state)
             order = np.argsort(-seconds, kind="stable")[:hottest]
             offered = [action for k in order.tolist() for action in space.single(k)]
-            hot = np.argsort(-np.bincount(space.alike, seconds), kind="stable")[:hottest]
-            offered += [action for number in hot.tolist() for action in space.together(number)]
+            if groups:
+                hot = np.argsort(-np.bincount(space.alike, seconds), kind="stable")[:hottest]
+                offered += [action for number in hot.tolist() for action in space.together(number)]
             promising = np.argsort(-space.worth(seconds), kind="stable")[:widest]
             offered += [space.refinements[i] for i in promising.tolist()]
             most = max(most, len(offered))

@@ -194,11 +194,13 @@ class Search:
             ]
             first = ()
             if ledger.best.rank < before or number == 0:
-                refine(
-                    ledger, sorted([*polished, origin]), depth=settings.depth,
-                    hottest=settings.hottest, widest=settings.widest, effort=settings.effort,
-                    stop=stop,
-                )  # fmt: skip
+                starts = [*polished, origin]
+                for groups in (False, True):
+                    refine(
+                        ledger, sorted(starts), depth=settings.depth, hottest=settings.hottest,
+                        widest=settings.widest, groups=groups, effort=settings.effort, stop=stop,
+                    )  # fmt: skip
+                    starts.append(ledger.best)
             elapsed = time.perf_counter() - begin
             yield Round(number, len(ledger), self._best_cost(), elapsed)
             stale = 0 if ledger.best.rank < before - 1e-9 else stale + 1
