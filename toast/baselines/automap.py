@@ -25,7 +25,8 @@ from toast.cost import CostModel, Overlap
 from toast.errors import PlanError, SearchError
 from toast.hardware import Hardware, Mesh, check_size
 from toast.plan import Plan, Prediction, Step, make_plan
-from toast.plan.plan import folded, reason_of
+from toast.plan.labels import folded
+from toast.plan.prediction import reason_of
 from toast.search import Found, Round, Settings
 from toast.space import Space
 

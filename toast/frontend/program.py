@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -141,6 +142,15 @@ class Program:
     def donated(self) -> frozenset[int]:
         """Arguments whose buffer some result overwrites."""
         return frozenset(alias for alias in self.aliases if alias >= 0)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of ops, types and paths; source lines and the program's name do not count."""
+        content = (
+            self.signatures, self.ops, self.arguments, self.results, self.aliases, self.ties,
+            self.repeats, sorted(self.labels.items()), sorted(self.constraints.items()),
+        )  # fmt: skip
+        return hashlib.sha256(repr(content).encode()).hexdigest()
 
     def describe(self, op: int) -> str:
         """``dot_general f32[8,4] at model.py:12 jit(f)/dot``: how messages name an op.
