@@ -129,7 +129,7 @@ def diff(
 
 def _settings(one: Saved, two: Saved) -> Iterator[Change]:
     for (what, was), now in zip(_setting(one).items(), _setting(two).values(), strict=True):
-        if was != now and (was and now or "'s " not in what):  # version 1 has no hashes
+        if was != now and ((was and now) or "'s " not in what):  # version 1 has no hashes
             yield Change(what, was, now)
 
 

@@ -22,6 +22,9 @@ from toast.errors import PlanError
 from toast.files import write_all
 from toast.frontend import element_bytes
 from toast.hardware import Hardware, Mesh
+from toast.plan import alternatives, explain
+from toast.plan.alternatives import WhyNot
+from toast.plan.explain import ArgumentExplanation, CollectiveExplanation
 from toast.plan.files import Origin, plan_data
 from toast.plan.labels import describe_value, dimension_labels, folded, spec_text
 from toast.plan.prediction import Prediction, reason_of
@@ -200,6 +203,43 @@ class Plan:
     def verify(self, *, seed: int = 0) -> Verification:
         """Run the program sharded and unsharded on small random inputs and compare outputs."""
         return apply.verify(self.analysis.program, self.shardings, seed=seed)
+
+    # -- explanations ------------------------------------------------------------------------
+
+    def explain_argument(self, name: str) -> ArgumentExplanation:
+        """Why an argument is sharded as it is: which step gave it each axis, with its effect.
+
+        And what keeps other axes off each of its dimensions.  Raises
+        :class:`toast.errors.PlanError` for an argument that does not exist.
+        """
+        return explain.explain_argument(self, name)
+
+    def explain_collectives(self) -> tuple[CollectiveExplanation, ...]:
+        """Every collective of a step with its cause, those that take most time first.
+
+        ``total_seconds`` of all of a kind sum to what is predicted for it.
+        """
+        return explain.explain_collectives(self)
+
+    def explain_collective(self, number: int) -> CollectiveExplanation:
+        """Why a collective is there: the value that moves, between which ops, by which steps.
+
+        ``number`` is its place in :meth:`explain_collectives`, from 1.  Raises
+        :class:`toast.errors.PlanError` for a number that there is not.
+        """
+        return explain.explain_collective(self, number)
+
+    def why_not(
+        self, argument: str, spec: Any, *, search: bool = True, budget: float | None = 10.0
+    ) -> WhyNot:
+        """Price a sharding that the plan does not have, beside the plan, or say why it cannot be.
+
+        It is pinned, once with all else as in the plan, and once with a search (of at most
+        ``budget`` seconds) that begins there.  ``argument`` is a path or a pattern of paths,
+        ``spec`` a ``PartitionSpec`` or its text.  Raises :class:`toast.errors.PlanError` for an
+        argument that does not exist, :class:`toast.errors.PinError` for what is no sharding.
+        """
+        return alternatives.why_not(self, argument, spec, search=search, budget=budget)
 
     # -- files -------------------------------------------------------------------------------
 
