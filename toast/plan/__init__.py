@@ -1,5 +1,6 @@
 """Eighth stage: the plan, its reasons, how to run it, and plans as files."""
 
+from toast.plan.alternatives import Alternative, CollectiveCount, WhyNot
 from toast.plan.diff import (
     ActionChange,
     Change,
@@ -8,28 +9,44 @@ from toast.plan.diff import (
     NumberChange,
     diff,
 )
+from toast.plan.explain import (
+    ArgumentExplanation,
+    Cause,
+    CollectiveExplanation,
+    FreeAxis,
+    HeldAxis,
+)
 from toast.plan.files import VERSION, Origin, Saved, read
 from toast.plan.labels import describe_value, dimension_labels, spec_text
+from toast.plan.matching import actions_like
 from toast.plan.plan import ArgumentRow, Plan, Step, make_plan
 from toast.plan.prediction import Collective, Prediction
-from toast.plan.reapply import Applied, ArgumentChange, actions_like, apply_saved
+from toast.plan.reapply import Applied, ArgumentChange, apply_saved
 
 __all__ = [
     "VERSION",
     "ActionChange",
+    "Alternative",
     "Applied",
     "ArgumentChange",
+    "ArgumentExplanation",
     "ArgumentRow",
+    "Cause",
     "Change",
     "Collective",
     "CollectiveChange",
+    "CollectiveCount",
+    "CollectiveExplanation",
     "Difference",
+    "FreeAxis",
+    "HeldAxis",
     "NumberChange",
     "Origin",
     "Plan",
     "Prediction",
     "Saved",
     "Step",
+    "WhyNot",
     "actions_like",
     "apply_saved",
     "describe_value",

@@ -52,6 +52,16 @@ class Alternative:
         """Whether its peak is within the memory limit."""
         return self.plan.fits
 
+    def to_dict(self) -> dict[str, Any]:
+        """The difference as plain data, for JSON; of its plan the prediction."""
+        data = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self) if field.name != "plan"
+        }  # fmt: skip
+        rows = {name: [_plain(row) for row in rows] for name, rows in data.items()}
+        after = dataclasses.asdict(self.plan.after)
+        return {**rows, "after": after, "fits": self.fits, "cost": self.plan.cost}
+
 
 @dataclasses.dataclass(frozen=True)
 class WhyNot:
@@ -67,6 +77,21 @@ class WhyNot:
     kept: Alternative | None = None
     #: The best that a search finds that begins there.
     searched: Alternative | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data, for JSON."""
+        sides = {"kept": self.kept, "searched": self.searched}
+        return {
+            "argument": self.argument,
+            "spec": self.spec,
+            "now": list(self.now),
+            "impossible": self.impossible,
+            **{name: side and side.to_dict() for name, side in sides.items()},
+        }
+
+
+def _plain(row: Any) -> Any:
+    return list(row) if isinstance(row, tuple) else dataclasses.asdict(row)
 
 
 def why_not(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import math
 import pathlib
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from toast.plan.files import OpKey, Run, Saved, SavedAction, constraints_data, read
 from toast.plan.labels import spec_text
 from toast.plan.prediction import Prediction
+from toast.space import Constraints
 
 if TYPE_CHECKING:
     from toast.plan.plan import Plan
@@ -131,6 +131,24 @@ def _settings(one: Saved, two: Saved) -> Iterator[Change]:
     for (what, was), now in zip(_setting(one).items(), _setting(two).values(), strict=True):
         if was != now and ((was and now) or "'s " not in what):  # version 1 has no hashes
             yield Change(what, was, now)
+    mine, theirs = (_fixed(saved.constraints) for saved in (one, two))
+    for what in dict.fromkeys((*mine, *theirs)):
+        if mine.get(what) != theirs.get(what):
+            yield Change(what, mine.get(what, ""), theirs.get(what, ""))
+
+
+def _fixed(constraints: Constraints) -> dict[str, str]:
+    """What the user fixed, an entry each."""
+    given = constraints_data(constraints)
+    entries = {
+        f"{option} {pattern}": ", ".join("?" if axes is None else str(axes) for axes in said)
+        for option in ("forbid", "fix")
+        for pattern, said in given[option].items()
+    }
+    for pattern, said in given["pin"].items():
+        parts = ["?" if e is None else "None" if not e else repr(tuple(e)) for e in said]
+        entries[f"pin {pattern}"] = f"P({', '.join(parts)})"
+    return {**entries, **({"keep constraints": "yes"} if given["keep"] else {})}
 
 
 def _setting(saved: Saved) -> dict[str, str]:
@@ -144,7 +162,6 @@ def _setting(saved: Saved) -> dict[str, str]:
         "memory limit": f"{saved.memory_bytes / 2**30:.4g} GiB",
         "overlap": saved.overlap,
         "resolution": saved.resolution,
-        "constraints": json.dumps(constraints_data(saved.constraints)),
     }
 
 

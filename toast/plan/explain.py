@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -89,6 +89,10 @@ class ArgumentExplanation:
     #: The collectives that move it, by number.
     moved_by: tuple[int, ...]
 
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as plain data, for JSON."""
+        return dataclasses.asdict(self)
+
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveExplanation:
@@ -124,6 +128,10 @@ class CollectiveExplanation:
     #: What gave these factors the axes, the last of which brought the collective.
     causes: tuple[Cause, ...]
     why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as plain data, for JSON."""
+        return dataclasses.asdict(self)
 
 
 class _History:

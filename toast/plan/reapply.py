@@ -8,13 +8,11 @@ argument.  On the program and mesh that it was made for, that is the plan again,
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-import pathlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +21,9 @@ from toast.apply import Spec
 from toast.cost import CostModel
 from toast.errors import PinError, PlanError
 from toast.hardware import Hardware, Mesh
-from toast.plan.files import (
-    Held,
-    OpKey,
-    Part,
-    Run,
-    Saved,
-    SavedAction,
-    class_places,
-    hardware_digest,
-    keyed_ops,
-    read,
-)
+from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_digest, keyed_ops
 from toast.plan.labels import action_labels, folded
+from toast.plan.matching import Offered
 from toast.plan.plan import Plan, Step, make_plan
 from toast.search import Found
 from toast.space import NONE, Action, Constraints, Space, States
@@ -82,125 +70,21 @@ class Applied:
     #: What else to know, a line each.
     notes: tuple[str, ...]
 
-
-# -- actions ---------------------------------------------------------------------------------
-
-
-def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action, ...]:
-    """The actions of ``space`` that do what those of an earlier plan, or of its JSON file, did.
-
-    What has no counterpart is left out.  Raises :class:`toast.errors.PlanError` for a file that is
-    no plan.
-    """
-    saved = read(plan)
-    wanted = [action for action in saved.actions if action.axis]
-    offered = _Offered(space)
-    found = [action for action in map(offered.exactly, wanted) if action is not None]
-    if wanted and not found:
-        raise PlanError(
-            f"{saved.name}: no action of this plan has a counterpart here; it is of another "
-            "program or mesh, so begin without it"
-        )
-    return tuple(found)
-
-
-class _Offered:
-    """The actions of a space, by what they shard."""
-
-    def __init__(self, space: Space) -> None:
-        self._space = space
-        self._by_labels: dict[tuple[tuple[str, ...], str], list[Action]] = defaultdict(list)
-        for action in space.actions:
-            axis = space.mesh.names[action.axis]
-            self._by_labels[action_labels(space, action), axis].append(action)
-
-    @functools.cached_property
-    def _classes(self) -> tuple[dict[OpKey, list[int]], dict[OpKey, list[int]]]:
-        """Op classes by key, and by what is left of keys when lines have moved."""
-        exact: dict[OpKey, list[int]] = defaultdict(list)
-        loose: dict[OpKey, list[int]] = defaultdict(list)
-        for k, (key, _, _) in class_places(self._space).items():
-            exact[key.place].append(k)
-            loose[key.loose].append(k)
-        return exact, loose
-
-    def exactly(self, wanted: SavedAction) -> Action | None:
-        """The same action, or none."""
-        if wanted.axis not in self._space.mesh.names:
-            return None
-        if wanted.part:
-            return self._refinement(wanted)
-        found = self._by_labels.get((wanted.labels, wanted.axis), [])
-        return next((a for a in found if a.resolution == wanted.resolution), None)
-
-    def nearest(self, wanted: SavedAction) -> Action | None:
-        """The action that shares most dimensions with ``wanted``, its resolution as far as it goes.
-
-        Where conflicts have come or gone the first of its resolutions, unless all were at 1.
-        """
-        if wanted.part:
-            return None
-
-        def shared(labels: tuple[str, ...]) -> float:
-            mine, theirs = set(map(_unplaced, wanted.labels)), set(map(_unplaced, labels))
-            return len(mine & theirs) / len(mine | theirs) if mine & theirs else 0.0
-
-        candidates = [labels for labels, axis in self._by_labels if axis == wanted.axis]
-        best = max(candidates, key=shared, default=())
-        if not candidates or not shared(best):
-            return None
-
-        def far(action: Action) -> int:
-            bits = wanted.resolution
-            if len(bits) != len(action.resolution):
-                bits = (int(bool(bits) and all(bits)),) * len(action.resolution)
-            return sum(a != b for a, b in zip(bits, action.resolution, strict=True))
-
-        return min(self._by_labels[best, wanted.axis], key=far)
-
-    def _refinement(self, wanted: SavedAction) -> Action | None:
-        """The refinement of the ops with the same keys."""
-        axis = self._space.mesh.names.index(wanted.axis)
-        if not wanted.part[0].of:  # of version 1: by number, where the labels agree
-            part = tuple(p.numbers for p in wanted.part)
-            return self._numbered(Action(-1, (), axis, part), wanted.dimensions)
-        pairs = [pair for part in wanted.part for pair in self._of_part(part)]
-        return Action(-1, (), axis, tuple(dict.fromkeys(pairs))) if pairs else None
-
-    def _numbered(self, action: Action, labels: tuple[str, ...]) -> Action | None:
-        classes, factors = self._space.classes.divisor.shape
-        if not all(0 <= k < classes and -1 <= f < factors for k, f in action.part):
-            return None
-        try:
-            return action if action_labels(self._space, action) == labels else None
-        except IndexError:  # a factor that the op does not have
-            return None
-
-    def _of_part(self, part: Part) -> Iterator[tuple[int, int]]:
-        exact, loose = self._classes
-        found = exact.get(part.key.place) or loose.get(part.key.loose, [])
-        if len(found) == part.of:
-            found = found[part.place : part.place + 1]
-        for k in found:
-            factor = _factor(self._space.analysis, self._space.classes.representative[k], part)
-            if factor is not None:
-                yield k, factor
-
-
-def _unplaced(label: str) -> str:
-    """A label without the source line."""
-    return label.partition(" at ")[0]
-
-
-def _factor(analysis: Analysis, op: int, part: Part) -> int | None:
-    """The factor of an op with the label of a part; -1 for none, None where there is no such."""
-    if not part.factor:
-        return NONE
-    labels = [f.label for f in analysis.rules[analysis.names.signature[op]].factors]
-    return labels.index(part.factor) if part.factor in labels else None
-
-
-# -- the whole plan --------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, Any]:
+        """What matched and what did not, as plain data, for JSON."""
+        return {
+            "plan": self.saved.name,
+            "same_program": self.same_program,
+            "gone": list(self.gone),
+            "new": {path: [list(axes) for axes in spec] for path, spec in self.new},
+            "matched": list(self.matched),
+            "changed": [dataclasses.asdict(change) for change in self.changed],
+            "actions_gone": list(self.actions_gone),
+            "ops_matched": self.ops_matched,
+            "ops": self.ops,
+            "notes": list(self.notes),
+            "saved": dataclasses.asdict(self.saved.after),
+        }
 
 
 def apply_saved(
@@ -221,8 +105,10 @@ def apply_saved(
     tell("decision space")
     program = analysis.program
     same = saved.digest == program.digest
+    _check_axes(saved, mesh)
     space, notes = _space(saved, analysis, mesh)
-    offered = _Offered(space)
+    exact = same and mesh.axes == saved.mesh.axes and not notes
+    offered = Offered(space)
     wanted = [action for action in saved.actions if action.axis] if saved.replayed else []
     found: list[tuple[Action, bool]] = []
     lost = []
@@ -238,28 +124,34 @@ def apply_saved(
     state = space.pinned
     for action in actions:
         state = space.apply(state, action)
-    work = _Work(saved, space, space.of_ops(state).copy(), same)
-    work.ops()
+    begun = space.of_ops(state)
+    work = _Work(saved, space, begun.copy(), exact)
+    known = work.ops()
     work.arguments()
-    if not same and not found and not work.matched and not work.sharded_ops:
+    if not same and not found and not work.matched and not known.any():
         raise PlanError(
             f"{saved.name} is a plan of {saved.program}; nothing of it matches {program.name}: no "
             "argument, no action and no op that it shards; give the program that it was made for"
         )
     notes = [*_setting_notes(saved, same, program.name, mesh, hardware), *notes]
-    resolution = resolution_of(saved)
-    space, state, actions = _classed(work.state, space, actions, resolution)
-    fixed = next((i for i, (_, fix) in enumerate(found) if not fix), len(found))
-    space.begin_with(actions[:fixed])
     tell("prices")
-    model = CostModel(space, hardware, overlap=saved.overlap)  # type: ignore[arg-type]
+    price = _Pricing(saved, actions, hardware, memory_bytes)
+    best = price(space, work.state)
+    if found and not exact:
+        anew = _Work(saved, space, begun.copy(), exact)
+        anew.arguments()
+        other = price(space, anew.state, best.model)
+        if other.rank < best.rank:
+            best = other
+            notes.append("values are sharded as the actions reach them: as in the plan costs more")
+    fixed = next((i for i, (_, fix) in enumerate(found) if not fix), len(found))
+    best.model.space.begin_with(best.actions[:fixed])
     spent = time.perf_counter() - begin
-    cost = float(model.cost(model.price(state[None]), memory_bytes)[0])
     made = make_plan(
-        model, Found(actions[fixed:], state, cost, 1, spent, ()),
+        best.model, Found(best.actions[fixed:], best.state, best.rank[1], 1, spent, ()),
         memory_bytes=memory_bytes, seed=saved.seed,
         seconds={**analysis.seconds, "plan applied": spent},
-        method=saved.method, note=saved.note, resolution=resolution,
+        method=saved.method, note=saved.note, resolution=resolution_of(saved),
     )  # fmt: skip
     if same and not saved.replayed and mesh == saved.mesh:
         made = dataclasses.replace(made, steps=tuple(map(_step, saved.actions)))
@@ -278,10 +170,46 @@ def apply_saved(
         matched=tuple(work.matched),
         changed=changes,
         actions_gone=tuple(lost),
-        ops_matched=work.matched_ops,
+        ops_matched=int((known & (made.op_state == work.wanted).all(axis=1)).sum()),
         ops=len(program.ops) - len(program.arguments) - len(program.results),
         notes=tuple(notes),
     )
+
+
+def _check_axes(saved: Saved, mesh: Mesh) -> None:
+    used = {axis for entry in saved.arguments.values() for axes in entry.spec for axis in axes}
+    used |= {action.axis for action in saved.actions} - {""}
+    if used and not used & set(mesh.names):
+        raise PlanError(
+            f"{saved.name}: mesh {mesh} has none of the plan's axes, {', '.join(sorted(used))}; "
+            f"name its axes as in {saved.mesh}"
+        )
+
+
+class _Priced(NamedTuple):
+    model: CostModel
+    state: States
+    actions: tuple[Action, ...]
+    #: What fits goes before what does not, then the cost counts.
+    rank: tuple[bool, float]
+
+
+class _Pricing:
+    """Prices states of ops, by class."""
+
+    def __init__(
+        self, saved: Saved, actions: tuple[Action, ...], hardware: Hardware, memory_bytes: float
+    ) -> None:
+        self._saved, self._actions = saved, actions
+        self._hardware, self._memory = hardware, memory_bytes
+
+    def __call__(self, space: Space, op_state: OpState, like: CostModel | None = None) -> _Priced:
+        space, state, actions = _classed(op_state, space, self._actions, resolution_of(self._saved))
+        overlap: Any = self._saved.overlap
+        model = CostModel(space, self._hardware, overlap=overlap, like=like)
+        prices = model.price(state[None])
+        cost = float(model.cost(prices, self._memory)[0])
+        return _Priced(model, state, actions, (bool(prices.peak_bytes[0] > self._memory), cost))
 
 
 def resolution_of(saved: Saved) -> Any:
@@ -367,21 +295,21 @@ def _space(saved: Saved, analysis: Analysis, mesh: Mesh) -> tuple[Space, list[st
 class _Work:
     """The state of every op, as it becomes the plan's."""
 
-    def __init__(self, saved: Saved, space: Space, state: OpState, same: bool) -> None:
-        self.saved, self.space, self.same = saved, space, same
+    def __init__(self, saved: Saved, space: Space, state: OpState, exact: bool) -> None:
+        self.saved, self.space, self._exact = saved, space, exact
         self.state = state  # [ops, axes]
+        #: What the plan says of each op that it knows: ``[ops, axes]``.
+        self.wanted = np.full_like(state, NONE)
         self._program = space.analysis.program
         self._pinned = space.of_ops(space.pinned) != NONE
         self._sizes = dict(space.mesh.axes)
         self.matched: list[str] = []
-        self.matched_ops = 0
-        #: Ops that the plan shards, found by more than their kind.
-        self.sharded_ops = 0
         #: For each argument that the plan knows, what it says and why that cannot be.
         self.said: dict[str, tuple[Spec, str]] = {}
 
-    def ops(self) -> None:
-        """Give every op that the plan knows its factors."""
+    def ops(self) -> npt.NDArray[np.bool_]:
+        """Give every op that the plan knows its factors: ``[ops]`` which it knows."""
+        known = np.zeros(len(self.state), dtype=bool)
         here = keyed_ops(self._program)
         exact = {key.place: ops for key, ops in here.items()}
         left: dict[OpKey, list[Run]] = defaultdict(list)
@@ -389,7 +317,7 @@ class _Work:
         for key, runs in self.saved.ops.items():
             if key.place in exact:
                 done.add(key.place)
-                self._align(key, runs, exact[key.place])
+                self._align(runs, exact[key.place], known)
             else:
                 left[key.loose] += runs
         loose: dict[OpKey, list[int]] = defaultdict(list)
@@ -398,9 +326,10 @@ class _Work:
                 loose[key.loose] += ops
         for key, found in left.items():
             if key in loose:
-                self._align(key, found, sorted(loose[key]))
+                self._align(found, sorted(loose[key]), known)
+        return known
 
-    def _align(self, key: OpKey, runs: Sequence[Run], ops: list[int]) -> None:
+    def _align(self, runs: Sequence[Run], ops: list[int], known: npt.NDArray[np.bool_]) -> None:
         """Give ops of one key what the plan says of them, one by one where their number agrees."""
         if sum(run.count for run in runs) == len(ops):
             said = [run.held for run in runs for _ in range(run.count)]
@@ -414,34 +343,37 @@ class _Work:
                 weights[run.held] += run.count
             said = [weights.most_common(1)[0][0]] * len(ops)
         for op, held in zip(ops, said, strict=True):
-            self.matched_ops += self._hold(op, held)
-            self.sharded_ops += bool(held and (key.path or key.label))
+            known[op] = self._hold(op, held)
 
     def _hold(self, op: int, held: Held) -> bool:
-        """Shard an op as the plan says, as far as that goes; whether it goes all the way."""
+        """Shard an op as the plan says; whether that goes all the way.
+
+        If not, the plan's actions know better, if it has any.
+        """
         analysis = self.space.analysis
         labels = [f.label for f in analysis.rules[analysis.names.signature[op]].factors]
-        row, whole = [NONE] * len(self.state[op]), True
+        row, whole = [NONE] * len(self.wanted[op]), True
         for axis, label in held:
             if axis in self._sizes and label in labels:
                 row[self.space.mesh.names.index(axis)] = labels.index(label)
             else:
                 whole = False
-        return self._set(op, row) and whole
+        self.wanted[op] = row
+        return self._set(op, row, whole) and whole
 
-    def _set(self, op: int, row: list[int]) -> bool:
+    def _set(self, op: int, row: list[int], whole: bool = True) -> bool:
         """Set the axes of an op, except those whose sizes do not divide; whether all are set."""
         divisor = self.space.classes.divisor[self.space.classes.of_op[op]].tolist()
         shards: dict[int, int] = {}
-        whole = True
         for axis, (factor, size) in enumerate(zip(row, self.space.mesh.sizes, strict=True)):
             if factor == NONE:
                 continue
-            if not self.same and divisor[factor] % (shards.get(factor, 1) * size):
+            if not self._exact and divisor[factor] % (shards.get(factor, 1) * size):
                 row[axis], whole = NONE, False
             else:
                 shards[factor] = shards.get(factor, 1) * size
-        self.state[op] = np.where(self._pinned[op], self.state[op], row)
+        if whole or not self.saved.replayed:
+            self.state[op] = np.where(self._pinned[op], self.state[op], row)
         return whole
 
     def arguments(self) -> None:

@@ -1,6 +1,14 @@
 """Last stage: analyses and plans for people to read."""
 
 from toast.report.devices import calibration_table, hardware_list, hardware_tables
+from toast.report.plans import (
+    applied_tables,
+    argument_explanation,
+    collective_explanation,
+    collectives_table,
+    difference_tables,
+    why_not_tables,
+)
 from toast.report.tables import (
     analysis_table,
     comparison_table,
@@ -11,11 +19,17 @@ from toast.report.tables import (
 
 __all__ = [
     "analysis_table",
+    "applied_tables",
+    "argument_explanation",
     "calibration_table",
+    "collective_explanation",
+    "collectives_table",
     "comparison_table",
+    "difference_tables",
     "hardware_list",
     "hardware_tables",
     "missing_rules",
     "plan_tables",
     "verification_table",
+    "why_not_tables",
 ]
