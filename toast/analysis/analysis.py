@@ -14,6 +14,7 @@ import pandas as pd
 
 from toast.analysis import closure
 from toast.analysis.names import Bools, Ints, Names, instantiate
+from toast.analysis.notebook import analysis_html
 from toast.analysis.rules import SignatureRule, solve_rules, strata
 from toast.facts import Relations
 from toast.frontend import Program
@@ -127,6 +128,10 @@ class Analysis:
             "argument_groups": len(np.unique(self.argument_group)),
             "ops_without_rule": len(self.without_rule),
         }
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return analysis_html(self)
 
     def name_label(self, name: int) -> str:
         """A name for people: ``dot_general#12:lhs(0)``, or ``x:0`` for an argument."""

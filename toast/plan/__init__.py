@@ -16,7 +16,7 @@ from toast.plan.explain import (
     FreeAxis,
     HeldAxis,
 )
-from toast.plan.files import VERSION, Origin, Saved, read
+from toast.plan.files import VERSION, Origin, Saved, read, schema
 from toast.plan.labels import describe_value, dimension_labels, spec_text
 from toast.plan.matching import actions_like
 from toast.plan.plan import ArgumentRow, Plan, Step, make_plan
@@ -54,5 +54,6 @@ __all__ = [
     "dimension_labels",
     "make_plan",
     "read",
+    "schema",
     "spec_text",
 ]

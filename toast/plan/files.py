@@ -24,6 +24,7 @@ from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
 from toast.plan.labels import action_labels, spec_text
 from toast.plan.prediction import Collective, Prediction
+from toast.resources import directory
 from toast.space import Constraints, Space
 from toast.space.constraints import parse_spec
 
@@ -159,6 +160,13 @@ class Saved:
     after: Prediction
     #: By kind, axes and algorithm.
     collectives: tuple[dict[str, Any], ...]
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of plans: ``docs/plan.schema.json`` of this installation."""
+    text = (directory("docs") / "plan.schema.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 # -- writing ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from toast.plan.alternatives import WhyNot
 from toast.plan.explain import ArgumentExplanation, CollectiveExplanation
 from toast.plan.files import Origin, plan_data
 from toast.plan.labels import describe_value, dimension_labels, folded, spec_text
+from toast.plan.notebook import plan_html
 from toast.plan.prediction import Prediction, reason_of
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round, Tried
@@ -165,6 +166,10 @@ class Plan:
                 "spec": [spec_text(spec) for spec in self.arguments.values()],
             }
         )
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return plan_html(self)
 
     # -- running -----------------------------------------------------------------------------
 
