@@ -45,3 +45,7 @@ class SearchError(ToastError):
 
 class PlanError(ToastError):
     """A plan cannot be applied or executed as asked."""
+
+
+class ExplainError(ToastError):
+    """A dimension, an argument or a conflict that is asked about does not exist."""

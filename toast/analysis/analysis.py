@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from toast.analysis import closure
-from toast.analysis.names import Bools, Ints, Names, instantiate
+from toast.analysis import chains, closure, collisions
+from toast.analysis.chains import Chain
+from toast.analysis.collisions import Conflict
+from toast.analysis.dimensions import Dimension
+from toast.analysis.names import Bools, Ints, Names, instantiate, tied_names
 from toast.analysis.notebook import analysis_html
 from toast.analysis.rules import SignatureRule, solve_rules, strata
 from toast.facts import Relations
@@ -141,6 +144,31 @@ class Analysis:
             return f"{self.program.arguments[op]}:{factor.label}"
         return f"{self.program.kind(op)}#{op}:{factor.label}"
 
+    # -- explanations ------------------------------------------------------------------------
+
+    def explain(self, one: str | Dimension, other: str | Dimension) -> Chain:
+        """Why two dimensions are one, step by step, or what keeps them apart (3.1, 3.2).
+
+        Dimensions are named as ``params['layers'][0]['wq']:0``, ``params.layers[0].wq:0``,
+        ``result[0]:1`` or ``%12:-1``.  Raises :class:`toast.errors.ExplainError` where there is no
+        such value or dimension.
+
+        >>> import jax, jax.numpy as jnp, toast
+        >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
+        >>> chain = toast.analyze(lambda x: x @ x.T, x).explain("x:0", "result[0]:1")
+        >>> [step.kind for step in chain.steps]
+        ['def_use', 'identity', 'def_use', 'identity']
+        """
+        return chains.chain(self, one, other)
+
+    def explain_conflict(self, number: int) -> Conflict:
+        """Where and why two names of one color meet: conflict ``number`` of :attr:`conflict` (3.4).
+
+        :func:`toast.explain.resolutions` prices both ways to resolve it.  Raises
+        :class:`toast.errors.ExplainError` where there are not so many conflicts.
+        """
+        return collisions.collision(self, number)
+
     # -- relations ---------------------------------------------------------------------------
 
     @functools.cached_property
@@ -235,7 +263,7 @@ def analyze_program(
     solved = solve_rules(program, rules)
     stage("names")
     names = instantiate(program, solved)
-    tied = _tied_names(program, solved, names)
+    tied = tied_names(program, solved, names)
     color = closure.components(names.count, np.concatenate([names.edges, tied]))
     stage("conflicts")
     sites, pairs, boxes = _conflicts(names, color)
@@ -267,19 +295,6 @@ def analyze_program(
         argument_group=argument_group,
         seconds=seconds,
     )
-
-
-def _tied_names(program: Program, rules: tuple[SignatureRule, ...], names: Names) -> Ints:
-    """Pairs of names that tied ops share: the same factor of both."""
-    pairs = []
-    for op, other in program.ties:
-        one, two = (
-            {f.label: n for n, f in enumerate(rules[names.signature[o]].factors)}
-            for o in (op, other)
-        )
-        first = names.first_name
-        pairs += [(first[op] + n, first[other] + two[f]) for f, n in one.items() if f in two]
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def _conflicts(

@@ -107,3 +107,16 @@ def _places(
     tensors = np.array([len(t) for t in sides], dtype=np.int64)[signature]
     index = np.arange(tensors.sum()) - np.repeat(np.cumsum(tensors) - tensors, tensors)
     return names, index, np.repeat(np.arange(len(signature)), tensors)
+
+
+def tied_names(program: Program, rules: tuple[SignatureRule, ...], names: Names) -> Ints:
+    """``[pairs, 2]`` of names that tied ops share: the same factor of both."""
+    pairs = []
+    for op, other in program.ties:
+        one, two = (
+            {f.label: n for n, f in enumerate(rules[names.signature[o]].factors)}
+            for o in (op, other)
+        )
+        first = names.first_name
+        pairs += [(first[op] + n, first[other] + two[f]) for f, n in one.items() if f in two]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)

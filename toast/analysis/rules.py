@@ -12,12 +12,12 @@ import functools
 import math
 import pathlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from toast.errors import RuleError
 from toast.facts import Relations
 from toast.frontend import Program, Signature
-from toast.logic import Term, check_rules, kind_line, show_term, solve
+from toast.logic import Term, check_rules, derivations, kind_line, rule_line, show_term, solve
 from toast.resources import directory
 
 _SHOW = (
@@ -62,6 +62,8 @@ class SignatureRule:
     results: tuple[tuple[tuple[int, ...], ...], ...]
     #: Whether no rule knew the op's kind.
     missing: bool
+    #: The user's rule file that it is from; None where the shipped ones hold.
+    file: pathlib.Path | None = None
 
     def einsum(self) -> str:
         """The rule on one line, as Shardy writes it: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
@@ -130,7 +132,7 @@ def solve_rules(
             solved.append(
                 _signature_rule(
                     signature, number, places[number], sizes[number], combiners, replicated,
-                    permuted, number in missing,
+                    permuted, number in missing, files.get(number),
                 )
             )  # fmt: skip
         except RuleError as error:
@@ -201,6 +203,7 @@ def _signature_rule(
     replicated: set[tuple[Term, ...]],
     permuted: dict[tuple[Term, Term], float],
     missing: bool,
+    file: pathlib.Path | None,
 ) -> SignatureRule:
     slots: dict[tuple[str, int, int], dict[int, Term]] = defaultdict(dict)
     for factor, tensor, d, position in places:
@@ -258,7 +261,74 @@ def _signature_rule(
                 minor=factor in blocked,
             )
         )
-    return SignatureRule(tuple(factors), tuple(sides["operand"]), tuple(sides["result"]), missing)
+    operands, results = tuple(sides["operand"]), tuple(sides["result"])
+    return SignatureRule(tuple(factors), operands, results, missing, file)
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleLine:
+    """Where a rule stands: a shipped file as ``rules/ops/dot.lp``, a user's as it was given."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def _rule_line(file: pathlib.Path, line: int) -> RuleLine:
+    top = directory("rules").parent
+    return RuleLine(str(file.relative_to(top) if file.is_relative_to(top) else file), line)
+
+
+@functools.cache
+def stratum_line(stratum: str, predicate: str, using: str = "") -> RuleLine:
+    """The first rule for ``predicate`` (``name/arity``) in a stratum, ``using`` in its body."""
+    file = directory("rules") / f"{stratum}.lp"
+    name, arity = predicate.split("/")
+    return _rule_line(file, rule_line(file, (name, int(arity)), using))
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleLines:
+    """The rules behind the factors of some signatures."""
+
+    #: By signature, tensor (``operand(0)``), dimension and the label of its factor.
+    factor: Mapping[tuple[int, str, int, str], tuple[RuleLine, ...]]
+    #: By signature and label of a factor that is needed whole.
+    need_replication: Mapping[tuple[int, str], tuple[RuleLine, ...]]
+
+
+def rule_lines(
+    program: Program, rules: Sequence[SignatureRule], signatures: Iterable[int]
+) -> RuleLines:
+    """Grounds the rules of ``signatures`` (numbers) once more, to see which derive what.
+
+    Raises :class:`toast.errors.RuleError` where a rule file of the user's is gone, or broken.
+    """
+    by_file: dict[pathlib.Path | None, list[int]] = defaultdict(list)
+    for number in sorted(set(signatures)):
+        by_file[rules[number].file].append(number)
+    shipped, relations = factor_files(), Relations(program)
+    factor: dict[tuple[int, str, int, str], tuple[RuleLine, ...]] = {}
+    whole: dict[tuple[int, str], tuple[RuleLine, ...]] = {}
+    for file, numbers in by_file.items():
+        used = shipped if file is None else [*shipped[:2], file]
+        facts = relations.signatures_to_lp(numbers)
+        found = derivations(used, facts, ("factor/4", "factor/5", "need_replication/2"))
+        # factor/5 also follows from factor/4, whose rule says more.
+        for shown in ("factor/5", "factor/4"):
+            for (op, label, tensor, d, *_), lines in found[shown].items():
+                key = (_number(op), show_term(tensor), _number(d), show_term(label))
+                factor[key] = tuple(_rule_line(*line) for line in lines)
+        for (op, label), lines in found["need_replication/2"].items():
+            whole[_number(op), show_term(label)] = tuple(_rule_line(*line) for line in lines)
+    return RuleLines(factor, whole)
+
+
+def _number(term: Term) -> int:
+    assert isinstance(term, int)
+    return term
 
 
 @dataclasses.dataclass(frozen=True)

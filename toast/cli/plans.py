@@ -17,6 +17,25 @@ if TYPE_CHECKING:
 
 app = group("")
 
+ArgumentOption = Annotated[
+    str | None,
+    typer.Option("--argument", help="Of a plan: why this argument is sharded as it is."),
+]
+CollectiveOption = Annotated[
+    str | None,
+    typer.Option("--collective", help="Of a plan: why a collective is there; a number, or all."),
+]
+WhyNotOption = Annotated[
+    str | None,
+    typer.Option(
+        "--why-not",
+        help="Of a plan: what another sharding would do: \"params['wq']=P('model', None)\".",
+    ),
+]
+WhyNotBudget = Annotated[
+    float, typer.Option("--budget", min=0.0, help="Seconds that --why-not may search.")
+]
+
 
 def _plan_file(metavar: str) -> Any:
     return typer.Argument(metavar=metavar, help="A plan, as toast plan --json wrote it.")
@@ -100,26 +119,31 @@ def apply(
         ])  # fmt: skip
 
 
-def load_plan(plan: pathlib.Path, source: Source | None = None) -> Applied:
-    """The plan in a file, on ``source``, or on the TARGET that the file says it was made from.
+def load_plan(source: Source, target: str | None = None) -> Applied:
+    """The plan that ``source`` names, on ``target``, or on the one that its file says.
 
-    Raises :class:`toast.errors.PlanError` where neither says any.
+    Options of ``source`` that say how to read TARGET go before those in the file.  Raises
+    :class:`toast.errors.PlanError` where neither says any TARGET.
     """
     from toast import api
     from toast.errors import PlanError
-    from toast.plan import read
+    from toast.plan import Origin, read
 
-    saved = read(plan)
-    if source is None:
-        if saved.origin is None:
-            raise PlanError(
-                f"{plan}: does not say which TARGET it was made from; name it behind the file"
-            )
-        origin = saved.origin
-        rules = tuple(map(pathlib.Path, origin.rules))
-        source = Source(origin.target, dict(origin.sizes), origin.shapes, rules)
+    saved = read(source.target)
+    if saved.origin is None and target is None:
+        raise PlanError(
+            f"{saved.name}: does not say which TARGET it was made from; name it behind the file"
+        )
+    origin = saved.origin or Origin("")
+    if target is not None and target != origin.target:
+        origin = Origin(target)
+    given = {name: size for name, size in source.sizes.items() if size is not None}
+    found = Source(
+        origin.target, {**origin.sizes, **given}, source.shapes or origin.shapes,
+        source.rules or tuple(map(pathlib.Path, origin.rules)),
+    )  # fmt: skip
     with progress() as show:
-        applied = api.apply_plan(plan, source.analysis(show), progress=show)
+        applied = api.apply_plan(source.target, found.analysis(show), progress=show)
     if not applied.same_program:
         warn(applied.notes)
     return applied

@@ -7,6 +7,7 @@ value has a defining op and every use is an operand; a dimension name is then al
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -151,6 +152,26 @@ class Program:
             self.repeats, sorted(self.labels.items()), sorted(self.constraints.items()),
         )  # fmt: skip
         return hashlib.sha256(repr(content).encode()).hexdigest()
+
+    @functools.cached_property
+    def value_names(self) -> dict[int, str]:
+        """A name for each value that is an argument, has one of its own, or is a result.
+
+        No two values have the same; a name that several would have is that of none.
+        """
+        count = collections.Counter(self.labels.values())
+        named = [
+            *zip(self.argument_values, self.arguments, strict=True),
+            *((value, name) for value, name in self.labels.items() if count[name] == 1),
+            *zip(self.result_values, self.results, strict=True),
+        ]
+        found: dict[int, str] = {}
+        taken: set[str] = set()
+        for value, name in named:
+            if value not in found and name not in taken:
+                found[value] = name
+                taken.add(name)
+        return found
 
     def describe(self, op: int) -> str:
         """``dot_general f32[8,4] at model.py:12 jit(f)/dot``: how messages name an op.

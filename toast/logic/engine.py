@@ -76,6 +76,69 @@ def solve(
     return found
 
 
+def derivations(
+    files: Sequence[pathlib.Path], facts: str, show: Iterable[str]
+) -> dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]]:
+    """Which rules derive the atoms of the predicates in ``show``: file and line of each.
+
+    Arguments and errors as for :func:`solve`.  Of every rule for such a predicate there is a second
+    one here, whose head also holds the rule's number.
+    """
+    wanted = {(name, int(arity)) for name, arity in (shown.split("/") for shown in show)}
+    places: list[tuple[pathlib.Path, int]] = []
+    control = clingo.Control(logger=lambda _code, _text: None)
+    with ast.ProgramBuilder(control) as builder:
+        for file in files:
+            for statement in parse(file, RuleError):
+                builder.add(statement)
+                if statement.ast_type is not ast.ASTType.Rule:
+                    continue
+                head = _head(statement)
+                if head is not None and (head.name, len(head.arguments)) in wanted:
+                    number = ast.SymbolicTerm(head.location, clingo.Number(len(places)))
+                    places.append((file, statement.location.begin.line))
+                    numbered = ast.Function(
+                        head.location, _DERIVED + head.name, [*head.arguments, number], 0
+                    )
+                    literal = statement.head.update(atom=ast.SymbolicAtom(numbered))
+                    builder.add(statement.update(head=literal))
+    control.add("base", [], facts)
+    control.ground([("base", [])])
+    found: dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]] = {}
+    for name, arity in sorted(wanted):
+        atoms = found[f"{name}/{arity}"] = {}
+        for atom in control.symbolic_atoms.by_signature(_DERIVED + name, arity + 1):
+            *arguments, number = (_term(a) for a in atom.symbol.arguments)
+            atoms.setdefault(tuple(arguments), []).append(places[int(str(number))])
+    return found
+
+
+#: Before the name of a predicate: its atoms with the number of the rule that derives them.
+_DERIVED = "derived_"
+
+
+def _head(statement: Any) -> Any:
+    """The function that a rule's head is; None for any other head."""
+    head = statement.head
+    if head.ast_type is not ast.ASTType.Literal or head.atom.ast_type is not (
+        ast.ASTType.SymbolicAtom
+    ):
+        return None
+    return head.atom.symbol if head.atom.symbol.ast_type is ast.ASTType.Function else None
+
+
+def rule_line(path: pathlib.Path, predicate: Predicate, using: str = "") -> int:
+    """The line of the first rule for ``predicate`` with an atom ``using`` in its body."""
+    for statement in parse(path, RuleError):
+        if statement.ast_type is ast.ASTType.Rule:
+            head = _head(statement)
+            body = " ".join(map(str, statement.body))
+            if head and (head.name, len(head.arguments)) == predicate and using in body:
+                line: int = statement.location.begin.line
+                return line
+    raise RuleError(f"{path}: no rule for {predicate[0]}/{predicate[1]}; check the installation")
+
+
 def _try(files: Sequence[pathlib.Path], facts: str, doubted: pathlib.Path) -> None:
     given = {"files": list(map(str, files)), "facts": facts, "atoms": GROUND_ATOMS}
     try:

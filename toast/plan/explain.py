@@ -428,17 +428,20 @@ def _factor(plan: Plan, k: int, axis: int) -> str:
 
 def _why(what: str, kind: str, factors: tuple[tuple[str, str, str], ...]) -> str:
     """What meets there, in one line."""
+    held = ", ".join(f"{_named(made)} along {axis}" for axis, made, _ in factors)
     if what == "sum":
-        over = ", ".join(f"{label} along {axis}" for axis, label, _ in factors)
-        kept = ", kept in parts" if kind == "reduce_scatter" else ""
-        return f"each device has a part of the sum over {over}; the parts are added up{kept}"
+        kept = ", and kept in parts" if kind == "reduce_scatter" else ""
+        return f"each device has a part of the sum over {held}: the parts are added up{kept}"
     if what == "edges":
-        over = ", ".join(f"{label} along {axis}" for axis, label, _ in factors)
-        return f"shards of {over} need the edges of their neighbours"
+        return f"shards of {held} need the edges of their neighbours"
     if what == "order":
         return "an axis comes or goes that stands major to one that stays: shards change places"
-    parts = [
-        f"along {axis} it is made by {made or 'no factor'} and used by {used or 'no factor'}"
+    return "; ".join(
+        f"along {axis}, {_named(made)} is sharded where it is made, {_named(used)} where it is used"
         for axis, made, used in factors
-    ]
-    return "; ".join(parts)
+    )
+
+
+def _named(label: str) -> str:
+    """A factor as a sentence calls it; those of elementwise ops are numbers of dimensions."""
+    return f"dimension {label}" if label.isdigit() else label or "nothing"

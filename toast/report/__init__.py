@@ -1,6 +1,12 @@
 """Last stage: analyses and plans for people to read."""
 
 from toast.report.devices import calibration_table, hardware_list, hardware_tables
+from toast.report.explanations import (
+    chain_text,
+    conflict_list,
+    conflict_text,
+    resolution_tables,
+)
 from toast.report.plans import (
     applied_tables,
     argument_explanation,
@@ -22,14 +28,18 @@ __all__ = [
     "applied_tables",
     "argument_explanation",
     "calibration_table",
+    "chain_text",
     "collective_explanation",
     "collectives_table",
     "comparison_table",
+    "conflict_list",
+    "conflict_text",
     "difference_tables",
     "hardware_list",
     "hardware_tables",
     "missing_rules",
     "plan_tables",
+    "resolution_tables",
     "verification_table",
     "why_not_tables",
 ]

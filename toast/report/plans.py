@@ -224,10 +224,6 @@ def _cause(cause: Cause) -> str:
     return f"{cause}: {cause.reason}" if cause.reason else str(cause)
 
 
-def _factor(label: str) -> str:
-    return f"dimension {label}" if label.isdigit() else label or "nothing"
-
-
 def collective_explanation(found: CollectiveExplanation) -> RenderableType:
     """What ``toast explain PLAN --collective`` prints."""
     title = f"Collective {found.number}: {found.count} {found.kind} over {' x '.join(found.axes)}"
@@ -241,11 +237,6 @@ def collective_explanation(found: CollectiveExplanation) -> RenderableType:
     if found.use:
         table.add_row("used by", escape(found.use))
     table.add_row("as wanted", escape(spec_text(found.after)))
-    for axis, made, used in found.factors:
-        text = f"{_factor(made)} holds it where the value is made"
-        if found.use:
-            text += f", {_factor(used)} where it is used"
-        table.add_row(axis, escape(text))
     table.add_row("why", escape(found.why))
     for cause in found.causes:
         table.add_row(cause.axis, escape(_cause(cause)))
@@ -270,12 +261,12 @@ def why_not_tables(found: WhyNot) -> RenderableType:
     parts: list[RenderableType] = [Text(title, style="bold")]
     if found.impossible:
         return Group(*parts, Text(f"it cannot be: {found.impossible}"))
-    for title, other in (
-        ("Pinned, all else as in the plan", found.kept),
-        ("Pinned, and searched from there", found.searched),
-    ):
-        if other is not None:
-            parts += _alternative(title, other)
+    if found.kept is not None:
+        parts += _alternative("Pinned, all else as in the plan", found.kept)
+    if found.searched is found.kept and found.kept is not None:
+        parts.append(Text("A search that begins there finds nothing better"))
+    elif found.searched is not None:
+        parts += _alternative("Pinned, and searched from there", found.searched)
     return Group(*parts)
 
 

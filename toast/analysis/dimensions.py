@@ -1,0 +1,107 @@
+"""Dimensions by name: what people write for them, and what they are shown as.
+
+``params['wq']:0`` is dimension 0 of an argument, by its path as JAX writes it; ``params.wq:0`` is
+the same.  Results (``result[0]:1``), values that the program names, and all others by number
+(``%12:0``) have dimensions too; negative ones count from the last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+
+from toast.errors import ExplainError
+from toast.frontend import Program
+
+#: Near names that a message offers.
+_NEAR = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Dimension:
+    """One dimension of a value."""
+
+    value: int
+    d: int
+    #: For people, and found again by :func:`find_dimension`: ``params['wq']:0``, ``%12:0``.
+    label: str
+    #: Shape and element type of the value: ``f32[8,4]``.
+    type: str
+
+    def __str__(self) -> str:
+        return f"{self.label} {self.type}"
+
+
+def dimension_of(program: Program, value: int, d: int) -> Dimension:
+    """Dimension ``d`` of a value."""
+    label = f"{value_label(program, value)}:{d}"
+    return Dimension(value, d, label, str(program.values[value].type))
+
+
+def value_label(program: Program, value: int) -> str:
+    """A value's path as an argument, its own name, its path as a result, or ``%12``."""
+    return program.value_names.get(value, f"%{value}")
+
+
+def find_dimension(program: Program, text: str) -> Dimension:
+    """The dimension that ``text`` names, such as ``params.layers[0].wq:1``, ``%12:0`` or ``x:-1``.
+
+    Raises :class:`toast.errors.ExplainError` where there is no such value or dimension.
+    """
+    name, colon, number = text.rpartition(":")
+    if not colon or not re.fullmatch(r"\s*-?\d+\s*", number):
+        example = f"{text.rstrip(':')}:0"
+        raise ExplainError(f"{text}: no dimension; write its number behind a colon: {example}")
+    value = find_value(program, name.strip())
+    d, type_ = int(number), program.values[value].type
+    rank = len(type_.shape)
+    if not -rank <= d < rank:
+        has = f"dimensions 0 to {rank - 1}" if rank > 1 else "dimension 0" if rank else "none"
+        raise ExplainError(f"{text}: no dimension {d}: {name.strip()} is {type_} and has {has}")
+    return dimension_of(program, value, d % rank)
+
+
+def find_value(program: Program, name: str) -> int:
+    """The value that ``name`` names: an argument, a value with a name, a result, or ``%12``.
+
+    Raises :class:`toast.errors.ExplainError` where there is none, or are several.
+    """
+    if re.fullmatch(r"%\d+", name):
+        if int(name[1:]) >= len(program.values):
+            raise ExplainError(
+                f"{name}: no such value; values are %0 to %{len(program.values) - 1}"
+            )
+        return int(name[1:])
+    kinds = (
+        [*zip(program.argument_values, program.arguments, strict=True)],
+        [*program.labels.items()],
+        [*zip(program.result_values, program.results, strict=True)],
+    )
+    known = [(value, label) for kind in kinds for value, label in kind]
+    for wanted in (lambda label: label == name, lambda label: _parts(label) == _parts(name)):
+        for kind in kinds:
+            found = {value: label for value, label in kind if wanted(label)}
+            if len(found) > 1:
+                listed = ", ".join(f"%{v} ({program.values[v].type})" for v in [*found][:_NEAR])
+                more = len(found) - _NEAR
+                listed += f" and {more} more" if more > 0 else ""
+                raise ExplainError(f"{name}: several values have this name: {listed}; write one")
+            if found:
+                return next(iter(found))
+    raise ExplainError(f"{name}: no such argument, result or value; {_hint(name, known)}")
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """The keys of a path, the same of ``params['layers'][0]`` and ``params.layers[0]``."""
+    return tuple(part for part in re.split(r"[.\[\]'\"]+", name) if part)
+
+
+def _hint(name: str, known: list[tuple[int, str]]) -> str:
+    labels = {".".join(_parts(label)): label for _, label in known}
+    near = difflib.get_close_matches(".".join(_parts(name)), labels, _NEAR)
+    if near:
+        return f"did you mean {' or '.join(labels[found] for found in near)}?"
+    listed = [label for _, label in known]
+    more = f" and {len(listed) - _NEAR} more" if len(listed) > _NEAR else ""
+    return f"there are {', '.join(listed[:_NEAR])}{more}"

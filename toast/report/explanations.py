@@ -1,0 +1,193 @@
+"""Explanations as text: chains of dimensions, conflicts, and what resolving them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from toast.analysis import Analysis, Chain, Conflict, Place, RuleLine, Step
+from toast.explain import Priced
+from toast.plan import Prediction
+from toast.units import size_text, time_text
+
+#: Numbers of conflicts that are listed; the rest are counted.
+_LISTED = 12
+
+_LETTERS = {"identity": "I", "def_use": "M", "loop": "loop", "donation": "same", "apart": "apart"}
+
+
+def chain_text(chain: Chain) -> str:
+    """What ``toast explain TARGET ONE OTHER`` prints: every dimension, and why it is the next."""
+    return "\n".join([_verdict(chain), *_ladder(chain.steps)])
+
+
+def _verdict(chain: Chain) -> str:
+    ends = f"{chain.one} and {chain.other}"
+    if chain.one == chain.other:
+        return f"{chain.one} is one dimension"
+    if chain.tied:
+        return f"{ends} are one dimension, by {_count(len(chain.steps), 'step')}:"
+    if not chain.steps:
+        return f"{ends} are not one dimension: no chain of ops leads from one to the other"
+    by = [f"{_op(step.one)} ({step.reason})" for step in chain.apart]
+    return f"{ends} are not one dimension: {' and '.join(by)} keeps them apart"
+
+
+def _ladder(steps: Iterable[Step]) -> Iterator[str]:
+    """A line for each dimension, and between them one for each step."""
+    shown, last = "", -1
+    for number, step in enumerate(steps, 1):
+        if not shown:
+            shown, last = str(step.one.dimension), step.one.op
+            yield f"        {shown}  {_end(step.one)}{_at(step.one)}"
+        here = step.other if step.other.op != last else None
+        last = step.other.op
+        why = _why(step) + (_at(here) if here else "")
+        yield f"{number:4}  {_LETTERS[step.kind]:5} {why}  [{_rules(step.rules)}]"
+        if str(step.other.dimension) != shown:
+            shown = str(step.other.dimension)
+            yield f"        {shown}"
+
+
+def _why(step: Step) -> str:
+    one, other = step.one, step.other
+    if step.kind == "identity":
+        return f"one factor of {_op(one)}: {one.factor}, of {_words(one)} and {_words(other)}"
+    if step.kind == "def_use":
+        return _end(other)
+    if step.kind == "loop":
+        return f"round the loop: factor {one.factor} of {_op(one)} and of {_op(other)} are one"
+    if step.kind == "donation":
+        return f"one buffer: {_op(one)} and {_op(other)}"
+    pair = f"{one.factor}, of {_words(one)}, and {other.factor}, of {_words(other)}"
+    return f"not one factor of {_op(one)}: {pair}: {step.reason}"
+
+
+def _words(place: Place, *, dimension: bool = True) -> str:
+    """``operand 0 dimension 1``."""
+    words = place.tensor.replace("(", " ").rstrip(")")
+    return f"{words} dimension {place.dimension.d}" if dimension else words
+
+
+def _end(place: Place) -> str:
+    """Where a step along a definition and a use comes to."""
+    if place.op_kind == "argument":
+        return f"given as {_op(place)}"
+    if place.op_kind == "return":
+        return f"returned by {_op(place)}"
+    how = "used" if place.tensor.startswith("operand") else "made"
+    return f"{how} by {_op(place)}, {_words(place, dimension=False)}"
+
+
+def _op(place: Place) -> str:
+    if place.op_kind == "argument":
+        return f"argument {place.dimension.label.rpartition(':')[0]}"
+    return f"{place.op_kind}#{place.op}"
+
+
+def _at(place: Place) -> str:
+    return f" at {place.location}" if place.location else ""
+
+
+def _rules(rules: Iterable[RuleLine]) -> str:
+    """``rules/ops/dot.lp:37, 38``."""
+    by_file: dict[str, list[str]] = {}
+    for rule in rules:
+        by_file.setdefault(rule.file, []).append(str(rule.line))
+    return "; ".join(f"{file}:{', '.join(lines)}" for file, lines in by_file.items())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def conflict_text(conflict: Conflict) -> str:
+    """What ``toast explain TARGET --conflict K`` prints, but for prices."""
+    one, other = conflict.sides
+    lines = [f"Conflict {conflict.number}: {one.label} and {other.label} have one color", ""]
+    lines.append("They meet where one mesh axis cannot shard both:")
+    for site in conflict.sites:
+        what = "made by" if site.kind == "def" else "used by"
+        at = f" at {site.location}" if site.location else ""
+        first, second = site.dimensions
+        lines.append(f"    {first.label} and {second}, {what} {site.op_kind}#{site.op}{at}")
+    for flow, end in zip(conflict.flows, conflict.sites[0].dimensions, strict=True):
+        lines += ["", f"From {conflict.source} to {end.label}:"]
+        lines += _ladder(flow) if flow else ["        the same"]
+    lines += ["", "Boxes, by which conflicts are resolved together:"]
+    for neighbour in conflict.neighbours:
+        pairs = ", ".join(f"{mine} goes with {theirs}" for mine, theirs in neighbour.pairs)
+        crossed = "; a path leads across, so they are not compatible" if neighbour.crossed else ""
+        lines.append(f"    conflict {neighbour.number}: {pairs}{crossed}")
+    if not conflict.neighbours:
+        lines.append("    none")
+    members, sets = conflict.set_members, conflict.group_sets
+    lines += [
+        "",
+        f"Compatibility set {conflict.set}: {_numbers('conflict', members)}",
+        f"Resolution group {conflict.group}: {_numbers('set', sets)}",
+        *(
+            f"Resolution {bit}: the axis goes to {side.label}"
+            for bit, side in enumerate(conflict.sides)
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _numbers(what: str, numbers: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, numbers[:_LISTED]))
+    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
+    return f"{what}{'' if len(numbers) == 1 else 's'} {shown}{more}"
+
+
+def resolution_tables(priced: Priced) -> RenderableType:
+    """What either resolution of a conflict costs."""
+    table = Table(
+        title=f"Either resolution on mesh {priced.mesh} of {priced.hardware}, all else unsharded",
+        title_justify="left", title_style="bold", header_style="",
+    )  # fmt: skip
+    for column in ("axis", "resolution", "picks", priced.tensor, "step", "peak", "collectives"):
+        table.add_column(
+            column, overflow="fold", justify="right" if column in ("step", "peak") else "left"
+        )
+    table.add_row("-", "-", "-", "P()", *_costs(priced.unsharded))
+    for row in priced.resolutions:
+        table.add_row(
+            escape(row.axis), str(row.resolution), escape(row.picks), escape(row.sharding),
+            *_costs(row.prediction),
+        )  # fmt: skip
+    notes = [f"Axis {axis} divides no dimension of this color." for axis in priced.useless_axes]
+    return Group(table, *notes)
+
+
+def _costs(prediction: Prediction) -> tuple[str, str, str]:
+    moved = [f"{c.count} {c.kind} ({time_text(c.seconds)})" for c in prediction.collectives
+             if c.count]  # fmt: skip
+    return (
+        time_text(prediction.step_seconds),
+        size_text(prediction.peak_bytes),
+        ", ".join(moved) or "none",
+    )
+
+
+def conflict_list(analysis: Analysis) -> RenderableType:
+    """What ``toast explain TARGET --conflicts`` prints."""
+    table = Table(
+        title=f"Conflicts of {escape(analysis.program.name)}",
+        title_justify="left", title_style="bold", header_style="",
+    )  # fmt: skip
+    for column in ("conflict", "names", "at", "set", "group"):
+        right = column in ("conflict", "set", "group")
+        table.add_column(column, overflow="fold", justify="right" if right else "left")
+    for number, resolution in enumerate(analysis.resolutions):
+        op = int(analysis.names.name_op[resolution.names[0]])
+        labels = ", ".join(map(analysis.name_label, resolution.names))
+        location = analysis.program.location(op)
+        table.add_row(
+            str(number), escape(labels), escape(str(location) if location.file else ""),
+            str(resolution.set), str(resolution.group),
+        )  # fmt: skip
+    return table
