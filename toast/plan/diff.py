@@ -146,7 +146,10 @@ def _fixed(constraints: Constraints) -> dict[str, str]:
         for pattern, said in given[option].items()
     }
     for pattern, said in given["pin"].items():
-        parts = ["?" if e is None else "None" if not e else repr(tuple(e)) for e in said]
+        parts = [
+            "?" if e is None else "None" if not e else repr(e[0] if len(e) == 1 else tuple(e))
+            for e in said
+        ]
         entries[f"pin {pattern}"] = f"P({', '.join(parts)})"
     return {**entries, **({"keep constraints": "yes"} if given["keep"] else {})}
 
