@@ -75,6 +75,12 @@ class OpKey(NamedTuple):
         """What is left of the key when lines have moved."""
         return self._replace(file="", line=0)
 
+    @property
+    def looser(self) -> OpKey:
+        """What is left when functions have other names, that which is partitioned too."""
+        outer, slash, inner = self.path.partition("/")
+        return self.loose._replace(path=inner if slash else outer, function="")
+
 
 @dataclasses.dataclass(frozen=True)
 class SavedArgument:

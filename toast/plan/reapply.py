@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -128,7 +129,7 @@ def apply_saved(
     work = _Work(saved, space, begun.copy(), exact)
     known = work.ops()
     work.arguments()
-    if not same and not found and not work.matched and not known.any():
+    if not same and not found and not work.matched and not work.sharded:
         raise PlanError(
             f"{saved.name} is a plan of {saved.program}; nothing of it matches {program.name}: no "
             "argument, no action and no op that it shards; give the program that it was made for"
@@ -304,32 +305,31 @@ class _Work:
         self._pinned = space.of_ops(space.pinned) != NONE
         self._sizes = dict(space.mesh.axes)
         self.matched: list[str] = []
+        #: Ops that the plan shards, known by more than their kind.
+        self.sharded = 0
         #: For each argument that the plan knows, what it says and why that cannot be.
         self.said: dict[str, tuple[Spec, str]] = {}
 
     def ops(self) -> npt.NDArray[np.bool_]:
         """Give every op that the plan knows its factors: ``[ops]`` which it knows."""
         known = np.zeros(len(self.state), dtype=bool)
-        here = keyed_ops(self._program)
-        exact = {key.place: ops for key, ops in here.items()}
-        left: dict[OpKey, list[Run]] = defaultdict(list)
-        done: set[OpKey] = set()
-        for key, runs in self.saved.ops.items():
-            if key.place in exact:
-                done.add(key.place)
-                self._align(runs, exact[key.place], known)
-            else:
-                left[key.loose] += runs
-        loose: dict[OpKey, list[int]] = defaultdict(list)
-        for key, ops in here.items():
-            if key.place not in done:
-                loose[key.loose] += ops
-        for key, found in left.items():
-            if key in loose:
-                self._align(found, sorted(loose[key]), known)
+        here, there = keyed_ops(self._program), self.saved.ops
+        for known_by in map(operator.attrgetter, ("place", "loose", "looser")):
+            ops: dict[OpKey, list[int]] = defaultdict(list)
+            runs: dict[OpKey, list[Run]] = defaultdict(list)
+            for key, found in here.items():
+                ops[known_by(key)] += found
+            for key, said in there.items():
+                runs[known_by(key)] += said
+            for key in runs.keys() & ops.keys():
+                self._align(key, runs[key], sorted(ops[key]), known)
+            here = {key: found for key, found in here.items() if known_by(key) not in runs}
+            there = {key: said for key, said in there.items() if known_by(key) not in ops}
         return known
 
-    def _align(self, runs: Sequence[Run], ops: list[int], known: npt.NDArray[np.bool_]) -> None:
+    def _align(
+        self, key: OpKey, runs: Sequence[Run], ops: list[int], known: npt.NDArray[np.bool_]
+    ) -> None:
         """Give ops of one key what the plan says of them, one by one where their number agrees."""
         if sum(run.count for run in runs) == len(ops):
             said = [run.held for run in runs for _ in range(run.count)]
@@ -344,6 +344,7 @@ class _Work:
             said = [weights.most_common(1)[0][0]] * len(ops)
         for op, held in zip(ops, said, strict=True):
             known[op] = self._hold(op, held)
+            self.sharded += bool(known[op] and held and (key.path or key.label))
 
     def _hold(self, op: int, held: Held) -> bool:
         """Shard an op as the plan says; whether that goes all the way.
