@@ -42,6 +42,8 @@ def test_wheel_runs_away_from_the_checkout(tmp_path: pathlib.Path) -> None:
     plan = run(command, "plan", "mlp", "--mesh", "d=4", "--json", "p.json", cwd=away)
     assert "Plan for mlp" in plan.stdout
     assert (away / "p.json").is_file()
+    schema = "from toast.plan import schema; print(schema()['title'])"
+    assert "A TOAST plan" in run(python, "-c", schema, cwd=away).stdout
     where = run(python, "-c", "import toast.resources as r; print(r.directory('rules'))", cwd=away)
     assert str(home) in where.stdout
     shutil.rmtree(home)
