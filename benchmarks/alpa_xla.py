@@ -2,6 +2,7 @@
 
     python benchmarks/alpa_xla.py --small                   # two minutes
     python benchmarks/alpa_xla.py --small --layers 2        # all of the page
+    python benchmarks/alpa_xla.py --small --layers 2 4 --limit 1800     # and 4 layers
 
 The last libtpu that has the pass is put into a virtual environment of its own, in
 ~/.cache/toast/alpa-venv; no TPU is needed.  What XLA found is kept in ~/.cache/toast/alpa-xla, so
@@ -401,7 +402,9 @@ def write(sections: Sequence[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="a transformer of one narrow layer")
-    parser.add_argument("--layers", type=int, nargs="+", help="of Gemma 2B; default: 2")
+    parser.add_argument(
+        "--layers", type=int, nargs="+", help="of Gemma 2B; 2 4: one after the other; default: 2"
+    )
     parser.add_argument("--mesh", nargs="+", help=f"default: {' '.join(MESHES)}; --small: x=8")
     parser.add_argument("--budget", type=int, nargs="+", help="further memory budgets, in GB")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each compile")

@@ -28,9 +28,11 @@ from toast.space import Space
 
 def states_per_second(model: CostModel, batch: int, seconds: float = 2.0) -> float:
     """Throughput of pricing in batches, over distinct states near the found plan."""
-    children = [after for _, after in model.space.available(model.space.initial)]
-    grandchildren = [g for c in children for _, g in model.space.available(c)]
-    states = np.stack((children + grandchildren)[: max(batch, 256)])
+    space = model.space
+    every = range(len(space.actions))
+    children = space.apply_each(space.initial, every)
+    grandchildren = [space.apply_each(child, every) for child in children]
+    states = np.unique(np.concatenate([children, *grandchildren]), axis=0)[: max(batch, 256)]
     priced, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
         for start in range(0, len(states), batch):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toast import hardware as hardware_stage
+from toast import given
 from toast.analysis import Analysis, analyze_program
 from toast.cost import CostModel, Overlap
-from toast.errors import MeshError, SearchError
+from toast.errors import MeshError, PlanError, SearchError
 from toast.frontend import Program
-from toast.hardware import Hardware, Mesh
+from toast.given import AnyHardware, AnyMesh
+from toast.hardware import Hardware, Mesh, check_size
 from toast.models import Model
 from toast.plan import Applied, Plan, actions_like, apply_saved, make_plan, read
 from toast.search import (
@@ -28,9 +28,6 @@ from toast.search import (
     search_meshes,
 )
 from toast.space import Constraints, Resolving, Space
-
-if TYPE_CHECKING:
-    import jax
 
 #: Told of each stage as it begins, and of each round of the search.
 Progress = Callable[[str | Round], None]
@@ -94,9 +91,9 @@ def analyze(
 def plan(
     target: Any,
     *arguments: Any,
-    mesh: str | Mesh | jax.sharding.Mesh | None = None,
+    mesh: AnyMesh | None = None,
     devices: int | None = None,
-    hardware: str | pathlib.Path | Hardware,
+    hardware: AnyHardware,
     donate: Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
     memory_bytes: float | None = None,
@@ -125,7 +122,8 @@ def plan(
     say how the others did.
 
     Raises :class:`toast.errors.MeshError` when no dimension can use the mesh,
-    :class:`toast.errors.PinError` when a constraint cannot hold, and
+    :class:`toast.errors.PinError` when a constraint cannot hold,
+    :class:`toast.errors.PlanError` when no action of ``start`` has a counterpart, and
     :class:`toast.errors.SearchError` when ``memory_bytes`` was given and nothing found fits it.
 
     >>> import jax, jax.numpy as jnp, toast
@@ -136,13 +134,11 @@ def plan(
     >>> made.arguments["x"]
     (('data',), ())
     """
-    machine = hardware if isinstance(hardware, Hardware) else hardware_stage.load(hardware)
-    meshes = candidate_meshes(mesh, devices, machine)
+    machine = given.machine_of(hardware)
+    meshes = given.candidate_meshes(mesh, devices, machine)
+    limit = given.limit_of(memory_bytes, machine)
+    given.check_overlap(overlap)
     settings = settings or Settings()
-    if settings.budget is not None and not settings.budget >= 0:
-        raise SearchError(f"budget of {settings.budget:g} seconds: must be positive, or 0")
-    if settings.budget == math.inf:
-        settings = dataclasses.replace(settings, budget=None)
     if isinstance(target, Analysis):
         analysis = target
     else:
@@ -150,15 +146,21 @@ def plan(
             target, *arguments, donate=donate, rules=rules, progress=progress, **keywords
         )
     seconds = dict(analysis.seconds)
-    limit = machine.memory_limit_bytes if memory_bytes is None else memory_bytes
 
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
         _check_axes(analysis, mesh)
         model = CostModel(space, machine, overlap=overlap, like=like)
         begin_fixed(model)
-        begun = () if start is None else (actions_like(space, start),)
-        return Job(model, limit, settings, begun)
+        if start is None:
+            return Job(model, limit, settings)
+        begun, missing = actions_like(space, start)
+        if missing and not begun and devices is None:
+            raise PlanError(f"{missing}; it is of another program or mesh, so begin without it")
+        left_out[mesh] = missing
+        return Job(model, limit, settings, (begun,))
+
+    left_out: dict[Mesh, str] = {}
 
     tried: tuple[Tried, ...] = ()
     if devices is None:
@@ -167,8 +169,6 @@ def plan(
             progress("decision space")
         model, _, _, begun = prepare(meshes[0])
         seconds["decision space"] = time.perf_counter() - begin
-    if not limit > 0:  # nor NaN
-        raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
     if devices is None:
         if progress:
             progress("search")
@@ -176,9 +176,10 @@ def plan(
     else:
         model, found, tried = search_meshes(meshes, prepare, settings, progress)
     seconds["search"] = found.seconds
+    notes = [left_out[model.space.mesh]] if left_out.get(model.space.mesh) else []
     made = make_plan(
         model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds,
-        note=", ".join(_notes(settings, found)), meshes=tried, resolution=resolution,
+        note=", ".join([*_notes(settings, found), *notes]), meshes=tried, resolution=resolution,
     )  # fmt: skip
     if memory_bytes is not None and not made.fits:
         where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
@@ -194,8 +195,8 @@ def apply_plan(
     plan: Plan | Mapping[str, Any] | str | pathlib.Path,
     target: Any,
     *arguments: Any,
-    mesh: str | Mesh | jax.sharding.Mesh | None = None,
-    hardware: str | Hardware | None = None,
+    mesh: AnyMesh | None = None,
+    hardware: AnyHardware | None = None,
     memory_bytes: float | None = None,
     donate: Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
@@ -226,48 +227,22 @@ def apply_plan(
     (False, (('data',), ()))
     """
     saved = read(plan)
-    given: Any = hardware or (plan.hardware if isinstance(plan, Plan) else saved.hardware)
-    if isinstance(given, str) and hardware is None and saved.origin and saved.origin.hardware:
-        given = saved.origin.hardware
-    machine = given if isinstance(given, Hardware) else hardware_stage.load(given)
-    (parsed,) = candidate_meshes(saved.mesh if mesh is None else mesh, None, machine)
+    own: AnyHardware = saved.origin.hardware if saved.origin else ""
+    own = plan.hardware if isinstance(plan, Plan) else own or saved.hardware
+    machine = given.machine_of(own if hardware is None else hardware)
+    parsed = given.system_of(saved.mesh if mesh is None else mesh, machine)[0]
+    if memory_bytes is None and machine.name == saved.hardware:
+        memory_bytes = saved.memory_bytes
+    limit = given.limit_of(memory_bytes, machine)
     if isinstance(target, Analysis):
         analysis = target
     else:
         analysis = analyze(
             target, *arguments, donate=donate, rules=rules, progress=progress, **keywords
         )
-    limit = memory_bytes
-    if limit is None:
-        same = machine.name == saved.hardware
-        limit = saved.memory_bytes if same else machine.memory_limit_bytes
-    if not limit > 0:  # nor NaN
-        raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
     return apply_saved(
         saved, analysis, mesh=parsed, hardware=machine, memory_bytes=limit, progress=progress
     )
-
-
-def candidate_meshes(
-    mesh: str | Mesh | jax.sharding.Mesh | None, devices: int | None, machine: Hardware
-) -> tuple[Mesh, ...]:
-    """The mesh that is given, or all of as many devices.
-
-    Raises :class:`toast.errors.MeshError` unless exactly one of both is given, and fits the system.
-    """
-    if (mesh is None) == (devices is None):
-        raise MeshError(
-            f"{'neither a mesh nor' if mesh is None else 'both a mesh and'} a number of devices "
-            "given; give one of --mesh data=4,model=4 and --devices 16"
-        )
-    if devices is not None:
-        return hardware_stage.meshes_of(devices, machine)
-    if isinstance(mesh, str):
-        mesh = Mesh.parse(mesh)
-    elif not isinstance(mesh, Mesh):
-        mesh = Mesh.of(mesh)
-    hardware_stage.check_size(machine, mesh)
-    return (mesh,)
 
 
 def _notes(settings: Settings, found: Found) -> list[str]:
@@ -281,7 +256,7 @@ def _notes(settings: Settings, found: Found) -> list[str]:
 
 def check_mesh(analysis: Analysis, mesh: Mesh, machine: Hardware) -> None:
     """Raise :class:`toast.errors.MeshError` where a mesh suits no device or no dimension."""
-    hardware_stage.check_size(machine, mesh)
+    check_size(machine, mesh)
     _check_axes(analysis, mesh)
 
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from toast import api
+from toast import api, given
 from toast.analysis import Analysis
 from toast.baselines import alpa, automap, manual, shardy
 from toast.cost import Overlap
 from toast.errors import HardwareError, PlanError, SearchError, ToastError
-from toast.hardware import Hardware, Mesh
+from toast.given import AnyHardware, AnyMesh
 from toast.models import Strategies
 from toast.oracle import Verdict, check, judge
 from toast.plan import Plan, spec_text
@@ -60,6 +60,14 @@ class Compared:
         return row
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt, with what there was before it."""
+
+    def __init__(self, rows: list[Compared]) -> None:
+        super().__init__("interrupted")
+        self.rows = rows
+
+
 def chosen(text: str) -> tuple[str, ...]:
     """The methods that ``"toast,alpa"`` names.
 
@@ -81,8 +89,8 @@ def chosen(text: str) -> tuple[str, ...]:
 
 def compare(
     analysis: Analysis,
-    mesh: Mesh,
-    hardware: Hardware,
+    mesh: AnyMesh,
+    hardware: AnyHardware,
     methods: Sequence[str] = METHODS,
     *,
     strategies: Strategies | None = None,
@@ -101,16 +109,15 @@ def compare(
     they have.  With ``oracle="tpu"`` XLA's compiler judges every plan, for at most ``timeout``
     seconds each.  A method, or a compile, that fails costs its row only.
 
-    Raises :class:`toast.errors.MeshError` when no dimension can use the mesh, and what
-    :func:`toast.oracle.judge` raises where there is no compiler.
+    Raises :class:`Interrupted` for an interrupt, :class:`toast.errors.MeshError` when no dimension
+    can use the mesh, and what :func:`toast.oracle.judge` raises where there is no compiler.
     """
     methods = chosen(",".join(methods))
     tell = progress or (lambda _stage: None)
-    if memory_bytes is not None:
-        if not memory_bytes > 0:  # nor NaN
-            raise SearchError(f"memory limit of {memory_bytes:g} bytes: must be positive")
-        # A plan that does not fit has a row like any other: the limit is the device's here.
-        hardware = dataclasses.replace(hardware, memory_limit_bytes=memory_bytes)
+    mesh, hardware = given.system_of(mesh, hardware)
+    # A plan that does not fit has a row like any other: the limit is the device's here.
+    limit_bytes = given.limit_of(memory_bytes, hardware)
+    hardware = dataclasses.replace(hardware, memory_limit_bytes=limit_bytes)
     if oracle:
         check(hardware)
     api.check_mesh(analysis, mesh, hardware)
@@ -137,14 +144,21 @@ def compare(
         ),
         "shardy": lambda: shardy(analysis, mesh, hardware, overlap=overlap),
     }  # fmt: skip
-    rows = []
-    for method in methods:
-        told("begins")
-        row = _row(method, makers[method])
-        if oracle and row.plan:
-            told("compiling")
-            row = _judged(row, row.plan, timeout)
-        rows.append(row)
+    rows: list[Compared] = []
+    try:
+        for method in methods:
+            told("begins")
+            rows.append(_row(method, makers[method]))
+            plan = rows[-1].plan
+            if plan and "interrupted" in plan.note.split(
+                ", "
+            ):  # its search knows interrupts itself
+                raise KeyboardInterrupt
+            if oracle and plan:
+                told("compiling")
+                rows[-1] = _judged(rows[-1], plan, timeout)
+    except KeyboardInterrupt:
+        raise Interrupted(rows) from None
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -20,8 +20,8 @@ from toast.cost import CostModel
 from toast.errors import PlanError
 from toast.hardware import Hardware, Mesh
 from toast.models import Strategies
-from toast.oracle import Verdict, check, judge
-from toast.plan.prediction import Prediction
+from toast.oracle import Communication, Verdict, check, judge
+from toast.plan.prediction import Collective, Prediction
 from toast.plan.shard import shardings_of
 from toast.search import Search, Settings
 from toast.space import Space, States
@@ -90,11 +90,11 @@ class Validation:
         """The plans whose memory XLA has told in full."""
         return tuple(r for r in self.rows if r.verdict is not None and not r.verdict.out_of_memory)
 
-    def peak_errors(self) -> tuple[float, float]:
-        """Median and 95th percentile of the relative errors of peak bytes."""
+    def peak_errors(self) -> tuple[float, float, float]:
+        """Median, 95th percentile and worst of the relative errors of peak bytes."""
         return _spread([row.peak_error for row in self.compiled])
 
-    def time_errors(self) -> tuple[float, float]:
+    def time_errors(self) -> tuple[float, float, float]:
         """The same of step times against the compiler's schedule."""
         timed = [r for r in self.compiled if r.scheduled_seconds > 0]
         return _spread([r.predicted.step_seconds / r.scheduled_seconds - 1 for r in timed])
@@ -124,11 +124,9 @@ class Validation:
         )  # fmt: skip
 
 
-def _spread(errors: list[float]) -> tuple[float, float]:
-    if not errors:
-        return float("nan"), float("nan")
-    sizes = np.abs(errors)
-    return float(np.median(sizes)), float(np.quantile(sizes, 0.95))
+def _spread(errors: list[float]) -> tuple[float, float, float]:
+    sizes = np.abs(errors) if errors else np.full(1, np.nan)
+    return float(np.median(sizes)), float(np.quantile(sizes, 0.95)), float(sizes.max())
 
 
 def validate(
@@ -219,43 +217,58 @@ def states_to_compare(
 
 
 def table(found: Validation) -> RenderableType:
-    """A row per plan, and what it all comes to."""
+    """A row per plan, the collectives of each, and what it all comes to."""
     if any(row.verification for row in found.rows):
         return _executed(found)
     timed = any(row.scheduled_seconds > 0 for row in found.rows)
     made = Table(
         "plan", "peak", "XLA's", "error", "arguments", "XLA's", "outputs", "XLA's",
-        "temporary, XLA's", *(("step", "XLA's") if timed else ()), "sent", "XLA's",
-        "collectives of XLA, MiB", "took",
+        "temporary, XLA's", *(("step", "XLA's") if timed else ()), "took",
     )  # fmt: skip
+    moved = Table("plan", "sent", "XLA's", "collectives (MiB of results)", "XLA's")
+    for column in moved.columns[3:]:
+        column.overflow = "fold"
     for row in found.rows:
         made.add_row(*_cells(row, timed))
-    return Group(made, Text(summary(found)))
+        moved.add_row(*_moved(row))
+    return Group(made, moved, Text(summary(found)))
 
 
 def _cells(row: Compared, timed: bool) -> list[str]:
-    ours = row.predicted
+    ours, verdict = row.predicted, row.verdict
     step = [time_text(ours.step_seconds)] if timed else []
-    verdict = row.verdict
     if verdict is None or verdict.out_of_memory:
-        said = row.error if verdict is None else f"needs {size_text(verdict.peak_bytes)}"
-        rest = ["-", *(["-"] if timed else [])]
-        why = "-" if verdict is None else "out of memory"
+        said = f"needs {size_text(verdict.peak_bytes)}" if verdict else row.error
         return [
             row.name, size_text(ours.peak_bytes), said, "-", size_text(ours.argument_bytes), "-",
-            size_text(ours.output_bytes), "-", "-", *step, *rest[1:],
-            size_text(ours.sent_bytes), "-", why, "-",
+            size_text(ours.output_bytes), "-", "-", *step, *("-" for _ in step), "-",
         ]  # fmt: skip
-    sent = sum(c.sent_bytes for c in verdict.collectives)
-    moved = ", ".join(f"{c.kind} {c.bytes / 2**20:.1f}" for c in verdict.collectives)
+    # Only a compile in full tells of outputs that overwrite no argument.
+    outputs = "-" if verdict.schedule is None else size_text(verdict.output_bytes)
     return [
         row.name, size_text(ours.peak_bytes), size_text(verdict.peak_bytes),
         f"{row.peak_error:+.0%}", size_text(ours.argument_bytes),
-        size_text(verdict.argument_bytes), size_text(ours.output_bytes),
-        size_text(verdict.output_bytes), size_text(verdict.temporary_bytes), *step,
-        *([time_text(row.scheduled_seconds)] if timed else []),
-        size_text(ours.sent_bytes), size_text(sent), moved, f"{verdict.seconds:.1f} s",
+        size_text(verdict.argument_bytes), size_text(ours.output_bytes), outputs,
+        size_text(verdict.temporary_bytes), *step,
+        *([time_text(row.scheduled_seconds)] if timed else []), f"{verdict.seconds:.1f} s",
     ]  # fmt: skip
+
+
+def _moved(row: Compared) -> list[str]:
+    ours, verdict = row.predicted, row.verdict
+    predicted = _kinds(ours.collectives)
+    if verdict is None or verdict.out_of_memory:
+        why = "out of memory" if verdict else "-"
+        return [row.name, size_text(ours.sent_bytes), "-", predicted, why]
+    sent = sum(c.sent_bytes for c in verdict.collectives)
+    theirs = _kinds(verdict.collectives)
+    return [row.name, size_text(ours.sent_bytes), size_text(sent), predicted, theirs]
+
+
+def _kinds(collectives: Sequence[Collective | Communication]) -> str:
+    """``3 all_gather 12.0, ...``: number, kind and MiB."""
+    every = (f"{c.count} {c.kind} {c.bytes / 2**20:.1f}" for c in collectives if c.count)
+    return ", ".join(every) or "none"
 
 
 def _executed(found: Validation) -> RenderableType:
@@ -280,20 +293,21 @@ def _executed(found: Validation) -> RenderableType:
 def summary(found: Validation) -> str:
     """The figures of a validation, in a sentence or two."""
     rows = found.compiled
-    median, high = found.peak_errors()
+    median, high, worst = found.peak_errors()
     exact = sum(abs(row.argument_error) < 1e-3 for row in rows)
     near = sum(abs(row.sent_error) <= 0.1 for row in rows)
     text = (
-        f"peak: median error {median:.1%}, 95th percentile {high:.1%}; arguments exact in {exact} "
-        f"of {len(rows)}; bytes sent within 10 % in {near} of {len(rows)}; "
+        f"peak: median error {median:.1%}, 95th percentile {high:.1%}, worst {worst:.1%}; "
+        f"arguments exact in {exact} of {len(rows)}; "
+        f"bytes sent within 10 % in {near} of {len(rows)}; "
         f"{len(found.misjudged())} plans out of memory that seemed to fit"
     )
     _, pairs = found.pairs()
     if pairs:
-        middle, worst = found.time_errors()
+        middle, high, worst = found.time_errors()
         text += (
             f". Step time: Kendall's tau {found.tau():.2f} over {pairs} pairs, median error "
-            f"{middle:.0%}, 95th percentile {worst:.0%}"
+            f"{middle:.0%}, 95th percentile {high:.0%}, worst {worst:.0%}"
         )
     return text
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import rich.console
 
 import toast
 from tests.helpers import action, analyzed, f32, mlp, model_of
-from toast import api
+from toast import api, report
 from toast.apply import Runnable, Shardings, annotate, collectives_in, verify
 from toast.errors import PlanError
 from toast.frontend import Program
@@ -227,3 +229,35 @@ def test_fact_bases_have_no_program() -> None:
     plan = toast.plan(directory("facts") / "mlp.lp", mesh="b=4", hardware="tpu-v5e")
     with pytest.raises(PlanError, match="mlp is a fact base"):
         plan.jit()
+
+
+def test_an_array_that_is_donated_is_no_other_argument() -> None:
+    plan = toast.plan(
+        lambda a, b: a + b, f32(64, 32), f32(64, 32), donate=(0,), mesh="d=8", hardware="tpu-v5e"
+    )
+    x = jnp.ones((64, 32))
+    with pytest.raises(
+        PlanError, match=r"argument a is donated, and the same array is argument b; "
+    ):
+        plan.jit()(x, x)
+    assert float(plan.jit()(x, x.copy()).sum()) == 2.0 * 64 * 32
+    host = np.ones((64, 32), np.float32)  # copied to the devices anyway
+    assert float(plan.jit()(host, host).sum()) == 2.0 * 64 * 32
+
+
+def test_nan_in_both_is_named() -> None:
+    def function(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        row = jnp.arange(x.shape[0])[:, None]
+        return x / (x * 0.0) * 0.0, jnp.where(row == 3, jnp.nan, x), x
+
+    plan = toast.plan(function, f32(64, 32), mesh="d=8", hardware="tpu-v5e")
+    found = plan.verify()
+    assert [output.equal for output in found.outputs] == [True] * 3
+    assert [output.proves for output in found.outputs] == [False, True, True]
+    assert [output.nan for output in found.outputs] == [1.0, 1 / 64, 0.0]
+    console = rich.console.Console(width=120, record=True, file=io.StringIO())
+    console.print(report.verification_table(plan, found))
+    text = console.export_text()
+    assert "all NaN: proves nothing" in text
+    assert "yes, 1.6% NaN in both" in text
+    assert "3 of 3 outputs equal, 1 of them all NaN, which proves nothing" in text

@@ -144,6 +144,13 @@ BAD = {
     "cpu devices": (("validate", "mlp", "--mesh", "d=512", "--oracle", "cpu"), "at most 256 CPU devices"),
     "devices": (("verify", "mlp", "--mesh", "d=512"), "verify runs on at most 256 CPU devices"),
     "json": (("plan", *T, "--json", "/nowhere/x.json"), "/nowhere/x.json: cannot write"),
+    "value": (("plan", *T, "--seed", "x"), "toast: Invalid value for '--seed': Input should be a valid integer"),
+    "word": (("plan", *T, "--overlap", "foo"), "'--overlap': Value error, 'foo' is not one of 'none', 'partial', 'full'; see"),
+    "unknown option": (("plan", *T, "--bogus", "3"), "toast: No such option: --bogus; see "),
+    "no target": (("plan",), "toast: Missing argument 'target'; see "),
+    "command": (("plna",), "toast: No such command 'plna'. Did you mean 'plan'? see "),
+    "command of a group": (("rules", "lst"), "toast: No such command 'lst'"),
+    "empty pattern": (("plan", *T, "--forbid", "=d"), "--forbid '=d': write params*=data"),
     "fact base": (("verify", FACTS / "mlp.lp", "--mesh", "d=2"), "mlp is a fact base"),
 }  # fmt: skip
 
@@ -164,6 +171,26 @@ def test_nothing_is_written_when_a_stage_fails(tmp_path: pathlib.Path) -> None:
     target = tmp_path / "plan.json"
     assert run("plan", *T, "--memory", "0.0001", "--json", target).exit_code == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_given_twice_means_both(tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "plan.json"
+    result = run(
+        "plan", "t2b", "--layers", 1, "--mesh", "d=4,m=4", "--json", target,
+        "--forbid", "params*=d", "--forbid", "params*=m", "--fix", "tokens:0=d",
+        "--fix", "tokens:0=m",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(target.read_text())["arguments"]
+    assert found["params['embedding']"]["sharding"] == [[], []]
+    assert set(found["tokens"]["sharding"][0]) == {"d", "m"}
+
+
+def test_without_a_command_there_is_help() -> None:
+    for arguments in ((), ("rules",)):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert "Usage:" in result.output
 
 
 @pytest.mark.parametrize("command", ["plan", "analyze", "verify", "validate", "models"])

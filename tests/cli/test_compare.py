@@ -97,3 +97,32 @@ def test_a_failed_method_or_compile_costs_its_row(monkeypatch: pytest.MonkeyPatc
     assert [row.verdict_error for row in rows] == ["", "the compiler died", ""]
     assert rows[2].verdict is not None
     assert rows[2].to_dict()["verdict"]["out_of_memory"] is True
+
+
+def test_an_interrupt_keeps_the_rows_before_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    def interrupt(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stage, "shardy", interrupt)
+    path = tmp_path / "c.json"
+    result = run(
+        "compare", "mlp", "--mesh", "d=4", "--methods", "toast,manual,shardy", "--json", path
+    )
+    assert result.exit_code == 130
+    assert result.stderr.strip() == "toast: interrupted"
+    assert re.search(r"│ manual ", result.stdout)
+    rows = json.loads(path.read_text())["methods"]
+    assert [row["method"] for row in rows] == ["toast", "manual"]
+
+
+def test_a_search_that_is_interrupted_ends_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("toast.search.search.polish", interrupt)
+    result = run("compare", "mlp", "--mesh", "d=4", "--methods", "toast,manual")
+    assert result.exit_code == 130
+    assert re.search(r"│ toast .* interrupted", result.stdout)
+    assert "manual" not in result.stdout

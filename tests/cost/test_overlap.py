@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import toast
 from tests.helpers import action, analyzed, f32, mlp
+from toast.analysis import Names
 from toast.cost import CostModel
-from toast.cost.overlap import independent_work
+from toast.cost.overlap import independent_products, windows
 from toast.errors import SearchError
-from toast.hardware import Mesh, load
+from toast.frontend import Program
+from toast.hardware import COLLECTIVES, Mesh, load
+from toast.search.exhaustive import random_legal, with_ties
 from toast.space import Space, States
 from toast.validate import states_to_compare
 
@@ -23,24 +31,53 @@ def layers(x: jax.Array, w: list[jax.Array]) -> jax.Array:
     return x
 
 
-def test_independent_work() -> None:
-    """Of four equal products in a chain; x needs all, the third weight the two before it not."""
+@functools.cache
+def chain() -> tuple[Program, Names, list[int], list[int]]:
+    """Four products in a chain, and of the weights the uses."""
     analysis = toast.analyze(layers, f32(64, 64), [f32(64, 64)] * 4)
     program, names = analysis.program, analysis.names
     products = [o for o in range(len(program.ops)) if program.kind(o) == "dot_general"]
-    values, uses = independent_work(
-        program, names.use_op, names.use_value, products, np.ones(len(products))
-    )
-    by_argument = dict(zip(program.arguments, program.argument_values, strict=True))
-    assert values[by_argument["x"]] == 0
-    at = {
-        (int(o), int(v)): share
-        for o, v, share in zip(names.use_op, names.use_value, uses, strict=True)
-    }
-    shares = [at[products[i], by_argument[f"w[{i}]"]] for i in range(4)]
-    assert shares == [0, 0.25, 0.5, 0.75]  # those before may run while it is gathered
-    activation = program.ops[products[2]].operands[0]
-    assert at[products[2], activation] == 0
+    every = list(zip(names.use_op.tolist(), names.use_value.tolist(), strict=True))
+    uses = [every.index((o, program.ops[o].operands[1])) for o in products]
+    return program, names, products, uses
+
+
+def test_independent_products() -> None:
+    """Of a chain x needs all, the third weight the two before it not."""
+    program, names, products, uses = chain()
+    sets, of = independent_products(program, names.use_op, names.use_value, products)
+    assert not sets[of[program.argument_values[0]]].any()
+    of_use = of[len(program.values) :]
+    for i, use in enumerate(uses):  # those before may run while it is gathered
+        np.testing.assert_array_equal(sets[of_use[use]], np.arange(4) < i)
+    activations = names.use_value == program.ops[products[2]].operands[0]
+    assert not sets[of_use[activations]].any()
+
+
+@pytest.mark.parametrize(
+    ("asked", "hidden"),
+    [
+        ([1, 1, 1, 1], 3),  # the first waits for nothing
+        ([0, 9, 0, 0], 1),
+        ([0, 9, 9, 0], 2),  # not 1 + 2
+        ([0, 0, 9, 0], 2),
+        ([9, 9, 9, 9], 3),
+        ([0, 0.5, 0.5, 0.5], 1.5),
+    ],
+)
+def test_a_second_of_products_hides_one_of_gathers(asked: list[float], hidden: float) -> None:
+    """Of weights that are gathered for products of one second each."""
+    program, names, products, uses = chain()
+    found = windows(
+        program, names.use_op, names.use_value, products, np.ones(4),
+        np.arange(len(program.values)), np.arange(len(names.use_op)),
+    )  # fmt: skip
+    np.testing.assert_array_equal(found.bins, 0.25)
+    np.testing.assert_array_equal(found.use_free[uses], [0, 0.25, 0.5, 0.75])
+    moved = np.zeros((1, len(names.use_op)))
+    moved[0, uses] = asked
+    nothing = np.zeros((1, len(program.values)))
+    assert found.hidden(nothing, moved, np.array([4.0]))[0] == pytest.approx(hidden)
 
 
 @pytest.fixture(scope="module")
@@ -50,19 +87,61 @@ def states() -> tuple[Space, States]:
     return space, np.stack([s for _, s in states_to_compare(model, plans=12)])
 
 
-def test_more_overlap_is_never_slower(states: tuple[Space, States]) -> None:
-    space, batch = states
-    none, partial, full = (
-        CostModel(space, load("tpu-v5e"), overlap=overlap).price(batch)
-        for overlap in ("none", "partial", "full")
-    )
-    assert (none.hidden_seconds == 0).all()
-    assert (none.seconds >= partial.seconds).all()
-    assert (partial.seconds >= full.seconds).all()
-    assert (full.seconds < none.seconds).any()
-    # What is hidden is hidden behind something.
-    assert (full.hidden_seconds <= full.matmul_seconds + 1e-12).all()
-    assert (full.hidden_seconds <= full.collective_seconds.sum(axis=1) + 1e-12).all()
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("t2b", {"layers": 6}), ("gns", {"small": True}), ("unet", {"small": True}), ("mlp", {})],
+)
+def test_more_overlap_is_never_slower(name: str, options: dict[str, int]) -> None:
+    """Of any legal state, also on links so slow that products cannot hide what moves."""
+    analysis = analyzed(name, **options)
+    space = Space(analysis, Mesh.parse("a=2,b=2"))
+    good = space.initial
+    for number in (0, len(space.actions) // 2, len(space.actions) - 1):
+        good = space.apply(good, space.actions[number])
+    random = np.random.default_rng(0)
+    drawn = random_legal(space, 64, random)
+    kept = random.random((64, len(good), 1)) < random.random((64, 1, 1))
+    batch = np.concatenate([drawn, with_ties(space, np.where(kept, good, drawn)), good[None]])
+    for slower in (1, 100):
+        hardware = load("tpu-v5e")
+        link = hardware.interconnect
+        link = dataclasses.replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / slower)
+        none, partial, full = (
+            CostModel(
+                space, dataclasses.replace(hardware, interconnect=link), overlap=overlap
+            ).price(batch)
+            for overlap in ("none", "partial", "full")
+        )
+        assert (none.hidden_seconds == 0).all()
+        assert (none.seconds >= partial.seconds).all()
+        assert (partial.seconds >= full.seconds).all()
+        assert (partial.seconds < none.seconds).any()
+        for prices in (partial, full):  # what is hidden is hidden behind something
+            assert (prices.hidden_seconds <= prices.matmul_seconds).all()
+            moving = prices.collective_seconds.sum(axis=1)
+            assert (prices.hidden_seconds <= moving * (1 + 1e-12)).all()
+
+
+@settings(deadline=None)  # the first draw analyzes the program
+@given(st.data())
+def test_windows_hide_no_more_than_their_products(data: st.DataObject) -> None:
+    """In sum, and of what has any narrower window; more to hide never makes less hidden."""
+    program, names, products, uses = chain()
+    numbers = st.floats(0, 10)
+    work = np.array(data.draw(st.lists(numbers, min_size=4, max_size=4)))
+    found = windows(
+        program, names.use_op, names.use_value, products, work,
+        np.arange(len(program.values)), np.arange(len(names.use_op)),
+    )  # fmt: skip
+    asked = np.array(data.draw(st.lists(numbers, min_size=4, max_size=4)))
+    moved, nothing = np.zeros((2, len(names.use_op))), np.zeros((2, len(program.values)))
+    moved[0, uses] = asked
+    moved[1, uses] = asked + np.array(data.draw(st.lists(numbers, min_size=4, max_size=4)))
+    seconds, more = found.hidden(nothing, moved, np.full(2, work.sum()))
+    # The windows are nested, so what is hidden is known: the least over where the chain is cut.
+    most = min(work[:i].sum() + asked[i + 1 :].sum() for i in range(4))
+    assert seconds == pytest.approx(most, abs=1e-9)
+    assert more >= seconds - 1e-9
 
 
 def test_sums_of_activations_are_not_hidden() -> None:
@@ -132,6 +211,13 @@ def test_a_plan_tells_what_is_in_memory_and_what_moves() -> None:
     assert len(data["collectives"]) == len(plan.transfers)
 
 
+def test_results_last_to_the_end_of_the_step() -> None:
+    plan = toast.plan(lambda x: (x * 2, x @ x), f32(512, 512), mesh="a=2", hardware="tpu-v5e")
+    frame = plan.at_peak()
+    assert set(frame["to"]) == {"end of the step"}
+    assert not frame["from"].str.contains("unknown").any()
+
+
 def test_transfers_name_their_algorithm() -> None:
     analysis = toast.analyze(mlp, f32(256, 512), f32(512, 1024), f32(1024, 512))
     space = Space(analysis, Mesh.parse("m=8"), min_dimensions=0)
@@ -141,6 +227,38 @@ def test_transfers_name_their_algorithm() -> None:
     assert (transfer.kind, transfer.axes, transfer.count) == ("all_reduce", ("m",), 1)
     assert transfer.algorithm.startswith("ring")
     assert model.price(state[None]).collective_seconds.sum() == pytest.approx(transfer.seconds)
+
+
+def test_transfers_add_up_to_the_price(states: tuple[Space, States]) -> None:
+    """By kind: also of sums that XLA takes whole, and without those that it merges."""
+    space, batch = states
+    model = CostModel(space, load("tpu-v5e"))
+    prices = model.price(batch)
+    whole = 0
+    for i, state in enumerate(batch):
+        found = np.zeros((len(COLLECTIVES), 3))
+        for t in model.transfers(state):
+            found[COLLECTIVES.index(t.kind)] += t.count * np.array([1, t.bytes, t.seconds])
+        np.testing.assert_allclose(found[:, 0], prices.collective_count[i])
+        np.testing.assert_allclose(found[:, 1], prices.collective_bytes[i])
+        np.testing.assert_allclose(found[:, 2], prices.collective_seconds[i])
+        scatters = sum(n for (k, *_), n in model.reshards(state).items() if k == "reduce_scatter")
+        whole += scatters > found[COLLECTIVES.index("reduce_scatter"), 0] + 0.5
+    assert whole
+
+
+def test_shards_that_trade_places_cross_the_torus() -> None:
+    """On a large torus as an all-to-all, in which all goes as far; else to a neighbour."""
+    analysis = toast.analyze(layers, f32(1 << 14, 1 << 14), [f32(1 << 14, 1 << 14)] * 2)
+    for mesh, far in (("a=2,b=2", False), ("a=16,b=16", True)):
+        space = Space(analysis, Mesh.parse(mesh), collapse=False)
+        model = CostModel(space, load("tpu-v5e"))
+        drawn = random_legal(space, 400, np.random.default_rng(0))
+        traded = [
+            t for state in drawn for t in model.transfers(state) if t.kind == "collective_permute"
+        ]
+        assert traded
+        assert {t.algorithm == "shortest paths" for t in traded} == {far}
 
 
 def test_memory_that_no_plan_has() -> None:

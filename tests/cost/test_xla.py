@@ -29,8 +29,8 @@ def counts(model: CostModel, state: States) -> dict[str, int]:
 def moves(model: CostModel, state: States) -> dict[str, int]:
     """Collectives as Shardy makes them explicit."""
     found: dict[str, int] = {}
-    for transfer in model.transfers(state):
-        found[transfer.kind] = found.get(transfer.kind, 0) + transfer.count
+    for (kind, _, _), count in model.reshards(state).items():
+        found[kind] = found.get(kind, 0) + count
     return found
 
 
@@ -98,8 +98,8 @@ def test_float32_operands_are_rounded_on_tpus(hardware: str) -> None:
     state = space.apply(state, action(space, "w", 0, "d"))
     moved = model.price(state[None]).collective_bytes.sum()
     assert moved == 256 * 64 * (2 if hardware == "tpu-v5e" else 4)
-    (transfer,) = model.transfers(state)
-    assert transfer.bytes == 256 * 64 * 4  # in the element type of the program
+    ((_, _, size),) = model.reshards(state)
+    assert size == 256 * 64 * 4  # in the element type of the program
 
 
 def kept(function: object, *arguments: jax.ShapeDtypeStruct) -> list[str]:

@@ -166,7 +166,9 @@ BAD_COLLECTIVES = {
     "unknown kind": ('kind = "all_gather"', 'kind = "gather"', None, "kind is 'gather'; write \"all_gather\", \"all_reduce\", \"reduce_scatter\" or \"all_to_all\""),
     "missing key": ('algorithm = "ring"', "#", "[[collective]]", "missing key algorithm; add it: a text"),
     "unknown key": ('algorithm = "ring"', 'algorithm = "ring"\nx = 1', "protocol", "unknown key x; known: kind, algorithm, protocol, latency_s, step_latency_s, memory_bandwidth_bytes_per_s, link_bandwidth_bytes_per_s"),
-    "unknown algorithm": ('algorithm = "ring"', 'algorithm = "star"', None, "algorithm is 'star'; write \"ring\", \"recursive doubling\", \"tree\", \"in-switch\" or \"direct\""),
+    "unknown algorithm": ('algorithm = "ring"', 'algorithm = "star"', None, "algorithm of all_gather is 'star'; write \"ring\" or \"recursive doubling\""),
+    "another collective's": ('algorithm = "ring"', 'algorithm = "tree"', None, "algorithm of all_gather is 'tree'; write \"ring\" or \"recursive doubling\""),
+    "a second one": ('protocol = "middle"', 'protocol = "low latency"', 'SECOND', "a second all_gather ring low latency; remove it, or give it a protocol of its own"),
     "one table": ("[[collective]]", "[collective]", None, "not TOML: "),
 }  # fmt: skip
 
@@ -183,7 +185,8 @@ def test_bad_measurements_are_refused(case: str, tmp_path: pathlib.Path) -> None
     if case == "one table":
         assert message in str(caught.value)
     else:
-        line = text[: text.index(place or old)].count("\n") + 1
+        at = text.rindex("[[collective]]", 0, text.index(old)) if place == "SECOND" else None
+        line = text[: text.index(place or old) if at is None else at].count("\n") + 1
         assert str(caught.value) == f"{path}:{line}: {message}"
 
 

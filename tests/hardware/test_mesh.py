@@ -10,9 +10,11 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax._src import mesh_utils
 
 from toast.errors import MeshError
 from toast.hardware import COLLECTIVES, Algorithm, Collectives, Hardware, Mesh, load, names
+from toast.hardware.layout import lay_out, slice_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -200,6 +202,41 @@ def test_axes_of_one_device_change_nothing(mesh: Mesh, name: str, place: int) ->
 
 
 @pytest.mark.parametrize(
+    ("devices", "dimensions", "expected"),
+    [(16, 2, (4, 4)), (8, 2, (2, 4)), (1, 2, (1, 1)), (16, 3, (4, 2, 2)), (4, 3, (2, 2, 1))],
+)
+def test_slices_are_as_cubic_as_can_be(
+    devices: int, dimensions: int, expected: tuple[int, ...]
+) -> None:
+    assert slice_of(devices, dimensions) == expected
+
+
+JAX_MESHES = [
+    ("tpu-v5e", "a=8,b=2"), ("tpu-v5e", "a=2,b=8"), ("tpu-v5e", "a=128,b=2"),
+    ("tpu-v5e", "a=2,b=2,c=4"), ("tpu-v5e", "a=4,b=2,c=2"), ("tpu-v5e", "a=4,b=64"),
+    ("tpu-v5e", "a=16,b=4"), ("tpu-v5e", "a=2,b=8,c=4"), ("tpu-v5e", "a=6"),
+    ("tpu-v5p", "a=8,b=8"), ("tpu-v5p", "a=32,b=2"), ("tpu-v5p", "a=4,b=8"), ("tpu-v5p", "a=4,b=4"),
+    ("tpu-v5p", "a=2,b=2,c=2"), ("tpu-v5p", "a=8,b=1,c=3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "mesh"), JAX_MESHES)
+def test_axes_lie_as_jax_lays_them(name: str, mesh: str) -> None:
+    link = load(name).interconnect
+    ours = lay_out(link, Mesh.parse(mesh))
+    sides = slice_of(Mesh.parse(mesh).devices, link.dimensions)
+    grid = np.arange(np.prod(sides)).reshape(sides)
+    _, theirs = mesh_utils._create_device_mesh_for_nd_torus(
+        grid, Mesh.parse(mesh).sizes, allow_split_physical_axes=True
+    )
+    found = np.ones_like(theirs)
+    for side, segments in enumerate(ours._dimensions):
+        for segment in segments:
+            found[side, segment.axis] *= segment.devices
+    np.testing.assert_array_equal(found, theirs)
+
+
+@pytest.mark.parametrize(
     ("name", "mesh", "expected"),
     [
         ("tpu-v5e", "a=4,b=4", [1, 1]),  # open lines
@@ -211,10 +248,16 @@ def test_axes_of_one_device_change_nothing(mesh: Mesh, name: str, place: int) ->
         ("tpu-v5e", "a=7", [1]),  # cannot be folded
         ("tpu-v5e", "a=2,b=4,c=16", [1 / 4, 1, 2]),  # a and b share an open line of 8
         ("tpu-v5e", "a=4,b=4,c=16", [2 / 4, 1, 2]),  # a goes round the ring of 16, b does not
-        ("tpu-v5p", "a=4,b=4", [2, 1]),  # 2x2 and 4: not a cube
+        ("tpu-v5p", "a=4,b=4", [1, 2]),  # 4 and 2x2: not a cube
         ("tpu-v5p", "a=4,b=4,c=4", [2, 2, 2]),  # a cube
         ("tpu-v5p", "a=2,b=4,c=4", [1, 1, 1]),
         ("tpu-v5p", "a=64", [6]),
+        ("tpu-v4", "a=5,b=5,c=5", [1, 1, 1]),  # no multiples of 4
+        ("tpu-v4", "a=8,b=8,c=8", [2, 2, 2]),
+        # Of 16x16: b has two chips of each ring of 16, a one in two of those and whole rings.
+        ("tpu-v5e", "a=128,b=2", [2 / 2 + 2, 1]),
+        ("tpu-v5e", "a=8,b=2", [1 / 2 + 1, 1]),  # of 4x4
+        ("tpu-v5e", "a=4,b=16", [1 / 2, 1 + 1]),  # of 8x8: whole lines, and two of each other
     ],
 )
 def test_rings_on_a_torus(name: str, mesh: str, expected: list[float]) -> None:

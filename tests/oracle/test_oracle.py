@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import io
 import pathlib
@@ -19,8 +20,8 @@ from toast.hardware import Mesh, load
 from toast.oracle import Communication, Schedule, Verdict, communication_in, judge
 from toast.oracle.hlo import Module
 from toast.oracle.schedule import schedule
-from toast.oracle.tpu import _slice
 from toast.plan import Prediction
+from toast.units import size_text
 from toast.validate import Compared, Validation, validate
 
 HLO = """HloModule jit_f, is_scheduled=true, num_partitions=4
@@ -145,16 +146,6 @@ def test_groups_of_devices(groups: str, expected: tuple[int, ...]) -> None:
     assert module.computations["main"][0].group == expected
 
 
-@pytest.mark.parametrize(
-    ("devices", "dimensions", "expected"),
-    [(16, 2, (4, 4)), (8, 2, (2, 4)), (1, 2, (1, 1)), (16, 3, (4, 2, 2)), (4, 3, (2, 2, 1))],
-)
-def test_slices_are_as_cubic_as_can_be(
-    devices: int, dimensions: int, expected: tuple[int, ...]
-) -> None:
-    assert _slice(devices, dimensions) == expected
-
-
 @pytest.fixture(scope="module")
 def plan() -> toast.Plan:
     shapes = f32(4096, 1024), f32(1024, 4096), f32(4096, 1024)
@@ -247,10 +238,24 @@ def test_figures_of_a_validation() -> None:
     text = stage.summary(found)
     assert "bytes sent within 10 % in 3 of 4" in text
     assert "Kendall's tau 0.60 over 5 pairs" in text
+    assert "peak: median error 0.0%, 95th percentile 85.0%, worst 100.0%" in text
+    assert "95th percentile 132%, worst 150%" in text
     picture = stage.plot(found)
     assert picture.count("<circle") == 8
     xml.etree.ElementTree.fromstring(picture)
     assert "step" in printed(stage.table(found))
+
+
+def test_outputs_are_unknown_where_the_compiler_was_ended() -> None:
+    ours = dataclasses.replace(predicted(1e9, 1.0), output_bytes=5e6)
+    for full, outputs in ((True, "0 B"), (False, "-")):
+        theirs = verdict(1e9, 1.0, 2e9)
+        theirs = theirs if full else dataclasses.replace(theirs, schedule=None)
+        text = printed(stage.table(Validation((Compared("found", ours, theirs),), 16e9)))
+        row = next(line for line in text.splitlines() if "found" in line)
+        cells = [cell.strip() for cell in row.split("│")]
+        assert cells[cells.index(size_text(5e6)) + 1] == outputs
+        assert "1 all_gather 1907.3" in text  # not cut
 
 
 def test_no_plan_compiles() -> None:

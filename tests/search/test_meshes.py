@@ -29,10 +29,10 @@ def small(name: str, devices: int) -> Hardware:
 
 
 def test_meshes_are_factorisations_in_the_orders_that_matter() -> None:
-    # A 3D torus has a dimension for each axis.
-    assert sizes(16, "tpu-v4") == [(16,), (8, 2), (4, 4), (4, 2, 2)]
-    # On a 2D torus three axes share two dimensions.
-    assert sizes(16, "tpu-v5e") == [(16,), (8, 2), (4, 4), (4, 2, 2), (2, 4, 2), (2, 2, 4)]
+    # A slice of 4x2x2 chips has a side for each axis; a minor axis of 4 takes the square of 2x2.
+    assert sizes(16, "tpu-v4") == [(16,), (8, 2), (4, 4), (4, 2, 2), (2, 2, 4)]
+    # On 4x4 chips the minor axis has neighbours, an axis of 8 takes a side and half of the other.
+    assert sizes(16, "tpu-v5e") == [(16,), (8, 2), (2, 8), (4, 4), (4, 2, 2)]
     # One node of a switch looks alike from everywhere; of two, the minor axes are inside.
     assert sizes(8, "h100") == [(8,), (4, 2), (2, 2, 2)]
     assert (2, 8) in sizes(16, "h100")
@@ -125,7 +125,7 @@ def test_what_cannot_be_is_said() -> None:
     for devices, message in (
         (7, r"mesh axis a=7 divides no dimension of t2b-tiny"),
         (1, r"1 devices form no mesh; give at least 2"),
-        (512, r"512 devices: tpu-v5e is built of at most 256; use fewer"),
+        (512, r"512 devices; tpu-v5e is built of at most 256; use fewer"),
     ):
         with pytest.raises(MeshError, match=message):
             toast.plan(analysis, devices=devices, hardware="tpu-v5e")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import jax
@@ -144,22 +145,94 @@ def test_the_program_s_own_constraints() -> None:
         for wanted, axes in zip(spec, actual, strict=True):
             assert wanted is None or wanted == axes
     assert plan.verify().equal
-    with pytest.raises(PinError, match=r"sharding constraint P\('m', None\).*no axis m in mesh"):
+    with pytest.raises(PinError, match=r"the program's sharding P\('m', None\).*no axis m in mesh"):
         toast.plan(analysis, mesh="d=4", hardware="h100", constraints=Constraints(keep=True))
 
 
+def test_shardings_of_arguments_in_the_program_are_pins_too(tmp_path: pathlib.Path) -> None:
+    mesh = jax.make_mesh((4, 2), ("d", "m"))
+
+    def named(*entries: str | None) -> NamedSharding:
+        return NamedSharding(mesh, P(*entries))
+
+    function = jax.jit(
+        lambda x, w: jnp.tanh(x @ w),
+        in_shardings=(named("d", None), named(None, "m")), out_shardings=named("d", "m"),
+    )  # fmt: skip
+    shapes = f32(64, 32), f32(32, 16)
+    (tmp_path / "sharded.mlir").write_text(function.lower(*shapes).as_text())
+    traced, read = toast.analyze(function, *shapes), toast.analyze(tmp_path / "sharded.mlir")
+    for analysis in (traced, read):
+        plan = planned(analysis, keep=True)
+        assert list(plan.arguments.values()) == [(("d",), ()), ((), ("m",))]
+        assert plan.steps[0].dimensions == ("the program's own shardings",)
+        assert plan.verify().equal
+    with pytest.raises(
+        PinError, match=r"x: pin x=P\('m'\) contradicts the program's sharding P\('d'"
+    ):
+        planned(traced, keep=True, pin={"x": P("m")})
+
+
+def test_what_has_no_elements_takes_no_pin() -> None:
+    analysis = toast.analyze(lambda x, y: (x * 2.0, y + 1.0), f32(0, 8), f32(64, 8))
+    assert planned(analysis, pin={"*": P()}).verify().equal
+    with pytest.raises(PinError, match=r"^pin x=P\(None, 'd'\): x f32\[0,8\] has no elements to"):
+        planned(analysis, pin={"x": P(None, "d")})
+
+
+def test_what_of_a_start_has_no_counterpart_is_said() -> None:
+    analysis = toast.analyze(mlp, f32(256, 32), f32(32, 64), f32(64, 16))
+    first = planned(analysis)
+    foreign = tuple(dataclasses.replace(step, dimensions=("y:0",)) for step in first.steps)
+    count = len(foreign)
+    again = toast.plan(
+        analysis, mesh=MESH, hardware=machine_for(analysis),
+        start=dataclasses.replace(first, steps=first.steps + foreign),
+    )  # fmt: skip
+    wanted = f"start mlp: {count} of {2 * count} actions have no counterpart here: y:0 on "
+    assert again.note.startswith(wanted)
+    assert first.note == ""
+
+
 BAD = [
-    ({"pin": {"w3": P()}}, r"^w3 matches no argument; near it: x, w1"),
+    ({"pin": {"w3": P()}}, r"^pin w3: matches no argument; near it: x, w1"),
     ({"pin": {"w1": P("q")}}, r"^pin w1=P\('q'\): w1 f32\[32,64\]: no axis q in mesh d=4,m=2; use d, m"),
     ({"pin": {"w1": P("d", "d")}}, r"axis d stands twice; an axis shards one dimension$"),
     ({"pin": {"w1": P("d", "m", None)}}, r"w1 f32\[32,64\] has 2 dimensions, not 3$"),
-    ({"pin": {"w*": P("d"), "w1": P("m")}}, r"^w1: w\* contradicts w1; drop one$"),
+    ({"pin": {"w*": P("d"), "w1": P("m")}}, r"^w1: pin w\*=P\('d'\) contradicts pin w1=P\('m'\); drop one$"),
     ({"pin": {"w1": 3}}, r"^pin w1: 3 is no sharding"),
-    ({"pin": {"w1": P("d")}, "forbid": {"*": "d"}}, r"^w1: w1 pins it to axis d, which \* forbids"),
+    ({"pin": {"w1": P("d")}, "forbid": {"*": "d"}}, r"^w1: pin w1=P\('d'\) has axis d, which forbid \* keeps off; drop one$"),
+    ({"pin": {"w1": (1, None)}}, r"^pin w1: 1 is neither an axis, nor several, nor None; write P"),
+    ({"pin": {"w1": [("d", 1)]}}, r"^pin w1: \('d', 1\) is neither an axis, nor several, nor None"),
+    ({"pin": {"w1": {"d": 1}}}, r"^pin w1: \{'d': 1\} is no sharding; write P"),
+    ({"pin": ["w1"]}, r"^pin: list is no mapping of argument paths; give \{w: P\('data'\)\}$"),
+    ({"forbid": "w1"}, r"^forbid: str is no mapping of argument paths"),
+    ({"forbid": {"w1": 1}}, r"^forbid w1: 1 is no mesh axis; write 'data', or several in a list$"),
+    ({"fix": {1: "d"}}, r"^fix: dict is no mapping of argument paths"),
+    ({"pin": {"": P()}}, r"^pin: empty pattern; write an argument's path, or \* for all$"),
+    ({"forbid": {"": "d"}}, r"^forbid: empty pattern"),
+    ({"fix": {":0": "d"}}, r"^fix: empty pattern"),
+    (
+        {"fix": {"w1:0": "d"}, "pin": {"w1": P("m")}},
+        r"^fix: w1:0 does not get axis d: pin w1=P\('m'\) keeps it off; drop one$",
+    ),
+    (
+        {"fix": {"w1:0": "d"}, "forbid": {"w*": "d"}},
+        r"^fix: w1:0 does not get axis d: forbid w\* keeps it off; drop one$",
+    ),
+    (
+        {"fix": {"w1:0": "m"}, "pin": {"w1": P("d", P.UNCONSTRAINED)}},
+        r"^fix: w1:0 does not get axis m: pin w1=P\('d', \?\) keeps it off; drop one$",
+    ),
+    ({"fix": {"w1:0": "d", "w1:1": "d"}}, r"^fix: w1:1 does not get axis d: fix w1:0 has it"),
+    (
+        {"pin": {"w*": P("d", P.UNCONSTRAINED), "w1": P("m", P.UNCONSTRAINED)}},
+        r"^w1: pin w\*=P\('d', \?\) contradicts pin w1=P\('m', \?\); drop one$",
+    ),
     ({"forbid": {"w1": "q"}}, r"^forbid w1: no axis q in mesh"),
     ({"fix": {"x": "d"}}, r"^fix x: write argument:dimension, for example tokens:0$"),
     ({"fix": {"x:2": "d"}}, r"^fix x:2: x has 2 dimensions$"),
-    ({"fix": {"y:0": "d"}}, r"^y matches no argument; near it: "),
+    ({"fix": {"y:0": "d"}}, r"^fix y:0: matches no argument; near it: "),
 ]  # fmt: skip
 
 
@@ -199,7 +272,7 @@ def test_axes_of_one_dimension_lie_in_the_order_of_the_pin(mlp_analysis: toast.A
         plan = planned(mlp_analysis, pin={"w1": P(None, axes)})
         assert plan.arguments["w1"] == ((), axes)
         assert plan.verify().equal
-    with pytest.raises(PinError, match=r"^pin w2: axes m and d in another order than pin w1"):
+    with pytest.raises(PinError, match=r"^pin w2=.*: axes m and d in another order than pin w1="):
         planned(mlp_analysis, pin={"w1": P(None, ("d", "m")), "w2": P(("m", "d"))})
 
 
@@ -226,7 +299,10 @@ def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> 
         )
         assert again.cost == refined.cost
         assert again.note == "stopped at its budget"
-    with pytest.raises(PlanError, match=r"no action of this plan has a counterpart here"):
+    with pytest.raises(
+        PlanError,
+        match=r"refined.json: \d of \d actions have no counterpart here: .*; it is of another program or mesh",
+    ):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "refined.json")
     text = (tmp_path / "plan.json").read_text()
     (tmp_path / "newer.json").write_text(text.replace('"version": 2', '"version": 9'))

@@ -252,8 +252,23 @@ class Runnable:
 
     def run_flat(self, arguments: Sequence[Any]) -> list[Any]:
         """Run on flat arguments; results are flat too."""
+        self._refuse_shared(arguments)
         with word_size(self._program), _quiet_donation():
             return list(self._jit(*map(self._place, range(len(arguments)), arguments)))
+
+    def _refuse_shared(self, arguments: Sequence[Any]) -> None:
+        """An array that is given away cannot be another argument too: its buffer is overwritten."""
+        first: dict[int, int] = {}
+        for index, leaf in enumerate(arguments):
+            other = first.setdefault(id(leaf), index)
+            if other != index and isinstance(leaf, jax.Array):
+                for donated, kept in ((other, index), (index, other)):
+                    if donated in self._program.donated:
+                        names = self._program.arguments
+                        raise PlanError(
+                            f"{self._program.name}: argument {names[donated]} is donated, and the "
+                            f"same array is argument {names[kept]}; pass a copy of it"
+                        )
 
     def _place(self, index: int, leaf: Any) -> Any:
         """Argument ``index`` on the mesh as planned."""

@@ -33,6 +33,13 @@ class OutputCheck:
     #: Largest absolute error over the largest absolute value.
     relative_error: float
     equal: bool
+    #: Share of the elements that are NaN in the unsharded program; those have to be NaN in both.
+    nan: float = 0.0
+
+    @property
+    def proves(self) -> bool:
+        """Whether there was anything to compare: NaN equals whatever went wrong as well."""
+        return self.nan < 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,4 +136,5 @@ def _check(path: str, actual: Any, expected: Any, limit: float) -> OutputCheck:
     error = float(np.abs(a[finite] - e[finite]).max(initial=0.0)) if alike else np.inf
     scale = float(np.abs(e[finite]).max(initial=0.0))
     relative = error / scale if scale else error
-    return OutputCheck(path, error, relative, relative <= limit)
+    nan = float(np.isnan(e).mean()) if e.size else 0.0
+    return OutputCheck(path, error, relative, relative <= limit, nan)

@@ -22,10 +22,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, sparse
 
+from toast import given
 from toast.analysis import Analysis
 from toast.baselines.strategies import Strategies, enumerate_strategies
 from toast.cost import CostModel, Layout, Overlap
-from toast.hardware import COLLECTIVES, Hardware, Mesh
+from toast.errors import SearchError
+from toast.given import AnyHardware, AnyMesh
+from toast.hardware import COLLECTIVES
 from toast.plan import Plan, make_plan
 from toast.search import Found
 from toast.space import NONE, Space, States
@@ -319,8 +322,8 @@ def solve(
 
 def alpa(
     analysis: Analysis,
-    mesh: Mesh,
-    hardware: Hardware,
+    mesh: AnyMesh,
+    hardware: AnyHardware,
     *,
     memory_bytes: float | None = None,
     time_limit: float = 60.0,
@@ -333,6 +336,11 @@ def alpa(
     ``time_limit`` is for the solver, in seconds; ``collapse`` gives it one op of each class of
     :class:`toast.space.Space`, which Alpa does not.  ``Plan.note`` says how the solver ended.
     """
+    mesh, hardware = given.system_of(mesh, hardware)
+    limit = given.limit_of(memory_bytes, hardware)
+    given.check_overlap(overlap)
+    if not given.is_number(time_limit) or not time_limit >= 0:
+        raise SearchError(f"time limit {time_limit!r}: must be positive, or 0")
     tell = progress or (lambda _stage: None)
     seconds = dict(analysis.seconds)
     begin = time.perf_counter()
@@ -346,7 +354,6 @@ def alpa(
     seconds["integer linear program"] = time.perf_counter() - begin
     begin = time.perf_counter()
     tell("solver")
-    limit = hardware.memory_limit_bytes if memory_bytes is None else memory_bytes
     best, priced = _best(problem, limit, time_limit, tell)
     seconds["solver"] = time.perf_counter() - begin
     found = Found((), best.state, best.cost, priced, seconds["solver"], ())

@@ -10,7 +10,6 @@ alike), and prices are those of TOAST's cost model, so that plans can be compare
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -18,16 +17,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from toast import given
 from toast.analysis import Analysis
 from toast.apply import Spec
 from toast.baselines.propagated import Propagator, Sharded
 from toast.cost import CostModel, Overlap
-from toast.errors import PlanError, SearchError
-from toast.hardware import Hardware, Mesh, check_size
+from toast.errors import PlanError
+from toast.given import AnyHardware, AnyMesh
+from toast.paths import matches
 from toast.plan import Plan, Prediction, Step, make_plan
 from toast.plan.labels import folded
 from toast.plan.prediction import reason_of
-from toast.search import Found, Round, Settings
+from toast.search import OVER_LIMIT, Found, Round, Settings
 from toast.space import Space
 
 Floats = npt.NDArray[np.float64]
@@ -46,8 +47,8 @@ class ArgumentAction(NamedTuple):
 
 def automap(
     analysis: Analysis,
-    mesh: Mesh,
-    hardware: Hardware,
+    mesh: AnyMesh,
+    hardware: AnyHardware,
     *,
     memory_bytes: float | None = None,
     seed: int = 0,
@@ -74,8 +75,8 @@ def automap(
 
 def shardy(
     analysis: Analysis,
-    mesh: Mesh,
-    hardware: Hardware,
+    mesh: AnyMesh,
+    hardware: AnyHardware,
     *,
     batch: Mapping[str, int] | None = None,
     memory_bytes: float | None = None,
@@ -99,7 +100,7 @@ def shardy(
         shape = program.values[program.argument_values[argument]].type.shape
         axes: list[str] = []
         left = shape[d]
-        for name, size in mesh.axes:
+        for name, size in space.mesh.axes:
             if size > 1 and left % size == 0:
                 axes.append(name)
                 left //= size
@@ -130,15 +131,14 @@ class _Setting(NamedTuple):
 
 def _setting(
     analysis: Analysis,
-    mesh: Mesh,
-    hardware: Hardware,
+    mesh: AnyMesh,
+    hardware: AnyHardware,
     overlap: Overlap,
     memory_bytes: float | None,
 ) -> _Setting:
-    check_size(hardware, mesh)
-    limit = hardware.memory_limit_bytes if memory_bytes is None else memory_bytes
-    if not limit > 0:  # nor NaN
-        raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
+    mesh, hardware = given.system_of(mesh, hardware)
+    limit = given.limit_of(memory_bytes, hardware)
+    given.check_overlap(overlap)
     begin = time.perf_counter()
     space = Space(analysis, mesh, collapse=False)
     model = CostModel(space, hardware, overlap=overlap)
@@ -159,11 +159,10 @@ def _batch(analysis: Analysis, patterns: Mapping[str, int] | None) -> dict[int, 
         return dict.fromkeys(inputs, 0)
     found: dict[int, int] = {}
     for pattern, d in patterns.items():
-        wanted = pattern.replace("[", "[[]")  # brackets of paths are no character classes
         named = {
             i: d % len(types[i].shape)
             for i, path in enumerate(program.arguments)
-            if fnmatch.fnmatchcase(path, wanted) and -len(types[i].shape) <= d < len(types[i].shape)
+            if matches(pattern, path) and -len(types[i].shape) <= d < len(types[i].shape)
         }
         if not named:
             raise PlanError(
@@ -374,6 +373,6 @@ class _Search:
         return cost * (1.0 + self._settings.action_cost * length)
 
     def _offer(self, node: _Node, path: _Path) -> None:
-        rank = self._length_cost(node.cost, len(path)) + (0.0 if node.fits else 1e3)
+        rank = self._length_cost(node.cost, len(path)) + (0.0 if node.fits else OVER_LIMIT)
         if rank < self._best[0] - 1e-12:
             self._best = (rank, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from toast import given
 from toast.analysis import Analysis
 from toast.cost import CostModel, Overlap
 from toast.errors import PlanError
-from toast.hardware import Hardware, Mesh, check_size
+from toast.given import AnyHardware, AnyMesh
 from toast.models import Strategies
+from toast.paths import matches
 from toast.plan import Plan, make_plan
 from toast.search import Found
 from toast.space import Action, Space, States
@@ -69,8 +70,8 @@ def components(strategies: Strategies) -> tuple[Component, ...]:
 
 def manual(
     analysis: Analysis,
-    mesh: Mesh,
-    hardware: Hardware,
+    mesh: AnyMesh,
+    hardware: AnyHardware,
     strategies: Strategies,
     *,
     memory_bytes: float | None = None,
@@ -90,7 +91,9 @@ def manual(
         raise PlanError(
             f"{analysis.program.name} has no experts' strategies; give those of a model of the zoo"
         )
-    check_size(hardware, mesh)
+    mesh, hardware = given.system_of(mesh, hardware)
+    limit = given.limit_of(memory_bytes, hardware)
+    given.check_overlap(overlap)
     tell = progress or (lambda _stage: None)
     seconds = dict(analysis.seconds)
     begin = time.perf_counter()
@@ -98,7 +101,6 @@ def manual(
     model = CostModel(Space(analysis, mesh), hardware, overlap=overlap)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
-    limit = hardware.memory_limit_bytes if memory_bytes is None else memory_bytes
     tell("experts' strategies")
     ranking = _Ranking(model, limit)
     ranking.add([("unsharded", model.space.initial)])
@@ -230,14 +232,12 @@ def _replayed(space: Space, states: States, actions: Sequence[Action]) -> States
 def _color_groups(space: Space, pattern: str, dimension: int) -> list[int]:
     """The color groups of a dimension of the arguments whose path matches."""
     program, names = space.analysis.program, space.analysis.names
-    # Brackets of paths are no character classes.
-    wanted = pattern.replace("[", "[[]")
     found: Mapping[int, None] = {
         int(
             space.color_group_of(int(names.def_name[names.value_dim[value] + dimension % rank]))
         ): None
         for path, value in zip(program.arguments, program.argument_values, strict=True)
         for rank in [len(program.values[value].type.shape)]
-        if fnmatch.fnmatchcase(path, wanted) and -rank <= dimension < rank
+        if matches(pattern, path) and -rank <= dimension < rank
     }
     return list(found)

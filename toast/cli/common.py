@@ -10,11 +10,12 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import rich.console
 import typer
+import typer.core
 
 from toast.analysis import Analysis
 from toast.errors import ToastError
@@ -55,10 +56,43 @@ ExpertsOption = Annotated[int | None, typer.Option("--experts", help="Experts pe
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
 
 
+class _Group(typer.core.TyperGroup):
+    """Commands whose callers get one line where an option or argument is wrong."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        try:
+            result = super().main(
+                args, prog_name, complete_var, False, windows_expand_args, **extra
+            )
+        except Exception as error:
+            # Click's own, which typer has a copy of that is not public.
+            if not standalone_mode or not hasattr(error, "format_message"):
+                raise
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()  # type: ignore[attr-defined]
+            else:
+                context = getattr(error, "ctx", None)
+                text = error.format_message().rstrip(".")
+                hint = f"see {context.command_path} --help" if context else "see --help"
+                fail(f"{text}{'' if text.endswith('?') else ';'} {hint}")
+            sys.exit(2)
+        if standalone_mode:
+            sys.exit(result)
+        return result
+
+
 def group(help: str) -> typer.Typer:
     """Commands under one name."""
     return typer.Typer(
-        help=help, no_args_is_help=True, add_completion=False,
+        cls=_Group, help=help, no_args_is_help=True, add_completion=False,
         pretty_exceptions_enable=False, rich_markup_mode=None,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from toast.cli.common import command, console, group
+from toast.cli.common import command, console, group, progress
 
 app = group("Devices: what there are, what is known of them, and how to fit them to measurements.")
 Device = Annotated[
@@ -62,10 +62,12 @@ def hardware_calibrate(
     from toast.files import write_all
     from toast.hardware import calibrate, load
 
-    fitted = calibrate.calibrate(load(device), calibrate.read_table(collectives))
+    machine, times = load(device), calibrate.read_table(collectives)
     place = output or pathlib.Path(f"{pathlib.Path(device).stem}-calibrated.toml")
     if place.suffix != ".toml":
         raise HardwareError(f"--output {place}: hardware files end in .toml")
+    with progress() as show:
+        fitted = calibrate.calibrate(machine, times, progress=show)
     write_all({place: calibrate.file_text(device, fitted, source)}, HardwareError)
     console().print(report.calibration_table(fitted))
     print(f"written to {place}")

@@ -42,7 +42,8 @@ FixOption = Annotated[
     typer.Option("--fix", help='Shard a dimension, wherever it goes, first: "tokens:0=data".'),
 ]
 KeepOption = Annotated[
-    bool, typer.Option("--keep-constraints", help="Hold the program's own sharding constraints.")
+    bool,
+    typer.Option("--keep-constraints", help="Hold the program's own shardings, of arguments too."),
 ]
 DevicesOption = Annotated[
     int | None,
@@ -130,14 +131,14 @@ def plan(
 
     With --devices in place of --mesh, find the best mesh too.
     """
-    from toast import api, report
+    from toast import api, given, report
     from toast.errors import PlanError
     from toast.files import write_all
     from toast.hardware import load
     from toast.search import Settings
 
     machine = load(hardware)
-    api.candidate_meshes(mesh, devices, machine)  # complain before the long work
+    given.candidate_meshes(mesh, devices, machine)  # complain before the long work
     with progress() as show:
         analysis = source.analysis(show)
         made = api.plan(
@@ -229,10 +230,12 @@ def _parted(given: list[str] | None, option: str, example: str, at: str = "=") -
 
 
 def _several(given: list[str] | None, option: str, example: str) -> dict[str, list[str]]:
-    return {
-        pattern: [axis.strip() for axis in axes.split(",")]
-        for pattern, axes in _parted(given, option, example).items()
-    }
+    """``PATTERN=AXES`` pairs; a pattern that is given twice has the axes of both."""
+    found: dict[str, list[str]] = {}
+    for text in given or ():
+        ((pattern, axes),) = _parted([text], option, example).items()
+        found.setdefault(pattern, []).extend(axis.strip() for axis in axes.split(","))
+    return found
 
 
 class Compiler(enum.StrEnum):
@@ -274,8 +277,8 @@ def compare(
 ) -> None:
     """Partition TARGET by TOAST and by other methods; all priced by the same cost model.
 
-    A search that reaches its limit gives the best that it has, and says so. The TPU compiler comes
-    with the extra toast-partitioner[tpu].
+    A search that reaches its limit gives the best that it has, and says so. An interrupt ends it
+    with the rows so far. The TPU compiler comes with the extra toast-partitioner[tpu].
     """
     from toast import compare as stage
     from toast import report
@@ -288,12 +291,15 @@ def compare(
     memory_bytes = machine.memory_limit_bytes if memory is None else memory * 2**30
     with progress() as show:
         analysis = source.analysis(show)
-        rows = stage.compare(
-            analysis, parsed, machine, wanted,
-            strategies=source.strategies,
-            limit=limit, memory_bytes=memory_bytes, seed=seed,
-            oracle=oracle.value if oracle else None, timeout=timeout, progress=show,
-        )  # fmt: skip
+        try:
+            rows, interrupted = stage.compare(
+                analysis, parsed, machine, wanted,
+                strategies=source.strategies,
+                limit=limit, memory_bytes=memory_bytes, seed=seed,
+                oracle=oracle.value if oracle else None, timeout=timeout, progress=show,
+            ), False  # fmt: skip
+        except stage.Interrupted as interrupt:
+            rows, interrupted = interrupt.rows, True
     warn(report.missing_rules(analysis))
     if json_file:
         data = {
@@ -303,6 +309,8 @@ def compare(
         }  # fmt: skip
         write_all({json_file: json.dumps(data, indent=2, allow_nan=False) + "\n"}, PlanError)
     console().print(report.comparison_table(analysis, parsed, machine, memory_bytes, rows))
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 @command(app)

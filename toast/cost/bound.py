@@ -197,6 +197,6 @@ def _value_price(
         alone = 1 - np.broadcast_to(move.spared, timed.times.shape)
         if not move.of_uses:
             alone = np.full_like(alone, 1.0 if move.edges else 1 - spared)
-        paid = timed.times * alone * (timed.once - model.hidden(timed, room))
+        paid = timed.times * alone * (timed.once - model.most_hidden(timed, room))
         seconds += paid[:, columns].sum(axis=1)
     return seconds, model.columns(layout, settled, used * (layout.differs > 0))

@@ -14,9 +14,10 @@ mesh axes.  Step time is the sum of
 
 ``overlap`` says what collectives cost beside that: with ``"none"`` all their time; with
 ``"partial"`` (the default) all-gathers, reduce-scatters and permutations are hidden behind products
-that they neither wait for nor feed, and the time of the step is that of its critical path, the
-gathers of the first layer and the sums of activations; with ``"full"`` everything hides, as far as
-there are products, which is a lower bound.
+that they neither wait for nor feed, each second of those behind one of these
+(:mod:`toast.cost.overlap`), and the time of the step is that of its critical path, the gathers of
+the first layer and the sums of activations; with ``"full"`` everything hides, as far as there are
+products, which is a lower bound.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import dataclasses
 import itertools
 import os
 import typing
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
@@ -121,7 +123,6 @@ class _Moves(NamedTuple):
     size: Floats  # [S, X] bytes as priced
     result: Floats  # [S, X] bytes of results
     times: Floats  # [S, X] how often, if there are axes
-    free: Floats  # [X] share of all products' work that is independent of them
     spared: Floats | float = 0.0  # [S, X] or [X] the share of them that XLA does not need
     rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
     edges: bool = False
@@ -135,6 +136,7 @@ class Timed(NamedTuple):
 
     move: _Moves
     kind: int
+    priced: tuple[int, ...]  # kinds, of which the slowest is the price
     times: Floats  # [S, X] before any is spared
     once: Floats  # [S, X] seconds
     result: Floats  # [S, X] bytes of results
@@ -142,19 +144,18 @@ class Timed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """Collectives that are alike."""
+    """Collectives that are alike, as XLA leaves them; all of them add up to a state's prices."""
 
     kind: str
     axes: tuple[str, ...]
-    #: As :data:`toast.hardware.COLLECTIVES` counts them, in the element type of the program.
+    #: Of the result that a device holds after each.
     bytes: float
-    #: How many stand in a step; XLA merges some, and makes constants anew.
-    count: int
+    #: In a step: of those that stand in the program, XLA merges some, and makes constants anew.
+    count: float
     #: The cheapest that the links allow, and what one takes.
     algorithm: str
     seconds: float
-    #: Whether shards exchange their edges (of a window, slice or pad): the partitioner adds this
-    #: to an op, where Shardy sees no reshard.
+    #: Whether shards exchange their edges (of a window, slice or pad).
     edges: bool = False
 
 
@@ -379,14 +380,10 @@ class CostModel:
 
     def sizes(self, layout: Layout) -> tuple[Floats, Floats]:
         """Bytes on a device of every value and of every use: ``[S, C]`` and ``[S, U]``."""
-        settled = self.tables.value_bytes / self._shards(layout.settled)
-        return settled, self._used_bytes(layout)
-
-    def _used_bytes(self, layout: Layout) -> Floats:
-        """Bytes of a value as each use class sees it: ``[S, U]``."""
         t = self.tables
         share = np.where(layout.differs > 0, t.use_share, 1.0)
-        return np.asarray(t.value_bytes[t.use_value] * share / self._shards(layout.used))
+        used = t.value_bytes[t.use_value] * share / self._shards(layout.used)
+        return t.value_bytes / self._shards(layout.settled), used
 
     def _vector_seconds(self, layout: Layout) -> Floats:
         """Exponentials and the like, which the vector unit is slow at: ``[S]``."""
@@ -429,7 +426,7 @@ class CostModel:
         count = np.zeros_like(seconds)
         moved = np.zeros_like(seconds)
         sent = np.zeros(len(settled))
-        hidden = np.zeros(len(settled))
+        beside = np.zeros_like(settled), np.zeros_like(used)  # seconds that may be hidden
         for timed in self.timed(layout, settled, used):
             move, kind, once = timed.move, timed.kind, timed.once
             times = timed.times * (1 - move.spared)
@@ -438,8 +435,14 @@ class CostModel:
             moved[:, kind] += (times * timed.result).sum(axis=1)
             share = self.collectives.sent_share(kind, move.axes)
             sent += (times * share * move.size).sum(axis=1)
-            hidden += (times * self.hidden(timed, matmul[:, None])).sum(axis=1)
-        return seconds, count, moved, sent, np.minimum(hidden, matmul)
+            if self._in_background(kind):
+                beside[move.of_uses][:] += times * once
+        hidden = np.zeros(len(settled))
+        if self.overlap == "full":
+            hidden = np.minimum(seconds.sum(axis=1), matmul)
+        elif self.overlap == "partial":
+            hidden = self.tables.windows.hidden(*beside, matmul)
+        return seconds, count, moved, sent, hidden
 
     def timed(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[Timed]:
         """Every collective with its time, of all value classes or of all use classes at once."""
@@ -450,16 +453,27 @@ class CostModel:
                 parts = [(_SCATTER, happens * ~layout.whole, move.result),
                          (_REDUCE, happens * layout.whole, move.size)]  # fmt: skip
             for kind, times, result in parts:
-                once = self.collectives.seconds(kind, move.size, move.axes)
-                yield Timed(move, kind, times, once, result)
+                # Shards that trade places go anywhere, not only to neighbours.
+                priced = (kind, _ALL_TO_ALL) if move.places else (kind,)
+                once = np.max(
+                    [self.collectives.seconds(k, move.size, move.axes) for k in priced], axis=0
+                )
+                yield Timed(move, kind, priced, times, once, result)
 
-    def hidden(self, timed: Timed, matmul: Floats | float) -> Floats:
-        """What products hide of each collective where all of them take ``matmul``: ``[S, X]``."""
+    def most_hidden(self, timed: Timed, matmul: float) -> Floats:
+        """What products hide of each collective at most, if all take ``matmul``: ``[S, X]``."""
+        if not self._in_background(timed.kind):
+            return np.zeros_like(timed.once)
         if self.overlap == "full":
             return timed.once
-        if self.overlap == "partial" and COLLECTIVES[timed.kind] in _BACKGROUND:
-            return np.asarray(np.minimum(timed.once, timed.move.free * matmul))
-        return np.zeros_like(timed.once)
+        windows = self.tables.windows
+        free = windows.use_free if timed.move.of_uses else windows.value_free
+        return np.asarray(np.minimum(timed.once, free * matmul))
+
+    def _in_background(self, kind: int) -> bool:
+        if self.overlap == "partial":
+            return COLLECTIVES[kind] in _BACKGROUND
+        return self.overlap == "full"
 
     def lower_bound(self, memory_bytes: float | None = None) -> float:
         """Seconds that every legal state takes at least, in this mode of overlap.
@@ -501,64 +515,32 @@ class CostModel:
         reduced = layout.partial & ~held
         whole = settled * self._devices[scattered]
         if scattered.any():
-            yield _Moves(
-                _SCATTER,
-                scattered,
-                whole,
-                settled,
-                once_each,
-                t.value_free,
-                self._merged(scattered, True),
-            )
+            spared = self._merged(scattered, True)
+            yield _Moves(_SCATTER, scattered, whole, settled, once_each, spared)
         if reduced.any():
-            yield _Moves(
-                _REDUCE,
-                reduced,
-                settled,
-                settled,
-                once_each,
-                t.value_free,
-                self._merged(reduced, False),
-            )
+            spared = self._merged(reduced, False)
+            yield _Moves(_REDUCE, reduced, settled, settled, once_each, spared)
         if scattered.any():
             places = self._changes_places(layout, layout.defined, layout.settled)
             places *= layout.partial > 0
-            yield _Moves(_PERMUTE, places, settled, settled, once_each, t.value_free, places=True)
+            yield _Moves(_PERMUTE, places, settled, settled, once_each, places=True)
         # Definitions and uses that disagree.
         before = layout.settled[:, t.use_value]
         was, now = held[:, t.use_value], _axes(layout.used >= 0)
         gather, exchange, sliced = was & ~now, was & now & layout.differs, now & ~was
         times_used = t.use_count * ((layout.differs > 0) & ~layout.shared)
         local = settled[:, t.use_value] / self._devices[sliced] * t.use_share
+        spared, rounded = t.use_constant, t.use_share
+
+        def moves(kind: int, axes: Axes, size: Floats, result: Floats) -> _Moves:
+            return _Moves(kind, axes, size, result, times_used, spared, rounded, of_uses=True)
+
         if exchange.any():
-            yield _Moves(
-                _ALL_TO_ALL,
-                exchange,
-                local,
-                used,
-                times_used,
-                t.use_free,
-                t.use_constant,
-                t.use_share,
-                of_uses=True,
-            )
-        yield _Moves(
-            _GATHER,
-            gather,
-            local * self._devices[gather],
-            used,
-            times_used,
-            t.use_free,
-            t.use_constant,
-            t.use_share,
-            of_uses=True,
-        )
+            yield moves(_ALL_TO_ALL, exchange, local, used)
+        yield moves(_GATHER, gather, local * self._devices[gather], used)
         places = self._changes_places(layout, before, layout.used)
         if places.any():
-            yield _Moves(
-                _PERMUTE, places, local, local, times_used, t.use_free, t.use_constant, t.use_share,
-                of_uses=True, places=True,
-            )  # fmt: skip
+            yield moves(_PERMUTE, places, local, local)._replace(places=True)
         # Sharded permutation factors exchange with neighbours.
         factors = t.slot_dim.shape[1]
         flat = np.arange(len(t.halo))[:, None] * factors + layout.held
@@ -571,7 +553,7 @@ class CostModel:
             # A halo is never more than all other shards.
             shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
             shifted *= settled
-            yield _Moves(_PERMUTE, here, shifted, shifted, once_each, t.value_free, edges=True)
+            yield _Moves(_PERMUTE, here, shifted, shifted, once_each, edges=True)
 
     def _merged(self, where: Axes, scattered: bool) -> Floats:
         """The share of each value class whose sums over devices wait for a common one."""
@@ -593,54 +575,71 @@ class CostModel:
         its results and their uses, and before its own uses.
         """
         t, layout = self.tables, self.layout(state[None])
-        settled = t.value_bytes / self._shards(layout.settled)
         seconds = np.zeros(len(t.count))
         even = self._flop_seconds / self._devices[-1]
         seconds[t.product_class] = self.product_seconds(layout)[0] - even[t.product_class]
         of_value = t.slot_class[t.value_slot]
         of_use = t.slot_class[t.use_slot]
-        for move in self._transfers(layout, settled, self._used_bytes(layout)):
-            happens = (move.axes > 0) * move.times * (1 - move.spared)
-            once = self.collectives.seconds(move.kind, move.size, move.axes)
-            spent = (happens * once)[0]
-            if move.free is t.value_free:
-                np.add.at(seconds, of_value, spent)
-            else:
+        for timed in self.timed(layout, *self.sizes(layout)):
+            spent = (timed.times * (1 - timed.move.spared) * timed.once)[0]
+            if timed.move.of_uses:
                 np.add.at(seconds, of_value[t.use_value], spent)
                 np.add.at(seconds, of_use, spent)
+            else:
+                np.add.at(seconds, of_value, spent)
         return seconds
 
     def transfers(self, state: States) -> list[Transfer]:
         """Every collective of one state (``[classes, axes]``), by value and use class."""
         layout = self.layout(state[None])
-        settled = self.tables.value_bytes / self._shards(layout.settled)
-        used = self._used_bytes(layout)
         found = []
-        for move in self._transfers(layout, settled, used):
-            happens = (move.axes[0] > 0) & (move.times[0] > 0)
-            for x in np.flatnonzero(happens).tolist():
-                chosen, size = int(move.axes[0, x]), float(move.size[0, x])
-                axes = tuple(n for a, n in enumerate(self.space.mesh.names) if chosen >> a & 1)
-                kind = COLLECTIVES[move.kind]
-                best = self.collectives.cheapest(kind, size, axes)
+        for timed in self.timed(layout, *self.sizes(layout)):
+            move = timed.move
+            times = (timed.times * (1 - move.spared))[0]
+            for x in np.flatnonzero(times).tolist():
+                axes, size = self._names_of(move.axes[0, x]), float(move.size[0, x])
+                best = max(
+                    (self.collectives.cheapest(COLLECTIVES[k], size, axes) for k in timed.priced),
+                    key=lambda line: line.seconds(size),
+                )
                 found.append(
                     Transfer(
-                        kind=kind,
+                        kind=COLLECTIVES[timed.kind],
                         axes=axes,
-                        bytes=float((move.size / move.rounded)[0, x]),
-                        count=int(move.times[0, x]),
+                        bytes=float(timed.result[0, x]),
+                        count=float(times[x]),
                         algorithm=best.name,
-                        seconds=best.seconds(size),
+                        seconds=float(timed.once[0, x]),
                         edges=move.edges,
                     )
                 )
         return found
 
+    def reshards(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
+        """How often each collective stands in the program under one state: ``[classes, axes]``.
+
+        By kind, axes, and bytes as :data:`toast.hardware.COLLECTIVES` counts them, in the element
+        types of the program: what Shardy makes explicit, before XLA merges or rounds any.  The
+        partitioner adds exchanges of edges to ops, where Shardy sees no reshard.
+        """
+        layout = self.layout(state[None])
+        found: Counter[tuple[str, tuple[str, ...], float]] = Counter()
+        for move in self._transfers(layout, *self.sizes(layout)):
+            size = (move.size / move.rounded)[0]
+            times = ((move.axes > 0) * move.times * (not move.edges))[0]
+            for x in np.flatnonzero(times).tolist():
+                key = COLLECTIVES[move.kind], self._names_of(move.axes[0, x]), float(size[x])
+                found[key] += int(times[x])
+        return found
+
+    def _names_of(self, axes: np.uint8) -> tuple[str, ...]:
+        names = self.space.mesh.names
+        return tuple(name for a, name in enumerate(names) if int(axes) >> a & 1)
+
     def timeline(self, state: States) -> Timeline:
         """What is in memory when, under one state: ``[classes, axes]``."""
         t, layout = self.tables, self.layout(state[None])
-        settled = t.value_bytes / self._shards(layout.settled)
-        used = self._used_bytes(layout)
+        settled, used = self.sizes(layout)
         arguments = float(settled[:, t.argument_columns].sum())
         row = self.columns(layout, settled, used * (layout.differs > 0))[0]
         steps = row[t.event_column] * t.event_sign
@@ -659,9 +658,8 @@ class CostModel:
     def moments(self, state: States) -> Floats:
         """Bytes at each local peak of memory, in the order of ``tables.growth``: ``[moments]``."""
         t, layout = self.tables, self.layout(state[None])
-        settled = t.value_bytes / self._shards(layout.settled)
-        copies = self._used_bytes(layout) * (layout.differs > 0)
-        columns = self.columns(layout, settled, copies)[0]
+        settled, used = self.sizes(layout)
+        columns = self.columns(layout, settled, used * (layout.differs > 0))[0]
         arguments = float(settled[:, t.argument_columns].sum())
         return np.asarray(arguments + np.cumsum(t.growth @ columns))
 

@@ -1,26 +1,109 @@
-"""Which products could run beside a collective: those that it neither waits for nor feeds."""
+"""What collectives cost beside products: those that they neither wait for nor feed.
+
+A second of a product hides at most one second of collectives, however many could run beside it.
+So the products are put into a few **bins** in program order, and what may run beside the same ones
+shares a **window**: how much of each bin is independent of it.  Collectives take what is left of
+their windows' bins, the narrowest windows first, which leave the others most.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from scipy.cluster import hierarchy
 
 from toast.frontend import Program
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+#: The most bins of products, and the most windows.
+_BINS = 24
+_WINDOWS = 24
 
-def independent_work(
-    program: Program, use_op: Ints, use_value: Ints, products: Sequence[int], work: Floats
-) -> tuple[Floats, Floats]:
-    """Shares of all products' work that are independent of each definition and of each use.
+#: Parts of a bin that windows are told apart by, where there are many.
+_PARTS = 4
 
-    ``products`` are ops and ``work`` what each costs.  Work counts as independent of what happens
-    to a value between its definition and a use if it is no ancestor of the value and no descendant
-    of the use.  Returns ``[values]`` (from the definition to its first descendants) and ``[uses]``.
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Where collectives may run, as shares of all products' work.
+
+    ``G`` windows from the narrowest on, ``B`` bins, ``C`` value classes and ``U`` use classes.
+    """
+
+    bins: Floats  # [B] of all work
+    room: Floats  # [G, B] of it, what each window has
+    of_value: sparse.csr_array  # [G, C] share of a class whose sums have this window
+    of_use: sparse.csr_array  # [G, U] the same of moves between definition and use
+    value_free: Floats  # [C] mean width of the windows of a class
+    use_free: Floats  # [U]
+
+    def hidden(self, of_values: Floats, of_uses: Floats, products: Floats) -> Floats:
+        """Seconds that products hide of collectives: ``[S]``, at most ``products``.
+
+        ``of_values`` (``[S, C]``) and ``of_uses`` (``[S, U]``) are the seconds of all collectives
+        of each class in a step, ``products`` (``[S]``) those of all products.
+        """
+        asked = (self.of_value @ of_values.T + self.of_use @ of_uses.T)[:, :, None]  # [G, S, 1]
+        left = self.bins * products[:, None]  # [S, B]
+        found = np.zeros((len(products), 1))
+        for room, seconds in zip(self.room, asked, strict=True):
+            if not seconds.any():
+                continue
+            near = np.minimum(left, room * products[:, None])
+            total = near.sum(axis=1, keepdims=True)
+            taken = np.minimum(seconds, total)
+            left -= near * np.divide(taken, total, out=np.zeros_like(total), where=total > 0)
+            found += taken
+        return np.minimum(found[:, 0], products)
+
+
+def windows(
+    program: Program,
+    use_op: Ints,
+    use_value: Ints,
+    products: Sequence[int],
+    work: Floats,
+    value_class: Ints,
+    use_class: Ints,
+) -> Windows:
+    """The windows of a program whose ``products`` (ops) cost ``work`` each.
+
+    ``value_class`` and ``use_class`` say which class values and uses belong to.
+    """
+    total = float(work.sum())
+    share = work / total if total else np.zeros(len(work))
+    middle = np.cumsum(share) - share / 2
+    if len(work) <= _BINS:
+        bin_of = np.arange(len(work))
+    else:
+        bin_of = np.unique((middle * _BINS).astype(np.int64), return_inverse=True)[1].ravel()
+    bins: Floats = np.bincount(bin_of, weights=share).astype(np.float64)
+    in_bin = np.zeros((len(work), len(bins)))
+    in_bin[np.arange(len(work)), bin_of] = share
+    free, set_of = independent_products(program, use_op, use_value, products)
+    room, window_of_set = _merged(free @ in_bin, bins, np.bincount(set_of, minlength=len(free)))
+    window = window_of_set[set_of]
+    values = len(program.values)
+    of_value = _shares(window[:values], value_class, len(room))
+    of_use = _shares(window[values:], use_class, len(room))
+    width = room.sum(axis=1)
+    return Windows(bins, room, of_value, of_use, of_value.T @ width, of_use.T @ width)
+
+
+def independent_products(
+    program: Program, use_op: Ints, use_value: Ints, products: Sequence[int]
+) -> tuple[npt.NDArray[np.bool_], Ints]:
+    """Sets of ``products`` (ops), and which of them is independent of each value and each use.
+
+    A product is independent of what happens to a value between its definition and a use if it is no
+    ancestor of the value and no descendant of the use (of a value itself: of any use).  Returns
+    ``[sets, products]``, and the set of every value and then of every use.
     """
     bit = {op: 1 << number for number, op in enumerate(products)}
     above = [0] * len(program.values)  # products that a value needs
@@ -46,19 +129,46 @@ def independent_work(
         above[value] | below[op]
         for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True)
     ]
-    share = _weighed([*of_value, *of_use], work)
-    return 1 - share[: len(of_value)], 1 - share[len(of_value) :]
-
-
-def _weighed(sets: list[int], work: Floats) -> Floats:
-    """The share of ``work`` in each set of bits."""
     distinct: dict[int, int] = {}
-    index = [distinct.setdefault(s, len(distinct)) for s in sets]
-    width = max(1, (len(work) + 7) // 8)
+    set_of = [distinct.setdefault(s, len(distinct)) for s in (*of_value, *of_use)]
+    width = max(1, (len(products) + 7) // 8)
     packed = b"".join(s.to_bytes(width, "little") for s in distinct)
     bits = np.unpackbits(
         np.frombuffer(packed, dtype=np.uint8).reshape(-1, width), axis=1, bitorder="little"
-    )[:, : len(work)]
-    total = float(work.sum())
-    weighed = bits @ work / total if total else np.ones(len(bits))
-    return np.asarray(weighed[index])
+    )[:, : len(products)]
+    return bits == 0, np.array(set_of, dtype=np.int64)
+
+
+def _merged(room: Floats, bins: Floats, number: Ints) -> tuple[Floats, Ints]:
+    """At most ``_WINDOWS`` windows for sets with these rooms, and the window of each set.
+
+    Sets that are alike have the mean of their rooms, by the ``number`` of places that they stand
+    at.  Windows go from the narrowest on; sets without room are in none (-1).
+    """
+    window = np.full(len(room), -1, dtype=np.int64)
+    some = np.flatnonzero(room.sum(axis=1) > 0)
+    if not len(some):
+        return np.zeros((0, len(bins))), window
+    apart, label = np.unique(room[some], axis=0, return_inverse=True)
+    if len(apart) > _WINDOWS:
+        parts = np.rint(_PARTS * room[some] / np.maximum(bins, np.finfo(np.float64).tiny))
+        apart, label = np.unique(parts, axis=0, return_inverse=True)
+    label = label.ravel()
+    if len(apart) > _WINDOWS:
+        tree = hierarchy.linkage(apart, method="ward")
+        label = hierarchy.fcluster(tree, _WINDOWS, criterion="maxclust").astype(np.int64)[label] - 1
+    rows = np.zeros((int(label.max()) + 1, len(bins)))
+    np.add.at(rows, label, room[some] * number[some, None])
+    rows /= np.bincount(label, weights=number[some])[:, None]
+    order = np.argsort(rows.sum(axis=1), kind="stable")
+    window[some] = np.argsort(order)[label]
+    return rows[order], window
+
+
+def _shares(window: Ints, of: Ints, windows: int) -> sparse.csr_array:
+    """``[windows, classes]`` the share of each class's members in each window."""
+    members = np.bincount(of)
+    here = np.flatnonzero(window >= 0)
+    shape = windows, len(members)
+    found = sparse.coo_array((1 / members[of[here]], (window[here], of[here])), shape=shape)
+    return found.tocsr()

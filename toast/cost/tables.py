@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from toast.cost.liveness import BARRIERS, EXPENSIVE, MATMULS, SOURCES, Liveness, liveness
-from toast.cost.overlap import independent_work
+from toast.cost.overlap import Windows, windows
 from toast.frontend import Program, element_bytes
 from toast.space import NONE, Space
 
@@ -76,7 +76,6 @@ class Tables:
     summed_whole: Bools  # [C] XLA sums it over devices whole, even where parts would do
     product_operand: Ints  # [rows] value classes that products take,
     product_result: Ints  # [rows] with the value classes that these make
-    value_free: Floats  # [C] share of all products' work that may run beside its collectives
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
     # Use classes, those of one value class next to each other.
     use_value: Ints  # [U] value class
@@ -86,7 +85,6 @@ class Tables:
     use_count: Floats  # [U] how often it is used there, as a reshard counts
     use_number: Ints  # [U] uses in the program's text
     use_reads: Floats  # [U] memory-bound kernels that read it there
-    use_free: Floats  # [U] the same for those between its definition and the use
     use_constant: Floats  # [U] 1 where the value is made of constants: nobody has to send it
     use_share: Floats  # [U] bytes of an element there over those of the value: rounded for products
     #: Sums in parts that are added up before they are summed over devices: rows of a value class,
@@ -94,6 +92,7 @@ class Tables:
     merge_class: Ints
     merge_with: Ints
     merge_share: Floats
+    windows: Windows  # which products collectives may run beside
     #: Pairs (later, earlier) of use classes of one value class, by distance 1, 2, ...
     pairs: tuple[tuple[Ints, Ints], ...]
     # Timeline: columns are value classes, use classes, pairs, and thrice value classes.
@@ -172,9 +171,6 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         for op, rule, m in zip(classes.representative, rules, matmul, strict=True)
     ])  # fmt: skip
     work = np.array([flops[classes.of_op[op]] * program.repeats[op] for op in product_ops])
-    value_free, use_free = independent_work(
-        program, names.use_op, names.use_value, product_ops, work
-    )
     taken = np.array(sorted({
         (int(grouped.of_value[v]), int(grouped.of_value[program.ops[op].results[0]]))
         for op in product_ops for v in program.ops[op].operands
@@ -206,7 +202,6 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         value_written=written,
         product_operand=taken[:, 0],
         product_result=taken[:, 1],
-        value_free=_mean(grouped.of_value, value_free),
         value_merged=matmul[op_class_of_value] & ~live.exists[representative],
         value_transcendentals=_transcendentals(program, grouped),
         summed_whole=summed_whole,
@@ -218,12 +213,20 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         use_count=grouped.use_count,
         use_number=np.bincount(grouped.of_use, minlength=len(grouped.use_value)),
         use_reads=grouped.use_reads,
-        use_free=_mean(grouped.of_use, use_free),
         use_constant=_constant(program)[representative][grouped.use_value].astype(np.float64),
         use_share=_rounded(program, names.use_op, names.use_value, grouped, product_operands),
         merge_class=merges[0],
         merge_with=merges[1],
         merge_share=merges[2],
+        windows=windows(
+            program,
+            names.use_op,
+            names.use_value,
+            product_ops,
+            work,
+            grouped.of_value,
+            grouped.of_use,
+        ),
         pairs=grouped.pairs,
         event_column=events[0],
         event_sign=events[1],
@@ -427,11 +430,6 @@ def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
             elements = float(np.prod(value.type.shape, dtype=np.float64))
             found[grouped.of_value[number]] += elements * program.repeats[value.op]
     return found
-
-
-def _mean(of: Ints, values: Floats) -> Floats:
-    """Mean of what belongs to each class."""
-    return np.asarray(np.bincount(of, weights=values) / np.maximum(np.bincount(of), 1))
 
 
 def _constant(program: Program) -> Bools:

@@ -568,8 +568,17 @@ def constraint(operation: Any) -> tuple[tuple[str, ...] | None, ...] | None:
     """
     if operation.name not in _CONSTRAINTS:
         return None
+    return _demanded(operation.attributes["sharding"])
+
+
+def argument_constraint(attributes: Any) -> tuple[tuple[str, ...] | None, ...] | None:
+    """The same of an argument, by the dictionary of its attributes."""
+    return _demanded(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else None
+
+
+def _demanded(sharding: Any) -> tuple[tuple[str, ...] | None, ...] | None:
     found: list[tuple[str, ...] | None] = []
-    for dimension in sdy.TensorShardingAttr(operation.attributes["sharding"]).dimension_shardings:
+    for dimension in sdy.TensorShardingAttr(sharding).dimension_shardings:
         here = sdy.DimensionShardingAttr(dimension)
         axes = [sdy.AxisRefAttr(axis) for axis in here.axes]
         if any(axis.sub_axis_info is not None for axis in axes):

@@ -112,8 +112,8 @@ class Program:
     repeats: tuple[int, ...]
     #: Names of values: all in fact bases; in JAX functions those that ``checkpoint_name`` gives.
     labels: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
-    #: What the program's own sharding constraints demand, by op: mesh axes per dimension, ``None``
-    #: for a dimension that is left open.
+    #: What the program itself demands, by op: its sharding constraints, and shardings of its
+    #: arguments.  Mesh axes per dimension, ``None`` for a dimension that is left open.
     constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] = dataclasses.field(
         default_factory=dict, repr=False
     )

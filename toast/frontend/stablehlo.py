@@ -97,11 +97,14 @@ class _Reader:
             for index, entry in enumerate(attributes["arg_attrs"]):
                 if "tf.aliasing_output" in entry:
                     aliases[entry["tf.aliasing_output"].value] = index
+                if demanded := mlir.argument_constraint(entry):
+                    self._constraints[index] = demanded
         results = [f"result[{index}]" for index in range(count)]
         if "res_attrs" in attributes:
             for index, entry in enumerate(attributes["res_attrs"]):
                 if "jax.result_info" in entry:
                     results[index] = entry["jax.result_info"].value or "result"
+        self._constrain_arguments(block)
         source = mlir.Source(
             self._module, tuple(self._operations), self._sites, tuple(self._results), calling
         )
@@ -109,6 +112,16 @@ class _Reader:
             name, arguments, results, aliases, labels=self._labels,
             constraints=self._constraints, source=source,
         )  # fmt: skip
+
+    def _constrain_arguments(self, block: Any) -> None:
+        """An argument that is used through one sharding constraint only has that sharding.
+
+        This is what ``in_shardings`` of a ``jax.jit`` inside become.
+        """
+        for index, argument in enumerate(block.arguments):
+            uses = {mlir.constraint(use.owner) for use in argument.uses}
+            if len(uses) == 1 and (demanded := uses.pop()):
+                self._constraints.setdefault(index, demanded)
 
     def _add(
         self,

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 import re
 import tomllib
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -109,12 +110,14 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def calibrate(hardware: Hardware, table: pd.DataFrame) -> Calibration:
+def calibrate(
+    hardware: Hardware, table: pd.DataFrame, *, progress: Callable[[str], None] | None = None
+) -> Calibration:
     """Fit latency and bandwidth of every collective and algorithm to a table of one node.
 
     Collectives that the table lacks keep what the hardware says of them.  The same table gives the
-    same fit.  Raises :class:`toast.errors.HardwareError` for a torus, and for devices of several
-    nodes.
+    same fit.  ``progress`` is told what is fitted.  Raises :class:`toast.errors.HardwareError`
+    for a torus, and for devices of several nodes.
     """
     if hardware.interconnect.topology != "switch":
         raise HardwareError(
@@ -127,8 +130,11 @@ def calibrate(hardware: Hardware, table: pd.DataFrame) -> Calibration:
             f"{hardware.name} has {hardware.interconnect.devices_per_node} devices per node, the "
             f"table {most}; leave out rows of several nodes"
         )
-    fitted = [m for kind in _OFFERED if kind in set(table["collective"])
-              for m in _fitted(hardware, kind, table[table["collective"] == kind])]  # fmt: skip
+    fitted: list[Measured] = []
+    for kind in (kind for kind in _OFFERED if kind in set(table["collective"])):
+        if progress:
+            progress(f"fitting {kind}")
+        fitted += _fitted(hardware, kind, table[table["collective"] == kind])
     kept = [m for m in hardware.measured if m.kind not in set(table["collective"])]
     measured = tuple(kept + fitted)
     machine = dataclasses.replace(hardware, measured=measured)

@@ -99,12 +99,19 @@ class Collectives:
         return min(self.algorithms(kind, axes), key=lambda line: line.seconds(size))
 
 
-def check_size(hardware: Hardware, mesh: Mesh) -> None:
-    """Raises :class:`toast.errors.MeshError` where the mesh is larger than the system."""
-    if mesh.devices > hardware.max_devices:
+def check_size(hardware: Hardware, mesh: Mesh | int) -> None:
+    """Raises :class:`toast.errors.MeshError` where the mesh is larger than the system.
+
+    Instead of a mesh it may be a number of devices.
+    """
+    if isinstance(mesh, Mesh):
+        devices, asked, remedy = mesh.devices, f"mesh {mesh} has ", "a smaller mesh"
+    else:
+        devices, asked, remedy = mesh, "", "fewer"
+    if devices > hardware.max_devices:
         raise MeshError(
-            f"mesh {mesh} has {mesh.devices} devices; {hardware.name} is built of at most "
-            f"{hardware.max_devices}; use a smaller mesh"
+            f"{asked}{devices} devices; {hardware.name} is built of at most "
+            f"{hardware.max_devices}; use {remedy}"
         )
 
 

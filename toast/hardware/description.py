@@ -32,7 +32,7 @@ class Interconnect:
     #: Seconds of one step of a collective (torus, or inside a node).
     latency_s: float
     #: Torus: smallest size of a dimension whose ends are linked (of a 3D torus, which is built of
-    #: cubes: of all its dimensions); switch: 0.
+    #: cubes of this size: all its dimensions must be multiples of it); switch: 0.
     wraparound_from: int
     #: Switch: devices that share a node; torus: 0.
     devices_per_node: int
@@ -161,9 +161,12 @@ _DEFAULTS: dict[str, Any] = {
     "max_devices": 10**6, "protocol": "", "product_operands": "",
     "transcendentals_per_s": math.inf, "tile": {"m": 1, "n": 1, "k": 1},
 }  # fmt: skip
-_CHOICES = {
-    "kind": ("all_gather", "all_reduce", "reduce_scatter", "all_to_all"),
-    "algorithm": ("ring", "recursive doubling", "tree", "in-switch", "direct"),
+#: Collectives that can be measured, and what runs them.
+_ALGORITHMS = {
+    "all_gather": ("ring", "recursive doubling"),
+    "all_reduce": ("ring", "recursive doubling", "tree", "in-switch"),
+    "reduce_scatter": ("ring", "recursive doubling"),
+    "all_to_all": ("direct",),
 }
 #: What products may round float32 operands to.
 _ROUNDED = ("bf16", "f16")
@@ -274,12 +277,21 @@ class _Checked:
         if entries and self._data["interconnect"]["topology"] != "switch":
             self._fail("collective#0", "", "measured collectives of a torus", "remove them")
         memory = self._data["memory"]["bandwidth_bytes_per_s"]
+        seen: set[tuple[str, str, str]] = set()
         for number, entry in enumerate(entries):
             table = f"collective#{number}"
             self._check_entries(table, entry, _COLLECTIVE)
-            for key, choices in _CHOICES.items():
-                if entry[key] not in choices:
-                    self._fail(table, key, f"{key} is {entry[key]!r}", f"write {_one_of(choices)}")
+            kind = entry["kind"]
+            if kind not in _ALGORITHMS:
+                self._fail(table, "kind", f"kind is {kind!r}", f"write {_one_of(_ALGORITHMS)}")
+            if (algorithm := entry["algorithm"]) not in (known := _ALGORITHMS[kind]):
+                reason = f"algorithm of {kind} is {algorithm!r}"
+                self._fail(table, "algorithm", reason, f"write {_one_of(known)}")
+            name = kind, algorithm, entry.get("protocol", "")
+            if name in seen:
+                reason = f"a second {' '.join(filter(None, name))}"
+                self._fail(table, "", reason, "remove it, or give it a protocol of its own")
+            seen.add(name)
             for key in ("memory_bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s"):
                 if entry[key] > memory:
                     self._fail(table, key, f"{key} above that of the memory", "check the unit")
@@ -367,7 +379,7 @@ class _Checked:
 
 def _one_of(choices: Collection[str]) -> str:
     *most, last = (f'"{choice}"' for choice in choices)
-    return f"{', '.join(most)} or {last}"
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _hint(name: str, known: Collection[str]) -> str:

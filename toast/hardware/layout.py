@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from toast.hardware.description import Interconnect
 from toast.hardware.mesh import Mesh
@@ -47,9 +47,10 @@ class Layout:
         interleave: as many as there are devices on such axes share the links.
         """
         lengths = [math.prod(s.devices for s in segments) for segments in self._dimensions]
-        closed = [length >= self._link.wraparound_from for length in lengths]
-        # A 3D torus is closed in cubes: all three dimensions or none.
-        cube = self._link.dimensions < 3 or sum(closed) == 3
+        least = self._link.wraparound_from
+        closed = [length >= least for length in lengths]
+        if self._link.dimensions == 3:  # is built of cubes: all its dimensions are closed or none
+            closed = [all(length % least == 0 for length in lengths)] * 3
         found = []
         for segments, ends in zip(self._dimensions, closed, strict=True):
             chosen = [i for i, s in enumerate(segments) if mask[s.axis]]
@@ -59,8 +60,7 @@ class Layout:
             within = segments[chosen[0] :]
             apart = math.prod(s.devices for s in within if not mask[s.axis])
             found.append(Ring(
-                devices, cube and ends and chosen[0] == 0,
-                self._link.bandwidth_bytes_per_s / apart,
+                devices, ends and chosen[0] == 0, self._link.bandwidth_bytes_per_s / apart,
             ))  # fmt: skip
         return tuple(found)
 
@@ -85,48 +85,58 @@ class Layout:
 def lay_out(link: Interconnect, mesh: Mesh) -> Layout:
     """The axes of ``mesh``, in the order that they are placed in, on a slice as large as it needs.
 
-    **Torus**: major to minor over the dimensions, as ``jax.experimental.mesh_utils`` assigns them;
-    axes of one device take none.  Spare dimensions fold the axis that is longest, as in a slice of
-    4x4 chips for one axis of 16.  With more axes than dimensions, the major ones share the first.
+    **Torus**: minor to major over the sides of :func:`slice_of`, as ``jax.experimental.mesh_utils``
+    assigns them.  An axis takes whole sides where it can, as many as it can: one of 16 both sides
+    of 4x4 chips.  Else it takes parts of sides, which the axes major to it stand apart on.
 
     **Switch**: devices fill one node after another, in the order of the mesh.
     """
     sizes = mesh.sizes
-    real = [axis for axis in mesh.placed if sizes[axis] > 1]
-    if link.topology != "torus" or not real:
+    if link.topology != "torus":
         return Layout(link, sizes, mesh.placed, ())
-    sharing = real[: len(real) - link.dimensions + 1] if len(real) > link.dimensions else real[:1]
-    first = tuple(_Segment(axis, sizes[axis]) for axis in sharing)
-    dimensions = [first, *((_Segment(axis, sizes[axis]),) for axis in real[len(sharing) :])]
-    if len(sharing) == 1:
-        dimensions = _folded_out(dimensions, sizes, link.dimensions)
-    return Layout(link, sizes, mesh.placed, tuple(dimensions))
+    sides = slice_of(mesh.devices, link.dimensions)
+    left = list(sides)
+    parts: list[list[_Segment]] = [[] for _ in sides]
+
+    def preferred(split: tuple[int, ...]) -> tuple[object, ...]:
+        whole = [n for n, side in zip(split, sides, strict=True) if n == side > 1]
+        begun = (n for n, side, rest in zip(split, sides, left, strict=True) if rest < side)
+        return math.prod(whole), len(whole), math.prod(begun), split
+
+    for axis in reversed(mesh.placed):
+        split = max(_splits(sizes[axis], left), key=preferred)
+        for number, devices in enumerate(split):
+            left[number] //= devices
+            if devices > 1:
+                parts[number].insert(0, _Segment(axis, devices))
+    return Layout(link, sizes, mesh.placed, tuple(map(tuple, parts)))
 
 
-def _folded_out(
-    dimensions: list[tuple[_Segment, ...]], sizes: Sequence[int], most: int
-) -> list[tuple[_Segment, ...]]:
-    """Fold the longest axis over another dimension, while there is one to spare."""
-    sides: dict[int, tuple[int, ...]] = {
-        segment.axis: (segment.devices,) for (segment,) in dimensions
-    }
-    for _ in range(most - len(dimensions)):
-        folded = {axis: _folded(sizes[axis], len(sides[axis]) + 1) for axis in sides}
-        split = [axis for axis in sides if folded[axis][-1] > 1]
-        if split:
-            longest = max(split, key=lambda axis: sides[axis][0])
-            sides[longest] = folded[longest]
-    return [(_Segment(axis, side),) for axis, of in sides.items() for side in of]
+def slice_of(devices: int, dimensions: int) -> tuple[int, ...]:
+    """The sides of the most cubic slice of a torus, smallest first (in 3D: last)."""
+    sides = [1] * dimensions
+    for prime in sorted(_primes(devices), reverse=True):
+        sides[sides.index(min(sides))] *= prime
+    return tuple(sorted(sides, reverse=dimensions > 2))
 
 
-def _folded(size: int, parts: int) -> tuple[int, ...]:
-    """``size`` as a product of ``parts`` whole numbers, longest first and that one least."""
-    if parts == 1:
-        return (size,)
-    small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
-    for longest in (*small, *(size // d for d in reversed(small))):
-        if longest**parts >= size:
-            rest = _folded(size // longest, parts - 1)
-            if rest[0] <= longest:
-                return longest, *rest
-    raise AssertionError(size)  # size, 1, 1 ... is such a product
+def _primes(number: int) -> list[int]:
+    found, divisor = [], 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return [*found, number] if number > 1 else found
+
+
+def _splits(size: int, sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """``size`` as a product of a divisor of each of ``sides``."""
+    if not sides:
+        if size == 1:
+            yield ()
+        return
+    for part in range(1, size + 1):
+        if size % part == sides[0] % part == 0:
+            for rest in _splits(size // part, sides[1:]):
+                yield part, *rest

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from toast.errors import MeshError
-from toast.hardware.collectives import COLLECTIVES, Collectives
+from toast.hardware.collectives import COLLECTIVES, Collectives, check_size
 from toast.hardware.description import Hardware
 from toast.hardware.mesh import Mesh
 
@@ -24,11 +24,7 @@ def meshes_of(devices: int, hardware: Hardware) -> tuple[Mesh, ...]:
     """
     if devices < 2:
         raise MeshError(f"{devices} devices form no mesh; give at least 2")
-    if devices > hardware.max_devices:
-        raise MeshError(
-            f"{devices} devices: {hardware.name} is built of at most {hardware.max_devices}; "
-            "use fewer"
-        )
+    check_size(hardware, devices)
     found = []
     for axes in range(1, len(_AXES) + 1):
         for sizes in _factors(devices, axes, devices):

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 
 from toast.models.layers import layer_norm
-from toast.models.optimizers import adam, adam_moments
-from toast.models.parameters import stacked
-from toast.models.registry import Entry, Model, Strategies, builder
+from toast.models.optimizers import adam, adam_moments, train_step
+from toast.models.parameters import repeated, shapes_in
+from toast.models.registry import Entry, Model, Strategies, entry, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +57,7 @@ TINY = GNSConfig(
 def parameter_shapes(config: GNSConfig) -> dict[str, Any]:
     """The pytree of parameter shapes: ``jax.ShapeDtypeStruct`` leaves."""
     c = config
-
-    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, jnp.dtype(c.dtype))
+    shape = shapes_in(c.dtype)
 
     def mlp(inputs: int, outputs: int, *, norm: bool = True) -> dict[str, Any]:
         sizes = (inputs, *(c.hidden,) * c.hidden_layers, outputs)
@@ -70,20 +68,18 @@ def parameter_shapes(config: GNSConfig) -> dict[str, Any]:
         norms = {"norm": shape(outputs), "norm_bias": shape(outputs)}
         return {"linear": linear, **(norms if norm else {})}
 
-    def step() -> dict[str, Any]:
-        return {
-            "edge": mlp(4 * c.latent, c.latent),  # edge, sender, receiver, graph
-            "node": mlp(4 * c.latent, c.latent),  # node, edges sent, edges received, graph
-            "graph": mlp(3 * c.latent, c.latent),  # nodes, edges, graph
-        }
-
+    step = {
+        "edge": mlp(4 * c.latent, c.latent),  # edge, sender, receiver, graph
+        "node": mlp(4 * c.latent, c.latent),  # node, edges sent, edges received, graph
+        "graph": mlp(3 * c.latent, c.latent),  # nodes, edges, graph
+    }
     return {
         "encoder": {
             "edge": mlp(c.edge_features, c.latent),
             "node": mlp(c.node_features, c.latent),
         },
         "graph": shape(c.latent),
-        "steps": stacked(step(), c.layers) if c.scanned else [step() for _ in range(c.layers)],
+        "steps": repeated(step, c.layers, c.scanned),
         "decoder": mlp(c.latent, c.outputs, norm=False),
     }
 
@@ -155,60 +151,34 @@ def predict(
 
 
 def loss(
-    config: GNSConfig, params: dict[str, Any], targets: jax.Array, *graph: jax.Array
+    config: GNSConfig,
+    params: dict[str, Any],
+    nodes: jax.Array,
+    edges: jax.Array,
+    senders: jax.Array,
+    receivers: jax.Array,
+    targets: jax.Array,
 ) -> jax.Array:
     """Mean squared error of :func:`predict`; ``targets : [nodes, outputs]``."""
-    return jnp.mean(jnp.square(predict(config, params, *graph) - targets))
-
-
-def train_step(config: GNSConfig) -> Any:
-    """A train step with Adam.
-
-    ``step(params, moments, count, nodes, edges, senders, receivers, targets)`` gives
-    ``(params, moments, count, loss)``.
-    """
-
-    def step(
-        params: Any,
-        moments: Any,
-        count: jax.Array,
-        nodes: jax.Array,
-        edges: jax.Array,
-        senders: jax.Array,
-        receivers: jax.Array,
-        targets: jax.Array,
-    ) -> tuple[Any, Any, jax.Array, jax.Array]:
-        value, gradients = jax.value_and_grad(functools.partial(loss, config))(
-            params, targets, nodes, edges, senders, receivers
-        )
-        return *adam(params, moments, count, gradients, config.learning_rate), value
-
-    return step
+    found = predict(config, params, nodes, edges, senders, receivers)
+    return jnp.mean(jnp.square(found - targets))
 
 
 def model(config: GNSConfig, name: str) -> Model:
-    """The train step of ``config`` with abstract arguments, ready for :func:`toast.plan`."""
+    """A train step with Adam of ``config`` at abstract arguments, ready for :func:`toast.plan`."""
     c = config
-    params = parameter_shapes(c)
-
-    def features(*sizes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, jnp.dtype(c.dtype))
-
+    params, features = parameter_shapes(c), shapes_in(c.dtype)
     ends = jax.ShapeDtypeStruct((c.edges,), jnp.int32)
-    return Model(
-        name=name,
-        function=train_step(c),
-        arguments=(
-            params,
-            adam_moments(params),
-            jax.ShapeDtypeStruct((), jnp.int32),
-            features(c.nodes, c.node_features),
-            features(c.edges, c.edge_features),
-            ends,
-            ends,
-            features(c.nodes, c.outputs),
-        ),
-        donate=(0, 1, 2),
+    return training(
+        name,
+        train_step(functools.partial(loss, c), functools.partial(adam, rate=c.learning_rate)),
+        params,
+        adam_moments(params),
+        features(c.nodes, c.node_features),
+        features(c.edges, c.edge_features),
+        ends,
+        ends,
+        features(c.nodes, c.outputs),
     )
 
 
@@ -226,20 +196,14 @@ STRATEGIES: Strategies = {
     "edge sharding + Megatron": [(*_EDGES, "first"), *_MEGATRON],
 }
 
-_OPTIONS = ("layers", "edges")
+_entry = functools.partial(
+    entry, model, sizes=(GNS, TINY), options=("layers", "edges"), strategies=STRATEGIES
+)
 ENTRIES: dict[str, Entry] = {
-    "gns": Entry(
-        "the paper's graph network simulator: train step with Adam, 24 steps unrolled",
-        builder(model, GNS, "gns"),
-        builder(model, TINY, "gns-tiny"),
-        _OPTIONS,
-        STRATEGIES,
+    "gns": _entry(
+        "gns", "the paper's graph network simulator: train step with Adam, 24 steps unrolled"
     ),
-    "gns-scan": Entry(
-        "gns with its message passing as one scan over stacked parameters",
-        builder(model, dataclasses.replace(GNS, scanned=True), "gns-scan"),
-        builder(model, dataclasses.replace(TINY, scanned=True), "gns-scan-tiny"),
-        _OPTIONS,
-        STRATEGIES,
+    "gns-scan": _entry(
+        "gns-scan", "gns with its message passing as one scan over stacked parameters", scanned=True
     ),
 }

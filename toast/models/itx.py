@@ -9,14 +9,15 @@ activations are 4096 wide, the 32 heads together 2048 (64 each), and feed-forwar
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from toast.models.layers import rms_norm, rotary
-from toast.models.parameters import stacked
-from toast.models.registry import Entry, Model, Strategies, builder
+from toast.models.parameters import repeated, shapes_in
+from toast.models.registry import Entry, Model, Strategies, entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +62,7 @@ TINY = ITXConfig(
 def parameter_shapes(config: ITXConfig) -> dict[str, Any]:
     """The pytree of parameter shapes: ``jax.ShapeDtypeStruct`` leaves."""
     c = config
-
-    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, jnp.dtype(c.dtype))
-
+    shape = shapes_in(c.dtype)
     layer = {
         "attention_norm": shape(c.width),
         "wq": shape(c.width, c.heads, c.key_size),
@@ -77,7 +75,7 @@ def parameter_shapes(config: ITXConfig) -> dict[str, Any]:
     }
     return {
         "embedding": shape(c.vocabulary, c.width),
-        "layers": stacked(layer, c.layers) if c.scanned else [dict(layer) for _ in range(c.layers)],
+        "layers": repeated(layer, c.layers, c.scanned),
         "final_norm": shape(c.width),
     }
 
@@ -85,9 +83,8 @@ def parameter_shapes(config: ITXConfig) -> dict[str, Any]:
 def cache_shapes(config: ITXConfig) -> Any:
     """The KV cache: ``key, value : [batch, positions, key_size]`` of each layer."""
     c = config
-    one = jax.ShapeDtypeStruct((c.batch, c.positions, c.key_size), jnp.dtype(c.dtype))
-    layer = {"key": one, "value": one}
-    return stacked(layer, c.layers) if c.scanned else [dict(layer) for _ in range(c.layers)]
+    one = shapes_in(c.dtype)(c.batch, c.positions, c.key_size)
+    return repeated({"key": one, "value": one}, c.layers, c.scanned)
 
 
 def attention(
@@ -174,20 +171,9 @@ STRATEGIES: Strategies = {
     ],
 }  # fmt: skip
 
-_OPTIONS = ("layers", "batch")
-
-
-def _entry(name: str, summary: str, **changes: Any) -> Entry:
-
-    return Entry(
-        summary,
-        builder(model, dataclasses.replace(ITX, **changes), name),
-        builder(model, dataclasses.replace(TINY, **changes), f"{name}-tiny"),
-        _OPTIONS,
-        STRATEGIES,
-    )
-
-
+_entry = functools.partial(
+    entry, model, sizes=(ITX, TINY), options=("layers", "batch"), strategies=STRATEGIES
+)
 ENTRIES: dict[str, Entry] = {
     "itx": _entry("itx", "the paper's inference transformer: 1024 tokens into its KV cache"),
     "itx-scan": _entry("itx-scan", "itx with its layers as one scan", scanned=True),

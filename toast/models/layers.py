@@ -22,6 +22,22 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
     return x * scale + bias
 
 
+def attention(params: dict[str, jax.Array], x: jax.Array, *, causal: bool = False) -> jax.Array:
+    """Multi-head attention of ``x : [batch, positions, width]``, softmax in float32.
+
+    ``wq, wk, wv : [width, heads, key_size]``, ``wo : [heads, key_size, width]``.
+    """
+    query, key, value = (jnp.einsum("bsd,dhk->bshk", x, params[w]) for w in ("wq", "wk", "wv"))
+    logits = jnp.einsum("bshk,bthk->bhst", query * query.shape[-1] ** -0.5, key)
+    logits = logits.astype(jnp.float32)
+    if causal:
+        mask = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), dtype=bool))[None, None]
+        logits = jnp.where(mask, logits, -1e30)
+    weights = jax.nn.softmax(logits, axis=-1).astype(x.dtype)
+    attended = jnp.einsum("bhst,bthk->bshk", weights, value)
+    return jnp.einsum("bshk,hkd->bsd", attended, params["wo"])
+
+
 def rotary(x: jax.Array, theta: float, start: jax.Array | None = None) -> jax.Array:
     """Rotary position embedding of ``x : [batch, sequence, heads, key_size]``.
 

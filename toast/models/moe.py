@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from toast.errors import TargetError
-from toast.models.layers import cross_entropy, layer_norm
-from toast.models.optimizers import adafactor, adafactor_moments
-from toast.models.parameters import stacked
-from toast.models.registry import Entry, Model, Strategies, builder
+from toast.models.layers import attention, cross_entropy, layer_norm
+from toast.models.optimizers import adafactor, adafactor_moments, train_step
+from toast.models.parameters import repeated, shapes_in
+from toast.models.registry import Entry, Model, Strategies, entry, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +91,7 @@ TINY = MoEConfig(
 def parameter_shapes(config: MoEConfig) -> dict[str, Any]:
     """The pytree of parameter shapes: ``jax.ShapeDtypeStruct`` leaves, all float32."""
     c = config
-
-    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, jnp.float32)
+    shape = shapes_in("float32")
 
     def norm() -> dict[str, Any]:
         return {"norm": shape(c.d_model), "bias": shape(c.d_model)}
@@ -109,19 +107,16 @@ def parameter_shapes(config: MoEConfig) -> dict[str, Any]:
             **feed_forward,
         }
 
-    def pair() -> dict[str, Any]:
-        dense = {"up": shape(c.d_model, c.hidden), "down": shape(c.hidden, c.d_model)}
-        experts = {
-            "gate": shape(c.d_model, c.experts),
-            "up": shape(c.experts, c.d_model, c.hidden),
-            "down": shape(c.experts, c.hidden, c.d_model),
-        }
-        return {"dense": layer(dense), "experts": layer(experts)}
-
-    pairs = c.layers // 2
+    dense = {"up": shape(c.d_model, c.hidden), "down": shape(c.hidden, c.d_model)}
+    experts = {
+        "gate": shape(c.d_model, c.experts),
+        "up": shape(c.experts, c.d_model, c.hidden),
+        "down": shape(c.experts, c.hidden, c.d_model),
+    }
+    pair = {"dense": layer(dense), "experts": layer(experts)}
     return {
         "embedding": shape(c.vocabulary, c.d_model),
-        "pairs": stacked(pair(), pairs) if c.scanned else [pair() for _ in range(pairs)],
+        "pairs": repeated(pair, c.layers // 2, c.scanned),
         "final_norm": norm(),
     }
 
@@ -173,16 +168,6 @@ def expert_layer(
     return jnp.einsum("gsec,egcm->gsm", combine, returned).reshape(x.shape), auxiliary
 
 
-def attention(layer: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Causal multi-head attention of ``x : [batch, sequence, d_model]``."""
-    query, key, value = (jnp.einsum("bsd,dhk->bshk", x, layer[w]) for w in ("wq", "wk", "wv"))
-    logits = jnp.einsum("bshk,bthk->bhst", query * query.shape[-1] ** -0.5, key)
-    mask = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), dtype=bool))[None, None]
-    weights = jax.nn.softmax(jnp.where(mask, logits, -1e30), axis=-1)
-    attended = jnp.einsum("bhst,bthk->bshk", weights, value)
-    return jnp.einsum("bshk,hkd->bsd", attended, layer["wo"])
-
-
 def positions(sequence: int, width: int) -> jax.Array:
     """Sinusoidal positions ``[sequence, width]``."""
     half = width // 2
@@ -211,9 +196,9 @@ def loss(
     def pair(x: jax.Array, numbered: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
         layers, number = numbered
         dense, experts = layers["dense"], layers["experts"]
-        x = x + attention(dense, norm(x, dense["attention_norm"]))
+        x = x + attention(dense, norm(x, dense["attention_norm"]), causal=True)
         x = x + jax.nn.relu(norm(x, dense["mlp_norm"]) @ dense["up"]) @ dense["down"]
-        x = x + attention(experts, norm(x, experts["attention_norm"]))
+        x = x + attention(experts, norm(x, experts["attention_norm"]), causal=True)
         y, auxiliary = expert_layer(
             config, experts, norm(x, experts["mlp_norm"]), jax.random.fold_in(key, number)
         )
@@ -234,44 +219,21 @@ def loss(
     return cross_entropy(logits, targets) + config.balance * jnp.mean(auxiliaries)
 
 
-def train_step(config: MoEConfig) -> Any:
-    """``step(params, moments, count, key, tokens, targets) -> (params, moments, count, loss)``."""
-    scanned = ("pairs",) if config.scanned else ()
-
-    def step(
-        params: Any,
-        moments: Any,
-        count: jax.Array,
-        key: jax.Array,
-        tokens: jax.Array,
-        targets: jax.Array,
-    ) -> tuple[Any, Any, jax.Array, jax.Array]:
-        value, gradients = jax.value_and_grad(functools.partial(loss, config))(
-            params, key, tokens, targets
-        )
-        rate = config.learning_rate
-        return *adafactor(params, moments, count, gradients, rate, scanned), value
-
-    return step
-
-
 def model(config: MoEConfig, name: str) -> Model:
-    """The train step of ``config`` with abstract arguments, ready for :func:`toast.plan`."""
+    """A train step of ``config`` at abstract arguments, ready for :func:`toast.plan`."""
     c = config
     params = parameter_shapes(c)
+    scanned = ("pairs",) if c.scanned else ()
+    update = functools.partial(adafactor, rate=c.learning_rate, scanned=scanned)
     tokens = jax.ShapeDtypeStruct((c.sequences, c.sequence), jnp.int32)
-    return Model(
-        name=name,
-        function=train_step(c),
-        arguments=(
-            params,
-            adafactor_moments(params, ("pairs",) if c.scanned else ()),
-            jax.ShapeDtypeStruct((), jnp.int32),
-            jax.ShapeDtypeStruct((2,), jnp.uint32),
-            tokens,
-            tokens,
-        ),
-        donate=(0, 1, 2),
+    return training(
+        name,
+        train_step(functools.partial(loss, c), update),
+        params,
+        adafactor_moments(params, scanned),
+        jax.ShapeDtypeStruct((2,), jnp.uint32),
+        tokens,
+        tokens,
     )
 
 
@@ -287,20 +249,18 @@ STRATEGIES: Strategies = {
     ],
 }  # fmt: skip
 
-_OPTIONS = ("layers", "sequence", "batch", "experts")
+_entry = functools.partial(
+    entry,
+    model,
+    sizes=(MOE, TINY),
+    options=("layers", "sequence", "batch", "experts"),
+    strategies=STRATEGIES,
+)
 ENTRIES: dict[str, Entry] = {
-    "moe": Entry(
-        "GShard's MoE(128E, 12L): train step with Adafactor, layers unrolled",
-        builder(model, MOE, "moe"),
-        builder(model, TINY, "moe-tiny"),
-        _OPTIONS,
-        STRATEGIES,
-    ),
-    "moe-scan": Entry(
+    "moe": _entry("moe", "GShard's MoE(128E, 12L): train step with Adafactor, layers unrolled"),
+    "moe-scan": _entry(
+        "moe-scan",
         "moe with its pairs of layers as one scan; 619B with --experts 2048 --layers 36",
-        builder(model, dataclasses.replace(MOE, scanned=True), "moe-scan"),
-        builder(model, dataclasses.replace(TINY, scanned=True), "moe-scan-tiny"),
-        _OPTIONS,
-        STRATEGIES,
+        scanned=True,
     ),
 }

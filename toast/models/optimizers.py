@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import inspect
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+
+def train_step(loss: Callable[..., Any], update: Callable[..., Any]) -> Callable[..., Any]:
+    """``step(params, moments, count, *batch) -> (params, moments, count, loss)``.
+
+    ``loss(params, *batch)`` is minimised by ``update(params, moments, count, gradients)``.  The
+    batch has the names that it has in ``loss``: they are what patterns of arguments match.
+    """
+
+    def step(
+        params: Any, moments: Any, count: jax.Array, *batch: jax.Array
+    ) -> tuple[Any, Any, jax.Array, jax.Array]:
+        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        return *update(params, moments, count, gradients), value
+
+    state = list(inspect.signature(step).parameters.values())[:3]
+    batch = list(inspect.signature(loss).parameters.values())[1:]
+    step.__signature__ = inspect.Signature([*state, *batch])  # type: ignore[attr-defined]
+    return step
 
 
 def adam_moments(params: Any) -> dict[str, Any]:

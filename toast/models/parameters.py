@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,22 @@ import numpy as np
 def count(shapes: Any) -> int:
     """How many numbers a pytree of arrays or ``jax.ShapeDtypeStruct`` holds."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+
+
+def shapes_in(dtype: str) -> Callable[..., jax.ShapeDtypeStruct]:
+    """A function of sizes: the shape of an array of this element type."""
+
+    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
+
+    return shape
+
+
+def repeated(shapes: Any, times: int, scanned: bool) -> Any:
+    """The shapes of so many layers: stacked for a scan, or a list of them."""
+    if scanned:
+        return stacked(shapes, times)
+    return [jax.tree.map(lambda shape: shape, shapes) for _ in range(times)]
 
 
 def stacked(shapes: Any, times: int) -> Any:

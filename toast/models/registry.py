@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from toast.models.parameters import count
 
 #: What experts write for a model, by name: dimensions of arguments (paths with ``*``; negative
@@ -43,6 +46,32 @@ class Entry:
     options: tuple[str, ...] = ()
     #: What experts write for it.
     strategies: Strategies = dataclasses.field(default_factory=dict)
+
+
+def training(name: str, step: Callable[..., Any], params: Any, moments: Any, *batch: Any) -> Model:
+    """A train step as a model: it may overwrite parameters, moments and the number of steps."""
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    return Model(name, step, (params, moments, count, *batch), donate=(0, 1, 2))
+
+
+def entry(
+    model: Callable[[Any, str], Model],
+    name: str,
+    summary: str,
+    sizes: tuple[Any, Any],
+    options: tuple[str, ...],
+    strategies: Strategies,
+    **changes: Any,
+) -> Entry:
+    """The models of two configurations, in full and small size, with ``changes`` to both."""
+    full, small = (dataclasses.replace(config, **changes) for config in sizes)
+    return Entry(
+        summary,
+        builder(model, full, name),
+        builder(model, small, f"{name}-tiny"),
+        options,
+        strategies,
+    )
 
 
 def builder(model: Callable[[Any, str], Model], config: Any, name: str) -> Callable[..., Model]:

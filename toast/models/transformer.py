@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from toast.models.layers import cross_entropy, rms_norm, rotary
-from toast.models.optimizers import adam, adam_moments
-from toast.models.parameters import initial, stacked
-from toast.models.registry import Entry, Model, Strategies, builder
+from toast.models.optimizers import adam, adam_moments, train_step
+from toast.models.parameters import initial, repeated, shapes_in
+from toast.models.registry import Entry, Model, Strategies, entry, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +58,15 @@ T2B = TransformerConfig()
 #: Gemma 7B, the paper's T7B: 49152 of gate and up together.
 T7B = TransformerConfig(layers=28, d_model=3072, hidden=24576, heads=16, kv_heads=16)
 
+#: What Llamas do otherwise.
+_LLAMA: dict[str, Any] = {
+    "activation": "silu",
+    "tied": False,
+    "scale_embedding": False,
+    "norm_offset": 0.0,
+    "rope_theta": 500_000.0,
+}
+
 #: Llama 3 8B.
 LLAMA3_8B = TransformerConfig(
     layers=32,
@@ -68,11 +77,7 @@ LLAMA3_8B = TransformerConfig(
     key_size=128,
     vocabulary=128256,
     sequence=8192,
-    activation="silu",
-    tied=False,
-    scale_embedding=False,
-    norm_offset=0.0,
-    rope_theta=500_000.0,
+    **_LLAMA,
 )
 
 #: A train step small enough to run on CPU devices in a test.
@@ -88,24 +93,13 @@ TINY = TransformerConfig(
     dtype="float32",
 )
 TINY_T7B = dataclasses.replace(TINY, kv_heads=4)
-TINY_LLAMA = dataclasses.replace(
-    TINY,
-    kv_heads=2,
-    activation="silu",
-    tied=False,
-    scale_embedding=False,
-    norm_offset=0.0,
-    rope_theta=500_000.0,
-)
+TINY_LLAMA = dataclasses.replace(TINY, kv_heads=2, **_LLAMA)
 
 
 def parameter_shapes(config: TransformerConfig) -> dict[str, Any]:
     """The pytree of parameter shapes: ``jax.ShapeDtypeStruct`` leaves."""
     c = config
-
-    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, jnp.dtype(c.dtype))
-
+    shape = shapes_in(c.dtype)
     layer = {
         "attention_norm": shape(c.d_model),
         "wq": shape(c.d_model, c.heads, c.key_size),
@@ -119,7 +113,7 @@ def parameter_shapes(config: TransformerConfig) -> dict[str, Any]:
     }
     shapes = {
         "embedding": shape(c.vocabulary, c.d_model),
-        "layers": stacked(layer, c.layers) if c.scanned else [dict(layer) for _ in range(c.layers)],
+        "layers": repeated(layer, c.layers, c.scanned),
         "final_norm": shape(c.d_model),
     }
     return shapes if c.tied else shapes | {"output": shape(c.d_model, c.vocabulary)}
@@ -187,37 +181,13 @@ def loss(
     return cross_entropy(logits, targets)
 
 
-def train_step(config: TransformerConfig) -> Any:
-    """``step(params, moments, count, tokens, targets) -> (params, moments, count, loss)``."""
-
-    def step(
-        params: Any, moments: Any, count: jax.Array, tokens: jax.Array, targets: jax.Array
-    ) -> tuple[Any, Any, jax.Array, jax.Array]:
-        value, gradients = jax.value_and_grad(functools.partial(loss, config))(
-            params, tokens, targets
-        )
-        rate = config.learning_rate
-        return *adam(params, moments, count, gradients, rate), value
-
-    return step
-
-
 def model(config: TransformerConfig, name: str) -> Model:
-    """The train step of ``config`` with abstract arguments, ready for :func:`toast.plan`."""
-    params = parameter_shapes(config)
-    tokens = jax.ShapeDtypeStruct((config.batch, config.sequence), jnp.int32)
-    return Model(
-        name=name,
-        function=train_step(config),
-        arguments=(
-            params,
-            adam_moments(params),
-            jax.ShapeDtypeStruct((), jnp.int32),
-            tokens,
-            tokens,
-        ),
-        donate=(0, 1, 2),
-    )
+    """A train step with Adam of ``config`` at abstract arguments, ready for :func:`toast.plan`."""
+    c = config
+    params = parameter_shapes(c)
+    tokens = jax.ShapeDtypeStruct((c.batch, c.sequence), jnp.int32)
+    step = train_step(functools.partial(loss, c), functools.partial(adam, rate=c.learning_rate))
+    return training(name, step, params, adam_moments(params), tokens, tokens)
 
 
 _BATCH, _SEQUENCE, _WIDTH = ("tokens", 0), ("tokens", 1), ("params['embedding']", 1)
@@ -246,12 +216,14 @@ def _entries(
 ) -> dict[str, Entry]:
     """A transformer with its layers unrolled, and as one scan."""
     return {
-        full_name: Entry(
+        full_name: entry(
+            model,
+            full_name,
             about,
-            builder(model, dataclasses.replace(config, scanned=scanned), full_name),
-            builder(model, dataclasses.replace(tiny, scanned=scanned), f"{full_name}-tiny"),
+            (config, tiny),
             ("layers", "sequence", "batch"),
             STRATEGIES,
+            scanned=scanned,
         )
         for full_name, about, scanned in (
             (name, f"{summary}: train step with Adam, layers unrolled", False),

@@ -15,8 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from toast.models.optimizers import adam, adam_moments
-from toast.models.registry import Entry, Model, Strategies, builder
+from toast.models.layers import attention
+from toast.models.optimizers import adam, adam_moments, train_step
+from toast.models.parameters import shapes_in
+from toast.models.registry import Entry, Model, Strategies, entry, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +63,7 @@ def parameter_shapes(config: UNetConfig) -> dict[str, Any]:
     c = config
     embedding = 4 * c.channels
     widths = [c.channels * multiplier for multiplier in c.multipliers]
-
-    def shape(*sizes: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, jnp.dtype(c.dtype))
+    shape = shapes_in(c.dtype)
 
     def conv(before: int, after: int) -> dict[str, Any]:
         return {"kernel": shape(3, 3, before, after), "bias": shape(after)}
@@ -151,14 +151,10 @@ def residual(params: dict[str, Any], x: jax.Array, time: jax.Array, groups: int)
     return h + (dense(params["skip"], x) if "skip" in params else x)
 
 
-def attention(params: dict[str, Any], x: jax.Array, groups: int) -> jax.Array:
+def middle(params: dict[str, Any], x: jax.Array, groups: int) -> jax.Array:
     """Self attention over the positions of ``x : [batch, height, width, channels]``."""
     h = group_norm(params["norm"], x, groups).reshape(x.shape[0], -1, x.shape[-1])
-    query, key, value = (jnp.einsum("bsc,chk->bshk", h, params[w]) for w in ("wq", "wk", "wv"))
-    logits = jnp.einsum("bshk,bthk->bhst", query * query.shape[-1] ** -0.5, key)
-    weights = jax.nn.softmax(logits.astype(jnp.float32), axis=-1).astype(x.dtype)
-    attended = jnp.einsum("bhst,bthk->bshk", weights, value)
-    return x + jnp.einsum("bshk,hkc->bsc", attended, params["wo"]).reshape(x.shape)
+    return x + attention(params, h).reshape(x.shape)
 
 
 def time_embedding(params: dict[str, Any], time: jax.Array, channels: int) -> jax.Array:
@@ -186,7 +182,7 @@ def predict(
         if "resample" in level:
             x = convolution(level["resample"], x, stride=2)
             kept.append(x)
-    x = attention(params["middle"], x, c.groups)
+    x = middle(params["middle"], x, c.groups)
     for level in params["up"]:
         for block in level["blocks"]:
             x = residual(block, jnp.concatenate([x, kept.pop()], axis=-1), embedded, c.groups)
@@ -206,42 +202,19 @@ def loss(
     return jnp.mean(jnp.square(found.astype(jnp.float32) - noise))
 
 
-def train_step(config: UNetConfig) -> Any:
-    """``step(params, moments, count, images, noise, time) -> (params, moments, count, loss)``."""
-
-    def step(
-        params: Any,
-        moments: Any,
-        count: jax.Array,
-        images: jax.Array,
-        noise: jax.Array,
-        time: jax.Array,
-    ) -> tuple[Any, Any, jax.Array, jax.Array]:
-        value, gradients = jax.value_and_grad(functools.partial(loss, config))(
-            params, images, noise, time
-        )
-        return *adam(params, moments, count, gradients, config.learning_rate), value
-
-    return step
-
-
 def model(config: UNetConfig, name: str) -> Model:
-    """The train step of ``config`` with abstract arguments, ready for :func:`toast.plan`."""
+    """A train step with Adam of ``config`` at abstract arguments, ready for :func:`toast.plan`."""
     c = config
     params = parameter_shapes(c)
     images = jax.ShapeDtypeStruct((c.batch, c.image, c.image, c.image_channels), jnp.float32)
-    return Model(
-        name=name,
-        function=train_step(c),
-        arguments=(
-            params,
-            adam_moments(params),
-            jax.ShapeDtypeStruct((), jnp.int32),
-            images,
-            images,
-            jax.ShapeDtypeStruct((c.batch,), jnp.float32),
-        ),
-        donate=(0, 1, 2),
+    return training(
+        name,
+        train_step(functools.partial(loss, c), functools.partial(adam, rate=c.learning_rate)),
+        params,
+        adam_moments(params),
+        images,
+        images,
+        jax.ShapeDtypeStruct((c.batch,), jnp.float32),
     )
 
 
@@ -260,10 +233,11 @@ STRATEGIES: Strategies = {
 }
 
 ENTRIES: dict[str, Entry] = {
-    "unet": Entry(
+    "unet": entry(
+        model,
+        "unet",
         "the paper's U-Net: train step with Adam of a diffusion model",
-        builder(model, UNET, "unet"),
-        builder(model, TINY, "unet-tiny"),
+        (UNET, TINY),
         ("batch",),
         STRATEGIES,
     ),

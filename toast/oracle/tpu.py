@@ -29,6 +29,7 @@ from toast.files import write_all
 from toast.frontend import Program, mlir
 from toast.frontend.mlir import Source
 from toast.hardware import Hardware
+from toast.hardware.layout import slice_of
 from toast.oracle.hlo import Communication, communication_in
 from toast.oracle.schedule import CLOCK_HZ, Schedule, schedule
 
@@ -99,7 +100,7 @@ def judge(
     check(hardware)
     name, dimensions, options, accelerator = _TOPOLOGIES[hardware.name]
     devices = shardings.mesh.devices
-    topology = f"{name}:{'x'.join(map(str, _slice(devices, dimensions)))}"
+    topology = f"{name}:{'x'.join(map(str, slice_of(devices, dimensions)))}"
     job = {
         "module": mlir.bytecode(program.source.module),
         "name": program.name,
@@ -122,24 +123,6 @@ def judge(
         place.parent.mkdir(parents=True, exist_ok=True)
         write_all({place: json.dumps(dataclasses.asdict(verdict))}, PlanError)
     return verdict
-
-
-def _slice(devices: int, dimensions: int) -> tuple[int, ...]:
-    """The most cubic slice of a torus, smallest dimension first (in 3D: last)."""
-    sides = [1] * dimensions
-    for prime in sorted(_primes(devices), reverse=True):
-        sides[sides.index(min(sides))] *= prime
-    return tuple(sorted(sides)) if dimensions == 2 else tuple(sorted(sides))[::-1]
-
-
-def _primes(number: int) -> list[int]:
-    found, divisor = [], 2
-    while number > 1:
-        while number % divisor == 0:
-            found.append(divisor)
-            number //= divisor
-        divisor += 1
-    return found
 
 
 #: Of verdicts and of what is compiled; another one makes the kept ones void.

@@ -17,8 +17,8 @@ from toast.plan.explain import (
     HeldAxis,
 )
 from toast.plan.files import VERSION, Origin, Saved, read, schema
-from toast.plan.labels import describe_value, dimension_labels, spec_text
-from toast.plan.matching import actions_like
+from toast.plan.labels import describe_value, dimension_labels, place_of, spec_text
+from toast.plan.matching import Begun, actions_like
 from toast.plan.plan import ArgumentRow, Plan, Step, make_plan
 from toast.plan.prediction import Collective, Prediction
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved
@@ -31,6 +31,7 @@ __all__ = [
     "ArgumentChange",
     "ArgumentExplanation",
     "ArgumentRow",
+    "Begun",
     "Cause",
     "Change",
     "Collective",
@@ -53,6 +54,7 @@ __all__ = [
     "diff",
     "dimension_labels",
     "make_plan",
+    "place_of",
     "read",
     "schema",
     "spec_text",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.errors import PinError
+from toast.paths import matches
 from toast.plan.diff import NumberChange, numbers
 from toast.plan.explain import CollectiveExplanation, argument_number, explain_collectives
 from toast.plan.labels import folded, spec_text
@@ -31,7 +31,7 @@ class CollectiveCount:
     #: The op that makes what moves, and the op that wants it otherwise (none of a sum).
     value: str
     use: str
-    count: int
+    count: float
     seconds: float
 
 
@@ -114,8 +114,7 @@ def why_not(
     analysis = plan.analysis
     if isinstance(spec, str):
         parse_spec(spec)
-    wanted = argument.replace("[", "[[]")  # brackets of paths are no character classes
-    names = [path for path in plan.arguments if fnmatch.fnmatchcase(path, wanted)]
+    names = [path for path in plan.arguments if matches(argument, path)]
     if not names:
         argument_number(plan, argument)
     text = spec if isinstance(spec, str) else _text(spec)
@@ -214,7 +213,10 @@ def _alternative(plan: Plan, other: Plan) -> Alternative:
     )
 
 
-_Counted = dict[tuple[str, tuple[str, ...], str, str], tuple[int, float]]
+#: Less than this of a collective is none: XLA merges shares of some.
+_SHARE = 0.01
+
+_Counted = dict[tuple[str, tuple[str, ...], str, str], tuple[float, float]]
 
 
 def _counted(rows: Sequence[CollectiveExplanation]) -> _Counted:
@@ -222,7 +224,7 @@ def _counted(rows: Sequence[CollectiveExplanation]) -> _Counted:
     found: _Counted = {}
     for row in rows:
         key = (row.kind, row.axes, folded(row.definition), folded(row.use))
-        count, seconds = found.get(key, (0, 0.0))
+        count, seconds = found.get(key, (0.0, 0.0))
         found[key] = count + row.count, seconds + row.total_seconds
     return found
 
@@ -231,7 +233,7 @@ def _more(these: _Counted, those: _Counted) -> tuple[CollectiveCount, ...]:
     """What ``these`` have over ``those``, the most seconds first."""
     found = []
     for key, (count, seconds) in these.items():
-        other, spent = those.get(key, (0, 0.0))
-        if count > other:
+        other, spent = those.get(key, (0.0, 0.0))
+        if count > other + _SHARE:
             found.append(CollectiveCount(*key, count - other, max(0.0, seconds - spent)))
     return tuple(sorted(found, key=lambda row: -row.seconds))

@@ -50,7 +50,7 @@ class CollectiveChange:
 
     kind: str
     axes: tuple[str, ...]
-    count: tuple[int, int]
+    count: tuple[float, float]
     bytes: tuple[float, float]
     seconds: tuple[float, float]
 
@@ -236,9 +236,9 @@ def _counted(specs: Counter[str]) -> str:
 def _collectives(one: Saved, two: Saved) -> Iterator[CollectiveChange]:
     tables = []
     for saved in (one, two):
-        table: dict[tuple[str, tuple[str, ...]], tuple[int, float, float]] = {}
+        table: dict[tuple[str, tuple[str, ...]], tuple[float, float, float]] = {}
         for c in saved.collectives:
-            count, size, seconds = table.get((c["kind"], c["axes"]), (0, 0.0, 0.0))
+            count, size, seconds = table.get((c["kind"], c["axes"]), (0.0, 0.0, 0.0))
             table[c["kind"], c["axes"]] = (
                 count + c["count"],
                 size + c["count"] * c["bytes"],
@@ -246,8 +246,8 @@ def _collectives(one: Saved, two: Saved) -> Iterator[CollectiveChange]:
             )
         tables.append(table)
     for kind, axes in sorted({**tables[0], **tables[1]}):
-        (c1, b1, s1), (c2, b2, s2) = (table.get((kind, axes), (0, 0.0, 0.0)) for table in tables)
-        if c1 != c2 or not _close(b1, b2) or not _close(s1, s2):
+        (c1, b1, s1), (c2, b2, s2) = (table.get((kind, axes), (0.0, 0.0, 0.0)) for table in tables)
+        if not _close(c1, c2) or not _close(b1, b2) or not _close(s1, s2):
             yield CollectiveChange(kind, axes, (c1, c2), (b1, b2), (s1, s2))
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from toast.apply import Spec
+from toast.cost import Transfer
 from toast.cost.model import Timed
 from toast.errors import PlanError
 from toast.frontend import element_bytes
-from toast.hardware import COLLECTIVES
 from toast.plan.labels import describe_value, folded
 from toast.plan.prediction import Prediction
 from toast.plan.shard import major_ranks, spec_of
@@ -102,11 +102,11 @@ class CollectiveExplanation:
     number: int
     kind: str
     axes: tuple[str, ...]
-    #: Per device and collective, in the element type of the program.
+    #: Of the result that a device holds after each.
     bytes: float
     #: How many there are in a step, those of repeated layers and of loops counted, without those
-    #: that XLA merges with others or makes anew.
-    count: int
+    #: that XLA merges with others or makes anew; shares of some may be left.
+    count: float
     #: Of one.
     seconds: float
     #: Of all: these sum to the prediction.
@@ -295,25 +295,25 @@ class _Row(NamedTuple):
     timed: Timed
     #: The class.
     x: int
-    #: How often it happens.
-    times: float
+    transfer: Transfer
 
     @property
     def seconds(self) -> float:
         """Of all of them."""
-        return self.times * float(self.timed.once[0, self.x])
+        return self.transfer.count * self.transfer.seconds
 
 
 def _ordered(plan: Plan) -> list[_Row]:
     """Every collective, those that take most time first."""
     model = plan.model
     layout = model.layout(plan.state[None])
-    found = []
+    found: list[tuple[Timed, int]] = []
     for timed in model.timed(layout, *model.sizes(layout)):
-        spared = np.broadcast_to(np.asarray(timed.move.spared), timed.times.shape)[0]
-        times = timed.times[0] * (1 - spared)
-        found += [_Row(timed, x, float(times[x])) for x in np.flatnonzero(times > 1e-9).tolist()]
-    return sorted(found, key=lambda row: -row.seconds)
+        times = (timed.times * (1 - timed.move.spared))[0]
+        found += [(timed, x) for x in np.flatnonzero(times).tolist()]
+    # As the plan's own list has them.
+    rows = [_Row(*row, line) for row, line in zip(found, plan.transfers, strict=True)]
+    return sorted((row for row in rows if row.seconds > 0), key=lambda row: -row.seconds)
 
 
 def _values_of(plan: Plan, row: _Row) -> list[int]:
@@ -351,7 +351,7 @@ def _explained(plan: Plan, history: _History, number: int, row: _Row) -> Collect
     model, analysis = plan.model, plan.analysis
     program, names, tables = analysis.program, analysis.names, model.tables
     timed, x = row.timed, row.x
-    move, kind = timed.move, COLLECTIVES[timed.kind]
+    move, kind = timed.move, row.transfer.kind
     layout = model.layout(plan.state[None])
     major = major_ranks(layout)
     chosen = int(move.axes[0, x])
@@ -392,16 +392,15 @@ def _explained(plan: Plan, history: _History, number: int, row: _Row) -> Collect
         what = "order"
     elif not move.of_uses:
         what = "sum"
-    size = float(move.size[0, x] / np.broadcast_to(np.asarray(move.rounded), move.size.shape)[0, x])
     return CollectiveExplanation(
         number=number,
         kind=kind,
         axes=labels,
-        bytes=size,
-        count=max(1, round(row.times)),
-        seconds=float(timed.once[0, x]),
+        bytes=row.transfer.bytes,
+        count=row.transfer.count,
+        seconds=row.transfer.seconds,
         total_seconds=row.seconds,
-        algorithm=model.collectives.cheapest(kind, float(move.size[0, x]), labels).name,
+        algorithm=row.transfer.algorithm,
         what=what,
         value=describe_value(program, value),
         values=len(values),

@@ -444,7 +444,7 @@ def _saved(name: str, data: Mapping[str, Any]) -> Saved:
         collectives=tuple(
             {
                 "kind": str(entry["kind"]), "axes": _texts(entry["axes"]),
-                "bytes": float(entry["bytes"]), "count": int(entry["count"]),
+                "bytes": float(entry["bytes"]), "count": float(entry["count"]),
                 "algorithm": str(entry["algorithm"]), "seconds": float(entry["seconds"]),
             }
             for entry in data["collectives"]

@@ -20,6 +20,12 @@ def describe_value(program: Program, value: int) -> str:
     return program.describe(op)
 
 
+def place_of(program: Program, op: int) -> str:
+    """The source line of an op, or that the step is over: results are handed over then."""
+    over = op >= len(program.ops) - len(program.results)
+    return "end of the step" if over else str(program.location(max(op, 0)))
+
+
 def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
     """Argument dimensions an action's color reaches, layers folded; most elements first.
 

@@ -6,9 +6,8 @@ import functools
 import pathlib
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from toast.errors import PlanError
 from toast.plan.files import OpKey, Part, SavedAction, class_places, read
 from toast.plan.labels import action_labels
 from toast.space import NONE, Action, Space
@@ -18,7 +17,15 @@ if TYPE_CHECKING:
     from toast.plan.plan import Plan
 
 
-def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action, ...]:
+class Begun(NamedTuple):
+    """An earlier plan in a decision space."""
+
+    actions: tuple[Action, ...]
+    #: Why they are not all of the plan's; empty if they are.
+    missing: str
+
+
+def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> Begun:
     """The actions of ``space`` that do what those of an earlier plan, or of its JSON file, did.
 
     What has no counterpart is left out.  Raises :class:`toast.errors.PlanError` for a file that is
@@ -27,13 +34,21 @@ def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> tuple[Action,
     saved = read(plan)
     wanted = [action for action in saved.actions if action.axis]
     offered = Offered(space)
-    found = [action for action in map(offered.exactly, wanted) if action is not None]
-    if wanted and not found:
-        raise PlanError(
-            f"{saved.name}: no action of this plan has a counterpart here; it is of another "
-            "program or mesh, so begin without it"
+    found, missing = [], []
+    for step in wanted:
+        action = offered.exactly(step)
+        if action is None:
+            missing.append(f"{step.labels[0] if step.labels else 'nothing'} on {step.axis}")
+        else:
+            found.append(action)
+    why = ""
+    if missing:
+        named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        why = (
+            f"start {saved.name}: {len(missing)} of {len(wanted)} actions have no counterpart "
+            f"here: {named}"
         )
-    return tuple(found)
+    return Begun(tuple(found), why)
 
 
 class Offered:

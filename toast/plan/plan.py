@@ -26,7 +26,7 @@ from toast.plan import alternatives, explain
 from toast.plan.alternatives import WhyNot
 from toast.plan.explain import ArgumentExplanation, CollectiveExplanation
 from toast.plan.files import Origin, plan_data
-from toast.plan.labels import describe_value, dimension_labels, folded, spec_text
+from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.notebook import plan_html
 from toast.plan.prediction import Prediction, reason_of
 from toast.plan.shard import shardings_of
@@ -257,17 +257,16 @@ class Plan:
 
         Columns: ``bytes`` per device, ``value`` (the op that makes it, with its source line),
         ``what`` of it (the value, a resharded copy ...), and the source lines where it begins and
-        ends.
+        ends, or ``end of the step``.
         """
         program = self.analysis.program
-        last = len(program.ops) - 1
         return pd.DataFrame([
             {
                 "bytes": buffer.bytes,
                 "value": describe_value(program, buffer.value),
                 "what": buffer.what,
-                "from": str(program.location(min(max(buffer.start, 0), last))),
-                "to": str(program.location(min(buffer.end, last))),
+                "from": place_of(program, buffer.start),
+                "to": place_of(program, buffer.end),
             }
             for buffer in self.timeline.at_peak
         ], columns=["bytes", "value", "what", "from", "to"])  # fmt: skip
@@ -276,11 +275,10 @@ class Plan:
         """The timeline as plain data: bytes after the last change before each op."""
         line, program = self.timeline, self.analysis.program
         last = np.flatnonzero(np.diff(line.op, append=len(program.ops) + 1))
-        at = min(line.peak_op, len(program.ops) - 1)
         return {
             "argument_bytes": line.argument_bytes,
             "peak_bytes": line.peak_bytes,
-            "peak_at": program.describe(at),
+            "peak_at": place_of(program, line.peak_op),
             "at_peak": self.at_peak().head(50).to_dict("records"),
             "op": line.op[last].tolist(),
             "live_bytes": line.live_bytes[last].tolist(),
@@ -326,8 +324,9 @@ def make_plan(
     reasons = [
         reason_of(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
     ]
+    own = ("the program's own shardings",) if space.constraints.keep else ()
     pins = [
-        Step((*space.constraints.pin,), "", (), after, f"pinned: {reason}")
+        Step((*space.constraints.pin, *own), "", (), after, f"pinned: {reason}")
         for after, reason in zip(predictions[1 : 1 + pinned], reasons, strict=False)
     ]
     steps = tuple(pins) + tuple(

@@ -18,8 +18,11 @@ _SIZES = (2**20, 2**26)
 
 
 def hardware_list(machines: Iterable[Hardware]) -> RenderableType:
-    """What ``toast hardware list`` prints."""
-    table = Table("name", "what it is", "bf16", "memory", "HBM", "links", "largest")
+    """What ``toast hardware list`` prints; rates are achievable ones."""
+    table = Table(
+        "name", "what it is", "products", "memory", "HBM", "links", "largest",
+        title="Devices, with the rates that programs reach", title_justify="left",
+    )  # fmt: skip
     for machine in machines:
         link = machine.interconnect
         shape = (
@@ -27,9 +30,11 @@ def hardware_list(machines: Iterable[Hardware]) -> RenderableType:
             if link.topology == "torus"
             else f"nodes of {link.devices_per_node}"
         )
-        peak = machine.flops_per_s.get("bf16", machine.flops_per_s.get("f16", 0.0))
+        halves = [dtype for dtype in ("bf16", "f16") if dtype in machine.flops_per_s]
+        dtype = (*halves, *machine.flops_per_s)[0]
         table.add_row(
-            machine.name, machine.description, f"{peak / 1e12:.4g} TFLOP/s",
+            machine.name, machine.description,
+            f"{dtype} {machine.peak(dtype) / 1e12:.4g} TFLOP/s",
             size_text(machine.memory_capacity_bytes), rate_text(machine.memory_bytes_per_s),
             f"{shape}, {rate_text(link.bandwidth_bytes_per_s)}", str(machine.max_devices),
         )  # fmt: skip

@@ -45,6 +45,10 @@ def _number(value: float, unit: str) -> str:
     return {"seconds": time_text, "bytes": size_text}.get(unit, "{:g}".format)(value)
 
 
+def _count(count: float) -> str:
+    return f"{round(count, 1):g}" if count >= 0.1 else f"{count:.1g}"
+
+
 def _change(first: float, second: float) -> str:
     if not first or first == second:
         return "" if first == second else "new"
@@ -115,7 +119,7 @@ def difference_tables(difference: Difference) -> RenderableType:
         "Collectives",
         (
             (
-                c.kind, " x ".join(c.axes), f"{c.count[0]} / {c.count[1]}",
+                c.kind, " x ".join(c.axes), f"{_count(c.count[0])} / {_count(c.count[1])}",
                 f"{size_text(c.bytes[0])} / {size_text(c.bytes[1])}",
                 f"{time_text(c.seconds[0])} / {time_text(c.seconds[1])}",
             )
@@ -226,7 +230,8 @@ def _cause(cause: Cause) -> str:
 
 def collective_explanation(found: CollectiveExplanation) -> RenderableType:
     """What ``toast explain PLAN --collective`` prints."""
-    title = f"Collective {found.number}: {found.count} {found.kind} over {' x '.join(found.axes)}"
+    what = f"{_count(found.count)} {found.kind} over {' x '.join(found.axes)}"
+    title = f"Collective {found.number}: {what}"
     table = _table(title, "", "")
     each = f"{size_text(found.bytes)}, {time_text(found.seconds)} by {found.algorithm}"
     table.add_row("each", escape(each))
@@ -249,7 +254,7 @@ def collectives_table(rows: Sequence[CollectiveExplanation]) -> RenderableType:
                    "used by", right=("#", "count", "time"))  # fmt: skip
     for row in rows[:_SHOWN]:
         table.add_row(
-            str(row.number), row.kind, " x ".join(row.axes), str(row.count),
+            str(row.number), row.kind, " x ".join(row.axes), _count(row.count),
             time_text(row.total_seconds), escape(row.definition), escape(row.use) or "-",
         )  # fmt: skip
     return _rest(table, len(rows))
@@ -279,7 +284,7 @@ def _alternative(title: str, other: Alternative) -> list[RenderableType]:
         table = _table("", "", "collective", "axes", "time", "value", "used by", right=("time",))
         for sign, row in rows[:_SHOWN]:
             table.add_row(
-                f"{sign}{row.count}", row.kind, " x ".join(row.axes), time_text(row.seconds),
+                sign + _count(row.count), row.kind, " x ".join(row.axes), time_text(row.seconds),
                 escape(row.value), escape(row.use) or "-",
             )  # fmt: skip
         parts.append(_rest(table, len(rows)))

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from toast.analysis import Analysis
-from toast.apply import Verification
+from toast.apply import OutputCheck, Verification
 from toast.compare import Compared
 from toast.hardware import Hardware, Mesh
-from toast.plan import Plan, describe_value, spec_text
+from toast.plan import Plan, describe_value, place_of, spec_text
 from toast.units import size_text, time_text
 
 #: Ops without a rule that are named one by one; the rest are counted.
@@ -186,9 +186,9 @@ _SHOWN = 6
 
 def _memory(plan: Plan) -> Table:
     program, line = plan.analysis.program, plan.timeline
-    at = program.location(min(line.peak_op, len(program.ops) - 1))
+    at = place_of(program, line.peak_op)
     table = _table(
-        f"Memory at its peak, {size_text(line.peak_bytes)}, at {escape(str(at))}",
+        f"Memory at its peak, {size_text(line.peak_bytes)}, at {escape(at)}",
         "bytes per device", "value", right=("bytes per device",),
     )  # fmt: skip
     table.add_row(size_text(line.argument_bytes), "arguments")
@@ -221,6 +221,14 @@ def _meshes(plan: Plan) -> Table:
     return table
 
 
+def _equality(output: OutputCheck) -> str:
+    if not output.equal:
+        return "NO"
+    if not output.proves:
+        return "all NaN: proves nothing"
+    return f"yes, {max(output.nan, 0.001):.1%} NaN in both" if output.nan else "yes"
+
+
 def verification_table(plan: Plan, verification: Verification) -> RenderableType:
     """What ``toast verify`` prints: every output, worst first, and the collectives."""
     table = _table(
@@ -228,17 +236,19 @@ def verification_table(plan: Plan, verification: Verification) -> RenderableType
         "output", "largest error", "relative error", "equal",
         right=("largest error", "relative error"),
     )  # fmt: skip
-    worst = sorted(verification.outputs, key=lambda o: (o.equal, -o.relative_error))
+    worst = sorted(verification.outputs, key=lambda o: (o.equal, o.proves, -o.relative_error))
     for output in worst[:12]:
         table.add_row(
             escape(output.path), f"{output.max_abs_error:.2g}", f"{output.relative_error:.2g}",
-            "yes" if output.equal else "NO",
+            _equality(output),
         )  # fmt: skip
     if len(worst) > 12:
         table.add_row(f"... and {len(worst) - 12} more, all no worse", "", "", "")
     kinds = ", ".join(f"{count} {kind}" for kind, count in verification.collectives.items())
     predicted = ", ".join(f"{c.count} {c.kind}" for c in plan.after.collectives if c.count)
     equal = sum(output.equal for output in verification.outputs)
+    empty = sum(output.equal and not output.proves for output in verification.outputs)
+    proven = f", {empty} of them all NaN, which proves nothing" if empty else ""
     return Group(
         table,
         Text(
@@ -247,7 +257,7 @@ def verification_table(plan: Plan, verification: Verification) -> RenderableType
         ),
         Text(f"Collectives in XLA's compiled program: {kinds or 'none'}"),
         Text(f"Collectives predicted: {predicted or 'none'}"),
-        Text(f"{equal} of {len(verification.outputs)} outputs equal", style="bold"),
+        Text(f"{equal} of {len(verification.outputs)} outputs equal{proven}", style="bold"),
     )
 
 

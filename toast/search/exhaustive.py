@@ -18,15 +18,12 @@ from toast.cost import CostModel
 from toast.cost.bound import Term, terms
 from toast.cost.model import MEMORY_WEIGHT
 from toast.errors import SearchError
-from toast.search.ledger import Ledger
+from toast.search.ledger import OVER_LIMIT, Ledger
 from toast.search.search import Search, Settings
 from toast.space import Action, Space, States
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-#: Added to the cost of what does not fit, as in the search.
-_OVER = 1e3
 
 #: Entries of the largest table of a bound.
 _TABLE = 1 << 18
@@ -227,7 +224,9 @@ class _Branching:
         if not len(states):
             return
         prices = self._model.price(states)
-        rank = self._model.cost(prices, self._memory) + _OVER * (prices.peak_bytes > self._memory)
+        rank = self._model.cost(prices, self._memory) + OVER_LIMIT * (
+            prices.peak_bytes > self._memory
+        )
         self._priced += len(states)
         best = int(np.argmin(rank))
         if rank[best] < self._rank:
@@ -349,7 +348,7 @@ class _Branching:
         model = self._model
         over = np.maximum(peak * (1 - 1e-9) - self._memory, 0.0)
         cost = seconds / max(model.initial_seconds, 1e-300)
-        return cost + MEMORY_WEIGHT * over / max(model.initial_peak, 1.0) + _OVER * (over > 0)
+        return cost + MEMORY_WEIGHT * over / max(model.initial_peak, 1.0) + OVER_LIMIT * (over > 0)
 
     def _least(self, term: Term, classes: int) -> Floats:
         """Bytes of a term where only the first ``classes`` of the order have chosen, at least."""

@@ -21,7 +21,7 @@ _BATCH = 256
 _REFINEMENT = 5
 
 #: Added to the cost of what does not fit, so that it ranks behind all that does.
-_OVER = 1e3
+OVER_LIMIT = 1e3
 
 
 class Trajectory(NamedTuple):
@@ -78,7 +78,7 @@ class Ledger:
 
     def rank(self, key: bytes, length: int) -> float:
         """What the best plan minimises: its cost, after whether it fits at all."""
-        return self.length_cost(self._cost[key], length) + (0.0 if self._fits[key] else _OVER)
+        return self.length_cost(self._cost[key], length) + (0.0 if self._fits[key] else OVER_LIMIT)
 
     def offer(self, key: bytes, actions: tuple[Action, ...]) -> Trajectory:
         """Note a trajectory to a priced state; with its rank."""

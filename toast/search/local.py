@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from toast.search.ledger import Ledger, Trajectory
 from toast.space import Action, States
 
-Floats = npt.NDArray[np.float64]
+_WORST = Trajectory(np.inf, ())
 
 #: Trajectories with the states that they lead to.
 _Variants = tuple[list[tuple[Action, ...]], States]
@@ -74,12 +73,12 @@ def refine(
             seconds = ledger.model.waiting(state)
             order = np.argsort(-seconds, kind="stable")[:hottest]
             offered = [action for k in order.tolist() for action in space.single(k)]
-            offered += _promising(space.refinements, seconds, widest)
+            promising = np.argsort(-space.worth(seconds), kind="stable")[:widest]
+            offered += [space.refinements[i] for i in promising.tolist()]
             most = max(most, len(offered))
             if not offered:
                 continue
-            states = np.concatenate([space.apply_all(state[None], action) for action in offered])
-            keys, _ = ledger.price(states)
+            keys, _ = ledger.price(space.refine_each(state, offered))
             for key, action in zip(keys, offered, strict=True):
                 found = ledger.offer(key, (*trajectory.actions, action))
                 if key not in seen and found.rank < grown.get(key, _WORST).rank:
@@ -91,18 +90,6 @@ def refine(
         seen.update(kept)
         beam = [grown[key] for key in kept]
         stale = 0 if ledger.best.rank < before - 1e-12 else stale + 1
-
-
-_WORST = Trajectory(np.inf, ())
-
-
-def _promising(refinements: Sequence[Action], seconds: Floats, count: int) -> list[Action]:
-    """The refinements of the parts that ``seconds`` (of each op class) say are most worth it."""
-    worth = np.array([
-        sum(seconds[k] for k, _ in action.part) for action in refinements
-    ])  # fmt: skip
-    order = np.argsort(-worth, kind="stable")[:count]
-    return [refinements[i] for i in order.tolist()]
 
 
 def replay(ledger: Ledger, actions: Sequence[Action]) -> States:

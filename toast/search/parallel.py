@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast.cost import CostModel
-from toast.errors import SearchError
 from toast.search.search import Found, Round, Search, Settings
 from toast.space import Action
 
@@ -69,8 +68,6 @@ def find(
 def restarts(job: Job) -> list[Job]:
     """``job`` with the seed of each of its restarts."""
     settings = job.settings
-    if settings.restarts < 1:
-        raise SearchError(f"restarts {settings.restarts}: must be at least 1")
     # The first is the search without restarts, so that more of them never find worse.
     spawned = np.random.SeedSequence(settings.seed).spawn(settings.restarts - 1)
     seeds = [settings.seed, *(int(child.generate_state(1)[0]) for child in spawned)]
@@ -102,8 +99,6 @@ class Team:
     """Runs searches, ``processes`` at a time; in this process where that is one."""
 
     def __init__(self, processes: int, progress: Callable[[Round], None] | None = None) -> None:
-        if processes < 1:
-            raise SearchError(f"processes {processes}: must be at least 1")
         self._processes = processes
         self._workers: list[_Worker] = []
         self._events: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()

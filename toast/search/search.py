@@ -8,12 +8,15 @@ an interrupt, ends the search with it.
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from toast.cost import CostModel
+from toast.errors import SearchError
 from toast.search.ledger import Ledger, Trajectory, length, state_key
 from toast.search.local import polish, refine, replay
 from toast.search.tree import Tree
@@ -22,7 +25,10 @@ from toast.space import Action, States
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Knobs of the search; the defaults are the paper's where it names any."""
+    """Knobs of the search; the defaults are the paper's where it names any.
+
+    Raises :class:`toast.errors.SearchError` for what is no number, or too small a one.
+    """
 
     seed: int = 0
     #: Longest trajectory (4.2).
@@ -36,7 +42,7 @@ class Settings:
     wave: int = 8
     #: UCT's weight of exploration, in units of the logarithm of the cost.
     exploration: float = 2.0
-    #: Actions that a new node looks at: one more with every visit's root.
+    #: Actions that a node looks at before its first visit; after n visits, the root of n more.
     width: int = 32
     #: Best trajectories that local search improves after each round.
     finalists: int = 2
@@ -55,6 +61,24 @@ class Settings:
     restarts: int = 1
     #: Searches that run at a time, each in a process of its own; the plan does not depend on it.
     processes: int = 1
+
+    def __post_init__(self) -> None:
+        least = dict.fromkeys(("wave", "restarts", "processes"), 1)
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if name == "budget":
+                if value is not None and not (real and value >= 0):
+                    text = f"of {value:g} seconds" if real else repr(value)
+                    raise SearchError(f"budget {text}: must be positive, or 0")
+            elif not real:
+                raise SearchError(f"{name} {value!r}: must be a number")
+            elif field.type == "int" and not isinstance(value, numbers.Integral):
+                raise SearchError(f"{name} {value!r}: must be a whole number")
+            elif not value >= least.get(name, 0):
+                raise SearchError(f"{name} {value}: must be at least {least.get(name, 0)}")
+        if self.budget == math.inf:
+            object.__setattr__(self, "budget", None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,6 @@ import numpy as np
 from toast.cost import CostModel
 from toast.errors import PinError
 from toast.space import Action
-from toast.space.constraints import fixed_dimensions
 
 
 def begin_fixed(model: CostModel) -> None:
@@ -19,7 +18,7 @@ def begin_fixed(model: CostModel) -> None:
     space = model.space
     names = space.analysis.names
     actions: list[Action] = []
-    wanted = fixed_dimensions(space.analysis, space.mesh, space.constraints)
+    wanted = space.resolved.fixed
     groups = dict.fromkeys((int(space.color_group_of(name)), name, axis) for name, axis in wanted)
     for group, name, axis in groups:
         offered = [a for a in space.actions if a.color == group and a.axis == axis]
@@ -39,7 +38,7 @@ def begin_fixed(model: CostModel) -> None:
         held = int(space.initial[k, axis])
         if held != factor:
             why = (
-                "a pin, or another fix, keeps it off" if held < 0
+                "its size, or another fix, keeps it off" if held < 0
                 else f"{space.analysis.name_label(name - factor + held)} has it"
             )  # fmt: skip
             raise PinError(

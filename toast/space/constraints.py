@@ -10,20 +10,20 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
-import fnmatch
 import graphlib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from toast.errors import PinError
-from toast.frontend import Program
 from toast.hardware import Mesh
+from toast.paths import matches
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Spec = tuple[tuple[str, ...] | None, ...]
 Holders = npt.NDArray[np.int8]
 
-#: In :func:`holders`: an axis that the search may use as it likes.
+#: In :class:`Resolved`: an axis that the search may use as it likes.
 FREE = -2
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -42,7 +42,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 class Constraints:
     """Pins, by patterns of argument paths and of names that ``checkpoint_name`` gave to values.
 
-    In patterns ``*`` stands for anything; brackets are themselves.
+    In patterns ``*`` stands for anything; brackets are themselves.  Raises
+    :class:`toast.errors.PinError` for what is no mapping of patterns.
     """
 
     #: Shardings: a ``PartitionSpec``, or as text ``"P('data', None)"``.
@@ -52,11 +53,46 @@ class Constraints:
     #: Dimensions that take axes before the search does: ``{"tokens:0": "data"}`` puts the batch,
     #: wherever it goes, on ``data``.
     fix: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
-    #: Whether the program's own sharding constraints hold.
+    #: Whether the program's own shardings hold: its sharding constraints, and what it says of its
+    #: arguments (``in_shardings`` of ``jax.jit``).
     keep: bool = False
+
+    def __post_init__(self) -> None:
+        examples = {"pin": "w: P('data')", "forbid": "w: 'data'", "fix": "'tokens:0': 'data'"}
+        for option, example in examples.items():
+            given = getattr(self, option)
+            if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+                raise PinError(
+                    f"{option}: {type(given).__name__} is no mapping of argument paths; "
+                    f"give {{{example}}}"
+                )
 
     def __bool__(self) -> bool:
         return bool(self.pin or self.forbid or self.fix or self.keep)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """Constraints on a program and a mesh, free of contradictions."""
+
+    #: ``[ops, axes]`` the factor that holds each axis, -1 for none, :data:`FREE` where unsaid.
+    holders: Holders
+    #: ``[names]`` dimensions that take no further axis, of values with some dimension left open.
+    closed: npt.NDArray[np.bool_]
+    #: The mesh's axes, major to minor, so that all pins have theirs in the order that they say;
+    #: empty where none says any.
+    order: tuple[str, ...]
+    #: Names (of arguments' dimensions) and the axes that ``fix`` puts them on, in order.
+    fixed: tuple[tuple[int, int], ...]
+
+
+class _Pin(NamedTuple):
+    """One op's sharding."""
+
+    op: int
+    spec: Spec
+    #: How messages call it: ``pin w*=P('data')``.
+    what: str
 
 
 def parse_spec(text: str) -> tuple[Any, ...]:
@@ -86,142 +122,188 @@ def parse_spec(text: str) -> tuple[Any, ...]:
     return tuple(entries)
 
 
-def holders(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Holders:
-    """``[ops, axes]`` the factor that holds each axis, -1 for none, :data:`FREE` where unsaid.
+def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolved:
+    """What the constraints mean for the ops of a program on a mesh.
 
     Raises :class:`toast.errors.PinError` for a pattern without a match, a sharding that cannot be,
-    and two pins that contradict each other.
+    and two constraints that contradict each other.
     """
+    names = analysis.names
     found = np.full((len(analysis.program.ops), len(mesh.axes)), FREE, dtype=np.int8)
-    said: dict[int, str] = {}
-    program = analysis.program
-    for pattern, wanted in constraints.pin.items():
-        for op in _matching(analysis, pattern):
-            spec = _spec(wanted, pattern)
-            row = _row(analysis, mesh, op, spec, f"pin {pattern}={_text(spec)}")
-            if op in said and (found[op] != row).any():
+    closed = np.zeros(names.count, dtype=bool)
+    said: dict[tuple[int, int], str] = {}  # who spoke of an op and an axis
+    pins: dict[int, list[_Pin]] = defaultdict(list)
+    for pin in _pins(analysis, constraints):
+        row = _row(analysis, mesh, pin)
+        for other in pins[pin.op]:
+            if _contradict(pin.spec, other.spec) or _clash(found[pin.op], row):
                 raise PinError(
-                    f"{_label(analysis, op)}: {said[op]} contradicts {pattern}; drop one"
+                    f"{_label(analysis, pin.op)}: {other.what} contradicts {pin.what}; drop one"
                 )
-            found[op], said[op] = row, pattern
+        pins[pin.op].append(pin)
+        found[pin.op] = np.where(row == FREE, found[pin.op], row)
+        said |= {(pin.op, axis): pin.what for axis in np.flatnonzero(row != FREE).tolist()}
+        if None in pin.spec:
+            first = names.value_dim[analysis.program.ops[pin.op].results[0]]
+            for d, entry in enumerate(pin.spec):
+                closed[names.def_name[first + d]] |= entry is not None
     for pattern, axes in constraints.forbid.items():
-        for op in _matching(analysis, pattern):
+        for op in _matching(analysis, pattern, "forbid"):
             for axis in _axes(mesh, axes, f"forbid {pattern}"):
                 if found[op, axis] >= 0:
                     raise PinError(
-                        f"{_label(analysis, op)}: {said[op]} pins it to axis {mesh.names[axis]}, "
-                        f"which {pattern} forbids; drop one"
+                        f"{_label(analysis, op)}: {said[op, axis]} has axis {mesh.names[axis]}, "
+                        f"which forbid {pattern} keeps off; drop one"
                     )
                 found[op, axis] = -1
+                said.setdefault((op, axis), f"forbid {pattern}")
+    fixed = _fixed(analysis, mesh, constraints)
+    taken: dict[tuple[int, int], int] = {}
+    for name, axis in fixed:
+        op = int(names.name_op[name])
+        factor = name - int(names.first_name[op])
+        earlier = taken.setdefault((op, axis), name)
+        if found[op, axis] not in (FREE, factor) or (closed[name] and found[op, axis] == FREE):
+            why = f"{said.get((op, axis)) or pins[op][0].what} keeps it off"
+        elif earlier != name:
+            why = f"fix {analysis.name_label(earlier)} has it"
+        else:
+            continue
+        raise PinError(
+            f"fix: {analysis.name_label(name)} does not get axis {mesh.names[axis]}: {why}; "
+            "drop one"
+        )
+    order = _order(mesh, itertools.chain.from_iterable(pins.values()))
+    return Resolved(found, closed, order, fixed)
+
+
+def _pins(analysis: Analysis, constraints: Constraints) -> list[_Pin]:
+    """The pins of every op, the user's before those of the program."""
+    program = analysis.program
+    found = []
+    for pattern, wanted in constraints.pin.items():
+        spec = _spec(wanted, pattern)
+        what = f"pin {pattern}={_text(spec)}"
+        found += [_Pin(op, spec, what) for op in _matching(analysis, pattern, "pin")]
     if constraints.keep:
         for op, spec in program.constraints.items():
-            row = _row(analysis, mesh, op, spec, f"sharding constraint {_text(spec)}")
-            found[op] = np.where(found[op] == FREE, row, found[op])
-    return found
+            found.append(_Pin(op, spec, f"the program's sharding {_text(spec)}"))
+    return [pin._replace(spec=_whole(analysis, pin)) for pin in found]
 
 
-def axis_order(mesh: Mesh, constraints: Constraints, program: Program) -> tuple[str, ...]:
-    """The mesh's axes, major to minor, so that all pins have theirs in the order that they say.
+def _whole(analysis: Analysis, pin: _Pin) -> Spec:
+    """The spec with an entry for each dimension; those that it leaves out are not sharded."""
+    (value,) = analysis.program.ops[pin.op].results
+    type_ = analysis.program.values[value].type
+    missing = len(type_.shape) - len(pin.spec)
+    if missing < 0:
+        raise PinError(
+            f"{pin.what}: {_label(analysis, pin.op)} {type_} has {len(type_.shape)} dimensions, "
+            f"not {len(pin.spec)}"
+        )
+    return (*pin.spec, *((),) * missing)
 
-    Raises :class:`toast.errors.PinError` where two pins have two orders: shards lie in one.
-    """
-    specs = {pattern: _spec(wanted, pattern) for pattern, wanted in constraints.pin.items()}
-    if constraints.keep:
-        specs |= {program.describe(op): spec for op, spec in program.constraints.items()}
+
+def _clash(row: Holders, other: Holders) -> bool:
+    """Whether two pins of one op have an axis at different places."""
+    return bool(((row != other) & (row != FREE) & (other != FREE)).any())
+
+
+def _contradict(spec: Spec, other: Spec) -> bool:
+    """Whether two pins want other axes of one dimension; their order is a question of its own."""
+    return any(
+        a is not None and b is not None and set(a) != set(b)
+        for a, b in zip(spec, other, strict=True)
+    )
+
+
+def _order(mesh: Mesh, pins: Iterable[_Pin]) -> tuple[str, ...]:
+    """The axes in an order that suits all pins: shards lie in one."""
     before: dict[tuple[str, str], str] = {}
-    for what, spec in specs.items():
-        for axes in spec:
+    for pin in pins:
+        for axes in pin.spec:
             for first, then in itertools.combinations(axes or (), 2):
-                before[first, then] = what
+                before[first, then] = pin.what
                 if (then, first) in before:
                     raise PinError(
-                        f"pin {what}: axes {first} and {then} in another order than pin "
+                        f"{pin.what}: axes {first} and {then} in another order than "
                         f"{before[then, first]} has them; shards lie in one order, so drop one"
                     )
     if not before:
         return ()
     graph: dict[str, set[str]] = {name: set() for name in mesh.names}
     for first, then in before:
-        graph.setdefault(then, set()).add(first)
+        graph[then].add(first)
     try:
         return tuple(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError:
         raise PinError("pins have axes in orders that contradict each other; drop one") from None
 
 
-def closed_names(analysis: Analysis, constraints: Constraints) -> npt.NDArray[np.bool_]:
-    """``[names]`` dimensions that take no further axis, of values with some dimension left open."""
-    closed = np.zeros(analysis.names.count, dtype=bool)
-    specs = [
-        (op, _spec(wanted, pattern))
-        for pattern, wanted in constraints.pin.items()
-        for op in _matching(analysis, pattern)
-    ] + list(analysis.program.constraints.items() if constraints.keep else ())
-    names = analysis.names
-    for op, spec in specs:
-        first = names.value_dim[analysis.program.ops[op].results[0]]
-        for d, axes in enumerate(spec):
-            closed[names.def_name[first + d]] |= axes is not None and None in spec
-    return closed
-
-
-def fixed_dimensions(
-    analysis: Analysis, mesh: Mesh, constraints: Constraints
-) -> list[tuple[int, int]]:
-    """Names (of arguments' dimensions) and the axes that ``fix`` puts them on, in order."""
+def _fixed(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> tuple[tuple[int, int], ...]:
+    """The names and axes of ``fix``."""
     found = []
     for text, axes in constraints.fix.items():
         pattern, colon, dimension = text.rpartition(":")
         if not colon or not re.fullmatch(r"-?\d+", dimension):
             raise PinError(f"fix {text}: write argument:dimension, for example tokens:0")
-        for op in _matching(analysis, pattern):
+        for op in _matching(analysis, pattern, "fix", f":{dimension}"):
             names, (value,) = analysis.names, analysis.program.ops[op].results
             rank = len(analysis.program.values[value].type.shape)
             if not -rank <= int(dimension) < rank:
                 raise PinError(f"fix {text}: {_label(analysis, op)} has {rank} dimensions")
             name = int(names.def_name[names.value_dim[value] + int(dimension) % rank])
             found += [(name, axis) for axis in _axes(mesh, axes, f"fix {text}")]
-    return list(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
 
 
-def _matching(analysis: Analysis, pattern: str) -> list[int]:
-    """Ops that define the arguments and named values that a pattern matches."""
+def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> list[int]:
+    """Ops that define the arguments and named values that a pattern matches.
+
+    Messages name the pattern with its option and the ``rest`` of what was written.
+    """
+    if not pattern:
+        raise PinError(f"{option}: empty pattern; write an argument's path, or * for all")
     program = analysis.program
     paths = dict(enumerate(program.arguments))
     named = {program.values[v].op: label for v, label in program.labels.items()}
-    wanted = pattern.replace("[", "[[]")
-    found = [op for op, path in {**named, **paths}.items() if fnmatch.fnmatchcase(path, wanted)]
+    found = [op for op, path in {**named, **paths}.items() if matches(pattern, path)]
     if not found:
         known = list(dict.fromkeys([*paths.values(), *named.values()]))
         near = difflib.get_close_matches(pattern, known, 3) or known[:3]
-        raise PinError(f"{pattern} matches no argument; near it: {', '.join(near)}")
+        raise PinError(
+            f"{option} {pattern}{rest}: matches no argument; near it: {', '.join(near) or 'none'}"
+        )
     return sorted(found)
 
 
 def _spec(wanted: Any, pattern: str) -> Spec:
     """A ``PartitionSpec``, or its text, as axes per dimension."""
     entries = parse_spec(wanted) if isinstance(wanted, str) else wanted
-    if not isinstance(entries, Iterable):
+    if not isinstance(entries, Iterable) or isinstance(entries, Mapping | Set | bytes):
         raise PinError(f"pin {pattern}: {wanted!r} is no sharding; write P('data', None)")
     spec: list[tuple[str, ...] | None] = []
     for entry in entries:
+        axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
         if type(entry).__name__ == "UnconstrainedSingleton":
             spec.append(None)
+        elif isinstance(axes, tuple | list) and all(isinstance(axis, str) for axis in axes):
+            spec.append(tuple(axes))
         else:
-            spec.append(
-                () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+            raise PinError(
+                f"pin {pattern}: {entry!r} is neither an axis, nor several, nor None; "
+                "write P('data', None)"
             )
     return tuple(spec)
 
 
-def _row(analysis: Analysis, mesh: Mesh, op: int, spec: Spec, what: str) -> Holders:
-    """The factor of ``op`` that holds each axis, so that its result is sharded as ``spec`` says."""
+def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
+    """The factor of the op that holds each axis, so that its result is sharded as the pin says."""
     names, program = analysis.names, analysis.program
+    op, spec, what = pin
     (value,) = program.ops[op].results
     shape = program.values[value].type.shape
     where = f"{what}: {_label(analysis, op)} {program.values[value].type}"
-    if len(spec) > len(shape):
-        raise PinError(f"{where} has {len(shape)} dimensions, not {len(spec)}")
     # Axes that the spec does not name: to be kept off, unless some dimension is left open.
     row = np.full(len(mesh.axes), FREE if None in spec else -1, dtype=np.int8)
     used: set[str] = set()
@@ -238,11 +320,15 @@ def _row(analysis: Analysis, mesh: Mesh, op: int, spec: Spec, what: str) -> Hold
             raise PinError(
                 f"{where}: {shards} devices ({', '.join(axes or ())}) do not divide dimension {d}"
             )
+    if used and not math.prod(shape):
+        raise PinError(f"{where} has no elements to share; drop the pin")
     return row
 
 
-def _axes(mesh: Mesh, axes: str | Sequence[str], what: str) -> list[int]:
-    listed = [axes] if isinstance(axes, str) else list(axes)
+def _axes(mesh: Mesh, axes: Any, what: str) -> list[int]:
+    listed = [axes] if isinstance(axes, str) else axes
+    if not isinstance(listed, Sequence | Set) or not all(isinstance(axis, str) for axis in listed):
+        raise PinError(f"{what}: {axes!r} is no mesh axis; write 'data', or several in a list")
     for axis in listed:
         if axis not in mesh.names:
             raise PinError(f"{what}: no axis {axis} in mesh {mesh}; use {', '.join(mesh.names)}")

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import typing
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -21,13 +22,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from toast.errors import PinError, SearchError
 from toast.hardware import Mesh
-from toast.space.constraints import FREE, Constraints, Holders, axis_order, closed_names, holders
+from toast.space.constraints import FREE, Constraints, Holders, Resolved, resolve
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis, Resolution
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 #: A batch of states: ``[states, classes, axes]`` of the factor that holds each axis.
 States = npt.NDArray[np.int8]
 
@@ -107,7 +111,16 @@ class Space:
         :class:`toast.errors.PinError` where constraints cannot hold.
         """
         self.analysis = analysis
+        if resolution not in typing.get_args(Resolving):
+            raise SearchError(
+                f"resolution {resolution!r}: use {' or '.join(typing.get_args(Resolving))}"
+            )
+        if not isinstance(constraints, Constraints | None):
+            raise PinError(
+                f"constraints: give toast.Constraints(...), not {type(constraints).__name__}"
+            )
         self.constraints = constraints or Constraints()
+        self.resolved: Resolved = resolve(analysis, mesh, self.constraints)
         #: Actions that come before all others, as ``begin_with`` says.
         self.begun: tuple[Action, ...] = ()
         self.mesh = mesh
@@ -132,15 +145,18 @@ class Space:
             group.dimensions >= min_dimensions and self._divides(names.divisor[self.names_of(g)])
             for g, group in enumerate(self.color_groups)
         ], dtype=bool)  # fmt: skip
-        holding = holders(analysis, mesh, self.constraints)
-        order = axis_order(mesh, self.constraints, analysis.program)
+        order = self.resolved.order
         #: ``[axes]`` how much each axis is to be the major one where pins say so; else none.
         self.major = np.array([-order.index(name) for name in mesh.names]) if order else None
-        self._open = ~closed_names(analysis, self.constraints)
+        self._open = ~self.resolved.closed
         touched = names.shardable & self._open & active[self._group_of_name]
         behaviour = _behaviours(self._group_of_name, wanted, touched)
-        self.classes = _classes(analysis, behaviour, holding, collapse)
-        self._holding: States = holding[self.classes.representative]
+        holders = self.resolved.holders
+        self.classes = _classes(analysis, behaviour, holders, collapse)
+        #: What pins say, :data:`FREE` where nothing.
+        self._pins: States = holders[self.classes.representative]
+        #: Pins, and what :meth:`hold` adds to them.
+        self._fixed = self._pins
         self._targets = self._action_targets(wanted, np.flatnonzero(active))
         self.actions: tuple[Action, ...] = tuple(self._targets)
         self._initial = self.pinned
@@ -148,11 +164,11 @@ class Space:
     def for_search(self) -> Space:
         """The space without what only explains it: small enough to be sent to a process.
 
-        It has states and actions, but no program: no ``analysis`` and no ``constraints``.
+        It has states and actions, but no program: no ``analysis``, and no constraints.
         """
         assert len(self._class_colors)  # what refinements need of the analysis, kept from here on
         slim = copy.copy(self)
-        del slim.analysis, slim.constraints
+        del slim.analysis, slim.constraints, slim.resolved
         return slim
 
     def same_classes(self, other: Space) -> bool:
@@ -165,7 +181,7 @@ class Space:
     @functools.cached_property
     def unsharded(self) -> States:
         """The state without any sharding, ``[classes, axes]``."""
-        return np.full_like(self._holding, NONE)
+        return np.full_like(self._pins, NONE)
 
     @property
     def initial(self) -> States:
@@ -181,13 +197,14 @@ class Space:
 
     def hold(self, k: int, axis: int) -> None:
         """Let no refinement take from op class ``k`` what it has of ``axis`` at the beginning."""
-        self._holding = self._holding.copy()
-        self._holding[k, axis] = self._initial[k, axis]
+        self._fixed = self._fixed.copy()
+        self._fixed[k, axis] = self._initial[k, axis]
+        self.__dict__.pop("choices", None)  # those that were asked for before
 
     @functools.cached_property
     def pinned(self) -> States:
         """The state in which only that is sharded which is pinned."""
-        return np.where(self._holding == FREE, NONE, self._holding).astype(np.int8)
+        return np.where(self._pins == FREE, NONE, self._pins).astype(np.int8)
 
     def apply(self, state: States, action: Action) -> States:
         """The state after ``action``; equal to ``state`` if the action finds nothing to shard.
@@ -200,30 +217,19 @@ class Space:
     def apply_all(self, states: States, action: Action) -> States:
         """Every one of ``states`` (``[states, classes, axes]``) after ``action``."""
         if action.part:
-            return self._refined(states, action)
-        after = states.copy()
-        axis, size = action.axis, int(self.axis_sizes[action.axis])
+            return np.concatenate([self.refine_each(state, [action]) for state in states])
+        after, axis = states.copy(), action.axis
         for classes, factors in self._targets[action]:
-            shards = self._shards_of(states[:, classes], factors)
-            fits = self.classes.divisor[classes, factors] % (shards * size) == 0
+            fits = self._fits(states[:, classes], classes, factors, self.axis_sizes[axis])
             here = after[:, classes, axis]
             after[:, classes, axis] = np.where(fits & (here == NONE), factors, here)
         return after
 
-    def _refined(self, states: States, action: Action) -> States:
-        """``states`` with the axis where a part wants it, wherever it was."""
-        after = states.copy()
-        axis = action.axis
-        classes, factors = np.array(action.part).T
-        free = self._holding[classes, axis] == FREE
-        classes, factors = classes[free], factors[free]
-        other = after[:, classes]
-        other[..., axis] = NONE
-        shards = self._shards_of(other, factors) * int(self.axis_sizes[axis])
-        fits = (factors == NONE) | (self.classes.divisor[classes, factors] % shards == 0)
-        here = after[:, classes, axis]
-        after[:, classes, axis] = np.where(fits, factors, here)
-        return after
+    def _fits(self, held: States, classes: Ints, factors: Ints, size: Ints) -> Bools:
+        """Whether an axis of ``size`` divides what ``held`` leaves of each class's factor."""
+        return np.asarray(
+            self.classes.divisor[classes, factors] % (self._shards_of(held, factors) * size) == 0
+        )
 
     # -- refinements -------------------------------------------------------------------------
 
@@ -265,6 +271,17 @@ class Space:
                         found += self._of_part(part, color)
         return tuple(found)
 
+    def worth(self, seconds: Floats) -> Floats:
+        """For each of :attr:`refinements` the sum of ``seconds`` (of op classes) in its part."""
+        row, classes, _ = self._parts
+        # Summed in order, so that equal parts are worth the same.
+        found = np.bincount(row, weights=seconds[classes], minlength=len(self.refinements))
+        return np.asarray(found, dtype=np.float64)
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Ints, Ints, Ints]:
+        return _flat(self.refinements)
+
     def single(self, k: int) -> list[Action]:
         """Refinements of one op class: each of its factors on each axis, or none."""
         factors = np.flatnonzero(self.classes.divisor[k] > 1).tolist()
@@ -291,10 +308,26 @@ class Space:
             row = place[action]
             chosen = row >= 0
             row, k, f, a = row[chosen], classes[chosen], factors[chosen], axes[chosen]
-            shards = self._shards_of(state[k], f)
-            fits = self.classes.divisor[k, f] % (shards * self.axis_sizes[a]) == 0
+            fits = self._fits(state[k], k, f, self.axis_sizes[a])
             here = after[row, k, a]
             after[row, k, a] = np.where(fits & (here == NONE), f, here)
+        return after
+
+    def refine_each(self, state: States, actions: Sequence[Action]) -> States:
+        """``state`` after each of ``actions``, all refinements: ``[actions, classes, axes]``.
+
+        An axis comes where the part of an action wants it, wherever it was; what is pinned or held
+        stays.
+        """
+        after = np.repeat(state[None], len(actions), axis=0)
+        row, k, f = _flat(actions)
+        axis = np.array([action.axis for action in actions])[row]
+        free = self._fixed[k, axis] == FREE
+        row, k, f, axis = row[free], k[free], f[free], axis[free]
+        without = state[k]
+        without[np.arange(len(k)), axis] = NONE
+        fits = (f == NONE) | self._fits(without, k, f, self.axis_sizes[axis])
+        after[row, k, axis] = np.where(fits, f, state[k, axis])
         return after
 
     def _shards_of(self, held: States, factors: Ints) -> Ints:
@@ -330,12 +363,12 @@ class Space:
             offered = [
                 [NONE, *np.flatnonzero(divisor % size == 0)] if fixed == FREE and size > 1
                 else [max(fixed, NONE)]
-                for size, fixed in zip(self.mesh.sizes, self._holding[k].tolist(), strict=True)
+                for size, fixed in zip(self.mesh.sizes, self._fixed[k].tolist(), strict=True)
             ]  # fmt: skip
             rows = np.array(list(itertools.product(*offered)), dtype=np.int8)
             fits = np.ones(len(rows), dtype=bool)
             for f, most in enumerate(divisor.tolist()):
-                chosen = ((rows == f) & (self._holding[k] == FREE)).any(axis=1)
+                chosen = ((rows == f) & (self._fixed[k] == FREE)).any(axis=1)
                 fits &= ~chosen | (most % self._shards_of(rows, np.array([f])) == 0)
             found.append(rows[fits])
         return tuple(found)
@@ -415,7 +448,7 @@ class Space:
 
     def _not_pinned(self, layers: list[tuple[Ints, Ints]], axis: int) -> list[tuple[Ints, Ints]]:
         """The targets of an action on ``axis`` that are free there."""
-        free = self._holding[:, axis] == FREE
+        free = self._pins[:, axis] == FREE
         return [(classes[free[classes]], factors[free[classes]]) for classes, factors in layers]
 
     def _divides(self, divisors: Ints) -> bool:
@@ -434,6 +467,14 @@ class Space:
         rank = np.arange(len(classes)) - np.repeat(starts, np.diff(np.r_[starts, len(classes)]))
         depth = int(rank.max(initial=-1)) + 1
         return [(classes[rank == layer], factors[rank == layer]) for layer in range(depth)]
+
+
+def _flat(actions: Sequence[Action]) -> tuple[Ints, Ints, Ints]:
+    """The parts of refinements in one: number of the action, op class and factor of each pair."""
+    pairs = np.array([pair for action in actions for pair in action.part], dtype=np.int64)
+    row = np.repeat(np.arange(len(actions)), [len(action.part) for action in actions])
+    classes, factors = pairs.reshape(-1, 2).T
+    return row, classes, factors
 
 
 def _largest(groups: tuple[int, ...], weight: Mapping[int, float]) -> set[int]:
