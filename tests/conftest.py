@@ -6,6 +6,10 @@ Commands under test set it too, for a process of their own.
 from __future__ import annotations
 
 import os
+import pathlib
+from collections.abc import Callable
+
+import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -13,3 +17,21 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 import jax
 
 assert len(jax.devices()) == 8
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--regenerate", action="store_true", help="Write golden files anew.")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compare text with ``golden/NAME`` beside the test; with --regenerate, write it."""
+    folder = pathlib.Path(request.path).parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        if request.config.getoption("--regenerate"):
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+        assert text == (folder / name).read_text(), "if meant: pytest --regenerate"
+
+    return compare

@@ -116,6 +116,14 @@ def test_readme_shows_what_plain_clingo_answers() -> None:
         assert atom in answered, atom
 
 
+def test_readme_shows_what_explain_answers() -> None:
+    (line,) = (line for line in README.splitlines() if line.startswith("$ toast explain facts/"))
+    command = [sys.executable, "-m", *line.removeprefix("$ ").split()]
+    done = run(*command, cwd=ROOT)
+    shown = README[README.index(line) :].split("```")[0].splitlines()[1:]
+    assert shown == done.stdout.splitlines()
+
+
 @pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "pyproject.toml", "Makefile"])
 def test_top_level_files(name: str) -> None:
     assert (ROOT / name).read_text().strip()

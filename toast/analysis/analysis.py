@@ -155,7 +155,7 @@ class Analysis:
 
         >>> import jax, jax.numpy as jnp, toast
         >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
-        >>> chain = toast.analyze(lambda x: x @ x.T, x).explain("x:0", "result[0]:1")
+        >>> chain = toast.analyze(lambda x: x @ x.T, x).explain("x:0", "result:1")
         >>> [step.kind for step in chain.steps]
         ['def_use', 'identity', 'def_use', 'identity']
         """

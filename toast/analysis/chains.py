@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -20,7 +21,15 @@ from scipy.sparse.csgraph import dijkstra
 from toast.analysis.closure import components
 from toast.analysis.dimensions import Dimension, dimension_of, find_dimension
 from toast.analysis.names import Ints, tied_names
-from toast.analysis.rules import RuleLine, RuleLines, rule_lines, stratum_line
+from toast.analysis.rules import (
+    Factor,
+    RuleLine,
+    RuleLines,
+    SignatureRule,
+    rule_lines,
+    stratum_line,
+)
+from toast.frontend import Location
 
 if TYPE_CHECKING:
     from toast.analysis.analysis import Analysis
@@ -30,19 +39,29 @@ if TYPE_CHECKING:
 Kind = Literal["identity", "def_use", "loop", "donation", "apart"]
 
 
+#: A factor is reduced over, needed whole, or cut with an exchange; or just passes through.
+Role = Literal["pass_through", "reduction", "need_replication", "permutation"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Place:
     """A dimension of a value as one op has it."""
 
     op: int
     op_kind: str
-    #: Source file, line and JAX primitive path of the op; empty where unknown.
-    location: str
+    location: Location
     #: ``operand(0)`` where the op uses the value, ``result(0)`` where it defines it.
     tensor: str
     dimension: Dimension
     #: Factor of the op that the dimension is, of several the major-most: the name is (op, factor).
     factor: str
+    #: What the factor is in Shardy's words.
+    role: Role
+
+    @property
+    def where(self) -> str:
+        """``operand 0 dimension 1``."""
+        return f"{self.tensor.replace('(', ' ').rstrip(')')} dimension {self.dimension.d}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,14 +156,13 @@ class Places:
             (uses, self.definition[uses], 2.0),
         ]
         if apart:
-            # Ops of a single tensor, such as arguments, have no say in what is done with it.
-            tensors = np.bincount(names.value_op, minlength=len(names.signature))
-            tensors += np.bincount(names.use_op, minlength=len(names.signature))
-            several = rows[tensors[self.op] > 1]
-            edges.append((several, count + names.count + self.op[several], 4.0 * count))
+            price = np.array([_price(rule) for rule in self.analysis.rules])
+            price = price[names.signature[self.op]]
+            have = rows[np.isfinite(price)]
+            edges.append((have, count + names.count + self.op[have], 4.0 * count + price[have]))
         source = np.concatenate([a for a, _, _ in edges])
         target = np.concatenate([b for _, b, _ in edges])
-        weight = np.concatenate([np.full(len(a), w) for a, _, w in edges])
+        weight = np.concatenate([np.broadcast_to(w, a.shape) for a, _, w in edges])
         size = count + names.count + len(names.signature)
         graph = csr_array((weight, (source, target)), shape=(size, size))
         graph = graph + graph.T
@@ -175,17 +193,18 @@ class Places:
     def place(self, row: int) -> Place:
         """A place, described."""
         analysis, op, name = self.analysis, int(self.op[row]), int(self.name[row])
-        program, location = analysis.program, analysis.program.location(op)
+        program = analysis.program
         factor = analysis.rules[program.ops[op].signature].factors[
             name - int(analysis.names.first_name[op])
         ]
         return Place(
             op=op,
             op_kind=program.kind(op),
-            location=str(location) if location.file or location.path else "",
+            location=program.location(op),
             tensor="{}({})".format(*self.tensor(row)),
             dimension=self.dimension(row),
             factor=factor.label,
+            role=_role(factor),
         )
 
     def factors(self, row: int) -> list[str]:
@@ -197,10 +216,30 @@ class Places:
         return [rule.factors[f].label for f in dims[self.dimension(row).d]]
 
 
+def _price(rule: SignatureRule) -> float:
+    """What an op has to say on two dimensions being apart; the more, the lower.
+
+    Nothing where it has a single tensor (an argument); little where it just has dimensions as all
+    others of its tensors do.
+    """
+    tensors = [*rule.operands, *rule.results]
+    if len(tensors) < 2:
+        return math.inf
+    return 2.0 if len(set(tensors)) == 1 else 0.0
+
+
+def _role(factor: Factor) -> Role:
+    if factor.need_replication:
+        return "need_replication"
+    if factor.permutation:
+        return "permutation"
+    return "reduction" if factor.combiner else "pass_through"
+
+
 def _step(places: Places, lines: RuleLines, one: int, other: int) -> Step:
     """The step between two places that follow one another on a way."""
     ends = places.place(one), places.place(other)
-    if other in (places.definition[one],) or one == places.definition[other]:
+    if other == places.definition[one] or one == places.definition[other]:
         return Step("def_use", *ends, (stratum_line("names", "def_use/2"),))
     if ends[0].op != ends[1].op:
         kinds = {end.op_kind for end in ends}
@@ -208,9 +247,10 @@ def _step(places: Places, lines: RuleLines, one: int, other: int) -> Step:
         return Step(kind, *ends, (stratum_line("closure", "linked/2", "tied("),))
     signature = int(places.analysis.names.signature[ends[0].op])
     rules = [
-        line for end in ends
-        for line in lines.factor[signature, end.tensor, end.dimension.d, end.factor][:1]
-    ]  # fmt: skip
+        line
+        for end in ends
+        for line in lines.of(signature, end.tensor, end.dimension.d, end.factor)[:1]
+    ]
     if places.name[one] == places.name[other]:
         return Step("identity", *ends, tuple(dict.fromkeys(rules)))
     reason, more = _reason(places, lines, one, other)
@@ -227,13 +267,12 @@ def _reason(
         return "no rule knows this op, so that every dimension stays whole", ()
     for row, against in ((one, other), (other, one)):
         place, factors = places.place(row), places.factors(row)
-        where = f"dimension {place.dimension.d} of {place.tensor}"
         if (signature, place.factor) in lines.need_replication:
-            return f"{where} is needed whole", lines.need_replication[signature, place.factor]
+            return f"{place.where} is needed whole", lines.need_replication[signature, place.factor]
         if places.place(against).factor in factors[1:]:
             listed = ", ".join(factors)
             return (
-                f"{where} is made of factors {listed}, from major to minor, and goes by the first",
-                lines.factor[signature, place.tensor, place.dimension.d, factors[1]],
+                f"{place.where} is made of factors {listed}, major to minor, and goes by the first",
+                lines.of(signature, place.tensor, place.dimension.d, factors[1]),
             )
     return "two different factors", ()

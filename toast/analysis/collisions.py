@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 from toast.analysis.chains import Chain, Places, Step, between
 from toast.analysis.dimensions import Dimension
 from toast.errors import ExplainError
+from toast.frontend import Location
 
 if TYPE_CHECKING:
     from toast.analysis.analysis import Analysis
@@ -20,7 +22,7 @@ class Side:
     name: int
     op: int
     op_kind: str
-    location: str
+    location: Location
     factor: str
     #: As :meth:`toast.Analysis.name_label` writes it.
     label: str
@@ -34,7 +36,7 @@ class Site:
     kind: str
     op: int
     op_kind: str
-    location: str
+    location: Location
     #: Its dimensions under the names, in the order of the conflict's.
     dimensions: tuple[Dimension, Dimension]
 
@@ -62,10 +64,11 @@ class Conflict:
     sites: tuple[Site, ...]
     #: What makes the two one dimension: from the first dimension of the first site to the second.
     chain: Chain
-    #: The dimension on the chain that comes first in the program, and the two flows that lead from
-    #: it to the first site.
-    source: Dimension
-    flows: tuple[tuple[Step, ...], tuple[Step, ...]]
+    #: The dimension on the chain from which two flows lead to the ends of it, and so to the first
+    #: site: the earliest in the program that two ops of the chain use.  None, and no flows, where
+    #: the chain leaves the site by its uses only.
+    source: Dimension | None
+    flows: tuple[tuple[Step, ...], ...]
     neighbours: tuple[Neighbour, ...]
     #: Compatibility set, and the conflicts in it (this one among them): all are resolved alike.
     set: int
@@ -79,24 +82,23 @@ def collision(analysis: Analysis, number: int) -> Conflict:
     """Conflict ``number``, explained; as :meth:`toast.Analysis.explain_conflict`."""
     count = len(analysis.resolutions)
     if not 0 <= number < count:
-        known = f"0 to {count - 1}" if count else "none"
-        raise ExplainError(
-            f"{analysis.program.name}: no conflict {number}; its conflicts are {known}"
-        )
+        known = f"conflicts 0 to {count - 1}" if count > 1 else "only conflict 0"
+        has = f"{known}; --conflicts lists them" if count else "no conflicts"
+        raise ExplainError(f"conflict {number}: {analysis.program.name} has {has}")
     resolution = analysis.resolutions[number]
     rows = [
         _rows(analysis, kind, at, resolution.names)
         for name, other, kind, at in analysis.sites
         if {name, other} == set(resolution.names)
     ]
-    chain = between(analysis, *rows[0])
+    places, chain = Places(analysis), between(analysis, *rows[0])
     source, flows = _flows(chain)
     alike = [i for i, r in enumerate(analysis.resolutions) if r.set == resolution.set]
     sets = {r.set for r in analysis.resolutions if r.group == resolution.group}
     return Conflict(
         number=number,
         sides=(_side(analysis, resolution.names[0]), _side(analysis, resolution.names[1])),
-        sites=tuple(_site(analysis, *pair) for pair in rows),
+        sites=tuple(_site(places, *pair) for pair in rows),
         chain=chain,
         source=source,
         flows=flows,
@@ -115,15 +117,10 @@ def _side(analysis: Analysis, name: int) -> Side:
         name=name,
         op=op,
         op_kind=analysis.program.kind(op),
-        location=_location(analysis, op),
+        location=analysis.program.location(op),
         factor=rule.factors[name - int(analysis.names.first_name[op])].label,
         label=analysis.name_label(name),
     )
-
-
-def _location(analysis: Analysis, op: int) -> str:
-    location = analysis.program.location(op)
-    return str(location) if location.file or location.path else ""
 
 
 def _rows(analysis: Analysis, kind: str, number: int, pair: tuple[int, int]) -> tuple[int, int]:
@@ -138,8 +135,8 @@ def _rows(analysis: Analysis, kind: str, number: int, pair: tuple[int, int]) -> 
     return before + found.index(pair[0]), before + found.index(pair[1])
 
 
-def _site(analysis: Analysis, one: int, other: int) -> Site:
-    ends = (Places(analysis).place(one), Places(analysis).place(other))
+def _site(places: Places, one: int, other: int) -> Site:
+    ends = places.place(one), places.place(other)
     return Site(
         kind="use" if ends[0].tensor.startswith("operand") else "def",
         op=ends[0].op,
@@ -149,15 +146,21 @@ def _site(analysis: Analysis, one: int, other: int) -> Site:
     )
 
 
-def _flows(chain: Chain) -> tuple[Dimension, tuple[tuple[Step, ...], tuple[Step, ...]]]:
-    """The place on a chain whose op comes first, and the two ways from there to its ends."""
-    on_it = [chain.steps[0].one, *(step.other for step in chain.steps)]
-    at = min(range(len(on_it)), key=lambda i: on_it[i].op)
-    back = [
+def _flows(chain: Chain) -> tuple[Dimension | None, tuple[tuple[Step, ...], ...]]:
+    """The dimension from which two flows lead to the ends of a chain, and the steps of both."""
+    turns = [
+        (step.one.op, number)
+        for number, (before, step) in enumerate(itertools.pairwise(chain.steps), 1)
+        if before.kind == step.kind == "def_use" and step.one.tensor.startswith("result")
+    ]
+    if not turns:
+        return None, ()
+    _, at = min(turns)
+    back = tuple(
         dataclasses.replace(step, one=step.other, other=step.one, rules=step.rules[::-1])
         for step in reversed(chain.steps[:at])
-    ]
-    return on_it[at].dimension, (tuple(back), chain.steps[at:])
+    )
+    return chain.steps[at].one.dimension, (back, chain.steps[at:])
 
 
 def _neighbours(analysis: Analysis, pair: tuple[int, int]) -> tuple[Neighbour, ...]:

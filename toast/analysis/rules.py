@@ -297,6 +297,22 @@ class RuleLines:
     factor: Mapping[tuple[int, str, int, str], tuple[RuleLine, ...]]
     #: By signature and label of a factor that is needed whole.
     need_replication: Mapping[tuple[int, str], tuple[RuleLine, ...]]
+    #: The file of each signature: a user's, or None.
+    file: Mapping[int, pathlib.Path | None]
+
+    def of(self, signature: int, tensor: str, d: int, factor: str) -> tuple[RuleLine, ...]:
+        """The rules that make dimension ``d`` of a tensor this factor.
+
+        Raises :class:`toast.errors.RuleError` where there are none any more.
+        """
+        found = self.factor.get((signature, tensor, d, factor))
+        if found is None:
+            file = self.file[signature] or directory("rules")
+            raise RuleError(
+                f"{file}: factor {factor} of {tensor} dimension {d} follows from no rule: it has "
+                "changed since the analysis; analyze again"
+            )
+        return found
 
 
 def rule_lines(
@@ -323,7 +339,8 @@ def rule_lines(
                 factor[key] = tuple(_rule_line(*line) for line in lines)
         for (op, label), lines in found["need_replication/2"].items():
             whole[_number(op), show_term(label)] = tuple(_rule_line(*line) for line in lines)
-    return RuleLines(factor, whole)
+    owner = {number: file for file, numbers in by_file.items() for number in numbers}
+    return RuleLines(factor, whole, owner)
 
 
 def _number(term: Term) -> int:

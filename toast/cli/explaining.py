@@ -63,6 +63,7 @@ def explain(
     each use of a value (M), with the rule that says so; or it ends at the op that keeps them apart.
     """
     from toast import report
+    from toast.explain import mirrored
     from toast.files import write_all
 
     asked_of_plan = [option for option in (argument, collective, why_not) if option is not None]
@@ -92,7 +93,13 @@ def explain(
     if dimensions:
         chain = analysis.explain(*dimensions)
         data["chain"] = dataclasses.asdict(chain)
+        data["mirrored"] = mirrored(analysis, chain.one, chain.other)
         shown.append(report.chain_text(chain))
+        if data["mirrored"]:
+            shown.append(
+                "An action on one is mirrored to the other all the same: arguments that are used "
+                "alike are sharded alike."
+            )
     elif conflict is not None:
         shown += _conflict(analysis, conflict, mesh, axis, hardware, data)
     else:

@@ -81,40 +81,48 @@ def derivations(
 ) -> dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]]:
     """Which rules derive the atoms of the predicates in ``show``: file and line of each.
 
-    Arguments and errors as for :func:`solve`.  Of every rule for such a predicate there is a second
-    one here, whose head also holds the rule's number.
+    Arguments as for :func:`solve`, which must have accepted the files.  Raises
+    :class:`toast.errors.RuleError` where a file is gone or no longer parses.
     """
-    wanted = {(name, int(arity)) for name, arity in (shown.split("/") for shown in show)}
-    places: list[tuple[pathlib.Path, int]] = []
+    shown = frozenset((name, int(arity)) for name, arity in (s.split("/") for s in show))
     control = clingo.Control(logger=lambda _code, _text: None)
-    with ast.ProgramBuilder(control) as builder:
-        for file in files:
-            for statement in parse(file, RuleError):
-                builder.add(statement)
-                if statement.ast_type is not ast.ASTType.Rule:
-                    continue
-                head = _head(statement)
-                if head is not None and (head.name, len(head.arguments)) in wanted:
-                    number = ast.SymbolicTerm(head.location, clingo.Number(len(places)))
-                    places.append((file, statement.location.begin.line))
-                    numbered = ast.Function(
-                        head.location, _DERIVED + head.name, [*head.arguments, number], 0
-                    )
-                    literal = statement.head.update(atom=ast.SymbolicAtom(numbered))
-                    builder.add(statement.update(head=literal))
+    for file in files:
+        written = file.stat().st_mtime_ns if file.is_file() else 0
+        control.add("base", [], _traced(file, written, shown))
     control.add("base", [], facts)
     control.ground([("base", [])])
     found: dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]] = {}
-    for name, arity in sorted(wanted):
+    for name, arity in sorted(shown):
         atoms = found[f"{name}/{arity}"] = {}
-        for atom in control.symbolic_atoms.by_signature(_DERIVED + name, arity + 1):
-            *arguments, number = (_term(a) for a in atom.symbol.arguments)
-            atoms.setdefault(tuple(arguments), []).append(places[int(str(number))])
-    return found
+        for atom in control.symbolic_atoms.by_signature(_TRACED + name, arity + 2):
+            *arguments, file_, line = (_term(a) for a in atom.symbol.arguments)
+            place = pathlib.Path(str(file_)), int(str(line))
+            atoms.setdefault(tuple(arguments), []).append(place)
+    return {name: {key: sorted(at) for key, at in atoms.items()} for name, atoms in found.items()}
 
 
-#: Before the name of a predicate: its atoms with the number of the rule that derives them.
-_DERIVED = "derived_"
+#: Before the name of a predicate: its atoms with file and line of the rule that derives them.
+_TRACED = "traced_"
+
+
+@functools.lru_cache(maxsize=64)
+def _traced(file: pathlib.Path, _written: int, shown: frozenset[Predicate]) -> str:
+    """A rule file's text, with a second rule for each for a predicate in ``shown``.
+
+    Its head says where it stands: ``factor(Op,F,T,D)`` is ``traced_factor(Op,F,T,D,File,Line)``.
+    """
+    lines = []
+    for statement in parse(file, RuleError):
+        lines.append(str(statement))
+        head = _head(statement) if statement.ast_type is ast.ASTType.Rule else None
+        if head is not None and (head.name, len(head.arguments)) in shown:
+            at = head.location
+            place = (clingo.String(str(file)), clingo.Number(statement.location.begin.line))
+            arguments = [*head.arguments, *(ast.SymbolicTerm(at, symbol) for symbol in place)]
+            traced = ast.Function(at, _TRACED + head.name, arguments, 0)
+            literal = statement.head.update(atom=ast.SymbolicAtom(traced))
+            lines.append(str(statement.update(head=literal)))
+    return "\n".join(lines)
 
 
 def _head(statement: Any) -> Any:

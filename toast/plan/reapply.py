@@ -289,7 +289,7 @@ def _space(saved: Saved, analysis: Analysis, mesh: Mesh) -> tuple[Space, list[st
             try:
                 space, kept = make(tried), tried
             except PinError as error:
-                notes.append(f"{option} {pattern} no longer holds: {error}")
+                notes.append(f"no longer holds: {error}")
     return space, notes
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pathlib
 from collections.abc import Iterable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from toast.analysis import Analysis, Chain, Conflict, Place, RuleLine, Step
+from toast.analysis import Analysis, Chain, Conflict, Place, RuleLine, Site, Step
 from toast.explain import Priced
+from toast.frontend import Location
 from toast.plan import Prediction
 from toast.units import size_text, time_text
 
@@ -17,6 +20,11 @@ from toast.units import size_text, time_text
 _LISTED = 12
 
 _LETTERS = {"identity": "I", "def_use": "M", "loop": "loop", "donation": "same", "apart": "apart"}
+
+_ROLES = {
+    "reduction": "reduced over", "need_replication": "needed whole",
+    "permutation": "cut with an exchange",
+}  # fmt: skip
 
 
 def chain_text(chain: Chain) -> str:
@@ -33,7 +41,8 @@ def _verdict(chain: Chain) -> str:
     if not chain.steps:
         return f"{ends} are not one dimension: no chain of ops leads from one to the other"
     by = [f"{_op(step.one)} ({step.reason})" for step in chain.apart]
-    return f"{ends} are not one dimension: {' and '.join(by)} keeps them apart"
+    keeps = "keeps" if len(by) == 1 else "keep"
+    return f"{ends} are not one dimension: {' and '.join(by)} {keeps} them apart"
 
 
 def _ladder(steps: Iterable[Step]) -> Iterator[str]:
@@ -55,21 +64,17 @@ def _ladder(steps: Iterable[Step]) -> Iterator[str]:
 def _why(step: Step) -> str:
     one, other = step.one, step.other
     if step.kind == "identity":
-        return f"one factor of {_op(one)}: {one.factor}, of {_words(one)} and {_words(other)}"
+        role = "" if one.role == "pass_through" else f", {_ROLES[one.role]}"
+        return f"factor {one.factor} of {_op(one)}{role}: {one.where} is {other.where}"
     if step.kind == "def_use":
         return _end(other)
     if step.kind == "loop":
-        return f"round the loop: factor {one.factor} of {_op(one)} and of {_op(other)} are one"
+        return f"round the loop: factor {one.factor} of {_op(one)} and of {_op(other)} is one"
     if step.kind == "donation":
-        return f"one buffer: {_op(one)} and {_op(other)}"
-    pair = f"{one.factor}, of {_words(one)}, and {other.factor}, of {_words(other)}"
-    return f"not one factor of {_op(one)}: {pair}: {step.reason}"
-
-
-def _words(place: Place, *, dimension: bool = True) -> str:
-    """``operand 0 dimension 1``."""
-    words = place.tensor.replace("(", " ").rstrip(")")
-    return f"{words} dimension {place.dimension.d}" if dimension else words
+        ends = sorted((one, other), key=lambda place: place.op_kind != "return")
+        return f"{_op(ends[0])} overwrites the donated {_op(ends[1])}"
+    factors = f"factors {one.factor} and {other.factor} of {_op(one)}"
+    return f"{factors}: {one.where} is not {other.where}: {step.reason}"
 
 
 def _end(place: Place) -> str:
@@ -79,7 +84,7 @@ def _end(place: Place) -> str:
     if place.op_kind == "return":
         return f"returned by {_op(place)}"
     how = "used" if place.tensor.startswith("operand") else "made"
-    return f"{how} by {_op(place)}, {_words(place, dimension=False)}"
+    return f"{how} by {_op(place)}, {place.where.partition(' dimension')[0]}"
 
 
 def _op(place: Place) -> str:
@@ -88,8 +93,19 @@ def _op(place: Place) -> str:
     return f"{place.op_kind}#{place.op}"
 
 
-def _at(place: Place) -> str:
-    return f" at {place.location}" if place.location else ""
+def _at(place: Place | Site) -> str:
+    where = _where(place.location)
+    return f" at {where}" if where else ""
+
+
+def _where(location: Location) -> str:
+    """A place in the user's code; files below the current folder are named as seen from there."""
+    if not (location.file or location.path):
+        return ""
+    file = pathlib.Path(location.file)
+    if file.is_relative_to(pathlib.Path.cwd()):
+        location = dataclasses.replace(location, file=str(file.relative_to(pathlib.Path.cwd())))
+    return str(location)
 
 
 def _rules(rules: Iterable[RuleLine]) -> str:
@@ -111,12 +127,13 @@ def conflict_text(conflict: Conflict) -> str:
     lines.append("They meet where one mesh axis cannot shard both:")
     for site in conflict.sites:
         what = "made by" if site.kind == "def" else "used by"
-        at = f" at {site.location}" if site.location else ""
         first, second = site.dimensions
-        lines.append(f"    {first.label} and {second}, {what} {site.op_kind}#{site.op}{at}")
-    for flow, end in zip(conflict.flows, conflict.sites[0].dimensions, strict=True):
-        lines += ["", f"From {conflict.source} to {end.label}:"]
-        lines += _ladder(flow) if flow else ["        the same"]
+        lines.append(f"    {first.label} and {second}, {what} {site.op_kind}#{site.op}{_at(site)}")
+    ends = conflict.sites[0].dimensions
+    for number, (flow, end) in enumerate(zip(conflict.flows, ends, strict=False), 1):
+        lines += ["", f"Flow {number}, from {conflict.source} to {end.label}:", *_ladder(flow)]
+    if not conflict.flows:
+        lines += ["", f"From {ends[0]} to {ends[1].label}:", *_ladder(conflict.chain.steps)]
     lines += ["", "Boxes, by which conflicts are resolved together:"]
     for neighbour in conflict.neighbours:
         pairs = ", ".join(f"{mine} goes with {theirs}" for mine, theirs in neighbour.pairs)
@@ -185,9 +202,8 @@ def conflict_list(analysis: Analysis) -> RenderableType:
     for number, resolution in enumerate(analysis.resolutions):
         op = int(analysis.names.name_op[resolution.names[0]])
         labels = ", ".join(map(analysis.name_label, resolution.names))
-        location = analysis.program.location(op)
         table.add_row(
-            str(number), escape(labels), escape(str(location) if location.file else ""),
+            str(number), escape(labels), escape(_where(analysis.program.location(op))),
             str(resolution.set), str(resolution.group),
         )  # fmt: skip
     return table

@@ -127,7 +127,7 @@ class Space:
         self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
         independent = resolution == "independent"
         resolutions = analysis.independent if independent else analysis.resolutions
-        group_of_color, self.color_groups = _color_groups(analysis, resolutions)
+        group_of_color, self.color_groups = color_groups(analysis, resolutions)
         names = analysis.names
         if min_dimensions is None:
             annotated = len(names.def_name) + len(names.use_name)
@@ -489,10 +489,10 @@ def _orders(groups: tuple[int, ...], weight: Mapping[int, float]) -> list[tuple[
     return orders if len(free) == len(groups) else [*orders, (1,) * len(groups)]
 
 
-def _color_groups(
+def color_groups(
     analysis: Analysis, resolutions: tuple[Resolution, ...]
 ) -> tuple[Ints, tuple[ColorGroup, ...]]:
-    """Colors joined by argument groups; group of each color (indexed by color)."""
+    """Colors joined by argument groups (4.4); group of each color (indexed by color)."""
     # Not above: the processes that search (toast.search.worker) do without the analysis.
     from toast.analysis.closure import components
 
