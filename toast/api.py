@@ -222,7 +222,8 @@ def apply_plan(
     >>> mlp = lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2
     >>> shapes = f32(4096, 512), f32(512, 2048), f32(2048, 512)
     >>> made = toast.plan(mlp, *shapes, mesh="data=4", hardware="tpu-v5e")
-    >>> applied = toast.apply_plan(made.to_dict(), lambda *a: 2 * mlp(*a), *shapes)
+    >>> doubled = lambda x, w1, w2: 2 * mlp(x, w1, w2)
+    >>> applied = toast.apply_plan(made.to_dict(), doubled, *shapes)
     >>> applied.same_program, applied.plan.arguments["x"]
     (False, (('data',), ()))
     """
