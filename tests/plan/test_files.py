@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import pathlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -297,6 +299,37 @@ def test_damage_is_an_error_of_one_line() -> None:
             assert "\n" not in complaint({**data, key: damage}, plan)
         missing = complaint({k: v for k, v in data.items() if k != key}, plan)
         assert ("is no plan" in missing) is (key not in OPTIONAL), key
+
+
+def inner(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of everything in JSON data."""
+    items = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in items:
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from inner(value, (*path, key))
+
+
+def test_damage_inside_is_an_error_of_one_line() -> None:
+    """Two hundred places at random."""
+    plan = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512), mesh="d=4,m=2",
+                      hardware="tpu-v5e",
+                      constraints=toast.Constraints(pin={"w1": "P(None, 'm')"}))  # fmt: skip
+    data = written(plan)
+    places = [place for place in inner(data) if place[0] not in OPTIONAL]
+    rng = random.Random(0)
+    for place in rng.choices(places, k=200):
+        damaged = copy.deepcopy(data)
+        parent = damaged
+        for key in place[:-1]:
+            parent = parent[key]
+        parent[place[-1]] = rng.choice(
+            [None, 7, -3, 1e300, math.inf, math.nan, "", "d", [], {}, [[]], True, ["d", "d"]]
+        )
+        said = complaint(damaged, plan)
+        assert "\n" not in said, place
+        if not said:
+            assert toast.diff(data, damaged).to_dict()
 
 
 def test_the_schema_is_strict(plan: Plan) -> None:

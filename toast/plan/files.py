@@ -389,7 +389,7 @@ def read(plan: Plan | Mapping[str, Any] | str | pathlib.Path) -> Saved:
         )
     try:
         return _saved(name, data)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, PinError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, PinError) as error:
         missing = f" (no {error})" if isinstance(error, KeyError) else ""
         raise PlanError(f"{name} is no plan{missing}; give what --json wrote") from None
 
