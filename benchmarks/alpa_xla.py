@@ -357,7 +357,7 @@ def compare(
     )
     made = f"{HEAD}\n" + "\n".join(lines)
     print(made, flush=True)
-    return f"### {program.name}, mesh {mesh}\n\n{made}\n\n{note}\n\n{arguments}"
+    return f"## {program.name}, mesh {mesh}\n\n{made}\n\n{note}\n\n{arguments}"
 
 
 def arguments_table(
