@@ -39,9 +39,12 @@ def test_wheel_runs_away_from_the_checkout(tmp_path: pathlib.Path) -> None:
     away = tmp_path / "away"
     away.mkdir()
     command = home / "bin" / "toast"
-    plan = run(command, "plan", "mlp", "--mesh", "d=4", "--json", "p.json", cwd=away)
+    plan = run(
+        command, "plan", "mlp", "--mesh", "d=4", "--json", "p.json", "--report", "r.html", cwd=away
+    )
     assert "Plan for mlp" in plan.stdout
     assert (away / "p.json").is_file()
+    assert "</html>" in (away / "r.html").read_text()
     schema = "from toast.plan import schema; print(schema()['title'])"
     assert "A TOAST plan" in run(python, "-c", schema, cwd=away).stdout
     where = run(python, "-c", "import toast.resources as r; print(r.directory('rules'))", cwd=away)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from toast.cli import common, explaining, hardware, judging, planning, plans, rules
+from toast.cli import common, explaining, hardware, judging, planning, plans, reporting, rules
 
 app = common.group("The automatic partitioner for JAX: find, explain and run the best sharding.")
-for commands in (planning, explaining, judging, plans):
+for commands in (planning, explaining, reporting, judging, plans):
     app.add_typer(commands.app)
 app.add_typer(hardware.app, name="hardware")
 app.add_typer(rules.app, name="rules")

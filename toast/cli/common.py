@@ -48,6 +48,10 @@ RulesOption = Annotated[
 JsonOption = Annotated[
     pathlib.Path | None, typer.Option("--json", help="Write everything to this JSON file.")
 ]
+ReportOption = Annotated[
+    pathlib.Path | None,
+    typer.Option("--report", help="Write a report to this HTML file; it opens offline."),
+]
 LayersOption = Annotated[int | None, typer.Option("--layers", help="Layers of a model.")]
 SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence length.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]

@@ -15,6 +15,7 @@ from toast.cli.common import (
     HardwareOption,
     JsonOption,
     MeshOption,
+    ReportOption,
     SeedOption,
     Source,
     command,
@@ -126,6 +127,7 @@ def plan(
         pathlib.Path | None,
         typer.Option("-o", "--output", help="Write the StableHLO with Shardy annotations here."),
     ] = None,
+    html: ReportOption = None,
 ) -> None:
     """Find the best sharding of TARGET on a mesh and explain it.
 
@@ -161,6 +163,8 @@ def plan(
         texts[json_file] = made.json_text()
     if output:
         texts[output] = made.annotated()
+    if html:
+        texts[html] = report.html_text(made)
     write_all(texts, PlanError)
     console().print(report.plan_tables(made))
     if not made.fits:
@@ -274,6 +278,7 @@ def compare(
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds a compile may take.")] = 600,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
+    html: ReportOption = None,
 ) -> None:
     """Partition TARGET by TOAST and by other methods; all priced by the same cost model.
 
@@ -301,13 +306,17 @@ def compare(
         except stage.Interrupted as interrupt:
             rows, interrupted = interrupt.rows, True
     warn(report.missing_rules(analysis))
+    texts: dict[str | pathlib.Path, str] = {}
+    if html:
+        texts[html] = report.comparison_html(rows)
     if json_file:
         data = {
             "version": 1, "program": analysis.program.name, "mesh": dict(parsed.axes),
             "hardware": machine.name, "memory_bytes": memory_bytes, "limit_seconds": limit,
             "methods": [row.to_dict() for row in rows],
         }  # fmt: skip
-        write_all({json_file: json.dumps(data, indent=2, allow_nan=False) + "\n"}, PlanError)
+        texts[json_file] = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    write_all(texts, PlanError)
     console().print(report.comparison_table(analysis, parsed, machine, memory_bytes, rows))
     if interrupted:
         raise KeyboardInterrupt

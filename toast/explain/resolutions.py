@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import pathlib
 
 import numpy as np
 
-from toast import hardware as hardware_stage
 from toast.analysis import Analysis, value_label
 from toast.cost import CostModel
 from toast.errors import ExplainError
-from toast.hardware import Hardware, Mesh
+from toast.given import AnyHardware, AnyMesh, system_of
 from toast.plan import Prediction, spec_text
 from toast.plan.shard import shardings_of
 from toast.space import Action, Space
@@ -52,8 +50,8 @@ def resolutions(
     analysis: Analysis,
     conflict: int,
     *,
-    mesh: str | Mesh,
-    hardware: str | pathlib.Path | Hardware,
+    mesh: AnyMesh,
+    hardware: AnyHardware,
     axis: str | None = None,
 ) -> Priced:
     """Step time, peak memory and collectives under either resolution of a conflict (4.2).
@@ -66,9 +64,7 @@ def resolutions(
     ``MeshError`` and ``HardwareError`` for meshes and hardware that do not.
     """
     explained = analysis.explain_conflict(conflict)
-    machine = hardware if isinstance(hardware, Hardware) else hardware_stage.load(hardware)
-    on = Mesh.parse(mesh) if isinstance(mesh, str) else mesh
-    hardware_stage.check_size(machine, on)
+    on, machine = system_of(mesh, hardware)
     if axis is not None and axis not in on.names:
         raise ExplainError(f"axis {axis}: not in mesh {on}; use {', '.join(on.names)}")
     # Small colors too: they are asked about here, if not searched.

@@ -17,7 +17,7 @@ from toast.plan.explain import (
     HeldAxis,
 )
 from toast.plan.files import VERSION, Origin, Saved, read, schema
-from toast.plan.labels import describe_value, dimension_labels, place_of, spec_text
+from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.matching import Begun, actions_like
 from toast.plan.plan import ArgumentRow, Plan, Step, make_plan
 from toast.plan.prediction import Collective, Prediction
@@ -53,6 +53,7 @@ __all__ = [
     "describe_value",
     "diff",
     "dimension_labels",
+    "folded",
     "make_plan",
     "place_of",
     "read",

@@ -17,7 +17,7 @@ import pandas as pd
 from toast import apply
 from toast.analysis import Analysis
 from toast.apply import Shardings, Spec, Verification
-from toast.cost import CostModel, Timeline, Transfer
+from toast.cost import Breakdown, CostModel, Timeline, Transfer, break_down
 from toast.errors import PlanError
 from toast.files import write_all
 from toast.frontend import element_bytes
@@ -81,6 +81,11 @@ class Plan:
     seed: int
     #: Memory of a device in program order, with what is alive at the peak.
     timeline: Timeline = dataclasses.field(compare=False, repr=False)
+    #: Seconds of a step by op.
+    breakdown: Breakdown = dataclasses.field(compare=False, repr=False)
+    #: Both of the unsharded program.
+    timeline_before: Timeline = dataclasses.field(compare=False, repr=False)
+    breakdown_before: Breakdown = dataclasses.field(compare=False, repr=False)
     #: Every collective, by what it moves, with the algorithm that it is priced with.
     transfers: tuple[Transfer, ...] = dataclasses.field(repr=False)
     #: Seconds per stage.
@@ -356,6 +361,9 @@ def make_plan(
         rounds=found.rounds,
         seed=seed,
         timeline=model.timeline(found.state),
+        breakdown=break_down(model, found.state),
+        timeline_before=model.timeline(space.unsharded),
+        breakdown_before=break_down(model, space.unsharded),
         transfers=tuple(model.transfers(found.state)),
         seconds=seconds,
         method=method,

@@ -7,6 +7,7 @@ from toast.report.explanations import (
     conflict_text,
     resolution_tables,
 )
+from toast.report.html import comparison_html, html_text, write_html
 from toast.report.plans import (
     applied_tables,
     argument_explanation,
@@ -31,15 +32,18 @@ __all__ = [
     "chain_text",
     "collective_explanation",
     "collectives_table",
+    "comparison_html",
     "comparison_table",
     "conflict_list",
     "conflict_text",
     "difference_tables",
     "hardware_list",
     "hardware_tables",
+    "html_text",
     "missing_rules",
     "plan_tables",
     "resolution_tables",
     "verification_table",
     "why_not_tables",
+    "write_html",
 ]

@@ -1,0 +1,378 @@
+"""Reports in headless Chromium: they open, fold, filter and say what the plan says."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import toast
+from tests.report.browser import browser, missing, opened
+from tests.report.test_html import HOSTILE, QUICK, hostile, planned
+from toast.compare import compare
+from toast.hardware import load
+from toast.models import ZOO, build
+from toast.report import comparison_html, html_text, write_html
+from toast.resources import directory
+from toast.units import size_text, time_text
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+
+#: Screenshots are kept here, for people to look at.
+SHOTS = directory("rules").parent / "build" / "report-screenshots"
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Any]:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("report") / "t2b.html"
+    write_html(planned("t2b", layers=2), path)
+    return path
+
+
+def embedded(page: Any) -> dict[str, Any]:
+    return json.loads(page.locator("#data").text_content())
+
+
+def says(page: Any, pattern: str) -> None:
+    """Wait until the number of ops found reads as told; the page forbids scripts that wait."""
+    from playwright.sync_api import expect
+
+    expect(page.locator("#found")).to_have_text(re.compile(pattern))
+
+
+def number(text: str) -> int:
+    return int(text.split()[0].replace(",", ""))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_reports_of_the_zoo_open(name: str, chrome: Any, tmp_path: pathlib.Path) -> None:
+    plan = toast.plan(build(name, small=True), mesh="data=2", hardware="tpu-v5e", settings=QUICK)
+    write_html(plan, tmp_path / "r.html")
+    page = opened(chrome, tmp_path / "r.html")
+    assert page.locator("h1").inner_text() == plan.analysis.program.name
+    assert number(page.locator("#found").inner_text()) == len(plan.analysis.program.ops)
+    assert page.locator("[data-number=step_seconds]").inner_text() == time_text(
+        plan.after.step_seconds
+    )
+    assert page.locator("[data-number=peak_bytes]").inner_text() == size_text(plan.after.peak_bytes)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.complaints == []
+    page.close()
+
+
+def test_the_full_train_step_is_one_small_file(chrome: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "t2b.html"
+    plan = planned("t2b", "data=4,model=4")
+    write_html(plan, path)
+    assert path.stat().st_size <= 5 * 2**20
+    page = opened(chrome, path, viewport={"width": 1360, "height": 950})
+    assert number(page.locator("#found").inner_text()) == len(plan.analysis.program.ops) > 13_000
+    page.screenshot(path=SHOTS / "t2b-summary.png")
+    page.locator(".fold button", has_text="layers[9]").first.click()
+    rows = page.locator("tr[id^=op-]")
+    assert rows.count() > 100
+    page.locator("#query").fill("gather")
+    says(page, " of ")
+    assert number(page.locator("#found").inner_text()) < 400
+    page.locator("#program").scroll_into_view_if_needed()
+    page.screenshot(path=SHOTS / "t2b-program.png")
+    assert page.complaints == []
+    page.close()
+
+
+def test_numbers_read_back_are_the_plans(chrome: Any, report: pathlib.Path) -> None:
+    plan = planned("t2b", layers=2)
+    page, known = opened(chrome, report), plan.to_dict()
+    data = embedded(page)
+    assert data["summary"]["step_seconds"] == known["after"]["step_seconds"]
+    shown = {}
+    for row in page.locator("table.arguments tbody tr").all():
+        cells = row.locator(":scope > *")
+        shown[cells.nth(0).locator("code").first.inner_text()] = (
+            int(cells.nth(1).inner_text()), cells.nth(4).inner_text(), cells.nth(5).inner_text(),
+        )  # fmt: skip
+    assert shown == {
+        row["patterns"][0]: (row["count"], row["spec"], size_text(row["device_bytes"]))
+        for row in data["arguments"]
+    }
+    assert shown["tokens"][1] == known["arguments"]["tokens"]["spec"]
+    reasons = page.locator("table.actions .why").all_inner_texts()
+    assert [r for r in reasons if r] == [a["reason"] for a in known["actions"]]
+    kinds = {
+        row.locator("th").inner_text().replace("-", "_"): int(row.locator("td").first.inner_text())
+        for row in page.locator("#collective-kinds tbody tr").all()
+    }
+    assert kinds == {c["kind"]: c["count"] for c in known["after"]["collectives"] if c["count"]}
+    page.close()
+
+
+def test_filters_count_what_the_data_says(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report)
+    plan = planned("t2b", layers=2)
+    program, found = plan.analysis.program, page.locator("#found")
+    kinds = [program.kind(op) for op in range(len(program.ops))]
+    page.locator("#kind").select_option("dot_general")
+    assert number(found.inner_text()) == kinds.count("dot_general")
+    assert page.locator("tr[id^=op-]").count() == kinds.count("dot_general")
+    page.locator("#only").select_option("moves")
+    moved = {c.op for c in plan.breakdown.collectives}
+    assert number(found.inner_text()) == sum(kinds[op] == "dot_general" for op in moved)
+    page.locator("#clear").click()
+    page.locator("#color").select_option("1")
+    assert number(found.inner_text()) == len([*colored(embedded(page)["listing"], 1)])
+    page.locator("#clear").click()
+    says(page, r"^[\d,]+ ops$")
+    page.locator("#query").fill("params['embedding']")
+    says(page, "^1 of ")
+    page.locator("#query").fill("nothing is called so")
+    says(page, "^0 of ")
+    assert page.locator(".fold:visible").count() == 0
+    page.locator("button[data-line]").first.click()
+    assert number(found.inner_text()) > 0
+    assert page.complaints == []
+    page.close()
+
+
+def colored(listing: dict[str, Any], color: int) -> Iterator[int]:
+    """Ops with a name of a kind of colors."""
+    runs, kind = listing["color"], [*listing["color_kind"], -1]
+    colors = [kind[c] for c, times in zip(runs[::2], runs[1::2], strict=True) for _ in range(times)]
+    at = 0
+    for op, signature in enumerate(listing["signature"]):
+        count = len(listing["signatures"][signature][2])
+        if color in colors[at : at + count]:
+            yield op
+        at += count
+
+
+def test_sections_fold_and_links_unfold_them(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report)
+    assert page.locator("tr[id^=op-]").count() == 0
+    button = page.locator(".fold button", has_text="layers[1]").first
+    button.click()
+    assert button.get_attribute("aria-expanded") == "true"
+    op = page.locator("button.op").nth(20)
+    op.click()
+    assert op.get_attribute("aria-expanded") == "true"
+    detail = page.locator("tr.detail")
+    for part in ("source", "sharding rule", "operand 0", "transformer.py:"):
+        assert part in detail.inner_text() or "layers.py:" in detail.inner_text(), part
+    op.click()
+    assert detail.count() == 0
+    page.locator("#fold-all").click()
+    assert page.locator("tr[id^=op-]").count() == 0
+    page.locator("#memory a[href^='#op-']").first.click()
+    here = page.locator("tr.here")
+    assert here.is_visible()
+    assert page.evaluate("document.activeElement.closest('tr').classList.contains('here')")
+    assert page.complaints == []
+    page.close()
+
+
+def test_a_conflict_is_drawn(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report)
+    data = embedded(page)
+    assert number(page.locator("#conflicts .lead").inner_text().split("them. ")[1]) == len(
+        data["conflicts"]
+    )
+    alike = page.locator("#conflict-list td.num").all_inner_texts()
+    assert sum(map(int, alike)) == len(data["conflicts"])
+    view = page.locator("#conflict-view")
+    for row in page.locator("#conflict-list button").all()[:6]:
+        row.click()
+        assert row.get_attribute("aria-pressed") == "true"
+        assert view.locator(".node.torn").count() == 2
+        name, other = data["conflicts"][int(view.get_attribute("data-conflict"))][:2]
+        assert name != other
+        assert view.locator("path.way").count() >= 2
+        assert view.locator("path.torn-edge").count() >= 1
+    view.screenshot(path=SHOTS / "conflict.png")
+    assert page.complaints == []
+    page.close()
+
+
+def test_the_keyboard_is_enough(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report)
+    focused = "document.activeElement.id || document.activeElement.textContent.trim()"
+    page.keyboard.press("Tab")
+    assert page.evaluate(focused) == "Skip to the report"
+    assert page.evaluate("document.activeElement.getBoundingClientRect().left >= 0")
+    order = []
+    for _ in range(4):
+        page.keyboard.press("Tab")
+        order.append(page.evaluate(focused))
+    assert order == ["theme", "Summary", "Arguments", "Actions"]
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("/")
+    assert page.evaluate(focused) == "query"
+    page.keyboard.type("dot_general")
+    says(page, " of ")
+    page.keyboard.press("Escape")
+    assert " of " not in page.locator("#found").inner_text()
+    button = page.locator(".fold button").nth(2)
+    for key, open_ in (("Enter", "true"), ("Space", "false")):
+        button.focus()
+        page.keyboard.press(key)
+        assert button.get_attribute("aria-expanded") == open_
+    page.locator("#moment").focus()
+    before = page.locator("#moment-text").inner_text()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#moment-text").inner_text() != before
+    assert "in the plan" in page.locator("#moment").get_attribute("aria-valuetext")
+    page.close()
+
+
+def test_the_timeline_is_read_by_the_mouse(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report)
+    memory = embedded(page)["memory"]["after"]
+    page.locator("#moment").fill(str(memory["peak_op"]))
+    assert size_text(memory["peak_bytes"]) in page.locator("#moment-text").inner_text()
+    page.locator("svg.after").hover(position={"x": 120, "y": 60})
+    assert size_text(memory["peak_bytes"]) not in page.locator("#moment-text").inner_text()
+    page.close()
+
+
+#: Text whose contrast to what is behind it is too little, by the formula of WCAG.
+CONTRAST = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const known = new Map();
+  const rgba = (color) => {
+    if (!known.has(color)) {
+      canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+      known.set(color, [...canvas.getImageData(0, 0, 1, 1).data]);
+    }
+    return known.get(color);
+  };
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => {
+    if (e.closest(".node")) return rgba(getComputedStyle(e.closest(".node").querySelector("rect")).fill);
+    for (; e; e = e.parentElement) {
+      const ground = rgba(getComputedStyle(e).backgroundColor);
+      if (ground[3] === 255) return ground;
+    }
+    return [255, 255, 255, 255];
+  };
+  const found = new Set(), walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walk.nextNode());) {
+    const e = node.parentElement;
+    if (!node.textContent.trim() || e.closest("script,style,noscript,title,desc") || !e.getClientRects().length) continue;
+    const style = getComputedStyle(e), svg = e.closest("svg");
+    const a = light(rgba(svg ? style.fill : style.color)), b = light(behind(e));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.add(`${e.tagName} ${e.className.baseVal ?? e.className}: ${node.textContent.trim().slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return [...found];
+}"""
+
+#: What a screen reader would miss.
+MISSING = """() => {
+  const found = [];
+  const name = (e) => e.getAttribute("aria-label") || e.textContent.trim() || (e.labels && [...e.labels].map((l) => l.textContent).join("").trim());
+  for (const e of document.querySelectorAll("button, a, input, select, summary")) if (!name(e)) found.push(e.outerHTML);
+  for (const e of document.querySelectorAll("th")) if (!e.scope) found.push(e.outerHTML);
+  for (const e of document.querySelectorAll("table")) if (!e.caption && !e.closest("[role=region][aria-label]")) found.push(e.id || e.className);
+  for (const e of document.querySelectorAll("svg")) if (e.getAttribute("aria-hidden") !== "true" && !e.querySelector("title, desc")) found.push(e.outerHTML.slice(0, 80));
+  for (const e of document.querySelectorAll("[aria-controls]")) if (e.getAttribute("aria-expanded") === "true" && !document.getElementById(e.getAttribute("aria-controls"))) found.push(e.outerHTML);
+  const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
+  for (const id of new Set(ids)) if (ids.indexOf(id) !== ids.lastIndexOf(id)) found.push(`twice: ${id}`);
+  let level = 0;
+  for (const e of document.querySelectorAll("h1, h2, h3, h4")) { const n = Number(e.tagName[1]); if (n > level + 1) found.push(e.outerHTML); level = n; }
+  for (const landmark of ["header", "nav[aria-label]", "main", "footer"]) if (document.querySelectorAll(landmark).length !== 1) found.push(landmark);
+  if (!document.documentElement.lang || !document.title) found.push("language or title");
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read(scheme: str, chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report, color_scheme=scheme)
+    page.locator(".fold button", has_text="layers[1]").first.click()
+    page.locator("tr:has(.tag) button.op").first.click()
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(MISSING) == []
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=SHOTS / f"{scheme}.png")
+    page.close()
+
+
+def test_the_switch_overrides_the_system(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report, color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark, switch = page.evaluate(ground), page.locator("#theme")
+    switch.click()
+    light = page.evaluate(ground)
+    assert light != dark
+    assert "light" in switch.inner_text()
+    switch.click()
+    assert page.evaluate(ground) == dark
+    page.emulate_media(media="print")
+    assert not page.locator("nav").is_visible()
+    assert page.evaluate(ground) == "rgb(255, 255, 255)"
+    page.close()
+
+
+def test_it_fits_a_narrow_window(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report, viewport={"width": 400, "height": 800}, reduced_motion="reduce")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    page.screenshot(path=SHOTS / "narrow.png")
+    page.close()
+
+
+def test_hostile_names_are_text(chrome: Any, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "r.html").write_text(html_text(hostile()))
+    page = opened(chrome, tmp_path / "r.html")
+    assert HOSTILE in page.locator("table.arguments").text_content()
+    for button in page.locator(".fold > h4 > button[aria-expanded=false]").all():
+        button.click()
+    for button in page.locator("button.op").all():
+        button.click()
+    assert HOSTILE in page.locator("#listing").inner_text()
+    for button in page.locator("#conflict-list button").all():
+        button.click()
+    page.locator("#query").fill(HOSTILE)
+    says(page, " of ")
+    assert number(page.locator("#found").inner_text()) >= 1
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img, main script").count() == 0
+    assert page.complaints == []
+    page.close()
+
+
+def test_the_policy_holds(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report)
+    page.evaluate(
+        "() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s); }"
+    )
+    assert page.evaluate("window.ran") is None
+    assert (
+        page.evaluate("fetch('https://example.com/').then(() => 'fetched', () => 'refused')")
+        == "refused"
+    )
+    page.close()
+
+
+def test_methods_are_beside_it(chrome: Any, tmp_path: pathlib.Path) -> None:
+    plan = planned("mlp")
+    rows = compare(
+        plan.analysis, plan.mesh, load("tpu-v5e"), ("toast", "shardy", "manual"), limit=1
+    )
+    (tmp_path / "r.html").write_text(comparison_html(rows))
+    page = opened(chrome, tmp_path / "r.html")
+    shown = page.locator("#methods tbody tr")
+    assert shown.locator("th").all_inner_texts() == ["toast", "shardy", "manual"]
+    assert shown.nth(0).locator("td").first.inner_text() == time_text(rows[0].step_seconds)
+    assert page.complaints == []
+    page.close()

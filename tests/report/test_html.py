@@ -1,0 +1,229 @@
+"""The report's data is the plan's; sections are layers; names are text."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import pathlib
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from tests.cli.test_cli import run
+from tests.helpers import analyzed, f32
+from toast.compare import compare
+from toast.errors import PlanError
+from toast.frontend import Program
+from toast.hardware import Mesh, load
+from toast.models import build
+from toast.plan import Plan
+from toast.report import comparison_html, html_text, write_html
+from toast.report.html import gather
+from toast.report.html.sections import sections_of
+from toast.search import Settings
+
+#: Little search: reports do not ask for the best plan.
+QUICK = Settings(depth=6, round_size=4, rounds=1, effort=16, widest=2, hottest=1)
+
+
+@functools.cache
+def planned(name: str, mesh: str = "data=4,model=2", **options: int) -> Plan:
+    return toast.plan(analyzed(name, **options), mesh=mesh, hardware="tpu-v5e", settings=QUICK)
+
+
+def embedded(text: str) -> dict:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_the_embedded_data_are_the_plans() -> None:
+    plan = planned("t2b", layers=2)
+    data, known = embedded(html_text(plan)), plan.to_dict()
+    assert data == json.loads(json.dumps(gather(plan)))
+    assert data["summary"]["step_seconds"] == known["after"]["step_seconds"]
+    assert data["summary"]["peak_bytes"] == known["after"]["peak_bytes"]
+    assert data["after"] == json.loads(json.dumps(known["after"]))
+    assert [a["reason"] for a in data["actions"]] == [a["reason"] for a in known["actions"]]
+    assert sum(row["count"] for row in data["arguments"]) == len(known["arguments"])
+    specs = Counter(a["spec"] for a in known["arguments"].values())
+    rows: Counter[str] = Counter()
+    for row in data["arguments"]:
+        rows[row["spec"]] += row["count"]
+    assert rows == specs
+    assert max(data["memory"]["after"]["live_bytes"]) == pytest.approx(
+        known["memory"]["peak_bytes"]
+    )
+    assert data["memory"]["before"]["peak_bytes"] == pytest.approx(plan.before.peak_bytes)
+
+
+def test_time_by_kind_adds_up() -> None:
+    plan = planned("t2b", layers=2)
+    data = gather(plan)
+    total = plan.after.matmul_seconds + plan.after.memory_seconds + plan.after.collective_seconds
+    assert sum(row["seconds"] for row in data["kinds"]) == pytest.approx(total)
+
+
+def unrolled(runs: list[int]) -> list[int]:
+    return [value for value, times in zip(runs[::2], runs[1::2], strict=True) for _ in range(times)]
+
+
+def test_the_listing_is_the_program() -> None:
+    plan = planned("t2b", layers=2)
+    program, names, listing = plan.analysis.program, plan.analysis.names, gather(plan)["listing"]
+    first = np.cumsum([0, *(len(listing["signatures"][s][2]) for s in listing["signature"])])
+    assert first.tolist() == names.first_name.tolist()
+    color = unrolled(listing["color"])
+    assert [c >= 0 for c in color] == names.shardable.tolist()
+    whole: dict[int, set[int]] = {}
+    for name, c in enumerate(color):
+        if c >= 0:
+            whole.setdefault(c, set()).add(int(plan.analysis.color[name]))
+    assert all(len(found) == 1 for found in whole.values())
+    assert len(whole) == len(listing["color_label"])
+    specs = unrolled(listing["value_spec"])
+    sharded = [v for v, spec in enumerate(specs) if any(listing["specs"][spec])]
+    assert len(sharded) == sum(any(spec) for spec in plan.shardings.values.values())
+    assert [len(op.operands) for op in program.ops] == [len(o) for o in listing["operands"]]
+
+
+def sections(program: Program) -> list[tuple[str, str, int]]:
+    found = sections_of(program)
+    assert found[0].start == 0
+    assert found[-1].stop == len(program.ops)
+    for one, two in itertools.pairwise(found):
+        assert one.stop == two.start
+    return [(s.phase, s.title, s.stop - s.start) for s in found]
+
+
+def test_layers_are_sections_forward_backward_and_in_the_optimizer() -> None:
+    found = sections(analyzed("t2b", layers=3).program)
+    for phase in ("forward", "backward"):
+        layers = [(title, size) for p, title, size in found if p == phase and "layers" in title]
+        assert {title for title, _ in layers} == {f"layers[{i}]" for i in range(3)}
+        assert len({size for _, size in layers}) == 1, layers
+    assert [t for p, t, _ in found if not p and t == "layers[1]"]
+
+
+def test_loops_are_sections() -> None:
+    found = sections(analyzed("t2b-scan", layers=3).program)
+    assert {phase for phase, title, _ in found if title.endswith("\u00d7 3")} >= {
+        "forward",
+        "backward",
+    }
+
+
+def test_layers_and_caches_are_one() -> None:
+    found = [title for _, title, _ in sections(analyzed("itx", layers=6).program)]
+    assert [title for title in found if "[" in title] == [f"layers[{i}]" for i in range(6)]
+
+
+@pytest.mark.parametrize("name", ["attention.lp", "mlp.lp"])
+def test_a_fact_base_has_a_report(name: str, tmp_path: pathlib.Path) -> None:
+    from toast.resources import directory
+
+    result = run(
+        "plan", directory("facts") / name, "--mesh", "d=2", "--report", tmp_path / "r.html"
+    )
+    assert result.exit_code == 0, result.output
+    assert embedded((tmp_path / "r.html").read_text())["mesh"] == [["d", 2]]
+
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def hostile() -> Plan:
+    names = (
+        HOSTILE,
+        "</script><script>window.hacked=1</script>",
+        '"><img src=x onerror=hacked=1>',
+        "\ud800é",
+    )
+
+    def function(p: dict[str, jax.Array]) -> list[jax.Array]:
+        return [jnp.tanh(p[name] @ p[name].T) for name in names]
+
+    return toast.plan(
+        function, {name: f32(64, 64) for name in names}, mesh="a=2", hardware="tpu-v5e", settings=QUICK
+    )  # fmt: skip
+
+
+def test_names_are_text() -> None:
+    text = html_text(hostile())
+    assert text.isascii()
+    assert HOSTILE not in text
+    assert text.count("<script") == text.count("</script>") == 2
+    assert "<img" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert any(HOSTILE in name for name in embedded(text)["listing"]["arguments"])
+
+
+def test_the_page_may_not_use_the_network() -> None:
+    text = html_text(planned("mlp"))
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    assert policy
+    assert policy[1].startswith("default-src &#39;none&#39;; ")
+    assert "unsafe" not in policy[1]
+    assert not re.search(r'(?:src|href)="(?!#)', text)
+    assert " style=" not in text
+    assert "http" not in re.sub(r"http-equiv|http://www\.w3\.org/2000/svg", "", text)
+
+
+def test_methods_are_beside_the_plan() -> None:
+    rows = compare(
+        analyzed("mlp"),
+        Mesh.parse("data=4"),
+        load("tpu-v5e"),
+        ("toast", "shardy", "manual"),
+        limit=1,
+    )
+    data = embedded(comparison_html(rows))
+    assert [row["method"] for row in data["compared"]] == ["toast", "shardy", "manual"]
+    assert data["compared"][2]["error"]
+    assert data["summary"]["method"] == "toast"
+    assert embedded(comparison_html(rows[1:]))["summary"]["method"] == "shardy"
+    assert embedded(comparison_html(rows[:1]))["compared"] == []
+    with pytest.raises(PlanError, match="experts"):
+        comparison_html(rows[2:])
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: pathlib.Path) -> None:
+    write_html(planned("mlp"), tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    with pytest.raises(PlanError, match="cannot write"):
+        write_html(planned("mlp"), tmp_path / "none" / "r.html")
+    result = run("plan", "mlp", "--mesh", "d=4", "--report", tmp_path / "none" / "r.html")
+    assert result.exit_code == 2
+    assert "cannot write" in result.output
+
+
+def test_commands_write_reports(tmp_path: pathlib.Path) -> None:
+    paths = {name: tmp_path / f"{name}.html" for name in ("plan", "report", "compare")}
+    done = [
+        run("plan", "mlp", "--mesh", "data=4", "--report", paths["plan"]),
+        run("report", "mlp", "--mesh", "data=4", "-o", paths["report"]),
+        run("compare", "mlp", "--mesh", "data=4", "--limit", 1, "--methods", "toast,shardy", "--report", paths["compare"]),
+    ]  # fmt: skip
+    for result in done:
+        assert result.exit_code == 0, result.output
+    data = {name: embedded(path.read_text()) for name, path in paths.items()}
+    assert {d["program"] for d in data.values()} == {"mlp"}
+    assert len(data["compare"]["compared"]) == 2
+    assert data["plan"]["arguments"] == data["report"]["arguments"]
+
+
+def test_a_scalar_program_and_one_without_arguments() -> None:
+    for function, arguments in ((lambda x: x + 1, (f32(),)), (lambda: jnp.zeros((8, 8)), ())):
+        found = toast.plan(function, *arguments, mesh="a=1", hardware="tpu-v5e", settings=QUICK)
+        assert embedded(html_text(found))["summary"]["devices"] == 1
+
+
+def test_meshes_tried_are_a_table() -> None:
+    found = toast.plan(build("mlp"), devices=4, hardware="tpu-v5e", settings=QUICK)
+    assert 'id="meshes"' in html_text(found)

@@ -1,0 +1,114 @@
+"""A plan as one HTML file that opens offline: for people to read, search and keep.
+
+Templates, styles and scripts are the package's files beside this one; they are put into the page
+when it is written.  The page needs no network and is forbidden to use it.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.resources
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from toast.compare import Compared
+from toast.errors import PlanError
+from toast.files import write_all
+from toast.plan import Plan
+from toast.report.html import drawing
+from toast.report.html.data import gather
+from toast.units import size_text, time_text
+
+__all__ = ["comparison_html", "gather", "html_text", "write_html"]
+
+
+def html_text(plan: Plan, compared: Sequence[Compared] = ()) -> str:
+    """The report of ``plan`` as HTML, in ASCII; ``compared`` are other methods' results.
+
+    Everything that :func:`gather` finds is in the element with the id ``data``, as JSON.
+    """
+    data = gather(plan, compared)
+    style, script = _file("report.css"), _file("report.js")
+    text = _environment().get_template("report.html.jinja").render(
+        data=data,
+        json=_json(data),
+        style=Markup(style),
+        script=Markup(script),
+        policy=(
+            f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+    )  # fmt: skip
+    return text.encode("ascii", "xmlcharrefreplace").decode()
+
+
+def comparison_html(rows: Sequence[Compared]) -> str:
+    """The report of TOAST's plan, or of the best that another method made, beside all ``rows``.
+
+    Raises :class:`toast.errors.PlanError` where no method made a plan.
+    """
+    plans = [row.plan for row in rows if row.plan is not None]
+    if not plans:
+        names = ", ".join(row.method for row in rows)
+        raise PlanError(
+            rows[0].error if len(rows) == 1
+            else f"no report: none of {names} made a plan; {rows[0].method}: {rows[0].error}"
+        )  # fmt: skip
+    plan = min(plans, key=lambda made: (made.method != "toast", made.cost))
+    return html_text(plan, rows if len(rows) > 1 else ())
+
+
+def write_html(plan: Plan, path: str | pathlib.Path, compared: Sequence[Compared] = ()) -> None:
+    """Write :func:`html_text` to ``path``, whole or not at all.
+
+    Raises :class:`toast.errors.PlanError` where it cannot be written.
+    """
+    write_all({path: html_text(plan, compared)}, PlanError)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("toast.report.html", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(size=size_text, time=time_text, words=_words, percent=_percent)
+    environment.globals.update(drawing=drawing)
+    return environment
+
+
+def _words(name: str) -> str:
+    """``all_gather`` as people write it."""
+    return name.replace("_", "-")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:,.{int(share < 0.1)}f} %"
+
+
+@functools.cache
+def _file(name: str) -> str:
+    return importlib.resources.files(__name__).joinpath(name).read_text(encoding="ascii")
+
+
+def _json(data: dict[str, Any]) -> Markup:
+    """JSON that ends no element, whatever names are in it."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("ascii")).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"

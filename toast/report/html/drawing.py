@@ -1,0 +1,262 @@
+"""Small static charts as inline SVG.
+
+Drawn here rather than by a plotting library: they are a few rectangles and lines each, take their
+colours from the page in light and dark, and have texts that a screen reader reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from toast.units import size_text, time_text
+
+#: Cuts along one dimension that are drawn one by one.
+_CUTS = 16
+
+#: Points of a timeline that are drawn: one per pixel and a half.
+_POINTS = 640
+
+
+def tensor(row: Mapping[str, Any]) -> Markup:
+    """An argument cut by mesh axes: the last dimension across, the one before down.
+
+    Dimensions before these are drawn as depth.  What one device holds is filled.
+    """
+    shape, axes, shards, majors = row["shape"], row["axes"], row["shards"], row["majors"]
+    whole = " by ".join(map(str, shape)) or "a scalar"
+    parts = [
+        f"dimension {d} in {k} over {' and '.join(on)}"
+        for d, (k, on) in enumerate(zip(shards, axes, strict=True)) if k > 1
+    ]  # fmt: skip
+    title = f"{whole}, " + (f"cut: {'; '.join(parts)}" if parts else "whole on every device")
+    rank = len(shape)
+    width, height = _extents(shape)
+    deep = math.prod(shards[:-2]) if rank > 2 else 1
+    depth = min(max(3, deep), 5) if rank > 2 else 1
+    step = 4
+    total_w, total_h = width + step * (depth - 1) + 2, height + step * (depth - 1) + 2
+    across, down = (shards[-1] if rank else 1), (shards[-2] if rank > 1 else 1)
+    shapes = []
+    for layer in reversed(range(depth)):
+        x, y = 1 + step * layer, 1 + step * (depth - 1 - layer)
+        shapes.append(f'<rect class="whole" x="{x}" y="{y}" width="{width}" height="{height}"/>')
+        if layer and deep > 1:
+            continue
+        if layer == 0 or deep == 1:
+            w, h = max(width / across, 2), max(height / down, 2)
+            kind = "mine" if layer == 0 else "mine behind"
+            shapes.append(
+                f'<rect class="{kind}" x="{x}" y="{y}" width="{w:.1f}" height="{h:.1f}"/>'
+            )
+        if layer == 0:
+            shapes += [
+                f'<path class="{kind}" d="M{x + at:.1f} {y}v{height}"/>'
+                for at, kind in (_cuts(across, majors[-1], width) if rank else ())
+            ]
+            shapes += [
+                f'<path class="{kind}" d="M{x} {y + at:.1f}h{width}"/>'
+                for at, kind in (_cuts(down, majors[-2], height) if rank > 1 else ())
+            ]
+    return Markup(
+        f'<svg class="tensor" role="img" width="{total_w}" height="{total_h}" '
+        f'viewBox="0 0 {total_w} {total_h}"><title>{escape(title)}</title>{"".join(shapes)}</svg>'
+    )
+
+
+def _extents(shape: Sequence[int]) -> tuple[int, int]:
+    """Width and height, by the logarithms of the last two sizes."""
+    if not shape:
+        return 8, 8
+    if len(shape) == 1:
+        return _extent(shape[0], 64), 8
+    return _extent(shape[-1], 64), _extent(shape[-2], 44)
+
+
+def _extent(size: int, most: int) -> int:
+    return round(min(most, 8 + (most - 8) * math.log2(max(size, 1)) / 14))
+
+
+def _cuts(shards: int, major: int, length: float) -> list[tuple[float, str]]:
+    """Where the cuts are, those of the first axis stronger; in wide steps where there are many."""
+    found = [(length * i / shards, "cut minor") for i in range(1, shards)]
+    if length < 3 * shards:
+        found = []
+    shown = min(major, _CUTS, max(1, int(length / 3)))
+    return [*found, *((length * i / shown, "cut") for i in range(1, shown))]
+
+
+def mesh(axes: Sequence[tuple[str, int]]) -> Markup:
+    """The devices of a mesh: the last axis across, the others down."""
+    columns = axes[-1][1] if axes else 1
+    rows = math.prod(size for _, size in axes[:-1])
+    if columns > 32 or rows > 16:
+        return Markup("")
+    cell = 9 if columns <= 16 else 5
+    width, height = columns * cell + 1, rows * cell + 1
+    text = " by ".join(f"{name} {size}" for name, size in axes)
+    cells = "".join(
+        f'<rect x="{x * cell + 0.5}" y="{y * cell + 0.5}" width="{cell - 2}" height="{cell - 2}"/>'
+        for y, x in itertools.product(range(rows), range(columns))
+    )
+    return Markup(
+        f'<svg class="mesh" role="img" width="{width}" height="{height}" viewBox="0 0 {width} '
+        f'{height}"><title>{escape(f"Mesh of devices: {text}")}</title>{cells}</svg>'
+    )
+
+
+def stack(parts: Iterable[tuple[str, float]], whole: float) -> Markup:
+    """A bar of parts, each with a class, of which ``whole`` would fill the width."""
+    x, rects = 0.0, []
+    for kind, amount in parts:
+        width = 100 * amount / whole if whole > 0 else 0.0
+        if width > 0.05:
+            rects.append(
+                f'<rect class="{kind}" x="{x:.2f}" y="0" width="{width:.2f}" height="10"/>'
+            )
+        x += width
+    return Markup(
+        '<svg class="stack" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true" '
+        f'focusable="false">{"".join(rects)}</svg>'
+    )
+
+
+def phases(sections: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+    """Where each phase of a program begins, if it has any."""
+    found: list[tuple[int, str]] = []
+    for section in sections:
+        name = section["phase"]
+        if not name and found and section["title"] != "results":
+            name = section["detail"].split(", ")[0] if found[-1][1] in _PHASES else found[-1][1]
+        if name and (not found or found[-1][1] != name):
+            found.append((section["start"], name))
+    return found if len(found) > 1 else []
+
+
+_PHASES = ("forward", "backward")
+
+
+def timeline(
+    data: Mapping[str, Any],
+    name: str,
+    ops: int,
+    limit: float,
+    label: str,
+    phases: Sequence[tuple[int, str]],
+) -> Markup:
+    """Bytes that are alive before each op, with the limit, the peak and the program's phases."""
+    bottom = 20 if phases else 4
+    width, height, left = 960, 146 + bottom, 74
+    inner = width - left - 8
+    top: float = (
+        max(data["peak_bytes"], limit if limit < 8 * data["peak_bytes"] else 0.0, 1.0) * 1.08
+    )
+
+    def x(op: float) -> float:
+        return left + inner * op / max(ops, 1)
+
+    def y(size: float) -> float:
+        return height - bottom - (height - bottom - 8) * size / top
+
+    points = _thinned(data["op"], data["live_bytes"], ops, data["argument_bytes"])
+    path = f"M{x(0):.1f} {y(data['argument_bytes']):.1f}"
+    path += "".join(f"H{x(op):.1f}V{y(size):.1f}" for op, size in points) + f"H{x(ops):.1f}"
+    area = f"{path}V{y(0):.1f}H{x(0):.1f}Z"
+    ticks = _ticks(top)
+    grid = "".join(
+        f'<path class="grid" d="M{left} {y(t):.1f}H{width - 8}"/>'
+        f'<text class="tick" x="{left - 6}" y="{y(t) + 4:.1f}">{size_text(t) if t else "0"}</text>'
+        for t in ticks
+    )
+    arguments = y(data["argument_bytes"])
+    line = ""
+    if limit <= top:
+        line = (
+            f'<path class="limit" d="M{left} {y(limit):.1f}H{width - 8}"/>'
+            f'<text class="limit-text" x="{width - 12}" y="{y(limit) - 4:.1f}">limit '
+            f"{size_text(limit)}</text>"
+        )
+    marks = "".join(
+        f'<path class="phase-line" d="M{x(op):.1f} 4V{height}"/>'
+        f'<text class="phase-text" x="{x(op) + 5:.1f}" y="{height - 5}">{escape(phase)}</text>'
+        for op, phase in phases
+    )
+    px, py = x(data["peak_op"]), y(data["peak_bytes"])
+    anchor = "end" if px > width * 0.6 else "start"
+    shift = -8 if anchor == "end" else 8
+    description = (
+        f"{label}: peak {size_text(data['peak_bytes'])} before op {data['peak_op']} of {ops}; "
+        f"arguments take {size_text(data['argument_bytes'])}; the limit is {size_text(limit)}."
+    )
+    return Markup(
+        f'<svg class="timeline {name}" role="img" viewBox="0 0 {width} {height}" '
+        f'data-left="{left}" data-right="8" aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">Memory in program order, {escape(label)}</title>'
+        f'<desc id="{name}-desc">{escape(description)}</desc>'
+        f'{grid}<path class="area" d="{area}"/><path class="line" d="{path}"/>'
+        f'<path class="base" d="M{left} {arguments:.1f}H{width - 8}"/>'
+        f'{marks}{line}<circle class="peak" cx="{px:.1f}" cy="{py:.1f}" r="4"/>'
+        f'<text class="peak-text" text-anchor="{anchor}" x="{px + shift:.1f}" y="{py + 13:.1f}">'
+        f"peak {size_text(data['peak_bytes'])}</text>"
+        f'<path class="cursor" d="M{left} 4V{height - bottom}"/></svg>'
+    )
+
+
+def _thinned(
+    ops: Sequence[int], sizes: Sequence[int], last: int, first: float
+) -> list[tuple[float, float]]:
+    """At most so many points, each the most that is alive in its stretch."""
+    if len(ops) <= _POINTS:
+        return list(zip(ops, sizes, strict=True))
+    found: dict[int, tuple[float, float]] = {}
+    for op, size in zip(ops, sizes, strict=True):
+        place = op * _POINTS // max(last, 1)
+        if place not in found or size > found[place][1]:
+            found[place] = (place * last / _POINTS, size)
+    return [found[place] for place in sorted(found)]
+
+
+def _ticks(top: float) -> list[float]:
+    """Three or four round numbers of bytes up to ``top``."""
+    unit = math.pow(2, 10 * (math.log2(max(top, 1)) // 10))
+    for step in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
+        if top / (step * unit) <= 4:
+            break
+    return [step * unit * i for i in range(int(top / (step * unit)) + 1)]
+
+
+def progress(rounds: Sequence[Mapping[str, Any]], cost_before: float) -> Markup:
+    """The best cost after each round, over the states priced; costs on a logarithmic scale."""
+    width, height, left, bottom = 460, 170, 84, 30
+    points = [(0, cost_before), *((r["states"], r["cost"]) for r in rounds)]
+    logs = [math.log(max(cost, 1e-12)) for _, cost in points]
+    span = max(logs) - min(logs) or 1.0
+    last = max(states for states, _ in points)
+    at = [
+        (left + (width - left - 20) * states / max(last, 1),
+         14 + (height - bottom - 28) * (max(logs) - log) / span)
+        for (states, _), log in zip(points, logs, strict=True)
+    ]  # fmt: skip
+    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
+    dots = "".join(f'<circle class="peak" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in at)
+    marks = "".join(
+        f'<path class="grid" d="M{left} {y:.1f}H{width - 10}"/>'
+        f'<text class="tick" x="{left - 8}" y="{y + 4:.1f}">{cost:.4g}</text>'
+        for cost, y in ((points[0][1], at[0][1]), (points[-1][1], at[-1][1]))
+    )
+    text = "; ".join(
+        f"round {r['number'] + 1}: {r['states']} states, cost {r['cost']:.4g}, "
+        f"{time_text(r['seconds'])}"
+        for r in rounds
+    )
+    return Markup(
+        f'<svg class="progress" role="img" viewBox="0 0 {width} {height}">'
+        f"<title>Best cost by states priced</title><desc>{escape(text)}</desc>"
+        f'<path class="axis" d="M{left} 4V{height - bottom}H{width - 10}"/>{marks}'
+        f'<path class="line" d="{path}"/>{dots}'
+        f'<text class="tick" x="{width - 12}" y="{height - 8}">{last:,} states</text></svg>'
+    )
