@@ -261,7 +261,7 @@ def test_plan_is_plain_data() -> None:
 
     plan = toast.plan(analyzed("t2b-tiny"), mesh="d=2,m=2", hardware="tpu-v5e")
     data = json.loads(json.dumps(plan.to_dict()))
-    assert data["version"] == 1
+    assert data["version"] == 2
     assert set(data["arguments"]) == set(plan.analysis.program.arguments)
     assert data["after"]["step_seconds"] == plan.after.step_seconds
     frame = plan.argument_frame()
