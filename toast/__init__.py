@@ -2,14 +2,14 @@
 
 >>> import toast
 >>> sorted(name for name in toast.__all__ if name.islower())
-['analyze', 'plan']
+['analyze', 'apply_plan', 'diff', 'plan']
 """
 
 from toast.analysis import Analysis
-from toast.api import analyze, plan
+from toast.api import analyze, apply_plan, plan
 from toast.errors import ToastError
 from toast.hardware import Hardware, Mesh
-from toast.plan import Plan
+from toast.plan import Applied, Difference, Plan, diff
 from toast.search import Settings
 from toast.space import Constraints
 
@@ -17,12 +17,16 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Analysis",
+    "Applied",
     "Constraints",
+    "Difference",
     "Hardware",
     "Mesh",
     "Plan",
     "Settings",
     "ToastError",
     "analyze",
+    "apply_plan",
+    "diff",
     "plan",
 ]

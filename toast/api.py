@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toast import given
@@ -16,7 +16,7 @@ from toast.frontend import Program
 from toast.given import AnyHardware, AnyMesh
 from toast.hardware import Hardware, Mesh, check_size
 from toast.models import Model
-from toast.plan import Plan, actions_like, make_plan
+from toast.plan import Applied, Plan, actions_like, apply_saved, make_plan, read
 from toast.search import (
     Found,
     Job,
@@ -185,7 +185,7 @@ def plan(
     notes = [left_out[model.space.mesh]] if left_out.get(model.space.mesh) else []
     made = make_plan(
         model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds,
-        note=", ".join([*_notes(settings, found), *notes]), meshes=tried,
+        note=", ".join([*_notes(settings, found), *notes]), meshes=tried, resolution=resolution,
     )  # fmt: skip
     if memory_bytes is not None and not made.fits:
         where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
@@ -195,6 +195,61 @@ def plan(
             "use a larger mesh"
         )
     return made
+
+
+def apply_plan(
+    plan: Plan | Mapping[str, Any] | str | pathlib.Path,
+    target: Any,
+    *arguments: Any,
+    mesh: AnyMesh | None = None,
+    hardware: AnyHardware | None = None,
+    memory_bytes: float | None = None,
+    donate: Sequence[int] = (),
+    rules: Sequence[str | pathlib.Path] = (),
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> Applied:
+    """Apply an earlier plan, or its JSON file, to a program that may have changed since.
+
+    ``target``, ``arguments``, ``keywords``, ``donate`` and ``rules`` are as for :func:`analyze`;
+    ``target`` may also be an :class:`Analysis`.  ``mesh`` and ``hardware`` are those of the plan
+    unless they are given; so is the limit ``memory_bytes``, unless the hardware is another.
+
+    What matches is sharded as it was: arguments and results by their paths (layers that are new as
+    those that are known), other values by the ops that make them, and what is new by the actions
+    of the plan.  :class:`toast.Applied` says what did not match; its ``plan`` is priced anew.  On
+    the program that the plan was made for it is the same plan.
+
+    Raises :class:`toast.errors.PlanError` for a file that is no plan, one written by a newer TOAST,
+    and where nothing matches.
+
+    >>> import jax, jax.numpy as jnp, toast
+    >>> f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    >>> mlp = lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2
+    >>> shapes = f32(4096, 512), f32(512, 2048), f32(2048, 512)
+    >>> made = toast.plan(mlp, *shapes, mesh="data=4", hardware="tpu-v5e")
+    >>> doubled = lambda x, w1, w2: 2 * mlp(x, w1, w2)
+    >>> applied = toast.apply_plan(made.to_dict(), doubled, *shapes)
+    >>> applied.same_program, applied.plan.arguments["x"]
+    (False, (('data',), ()))
+    """
+    saved = read(plan)
+    own: AnyHardware = saved.origin.hardware if saved.origin else ""
+    own = plan.hardware if isinstance(plan, Plan) else own or saved.hardware
+    machine = given.machine_of(own if hardware is None else hardware)
+    parsed = given.system_of(saved.mesh if mesh is None else mesh, machine)[0]
+    if memory_bytes is None and machine.name == saved.hardware:
+        memory_bytes = saved.memory_bytes
+    limit = given.limit_of(memory_bytes, machine)
+    if isinstance(target, Analysis):
+        analysis = target
+    else:
+        analysis = analyze(
+            target, *arguments, donate=donate, rules=rules, progress=progress, **keywords
+        )
+    return apply_saved(
+        saved, analysis, mesh=parsed, hardware=machine, memory_bytes=limit, progress=progress
+    )
 
 
 def _notes(settings: Settings, found: Found) -> list[str]:

@@ -12,6 +12,6 @@ _PACKAGE = pathlib.Path(__file__).resolve().parent
 
 
 def directory(name: str) -> pathlib.Path:
-    """The folder ``name`` (``"rules"``, ``"facts"`` or ``"hardware"``) of this installation."""
+    """A folder of this installation: ``"rules"``, ``"facts"``, ``"hardware"`` or ``"docs"``."""
     installed = _PACKAGE / "_data" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name

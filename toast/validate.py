@@ -21,7 +21,7 @@ from toast.errors import PlanError
 from toast.hardware import Hardware, Mesh
 from toast.models import Strategies
 from toast.oracle import Communication, Verdict, check, judge
-from toast.plan.plan import Collective, Prediction
+from toast.plan.prediction import Collective, Prediction
 from toast.plan.shard import shardings_of
 from toast.search import Search, Settings
 from toast.space import Space, States

@@ -46,6 +46,8 @@ def test_wheel_runs_away_from_the_checkout(tmp_path: pathlib.Path) -> None:
     assert (away / "p.json").is_file()
     assert "largest_colors" in run(command, "query", "--list", cwd=away).stdout
     assert "</html>" in (away / "r.html").read_text()
+    schema = "from toast.plan import schema; print(schema()['title'])"
+    assert "A TOAST plan" in run(python, "-c", schema, cwd=away).stdout
     where = run(python, "-c", "import toast.resources as r; print(r.directory('rules'))", cwd=away)
     assert str(home) in where.stdout
     shutil.rmtree(home)
@@ -70,7 +72,7 @@ def test_everything_public_is_documented(name: str) -> None:
 
 #: The stages in order: none imports one that comes later.
 STAGES = (
-    "errors", "resources", "files", "units", "paths", "logic", "hardware", "frontend", "facts", "analysis", "space",
+    "errors", "resources", "files", "units", "html", "paths", "logic", "hardware", "frontend", "facts", "analysis", "space",
     "cost", "given", "search", "apply", "plan", "explain", "models", "baselines", "oracle", "api", "compare", "report",
     "targets", "interchange", "instances", "prove", "lint", "validate", "cli",
 )  # fmt: skip

@@ -190,7 +190,7 @@ def test_a_mesh_of_one_device(mesh: str) -> None:
 
 def test_arguments_that_are_none_of_those_there_are(tmp_path: pathlib.Path) -> None:
     analysis = analyzed("t2b-tiny")
-    with pytest.raises(SearchError, match="overlap 'half': give one of none, partial and full"):
+    with pytest.raises(SearchError, match="overlap 'half': use none, partial or full"):
         toast.plan(analysis, mesh="d=2", hardware="h100", overlap="half")  # type: ignore[arg-type]
     with pytest.raises(HardwareError, match="hardware None: give a name, or the path"):
         toast.plan(analysis, mesh="d=2", hardware=None)  # type: ignore[arg-type]
@@ -261,7 +261,7 @@ def test_plan_is_plain_data() -> None:
 
     plan = toast.plan(analyzed("t2b-tiny"), mesh="d=2,m=2", hardware="tpu-v5e")
     data = json.loads(json.dumps(plan.to_dict()))
-    assert data["version"] == 1
+    assert data["version"] == 2
     assert set(data["arguments"]) == set(plan.analysis.program.arguments)
     assert data["after"]["step_seconds"] == plan.after.step_seconds
     frame = plan.argument_frame()

@@ -305,8 +305,8 @@ def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> 
     ):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "refined.json")
     text = (tmp_path / "plan.json").read_text()
-    (tmp_path / "newer.json").write_text(text.replace('"version": 1', '"version": 9'))
-    with pytest.raises(PlanError, match=r"version 9 of plans is not known"):
+    (tmp_path / "newer.json").write_text(text.replace('"version": 2', '"version": 9'))
+    with pytest.raises(PlanError, match=r"version 9 of plans was written by a newer TOAST"):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "newer.json")
     (tmp_path / "none.json").write_text("{}")
     with pytest.raises(PlanError, match=r"none.json is no plan; give what --json wrote"):

@@ -17,6 +17,7 @@ from toast.analysis.chains import Chain
 from toast.analysis.collisions import Conflict
 from toast.analysis.dimensions import Dimension
 from toast.analysis.names import Bools, Ints, Names, instantiate, tied_names
+from toast.analysis.notebook import analysis_html
 from toast.analysis.query import evaluate, prepare
 from toast.analysis.rules import SignatureRule, solve_rules, strata
 from toast.analysis.vocabulary import Vocabulary
@@ -132,6 +133,10 @@ class Analysis:
             "argument_groups": len(np.unique(self.argument_group)),
             "ops_without_rule": len(self.without_rule),
         }
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return analysis_html(self)
 
     def name_label(self, name: int) -> str:
         """A name for people: ``dot_general#12:lhs(0)``, or ``x:0`` for an argument."""

@@ -26,7 +26,8 @@ from toast.errors import PlanError
 from toast.given import AnyHardware, AnyMesh
 from toast.paths import matches
 from toast.plan import Plan, Prediction, Step, make_plan
-from toast.plan.plan import folded, reason_of
+from toast.plan.labels import folded
+from toast.plan.prediction import reason_of
 from toast.search import OVER_LIMIT, Found, Round, Settings
 from toast.space import Space
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import warnings
 
-from toast.cli import asking, common, explaining, hardware, judging, planning, reporting, rules
+from toast.cli import (
+    asking,
+    common,
+    explaining,
+    hardware,
+    judging,
+    planning,
+    plans,
+    reporting,
+    rules,
+)
 
 app = common.group("The automatic partitioner for JAX: find, explain and run the best sharding.")
-for commands in (planning, asking, explaining, reporting, judging):
+for commands in (planning, asking, explaining, reporting, plans, judging):
     app.add_typer(commands.app)
 app.add_typer(hardware.app, name="hardware")
 app.add_typer(rules.app, name="rules")

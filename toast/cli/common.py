@@ -11,7 +11,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import rich.console
 import typer
@@ -20,6 +20,9 @@ import typer.core
 from toast.analysis import Analysis
 from toast.errors import ToastError
 from toast.frontend import Program
+
+if TYPE_CHECKING:
+    from toast.plan import Origin
 
 Target = Annotated[
     str,
@@ -148,7 +151,9 @@ def _with_source(function: Callable[..., None]) -> Callable[..., None]:
         source = Source.of(**{name: keywords.pop(name) for name in read})
         function(**{replaced[0]: source}, **keywords)
 
-    listed = [read["target"], *(p for n, p in own.items() if n not in replaced), *read.values()]
+    # TARGET stands where the source does, the options that say how to read it stand last.
+    listed = [read["target"] if n in replaced else p for n, p in own.items()]
+    listed += read.values()
     parameters = {p.name: p.replace(kind=p.KEYWORD_ONLY) for p in listed}
     wrapped.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
     return wrapped
@@ -202,6 +207,13 @@ class Source:
         analysis = api.analyze(program, rules=self.rules, progress=progress, cache=self.cache)
         analysis.seconds["lowering"] = lowering
         return analysis
+
+    def origin(self, hardware: str) -> Origin:
+        """What a plan's file says that it was made from."""
+        from toast.plan import Origin
+
+        sizes = {name: size for name, size in self.sizes.items() if size is not None}
+        return Origin(self.target, sizes, self.shapes, tuple(map(str, self.rules)), hardware)
 
     @property
     def strategies(self) -> Any:

@@ -11,6 +11,14 @@ import typer
 
 from toast.analysis import Analysis
 from toast.cli.common import HardwareOption, JsonOption, Source, command, console, group, progress
+from toast.cli.plans import (
+    ArgumentOption,
+    CollectiveOption,
+    WhyNotBudget,
+    WhyNotOption,
+    explain_plan,
+    load_plan,
+)
 from toast.errors import ExplainError
 
 app = group("")
@@ -40,9 +48,16 @@ def explain(
         str | None, typer.Option("--axis", help="Price them along this axis; else along each.")
     ] = None,
     hardware: HardwareOption = "tpu-v5e",
+    argument: ArgumentOption = None,
+    collective: CollectiveOption = None,
+    why_not: WhyNotOption = None,
+    budget: WhyNotBudget = 10.0,
     json_file: JsonOption = None,
 ) -> None:
-    """Explain why two dimensions of TARGET are sharded alike, or one of its conflicts.
+    """Explain why two dimensions of TARGET are sharded alike, one of its conflicts, or a plan.
+
+    A plan is a JSON file in place of TARGET; it says itself which TARGET it was made from, unless
+    one is named behind it.
 
     The chain between two dimensions has a step for each op that gives both one factor (I), and for
     each use of a value (M), with the rule that says so; or it ends at the op that keeps them apart.
@@ -51,6 +66,25 @@ def explain(
     from toast.explain import mirrored
     from toast.files import write_all
 
+    asked_of_plan = [option for option in (argument, collective, why_not) if option is not None]
+    if asked_of_plan or source.target.endswith(".json"):
+        if not source.target.endswith(".json"):
+            raise ExplainError(
+                f"{source.target}: --argument, --collective and --why-not ask a plan; give the "
+                "JSON file that toast plan --json wrote"
+            )
+        others = (conflict, mesh, axis, conflicts or None)
+        if not asked_of_plan or len(dimensions or ()) > 1 or any(o is not None for o in others):
+            raise ExplainError(
+                f"{source.target}: ask a plan with --argument, --collective or --why-not; "
+                "dimensions and conflicts are those of a TARGET"
+            )
+        applied = load_plan(source, *(dimensions or ()))
+        explain_plan(
+            applied.plan, argument=argument, collective=collective, alternative=why_not,
+            budget=budget, json_file=json_file,
+        )  # fmt: skip
+        return
     _check(dimensions, conflict, conflicts, mesh, axis)
     with progress() as show:
         analysis = source.analysis(show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
 import pathlib
@@ -155,6 +156,7 @@ def plan(
             settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
             progress=show,
         )
+    made = dataclasses.replace(made, origin=source.origin(hardware))
     warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if json_file:

@@ -91,7 +91,9 @@ def windows(
     window = window_of_set[set_of]
     values = len(program.values)
     of_value = _shares(window[:values], value_class, len(room))
-    of_use = _shares(window[values:], use_class, len(room))
+    # Uses of one value in one class share a copy, which is made for the first of them.
+    first = np.unique(np.stack([use_value, use_class]), axis=1, return_index=True)[1]
+    of_use = _shares(window[values:][first], use_class[first], len(room))
     width = room.sum(axis=1)
     return Windows(bins, room, of_value, of_use, of_value.T @ width, of_use.T @ width)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -142,6 +143,15 @@ class Program:
     def donated(self) -> frozenset[int]:
         """Arguments whose buffer some result overwrites."""
         return frozenset(alias for alias in self.aliases if alias >= 0)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of ops, types and paths; source lines and the program's name do not count."""
+        content = (
+            self.signatures, self.ops, self.arguments, self.results, self.aliases, self.ties,
+            self.repeats, sorted(self.labels.items()), sorted(self.constraints.items()),
+        )  # fmt: skip
+        return hashlib.sha256(repr(content).encode()).hexdigest()
 
     @functools.cached_property
     def value_names(self) -> dict[int, str]:

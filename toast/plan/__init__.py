@@ -1,31 +1,62 @@
-"""Eighth stage: the plan, its reasons, and how to run it."""
+"""Eighth stage: the plan, its reasons, how to run it, and plans as files."""
 
-from toast.plan.plan import (
-    ArgumentRow,
-    Collective,
-    Plan,
-    Prediction,
-    Step,
-    actions_like,
-    describe_value,
-    dimension_labels,
-    folded,
-    make_plan,
-    place_of,
-    spec_text,
+from toast.plan.alternatives import Alternative, CollectiveCount, WhyNot
+from toast.plan.diff import (
+    ActionChange,
+    Change,
+    CollectiveChange,
+    Difference,
+    NumberChange,
+    diff,
 )
+from toast.plan.explain import (
+    ArgumentExplanation,
+    Cause,
+    CollectiveExplanation,
+    FreeAxis,
+    HeldAxis,
+)
+from toast.plan.files import VERSION, Origin, Saved, read, schema
+from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
+from toast.plan.matching import Begun, actions_like
+from toast.plan.plan import ArgumentRow, Plan, Step, make_plan
+from toast.plan.prediction import Collective, Prediction
+from toast.plan.reapply import Applied, ArgumentChange, apply_saved
 
 __all__ = [
+    "VERSION",
+    "ActionChange",
+    "Alternative",
+    "Applied",
+    "ArgumentChange",
+    "ArgumentExplanation",
     "ArgumentRow",
+    "Begun",
+    "Cause",
+    "Change",
     "Collective",
+    "CollectiveChange",
+    "CollectiveCount",
+    "CollectiveExplanation",
+    "Difference",
+    "FreeAxis",
+    "HeldAxis",
+    "NumberChange",
+    "Origin",
     "Plan",
     "Prediction",
+    "Saved",
     "Step",
+    "WhyNot",
     "actions_like",
+    "apply_saved",
     "describe_value",
+    "diff",
     "dimension_labels",
     "folded",
     "make_plan",
     "place_of",
+    "read",
+    "schema",
     "spec_text",
 ]

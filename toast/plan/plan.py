@@ -7,11 +7,11 @@ import functools
 import itertools
 import json
 import pathlib
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from toast import apply
@@ -19,75 +19,21 @@ from toast.analysis import Analysis
 from toast.analysis.query import evaluate, prepare
 from toast.analysis.vocabulary import Relations
 from toast.apply import Shardings, Spec, Verification
-from toast.cost import Breakdown, CostModel, Prices, Timeline, Transfer, break_down
+from toast.cost import Breakdown, CostModel, Timeline, Transfer, break_down
 from toast.errors import PlanError
 from toast.files import write_all
-from toast.frontend import Program, element_bytes
-from toast.hardware import COLLECTIVES, Hardware, Mesh
-from toast.plan import relations
+from toast.frontend import element_bytes
+from toast.hardware import Hardware, Mesh
+from toast.plan import alternatives, explain, relations
+from toast.plan.alternatives import WhyNot
+from toast.plan.explain import ArgumentExplanation, CollectiveExplanation
+from toast.plan.files import Origin, plan_data
+from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
+from toast.plan.notebook import plan_html
+from toast.plan.prediction import Prediction, reason_of
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round, Tried
-from toast.space import Action, Space
-from toast.units import size_text, time_text
-
-#: Version of the JSON that :meth:`Plan.to_json` writes.
-VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-    """All collectives of one kind in a step, per device."""
-
-    kind: str
-    count: int
-    bytes: float
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Prediction:
-    """What the cost model says of one state, per device."""
-
-    step_seconds: float
-    matmul_seconds: float
-    memory_seconds: float
-    peak_bytes: float
-    argument_bytes: float
-    collectives: tuple[Collective, ...]
-    #: Of the collectives, what products run beside.
-    hidden_seconds: float = 0.0
-    #: What a device sends in collectives.
-    sent_bytes: float = 0.0
-    #: Of results, those in donated arguments included.
-    output_bytes: float = 0.0
-
-    @staticmethod
-    def of(prices: Prices, index: int = 0) -> Prediction:
-        """State ``index`` of a batch of prices."""
-        return Prediction(
-            step_seconds=float(prices.seconds[index]),
-            matmul_seconds=float(prices.matmul_seconds[index]),
-            memory_seconds=float(prices.memory_seconds[index]),
-            peak_bytes=float(prices.peak_bytes[index]),
-            argument_bytes=float(prices.argument_bytes[index]),
-            collectives=tuple(
-                Collective(
-                    kind,
-                    round(float(prices.collective_count[index, k])),
-                    float(prices.collective_bytes[index, k]),
-                    float(prices.collective_seconds[index, k]),
-                )
-                for k, kind in enumerate(COLLECTIVES)
-            ),
-            hidden_seconds=float(prices.hidden_seconds[index]),
-            sent_bytes=float(prices.sent_bytes[index]),
-            output_bytes=float(prices.output_bytes[index]),
-        )
-
-    @property
-    def collective_seconds(self) -> float:
-        """Seconds in collectives."""
-        return sum(c.seconds for c in self.collectives)
+from toast.space import Action, Constraints, Resolving, States
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,20 +100,43 @@ class Plan:
     meshes: tuple[Tried, ...] = dataclasses.field(default=(), repr=False)
     #: Seconds that the step of every plan on this mesh and hardware takes at least.
     bound_seconds: float = 0.0
+    #: What prices it, and the state of the model's space that it is: ``[classes, axes]``.
+    model: CostModel = dataclasses.field(kw_only=True, compare=False, repr=False)
+    state: States = dataclasses.field(kw_only=True, compare=False, repr=False)
+    #: The actions of the steps behind the pins; none where no actions led to the state.
+    actions: tuple[Action, ...] = dataclasses.field(default=(), compare=False, repr=False)
+    #: How conflicts were resolved.
+    resolution: Resolving = "compatible"
+    #: What the command line made it from.
+    origin: Origin | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @property
     def fits(self) -> bool:
         """Whether the predicted peak is within the memory limit."""
         return self.after.peak_bytes <= self.memory_bytes
 
+    @property
+    def constraints(self) -> Constraints:
+        """What the user fixed."""
+        return self.model.space.constraints
+
     # -- shardings ---------------------------------------------------------------------------
+
+    @property
+    def op_state(self) -> npt.NDArray[np.int8]:
+        """``[ops, axes]`` the factor of each op that holds each mesh axis, or -1."""
+        return self.model.space.of_ops(self.state)
+
+    def value_spec(self, value: int) -> Spec:
+        """The sharding of a value where it is defined."""
+        return self.shardings.of(self.analysis.program, value)
 
     @functools.cached_property
     def arguments(self) -> dict[str, Spec]:
         """The sharding of each argument: mesh axes per dimension."""
         program = self.analysis.program
         return {
-            name: self.shardings.values.get(value, ((),) * len(program.values[value].type.shape))
+            name: self.value_spec(value)
             for name, value in zip(program.arguments, program.argument_values, strict=True)
         }
 
@@ -218,6 +187,10 @@ class Plan:
         """:meth:`Analysis.query`, with the relations of the mesh and of the plan as well."""
         return evaluate(prepare(body, rules), self.vocabulary, self.analysis.label)
 
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return plan_html(self)
+
     # -- running -----------------------------------------------------------------------------
 
     @property
@@ -256,60 +229,48 @@ class Plan:
         """Run the program sharded and unsharded on small random inputs and compare outputs."""
         return apply.verify(self.analysis.program, self.shardings, seed=seed)
 
+    # -- explanations ------------------------------------------------------------------------
+
+    def explain_argument(self, name: str) -> ArgumentExplanation:
+        """Why an argument is sharded as it is: which step gave it each axis, with its effect.
+
+        And what keeps other axes off each of its dimensions.  Raises
+        :class:`toast.errors.PlanError` for an argument that does not exist.
+        """
+        return explain.explain_argument(self, name)
+
+    def explain_collectives(self) -> tuple[CollectiveExplanation, ...]:
+        """Every collective of a step with its cause, those that take most time first.
+
+        ``total_seconds`` of all of a kind sum to what is predicted for it.
+        """
+        return explain.explain_collectives(self)
+
+    def explain_collective(self, number: int) -> CollectiveExplanation:
+        """Why a collective is there: the value that moves, between which ops, by which steps.
+
+        ``number`` is its place in :meth:`explain_collectives`, from 1.  Raises
+        :class:`toast.errors.PlanError` for a number that there is not.
+        """
+        return explain.explain_collective(self, number)
+
+    def why_not(
+        self, argument: str, spec: Any, *, search: bool = True, budget: float | None = 10.0
+    ) -> WhyNot:
+        """Price a sharding that the plan does not have, beside the plan, or say why it cannot be.
+
+        It is pinned, once with all else as in the plan, and once with a search (of at most
+        ``budget`` seconds) that begins there.  ``argument`` is a path or a pattern of paths,
+        ``spec`` a ``PartitionSpec`` or its text.  Raises :class:`toast.errors.PlanError` for an
+        argument that does not exist, :class:`toast.errors.PinError` for what is no sharding.
+        """
+        return alternatives.why_not(self, argument, spec, search=search, budget=budget)
+
     # -- files -------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, for JSON."""
-        return {
-            "version": VERSION,
-            "program": self.analysis.program.name,
-            "method": self.method,
-            "note": self.note,
-            "mesh": dict(self.mesh.axes),
-            "device_order": list(self.mesh.order or self.mesh.names),
-            "hardware": self.hardware.name,
-            "memory_bytes": self.memory_bytes,
-            "fits": self.fits,
-            "cost": self.cost,
-            "seed": self.seed,
-            "arguments": {
-                name: {"sharding": [list(axes) for axes in spec], "spec": spec_text(spec)}
-                for name, spec in self.arguments.items()
-            },
-            "results": {
-                name: [list(axes) for axes in spec]
-                for name, spec in zip(
-                    self.analysis.program.results, self.shardings.results, strict=True
-                )
-            },
-            "reshards": len(self.shardings.uses),
-            "actions": [
-                {
-                    "dimensions": list(step.dimensions),
-                    "axis": step.axis,
-                    "resolution": list(step.resolution),
-                    "part": step.part,
-                    "reason": step.reason,
-                    "after": dataclasses.asdict(step.after),
-                }
-                for step in self.steps
-            ],
-            "collectives": [dataclasses.asdict(transfer) for transfer in self.transfers],
-            "memory": self._memory(),
-            "before": dataclasses.asdict(self.before),
-            "after": dataclasses.asdict(self.after),
-            "bound_seconds": self.bound_seconds,
-            "analysis": self.analysis.counts(),
-            "search": {
-                "states": self.states,
-                "rounds": [dataclasses.asdict(r) for r in self.rounds],
-            },
-            "meshes": [
-                {**dataclasses.asdict(tried), "mesh": dict(tried.mesh.axes)}
-                for tried in self.meshes
-            ],
-            "seconds": self.seconds,
-        }
+        """The plan as plain data, for JSON: ``docs/plan.schema.json`` says what it looks like."""
+        return plan_data(self)
 
     def at_peak(self) -> pd.DataFrame:
         """What is alive where a device needs most memory, the largest first.
@@ -330,7 +291,7 @@ class Plan:
             for buffer in self.timeline.at_peak
         ], columns=["bytes", "value", "what", "from", "to"])  # fmt: skip
 
-    def _memory(self) -> dict[str, Any]:
+    def memory_data(self) -> dict[str, Any]:
         """The timeline as plain data: bytes after the last change before each op."""
         line, program = self.timeline, self.analysis.program
         last = np.flatnonzero(np.diff(line.op, append=len(program.ops) + 1))
@@ -352,20 +313,6 @@ class Plan:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
-def describe_value(program: Program, value: int) -> str:
-    """An argument by its path, another value by the op that makes it, with its source line."""
-    op = program.values[value].op
-    if op < len(program.arguments):
-        return f"{program.arguments[op]} {program.values[value].type}"
-    return program.describe(op)
-
-
-def place_of(program: Program, op: int) -> str:
-    """The source line of an op, or that the step is over: results are handed over then."""
-    over = op >= len(program.ops) - len(program.results)
-    return "end of the step" if over else str(program.location(max(op, 0)))
-
-
 def make_plan(
     model: CostModel,
     found: Found,
@@ -376,6 +323,7 @@ def make_plan(
     method: str = "toast",
     note: str = "",
     meshes: tuple[Tried, ...] = (),
+    resolution: Resolving = "compatible",
 ) -> Plan:
     """The plan for a search's result, every action replayed for its effect.
 
@@ -437,169 +385,8 @@ def make_plan(
         note=note,
         meshes=meshes,
         bound_seconds=model.lower_bound(),
+        model=model,
+        state=found.state,
+        actions=actions,
+        resolution=resolution,
     )
-
-
-class Begun(NamedTuple):
-    """An earlier plan in a decision space."""
-
-    actions: tuple[Action, ...]
-    #: Why they are not all of the plan's; empty if they are.
-    missing: str
-
-
-def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> Begun:
-    """The actions of ``space`` that do what those of an earlier plan, or of its JSON file, did.
-
-    What has no counterpart is left out.  Raises :class:`toast.errors.PlanError` for a file that is
-    no plan.
-    """
-    wanted = _steps_of(plan)
-    labels = functools.cache(lambda action: dimension_labels(space, action))
-    known = {
-        (labels(action), space.mesh.names[action.axis], action.resolution): action
-        for action in space.actions
-    }
-    found, missing = [], []
-    for dimensions, axis, resolution, part in wanted:
-        if part:
-            action = _refinement(space, dimensions, axis, part)
-        else:
-            action = known.get((dimensions, axis, resolution))
-        if action is not None:
-            found.append(action)
-        else:
-            missing.append(f"{dimensions[0] if dimensions else 'nothing'} on {axis}")
-    why = ""
-    if missing:
-        name = plan.analysis.program.name if isinstance(plan, Plan) else plan
-        named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        why = (
-            f"start {name}: {len(missing)} of {len(wanted)} actions have no counterpart here: "
-            f"{named}"
-        )
-    return Begun(tuple(found), why)
-
-
-_Wanted = tuple[tuple[str, ...], str, tuple[int, ...], tuple[tuple[int, int], ...]]
-
-
-def _steps_of(plan: Plan | str | pathlib.Path) -> list[_Wanted]:
-    """Dimensions, axis, resolution and part of each step that shards something by an action."""
-    if isinstance(plan, Plan):
-        steps = [(s.dimensions, s.axis, s.resolution, s.part) for s in plan.steps]
-        return [step for step in steps if step[1]]
-    try:
-        data = json.loads(pathlib.Path(plan).read_text(encoding="utf-8"))
-        if data["version"] != VERSION:
-            raise PlanError(
-                f"{plan}: version {data['version']} of plans is not known; make it anew"
-            )
-        found = [
-            (
-                tuple(map(str, s["dimensions"])), str(s["axis"]), tuple(map(int, s["resolution"])),
-                tuple((int(k), int(factor)) for k, factor in s["part"]),
-            )
-            for s in data["actions"]
-        ]  # fmt: skip
-    except OSError as error:
-        raise PlanError(f"{plan}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise PlanError(f"{plan} is no plan; give what --json wrote") from None
-    return [step for step in found if step[1]]
-
-
-def _refinement(
-    space: Space, labels: tuple[str, ...], axis: str, part: tuple[tuple[int, int], ...]
-) -> Action | None:
-    """The same refinement here, if it reaches the same ops."""
-    classes, factors = space.classes.divisor.shape
-    if axis not in space.mesh.names or not all(
-        0 <= k < classes and -1 <= factor < factors for k, factor in part
-    ):
-        return None
-    action = Action(-1, (), space.mesh.names.index(axis), part)
-    try:
-        return action if dimension_labels(space, action) == labels else None
-    except IndexError:  # a factor that the op does not have
-        return None
-
-
-def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
-    """Argument dimensions an action's color reaches, layers folded; most elements first.
-
-    Of a refinement, the ops that it reaches, each with the factor that takes the axis.
-    """
-    analysis = space.analysis
-    program, names = analysis.program, analysis.names
-    if action.part:
-        return tuple(dict.fromkeys(_part_label(space, k, factor) for k, factor in action.part))
-    members = space.names_of(action.color)
-    members = members[names.name_op[members] < len(program.arguments)]
-    weights: dict[str, float] = {}  # in the order of the arguments
-    for name in members.tolist():
-        op = int(names.name_op[name])
-        type_ = program.values[program.ops[op].results[0]].type
-        label = f"{folded(program.arguments[op])}:{name - int(names.first_name[op])}"
-        weights[label] = weights.get(label, 0.0) + float(np.prod(type_.shape, dtype=np.float64))
-    return tuple(sorted(weights, key=lambda label: -weights[label]))
-
-
-def _part_label(space: Space, k: int, factor: int) -> str:
-    """``dot_general:batching(0) at moe.py:169``; ``:-`` for an axis that is let go."""
-    analysis, op = space.analysis, int(space.classes.representative[k])
-    program = analysis.program
-    rule = analysis.rules[analysis.names.signature[op]]
-    label = rule.factors[factor].label if factor >= 0 else "-"
-    if op < len(program.arguments):
-        return f"{folded(program.arguments[op])}:{label}"
-    place = program.location(op)
-    at = f" at {pathlib.PurePath(place.file).name}:{place.line}" if place.file else ""
-    return f"{program.kind(op)}:{label}{at}"
-
-
-def spec_text(spec: Spec) -> str:
-    """A sharding as JAX writes it: ``P('data', None, ('model', 'x'))``."""
-    parts = [
-        "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
-        for axes in spec
-    ]
-    while parts and parts[-1] == "None":
-        parts.pop()
-    return f"P({', '.join(parts)})"
-
-
-def folded(name: str) -> str:
-    """An argument path with its list positions folded: ``layers[3]`` is ``layers[*]``."""
-    return re.sub(r"\[\d+\]", "[*]", name)
-
-
-def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str:
-    """What the action gained and what it paid, in one line."""
-    gains = {
-        "matrix products": before.matmul_seconds - after.matmul_seconds,
-        "memory traffic": before.memory_seconds - after.memory_seconds,
-        "collectives": before.collective_seconds - after.collective_seconds,
-    }
-    parts = []
-    best = max(gains, key=lambda what: gains[what])
-    if gains[best] > 0.002 * before.step_seconds:
-        parts.append(f"saves {time_text(gains[best])} of {best}")
-    was, now = before.peak_bytes, after.peak_bytes
-    peak = f"peak {size_text(was)} to {size_text(now)}"
-    if was > memory_bytes and now < was:
-        parts.append(f"{peak}, {'now fits' if now <= memory_bytes else 'still over the limit'}")
-    elif now < 0.98 * was:
-        parts.append(peak)
-    paid = [
-        f"{new.count - old.count} {new.kind}"
-        for old, new in zip(before.collectives, after.collectives, strict=True)
-        if new.count > old.count
-    ]
-    if paid:
-        spent = after.collective_seconds - before.collective_seconds
-        sign = "+" if spent >= 0 else "-"
-        parts.append(f"adds {', '.join(paid)} ({sign}{time_text(abs(spent))})")
-    if not parts and after.step_seconds < before.step_seconds:
-        parts.append(f"saves {time_text(before.step_seconds - after.step_seconds)}")
-    return "; ".join(parts) or "prepares a later action"

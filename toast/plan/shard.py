@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from toast.apply import Shardings, Spec
-from toast.cost import CostModel
+from toast.cost import CostModel, Layout
 from toast.space import States
 
 Ints = npt.NDArray[np.int64]
@@ -22,17 +25,14 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
     used = layout.used[0][tables.use_class].astype(np.int64)  # [uses, axes]
     before = settled[names.use_value]
     differs = (before != used).any(axis=1)
-    major = np.argsort(-layout.major[0], kind="stable").argsort().tolist()  # rank of each axis
+    major = major_ranks(layout)
     first_row = names.value_dim
 
     def spec(value: int, dims: Ints) -> Spec:
-        held: list[list[int]] = [[] for _ in range(first_row[value + 1] - first_row[value])]
+        rank = int(first_row[value + 1] - first_row[value])
         if 0 in program.values[value].type.shape:
-            return ((),) * len(held)  # XLA does not shard what has no elements
-        for axis, d in enumerate(dims.tolist()):
-            if d >= 0:
-                held[d].append(axis)
-        return tuple(tuple(axes[axis] for axis in sorted(on, key=major.__getitem__)) for on in held)
+            return ((),) * rank  # XLA does not shard what has no elements
+        return spec_of(dims, rank, axes, major)
 
     values = {v: spec(v, settled[v]) for v in np.flatnonzero((settled >= 0).any(axis=1)).tolist()}
     scattered = np.flatnonzero((settled != defined).any(axis=1)).tolist()
@@ -48,3 +48,17 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
             uses[op, int(names.use_index[u])] = wanted
     sums = {v: spec(v, defined[v]) for v in scattered}
     return Shardings(model.space.mesh, values, uses, tuple(results), sums)
+
+
+def major_ranks(layout: Layout) -> list[int]:
+    """The place of each mesh axis among those that shard one dimension, major to minor."""
+    return [*map(int, np.argsort(-layout.major[0], kind="stable").argsort())]
+
+
+def spec_of(dims: npt.NDArray[Any], rank: int, axes: Sequence[str], major: Sequence[int]) -> Spec:
+    """The sharding of a value, given the dimension (or -1) that each mesh axis shards: ``[A]``."""
+    held: list[list[int]] = [[] for _ in range(rank)]
+    for axis, d in enumerate(dims.tolist()):
+        if d >= 0:
+            held[d].append(axis)
+    return tuple(tuple(axes[axis] for axis in sorted(on, key=major.__getitem__)) for on in held)

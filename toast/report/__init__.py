@@ -8,6 +8,14 @@ from toast.report.explanations import (
     resolution_tables,
 )
 from toast.report.html import comparison_html, html_text, write_html
+from toast.report.plans import (
+    applied_tables,
+    argument_explanation,
+    collective_explanation,
+    collectives_table,
+    difference_tables,
+    why_not_tables,
+)
 from toast.report.tables import (
     analysis_table,
     comparison_table,
@@ -18,12 +26,17 @@ from toast.report.tables import (
 
 __all__ = [
     "analysis_table",
+    "applied_tables",
+    "argument_explanation",
     "calibration_table",
     "chain_text",
+    "collective_explanation",
+    "collectives_table",
     "comparison_html",
     "comparison_table",
     "conflict_list",
     "conflict_text",
+    "difference_tables",
     "hardware_list",
     "hardware_tables",
     "html_text",
@@ -31,5 +44,6 @@ __all__ = [
     "plan_tables",
     "resolution_tables",
     "verification_table",
+    "why_not_tables",
     "write_html",
 ]

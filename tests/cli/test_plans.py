@@ -1,0 +1,133 @@
+"""``toast diff``, ``apply`` and ``explain`` of plans: real output, clear errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jsonschema
+import pytest
+
+from tests.cli.test_cli import run
+from toast.plan import schema
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Plans of two sizes of one model, and one with a pin."""
+    path = tmp_path_factory.mktemp("plans")
+    for name, options in {
+        "a": (), "b": ("--pin", "params['layers'][*]['wq']=P('model', None)"),
+    }.items():  # fmt: skip
+        done = run(
+            "plan", "t2b", "--layers", 1, "--mesh", "data=4,model=4", *options,
+            "--json", path / f"{name}.json",
+        )  # fmt: skip
+        assert done.exit_code == 0, done.output
+    return path
+
+
+def test_plans_say_what_they_were_made_from(folder: pathlib.Path) -> None:
+    data = json.loads((folder / "a.json").read_text())
+    jsonschema.validate(data, schema())
+    assert data["origin"] == {
+        "target": "t2b", "sizes": {"layers": 1}, "shapes": [], "rules": [], "hardware": "tpu-v5e",
+    }  # fmt: skip
+
+
+def test_diff(folder: pathlib.Path) -> None:
+    same = run("diff", folder / "a.json", folder / "a.json")
+    assert same.exit_code == 0, same.output
+    assert "are the same" in " ".join(same.stdout.split())
+    target = folder / "diff.json"
+    found = run("diff", folder / "a.json", folder / "b.json", "--json", target)
+    assert found.exit_code == 1
+    for part in ("Settings", "pin params['layers'][*]['wq']", "Arguments", "Predicted"):
+        assert part in found.stdout
+    data = json.loads(target.read_text())
+    assert data["same"] is False
+    assert {c["what"] for c in data["settings"]} == {"pin params['layers'][*]['wq']"}
+
+
+def test_apply_to_the_same_and_to_more_layers(folder: pathlib.Path) -> None:
+    target, annotated = folder / "again.json", folder / "again.mlir"
+    same = run("apply", folder / "b.json", "t2b", "--layers", 1, "--json", target, "-o", annotated)
+    assert same.exit_code == 0, same.output
+    assert "note" not in same.stderr
+    first, again = (json.loads((folder / f).read_text()) for f in ("b.json", "again.json"))
+    jsonschema.validate(again, schema())
+    assert again["after"] == first["after"]
+    assert again["arguments"] == first["arguments"]
+    assert again["applied"]["same_program"] is True
+    assert "sdy.mesh" in annotated.read_text()
+    more = run("apply", folder / "a.json", "t2b", "--layers", 2)
+    assert more.exit_code == 0, more.output
+    assert "note: the plan was made for another program: t2b has other ops" in more.stderr
+    for part in ("are like some", "in the plan", "step time", "peak memory"):
+        assert part in more.stdout
+    other = run("apply", folder / "a.json", "t2b", "--layers", 1, "--mesh", "data=2,model=2")
+    assert other.exit_code == 0, other.output
+    assert "note: the plan was made for mesh data=4,model=4" in other.stderr
+
+
+def test_explain_a_plan(folder: pathlib.Path) -> None:
+    target = folder / "explained.json"
+    shown = run(
+        "explain", folder / "a.json", "--argument", "tokens", "--collective", 1, "--json", target
+    )
+    assert shown.exit_code == 0, shown.output
+    for part in ("What holds the axes of tokens", "action of", "Collective 1:", "as wanted", "why"):
+        assert part in shown.stdout, part
+    argument, collective = json.loads(target.read_text())["explained"]
+    assert argument["argument"] == "tokens"
+    assert collective["number"] == 1
+    listed = run("explain", folder / "a.json", "--collective", "all")
+    assert "Collectives, the longest first" in listed.stdout
+    why = run("explain", folder / "a.json", "--why-not", "tokens=P(None, 'data')", "--budget", 1)
+    assert why.exit_code == 0, why.output
+    for part in ("tokens = P(None, 'data'), where the plan has P(", "Pinned, all else as in the"):
+        assert part in why.stdout
+    cannot = run("explain", folder / "a.json", "--why-not", "tokens=P('x')")
+    assert cannot.exit_code == 0
+    assert "it cannot be: pin tokens=P('x')" in " ".join(cannot.stdout.split())
+
+
+def test_another_target_for_a_plan(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    data = json.loads((folder / "a.json").read_text())
+    (tmp_path / "none.json").write_text(json.dumps({**data, "origin": None}))
+    failed = run("explain", tmp_path / "none.json", "--argument", "tokens")
+    assert failed.exit_code == 2
+    assert "does not say which TARGET it was made from; name it behind the file" in failed.stderr
+    shown = run("explain", tmp_path / "none.json", "t2b", "--layers", 2, "--argument", "tokens")
+    assert shown.exit_code == 0, shown.output
+    assert "the plan was made for another program" in shown.stderr
+
+
+def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    newer = json.loads((folder / "a.json").read_text())
+    newer["version"] = 99
+    (tmp_path / "newer.json").write_text(json.dumps(newer))
+    (tmp_path / "bad.json").write_text("{")
+    plan = folder / "a.json"
+    for arguments, message in (
+        (("diff", plan, tmp_path / "newer.json"), "was written by a newer TOAST, this one reads"),
+        (("diff", plan, tmp_path / "bad.json"), "bad.json is no plan; give what --json wrote"),
+        (("diff", plan, tmp_path / "gone.json"), "gone.json: No such file or directory"),
+        (("diff", plan, plan, "--json", tmp_path), "cannot write"),
+        (("apply", tmp_path / "newer.json", "t2b"), "version 99 of plans"),
+        (("apply", plan, "mlp"), "nothing of it matches mlp"),
+        (("apply", plan, "nonsense"), "nonsense"),
+        (("apply", plan, "mlp", "--mesh", "a=3,b"), "is not axis=size"),
+        (("explain", plan), "ask a plan with --argument, --collective or --why-not"),
+        (("explain", plan, "--conflict", 0, "--argument", "x"), "are those of a TARGET"),
+        (("explain", "t2b", "--argument", "x"), "ask a plan; give the JSON file"),
+        (("explain", plan, "--argument", "tokns"), "tokns: no such argument; near it: tokens"),
+        (("explain", plan, "--collective", "first"), "--collective first: give a number, or all"),
+        (("explain", plan, "--collective", 10_000), "no collective 10000 in the plan of t2b"),
+        (("explain", plan, "--why-not", "tokens"), "write params['wq']=P('model', None)"),
+        (("explain", plan, "--why-not", "tokens=P(3)"), "is no sharding; write P('data', None)"),
+    ):
+        failed = run(*arguments)
+        assert failed.exit_code == 2, arguments
+        assert message in failed.stderr, failed.stderr
+        assert len(failed.stderr.strip().splitlines()) == 1, failed.stderr

@@ -1,0 +1,279 @@
+"""Why a plan is as it is, and not otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import toast
+from tests.helpers import analyzed, f32, mlp
+from tests.plan.conftest import MESH, machine
+from toast.errors import PinError, PlanError
+from toast.plan import Plan
+
+
+def planned(mesh: str = "d=4,m=2", **options: object) -> Plan:
+    return toast.plan(
+        mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512), mesh=mesh, hardware="tpu-v5e",
+        **options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pinned() -> Plan:
+    constraints = toast.Constraints(
+        pin={"w2": P("m", None)}, fix={"x:0": "d"}, forbid={"w1": ["d", "m"]}
+    )
+    return planned(constraints=constraints)
+
+
+# -- arguments -------------------------------------------------------------------------------
+
+
+def test_every_argument_has_all_its_axes_explained(plan: Plan) -> None:
+    real = [name for name, size in plan.mesh.axes if size > 1]
+    for name, spec in plan.arguments.items():
+        found = plan.explain_argument(name)
+        assert found.spec == spec
+        held = {(h.dimension, h.axis) for h in found.held}
+        free = {(f.dimension, f.axis) for f in found.free}
+        assert held == {(d, axis) for d, axes in enumerate(spec) for axis in axes}
+        assert not held & free
+        assert held | free == {(d, axis) for d in range(len(spec)) for axis in real}
+        assert found.device_bytes * 2 ** len(held) == found.bytes
+        for axis in found.held:
+            step = plan.steps[axis.cause.number - 1]
+            assert (axis.cause.axis, axis.cause.reason) == (step.axis, step.reason) == (
+                axis.axis, step.reason
+            )  # fmt: skip
+            assert axis.cause.after == step.after
+        json.dumps(found.to_dict())
+
+
+def test_an_axis_is_traced_to_the_step_that_gave_it(pinned: Plan) -> None:
+    kinds = {
+        (path, held.dimension, held.axis): held.cause.kind
+        for path in pinned.arguments
+        for held in pinned.explain_argument(path).held
+    }
+    assert kinds["w2", 0, "m"] == "pin"
+    assert kinds["x", 0, "d"] == "fix"
+    (cause,) = (h.cause for h in pinned.explain_argument("w2").held)
+    assert str(cause) == "step 1, pin of w2 along m"
+    assert cause.before == pinned.before
+    plan = planned()
+    (first, *_) = plan.explain_argument("x").held
+    assert first.cause.kind == "action"
+    assert str(first.cause).startswith(f"step {first.cause.number}, action of x:0 along ")
+
+
+def test_why_an_axis_is_kept_off() -> None:
+    why = {(f.dimension, f.axis): (f.kind, f.why) for f in planned().explain_argument("x").free}
+    assert why[1, "d"] == ("elsewhere", "it shards dimension 0")
+    odd = toast.plan(mlp, f32(4096, 511), f32(511, 2048), f32(2048, 512), mesh="d=4",
+                     hardware="tpu-v5e")  # fmt: skip
+    (free,) = (f for f in odd.explain_argument("w1").free if f.dimension == 0)
+    assert (free.kind, free.why) == ("size", "4 devices do not divide the 511 elements")
+
+
+def test_one_more_action_is_priced() -> None:
+    plan = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512), mesh="d=4",
+                      hardware="tpu-v5e")  # fmt: skip
+    assert plan.arguments["w1"] == ((), ())
+    free = [f for f in plan.explain_argument("w1").free if f.kind == "price"]
+    assert free
+    for axis in free:
+        assert axis.then is not None
+        assert axis.why.startswith(("no step does; one that did: step ", "it has it already"))
+
+
+def test_what_is_forbidden_is_said(pinned: Plan) -> None:
+    kinds = {(f.kind, f.why) for f in pinned.explain_argument("w1").free}
+    assert kinds == {("constraint", "a pin, or what is forbidden, keeps it off")}
+
+
+def test_dimensions_that_conflict() -> None:
+    plan = toast.plan(lambda x: x + x.T, f32(4096, 4096), mesh="d=4", hardware="tpu-v5e",
+                      constraints=toast.Constraints(fix={"x:0": "d"}))  # fmt: skip
+    found = plan.explain_argument("x")
+    assert [(h.dimension, h.cause.kind) for h in found.held] == [(0, "fix")]
+    assert [(f.dimension, f.kind) for f in found.free] == [(1, "elsewhere")]
+
+
+def test_a_baselines_plan_names_its_method(plan: Plan) -> None:
+    from toast.baselines import shardy
+    from toast.hardware import Mesh
+
+    made = shardy(analyzed("t2b-tiny"), Mesh.parse(MESH), machine())
+    (held, *_) = made.explain_argument("tokens").held
+    assert (held.cause.number, held.cause.kind) == (0, "shardy")
+    assert str(held.cause) == "shardy put it there"
+    assert made.explain_collectives()
+
+
+def test_arguments_that_there_are_not(plan: Plan) -> None:
+    with pytest.raises(PlanError) as error:
+        plan.explain_argument("token")
+    assert str(error.value).startswith("token: no such argument; near it: tokens")
+
+
+# -- collectives -----------------------------------------------------------------------------
+
+
+def test_collectives_sum_to_the_prediction(plan: Plan) -> None:
+    rows = plan.explain_collectives()
+    assert [row.number for row in rows] == list(range(1, len(rows) + 1))
+    assert [r.total_seconds for r in rows] == sorted((r.total_seconds for r in rows), reverse=True)
+    count: Counter[str] = Counter()
+    for row in rows:
+        count[row.kind] += row.count
+        assert row.seconds > 0
+        assert row.causes
+        assert row.factors
+        json.dumps(row.to_dict())
+    for predicted in plan.after.collectives:
+        seconds = sum(r.total_seconds for r in rows if r.kind == predicted.kind)
+        assert seconds == pytest.approx(predicted.seconds)
+        assert count[predicted.kind] == pytest.approx(predicted.count, abs=2)
+
+
+def test_a_partial_sum_names_its_contracting_dimension() -> None:
+    plan = planned(
+        constraints=toast.Constraints(fix={"x:0": "d", "w2:0": "m"}),
+        settings=toast.Settings(budget=0.0),
+    )
+    rows = [row for row in plan.explain_collectives() if row.what == "sum"]
+    (row,) = (row for row in rows if row.axes == ("m",))
+    assert [cause.kind for cause in row.causes] == ["fix"]
+    assert row.kind in ("all_reduce", "reduce_scatter")
+    assert row.factors == (("m", "contracting(0)", ""),)
+    assert row.definition.startswith("dot_general f32[4096,512] at ")
+    assert "helpers.py" in row.definition
+    assert row.use == ""
+    assert "sum over contracting(0) along m" in row.why
+    assert row == plan.explain_collective(row.number)
+
+
+def test_a_reshard_names_the_two_shardings_that_meet(pinned: Plan) -> None:
+    def transposed(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) @ jnp.sin(x).T
+
+    plan = toast.plan(
+        transposed, f32(4096, 512), mesh="d=4", hardware="tpu-v5e",
+        constraints=toast.Constraints(fix={"x:0": "d"}),
+    )  # fmt: skip
+    (row,) = plan.explain_collectives()
+    assert (row.kind, row.what) == ("all_gather", "reshard")
+    assert (row.before, row.after) in {
+        ((("d",), ()), ((), ())), (((), ("d",)), ((), ()))
+    }  # fmt: skip
+    assert row.use.startswith("dot_general f32[4096,4096] at ")
+    assert row.causes[-1].kind == "fix"
+    assert "is sharded where it is made" in row.why
+
+
+def test_repeated_layers_are_one_row() -> None:
+    few, many = (
+        toast.plan(analyzed("t2b", layers=layers), mesh="data=4,model=4", hardware="tpu-v5e",
+                   constraints=toast.Constraints(fix={"tokens:0": "data"}),
+                   settings=toast.Settings(budget=0.0))
+        for layers in (1, 3)
+    )  # fmt: skip
+    rows = [len(p.explain_collectives()) for p in (few, many)]
+    assert rows[1] <= rows[0] + 4
+    assert max(r.count for r in many.explain_collectives()) >= 3
+
+
+def test_collectives_that_there_are_not(pinned: Plan) -> None:
+    rows = pinned.explain_collectives()
+    for number in (0, -1, len(rows) + 1):
+        with pytest.raises(PlanError) as error:
+            pinned.explain_collective(number)
+        assert str(error.value) == (
+            f"no collective {number} in the plan of mlp; give 1 to {len(rows)}"
+        )
+    whole = toast.plan(lambda x: x * 2, f32(512), mesh="d=4", hardware="tpu-v5e")
+    with pytest.raises(PlanError, match="no collective 1 in the plan of <lambda>; it has none"):
+        whole.explain_collective(1)
+
+
+# -- why not ---------------------------------------------------------------------------------
+
+
+def test_an_alternative_is_priced_line_by_line() -> None:
+    plan = planned("d=4")
+    assert plan.arguments["w1"] == ((), ())
+    found = plan.why_not("w1", "P(None, 'd')")
+    assert found.now == ("P()",)
+    assert not found.impossible
+    for other in (found.kept, found.searched):
+        assert other is not None
+        assert other.plan.arguments["w1"] == ((), ("d",))
+        lines = {line.what: line for line in other.numbers}
+        assert lines["step time"].second == other.plan.after.step_seconds
+        assert lines["step time"].first == plan.after.step_seconds
+        assert ("w1", "P()", "P(None, 'd')") in other.arguments
+        assert other.fits
+    assert found.kept is not None
+    assert found.kept.plan.arguments == {**plan.arguments, "w1": ((), ("d",))}
+    assert found.kept.appear[0].kind == "all_gather"
+    assert found.kept.vanish == ()
+    assert found.searched is not None
+    assert found.searched.plan.cost <= found.kept.plan.cost
+    assert plan.cost <= found.searched.plan.cost
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_a_partition_spec_and_patterns(plan: Plan) -> None:
+    found = plan.why_not("params['layers'][*]['wq']", P("model"), search=False)
+    assert found.searched is None
+    assert found.spec == "P('model')"
+    assert found.kept is not None
+    for layer in (0, 1):
+        path = f"params['layers'][{layer}]['wq']"
+        assert found.kept.plan.arguments[path] == (("model",), (), ())
+    same = plan.why_not("tokens", P(*plan.arguments["tokens"]), search=False)
+    assert same.kept is not None
+    assert same.kept.numbers == same.kept.appear == same.kept.vanish == ()
+
+
+def test_an_alternative_on_a_refined_and_a_pinned_plan(pinned: Plan) -> None:
+    refined = toast.plan(analyzed("moe-scan", layers=2, experts=32), mesh="x=32",
+                         hardware="tpu-v3")  # fmt: skip
+    path = next(iter(refined.arguments))
+    found = refined.why_not(path, "P()", budget=0.0)
+    assert found.kept is not None
+    assert found.searched is not None
+    again = pinned.why_not("w2", "P(None, 'm')")
+    assert again.kept is not None
+    assert again.kept.plan.arguments["w2"] == ((), ("m",))
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("P('z')", "no axis z in mesh d=4,m=2; use d, m"),
+        ("P('d', 'd')", "axis d stands twice"),
+        ("P(None, None, 'd')", "has 2 dimensions, not 3"),
+    ],
+)
+def test_what_cannot_be(spec: str, why: str) -> None:
+    found = planned().why_not("w1", spec)
+    assert found.kept is found.searched is None
+    assert why in found.impossible
+
+
+def test_what_does_not_divide_or_is_fixed_cannot_be(pinned: Plan) -> None:
+    odd = toast.plan(mlp, f32(4096, 511), f32(511, 2048), f32(2048, 512), mesh="d=4",
+                     hardware="tpu-v5e")  # fmt: skip
+    assert "4 devices (d) do not divide dimension 0" in odd.why_not("w1", "P('d')").impossible
+    assert "drop one" in pinned.why_not("x", "P()").impossible
+    with pytest.raises(PlanError, match="w9: no such argument; near it: x, w1, w2"):
+        pinned.why_not("w9", "P()")
+    with pytest.raises(PinError, match=r"'d' is no sharding; write P\('data', None\) as JAX does"):
+        pinned.why_not("w1", "d")

@@ -1,0 +1,341 @@
+"""Plan files: the schema holds, the same program gives the same plan, changed ones what is left."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pathlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jsonschema
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import toast
+from tests.helpers import analyzed, f32, mlp
+from tests.plan.conftest import MESH, machine
+from toast.baselines import automap
+from toast.baselines.alpa import alpa
+from toast.baselines.manual import manual
+from toast.errors import MeshError, PlanError
+from toast.facts import read as read_facts
+from toast.hardware import Mesh, load
+from toast.models import ZOO
+from toast.plan import VERSION, Plan, read, schema
+from toast.resources import directory
+
+TINY = Mesh.parse(MESH)
+
+
+def written(plan: Plan) -> Any:
+    """The plan's data as a file has it, by the schema."""
+    data = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
+    jsonschema.Draft202012Validator(schema()).validate(data)
+    return data
+
+
+def planned(name: str, mesh: str = "data=4,model=4", **options: Any) -> Plan:
+    sizes = options.pop("sizes", {})
+    return toast.plan(analyzed(name, **sizes), mesh=mesh, hardware="tpu-v5e", **options)
+
+
+PLANS: dict[str, Callable[[], Plan]] = {
+    "tiny": lambda: toast.plan(analyzed("t2b-tiny"), mesh=MESH, hardware=machine()),
+    "constraints": lambda: toast.plan(
+        analyzed("t2b-tiny"), mesh=MESH, hardware=machine(), resolution="independent",
+        overlap="none",
+        constraints=toast.Constraints(
+            pin={"params['layers'][*]['wq']": P(None, "model"),
+                 "params['embedding']": P(P.UNCONSTRAINED, "model")},
+            forbid={"*final_norm*": ["data", "model"]}, fix={"tokens:0": "data"},
+        ),
+    ),
+    "order": lambda: planned("mlp", "data=4,model=2@model,data"),
+    "meshes": lambda: toast.plan(analyzed("mlp"), devices=4, hardware="h100"),
+    "gns": lambda: planned("gns", sizes={"layers": 2}),
+    "refined": lambda: toast.plan(
+        analyzed("moe-scan", layers=2, experts=32), mesh="x=32", hardware="tpu-v3"
+    ),
+    "itx": lambda: planned("itx", sizes={"layers": 2}),
+    "automap": lambda: automap(
+        analyzed("t2b-tiny"), TINY, machine(), trajectories=8
+    ),
+    "alpa": lambda: alpa(analyzed("mlp"), Mesh.parse("a=2,b=2"), load("tpu-v5e")),
+    "manual": lambda: manual(
+        analyzed("moe", layers=2), Mesh.parse("data=4,model=4"), load("tpu-v5e"),
+        ZOO["moe"].strategies,
+    ),
+    "facts": lambda: toast.plan(
+        toast.analyze(read_facts(directory("facts") / "attention.lp")), mesh="a=2",
+        hardware="tpu-v5e",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_on_the_same_program_it_is_the_same_plan(name: str) -> None:
+    """Exactly: every sharding, every price, every step."""
+    plan = PLANS[name]()
+    data = written(plan)
+    applied = toast.apply_plan(data, plan.analysis, hardware=plan.hardware)
+    assert applied.plan.shardings == plan.shardings
+    assert applied.plan.after == plan.after
+    assert applied.plan.cost == plan.cost
+    assert applied.plan.steps == plan.steps or plan.method != "toast"
+    assert applied.same_program
+    assert applied.ops_matched == applied.ops
+    assert applied.notes == applied.gone == applied.new == applied.changed == ()
+    assert applied.actions_gone == ()
+    assert toast.diff(plan, applied.plan).same
+    again = written(applied.plan)
+    assert {**again, "seconds": 0, "search": 0} == {
+        **data, "seconds": 0, "search": 0, "meshes": [], "note": plan.note
+    }  # fmt: skip
+
+
+def test_the_hash_is_of_content() -> None:
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    def moved(x: jax.Array) -> jax.Array:
+
+        return x * 2
+
+    def tripled(x: jax.Array) -> jax.Array:
+        return x + 2
+
+    digests = [toast.analyze(f, f32(4)).program.digest for f in (doubled, moved, tripled)]
+    assert digests[0] == digests[1] != digests[2]
+    assert toast.analyze(doubled, f32(8)).program.digest != digests[0]
+
+
+def test_more_layers_are_sharded_as_those_there_were() -> None:
+    plan = planned("t2b", sizes={"layers": 1})
+    applied = toast.apply_plan(written(plan), analyzed("t2b", layers=2))
+    assert not applied.same_program
+    assert applied.notes[0] == (
+        "the plan was made for another program: t2b has other ops, types or arguments"
+    )
+    assert applied.gone == applied.changed == applied.new == ()
+    for path, spec in applied.plan.arguments.items():
+        assert spec == plan.arguments[path.replace("[1]", "[0]")], path
+    assert applied.plan.after.step_seconds < 2.5 * plan.after.step_seconds
+    found = planned("t2b", sizes={"layers": 2})
+    assert applied.plan.after.step_seconds < 1.2 * found.after.step_seconds
+
+
+def test_what_no_longer_matches_is_said() -> None:
+    plan = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512),
+                      mesh="data=4,model=2", hardware="tpu-v5e")  # fmt: skip
+    assert plan.arguments["x"] == (("data", "model"), ())
+
+    def changed(x: jax.Array, w1: jax.Array, w3: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w1) @ w3
+
+    applied = toast.apply_plan(plan, changed, f32(4100, 512), f32(512, 2048), f32(2048, 512))
+    assert applied.gone == ("w2",)
+    assert [path for path, _ in applied.new] == ["w3"]
+    (change,) = applied.changed
+    assert (change.argument, change.saved) == ("x", (("data", "model"), ()))
+    assert change.applied == (("data",), ())
+    assert change.why == "8 devices (data, model) do not divide dimension 0 of f32[4100,512]"
+    assert applied.ops_matched == 0  # all had both axes
+    assert applied.plan.verify().equal
+    fits = toast.apply_plan(plan, changed, f32(4096, 512), f32(512, 2048), f32(2048, 512))
+    assert 0 < fits.ops_matched < fits.ops
+    data = applied.to_dict()
+    assert json.loads(json.dumps(data))["gone"] == ["w2"]
+
+    def flat(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    (change,) = toast.apply_plan(plan, flat, f32(4096)).changed
+    assert change.why == "it has 1 dimensions now, 2 in the plan"
+
+
+def test_lines_may_move() -> None:
+    """Values without arguments' help: those of a baseline's plan, which has no actions."""
+
+    def before(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sin(x @ w)
+
+    plan = manual(
+        toast.analyze(before, f32(4096, 64), f32(64, 64)), Mesh.parse("d=4"), load("tpu-v5e"),
+        {"data": [("x", 0, "all")]},
+    )  # fmt: skip
+    data = written(plan)
+    for entry in data["values"]:
+        entry["line"] += 7
+        entry["file"] = "/elsewhere/model.py"
+    applied = toast.apply_plan(data, plan.analysis)
+    assert applied.plan.shardings == plan.shardings
+    assert applied.ops_matched == applied.ops
+
+
+def test_another_mesh_and_hardware(plan: Plan) -> None:
+    data = written(plan)
+    half = toast.apply_plan(data, plan.analysis, mesh="data=2", hardware=plan.hardware)
+    assert "the plan was made for mesh data=2,model=2" in half.notes
+    assert any("mesh data=2 has no axis model" in change.why for change in half.changed)
+    other = toast.apply_plan(data, plan.analysis, hardware="h100")
+    assert other.notes == ("the plan was made for tpu-v5e",)
+    assert other.plan.arguments == plan.arguments
+    assert other.plan.memory_bytes == load("h100").memory_limit_bytes
+    assert toast.apply_plan(data, plan.analysis, hardware="tpu-v5e").notes == (
+        "the plan was made with other figures of tpu-v5e",
+    )
+
+
+def test_constraints_that_no_longer_hold_are_dropped() -> None:
+    plan = toast.plan(
+        mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512), mesh="d=4", hardware="tpu-v5e",
+        constraints=toast.Constraints(pin={"w1": "P(None, 'd')", "w2": "P('d')"}),
+    )  # fmt: skip
+    applied = toast.apply_plan(
+        plan, lambda x, w1: jax.nn.relu(x @ w1), f32(4096, 512), f32(512, 2048)
+    )
+    assert "no longer holds: pin w2: matches no argument; near it: x, w1" in applied.notes
+    assert applied.plan.arguments["w1"] == ((), ("d",))
+    assert [*applied.plan.constraints.pin] == ["w1"]
+
+
+def test_version_1_is_read(plan: Plan, tmp_path: pathlib.Path) -> None:
+    data = written(plan)
+    old = {
+        **{key: data[key] for key in (
+            "program", "method", "note", "mesh", "device_order", "hardware", "memory_bytes", "cost",
+            "seed", "results", "collectives", "before", "after",
+        )},
+        "version": 1,
+        "arguments": {
+            path: {"sharding": e["sharding"], "spec": e["spec"]}
+            for path, e in data["arguments"].items()
+        },
+        "actions": [
+            {**{key: a[key] for key in ("dimensions", "axis", "resolution", "reason", "after")},
+             "part": [p["numbers"] for p in a["part"]]}
+            for a in data["actions"]
+        ],
+    }  # fmt: skip
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    applied = toast.apply_plan(tmp_path / "old.json", plan.analysis, hardware=plan.hardware)
+    assert applied.notes[0] == (
+        "the file does not say which program it was made for (version 1 of plans)"
+    )
+    assert applied.plan.arguments == plan.arguments
+    assert applied.actions_gone == ()
+    assert math.isclose(applied.plan.after.step_seconds, plan.after.step_seconds, rel_tol=0.05)
+
+
+def test_plans_of_newer_versions_are_refused(plan: Plan) -> None:
+    data = {**written(plan), "version": VERSION + 1}
+    with pytest.raises(PlanError) as error:
+        toast.apply_plan(data, plan.analysis)
+    assert str(error.value) == (
+        f"t2b-tiny: version {VERSION + 1} of plans was written by a newer TOAST, this one reads "
+        f"up to {VERSION}; update toast-partitioner, or make the plan anew"
+    )
+
+
+def test_nothing_that_matches_is_an_error(plan: Plan) -> None:
+    with pytest.raises(PlanError) as error:
+        toast.apply_plan(plan, lambda a: a + 1, f32(8), hardware="tpu-v5e")
+    assert str(error.value) == (
+        "t2b-tiny is a plan of t2b-tiny; nothing of it matches <lambda>: no argument, no action "
+        "and no op that it shards; give the program that it was made for"
+    )
+    with pytest.raises(PlanError) as error:
+        toast.apply_plan(plan, plan.analysis, mesh="x=2,y=2")
+    assert str(error.value) == (
+        "t2b-tiny: mesh x=2,y=2 has none of the plan's axes, data, model; "
+        "name its axes as in data=2,model=2"
+    )
+    with pytest.raises(MeshError):
+        toast.apply_plan(plan, plan.analysis, mesh="nonsense")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "3", "{}", '{"version": "2"}', '{"version": true}', '{"version": 0}', "[" * 99],
+)
+def test_what_is_no_plan(text: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "none.json"
+    path.write_text(text)
+    with pytest.raises(PlanError) as error:
+        read(path)
+    assert str(error.value) == f"{path} is no plan; give what --json wrote"
+    with pytest.raises(PlanError, match="No such file or directory"):
+        read(tmp_path / "gone.json")
+
+
+def complaint(data: Any, plan: Plan) -> str:
+    """What applying it says, if that is an error of the user's."""
+    try:
+        toast.apply_plan(data, plan.analysis, hardware=plan.hardware)
+    except toast.ToastError as error:
+        return str(error)
+    return ""
+
+
+#: What reading does without.
+OPTIONAL = {
+    "origin", "hardware_hash", "fits", "reshards", "memory", "bound_seconds", "analysis", "search",
+    "meshes", "seconds",
+}  # fmt: skip
+
+
+def test_damage_is_an_error_of_one_line() -> None:
+    """Whatever of a plan is missing, or of another type: never a traceback."""
+    plan = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512), mesh="d=4",
+                      hardware="tpu-v5e")  # fmt: skip
+    data = written(plan)
+    for key in data:
+        for damage in (None, 7, -1.5, "text", [], {"a": 1}, [None], math.nan):
+            assert "\n" not in complaint({**data, key: damage}, plan)
+        missing = complaint({k: v for k, v in data.items() if k != key}, plan)
+        assert ("is no plan" in missing) is (key not in OPTIONAL), key
+
+
+def inner(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of everything in JSON data."""
+    items = data.items() if isinstance(data, dict) else enumerate(data)
+    for key, value in items:
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from inner(value, (*path, key))
+
+
+def test_damage_inside_is_an_error_of_one_line() -> None:
+    """Two hundred places at random."""
+    plan = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512), mesh="d=4,m=2",
+                      hardware="tpu-v5e",
+                      constraints=toast.Constraints(pin={"w1": "P(None, 'm')"}))  # fmt: skip
+    data = written(plan)
+    places = [place for place in inner(data) if place[0] not in OPTIONAL]
+    rng = random.Random(0)
+    for place in rng.choices(places, k=200):
+        damaged = copy.deepcopy(data)
+        parent = damaged
+        for key in place[:-1]:
+            parent = parent[key]
+        parent[place[-1]] = rng.choice(
+            [None, 7, -3, 1e300, math.inf, math.nan, "", "d", [], {}, [[]], True, ["d", "d"]]
+        )
+        said = complaint(damaged, plan)
+        assert "\n" not in said, place
+        if not said:
+            assert toast.diff(data, damaged).to_dict()
+
+
+def test_the_schema_is_strict(plan: Plan) -> None:
+    validator = jsonschema.Draft202012Validator(schema())
+    jsonschema.Draft202012Validator.check_schema(schema())
+    data = written(plan)
+    assert not validator.is_valid({**data, "unknown": 1})
+    assert not validator.is_valid({**data, "version": 1})
+    assert not validator.is_valid({key: value for key, value in data.items() if key != "values"})

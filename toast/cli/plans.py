@@ -1,0 +1,191 @@
+"""``toast diff`` and ``apply``, and what ``toast explain`` says of plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toast.cli.common import JsonOption, Source, command, console, group, progress, warn
+from toast.units import size_text
+
+if TYPE_CHECKING:
+    from toast.plan import Applied, Plan
+
+app = group("")
+
+ArgumentOption = Annotated[
+    str | None,
+    typer.Option("--argument", help="Of a plan: why this argument is sharded as it is."),
+]
+CollectiveOption = Annotated[
+    str | None,
+    typer.Option("--collective", help="Of a plan: why a collective is there; a number, or all."),
+]
+WhyNotOption = Annotated[
+    str | None,
+    typer.Option(
+        "--why-not",
+        help="Of a plan: what another sharding would do: \"params['wq']=P('model', None)\".",
+    ),
+]
+WhyNotBudget = Annotated[
+    float, typer.Option("--budget", min=0.0, help="Seconds that --why-not may search.")
+]
+
+
+def _plan_file(metavar: str) -> Any:
+    return typer.Argument(metavar=metavar, help="A plan, as toast plan --json wrote it.")
+
+
+@command(app)
+def diff(
+    first: Annotated[pathlib.Path, _plan_file("A.json")],
+    second: Annotated[pathlib.Path, _plan_file("B.json")],
+    json_file: JsonOption = None,
+) -> None:
+    """Compare two plans: arguments, actions, collectives, time and memory; only what differs.
+
+    Exits with code 1 when they differ.
+    """
+    from toast import report
+    from toast.errors import PlanError
+    from toast.files import write_all
+    from toast.plan import diff
+
+    found = diff(first, second)
+    if json_file:
+        write_all({json_file: json.dumps(found.to_dict(), indent=2) + "\n"}, PlanError)
+    console().print(report.difference_tables(found))
+    if not found.same:
+        raise typer.Exit(1)
+
+
+@command(app)
+def apply(
+    plan: Annotated[pathlib.Path, _plan_file("PLAN.json")],
+    source: Source,
+    mesh: Annotated[
+        str | None, typer.Option("--mesh", help="Another mesh than the plan's: data=4,model=4.")
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option("--hardware", help="Other hardware than the plan's: a name or a file."),
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option("--memory", help="Limit per device in GiB; default: the plan's.")
+    ] = None,
+    json_file: JsonOption = None,
+    output: Annotated[
+        pathlib.Path | None,
+        typer.Option("-o", "--output", help="Write the StableHLO with Shardy annotations here."),
+    ] = None,
+) -> None:
+    """Apply an earlier plan to TARGET, which may have changed; say what no longer matches.
+
+    Arguments are found by their paths, other values by the ops that make them, actions by the
+    dimensions that they shard. The plan is priced anew, beside what it said then.
+    """
+    from toast import api, report
+    from toast.errors import PlanError
+    from toast.files import write_all
+    from toast.plan import read
+
+    saved = read(plan)  # complain before the long work
+    with progress() as show:
+        analysis = source.analysis(show)
+        applied = api.apply_plan(
+            plan, analysis, mesh=mesh, hardware=hardware,
+            memory_bytes=None if memory is None else memory * 2**30, progress=show,
+        )  # fmt: skip
+    given = hardware or (saved.origin.hardware if saved.origin else "") or saved.hardware
+    made = dataclasses.replace(applied.plan, origin=source.origin(given))
+    texts: dict[str | pathlib.Path, str] = {}
+    if json_file:
+        data = {**made.to_dict(), "applied": applied.to_dict()}
+        texts[json_file] = json.dumps(data, indent=2) + "\n"
+    if output:
+        texts[output] = made.annotated()
+    write_all(texts, PlanError)
+    warn([*report.missing_rules(analysis), *applied.notes])
+    console().print(report.applied_tables(applied))
+    if not made.fits:
+        warn([
+            f"the plan needs {size_text(made.after.peak_bytes)} per device, more than "
+            f"{size_text(made.memory_bytes)}"
+        ])  # fmt: skip
+
+
+def load_plan(source: Source, target: str | None = None) -> Applied:
+    """The plan that ``source`` names, on ``target``, or on the one that its file says.
+
+    Options of ``source`` that say how to read TARGET go before those in the file.  Raises
+    :class:`toast.errors.PlanError` where neither says any TARGET.
+    """
+    from toast import api
+    from toast.errors import PlanError
+    from toast.plan import Origin, read
+
+    saved = read(source.target)
+    if saved.origin is None and target is None:
+        raise PlanError(
+            f"{saved.name}: does not say which TARGET it was made from; name it behind the file"
+        )
+    origin = saved.origin or Origin("")
+    if target is not None and target != origin.target:
+        origin = Origin(target)
+    given = {name: size for name, size in source.sizes.items() if size is not None}
+    found = Source(
+        origin.target, {**origin.sizes, **given}, source.shapes or origin.shapes,
+        source.rules or tuple(map(pathlib.Path, origin.rules)), source.cache,
+    )  # fmt: skip
+    with progress() as show:
+        applied = api.apply_plan(source.target, found.analysis(show), progress=show)
+    if not applied.same_program:
+        warn(applied.notes)
+    return applied
+
+
+def explain_plan(
+    plan: Plan,
+    *,
+    argument: str | None = None,
+    collective: str | None = None,
+    alternative: str | None = None,
+    budget: float = 10.0,
+    json_file: pathlib.Path | None = None,
+) -> None:
+    """Print what is asked of a plan: an argument, a collective (by number, or all), a why-not."""
+    from toast import report
+    from toast.errors import PlanError
+    from toast.files import write_all
+
+    found: list[Any] = []
+    shown: list[Any] = []
+    if argument is not None:
+        found.append(plan.explain_argument(argument))
+        shown.append(report.argument_explanation(found[-1]))
+    if collective is not None and collective != "all":
+        if not collective.isdecimal():
+            raise PlanError(f"--collective {collective}: give a number, or all")
+        found.append(plan.explain_collective(int(collective)))
+        shown.append(report.collective_explanation(found[-1]))
+    if collective == "all":
+        found += plan.explain_collectives()
+        shown.append(report.collectives_table(found))
+    if alternative is not None:
+        pattern, equals, spec = alternative.rpartition("=P")
+        if not pattern or not equals:
+            raise PlanError(f"--why-not '{alternative}': write params['wq']=P('model', None)")
+        with progress() as show:
+            show("search")
+            found.append(plan.why_not(pattern, "P" + spec, budget=budget))
+        shown.append(report.why_not_tables(found[-1]))
+    if json_file:
+        data = {"version": 1, "explained": [part.to_dict() for part in found]}
+        write_all({json_file: json.dumps(data, indent=2) + "\n"}, PlanError)
+    for part in shown:
+        console().print(part)

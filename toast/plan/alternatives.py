@@ -1,0 +1,239 @@
+"""Why not another sharding: the alternative priced, beside the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toast.cost import CostModel
+from toast.errors import PinError
+from toast.paths import matches
+from toast.plan.diff import NumberChange, numbers
+from toast.plan.explain import CollectiveExplanation, argument_number, explain_collectives
+from toast.plan.labels import folded, spec_text
+from toast.search import Found, Settings, begin_fixed, find
+from toast.space import Action, Constraints, Space
+from toast.space.constraints import parse_spec
+
+if TYPE_CHECKING:
+    from toast.plan.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveCount:
+    """Collectives that one side has more of than the other."""
+
+    kind: str
+    axes: tuple[str, ...]
+    #: The op that makes what moves, and the op that wants it otherwise (none of a sum).
+    value: str
+    use: str
+    count: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """A plan with the other sharding, and how it differs from the one that is explained."""
+
+    plan: Plan = dataclasses.field(repr=False)
+    #: Every figure that differs: the plan's, and the alternative's.
+    numbers: tuple[NumberChange, ...]
+    appear: tuple[CollectiveCount, ...]
+    vanish: tuple[CollectiveCount, ...]
+    #: Arguments that are sharded otherwise than in the plan: path, plan's, alternative's.
+    arguments: tuple[tuple[str, str, str], ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether its peak is within the memory limit."""
+        return self.plan.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """The difference as plain data, for JSON; of its plan the prediction."""
+        data = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self) if field.name != "plan"
+        }  # fmt: skip
+        rows = {name: [_plain(row) for row in rows] for name, rows in data.items()}
+        after = dataclasses.asdict(self.plan.after)
+        return {**rows, "after": after, "fits": self.fits, "cost": self.plan.cost}
+
+
+@dataclasses.dataclass(frozen=True)
+class WhyNot:
+    """What another sharding of an argument would do."""
+
+    argument: str
+    spec: str
+    #: The plan's own shardings of the arguments that are meant.
+    now: tuple[str, ...]
+    #: Why it cannot be; empty where it can.
+    impossible: str = ""
+    #: The sharding pinned, all else as in the plan.
+    kept: Alternative | None = None
+    #: The best that a search finds that begins there.
+    searched: Alternative | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data, for JSON."""
+        sides = {"kept": self.kept, "searched": self.searched}
+        return {
+            "argument": self.argument,
+            "spec": self.spec,
+            "now": list(self.now),
+            "impossible": self.impossible,
+            **{name: side and side.to_dict() for name, side in sides.items()},
+        }
+
+
+def _plain(row: Any) -> Any:
+    return list(row) if isinstance(row, tuple) else dataclasses.asdict(row)
+
+
+def why_not(
+    plan: Plan,
+    argument: str,
+    spec: Any,
+    *,
+    search: bool = True,
+    budget: float | None = 10.0,
+    progress: Callable[[Any], None] | None = None,
+) -> WhyNot:
+    """Price a sharding that the plan does not have.
+
+    It is pinned, once with all else as in the plan, and once with a search that begins there and
+    takes at most ``budget`` seconds.
+    ``argument`` is a path, or a pattern of paths, ``spec`` a ``PartitionSpec`` or its text.  Raises
+    :class:`toast.errors.PlanError` for an argument that does not exist, and
+    :class:`toast.errors.PinError` for a text that is no sharding.
+    """
+    analysis = plan.analysis
+    if isinstance(spec, str):
+        parse_spec(spec)
+    names = [path for path in plan.arguments if matches(argument, path)]
+    if not names:
+        argument_number(plan, argument)
+    text = spec if isinstance(spec, str) else _text(spec)
+    now = tuple(dict.fromkeys(spec_text(plan.arguments[name]) for name in names))
+    given = plan.constraints
+    # The later pin on an argument would contradict an earlier one with the same pattern.
+    pins = {pattern: pin for pattern, pin in given.pin.items() if pattern != argument}
+    constraints = dataclasses.replace(given, pin={**pins, argument: spec})
+    try:
+        space = Space(analysis, plan.mesh, constraints=constraints, resolution=plan.resolution)
+        kept = _kept(plan, space, names, Constraints(pin={argument: spec}))
+        model = CostModel(space, plan.hardware, overlap=plan.model.overlap, like=plan.model)
+        begin_fixed(model)
+    except PinError as error:
+        return WhyNot(argument, text, now, impossible=str(error))
+    first = second = _alternative(plan, kept)
+    if search:
+        found = find(
+            model, memory_bytes=plan.memory_bytes,
+            settings=Settings(seed=plan.seed, budget=budget),
+            start=(_begun(plan, space),), progress=progress,
+        )  # fmt: skip
+        best = _made(plan, model, found)
+        if (not best.fits, best.cost) <= (not kept.fits, kept.cost):
+            second = _alternative(plan, best)
+    return WhyNot(argument, text, now, kept=first, searched=second if search else None)
+
+
+def _text(spec: Any) -> str:
+    entries = [
+        "?" if type(entry).__name__ == "UnconstrainedSingleton" else repr(entry) for entry in spec
+    ]
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return f"P({', '.join(entries)})"
+
+
+def _kept(plan: Plan, space: Space, names: Sequence[str], pins: Constraints) -> Plan:
+    """The plan with arguments sharded as ``pins`` say, and all else as it is."""
+    analysis = plan.analysis
+    alone = Space(analysis, plan.mesh, constraints=pins, collapse=False)
+    op_state = plan.op_state.copy()
+    for name in names:
+        op = analysis.program.arguments.index(name)
+        op_state[op] = alone.pinned[op]
+    state = op_state[space.classes.representative]
+    if (space.of_ops(state) != op_state).any():
+        space = Space(
+            analysis, plan.mesh, constraints=space.constraints, resolution=plan.resolution,
+            collapse=False,
+        )  # fmt: skip
+        state = op_state
+    model = CostModel(space, plan.hardware, overlap=plan.model.overlap, like=plan.model)
+    cost = float(model.cost(model.price(state[None]), plan.memory_bytes)[0])
+    return _made(plan, model, Found((), state, cost, 1, 0.0, ()))
+
+
+def _begun(plan: Plan, space: Space) -> tuple[Action, ...]:
+    """The plan's actions behind the fixed ones, on the op classes of another space."""
+    before = plan.model.space
+    offered = set(space.actions)
+    found = []
+    for action in plan.actions[len(before.begun) :]:
+        if not action.part:
+            found += [action] if action in offered else []
+            continue
+        pairs = [
+            (k, factor) for old, factor in action.part
+            for k in np.unique(space.classes.of_op[before.classes.of_op == old]).tolist()
+        ]  # fmt: skip
+        found.append(action._replace(part=tuple(dict.fromkeys(pairs))))
+    return tuple(found)
+
+
+def _made(plan: Plan, model: CostModel, found: Found) -> Plan:
+    from toast.plan.plan import make_plan  # which has these explanations as its methods
+
+    return make_plan(
+        model, found, memory_bytes=plan.memory_bytes, seed=plan.seed,
+        seconds={"search": found.seconds}, resolution=plan.resolution,
+    )  # fmt: skip
+
+
+def _alternative(plan: Plan, other: Plan) -> Alternative:
+    mine, theirs = (_counted(explain_collectives(p)) for p in (plan, other))
+    return Alternative(
+        plan=other,
+        numbers=tuple(numbers(plan.after, other.after)),
+        appear=_more(theirs, mine),
+        vanish=_more(mine, theirs),
+        arguments=tuple(
+            (path, spec_text(spec), spec_text(other.arguments[path]))
+            for path, spec in plan.arguments.items()
+            if other.arguments[path] != spec
+        ),
+    )
+
+
+#: Less than this of a collective is none: XLA merges shares of some.
+_SHARE = 0.01
+
+_Counted = dict[tuple[str, tuple[str, ...], str, str], tuple[float, float]]
+
+
+def _counted(rows: Sequence[CollectiveExplanation]) -> _Counted:
+    """Collectives by what they are, with their number and seconds, positions in lists folded."""
+    found: _Counted = {}
+    for row in rows:
+        key = (row.kind, row.axes, folded(row.definition), folded(row.use))
+        count, seconds = found.get(key, (0.0, 0.0))
+        found[key] = count + row.count, seconds + row.total_seconds
+    return found
+
+
+def _more(these: _Counted, those: _Counted) -> tuple[CollectiveCount, ...]:
+    """What ``these`` have over ``those``, the most seconds first."""
+    found = []
+    for key, (count, seconds) in these.items():
+        other, spent = those.get(key, (0.0, 0.0))
+        if count > other + _SHARE:
+            found.append(CollectiveCount(*key, count - other, max(0.0, seconds - spent)))
+    return tuple(sorted(found, key=lambda row: -row.seconds))

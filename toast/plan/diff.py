@@ -1,0 +1,272 @@
+"""What two plans do differently: settings, arguments, actions, values, collectives, predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import pathlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from toast.plan.files import OpKey, Run, Saved, SavedAction, constraints_data, read
+from toast.plan.labels import spec_text
+from toast.plan.prediction import Prediction
+from toast.space import Constraints
+
+if TYPE_CHECKING:
+    from toast.plan.plan import Plan
+
+#: Predictions that differ by less are equal: sums may be taken in another order.
+_EQUAL = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Something that is one way in one plan and another way in the other; empty for nothing."""
+
+    what: str
+    first: str
+    second: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ActionChange:
+    """An action that only one of the plans has; or has, but somewhere else in the order."""
+
+    #: Its place in its plan, from 1.
+    number: int
+    dimensions: tuple[str, ...]
+    axis: str
+    resolution: tuple[int, ...]
+    #: Whether it is the second plan's.
+    second: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveChange:
+    """Collectives of one kind over the same axes, that the plans have not alike; per device."""
+
+    kind: str
+    axes: tuple[str, ...]
+    count: tuple[float, float]
+    bytes: tuple[float, float]
+    seconds: tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberChange:
+    """A prediction that differs."""
+
+    what: str
+    #: ``seconds``, ``bytes`` or nothing.
+    unit: str
+    first: float
+    second: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """All that two plans do differently.  Seeds, and how long the searches took, do not count."""
+
+    #: How messages call the plans.
+    names: tuple[str, str]
+    settings: tuple[Change, ...]
+    #: By path: shardings, shapes; empty for an argument that a plan does not have.
+    arguments: tuple[Change, ...]
+    actions: tuple[ActionChange, ...]
+    #: Values other than arguments, by the ops that make them.
+    values: tuple[Change, ...]
+    collectives: tuple[CollectiveChange, ...]
+    #: Time and memory.
+    numbers: tuple[NumberChange, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether there is none."""
+        return not any((
+            self.settings, self.arguments, self.actions, self.values, self.collectives,
+            self.numbers,
+        ))  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """The difference as plain data, for JSON."""
+        return {"version": 1, "same": self.same, **dataclasses.asdict(self)}
+
+
+def diff(
+    first: Plan | Mapping[str, Any] | str | pathlib.Path,
+    second: Plan | Mapping[str, Any] | str | pathlib.Path,
+) -> Difference:
+    """What two plans (or their data, or JSON files) do differently.
+
+    Raises :class:`toast.errors.PlanError` for a file that is no plan, and one that was written by
+    a newer TOAST.
+
+    >>> import jax, jax.numpy as jnp, toast
+    >>> x = jax.ShapeDtypeStruct((4096, 512), jnp.float32)
+    >>> one, two = (
+    ...     toast.plan(lambda x: x @ x.T, x, mesh=mesh, hardware="h100") for mesh in ("a=2", "a=4")
+    ... )
+    >>> toast.diff(one, one).same
+    True
+    >>> toast.diff(one, two).settings
+    (Change(what='mesh', first='a=2', second='a=4'),)
+    """
+    one, two = read(first), read(second)
+    return Difference(
+        names=(one.name, two.name),
+        settings=tuple(_settings(one, two)),
+        arguments=tuple(_arguments(one, two)),
+        actions=tuple(_actions(one, two)),
+        values=tuple(_values(one, two)),
+        collectives=tuple(_collectives(one, two)),
+        numbers=tuple(numbers(one.before, two.before, " unsharded"))
+        + tuple(numbers(one.after, two.after)),
+    )
+
+
+def _settings(one: Saved, two: Saved) -> Iterator[Change]:
+    for (what, was), now in zip(_setting(one).items(), _setting(two).values(), strict=True):
+        if was != now and ((was and now) or "'s " not in what):  # version 1 has no hashes
+            yield Change(what, was, now)
+    mine, theirs = (_fixed(saved.constraints) for saved in (one, two))
+    for what in dict.fromkeys((*mine, *theirs)):
+        if mine.get(what) != theirs.get(what):
+            yield Change(what, mine.get(what, ""), theirs.get(what, ""))
+
+
+def _fixed(constraints: Constraints) -> dict[str, str]:
+    """What the user fixed, an entry each."""
+    given = constraints_data(constraints)
+    entries = {
+        f"{option} {pattern}": ", ".join("?" if axes is None else str(axes) for axes in said)
+        for option in ("forbid", "fix")
+        for pattern, said in given[option].items()
+    }
+    for pattern, said in given["pin"].items():
+        parts = [
+            "?" if e is None else "None" if not e else repr(e[0] if len(e) == 1 else tuple(e))
+            for e in said
+        ]
+        entries[f"pin {pattern}"] = f"P({', '.join(parts)})"
+    return {**entries, **({"keep constraints": "yes"} if given["keep"] else {})}
+
+
+def _setting(saved: Saved) -> dict[str, str]:
+    return {
+        "program": saved.program,
+        "program's hash": saved.digest[:12],
+        "method": saved.method,
+        "mesh": str(saved.mesh),
+        "hardware": saved.hardware,
+        "hardware's figures": saved.hardware_digest,
+        "memory limit": f"{saved.memory_bytes / 2**30:.4g} GiB",
+        "overlap": saved.overlap,
+        "resolution": saved.resolution,
+    }
+
+
+def _arguments(one: Saved, two: Saved) -> Iterator[Change]:
+    for path in dict.fromkeys((*one.arguments, *two.arguments)):
+        was, now = one.arguments.get(path), two.arguments.get(path)
+        texts = ["" if entry is None else spec_text(entry.spec) for entry in (was, now)]
+        types = [
+            "" if entry is None or entry.shape is None
+            else f"{entry.dtype}[{','.join(map(str, entry.shape))}]"
+            for entry in (was, now)
+        ]  # fmt: skip
+        if texts[0] != texts[1]:
+            yield Change(path, *texts)
+        if types[0] != types[1] and all(types):
+            yield Change(f"{path}, type", *types)
+
+
+def _actions(one: Saved, two: Saved) -> Iterator[ActionChange]:
+    """Actions that are gone or new, in the order of the longest common sequence."""
+
+    def key(action: SavedAction) -> Any:
+        part = tuple((p.key.place, p.factor) for p in action.part)
+        return action.labels, action.axis, action.resolution, part
+
+    mine, theirs = list(map(key, one.actions)), list(map(key, two.actions))
+    matcher = difflib.SequenceMatcher(None, mine, theirs, autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        if tag != "equal":
+            for saved, places, second in ((one, range(i1, i2), False), (two, range(j1, j2), True)):
+                for place in places:
+                    a = saved.actions[place]
+                    yield ActionChange(place + 1, a.labels, a.axis, a.resolution, second)
+
+
+def _values(one: Saved, two: Saved) -> Iterator[Change]:
+    """Ops of both programs that are sharded otherwise."""
+    if not one.ops or not two.ops:  # of version 1
+        return
+    theirs = {key.place: runs for key, runs in two.ops.items()}
+    for key, runs in one.ops.items():
+        others = theirs.get(key.place)
+        if others is None:
+            continue
+        was, now = _counts(runs), _counts(others)
+        if was != now:
+            yield Change(op_text(key), _counted(was), _counted(now))
+
+
+def op_text(key: OpKey) -> str:
+    """``dot_general at moe.py:169 jit(f)/dot_general``."""
+    place = f"{pathlib.PurePath(key.file).name}:{key.line}" if key.file else ""
+    at = " ".join(part for part in (place, key.path) if part)
+    return f"{key.kind}{f' {key.label}' if key.label else ''}{f' at {at}' if at else ''}"
+
+
+def _counts(runs: Sequence[Run]) -> Counter[str]:
+    """How many ops' results are sharded how."""
+    found: Counter[str] = Counter()
+    for run in runs:
+        found.update(dict.fromkeys(run.specs, run.count))
+    return found
+
+
+def _counted(specs: Counter[str]) -> str:
+    return ", ".join(f"{count} {spec}" for spec, count in specs.items() if count)
+
+
+def _collectives(one: Saved, two: Saved) -> Iterator[CollectiveChange]:
+    tables = []
+    for saved in (one, two):
+        table: dict[tuple[str, tuple[str, ...]], tuple[float, float, float]] = {}
+        for c in saved.collectives:
+            count, size, seconds = table.get((c["kind"], c["axes"]), (0.0, 0.0, 0.0))
+            table[c["kind"], c["axes"]] = (
+                count + c["count"],
+                size + c["count"] * c["bytes"],
+                seconds + c["count"] * c["seconds"],
+            )
+        tables.append(table)
+    for kind, axes in sorted({**tables[0], **tables[1]}):
+        (c1, b1, s1), (c2, b2, s2) = (table.get((kind, axes), (0.0, 0.0, 0.0)) for table in tables)
+        if not _close(c1, c2) or not _close(b1, b2) or not _close(s1, s2):
+            yield CollectiveChange(kind, axes, (c1, c2), (b1, b2), (s1, s2))
+
+
+def numbers(was: Prediction, now: Prediction, suffix: str = "") -> Iterator[NumberChange]:
+    """The figures in which two predictions differ."""
+    rows = [
+        ("step time", "seconds", was.step_seconds, now.step_seconds),
+        ("matrix products", "seconds", was.matmul_seconds, now.matmul_seconds),
+        ("memory traffic", "seconds", was.memory_seconds, now.memory_seconds),
+        ("collectives", "seconds", was.collective_seconds, now.collective_seconds),
+        ("hidden behind products", "seconds", was.hidden_seconds, now.hidden_seconds),
+        ("peak memory", "bytes", was.peak_bytes, now.peak_bytes),
+        ("arguments", "bytes", was.argument_bytes, now.argument_bytes),
+        ("results", "bytes", was.output_bytes, now.output_bytes),
+    ]
+    for what, unit, first, second in rows:
+        if not _close(first, second):
+            yield NumberChange(what + suffix, unit, first, second)
+
+
+def _close(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=_EQUAL, abs_tol=1e-15)

@@ -1,0 +1,94 @@
+"""How plans call shardings, values and dimensions."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import numpy as np
+
+from toast.apply import Spec
+from toast.frontend import Program
+from toast.space import Action, Space
+
+
+def describe_value(program: Program, value: int) -> str:
+    """An argument by its path, another value by the op that makes it, with its source line."""
+    op = program.values[value].op
+    if op < len(program.arguments):
+        return f"{program.arguments[op]} {program.values[value].type}"
+    return program.describe(op)
+
+
+def place_of(program: Program, op: int) -> str:
+    """The source line of an op, or that the step is over: results are handed over then."""
+    over = op >= len(program.ops) - len(program.results)
+    return "end of the step" if over else str(program.location(max(op, 0)))
+
+
+def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
+    """Argument dimensions an action's color reaches, layers folded; most elements first.
+
+    Of a refinement, the ops that it reaches, each with the factor that takes the axis.
+    """
+    analysis = space.analysis
+    program, names = analysis.program, analysis.names
+    if action.part:
+        return tuple(dict.fromkeys(part_label(space, k, factor) for k, factor in action.part))
+    members = space.names_of(action.color)
+    members = members[names.name_op[members] < len(program.arguments)]
+    weights: dict[str, float] = {}  # in the order of the arguments
+    for name in members.tolist():
+        op = int(names.name_op[name])
+        type_ = program.values[program.ops[op].results[0]].type
+        label = f"{folded(program.arguments[op])}:{name - int(names.first_name[op])}"
+        weights[label] = weights.get(label, 0.0) + float(np.prod(type_.shape, dtype=np.float64))
+    return tuple(sorted(weights, key=lambda label: -weights[label]))
+
+
+#: Factors that name a color without dimensions of arguments.
+_NAMED_FACTORS = 8
+
+
+def action_labels(space: Space, action: Action) -> tuple[str, ...]:
+    """What a file knows an action by: its dimensions, or where it has none, factors of ops."""
+    labels = dimension_labels(space, action)
+    if labels or action.part:
+        return labels
+    names = space.analysis.names
+    members = space.names_of(action.color)
+    ops = names.name_op[members]
+    pairs = zip(
+        space.classes.of_op[ops].tolist(), (members - names.first_name[ops]).tolist(), strict=True
+    )
+    shown = list(dict.fromkeys(pairs))[:_NAMED_FACTORS]
+    return tuple(dict.fromkeys(part_label(space, k, factor) for k, factor in shown))
+
+
+def part_label(space: Space, k: int, factor: int) -> str:
+    """``dot_general:batching(0) at moe.py:169``; ``:-`` for an axis that is let go."""
+    analysis, op = space.analysis, int(space.classes.representative[k])
+    program = analysis.program
+    rule = analysis.rules[analysis.names.signature[op]]
+    label = rule.factors[factor].label if factor >= 0 else "-"
+    if op < len(program.arguments):
+        return f"{folded(program.arguments[op])}:{label}"
+    place = program.location(op)
+    at = f" at {pathlib.PurePath(place.file).name}:{place.line}" if place.file else ""
+    return f"{program.kind(op)}:{label}{at}"
+
+
+def spec_text(spec: Spec) -> str:
+    """A sharding as JAX writes it: ``P('data', None, ('model', 'x'))``."""
+    parts = [
+        "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
+        for axes in spec
+    ]
+    while parts and parts[-1] == "None":
+        parts.pop()
+    return f"P({', '.join(parts)})"
+
+
+def folded(name: str) -> str:
+    """An argument path with its list positions folded: ``layers[3]`` is ``layers[*]``."""
+    return re.sub(r"\[\d+\]", "[*]", name)

@@ -1,0 +1,147 @@
+"""Actions found again in another space: by the dimensions that they shard."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from toast.plan.files import OpKey, Part, SavedAction, class_places, read
+from toast.plan.labels import action_labels
+from toast.space import NONE, Action, Space
+
+if TYPE_CHECKING:
+    from toast.analysis import Analysis
+    from toast.plan.plan import Plan
+
+
+class Begun(NamedTuple):
+    """An earlier plan in a decision space."""
+
+    actions: tuple[Action, ...]
+    #: Why they are not all of the plan's; empty if they are.
+    missing: str
+
+
+def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> Begun:
+    """The actions of ``space`` that do what those of an earlier plan, or of its JSON file, did.
+
+    What has no counterpart is left out.  Raises :class:`toast.errors.PlanError` for a file that is
+    no plan.
+    """
+    saved = read(plan)
+    wanted = [action for action in saved.actions if action.axis]
+    offered = Offered(space)
+    found, missing = [], []
+    for step in wanted:
+        action = offered.exactly(step)
+        if action is None:
+            missing.append(f"{step.labels[0] if step.labels else 'nothing'} on {step.axis}")
+        else:
+            found.append(action)
+    why = ""
+    if missing:
+        named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
+        why = (
+            f"start {saved.name}: {len(missing)} of {len(wanted)} actions have no counterpart "
+            f"here: {named}"
+        )
+    return Begun(tuple(found), why)
+
+
+class Offered:
+    """The actions of a space, by what they shard."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._by_labels: dict[tuple[tuple[str, ...], str], list[Action]] = defaultdict(list)
+        for action in space.actions:
+            axis = space.mesh.names[action.axis]
+            self._by_labels[action_labels(space, action), axis].append(action)
+
+    @functools.cached_property
+    def _classes(self) -> tuple[dict[OpKey, list[int]], dict[OpKey, list[int]]]:
+        """Op classes by key, and by what is left of keys when lines have moved."""
+        exact: dict[OpKey, list[int]] = defaultdict(list)
+        loose: dict[OpKey, list[int]] = defaultdict(list)
+        for k, (key, _, _) in class_places(self._space).items():
+            exact[key.place].append(k)
+            loose[key.loose].append(k)
+        return exact, loose
+
+    def exactly(self, wanted: SavedAction) -> Action | None:
+        """The same action, or none."""
+        if wanted.axis not in self._space.mesh.names:
+            return None
+        if wanted.part:
+            return self._refinement(wanted)
+        found = self._by_labels.get((wanted.labels, wanted.axis), [])
+        return next((a for a in found if a.resolution == wanted.resolution), None)
+
+    def nearest(self, wanted: SavedAction) -> Action | None:
+        """The action that shares most dimensions with ``wanted``, its resolution as far as it goes.
+
+        Where conflicts have come or gone the first of its resolutions, unless all were at 1.
+        """
+        if wanted.part:
+            return None
+
+        def shared(labels: tuple[str, ...]) -> float:
+            mine, theirs = set(map(_unplaced, wanted.labels)), set(map(_unplaced, labels))
+            return len(mine & theirs) / len(mine | theirs) if mine & theirs else 0.0
+
+        candidates = [labels for labels, axis in self._by_labels if axis == wanted.axis]
+        best = max(candidates, key=shared, default=())
+        if not candidates or not shared(best):
+            return None
+
+        def far(action: Action) -> int:
+            bits = wanted.resolution
+            if len(bits) != len(action.resolution):
+                bits = (int(bool(bits) and all(bits)),) * len(action.resolution)
+            return sum(a != b for a, b in zip(bits, action.resolution, strict=True))
+
+        return min(self._by_labels[best, wanted.axis], key=far)
+
+    def _refinement(self, wanted: SavedAction) -> Action | None:
+        """The refinement of the ops with the same keys."""
+        axis = self._space.mesh.names.index(wanted.axis)
+        if not wanted.part[0].of:  # of version 1: by number, where the labels agree
+            part = tuple(p.numbers for p in wanted.part)
+            return self._numbered(Action(-1, (), axis, part), wanted.dimensions)
+        pairs = [pair for part in wanted.part for pair in self._of_part(part)]
+        return Action(-1, (), axis, tuple(dict.fromkeys(pairs))) if pairs else None
+
+    def _numbered(self, action: Action, labels: tuple[str, ...]) -> Action | None:
+        classes, factors = self._space.classes.divisor.shape
+        if not all(0 <= k < classes and -1 <= f < factors for k, f in action.part):
+            return None
+        try:
+            return action if action_labels(self._space, action) == labels else None
+        except IndexError:  # a factor that the op does not have
+            return None
+
+    def _of_part(self, part: Part) -> Iterator[tuple[int, int]]:
+        exact, loose = self._classes
+        found = exact.get(part.key.place) or loose.get(part.key.loose, [])
+        if len(found) == part.of:
+            found = found[part.place : part.place + 1]
+        for k in found:
+            factor = _factor(self._space.analysis, self._space.classes.representative[k], part)
+            if factor is not None:
+                yield k, factor
+
+
+def _unplaced(label: str) -> str:
+    """A label without the source line."""
+    return label.partition(" at ")[0]
+
+
+def _factor(analysis: Analysis, op: int, part: Part) -> int | None:
+    """The factor of an op with the label of a part; -1 for none, None where there is no such."""
+    if not part.factor:
+        return NONE
+    labels = [f.label for f in analysis.rules[analysis.names.signature[op]].factors]
+    return labels.index(part.factor) if part.factor in labels else None

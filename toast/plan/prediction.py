@@ -1,0 +1,96 @@
+"""What the cost model says of a state, and what an action changed in it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from toast.cost import Prices
+from toast.hardware import COLLECTIVES
+from toast.units import size_text, time_text
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind in a step, per device."""
+
+    kind: str
+    count: int
+    bytes: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What the cost model says of one state, per device."""
+
+    step_seconds: float
+    matmul_seconds: float
+    memory_seconds: float
+    peak_bytes: float
+    argument_bytes: float
+    collectives: tuple[Collective, ...]
+    #: Of the collectives, what products run beside.
+    hidden_seconds: float = 0.0
+    #: What a device sends in collectives.
+    sent_bytes: float = 0.0
+    #: Of results, those in donated arguments included.
+    output_bytes: float = 0.0
+
+    @staticmethod
+    def of(prices: Prices, index: int = 0) -> Prediction:
+        """State ``index`` of a batch of prices."""
+        return Prediction(
+            step_seconds=float(prices.seconds[index]),
+            matmul_seconds=float(prices.matmul_seconds[index]),
+            memory_seconds=float(prices.memory_seconds[index]),
+            peak_bytes=float(prices.peak_bytes[index]),
+            argument_bytes=float(prices.argument_bytes[index]),
+            collectives=tuple(
+                Collective(
+                    kind,
+                    round(float(prices.collective_count[index, k])),
+                    float(prices.collective_bytes[index, k]),
+                    float(prices.collective_seconds[index, k]),
+                )
+                for k, kind in enumerate(COLLECTIVES)
+            ),
+            hidden_seconds=float(prices.hidden_seconds[index]),
+            sent_bytes=float(prices.sent_bytes[index]),
+            output_bytes=float(prices.output_bytes[index]),
+        )
+
+    @property
+    def collective_seconds(self) -> float:
+        """Seconds in collectives."""
+        return sum(c.seconds for c in self.collectives)
+
+
+def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str:
+    """What the action gained and what it paid, in one line."""
+    gains = {
+        "matrix products": before.matmul_seconds - after.matmul_seconds,
+        "memory traffic": before.memory_seconds - after.memory_seconds,
+        "collectives": before.collective_seconds - after.collective_seconds,
+    }
+    parts = []
+    best = max(gains, key=lambda what: gains[what])
+    if gains[best] > 0.002 * before.step_seconds:
+        parts.append(f"saves {time_text(gains[best])} of {best}")
+    was, now = before.peak_bytes, after.peak_bytes
+    peak = f"peak {size_text(was)} to {size_text(now)}"
+    if was > memory_bytes and now < was:
+        parts.append(f"{peak}, {'now fits' if now <= memory_bytes else 'still over the limit'}")
+    elif now < 0.98 * was:
+        parts.append(peak)
+    paid = [
+        f"{new.count - old.count} {new.kind}"
+        for old, new in zip(before.collectives, after.collectives, strict=True)
+        if new.count > old.count
+    ]
+    if paid:
+        spent = after.collective_seconds - before.collective_seconds
+        sign = "+" if spent >= 0 else "-"
+        parts.append(f"adds {', '.join(paid)} ({sign}{time_text(abs(spent))})")
+    if not parts and after.step_seconds < before.step_seconds:
+        parts.append(f"saves {time_text(before.step_seconds - after.step_seconds)}")
+    return "; ".join(parts) or "prepares a later action"
