@@ -377,6 +377,8 @@ def read(plan: Plan | Mapping[str, Any] | str | pathlib.Path) -> Saved:
         except (ValueError, RecursionError):
             raise PlanError(f"{plan} is no plan; give what --json wrote") from None
     else:
+        if not isinstance(plan, Mapping) and not hasattr(plan, "analysis"):
+            raise PlanError(f"{plan!r} is no plan; give what --json wrote")
         data = plan if isinstance(plan, Mapping) else plan_data(plan)
         name = str(data.get("program", "the data"))
     version = data.get("version") if isinstance(data, Mapping) else None
