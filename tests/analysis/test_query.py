@@ -11,7 +11,7 @@ import pytest
 import toast
 from tests.helpers import analyzed, f32, mlp
 from toast.analysis import query
-from toast.analysis.vocabulary import GIVEN, facts_text
+from toast.analysis.vocabulary import GIVEN, facts_text, kib
 from toast.errors import QueryError
 from toast.hardware import Mesh
 from toast.logic import Term, show_term, solve
@@ -333,6 +333,14 @@ BAD = {
     "sharding(V,D,A,_)": r"^query: only a plan has sharding/4; give --mesh, or ask Plan.query$",
     "mesh_axis(A,N)": r"^query: only a mesh has mesh_axis/2; give --mesh",
     "reshards": r"^query: only a plan has collective/7",
+    "dim(_,_,S), S > 4294967296": r"^query, column 17: 4294967296 is beyond 2147483647: numbers have 32 bits; ask",
+    "dim(_,_,S), S > 3000000000": r"column 17: 3000000000 is beyond",
+    "dim(_,_,S),\n S > 0xffffffff": r"^query, line 2, column 6: 0xffffffff is beyond",
+    "dim(_,_,S), S > 2147483648": r"column 17: 2147483648 is beyond",
+    "dim(_,_,S), S > -2147483649": r"column 18: 2147483649 is beyond",
+    "dim(_,_,S), S > 2**40": r"column 17: \(2\*\*40\) is beyond",
+    "a(S) :- dim(_,_,S), S > 9999999999.": r"^query, column 25: 9999999999 is beyond",
+    f"dim(_,_,{'9' * 5000})": r"column 9: 9{24}\.\.\. is beyond",
 }  # fmt: skip
 
 
@@ -353,6 +361,7 @@ BAD_FILES = {
     "unsafe": ("%! q(X): x.\nq(X) :- op(_,_).\n", r"q.lp:2: unsafe variables X"),
     "choice": ("%! q(X): x.\n{ q(X) } :- op(X,_).\n", r"q.lp:2: a head is one atom"),
     "given": ("%! op(X,Y): x.\nop(X,X) :- rank(X,_).\n", r"q.lp:2: op/2 is given"),
+    "number": ("%! q(X): x.\nq(X) :- dim(_,_,X), X < 4294967296.\n", r"q.lp:2: 4294967296 is beyond"),
     "code": ("%! q(X): x.\nq(@f(X)) :- op(X,_).\n", r"q.lp:2: @f is not allowed"),
 }  # fmt: skip
 
@@ -364,6 +373,24 @@ def test_bad_files(case: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(QueryError, match=message) as caught:
         figure("mlp").query(tmp_path / "q.lp")
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_32_bits() -> None:
+    mlp = figure("mlp")
+    assert rows(mlp, "dim(_,_,S), S > 2147483647") == []
+    assert len(rows(mlp, "dim(_,0,S), S > -2147483648, S = S-0")) == 3
+    assert rows(mlp, 'X = "3000000000", op(0,_) % or 4000000000') == [("3000000000",)]
+    assert rows(mlp, "X = a3000000000, op(0,_)") == [("a3000000000",)]
+
+
+def test_facts_are_never_wrapped() -> None:
+    name = ("repeats", 2)
+    assert facts_text({name: lambda: [[0], [2**31 - 1]]}, [name]).endswith("(0,2147483647).\n")
+    for number in (2**31, -(2**31) - 1):
+        with pytest.raises(QueryError, match=r"^query: repeats/2 has numbers beyond 2147483647"):
+            facts_text({name: lambda n=number: [[0, 1], [1, n]]}, [name])  # type: ignore[misc]
+    assert kib(1) == 1
+    assert kib(2**60) == 2**31 - 1
 
 
 def test_grounding_that_does_not_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

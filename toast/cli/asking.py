@@ -53,6 +53,7 @@ def _predicates(asked: bool) -> None:
         atom = f"{declared.name}({', '.join(declared.arguments)})"
         table.add_row(escape(atom), _NEEDS[need], escape(meaning))
     console().print(table)
+    print("Numbers have 32 bits: sums and products beyond 2147483647 wrap around.")
     raise typer.Exit
 
 
@@ -101,6 +102,8 @@ def query(
 
     The answer has a column per variable. What a query asks of a mesh or of a plan needs --mesh; the
     plan is searched for only then.
+
+    Numbers have 32 bits: sums and products beyond 2147483647 wrap around.
     """
     from toast import api
     from toast.analysis import query as stage

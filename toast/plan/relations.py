@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from toast.analysis.vocabulary import LARGEST, Columns, Relations, kib, turned, value_bytes
+from toast.analysis.vocabulary import Columns, Relations, kib, turned, value_bytes
 from toast.apply import Spec
 from toast.facts.relations import quoted
+from toast.logic import LARGEST
 from toast.space import Space
 from toast.space.relations import relations as on_mesh
 
