@@ -11,7 +11,7 @@ import pytest
 import toast
 from tests.helpers import analyzed, f32, mlp
 from toast.analysis import query
-from toast.analysis.vocabulary import GIVEN, facts_text, kib
+from toast.analysis.vocabulary import GIVEN, facts_text, kib, turned
 from toast.errors import QueryError
 from toast.hardware import Mesh
 from toast.logic import Term, show_term, solve
@@ -197,8 +197,8 @@ def test_relations_of_a_plan() -> None:
     assert steps.Axis.tolist() == [step.axis for step in plan.steps]
     assert len(plan.query("resharded(O,I)")) == len(plan.shardings.uses)
     sums = plan.query("collective(Op,I,Kind,Axes,N,K,T), T > 0")
-    micros = 1e6 * plan.after.collective_seconds
-    assert micros <= sums["T"].sum() <= micros + len(sums)
+    nanos = 1e9 * plan.after.collective_seconds
+    assert nanos <= sums["T"].sum() <= nanos + len(sums)
 
 
 # -- audits ---------------------------------------------------------------------------------------
@@ -298,11 +298,30 @@ def test_reshards_by_cost() -> None:
         analyzed("t2b", layers=1), mesh="data=2,model=2", hardware="tpu-v5e"
     )  # fmt: skip
     frame = plan.query("reshards")
-    assert frame.Microseconds.is_monotonic_decreasing
+    assert frame.Nanoseconds.is_monotonic_decreasing
     by_line = plan.query("collectives_by_line")
     counted = {c.kind: c.count for c in plan.after.collectives if c.count}
     assert set(by_line.Collective) == set(counted)
-    assert by_line.Microseconds.sum() >= 1e6 * plan.after.collective_seconds
+    nanos = 1e9 * plan.after.collective_seconds
+    assert nanos <= by_line.Nanoseconds.sum() <= 1.01 * nanos
+
+
+def test_collectives_that_take_seconds_do_not_wrap() -> None:
+    moved = [
+        (op, i, '"all_gather"', '"data"', 1, 1, 900_000_000) for op, i in ((1, 0), (2, 0), (2, 1))
+    ]
+
+    def by_line(sources: list[tuple[object, ...]]) -> dict[str, int]:
+        relations = {
+            ("collective", 7): lambda: turned(moved, 7),
+            ("source", 3): lambda: turned(sources, 3),
+        }
+        asked = query.prepare("collectives_by_line")
+        frame = query.evaluate(asked, relations, lambda op, factor: factor)
+        return dict(zip(frame.File, frame.Nanoseconds, strict=True))
+
+    assert by_line([(1, '"a.py"', 7)]) == {"a.py": 900_000_000, "-": 1_800_000_000}
+    assert by_line([(1, '"a.py"', 7), (2, '"a.py"', 7)]) == {"a.py": 2**31 - 1}
 
 
 # -- bad input ------------------------------------------------------------------------------------

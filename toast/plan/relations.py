@@ -66,7 +66,7 @@ def _collectives(plan: Plan) -> Columns:
     rows: list[tuple[Any, ...]] = [
         (
             c.op, c.operand, quoted(c.kind), quoted(" ".join(c.axes)), _whole(c.count),
-            kib(c.bytes), _whole(1e6 * c.seconds),
+            kib(c.bytes), _whole(1e9 * c.seconds),
         )
         for c in plan.breakdown.collectives
     ]  # fmt: skip
