@@ -93,7 +93,10 @@ def missing(query: Query, given: Container[Predicate] = ()) -> QueryError:
     lacking = (p for p in query.mentions if p in vocabulary() and p not in given)
     name, arity = predicate = max(lacking, key=lambda p: (vocabulary()[p][1], p))
     what = _MISSING[vocabulary()[predicate][1]]
-    return QueryError(f"query: only {what} has {name}/{arity}; give --mesh, or ask Plan.query")
+    return QueryError(
+        f"query: only {what} has {name}/{arity}; give --mesh, or a plan's JSON file for "
+        "TARGET (in Python: Plan.query)"
+    )
 
 
 def needs(query: Query) -> int:
