@@ -48,6 +48,22 @@ def test_audits_are_listed_with_what_they_answer() -> None:
     assert "Conflicts (3.4) by the source line" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--list", "nosuch"], "--list goes alone; remove 'nosuch'; see"),
+        (["--list", "--predicates"], "--list goes alone; remove '--predicates'; see"),
+        (["t2b", "--predicates"], "--predicates goes alone; remove 't2b'; see"),
+    ],
+)
+def test_lists_go_alone(arguments: list[str], message: str) -> None:
+    result = run("query", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"toast: {message}")
+    assert len(result.stderr.splitlines()) == 1
+    assert not result.stdout
+
+
 def test_predicates_are_listed_with_their_meaning() -> None:
     result = run("query", "--predicates")
     assert result.exit_code == 0
@@ -127,6 +143,11 @@ def test_cells_are_text_not_markup(tmp_path: pathlib.Path) -> None:
         (["idle_colors"], "only a mesh has"),
         (["idle_colors", "--mesh", "data=5"], "mesh axis data=5 divides no dimension"),
         (["color(D,C)", "--with", "none.lp"], "none.lp: no such file"),
+        (["color(D,C)", "--hardware", "nosuch"], "--hardware: says nothing without a mesh; give"),
+        (["color(D,C)", "--seed", "1"], "--seed: says nothing without a mesh; give --mesh"),
+        (["color(D,C)", "--mesh", "data=2", "--hardware", "nosuch"], "nosuch"),
+        (["color(D,C)", "--csv", "a", "--json", "./a"], "a: --csv and --json are the same file"),
+        (["--list"], "--list goes alone; remove"),
         (["color(D,C)", "--csv", "no/such/folder.csv"], "cannot write"),
     ],
 )

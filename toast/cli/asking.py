@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import rich.table
 import typer
+import typer.core
 from rich.markup import escape
 
 from toast.cli.common import (
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
     from toast.analysis.vocabulary import Relations
 
 app = group("")
+
+
+class _Alone(typer.core.TyperCommand):
+    """A command whose lists are asked for without anything else."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        asked = [argument for argument in args if argument in ("--list", "--predicates")]
+        if asked and len(args) > 1:
+            args = [*args]
+            args.remove(asked[0])
+            ctx.fail(f"{asked[0]} goes alone; remove '{args[0]}'")
+        return super().parse_args(ctx, args)
 
 
 def _list(asked: bool) -> None:
@@ -65,7 +78,7 @@ def _predicates(asked: bool) -> None:
 _NEEDS = {1: "", 2: "--mesh", 3: "--mesh, --hardware"}
 
 
-@command(app)
+@command(app, cls=_Alone)
 def query(
     context: typer.Context,
     source: Source,
@@ -156,6 +169,8 @@ def _check(
     json_file: pathlib.Path | None,
 ) -> None:
     """Complain before the long work where options do not go together."""
+    if csv and json_file and csv.resolve() == json_file.resolve():
+        raise QueryError(f"{csv}: --csv and --json are the same file; give two")
     origin = {name: context.get_parameter_source(name) for name in ("mesh", "hardware", "seed")}
     given = [name for name, found in origin.items() if found and found.name == "COMMANDLINE"]
     if source.target.endswith(".json"):
@@ -166,6 +181,8 @@ def _check(
             )
     elif program is not None:
         raise QueryError(f"{program}: one query at a time; only a plan has a PROGRAM behind it")
+    elif given and "mesh" not in given:
+        raise QueryError(f"--{given[0]}: says nothing without a mesh; give --mesh as well")
 
 
 def _solved(
