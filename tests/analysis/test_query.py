@@ -290,7 +290,26 @@ def test_colors_without_an_action() -> None:
         ("x:0", 4, 1, "no axis of the mesh divides it"),
         ("x:1", 4, 1, "no axis of the mesh divides it"),
     ]
-    assert ask("undivided") == [("x:0", 6, 2), ("x:1", 35, 2)]
+    assert ask("undivided") == [("x:0", 6, 2, "x:0"), ("x:1", 35, 2, "x:1")]
+
+
+def test_colors_that_cannot_be_sharded(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "m.mlir"
+    path.write_text("""func.func public @main(%a: tensor<64x1xf32>) -> tensor<64x1xf32> {
+  %0 = stablehlo.custom_call @mystery(%a) : (tensor<64x1xf32>) -> tensor<64x1xf32>
+  %1 = stablehlo.custom_call @mystery(%0) : (tensor<64x1xf32>) -> tensor<64x1xf32>
+  return %1 : tensor<64x1xf32>
+}
+""")
+    analysis = toast.analyze(path)
+    relations = {**analysis.vocabulary.relations, **on_mesh(Space(analysis, Mesh.parse("data=2")))}
+    frame = query.evaluate(query.prepare("idle_colors"), relations, analysis.label)
+    assert dict(zip(frame.Color, frame.Why, strict=True)) == {
+        "arg0:1": "its dimensions are of size 1",
+        "custom_call#1:own(result(0),0)": "ops need all of it whole",
+        "custom_call#1:own(result(0),1)": "its dimensions are of size 1",
+        "custom_call#2:own(result(0),1)": "its dimensions are of size 1",
+    }
 
 
 def test_reshards_by_cost() -> None:

@@ -75,7 +75,8 @@ def _predicates(asked: bool) -> None:
     raise typer.Exit
 
 
-_NEEDS = {1: "", 2: "--mesh", 3: "--mesh, --hardware"}
+#: A plan's file in place of TARGET says all of it.
+_NEEDS = {1: "", 2: "--mesh", 3: "--mesh"}
 
 
 @command(app, cls=_Alone)
@@ -91,7 +92,10 @@ def query(
         ),
     ],
     listed: Annotated[
-        bool, typer.Option("--list", callback=_list, is_eager=True, help="List the audits.")
+        bool,
+        typer.Option(
+            "--list", callback=_list, is_eager=True, help="List the audits, and what they need."
+        ),
     ] = False,
     predicates: Annotated[
         bool,
