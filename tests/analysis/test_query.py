@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+from typing import Any
 
 import pytest
 
@@ -411,6 +412,18 @@ def test_bad_files(case: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(QueryError, match=message) as caught:
         figure("mlp").query(tmp_path / "q.lp")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [None, 3, b"op(O,_)", ["op(O,_)"]], ids=repr)
+def test_what_is_no_text(body: Any) -> None:
+    with pytest.raises(QueryError, match=rf"^query: {type(body).__name__} is no query; give a"):
+        figure("mlp").query(body)
+
+
+@pytest.mark.parametrize("rules", [None, "mine.lp", [None], 3], ids=repr)
+def test_rules_that_are_no_paths(rules: Any) -> None:
+    with pytest.raises(QueryError, match=r"^query: rules are a list of paths"):
+        figure("mlp").query("op(O,_)", rules=rules)
 
 
 def test_numbers_of_32_bits() -> None:

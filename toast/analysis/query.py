@@ -68,6 +68,13 @@ def prepare(body: str | pathlib.Path, rules: Sequence[str | pathlib.Path] = ()) 
 
     ``rules`` are files that define further predicates.  Raises :class:`toast.errors.QueryError`.
     """
+    if not isinstance(body, str | pathlib.Path):
+        raise QueryError(
+            f"query: {type(body).__name__} is no query; give a text, or the Path of a file"
+        )
+    listed = isinstance(rules, Sequence) and not isinstance(rules, str)
+    if not listed or not all(isinstance(path, str | pathlib.Path) for path in rules):
+        raise QueryError("query: rules are a list of paths; give rules=['mine.lp']")
     known = {*GIVEN, *vocabulary()}
     files = [pathlib.Path(path) for path in rules]
     text = str(body).strip()
