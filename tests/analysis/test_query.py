@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+from typing import Any
 
 import pytest
 
 import toast
 from tests.helpers import analyzed, f32, mlp
 from toast.analysis import query
-from toast.analysis.vocabulary import GIVEN, facts_text
+from toast.analysis.vocabulary import GIVEN, facts_text, kib, turned
 from toast.errors import QueryError
 from toast.hardware import Mesh
 from toast.logic import Term, show_term, solve
@@ -197,8 +198,8 @@ def test_relations_of_a_plan() -> None:
     assert steps.Axis.tolist() == [step.axis for step in plan.steps]
     assert len(plan.query("resharded(O,I)")) == len(plan.shardings.uses)
     sums = plan.query("collective(Op,I,Kind,Axes,N,K,T), T > 0")
-    micros = 1e6 * plan.after.collective_seconds
-    assert micros <= sums["T"].sum() <= micros + len(sums)
+    nanos = 1e9 * plan.after.collective_seconds
+    assert nanos <= sums["T"].sum() <= nanos + len(sums)
 
 
 # -- audits ---------------------------------------------------------------------------------------
@@ -290,7 +291,26 @@ def test_colors_without_an_action() -> None:
         ("x:0", 4, 1, "no axis of the mesh divides it"),
         ("x:1", 4, 1, "no axis of the mesh divides it"),
     ]
-    assert ask("undivided") == [("x:0", 6, 2), ("x:1", 35, 2)]
+    assert ask("undivided") == [("x:0", 6, 2, "x:0"), ("x:1", 35, 2, "x:1")]
+
+
+def test_colors_that_cannot_be_sharded(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "m.mlir"
+    path.write_text("""func.func public @main(%a: tensor<64x1xf32>) -> tensor<64x1xf32> {
+  %0 = stablehlo.custom_call @mystery(%a) : (tensor<64x1xf32>) -> tensor<64x1xf32>
+  %1 = stablehlo.custom_call @mystery(%0) : (tensor<64x1xf32>) -> tensor<64x1xf32>
+  return %1 : tensor<64x1xf32>
+}
+""")
+    analysis = toast.analyze(path)
+    relations = {**analysis.vocabulary.relations, **on_mesh(Space(analysis, Mesh.parse("data=2")))}
+    frame = query.evaluate(query.prepare("idle_colors"), relations, analysis.label)
+    assert dict(zip(frame.Color, frame.Why, strict=True)) == {
+        "arg0:1": "its dimensions are of size 1",
+        "custom_call#1:own(result(0),0)": "ops need all of it whole",
+        "custom_call#1:own(result(0),1)": "its dimensions are of size 1",
+        "custom_call#2:own(result(0),1)": "its dimensions are of size 1",
+    }
 
 
 def test_reshards_by_cost() -> None:
@@ -298,11 +318,30 @@ def test_reshards_by_cost() -> None:
         analyzed("t2b", layers=1), mesh="data=2,model=2", hardware="tpu-v5e"
     )  # fmt: skip
     frame = plan.query("reshards")
-    assert frame.Microseconds.is_monotonic_decreasing
+    assert frame.Nanoseconds.is_monotonic_decreasing
     by_line = plan.query("collectives_by_line")
     counted = {c.kind: c.count for c in plan.after.collectives if c.count}
     assert set(by_line.Collective) == set(counted)
-    assert by_line.Microseconds.sum() >= 1e6 * plan.after.collective_seconds
+    nanos = 1e9 * plan.after.collective_seconds
+    assert nanos <= by_line.Nanoseconds.sum() <= 1.01 * nanos
+
+
+def test_collectives_that_take_seconds_do_not_wrap() -> None:
+    moved = [
+        (op, i, '"all_gather"', '"data"', 1, 1, 900_000_000) for op, i in ((1, 0), (2, 0), (2, 1))
+    ]
+
+    def by_line(sources: list[tuple[object, ...]]) -> dict[str, int]:
+        relations = {
+            ("collective", 7): lambda: turned(moved, 7),
+            ("source", 3): lambda: turned(sources, 3),
+        }
+        asked = query.prepare("collectives_by_line")
+        frame = query.evaluate(asked, relations, lambda op, factor: factor)
+        return dict(zip(frame.File, frame.Nanoseconds, strict=True))
+
+    assert by_line([(1, '"a.py"', 7)]) == {"a.py": 900_000_000, "-": 1_800_000_000}
+    assert by_line([(1, '"a.py"', 7), (2, '"a.py"', 7)]) == {"a.py": 2**31 - 1}
 
 
 # -- bad input ------------------------------------------------------------------------------------
@@ -330,9 +369,17 @@ BAD = {
     ":- op(_,_).": r"no rule has a head",
     "largest_colrs": r"^there is no audit largest_colrs; did you mean largest_colors\?$",
     "nosuch.lp": r"^nosuch.lp: no such file; check the path$",
-    "sharding(V,D,A,_)": r"^query: only a plan has sharding/4; give --mesh, or ask Plan.query$",
+    "sharding(V,D,A,_)": r"^query: only a plan has sharding/4; give --mesh, or a plan's JSON file for TARGET \(in Python: Plan.query\)$",
     "mesh_axis(A,N)": r"^query: only a mesh has mesh_axis/2; give --mesh",
     "reshards": r"^query: only a plan has collective/7",
+    "dim(_,_,S), S > 4294967296": r"^query, column 17: 4294967296 is beyond 2147483647: numbers have 32 bits; ask",
+    "dim(_,_,S), S > 3000000000": r"column 17: 3000000000 is beyond",
+    "dim(_,_,S),\n S > 0xffffffff": r"^query, line 2, column 6: 0xffffffff is beyond",
+    "dim(_,_,S), S > 2147483648": r"column 17: 2147483648 is beyond",
+    "dim(_,_,S), S > -2147483649": r"column 18: 2147483649 is beyond",
+    "dim(_,_,S), S > 2**40": r"column 17: \(2\*\*40\) is beyond",
+    "a(S) :- dim(_,_,S), S > 9999999999.": r"^query, column 25: 9999999999 is beyond",
+    f"dim(_,_,{'9' * 5000})": r"column 9: 9{24}\.\.\. is beyond",
 }  # fmt: skip
 
 
@@ -353,6 +400,7 @@ BAD_FILES = {
     "unsafe": ("%! q(X): x.\nq(X) :- op(_,_).\n", r"q.lp:2: unsafe variables X"),
     "choice": ("%! q(X): x.\n{ q(X) } :- op(X,_).\n", r"q.lp:2: a head is one atom"),
     "given": ("%! op(X,Y): x.\nop(X,X) :- rank(X,_).\n", r"q.lp:2: op/2 is given"),
+    "number": ("%! q(X): x.\nq(X) :- dim(_,_,X), X < 4294967296.\n", r"q.lp:2: 4294967296 is beyond"),
     "code": ("%! q(X): x.\nq(@f(X)) :- op(X,_).\n", r"q.lp:2: @f is not allowed"),
 }  # fmt: skip
 
@@ -364,6 +412,36 @@ def test_bad_files(case: str, tmp_path: pathlib.Path) -> None:
     with pytest.raises(QueryError, match=message) as caught:
         figure("mlp").query(tmp_path / "q.lp")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [None, 3, b"op(O,_)", ["op(O,_)"]], ids=repr)
+def test_what_is_no_text(body: Any) -> None:
+    with pytest.raises(QueryError, match=rf"^query: {type(body).__name__} is no query; give a"):
+        figure("mlp").query(body)
+
+
+@pytest.mark.parametrize("rules", [None, "mine.lp", [None], 3], ids=repr)
+def test_rules_that_are_no_paths(rules: Any) -> None:
+    with pytest.raises(QueryError, match=r"^query: rules are a list of paths"):
+        figure("mlp").query("op(O,_)", rules=rules)
+
+
+def test_numbers_of_32_bits() -> None:
+    mlp = figure("mlp")
+    assert rows(mlp, "dim(_,_,S), S > 2147483647") == []
+    assert len(rows(mlp, "dim(_,0,S), S > -2147483648, S = S-0")) == 3
+    assert rows(mlp, 'X = "3000000000", op(0,_) % or 4000000000') == [("3000000000",)]
+    assert rows(mlp, "X = a3000000000, op(0,_)") == [("a3000000000",)]
+
+
+def test_facts_are_never_wrapped() -> None:
+    name = ("repeats", 2)
+    assert facts_text({name: lambda: [[0], [2**31 - 1]]}, [name]).endswith("(0,2147483647).\n")
+    for number in (2**31, -(2**31) - 1):
+        with pytest.raises(QueryError, match=r"^query: repeats/2 has numbers beyond 2147483647"):
+            facts_text({name: lambda n=number: [[0, 1], [1, n]]}, [name])  # type: ignore[misc]
+    assert kib(1) == 1
+    assert kib(2**60) == 2**31 - 1
 
 
 def test_grounding_that_does_not_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,10 +48,29 @@ def test_audits_are_listed_with_what_they_answer() -> None:
     assert "Conflicts (3.4) by the source line" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--list", "nosuch"], "--list goes alone; remove 'nosuch'; see"),
+        (["--list", "--predicates"], "--list goes alone; remove '--predicates'; see"),
+        (["t2b", "--predicates"], "--predicates goes alone; remove 't2b'; see"),
+    ],
+)
+def test_lists_go_alone(arguments: list[str], message: str) -> None:
+    result = run("query", *arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"toast: {message}")
+    assert len(result.stderr.splitlines()) == 1
+    assert not result.stdout
+
+
 def test_predicates_are_listed_with_their_meaning() -> None:
     result = run("query", "--predicates")
     assert result.exit_code == 0
-    for part in ("color(Name, Color)", "dim(Name, Value, D, Size)", "collective(Op,", "--mesh"):
+    for part in (
+        "color(Name, Color)", "dim(Name, Value, D, Size)", "collective(Op,", "--mesh",
+        "32 bits",
+    ):  # fmt: skip
         assert part in result.stdout
 
 
@@ -78,6 +97,29 @@ def test_of_a_mesh_and_of_a_plan() -> None:
     assert "data" in plan.stdout
 
 
+def test_of_a_plan_file(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "plan.json"
+    question = "argument(V,Path), sharding(V,D,Axis,_)"
+    made = run("plan", "t2b-tiny", "--mesh", "data=2,model=2", "--json", path)
+    assert made.exit_code == 0, made.output
+    direct = run("query", "t2b-tiny", question, "--mesh", "data=2,model=2")
+    assert run("query", path, question).stdout == direct.stdout
+    assert run("query", path, question, "t2b-tiny").stdout == direct.stdout
+    assert run("query", path, "mesh_axis(Axis,2)").exit_code == 0
+    told = json.loads(path.read_text())
+    nanos = sum(c["seconds"] for c in told["after"]["collectives"]) * 1e9
+    result = run("query", path, "collectives_by_line", "--csv", tmp_path / "a.csv")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "a.csv").open() as stream:
+        found = sum(int(row["Nanoseconds"]) for row in csv.DictReader(stream))
+    assert 0 < nanos * 0.999 <= found <= nanos * 1.01
+    for option, value in (("--mesh", "data=2"), ("--hardware", "tpu-v5e"), ("--seed", 1)):
+        refused = run("query", path, "reshards", option, value)
+        assert refused.exit_code == 2
+        assert f"toast: {option}: {path} says itself" in refused.stderr
+    assert "No such file" in run("query", tmp_path / "none.json", "reshards").stderr
+
+
 def test_cells_are_text_not_markup(tmp_path: pathlib.Path) -> None:
     assert "[bold]x[/bold]" in run("query", ATTENTION, 'X = "[bold]x[/bold]", op(0,_)').stdout
 
@@ -93,10 +135,19 @@ def test_cells_are_text_not_markup(tmp_path: pathlib.Path) -> None:
         (["color(D,_), X > 1"], "unsafe variables X"),
         (["largest_colour"], "there is no audit largest_colour; did you mean largest_colors?"),
         (["none.lp"], "none.lp: no such file"),
-        (["reshards"], "only a plan has collective/7; give --mesh"),
+        (
+            ["reshards"],
+            "only a plan has collective/7; give --mesh, or a plan's JSON file for TARGET",
+        ),
+        (["op(O,_)", "mlp"], "mlp: one query at a time"),
         (["idle_colors"], "only a mesh has"),
         (["idle_colors", "--mesh", "data=5"], "mesh axis data=5 divides no dimension"),
         (["color(D,C)", "--with", "none.lp"], "none.lp: no such file"),
+        (["color(D,C)", "--hardware", "nosuch"], "--hardware: says nothing without a mesh; give"),
+        (["color(D,C)", "--seed", "1"], "--seed: says nothing without a mesh; give --mesh"),
+        (["color(D,C)", "--mesh", "data=2", "--hardware", "nosuch"], "nosuch"),
+        (["color(D,C)", "--csv", "a", "--json", "./a"], "a: --csv and --json are the same file"),
+        (["--list"], "--list goes alone; remove"),
         (["color(D,C)", "--csv", "no/such/folder.csv"], "cannot write"),
     ],
 )

@@ -68,6 +68,13 @@ def prepare(body: str | pathlib.Path, rules: Sequence[str | pathlib.Path] = ()) 
 
     ``rules`` are files that define further predicates.  Raises :class:`toast.errors.QueryError`.
     """
+    if not isinstance(body, str | pathlib.Path):
+        raise QueryError(
+            f"query: {type(body).__name__} is no query; give a text, or the Path of a file"
+        )
+    listed = isinstance(rules, Sequence) and not isinstance(rules, str)
+    if not listed or not all(isinstance(path, str | pathlib.Path) for path in rules):
+        raise QueryError("query: rules are a list of paths; give rules=['mine.lp']")
     known = {*GIVEN, *vocabulary()}
     files = [pathlib.Path(path) for path in rules]
     text = str(body).strip()
@@ -93,7 +100,10 @@ def missing(query: Query, given: Container[Predicate] = ()) -> QueryError:
     lacking = (p for p in query.mentions if p in vocabulary() and p not in given)
     name, arity = predicate = max(lacking, key=lambda p: (vocabulary()[p][1], p))
     what = _MISSING[vocabulary()[predicate][1]]
-    return QueryError(f"query: only {what} has {name}/{arity}; give --mesh, or ask Plan.query")
+    return QueryError(
+        f"query: only {what} has {name}/{arity}; give --mesh, or a plan's JSON file for "
+        "TARGET (in Python: Plan.query)"
+    )
 
 
 def needs(query: Query) -> int:

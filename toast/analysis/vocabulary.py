@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from toast.errors import QueryError
 from toast.facts.relations import constant, quoted, written
 from toast.frontend import element_bytes
-from toast.logic import Predicate, as_term
+from toast.logic import LARGEST, Predicate, as_term
 
 if TYPE_CHECKING:
     from toast.analysis.analysis import Analysis
@@ -33,19 +34,34 @@ GIVEN: frozenset[Predicate] = frozenset({
     ("compatibility_set", 3), ("isomorphic", 2), ("argument_group", 2),
 })  # fmt: skip
 
-#: Numbers beyond are cut off: clingo's have 32 bits.
-LARGEST = 2**31 - 1
-
 
 def facts_text(relations: Relations, mentions: Iterable[Predicate]) -> str:
-    """The relations that are mentioned, as text for clingo."""
+    """The relations that are mentioned, as text for clingo.
+
+    Raises :class:`toast.errors.QueryError` for a number that clingo would wrap.
+    """
     parts = []
     for predicate in sorted(mentions):
         name, arity = predicate
         parts.append(f"#defined {name}/{arity}.\n")
         atom = f"{name}({','.join(['%s'] * arity)}).\n"
-        parts += map(atom.__mod__, zip(*relations[predicate](), strict=True))
+        columns = [list(column) for column in relations[predicate]()]
+        for column in columns:
+            _check_range(predicate, column)
+        parts += map(atom.__mod__, zip(*columns, strict=True))
     return "".join(parts)
+
+
+def _check_range(predicate: Predicate, column: list[Any]) -> None:
+    """Columns hold numbers, or terms."""
+    if column and isinstance(column[0], int):
+        beyond = next((n for n in (max(column), -min(column) - 1) if n > LARGEST), None)
+        if beyond is not None:
+            name, arity = predicate
+            raise QueryError(
+                f"query: {name}/{arity} has numbers beyond {LARGEST}, which are 32 bits; "
+                "ask without it"
+            )
 
 
 class Vocabulary:
@@ -310,7 +326,7 @@ def turned(rows: Iterable[Sequence[Any]], width: int) -> Columns:
 
 
 def kib(size: float) -> int:
-    """Bytes as KiB, rounded up."""
+    """Bytes as KiB, rounded up; ``LARGEST`` stands for all beyond (2 TiB)."""
     return min(int(-(-size // 1024)), LARGEST)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
 import rich.table
 import typer
+import typer.core
 from rich.markup import escape
 
 from toast.cli.common import (
@@ -22,9 +23,26 @@ from toast.cli.common import (
     progress,
     warn,
 )
+from toast.cli.plans import load_plan
 from toast.errors import QueryError
 
+if TYPE_CHECKING:
+    from toast.analysis import Analysis
+    from toast.analysis.vocabulary import Relations
+
 app = group("")
+
+
+class _Alone(typer.core.TyperCommand):
+    """A command whose lists are asked for without anything else."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        asked = [argument for argument in args if argument in ("--list", "--predicates")]
+        if asked and len(args) > 1:
+            args = [*args]
+            args.remove(asked[0])
+            ctx.fail(f"{asked[0]} goes alone; remove '{args[0]}'")
+        return super().parse_args(ctx, args)
 
 
 def _list(asked: bool) -> None:
@@ -53,14 +71,17 @@ def _predicates(asked: bool) -> None:
         atom = f"{declared.name}({', '.join(declared.arguments)})"
         table.add_row(escape(atom), _NEEDS[need], escape(meaning))
     console().print(table)
+    print("Numbers have 32 bits: sums and products beyond 2147483647 wrap around.")
     raise typer.Exit
 
 
-_NEEDS = {1: "", 2: "--mesh", 3: "--mesh, --hardware"}
+#: A plan's file in place of TARGET says all of it.
+_NEEDS = {1: "", 2: "--mesh", 3: "--mesh"}
 
 
-@command(app)
+@command(app, cls=_Alone)
 def query(
+    context: typer.Context,
     source: Source,
     question: Annotated[
         str,
@@ -71,7 +92,10 @@ def query(
         ),
     ],
     listed: Annotated[
-        bool, typer.Option("--list", callback=_list, is_eager=True, help="List the audits.")
+        bool,
+        typer.Option(
+            "--list", callback=_list, is_eager=True, help="List the audits, and what they need."
+        ),
     ] = False,
     predicates: Annotated[
         bool,
@@ -79,6 +103,14 @@ def query(
             "--predicates", callback=_predicates, is_eager=True, help="List what queries may ask."
         ),
     ] = False,
+    program: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROGRAM",
+            help="Where TARGET is a plan: another TARGET than the one it was made from.",
+            show_default=False,
+        ),
+    ] = None,
     definitions: Annotated[
         list[pathlib.Path] | None,
         typer.Option("--with", help="A file of rules that the query may use; repeatable."),
@@ -100,34 +132,24 @@ def query(
     """Ask TARGET's analysis, or its plan, anything: a logic query over the solved relations.
 
     The answer has a column per variable. What a query asks of a mesh or of a plan needs --mesh; the
-    plan is searched for only then.
+    plan is searched for only then. Or TARGET is the JSON file of a plan, which says itself what it
+    was made from, unless that is named behind QUERY.
+
+    Numbers have 32 bits: sums and products beyond 2147483647 wrap around.
     """
-    from toast import api
     from toast.analysis import query as stage
     from toast.files import write_all
-    from toast.hardware import Mesh, load
-    from toast.search import Settings
-    from toast.space import Space
-    from toast.space.relations import relations as on_mesh
 
     asked = stage.prepare(question, definitions or ())
-    need = stage.needs(asked)
-    if need > 1 and mesh is None:
+    _check(context, source, program, csv, json_file)
+    if mesh is None and stage.needs(asked) > 1 and not source.target.endswith(".json"):
         raise stage.missing(asked)
-    parsed, machine = (Mesh.parse(mesh), load(hardware)) if mesh else (None, None)
+    if source.target.endswith(".json"):
+        made = load_plan(source, program).plan
+        analysis, relations = made.analysis, made.vocabulary
+    else:
+        analysis, relations = _solved(source, stage.needs(asked), mesh, hardware, seed)
     with progress() as show:
-        analysis = source.analysis(show)
-        relations = analysis.vocabulary.relations
-        if need > 1 and parsed and machine:
-            api.check_mesh(analysis, parsed, machine)
-        if need == 2 and parsed:
-            relations = {**relations, **on_mesh(Space(analysis, parsed))}
-        if need == 3:
-            made = api.plan(
-                analysis, mesh=parsed, hardware=machine or hardware,
-                settings=Settings(seed=seed), progress=show,
-            )  # fmt: skip
-            relations = made.vocabulary
         show("query")
         frame = stage.evaluate(asked, relations, analysis.label)
     texts: dict[str | pathlib.Path, str] = {}
@@ -141,6 +163,55 @@ def query(
         texts[json_file] = json.dumps(data, indent=2) + "\n"
     write_all(texts, QueryError)
     _print(frame, rows)
+
+
+def _check(
+    context: typer.Context,
+    source: Source,
+    program: str | None,
+    csv: pathlib.Path | None,
+    json_file: pathlib.Path | None,
+) -> None:
+    """Complain before the long work where options do not go together."""
+    if csv and json_file and csv.resolve() == json_file.resolve():
+        raise QueryError(f"{csv}: --csv and --json are the same file; give two")
+    origin = {name: context.get_parameter_source(name) for name in ("mesh", "hardware", "seed")}
+    given = [name for name, found in origin.items() if found and found.name == "COMMANDLINE"]
+    if source.target.endswith(".json"):
+        if given:
+            raise QueryError(
+                f"--{given[0]}: {source.target} says itself on which mesh and hardware it is; "
+                "leave it out, or give a TARGET that is no plan"
+            )
+    elif program is not None:
+        raise QueryError(f"{program}: one query at a time; only a plan has a PROGRAM behind it")
+    elif given and "mesh" not in given:
+        raise QueryError(f"--{given[0]}: says nothing without a mesh; give --mesh as well")
+
+
+def _solved(
+    source: Source, need: int, mesh: str | None, hardware: str, seed: int
+) -> tuple[Analysis, Relations]:
+    """The analysis of TARGET and its relations, with those of the mesh or of a plan if needed."""
+    from toast import api
+    from toast.hardware import Mesh, load
+    from toast.search import Settings
+    from toast.space import Space
+    from toast.space.relations import relations as on_mesh
+
+    parsed, machine = (Mesh.parse(mesh), load(hardware)) if mesh else (None, None)
+    with progress() as show:
+        analysis = source.analysis(show)
+        relations = analysis.vocabulary.relations
+        if need == 1 or parsed is None or machine is None:
+            return analysis, relations
+        api.check_mesh(analysis, parsed, machine)
+        if need == 2:
+            return analysis, {**relations, **on_mesh(Space(analysis, parsed))}
+        made = api.plan(
+            analysis, mesh=parsed, hardware=machine, settings=Settings(seed=seed), progress=show
+        )
+        return analysis, made.vocabulary
 
 
 def _print(frame: pd.DataFrame, limit: int) -> None:

@@ -107,7 +107,9 @@ def group(help: str) -> typer.Typer:
     )  # fmt: skip
 
 
-def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Any]:
+def command(
+    app: typer.Typer, name: str | None = None, cls: type[typer.core.TyperCommand] | None = None
+) -> Callable[[Callable[..., None]], Any]:
     """Make a function a command of ``app``.
 
     A parameter of type :class:`Source` becomes TARGET and the options that say how to read it.
@@ -115,7 +117,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[...
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
-        app.command(name)(_errors(_with_source(function)))
+        app.command(name, cls=cls)(_errors(_with_source(function)))
         return function
 
     return register

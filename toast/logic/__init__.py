@@ -15,9 +15,10 @@ from toast.logic.engine import (
     show_term,
     solve,
 )
-from toast.logic.queries import Query, as_term, ask, read_audit, read_query
+from toast.logic.queries import LARGEST, Query, as_term, ask, read_audit, read_query
 
 __all__ = [
+    "LARGEST",
     "Declaration",
     "Predicate",
     "Query",

@@ -23,6 +23,9 @@ from toast.logic.engine import Predicate, declarations, one_line, predicate_of, 
 #: What the process that answers may take.
 _MEMORY_BYTES = 6 * 2**30
 
+#: Clingo's numbers have 32 bits: it takes the low ones of all beyond, and does not say so.
+LARGEST = 2**31 - 1
+
 #: The predicate that a rule body answers.
 _ANSWER = "answer"
 
@@ -175,11 +178,54 @@ def _read(files: Sequence[pathlib.Path]) -> list[_Part]:
 
 def _bare(text: str) -> str:
     """A text without its comments, strings empty."""
-    return re.sub(
-        r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"',
-        lambda found: '""' if found[0].startswith('"') else "",
-        text, flags=re.DOTALL,
-    )  # fmt: skip
+    return _ASIDE.sub(lambda found: '""' if found[0].startswith('"') else "", text)
+
+
+#: Comments and strings.
+_ASIDE = re.compile(r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w'])(?:0x[0-9A-Fa-f]+|0o[0-7]+|0b[01]+|[1-9][0-9]*)")
+
+
+def _numbers(place: _Place) -> None:
+    """Refuse numbers that clingo would wrap."""
+    text = _ASIDE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), place.text)
+    for found in _NUMBER.finditer(text):
+        before = text[: found.start()]
+        lowest = LARGEST + before.rstrip().endswith("-")
+        if len(found[0]) < 40 and int(found[0], 0) <= lowest:
+            continue
+        line = 1 + before.count("\n")
+        column = found.start() - before.rfind("\n") + (place.before if line == 1 else 0)
+        shown = found[0] if len(found[0]) <= 24 else f"{found[0][:24]}..."
+        raise QueryError(f"{place.at(line, column)}: {shown} {_BEYOND}")
+
+
+_BEYOND = f"is beyond {LARGEST}: numbers have 32 bits; ask for less, or in a larger unit"
+
+
+def _holds(value: int) -> bool:
+    return -LARGEST - 1 <= value <= LARGEST
+
+
+def _constant(node: Any) -> int | None:
+    """The value of a term that is arithmetic over numbers only."""
+    kind = node.ast_type
+    if kind is ast.ASTType.SymbolicTerm and node.symbol.type is clingo.SymbolType.Number:
+        return int(node.symbol.number)
+    if kind is not ast.ASTType.BinaryOperation:
+        return None
+    left, right = _constant(node.left), _constant(node.right)
+    if left is None or right is None or not (_holds(left) and _holds(right)):
+        return None  # what is beyond is refused by itself
+    if node.operator_type == ast.BinaryOperator.Plus:
+        return left + right
+    if node.operator_type == ast.BinaryOperator.Minus:
+        return left - right
+    if node.operator_type == ast.BinaryOperator.Multiplication:
+        return left * right
+    if node.operator_type == ast.BinaryOperator.Power and right >= 0:
+        return int(left ** min(right, 64))
+    return None
 
 
 _WHERE = re.compile(r"<string>:(\d+):(\d+)[-\d:]*: error: (.*)", re.DOTALL)
@@ -247,6 +293,9 @@ def _allowed(statements: Sequence[Any], place: _Place) -> None:
                 raise QueryError(
                     f"{place.of(node)}: @{node.name} is not allowed: a query runs no code"
                 )
+            value = _constant(node)
+            if value is not None and not _holds(value):
+                raise QueryError(f"{place.of(node)}: {node} {_BEYOND}")
 
 
 _NAMES = {
@@ -273,6 +322,7 @@ def _survey(parts: Sequence[_Part], known: Collection[Predicate]) -> frozenset[P
     """What the rules of all texts together ask of the facts; refuses what no query may hold."""
     defined: set[Predicate] = set()
     for statements, place in parts:
+        _numbers(place)
         _allowed(statements, place)
         documented = {d.predicate for d in declarations(place.text)}
         for statement in statements:

@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from toast.analysis.vocabulary import LARGEST, Columns, Relations, kib, turned, value_bytes
+from toast.analysis.vocabulary import Columns, Relations, kib, turned, value_bytes
 from toast.apply import Spec
 from toast.facts.relations import quoted
+from toast.logic import LARGEST
 from toast.space import Space
 from toast.space.relations import relations as on_mesh
 
@@ -65,7 +66,7 @@ def _collectives(plan: Plan) -> Columns:
     rows: list[tuple[Any, ...]] = [
         (
             c.op, c.operand, quoted(c.kind), quoted(" ".join(c.axes)), _whole(c.count),
-            kib(c.bytes), _whole(1e6 * c.seconds),
+            kib(c.bytes), _whole(1e9 * c.seconds),
         )
         for c in plan.breakdown.collectives
     ]  # fmt: skip
