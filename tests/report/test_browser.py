@@ -110,7 +110,7 @@ def test_numbers_read_back_are_the_plans(chrome: Any, report: pathlib.Path) -> N
     reasons = page.locator("table.actions .why").all_inner_texts()
     assert [r for r in reasons if r] == [a["reason"] for a in known["actions"]]
     kinds = {
-        row.locator("th").inner_text().replace("-", "_"): int(row.locator("td").first.inner_text())
+        row.locator("th").inner_text(): int(row.locator("td").first.inner_text())
         for row in page.locator("#collective-kinds tbody tr").all()
     }
     assert kinds == {c["kind"]: c["count"] for c in known["after"]["collectives"] if c["count"]}
@@ -186,7 +186,7 @@ def test_a_conflict_is_drawn(chrome: Any, report: pathlib.Path) -> None:
     assert number(page.locator("#conflicts .lead").inner_text().split("them. ")[1]) == len(
         data["conflicts"]
     )
-    alike = page.locator("#conflict-list td.num").all_inner_texts()
+    alike = page.locator("#conflict-list td.alike").all_inner_texts()
     assert sum(map(int, alike)) == len(data["conflicts"])
     view = page.locator("#conflict-view")
     for row in page.locator("#conflict-list button").all()[:6]:
@@ -197,6 +197,11 @@ def test_a_conflict_is_drawn(chrome: Any, report: pathlib.Path) -> None:
         assert name != other
         assert view.locator("path.way").count() >= 2
         assert view.locator("path.torn-edge").count() >= 1
+        chosen = int(view.get_attribute("data-conflict"))
+        assert view.locator("h3").inner_text().startswith(f"Conflict {chosen}: ")
+        _, _, set_, group, _ = data["conflicts"][chosen]
+        assert f"compatibility set {set_}, resolution group {group}" in view.inner_text()
+        assert f"toast explain TARGET --conflict {chosen}" in view.inner_text()
     view.screenshot(path=SHOTS / "conflict.png")
     assert page.complaints == []
     page.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -22,7 +23,7 @@ from toast.errors import PlanError
 from toast.frontend import Program
 from toast.hardware import Mesh, load
 from toast.models import build
-from toast.plan import Plan
+from toast.plan import Origin, Plan
 from toast.report import comparison_html, html_text, write_html
 from toast.report.html import gather
 from toast.report.html.sections import sections_of
@@ -68,6 +69,32 @@ def test_time_by_kind_adds_up() -> None:
     data = gather(plan)
     total = plan.after.matmul_seconds + plan.after.memory_seconds + plan.after.collective_seconds
     assert sum(row["seconds"] for row in data["kinds"]) == pytest.approx(total)
+
+
+def test_numbers_are_those_of_the_command_line() -> None:
+    plan = planned("t2b", layers=2)
+    data = gather(plan)
+    known = plan.explain_collectives()
+    numbered = {
+        number: row
+        for row in data["collectives"]
+        for first, last in row["numbers"]
+        for number in range(first, last + 1)
+    }
+    assert sorted(numbered) == [found.number for found in known]
+    for found in known:
+        row = numbered[found.number]
+        assert (row["kind"], tuple(row["axes"]), row["bytes"]) == (
+            found.kind, found.axes, found.bytes
+        )  # fmt: skip
+    assert [[*c[:2], *c[2:4]] for c in data["conflicts"]] == [
+        [*r.names, r.set, r.group] for r in plan.analysis.resolutions
+    ]
+    assert data["explain"] == "toast explain TARGET"
+    origin = Origin("my models:f", {"layers": 2}, ("f32[8,4]",), ("r.lp",))
+    assert gather(dataclasses.replace(plan, origin=origin))["explain"] == (
+        "toast explain 'my models:f' --layers 2 --arg 'f32[8,4]' --rules r.lp"
+    )
 
 
 def unrolled(runs: list[int]) -> list[int]:

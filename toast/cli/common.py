@@ -22,6 +22,7 @@ from toast.errors import ToastError
 from toast.frontend import Program
 
 if TYPE_CHECKING:
+    from toast.compare import Compared
     from toast.plan import Origin
 
 Target = Annotated[
@@ -214,6 +215,14 @@ class Source:
 
         sizes = {name: size for name, size in self.sizes.items() if size is not None}
         return Origin(self.target, sizes, self.shapes, tuple(map(str, self.rules)), hardware)
+
+    def marked(self, rows: Sequence[Compared], hardware: str) -> list[Compared]:
+        """Methods' rows, with the origin in their plans."""
+        origin = self.origin(hardware)
+        return [
+            dataclasses.replace(row, plan=row.plan and dataclasses.replace(row.plan, origin=origin))
+            for row in rows
+        ]
 
     @property
     def strategies(self) -> Any:

@@ -308,7 +308,7 @@ def compare(
     warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if html:
-        texts[html] = report.comparison_html(rows)
+        texts[html] = report.comparison_html(source.marked(rows, hardware))
     if json_file:
         data = {
             "version": 1, "program": analysis.program.name, "mesh": dict(parsed.axes),

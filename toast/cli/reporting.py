@@ -68,6 +68,6 @@ def report(
             memory_bytes=None if memory is None else memory * 2**30, seed=seed, progress=show,
         )  # fmt: skip
         show("writing the report")
-        write_all({output: reports.comparison_html(rows)}, PlanError)
+        write_all({output: reports.comparison_html(source.marked(rows, hardware))}, PlanError)
     warn(reports.missing_rules(analysis))
     print(f"written to {output}")

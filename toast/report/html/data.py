@@ -12,7 +12,10 @@ The same data is embedded in the report, under the id ``data``.  Keys:
 ``memory``
     ``before`` and ``after``: ``op`` and ``live_bytes`` of the timeline, the peak, what is alive.
 ``conflicts``
-    ``[name, other, set, group, sites]`` for each; a site is a value, or ``[op, operand]``.
+    ``[name, other, set, group, sites]`` for each, by number; a site is a value, or
+    ``[op, operand]``.  Numbers are those of ``toast explain --conflict``.
+``explain``
+    The command that conflicts are explained by, but for ``--conflict K``, quoted for a shell.
 ``listing``
     The program in columns: :func:`_listing`.
 """
@@ -23,6 +26,7 @@ import dataclasses
 import linecache
 import os
 import pathlib
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +38,7 @@ from toast.apply import Spec
 from toast.compare import Compared
 from toast.cost import Breakdown, Timeline
 from toast.frontend import Location, Program
-from toast.plan import Plan, describe_value, folded, spec_text
+from toast.plan import Origin, Plan, describe_value, folded, spec_text
 from toast.report.html.sections import sections_of
 from toast.report.tables import plan_cost_before
 
@@ -81,6 +85,7 @@ def gather(plan: Plan, compared: Sequence[Compared] = ()) -> dict[str, Any]:
         "compared": [_compared(row) for row in compared],
         "stages": plan.seconds,
         "conflicts": _conflicts(plan.analysis),
+        "explain": shlex.join(["toast", "explain", *(plan.origin or Origin("TARGET")).words]),
         "listing": _listing(plan, places, colors),
     }
 
@@ -154,14 +159,23 @@ def _actions(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _collectives(plan: Plan) -> list[dict[str, Any]]:
-    """Transfers that are alike in all but their number, those that take longest first."""
+    """Transfers that are alike in all but their number, those that take longest first.
+
+    ``numbers`` are the first and last of each run of those of ``toast explain --collective``.
+    """
     rows: dict[Any, dict[str, Any]] = {}
-    for t in plan.transfers:
+    taken = [t for t in plan.transfers if t.count * t.seconds > 0]
+    taken.sort(key=lambda t: -t.count * t.seconds)
+    for number, t in enumerate(taken, 1):
         key = (t.kind, t.axes, t.bytes, t.algorithm, t.edges)
         row = rows.setdefault(key, {
             "kind": t.kind, "axes": list(t.axes), "bytes": t.bytes, "algorithm": t.algorithm,
-            "edges": t.edges, "count": 0, "seconds": 0.0,
+            "edges": t.edges, "count": 0, "seconds": 0.0, "numbers": [],
         })  # fmt: skip
+        if row["numbers"] and row["numbers"][-1][1] == number - 1:
+            row["numbers"][-1][1] = number
+        else:
+            row["numbers"].append([number, number])
         row["count"] += t.count
         row["seconds"] += t.count * t.seconds
     return sorted(rows.values(), key=lambda row: -row["seconds"])
