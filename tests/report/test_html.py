@@ -71,6 +71,17 @@ def test_time_by_kind_adds_up() -> None:
     assert sum(row["seconds"] for row in data["kinds"]) == pytest.approx(total)
 
 
+def test_rounding_is_not_waited_for() -> None:
+    plan = planned("mlp")
+    step = dataclasses.replace(
+        plan.after, step_seconds=0.1 + 0.2, matmul_seconds=0.1, memory_seconds=0.2 - 1e-17
+    )
+    data = gather(dataclasses.replace(plan, after=step))
+    assert data["summary"]["waited_seconds"] == 0
+    assert "waited for 0 us" in html_text(dataclasses.replace(plan, after=step))
+    assert 0 <= gather(plan)["summary"]["waited_seconds"] <= plan.after.collective_seconds + 1e-12
+
+
 def test_numbers_are_those_of_the_command_line() -> None:
     plan = planned("t2b", layers=2)
     data = gather(plan)

@@ -38,7 +38,7 @@ from toast.apply import Spec
 from toast.compare import Compared
 from toast.cost import Breakdown, Timeline
 from toast.frontend import Location, Program
-from toast.plan import Origin, Plan, describe_value, folded, spec_text
+from toast.plan import Origin, Plan, Prediction, describe_value, folded, spec_text
 from toast.report.html.sections import sections_of
 from toast.report.tables import plan_cost_before
 
@@ -104,6 +104,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "over_bound": max(0.0, step / bound - 1) if bound > 0 else None,
         "collective_seconds": plan.after.collective_seconds,
         "hidden_seconds": plan.after.hidden_seconds,
+        "waited_seconds": _waited(plan.after),
         "devices": plan.mesh.devices,
         "cost": plan.cost,
         "cost_before": plan_cost_before(plan),
@@ -114,6 +115,12 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "search_seconds": plan.seconds.get("search", 0.0),
         "total_seconds": sum(plan.seconds.values()),
     }
+
+
+def _waited(step: Prediction) -> float:
+    """Seconds of a step that only collectives take; what is below a picosecond is rounding."""
+    rest = step.step_seconds - step.matmul_seconds - step.memory_seconds
+    return rest if rest >= 1e-12 else 0.0
 
 
 def _arguments(plan: Plan, colors: _Colors) -> list[dict[str, Any]]:
