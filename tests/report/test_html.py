@@ -25,6 +25,7 @@ from toast.hardware import Mesh, load
 from toast.models import build
 from toast.plan import Origin, Plan
 from toast.report import comparison_html, html_text, write_html
+from toast.report.html import data as report_data
 from toast.report.html import gather
 from toast.report.html.sections import sections_of
 from toast.search import Settings
@@ -64,11 +65,38 @@ def test_the_embedded_data_are_the_plans() -> None:
     assert data["memory"]["before"]["peak_bytes"] == pytest.approx(plan.before.peak_bytes)
 
 
-def test_time_by_kind_adds_up() -> None:
+def test_time_by_kind_and_by_line_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned("t2b", layers=2)
     data = gather(plan)
     total = plan.after.matmul_seconds + plan.after.memory_seconds + plan.after.collective_seconds
     assert sum(row["seconds"] for row in data["kinds"]) == pytest.approx(total)
+    assert sum(row["seconds"] for row in data["lines"]) == pytest.approx(total)
+    monkeypatch.setattr(report_data, "_LINES", 3)
+    few = gather(plan)["lines"]
+    assert [row["what"] for row in few[:3]] == ["line"] * 3
+    assert (
+        few[3]["what"] == f"{sum(row['what'] == 'line' for row in data['lines']) - 3} other lines"
+    )
+    for key in ("seconds", "seconds_before", "collective_seconds"):
+        assert sum(row[key] for row in few) == pytest.approx(sum(row[key] for row in data["kinds"]))
+    assert [row["what"] for row in few[4:]] in ([], ["no source line"])
+
+
+def test_ops_without_a_source_line_have_a_row(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "prog.mlir"
+    path.write_text(
+        "func.func @main(%a: tensor<64x64xf32>) -> tensor<64x64xf32> {\n"
+        '  %b = stablehlo.tanh %a : tensor<64x64xf32> loc("f.py":3:1)\n'
+        "  %c = stablehlo.dot_general %b, %b, contracting_dims = [1] x [0] : "
+        "(tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32> loc(unknown)\n"
+        "  return %c : tensor<64x64xf32> loc(unknown)\n"
+        "}\n"
+    )
+    plan = toast.plan(path, mesh="a=1", hardware="tpu-v5e", settings=QUICK)
+    rows = gather(plan)["lines"]
+    assert [row["what"] for row in rows] == ["line", "no source line"]
+    assert rows[1]["product_seconds"] == plan.after.matmul_seconds > 0
+    assert "no source line" in html_text(plan)
 
 
 def test_rounding_is_not_waited_for() -> None:

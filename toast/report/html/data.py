@@ -224,14 +224,13 @@ def _kinds(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _lines(plan: Plan, places: _Places) -> list[dict[str, Any]]:
-    """Time by source line, the longest first."""
-    rows: list[dict[str, Any]]
+    """Time by source line, the longest first; lines of least time are one row, ops without too."""
     spots = [places.spots[place] for place in places.of_op]
     known = [(spot if spot[0] else None) for spot in spots]
     before, after = _by(known, plan.breakdown_before), _by(known, plan.breakdown)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
-            "spot": places.spot_number[spot],
+            "what": "line",
             "file": spot[0],
             "line": spot[1],
             "function": spot[2],
@@ -242,8 +241,22 @@ def _lines(plan: Plan, places: _Places) -> list[dict[str, Any]]:
         }
         for spot in dict.fromkeys(known) if spot is not None
     ]  # fmt: skip
+    if not rows:
+        return []
     rows.sort(key=lambda row: (-row["seconds"], -row["seconds_before"]))
-    return rows[:_LINES]
+    rest = rows[_LINES:]
+    rows = rows[:_LINES]
+    if rest:
+        numbers = {k: sum(row[k] for row in rest) for k in ("seconds_before", "seconds", *_SPENT)}
+        rows.append({"what": f"{len(rest)} other lines", **numbers})
+    if sum(after[None]) or sum(before[None]):
+        rows.append({
+            "what": "no source line",
+            "seconds_before": sum(before[None]),
+            "seconds": sum(after[None]),
+            **dict(zip(_SPENT, after[None], strict=True)),
+        })  # fmt: skip
+    return rows
 
 
 def _memory(program: Program, line: Timeline, places: _Places) -> dict[str, Any]:
