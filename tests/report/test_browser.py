@@ -82,9 +82,10 @@ def test_the_full_train_step_is_one_small_file(chrome: Any, tmp_path: pathlib.Pa
     page.locator(".fold button", has_text="layers[9]").first.click()
     rows = page.locator("tr[id^=op-]")
     assert rows.count() > 100
-    page.locator("#query").fill("gather")
+    page.locator("#query").fill("all_gather")
     says(page, " of ")
-    assert number(page.locator("#found").inner_text()) < 400
+    gathered = {c.op for c in plan.breakdown.collectives if c.kind == "all_gather"}
+    assert number(page.locator("#found").inner_text()) == len(gathered)
     page.locator("#program").scroll_into_view_if_needed()
     page.screenshot(path=SHOTS / "t2b-program.png")
     assert page.complaints == []
@@ -135,6 +136,11 @@ def test_filters_count_what_the_data_says(chrome: Any, report: pathlib.Path) -> 
     says(page, r"^[\d,]+ ops$")
     page.locator("#query").fill("params['embedding']")
     says(page, "^1 of ")
+    for kind in {c.kind for c in plan.breakdown.collectives}:
+        page.locator("#query").fill(kind)
+        wanted = {c.op for c in plan.breakdown.collectives if c.kind == kind}
+        wanted |= {op for op, name in enumerate(kinds) if kind in name}
+        says(page, f"^{len(wanted)} of ")
     page.locator("#query").fill("nothing is called so")
     says(page, "^0 of ")
     assert page.locator(".fold:visible").count() == 0

@@ -378,6 +378,7 @@
     const [file, line, called] = listing.spots[listing.path_spot[i]];
     return `${path} ${file}:${line} ${called}`.toLowerCase();
   });
+  const movedBy = (op, part) => (moves.get(op) || []).some((m) => listing.move_kinds[m[2]].includes(part));
   function hasColor(op, color) {
     for (let name = firstName[op]; name < firstName[op + 1]; name++)
       if (colorOf[name] >= 0 && colorKind(colorOf[name]) === color) return true;
@@ -406,7 +407,7 @@
       for (let op = 0; op < ops; op++) {
         const hit = (!kind || kindOf(op) === kind) && (!color || hasColor(op, Number(color))) &&
           (!only || onlys[only](op)) && parts.every((part, i) =>
-            inSignature[i][listing.signature[op]] || inPlace[i][listing.place[op]] ||
+            inSignature[i][listing.signature[op]] || inPlace[i][listing.place[op]] || movedBy(op, part) ||
             (part[0] === "%" && part === `%${op}`) || pathText(op).toLowerCase().includes(part));
         if (hit) { matching[op] = 1; found++; }
       }
