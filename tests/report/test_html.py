@@ -99,6 +99,15 @@ def test_ops_without_a_source_line_have_a_row(tmp_path: pathlib.Path) -> None:
     assert "no source line" in html_text(plan)
 
 
+def test_refinements_are_explained_where_there_are_any() -> None:
+    plan = planned("mlp")
+    step = dataclasses.replace(plan.steps[0], part=())
+    whole = dataclasses.replace(plan, steps=(step,))
+    part = dataclasses.replace(plan, steps=(dataclasses.replace(step, part=((0, 0),)),))
+    assert "is a refinement" not in html_text(whole)
+    assert "is a refinement" in html_text(part)
+
+
 def test_rounding_is_not_waited_for() -> None:
     plan = planned("mlp")
     step = dataclasses.replace(
