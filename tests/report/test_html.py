@@ -293,6 +293,32 @@ def test_commands_write_reports(tmp_path: pathlib.Path) -> None:
     assert data["plan"]["arguments"] == data["report"]["arguments"]
 
 
+def test_a_plan_file_has_a_report(tmp_path: pathlib.Path) -> None:
+    plan, html = tmp_path / "plan.json", tmp_path / "plan.html"
+    made = run("plan", "mlp", "--mesh", "data=4", "--json", plan)
+    assert made.exit_code == 0, made.output
+    done = run("report", plan, "-o", html)
+    assert done.exit_code == 0, done.output
+    data = embedded(html.read_text())
+    known = json.loads(plan.read_text())
+    assert data["program"] == "mlp"
+    assert data["explain"] == "toast explain mlp"
+    assert data["summary"]["step_seconds"] == pytest.approx(known["after"]["step_seconds"])
+    assert {a for row in data["arguments"] for a in row["patterns"]} == set(known["arguments"])
+    for option, value in (("--mesh", "data=2"), ("--seed", "0"), ("--methods", "toast")):
+        refused = run("report", plan, option, value, "-o", tmp_path / "no.html")
+        assert refused.exit_code == 2
+        assert option in refused.output
+    assert not (tmp_path / "no.html").exists()
+    applied = run("apply", plan, "mlp", "--report", tmp_path / "applied.html")
+    assert applied.exit_code == 0, applied.output
+    again = embedded((tmp_path / "applied.html").read_text())
+    assert again["arguments"] == data["arguments"]
+    missing = run("report", "mlp")
+    assert missing.exit_code == 2
+    assert "--mesh" in missing.output
+
+
 def test_a_scalar_program_and_one_without_arguments() -> None:
     for function, arguments in ((lambda x: x + 1, (f32(),)), (lambda: jnp.zeros((8, 8)), ())):
         found = toast.plan(function, *arguments, mesh="a=1", hardware="tpu-v5e", settings=QUICK)
