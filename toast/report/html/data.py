@@ -26,6 +26,7 @@ import dataclasses
 import linecache
 import os
 import pathlib
+import re
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
@@ -310,7 +311,7 @@ class _Places:
 
     def __init__(self, program: Program) -> None:
         locations = [program.location(op) for op in range(len(program.ops))]
-        files = {place.file for place in locations if place.file}
+        files = {place.shown_file: place.file for place in locations if place.file}
         folders = {str(pathlib.PurePath(file).parent) for file in files}
         try:
             common = os.path.commonpath(folders) if folders else ""
@@ -322,14 +323,16 @@ class _Places:
         #: ``[ops]`` index into :attr:`paths` and :attr:`spots`.
         self.of_op = [number.setdefault(place, len(number)) for place in locations]
         self.paths = [place.path for place in number]
-        self._files = {self.short(file): file for file in files}
+        self._files = {self.short(shown): file for shown, file in files.items()}
         #: File, line and function of each place.
-        self.spots = [(self.short(p.file), p.line, p.function) for p in number]
+        self.spots = [(self.short(p.shown_file), p.line, p.function) for p in number]
         self.spot_number = {spot: i for i, spot in enumerate(dict.fromkeys(self.spots))}
 
     def short(self, text: str) -> str:
         """``text`` with the names of files shortened."""
-        return text.replace(self.root + os.sep, "") if len(self.root) > 1 else text
+        if len(self.root) <= 1:
+            return text
+        return re.sub(rf"(?<!\S){re.escape(self.root + os.sep)}", "", text)
 
     def source(self, spot: tuple[str, int, str]) -> str:
         """The line itself, where the file can still be read."""
