@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 Target = Annotated[
     str,
-    typer.Argument(help="A model's name (toast models), a StableHLO file, or module:function."),
+    typer.Argument(
+        help="A model's name (toast models), a StableHLO file, a fact base (.lp), or "
+        "module:function; for toast report and explain also a plan's JSON file."
+    ),
 ]
 MeshOption = Annotated[
     str,
