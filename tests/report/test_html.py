@@ -18,6 +18,7 @@ import pytest
 import toast
 from tests.cli.test_cli import run
 from tests.helpers import analyzed, f32
+from toast.cli.common import Source
 from toast.compare import compare
 from toast.errors import PlanError
 from toast.frontend import Program
@@ -276,6 +277,44 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: pathlib.Path) -> None:
     result = run("plan", "mlp", "--mesh", "d=4", "--report", tmp_path / "none" / "r.html")
     assert result.exit_code == 2
     assert "cannot write" in result.output
+
+
+def test_what_cannot_be_written_is_refused_before_the_work(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("the long work began")
+
+    monkeypatch.setattr(Source, "analysis", work)
+    there, mesh = tmp_path / "none" / "f", ("--mesh", "d=4")
+    for words in (
+        ("plan", "mlp", *mesh, "--report", there),
+        ("plan", "mlp", *mesh, "--json", there),
+        ("plan", "mlp", *mesh, "-o", there),
+        ("report", "mlp", *mesh, "-o", there),
+        ("compare", "mlp", *mesh, "--report", tmp_path),
+        ("analyze", "mlp", "--facts", there),
+        ("query", "mlp", "color(D,C)", "--csv", there),
+        ("explain", "mlp", "--conflicts", "--json", there),
+        ("validate", "mlp", *mesh, "--plot", there),
+    ):
+        result = run(*words)
+        assert result.exit_code == 2, words
+        assert "cannot write" in result.output, words
+        assert not (tmp_path / "none").exists()
+
+
+def test_groups_are_counted_where_layers_repeat() -> None:
+    def layers(xs: list[jax.Array]) -> list[jax.Array]:
+        return [jnp.tanh(x @ x.T) for x in xs]
+
+    for count in (1, 3):
+        plan = toast.plan(
+            layers, [f32(64, 64)] * count, mesh="a=2", hardware="tpu-v5e", settings=QUICK
+        )
+        counts = plan.analysis.counts()
+        assert (counts["compatibility_sets"], counts["resolution_groups"]) == (count, 1)
+        assert ("1 group of repeated layers" in html_text(plan)) == (count == 3)
 
 
 def test_commands_write_reports(tmp_path: pathlib.Path) -> None:

@@ -104,12 +104,13 @@ def query(
     """
     from toast import api
     from toast.analysis import query as stage
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
     from toast.hardware import Mesh, load
     from toast.search import Settings
     from toast.space import Space
     from toast.space.relations import relations as on_mesh
 
+    check_writable((csv, json_file), QueryError)
     asked = stage.prepare(question, definitions or ())
     need = stage.needs(asked)
     if need > 1 and mesh is None:

@@ -101,10 +101,11 @@ def apply(
     """
     from toast import api, report
     from toast.errors import PlanError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
     from toast.plan import read
 
     saved = read(plan)  # complain before the long work
+    check_writable((json_file, output, html), PlanError)
     with progress() as show:
         analysis = source.analysis(show)
         applied = api.apply_plan(

@@ -66,9 +66,10 @@ def report(
     from toast import compare as stage
     from toast import report as reports
     from toast.errors import PlanError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
     from toast.hardware import Mesh, load
 
+    check_writable((output,), PlanError)
     if source.target.endswith(".json"):
         _refuse(context, source.target)
         applied = load_plan(source)
