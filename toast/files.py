@@ -6,9 +6,28 @@ import contextlib
 import os
 import pathlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from toast.errors import ToastError
+
+
+def check_writable(paths: Iterable[str | pathlib.Path | None], error: type[ToastError]) -> None:
+    """Complain before the long work of paths that :func:`write_all` could not write.
+
+    Raises ``error`` with the reason; ``None`` is no path.
+    """
+    for path in (pathlib.Path(p) for p in paths if p is not None):
+        reason = ""
+        if path.is_dir():
+            reason = "is a folder"
+        elif not path.parent.exists():
+            reason = "No such file or directory"
+        elif not path.parent.is_dir():
+            reason = "Not a directory"
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            reason = "Permission denied"
+        if reason:
+            raise error(f"{path}: cannot write: {reason}; check the folder")
 
 
 def write_all(texts: Mapping[str | pathlib.Path, str], error: type[ToastError]) -> None:

@@ -82,9 +82,10 @@ def test_the_full_train_step_is_one_small_file(chrome: Any, tmp_path: pathlib.Pa
     page.locator(".fold button", has_text="layers[9]").first.click()
     rows = page.locator("tr[id^=op-]")
     assert rows.count() > 100
-    page.locator("#query").fill("gather")
+    page.locator("#query").fill("all_gather")
     says(page, " of ")
-    assert number(page.locator("#found").inner_text()) < 400
+    gathered = {c.op for c in plan.breakdown.collectives if c.kind == "all_gather"}
+    assert number(page.locator("#found").inner_text()) == len(gathered)
     page.locator("#program").scroll_into_view_if_needed()
     page.screenshot(path=SHOTS / "t2b-program.png")
     assert page.complaints == []
@@ -110,7 +111,7 @@ def test_numbers_read_back_are_the_plans(chrome: Any, report: pathlib.Path) -> N
     reasons = page.locator("table.actions .why").all_inner_texts()
     assert [r for r in reasons if r] == [a["reason"] for a in known["actions"]]
     kinds = {
-        row.locator("th").inner_text().replace("-", "_"): int(row.locator("td").first.inner_text())
+        row.locator("th").inner_text(): int(row.locator("td").first.inner_text())
         for row in page.locator("#collective-kinds tbody tr").all()
     }
     assert kinds == {c["kind"]: c["count"] for c in known["after"]["collectives"] if c["count"]}
@@ -135,6 +136,11 @@ def test_filters_count_what_the_data_says(chrome: Any, report: pathlib.Path) -> 
     says(page, r"^[\d,]+ ops$")
     page.locator("#query").fill("params['embedding']")
     says(page, "^1 of ")
+    for kind in {c.kind for c in plan.breakdown.collectives}:
+        page.locator("#query").fill(kind)
+        wanted = {c.op for c in plan.breakdown.collectives if c.kind == kind}
+        wanted |= {op for op, name in enumerate(kinds) if kind in name}
+        says(page, f"^{len(wanted)} of ")
     page.locator("#query").fill("nothing is called so")
     says(page, "^0 of ")
     assert page.locator(".fold:visible").count() == 0
@@ -186,7 +192,7 @@ def test_a_conflict_is_drawn(chrome: Any, report: pathlib.Path) -> None:
     assert number(page.locator("#conflicts .lead").inner_text().split("them. ")[1]) == len(
         data["conflicts"]
     )
-    alike = page.locator("#conflict-list td.num").all_inner_texts()
+    alike = page.locator("#conflict-list td.alike").all_inner_texts()
     assert sum(map(int, alike)) == len(data["conflicts"])
     view = page.locator("#conflict-view")
     for row in page.locator("#conflict-list button").all()[:6]:
@@ -197,6 +203,11 @@ def test_a_conflict_is_drawn(chrome: Any, report: pathlib.Path) -> None:
         assert name != other
         assert view.locator("path.way").count() >= 2
         assert view.locator("path.torn-edge").count() >= 1
+        chosen = int(view.get_attribute("data-conflict"))
+        assert view.locator("h3").inner_text().startswith(f"Conflict {chosen}: ")
+        _, _, set_, group, _ = data["conflicts"][chosen]
+        assert f"compatibility set {set_}, resolution group {group}" in view.inner_text()
+        assert f"toast explain TARGET --conflict {chosen}" in view.inner_text()
     view.screenshot(path=SHOTS / "conflict.png")
     assert page.complaints == []
     page.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -17,13 +18,15 @@ import pytest
 import toast
 from tests.cli.test_cli import run
 from tests.helpers import analyzed, f32
+from toast.cli.common import Source
 from toast.compare import compare
 from toast.errors import PlanError
 from toast.frontend import Program
 from toast.hardware import Mesh, load
 from toast.models import build
-from toast.plan import Plan
+from toast.plan import Origin, Plan
 from toast.report import comparison_html, html_text, write_html
+from toast.report.html import data as report_data
 from toast.report.html import gather
 from toast.report.html.sections import sections_of
 from toast.search import Settings
@@ -63,11 +66,84 @@ def test_the_embedded_data_are_the_plans() -> None:
     assert data["memory"]["before"]["peak_bytes"] == pytest.approx(plan.before.peak_bytes)
 
 
-def test_time_by_kind_adds_up() -> None:
+def test_time_by_kind_and_by_line_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned("t2b", layers=2)
     data = gather(plan)
     total = plan.after.matmul_seconds + plan.after.memory_seconds + plan.after.collective_seconds
     assert sum(row["seconds"] for row in data["kinds"]) == pytest.approx(total)
+    assert sum(row["seconds"] for row in data["lines"]) == pytest.approx(total)
+    monkeypatch.setattr(report_data, "_LINES", 3)
+    few = gather(plan)["lines"]
+    assert [row["what"] for row in few[:3]] == ["line"] * 3
+    assert (
+        few[3]["what"] == f"{sum(row['what'] == 'line' for row in data['lines']) - 3} other lines"
+    )
+    for key in ("seconds", "seconds_before", "collective_seconds"):
+        assert sum(row[key] for row in few) == pytest.approx(sum(row[key] for row in data["kinds"]))
+    assert [row["what"] for row in few[4:]] in ([], ["no source line"])
+
+
+def test_ops_without_a_source_line_have_a_row(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "prog.mlir"
+    path.write_text(
+        "func.func @main(%a: tensor<64x64xf32>) -> tensor<64x64xf32> {\n"
+        '  %b = stablehlo.tanh %a : tensor<64x64xf32> loc("f.py":3:1)\n'
+        "  %c = stablehlo.dot_general %b, %b, contracting_dims = [1] x [0] : "
+        "(tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32> loc(unknown)\n"
+        "  return %c : tensor<64x64xf32> loc(unknown)\n"
+        "}\n"
+    )
+    plan = toast.plan(path, mesh="a=1", hardware="tpu-v5e", settings=QUICK)
+    rows = gather(plan)["lines"]
+    assert [row["what"] for row in rows] == ["line", "no source line"]
+    assert rows[1]["product_seconds"] == plan.after.matmul_seconds > 0
+    assert "no source line" in html_text(plan)
+
+
+def test_refinements_are_explained_where_there_are_any() -> None:
+    plan = planned("mlp")
+    step = dataclasses.replace(plan.steps[0], part=())
+    whole = dataclasses.replace(plan, steps=(step,))
+    part = dataclasses.replace(plan, steps=(dataclasses.replace(step, part=((0, 0),)),))
+    assert "is a refinement" not in html_text(whole)
+    assert "is a refinement" in html_text(part)
+
+
+def test_rounding_is_not_waited_for() -> None:
+    plan = planned("mlp")
+    step = dataclasses.replace(
+        plan.after, step_seconds=0.1 + 0.2, matmul_seconds=0.1, memory_seconds=0.2 - 1e-17
+    )
+    data = gather(dataclasses.replace(plan, after=step))
+    assert data["summary"]["waited_seconds"] == 0
+    assert "waited for 0 us" in html_text(dataclasses.replace(plan, after=step))
+    assert 0 <= gather(plan)["summary"]["waited_seconds"] <= plan.after.collective_seconds + 1e-12
+
+
+def test_numbers_are_those_of_the_command_line() -> None:
+    plan = planned("t2b", layers=2)
+    data = gather(plan)
+    known = plan.explain_collectives()
+    numbered = {
+        number: row
+        for row in data["collectives"]
+        for first, last in row["numbers"]
+        for number in range(first, last + 1)
+    }
+    assert sorted(numbered) == [found.number for found in known]
+    for found in known:
+        row = numbered[found.number]
+        assert (row["kind"], tuple(row["axes"]), row["bytes"]) == (
+            found.kind, found.axes, found.bytes
+        )  # fmt: skip
+    assert [[*c[:2], *c[2:4]] for c in data["conflicts"]] == [
+        [*r.names, r.set, r.group] for r in plan.analysis.resolutions
+    ]
+    assert data["explain"] == "toast explain TARGET"
+    origin = Origin("my models:f", {"layers": 2}, ("f32[8,4]",), ("r.lp",))
+    assert gather(dataclasses.replace(plan, origin=origin))["explain"] == (
+        "toast explain 'my models:f' --layers 2 --arg 'f32[8,4]' --rules r.lp"
+    )
 
 
 def unrolled(runs: list[int]) -> list[int]:
@@ -203,6 +279,44 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: pathlib.Path) -> None:
     assert "cannot write" in result.output
 
 
+def test_what_cannot_be_written_is_refused_before_the_work(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("the long work began")
+
+    monkeypatch.setattr(Source, "analysis", work)
+    there, mesh = tmp_path / "none" / "f", ("--mesh", "d=4")
+    for words in (
+        ("plan", "mlp", *mesh, "--report", there),
+        ("plan", "mlp", *mesh, "--json", there),
+        ("plan", "mlp", *mesh, "-o", there),
+        ("report", "mlp", *mesh, "-o", there),
+        ("compare", "mlp", *mesh, "--report", tmp_path),
+        ("analyze", "mlp", "--facts", there),
+        ("query", "mlp", "color(D,C)", "--csv", there),
+        ("explain", "mlp", "--conflicts", "--json", there),
+        ("validate", "mlp", *mesh, "--plot", there),
+    ):
+        result = run(*words)
+        assert result.exit_code == 2, words
+        assert "cannot write" in result.output, words
+        assert not (tmp_path / "none").exists()
+
+
+def test_groups_are_counted_where_layers_repeat() -> None:
+    def layers(xs: list[jax.Array]) -> list[jax.Array]:
+        return [jnp.tanh(x @ x.T) for x in xs]
+
+    for count in (1, 3):
+        plan = toast.plan(
+            layers, [f32(64, 64)] * count, mesh="a=2", hardware="tpu-v5e", settings=QUICK
+        )
+        counts = plan.analysis.counts()
+        assert (counts["compatibility_sets"], counts["resolution_groups"]) == (count, 1)
+        assert ("1 group of repeated layers" in html_text(plan)) == (count == 3)
+
+
 def test_commands_write_reports(tmp_path: pathlib.Path) -> None:
     paths = {name: tmp_path / f"{name}.html" for name in ("plan", "report", "compare")}
     done = [
@@ -216,6 +330,32 @@ def test_commands_write_reports(tmp_path: pathlib.Path) -> None:
     assert {d["program"] for d in data.values()} == {"mlp"}
     assert len(data["compare"]["compared"]) == 2
     assert data["plan"]["arguments"] == data["report"]["arguments"]
+
+
+def test_a_plan_file_has_a_report(tmp_path: pathlib.Path) -> None:
+    plan, html = tmp_path / "plan.json", tmp_path / "plan.html"
+    made = run("plan", "mlp", "--mesh", "data=4", "--json", plan)
+    assert made.exit_code == 0, made.output
+    done = run("report", plan, "-o", html)
+    assert done.exit_code == 0, done.output
+    data = embedded(html.read_text())
+    known = json.loads(plan.read_text())
+    assert data["program"] == "mlp"
+    assert data["explain"] == "toast explain mlp"
+    assert data["summary"]["step_seconds"] == pytest.approx(known["after"]["step_seconds"])
+    assert {a for row in data["arguments"] for a in row["patterns"]} == set(known["arguments"])
+    for option, value in (("--mesh", "data=2"), ("--seed", "0"), ("--methods", "toast")):
+        refused = run("report", plan, option, value, "-o", tmp_path / "no.html")
+        assert refused.exit_code == 2
+        assert option in refused.output
+    assert not (tmp_path / "no.html").exists()
+    applied = run("apply", plan, "mlp", "--report", tmp_path / "applied.html")
+    assert applied.exit_code == 0, applied.output
+    again = embedded((tmp_path / "applied.html").read_text())
+    assert again["arguments"] == data["arguments"]
+    missing = run("report", "mlp")
+    assert missing.exit_code == 2
+    assert "--mesh" in missing.output
 
 
 def test_a_scalar_program_and_one_without_arguments() -> None:

@@ -138,8 +138,9 @@ def query(
     Numbers have 32 bits: sums and products beyond 2147483647 wrap around.
     """
     from toast.analysis import query as stage
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
 
+    check_writable((csv, json_file), QueryError)
     asked = stage.prepare(question, definitions or ())
     _check(context, source, program, csv, json_file)
     if mesh is None and stage.needs(asked) > 1 and not source.target.endswith(".json"):

@@ -22,11 +22,15 @@ from toast.errors import ToastError
 from toast.frontend import Program
 
 if TYPE_CHECKING:
+    from toast.compare import Compared
     from toast.plan import Origin
 
 Target = Annotated[
     str,
-    typer.Argument(help="A model's name (toast models), a StableHLO file, or module:function."),
+    typer.Argument(
+        help="A model's name (toast models), a StableHLO file, a fact base (.lp), or "
+        "module:function; for toast report and explain also a plan's JSON file."
+    ),
 ]
 MeshOption = Annotated[
     str,
@@ -216,6 +220,14 @@ class Source:
 
         sizes = {name: size for name, size in self.sizes.items() if size is not None}
         return Origin(self.target, sizes, self.shapes, tuple(map(str, self.rules)), hardware)
+
+    def marked(self, rows: Sequence[Compared], hardware: str) -> list[Compared]:
+        """Methods' rows, with the origin in their plans."""
+        origin = self.origin(hardware)
+        return [
+            dataclasses.replace(row, plan=row.plan and dataclasses.replace(row.plan, origin=origin))
+            for row in rows
+        ]
 
     @property
     def strategies(self) -> Any:

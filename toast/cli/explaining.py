@@ -64,8 +64,9 @@ def explain(
     """
     from toast import report
     from toast.explain import mirrored
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
 
+    check_writable((json_file,), ExplainError)
     asked_of_plan = [option for option in (argument, collective, why_not) if option is not None]
     if asked_of_plan or source.target.endswith(".json"):
         if not source.target.endswith(".json"):

@@ -59,13 +59,14 @@ def hardware_calibrate(
     """Fit the collectives of a switched device to measured times and write a hardware file."""
     from toast import report
     from toast.errors import HardwareError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
     from toast.hardware import calibrate, load
 
     machine, times = load(device), calibrate.read_table(collectives)
     place = output or pathlib.Path(f"{pathlib.Path(device).stem}-calibrated.toml")
     if place.suffix != ".toml":
         raise HardwareError(f"--output {place}: hardware files end in .toml")
+    check_writable((place,), HardwareError)
     with progress() as show:
         fitted = calibrate.calibrate(machine, times, progress=show)
     write_all({place: calibrate.file_text(device, fitted, source)}, HardwareError)

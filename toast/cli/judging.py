@@ -99,10 +99,11 @@ def validate(
     extra toast-partitioner[tpu].
     """
     from toast.errors import MeshError, PlanError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
     from toast.hardware import Mesh, load
 
     parsed, machine = Mesh.parse(mesh), load(hardware)
+    check_writable((plot,), PlanError)
     if oracle is Judge.cpu:
         if parsed.devices > 256:
             raise MeshError(f"mesh {mesh}: at most 256 CPU devices; use a smaller mesh")

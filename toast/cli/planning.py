@@ -135,12 +135,13 @@ def plan(
     """
     from toast import api, given, report
     from toast.errors import PlanError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
     from toast.hardware import load
     from toast.search import Settings
 
     machine = load(hardware)
     given.candidate_meshes(mesh, devices, machine)  # complain before the long work
+    check_writable((json_file, output, html), PlanError)
     with progress() as show:
         analysis = source.analysis(show)
         made = api.plan(
@@ -186,8 +187,9 @@ def analyze(
     """Print the counts of TARGET's analysis: names, colors, conflicts, groups; and stage times."""
     from toast import report
     from toast.errors import PlanError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
 
+    check_writable((json_file, facts), PlanError)
     with progress() as show:
         analysis = source.analysis(show)
     warn(report.missing_rules(analysis))
@@ -288,9 +290,10 @@ def compare(
     from toast import compare as stage
     from toast import report
     from toast.errors import PlanError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
     from toast.hardware import Mesh, load
 
+    check_writable((json_file, html), PlanError)
     wanted = stage.chosen(methods)
     parsed, machine = Mesh.parse(mesh), load(hardware)
     memory_bytes = machine.memory_limit_bytes if memory is None else memory * 2**30
@@ -308,7 +311,7 @@ def compare(
     warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if html:
-        texts[html] = report.comparison_html(rows)
+        texts[html] = report.comparison_html(source.marked(rows, hardware))
     if json_file:
         data = {
             "version": 1, "program": analysis.program.name, "mesh": dict(parsed.axes),

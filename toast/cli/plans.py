@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toast.cli.common import JsonOption, Source, command, console, group, progress, warn
+from toast.cli.common import (
+    JsonOption,
+    ReportOption,
+    Source,
+    command,
+    console,
+    group,
+    progress,
+    warn,
+)
 from toast.units import size_text
 
 if TYPE_CHECKING:
@@ -83,6 +92,7 @@ def apply(
         pathlib.Path | None,
         typer.Option("-o", "--output", help="Write the StableHLO with Shardy annotations here."),
     ] = None,
+    html: ReportOption = None,
 ) -> None:
     """Apply an earlier plan to TARGET, which may have changed; say what no longer matches.
 
@@ -91,10 +101,11 @@ def apply(
     """
     from toast import api, report
     from toast.errors import PlanError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
     from toast.plan import read
 
     saved = read(plan)  # complain before the long work
+    check_writable((json_file, output, html), PlanError)
     with progress() as show:
         analysis = source.analysis(show)
         applied = api.apply_plan(
@@ -109,6 +120,8 @@ def apply(
         texts[json_file] = json.dumps(data, indent=2) + "\n"
     if output:
         texts[output] = made.annotated()
+    if html:
+        texts[html] = report.html_text(made)
     write_all(texts, PlanError)
     warn([*report.missing_rules(analysis), *applied.notes])
     console().print(report.applied_tables(applied))
@@ -146,7 +159,8 @@ def load_plan(source: Source, target: str | None = None) -> Applied:
         applied = api.apply_plan(source.target, found.analysis(show), progress=show)
     if not applied.same_program:
         warn(applied.notes)
-    return applied
+    made_from = found.origin(origin.hardware or saved.hardware)
+    return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=made_from))
 
 
 def explain_plan(

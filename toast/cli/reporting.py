@@ -9,7 +9,6 @@ import typer
 
 from toast.cli.common import (
     HardwareOption,
-    MeshOption,
     SeedOption,
     Source,
     command,
@@ -17,14 +16,23 @@ from toast.cli.common import (
     progress,
     warn,
 )
+from toast.cli.plans import load_plan
 
 app = group("")
 
 
 @command(app)
 def report(
+    context: typer.Context,
     source: Source,
-    mesh: MeshOption,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            "--mesh",
+            help="Axes and sizes: data=4,model=4; @model,data behind it lays data innermost. A "
+            "plan has its own.",
+        ),
+    ] = None,
     output: Annotated[
         pathlib.Path, typer.Option("-o", "--output", help="The HTML file to write.")
     ] = pathlib.Path("report.html"),
@@ -49,15 +57,27 @@ def report(
 ) -> None:
     """Plan TARGET and write a report: one HTML file that opens offline.
 
+    TARGET may be a plan, as toast plan --json wrote it: the report is its own then, and nothing is
+    searched for.
+
     Arguments and their shardings, actions with reasons, where time and memory go, conflicts, and
     every op with its source line. With --methods, other methods' plans beside it.
     """
     from toast import compare as stage
     from toast import report as reports
     from toast.errors import PlanError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
     from toast.hardware import Mesh, load
 
+    check_writable((output,), PlanError)
+    if source.target.endswith(".json"):
+        _refuse(context, source.target)
+        applied = load_plan(source)
+        write_all({output: reports.html_text(applied.plan)}, PlanError)
+        print(f"written to {output}")
+        return
+    if mesh is None:
+        raise PlanError("--mesh is missing: give the axes and sizes, --mesh data=4,model=4")
     wanted = stage.chosen(methods)
     parsed, machine = Mesh.parse(mesh), load(hardware)
     with progress() as show:
@@ -68,6 +88,18 @@ def report(
             memory_bytes=None if memory is None else memory * 2**30, seed=seed, progress=show,
         )  # fmt: skip
         show("writing the report")
-        write_all({output: reports.comparison_html(rows)}, PlanError)
+        write_all({output: reports.comparison_html(source.marked(rows, hardware))}, PlanError)
     warn(reports.missing_rules(analysis))
     print(f"written to {output}")
+
+
+def _refuse(context: typer.Context, plan: str) -> None:
+    """Complain of options that a plan has its own of."""
+    from toast.errors import PlanError
+
+    for name in ("mesh", "hardware", "methods", "limit", "memory", "seed"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise PlanError(
+                f"{plan}: a plan's report has no --{name}; plan its TARGET anew for that"
+            )

@@ -74,8 +74,9 @@ def rules_annotate(
     """Write TARGET as StableHLO with our rule on every op, for Shardy's propagation to use."""
     from toast import interchange
     from toast.errors import PlanError
-    from toast.files import write_all
+    from toast.files import check_writable, write_all
 
+    check_writable((output,), PlanError)
     text, count = interchange.annotated(source.program(), source.rules)
     if output:
         write_all({output: text}, PlanError)

@@ -429,6 +429,10 @@ _LOCATIONS = {
 }  # fmt: skip
 
 
+#: The file of an op that stands in text, whose own locations were left out.
+_UNNAMED = "-"
+
+
 def is_location(place: Any, kind: str) -> bool:
     """Whether a location is of a kind, such as ``NameLoc``."""
     if hasattr(ir, kind):
@@ -436,8 +440,11 @@ def is_location(place: Any, kind: str) -> bool:
     return bool(getattr(place, _LOCATIONS[kind])())
 
 
-def location(operation: Any) -> Location:
-    """The primitive path and the innermost source line of an op."""
+def location(operation: Any, text: str = "") -> Location:
+    """The primitive path and the innermost source line of an op.
+
+    ``text`` is the file that the parser read the module from; the parser calls it ``-``.
+    """
     path, file, line, function = "", "", 0, ""
     here = operation.location
     while here is not None:
@@ -453,6 +460,7 @@ def location(operation: Any) -> Location:
             here = here.locations[0] if here.locations else None
         elif is_location(here, "FileLineColLoc"):
             file, line, here = here.filename, here.start_line, None
+            file = text or file if file == _UNNAMED else file
         else:
             here = None
     return Location(path, file, line, function)
@@ -471,11 +479,13 @@ class Source:
     results: tuple[tuple[Any, tuple[int, ...]], ...]
     #: How to call it; set by the frontend that made it.
     calling: Any = None
+    #: The file that it was read from, if any.
+    file: str = ""
 
     def location(self, op: int) -> Location:
         """Source location of a program op."""
         operation = self.operations[op]
-        return Location() if operation is None else location(operation)
+        return Location() if operation is None else location(operation, self.file)
 
 
 def trip_count(loop: Any) -> int | None:

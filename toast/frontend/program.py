@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,8 +51,13 @@ class Location:
     line: int = 0
     function: str = ""
 
+    @property
+    def shown_file(self) -> str:
+        """The file as people are told: below the current folder, as seen from there."""
+        return self.file.removeprefix(os.path.join(os.getcwd(), ""))
+
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.file else ""
+        place = f"{self.shown_file}:{self.line}" if self.file else ""
         return " ".join(part for part in (place, self.path) if part) or "unknown location"
 
 

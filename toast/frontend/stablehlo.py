@@ -23,19 +23,20 @@ def from_file(path: str | pathlib.Path) -> Program:
         data = path.read_bytes()
     except OSError as error:
         raise TargetError(f"{path}: cannot read: {error.strerror}; check the path") from None
-    return from_module(mlir.parse(data, str(path)), name=path.stem, origin=str(path))
+    return from_module(mlir.parse(data, str(path)), name=path.stem, file=str(path))
 
 
-def from_module(
-    module: ir.Module, *, name: str, origin: str | None = None, calling: Any = None
-) -> Program:
-    """The program of a parsed module; ``module`` is inlined in place and kept as its source."""
-    origin = origin or name
+def from_module(module: ir.Module, *, name: str, file: str = "", calling: Any = None) -> Program:
+    """The program of a parsed module; ``module`` is inlined in place and kept as its source.
+
+    ``file`` is the one that it was read from.
+    """
+    origin = file or name
     with module.context:
         mlir.inline_calls(module, origin)
         function = mlir.main_function(module, origin)
         mlir.drop_dead_ops(function)
-        return _Reader(module, origin).read(function, name, calling)
+        return _Reader(module, origin, file).read(function, name, calling)
 
 
 #: Custom calls with which GSPMD and Shardy enter and leave code written for one device.
@@ -56,8 +57,8 @@ class _Reader:
     of a ``tuple`` is the value that went in.
     """
 
-    def __init__(self, module: ir.Module, origin: str) -> None:
-        self._module, self._origin = module, origin
+    def __init__(self, module: ir.Module, origin: str, file: str) -> None:
+        self._module, self._origin, self._file = module, origin, file
         self._builder = Builder()
         self._type, self._attributes = mlir.TypeReader(), mlir.AttributeReader()
         self._numbers: dict[Any, int] = {}
@@ -85,8 +86,7 @@ class _Reader:
         for index, value in enumerate(returned.operands):
             if mlir.is_tuple(value):
                 raise TargetError(
-                    f"{self._origin}: {mlir.location(returned)}: result {index} is a tuple; "
-                    "return its elements"
+                    f"{self._at(returned)}: result {index} is a tuple; return its elements"
                 )
             self._sites[self._builder.next_op, 0] = (returned, index)
             self._add(None, "return", (self._numbers[value],), ())
@@ -106,12 +106,19 @@ class _Reader:
                     results[index] = entry["jax.result_info"].value or "result"
         self._constrain_arguments(block)
         source = mlir.Source(
-            self._module, tuple(self._operations), self._sites, tuple(self._results), calling
-        )
+            self._module, tuple(self._operations), self._sites, tuple(self._results), calling,
+            self._file,
+        )  # fmt: skip
         return self._builder.build(
             name, arguments, results, aliases, labels=self._labels,
             constraints=self._constraints, source=source,
         )  # fmt: skip
+
+    def _at(self, operation: Any) -> str:
+        """Where an operation stands, for errors."""
+        place = mlir.location(operation, self._file)
+        in_file = place.file and place.file == self._file
+        return str(place) if in_file else f"{self._origin}: {place}"
 
     def _constrain_arguments(self, block: Any) -> None:
         """An argument that is used through one sharding constraint only has that sharding.
@@ -156,7 +163,7 @@ class _Reader:
         try:
             return [self._type(result.type) for result in operation.results]
         except TargetError as error:
-            raise TargetError(f"{self._origin}: {mlir.location(operation)}: {error}") from None
+            raise TargetError(f"{self._at(operation)}: {error}") from None
 
     def _define(self, operation: Any, values: Sequence[int]) -> None:
         self._numbers.update(zip(operation.results, values, strict=True))
@@ -208,7 +215,7 @@ class _Reader:
 
     def _manual(self, operation: Any, _repeats: int) -> None:
         raise TargetError(
-            f"{self._origin}: {mlir.location(operation)}: shard_map fixes its own mesh, which a "
+            f"{self._at(operation)}: shard_map fixes its own mesh, which a "
             "plan replaces; plan the function without it"
         )
 

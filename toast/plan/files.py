@@ -53,6 +53,14 @@ class Origin:
     #: A name, or the path of a hardware file.
     hardware: str = ""
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """TARGET and the options that say how to read it, as on the command line."""
+        options = [(name, str(size)) for name, size in self.sizes.items()]
+        options += [("arg", shape) for shape in self.shapes]
+        options += [("rules", path) for path in self.rules]
+        return (self.target, *(word for name, value in options for word in (f"--{name}", value)))
+
 
 class OpKey(NamedTuple):
     """What an op is known by in a file."""

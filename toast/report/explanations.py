@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import pathlib
 from collections.abc import Iterable, Iterator
 
 from rich.console import Group, RenderableType
@@ -99,13 +97,8 @@ def _at(place: Place | Site) -> str:
 
 
 def _where(location: Location) -> str:
-    """A place in the user's code; files below the current folder are named as seen from there."""
-    if not (location.file or location.path):
-        return ""
-    file = pathlib.Path(location.file)
-    if file.is_relative_to(pathlib.Path.cwd()):
-        location = dataclasses.replace(location, file=str(file.relative_to(pathlib.Path.cwd())))
-    return str(location)
+    """A place in the user's code, if it is known."""
+    return str(location) if location.file or location.path else ""
 
 
 def _rules(rules: Iterable[RuleLine]) -> str:

@@ -82,14 +82,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(size=size_text, time=time_text, words=_words, percent=_percent)
+    environment.filters.update(size=size_text, time=time_text, percent=_percent)
     environment.globals.update(drawing=drawing)
     return environment
-
-
-def _words(name: str) -> str:
-    """``all_gather`` as people write it."""
-    return name.replace("_", "-")
 
 
 def _percent(share: float) -> str:

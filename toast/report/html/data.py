@@ -12,7 +12,10 @@ The same data is embedded in the report, under the id ``data``.  Keys:
 ``memory``
     ``before`` and ``after``: ``op`` and ``live_bytes`` of the timeline, the peak, what is alive.
 ``conflicts``
-    ``[name, other, set, group, sites]`` for each; a site is a value, or ``[op, operand]``.
+    ``[name, other, set, group, sites]`` for each, by number; a site is a value, or
+    ``[op, operand]``.  Numbers are those of ``toast explain --conflict``.
+``explain``
+    The command that conflicts are explained by, but for ``--conflict K``, quoted for a shell.
 ``listing``
     The program in columns: :func:`_listing`.
 """
@@ -23,6 +26,8 @@ import dataclasses
 import linecache
 import os
 import pathlib
+import re
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +39,7 @@ from toast.apply import Spec
 from toast.compare import Compared
 from toast.cost import Breakdown, Timeline
 from toast.frontend import Location, Program
-from toast.plan import Plan, describe_value, folded, spec_text
+from toast.plan import Origin, Plan, Prediction, describe_value, folded, spec_text
 from toast.report.html.sections import sections_of
 from toast.report.tables import plan_cost_before
 
@@ -81,6 +86,7 @@ def gather(plan: Plan, compared: Sequence[Compared] = ()) -> dict[str, Any]:
         "compared": [_compared(row) for row in compared],
         "stages": plan.seconds,
         "conflicts": _conflicts(plan.analysis),
+        "explain": shlex.join(["toast", "explain", *(plan.origin or Origin("TARGET")).words]),
         "listing": _listing(plan, places, colors),
     }
 
@@ -99,6 +105,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "over_bound": max(0.0, step / bound - 1) if bound > 0 else None,
         "collective_seconds": plan.after.collective_seconds,
         "hidden_seconds": plan.after.hidden_seconds,
+        "waited_seconds": _waited(plan.after),
         "devices": plan.mesh.devices,
         "cost": plan.cost,
         "cost_before": plan_cost_before(plan),
@@ -109,6 +116,12 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "search_seconds": plan.seconds.get("search", 0.0),
         "total_seconds": sum(plan.seconds.values()),
     }
+
+
+def _waited(step: Prediction) -> float:
+    """Seconds of a step that only collectives take; what is below a picosecond is rounding."""
+    rest = step.step_seconds - step.matmul_seconds - step.memory_seconds
+    return rest if rest >= 1e-12 else 0.0
 
 
 def _arguments(plan: Plan, colors: _Colors) -> list[dict[str, Any]]:
@@ -154,14 +167,23 @@ def _actions(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _collectives(plan: Plan) -> list[dict[str, Any]]:
-    """Transfers that are alike in all but their number, those that take longest first."""
+    """Transfers that are alike in all but their number, those that take longest first.
+
+    ``numbers`` are the first and last of each run of those of ``toast explain --collective``.
+    """
     rows: dict[Any, dict[str, Any]] = {}
-    for t in plan.transfers:
+    taken = [t for t in plan.transfers if t.count * t.seconds > 0]
+    taken.sort(key=lambda t: -t.count * t.seconds)
+    for number, t in enumerate(taken, 1):
         key = (t.kind, t.axes, t.bytes, t.algorithm, t.edges)
         row = rows.setdefault(key, {
             "kind": t.kind, "axes": list(t.axes), "bytes": t.bytes, "algorithm": t.algorithm,
-            "edges": t.edges, "count": 0, "seconds": 0.0,
+            "edges": t.edges, "count": 0, "seconds": 0.0, "numbers": [],
         })  # fmt: skip
+        if row["numbers"] and row["numbers"][-1][1] == number - 1:
+            row["numbers"][-1][1] = number
+        else:
+            row["numbers"].append([number, number])
         row["count"] += t.count
         row["seconds"] += t.count * t.seconds
     return sorted(rows.values(), key=lambda row: -row["seconds"])
@@ -203,14 +225,13 @@ def _kinds(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _lines(plan: Plan, places: _Places) -> list[dict[str, Any]]:
-    """Time by source line, the longest first."""
-    rows: list[dict[str, Any]]
+    """Time by source line, the longest first; lines of least time are one row, ops without too."""
     spots = [places.spots[place] for place in places.of_op]
     known = [(spot if spot[0] else None) for spot in spots]
     before, after = _by(known, plan.breakdown_before), _by(known, plan.breakdown)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
-            "spot": places.spot_number[spot],
+            "what": "line",
             "file": spot[0],
             "line": spot[1],
             "function": spot[2],
@@ -221,8 +242,22 @@ def _lines(plan: Plan, places: _Places) -> list[dict[str, Any]]:
         }
         for spot in dict.fromkeys(known) if spot is not None
     ]  # fmt: skip
+    if not rows:
+        return []
     rows.sort(key=lambda row: (-row["seconds"], -row["seconds_before"]))
-    return rows[:_LINES]
+    rest = rows[_LINES:]
+    rows = rows[:_LINES]
+    if rest:
+        numbers = {k: sum(row[k] for row in rest) for k in ("seconds_before", "seconds", *_SPENT)}
+        rows.append({"what": f"{len(rest)} other lines", **numbers})
+    if sum(after[None]) or sum(before[None]):
+        rows.append({
+            "what": "no source line",
+            "seconds_before": sum(before[None]),
+            "seconds": sum(after[None]),
+            **dict(zip(_SPENT, after[None], strict=True)),
+        })  # fmt: skip
+    return rows
 
 
 def _memory(program: Program, line: Timeline, places: _Places) -> dict[str, Any]:
@@ -276,7 +311,7 @@ class _Places:
 
     def __init__(self, program: Program) -> None:
         locations = [program.location(op) for op in range(len(program.ops))]
-        files = {place.file for place in locations if place.file}
+        files = {place.shown_file: place.file for place in locations if place.file}
         folders = {str(pathlib.PurePath(file).parent) for file in files}
         try:
             common = os.path.commonpath(folders) if folders else ""
@@ -288,14 +323,16 @@ class _Places:
         #: ``[ops]`` index into :attr:`paths` and :attr:`spots`.
         self.of_op = [number.setdefault(place, len(number)) for place in locations]
         self.paths = [place.path for place in number]
-        self._files = {self.short(file): file for file in files}
+        self._files = {self.short(shown): file for shown, file in files.items()}
         #: File, line and function of each place.
-        self.spots = [(self.short(p.file), p.line, p.function) for p in number]
+        self.spots = [(self.short(p.shown_file), p.line, p.function) for p in number]
         self.spot_number = {spot: i for i, spot in enumerate(dict.fromkeys(self.spots))}
 
     def short(self, text: str) -> str:
         """``text`` with the names of files shortened."""
-        return text.replace(self.root + os.sep, "") if len(self.root) > 1 else text
+        if len(self.root) <= 1:
+            return text
+        return re.sub(rf"(?<!\S){re.escape(self.root + os.sep)}", "", text)
 
     def source(self, spot: tuple[str, int, str]) -> str:
         """The line itself, where the file can still be read."""

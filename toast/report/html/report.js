@@ -36,7 +36,6 @@
   }
   const count = (n) => n.toLocaleString("en-US");
   const several = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
-  const words = (name) => name.replaceAll("_", "-");
 
   /* -- theme ------------------------------------------------------------------------------- */
 
@@ -224,7 +223,7 @@
     const found = [];
     const kinds = new Map();
     for (const [, , kind, axes] of moves.get(op) || []) {
-      const text = `${words(listing.move_kinds[kind])} ${listing.move_axes[axes].join("\u00d7")}`;
+      const text = `${listing.move_kinds[kind]} ${listing.move_axes[axes].join("\u00d7")}`;
       kinds.set(text, (kinds.get(text) || 0) + 1);
     }
     for (const [text, n] of kinds) found.push(make("span", { class: "tag" }, text + (n > 1 ? ` \u00d7${n}` : "")));
@@ -284,13 +283,13 @@
         sum ? " summed up in parts" : "", listing.labels[value] ? ` called ${listing.labels[value]}` : "");
     });
     for (const [, operand, k, a, times, took, bytes] of moves.get(op) || [])
-      add(words(listing.move_kinds[k]), `of ${operand < 0 ? "the result" : `operand ${operand}`} over ${listing.move_axes[a].join(" and ")}, ` +
+      add(listing.move_kinds[k], `of ${operand < 0 ? "the result" : `operand ${operand}`} over ${listing.move_axes[a].join(" and ")}, ` +
         `${sizeText(bytes)}${times === 1 ? "" : times < 1 ? ", shared with other ops" : `, ${times} times`}, ${timeText(took)}`);
     const [products, memory] = spent.get(op) || [0, 0];
     if (products) add("product", timeText(products));
     if (memory) add("memory traffic", timeText(memory));
     for (const i of (torn.get(op) || []).slice(0, 8))
-      add("conflict", make("a", { href: "#conflicts", onclick: () => choose(i) }, conflictText(i)));
+      add(`conflict ${i}`, make("a", { href: "#conflicts", onclick: () => choose(i) }, conflictText(i)));
     return make("tr", { class: "detail", id: `detail-${op}` }, make("td", { colspan: "5" }, list));
   }
   function matched(section) {
@@ -379,6 +378,7 @@
     const [file, line, called] = listing.spots[listing.path_spot[i]];
     return `${path} ${file}:${line} ${called}`.toLowerCase();
   });
+  const movedBy = (op, part) => (moves.get(op) || []).some((m) => listing.move_kinds[m[2]].includes(part));
   function hasColor(op, color) {
     for (let name = firstName[op]; name < firstName[op + 1]; name++)
       if (colorOf[name] >= 0 && colorKind(colorOf[name]) === color) return true;
@@ -407,7 +407,7 @@
       for (let op = 0; op < ops; op++) {
         const hit = (!kind || kindOf(op) === kind) && (!color || hasColor(op, Number(color))) &&
           (!only || onlys[only](op)) && parts.every((part, i) =>
-            inSignature[i][listing.signature[op]] || inPlace[i][listing.place[op]] ||
+            inSignature[i][listing.signature[op]] || inPlace[i][listing.place[op]] || movedBy(op, part) ||
             (part[0] === "%" && part === `%${op}`) || pathText(op).toLowerCase().includes(part));
         if (hit) { matching[op] = 1; found++; }
       }
@@ -517,11 +517,11 @@
       const button = make("button", { type: "button", "aria-pressed": "false", onclick: () => choose(members[0]) }, folded(conflictText(members[0])));
       conflictButtons.set(members, button);
       body.append(make("tr", {}, make("th", { scope: "row" }, button),
-        make("td", {}, make("small", {}, `${placeText(op)} ${listing.sections[sectionOf(op)].phase}`)),
-        make("td", { class: "num" }, count(members.length))));
+        make("td", { class: "num" }, String(members[0])), make("td", {}, make("small", {}, `${placeText(op)} ${listing.sections[sectionOf(op)].phase}`)),
+        make("td", { class: "num alike" }, count(members.length))));
     }
     byId("conflict-list").append(make("table", {}, make("caption", {}, `${several(groups.length, "kind")} of conflicts`),
-      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "names"), make("th", { scope: "col" }, "where"),
+      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "names"), make("th", { scope: "col", class: "num" }, "number"), make("th", { scope: "col" }, "where"),
         make("th", { scope: "col", class: "num" }, "alike"))), body));
   }
   /* The dimension graph: an edge from where a value is defined to each use. */
@@ -692,9 +692,10 @@
     }
     const holds = (n) => listing.holdings[held[n]].join(" and ") || "no axis";
     add("the plan", `${nameText(name)} (%${opOfName(name)}) has ${holds(name)}; ${nameText(other)} (%${opOfName(other)}) has ${holds(other)}`);
-    add("resolved with", `compatibility set ${set + 1}, group ${group + 1}`);
+    add("resolved with", `compatibility set ${set}, resolution group ${group}`);
+    add("explained by", make("code", {}, `${data.explain} --conflict ${i}`));
     const turn = (step) => choose(members[(at + step + members.length) % members.length]);
-    view.replaceChildren(make("h3", {}, conflictText(i)),
+    view.replaceChildren(make("h3", {}, `Conflict ${i}: ${conflictText(i)}`),
       members.length > 1 ? make("div", { class: "steps" },
         make("button", { type: "button", id: "conflict-back", onclick: () => { turn(-1); byId("conflict-back").focus(); } }, "Previous"),
         `${at + 1} of ${members.length} alike`,
