@@ -15,6 +15,9 @@ from tests.helpers import analyzed, f32, mlp
 from tests.plan.conftest import MESH, machine
 from toast.errors import PinError, PlanError
 from toast.plan import Plan
+from toast.plan.plan import make_plan
+from toast.search import Found
+from toast.space import Action
 
 
 def planned(mesh: str = "d=4,m=2", **options: object) -> Plan:
@@ -90,6 +93,38 @@ def test_one_more_action_is_priced() -> None:
     for axis in free:
         assert axis.then is not None
         assert axis.why.startswith(("no step does; one that did: step ", "it has it already"))
+
+
+def test_an_axis_that_a_later_step_took_off_again() -> None:
+    def model(x: jax.Array, w: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
+        y = jnp.tanh(x @ w) @ z
+        return y, x @ x.T, y.sum()
+
+    square = f32(512, 512)
+    made = toast.plan(model, square, square, square, mesh="data=4,model=2", hardware="tpu-v5e",
+                      settings=toast.Settings(budget=0.0))  # fmt: skip
+    space = made.model.space
+    name = int(made.analysis.names.def_name[made.analysis.names.value_dim[0]])
+    model_axis = made.mesh.names.index("model")
+    put = next(a for a in space.actions if a.axis == model_axis
+               and a.color == int(space.color_group_of(name))
+               and space.apply(space.unsharded, a)[space.classes.of_op[0], model_axis] == 0)  # fmt: skip
+    off = Action(-1, (), model_axis, ((int(space.classes.of_op[0]), -1),))
+    state = space.apply(space.apply(space.unsharded, put), off)
+    plan = make_plan(
+        made.model, Found((put, off), state, 1.0, 1, 0.0, ()),
+        memory_bytes=made.memory_bytes, seed=0, seconds={},
+    )  # fmt: skip
+    free = {(f.dimension, f.axis): f for f in plan.explain_argument("x").free}
+    found = free[0, "model"]
+    assert found.kind == "undone"
+    assert found.why.startswith(
+        f"step 1 put it there, step 2 took it off: {plan.steps[1].reason}; one more that put it "
+        "there: step "
+    )
+    assert found.then is not None
+    assert free[1, "model"].kind != "undone"
+    assert free[0, "data"].kind == "price"
 
 
 def test_what_is_forbidden_is_said(pinned: Plan) -> None:
