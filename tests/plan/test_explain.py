@@ -154,7 +154,23 @@ def test_a_baselines_plan_names_its_method(plan: Plan) -> None:
 def test_arguments_that_there_are_not(plan: Plan) -> None:
     with pytest.raises(PlanError) as error:
         plan.explain_argument("token")
-    assert str(error.value).startswith("token: no such argument; near it: tokens")
+    assert str(error.value) == "token: no such argument; did you mean tokens?"
+
+
+def test_arguments_are_written_as_dimensions_are(plan: Plan) -> None:
+    for name in ("params.layers[0].wq", 'params["layers"][0]["wq"]'):
+        assert plan.explain_argument(name) == plan.explain_argument("params['layers'][0]['wq']")
+    first = plan.analysis.program
+    assert plan.explain_argument(f"%{first.argument_values[0]}").argument == first.arguments[0]
+    found = plan.why_not("params.layers[0].wq", "P('model')", search=False)
+    assert found.argument == "params['layers'][0]['wq']"
+    assert found.kept is not None
+    assert found.kept.plan.arguments["params['layers'][0]['wq']"] == (("model",), (), ())
+    for ask in (plan.explain_argument, lambda name: plan.why_not(name, "P()")):
+        with pytest.raises(PlanError, match=r"^params.layers\[0\].wqq: no such argument; did you"):
+            ask("params.layers[0].wqq")
+        with pytest.raises(PlanError, match="no such argument"):
+            ask(first.results[0])
 
 
 # -- collectives -----------------------------------------------------------------------------
@@ -308,7 +324,7 @@ def test_what_does_not_divide_or_is_fixed_cannot_be(pinned: Plan) -> None:
                      hardware="tpu-v5e")  # fmt: skip
     assert "4 devices (d) do not divide dimension 0" in odd.why_not("w1", "P('d')").impossible
     assert "drop one" in pinned.why_not("x", "P()").impossible
-    with pytest.raises(PlanError, match="w9: no such argument; near it: x, w1, w2"):
+    with pytest.raises(PlanError, match="w9: no such argument; there are x, w1, w2"):
         pinned.why_not("w9", "P()")
     with pytest.raises(PinError, match=r"'d' is no sharding; write P\('data', None\) as JAX does"):
         pinned.why_not("w1", "d")

@@ -116,7 +116,8 @@ def why_not(
         parse_spec(spec)
     names = [path for path in plan.arguments if matches(argument, path)]
     if not names:
-        argument_number(plan, argument)
+        argument = analysis.program.arguments[argument_number(plan, argument)]
+        names = [argument]
     text = spec if isinstance(spec, str) else _text(spec)
     now = tuple(dict.fromkeys(spec_text(plan.arguments[name]) for name in names))
     given = plan.constraints

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from toast.analysis.dimensions import find_argument
 from toast.apply import Spec
 from toast.cost import Transfer
 from toast.cost.model import Timed
-from toast.errors import PlanError
+from toast.errors import ExplainError, PlanError
 from toast.frontend import element_bytes
 from toast.plan.labels import describe_value, folded
 from toast.plan.prediction import Prediction
@@ -188,12 +188,14 @@ class _History:
 
 
 def argument_number(plan: Plan, name: str) -> int:
-    """The argument with a path; raises :class:`toast.errors.PlanError` with near matches."""
-    known = plan.analysis.program.arguments
-    if name in known:
-        return known.index(name)
-    near = difflib.get_close_matches(name, known, 3) or list(known[:3])
-    raise PlanError(f"{name}: no such argument; near it: {', '.join(near)}")
+    """The argument with a path, written as for :func:`toast.analysis.dimensions.find_value`.
+
+    Raises :class:`toast.errors.PlanError` with near matches.
+    """
+    try:
+        return find_argument(plan.analysis.program, name)
+    except ExplainError as error:
+        raise PlanError(str(error)) from None
 
 
 def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
@@ -204,6 +206,7 @@ def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
     op = argument_number(plan, name)
     program, analysis = plan.analysis.program, plan.analysis
     space = plan.model.space
+    name = program.arguments[op]
     type_ = program.values[program.argument_values[op]].type
     spec = plan.arguments[name]
     history = _History(plan)
