@@ -122,6 +122,14 @@ def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
         (("explain", plan, "--conflict", 0, "--argument", "x"), "are those of a TARGET"),
         (("explain", "t2b", "--argument", "x"), "ask a plan; give the JSON file"),
         (("explain", plan, "--argument", "tokns"), "tokns: no such argument; did you mean tokens"),
+        (
+            ("explain", plan, "--argument", "tokens", "--hardware", "h100"),
+            "--hardware h100: a plan is explained on its own; toast apply prices it on other",
+        ),
+        (
+            ("explain", plan, "--argument", "tokens", "--budget", 3),
+            "--budget 3: only --why-not searches; give it as well",
+        ),
         (("explain", plan, "--collective", "first"), "--collective first: give a number, or all"),
         (("explain", plan, "--collective", 10_000), "no collective 10000 in the plan of t2b"),
         (("explain", plan, "--why-not", "tokens"), "write params['wq']=P('model', None)"),

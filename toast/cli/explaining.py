@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from toast.analysis import Analysis
-from toast.cli.common import HardwareOption, JsonOption, Source, command, console, group, progress
+from toast.cli.common import JsonOption, Source, command, console, group, progress
 from toast.cli.plans import (
     ArgumentOption,
     CollectiveOption,
@@ -47,11 +47,18 @@ def explain(
     axis: Annotated[
         str | None, typer.Option("--axis", help="Price them along this axis; else along each.")
     ] = None,
-    hardware: HardwareOption = "tpu-v5e",
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            help="Of --mesh: a name or the path of a hardware file.",
+            show_default="tpu-v5e",
+        ),
+    ] = None,
     argument: ArgumentOption = None,
     collective: CollectiveOption = None,
     why_not: WhyNotOption = None,
-    budget: WhyNotBudget = 10.0,
+    budget: WhyNotBudget = None,
     json_file: JsonOption = None,
 ) -> None:
     """Explain why two dimensions of TARGET are sharded alike, one of its conflicts, or a plan.
@@ -79,13 +86,22 @@ def explain(
                 f"{source.target}: ask a plan with --argument, --collective or --why-not; "
                 "dimensions and conflicts are those of a TARGET"
             )
+        if hardware is not None:
+            raise ExplainError(
+                f"--hardware {hardware}: a plan is explained on its own; toast apply prices it on "
+                "other hardware"
+            )
+        if budget is not None and why_not is None:
+            raise ExplainError(f"--budget {budget:g}: only --why-not searches; give it as well")
         applied = load_plan(source, *(dimensions or ()))
         explain_plan(
             applied.plan, argument=argument, collective=collective, alternative=why_not,
-            budget=budget, json_file=json_file,
+            budget=10.0 if budget is None else budget, json_file=json_file,
         )  # fmt: skip
         return
-    _check(dimensions, conflict, conflicts, mesh, axis)
+    _check(dimensions, conflict, conflicts, mesh, axis, hardware)
+    if budget is not None:
+        raise ExplainError(f"--budget {budget:g}: of --why-not, which asks a plan; leave it out")
     with progress() as show:
         analysis = source.analysis(show)
     data: dict[str, Any] = {"version": 1, "program": analysis.program.name}
@@ -101,7 +117,7 @@ def explain(
                 "alike are sharded alike."
             )
     elif conflict is not None:
-        shown += _conflict(analysis, conflict, mesh, axis, hardware, data)
+        shown += _conflict(analysis, conflict, mesh, axis, hardware or "tpu-v5e", data)
     else:
         data["conflicts"] = analysis.conflict.to_dict("records")
         shown.append(report.conflict_list(analysis))
@@ -142,6 +158,7 @@ def _check(
     conflicts: bool,
     mesh: str | None,
     axis: str | None,
+    hardware: str | None,
 ) -> None:
     """Complain before the long work where options do not go together."""
     asked = bool(dimensions) + (conflict is not None) + conflicts
@@ -160,3 +177,8 @@ def _check(
         raise ExplainError("--mesh prices the resolutions of a conflict; give --conflict K as well")
     if axis is not None and mesh is None:
         raise ExplainError(f"--axis {axis}: an axis of which mesh? give --mesh as well")
+    if hardware is not None and mesh is None:
+        raise ExplainError(
+            f"--hardware {hardware}: prices the resolutions of a conflict on a mesh; give --mesh "
+            "as well"
+        )

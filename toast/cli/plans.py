@@ -33,7 +33,8 @@ WhyNotOption = Annotated[
     ),
 ]
 WhyNotBudget = Annotated[
-    float, typer.Option("--budget", min=0.0, help="Seconds that --why-not may search.")
+    float | None,
+    typer.Option("--budget", min=0.0, help="Seconds that --why-not may search.", show_default="10"),
 ]
 
 
