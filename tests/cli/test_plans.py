@@ -87,9 +87,9 @@ def test_explain_a_plan(folder: pathlib.Path) -> None:
     assert why.exit_code == 0, why.output
     for part in ("tokens = P(None, 'data'), where the plan has P(", "Pinned, all else as in the"):
         assert part in why.stdout
-    cannot = run("explain", folder / "a.json", "--why-not", "tokens=P('x')")
+    cannot = run("explain", folder / "a.json", "--why-not", "tokens=P('data', 'data')")
     assert cannot.exit_code == 0
-    assert "it cannot be: pin tokens=P('x')" in " ".join(cannot.stdout.split())
+    assert "it cannot be: pin tokens=P('data', 'data')" in " ".join(cannot.stdout.split())
 
 
 def test_another_target_for_a_plan(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -133,6 +133,14 @@ def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
         (("explain", plan, "--collective", "first"), "--collective first: give a number, or all"),
         (("explain", plan, "--collective", 10_000), "no collective 10000 in the plan of t2b"),
         (("explain", plan, "--why-not", "tokens"), "write params['wq']=P('model', None)"),
+        (
+            ("explain", plan, "--why-not", "tokens=P('x')"),
+            "tokens=P('x'): no axis x in mesh data=4,model=4; use data, model",
+        ),
+        (
+            ("explain", plan, "--why-not", "tokens=P(None, None, 'data')"),
+            "and has 2 dimensions, not 3",
+        ),
         (("explain", plan, "--why-not", "tokens=P(3)"), "is no sharding; write P('data', None)"),
     ):
         failed = run(*arguments)

@@ -308,15 +308,24 @@ def test_an_alternative_on_a_refined_and_a_pinned_plan(pinned: Plan) -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ("P('z')", "no axis z in mesh d=4,m=2; use d, m"),
-        ("P('d', 'd')", "axis d stands twice"),
-        ("P(None, None, 'd')", "has 2 dimensions, not 3"),
+        ("P('z')", "w1=P('z'): no axis z in mesh d=4,m=2; use d, m"),
+        (P(("d", "z")), "w1=P(('d', 'z')): no axis z in mesh d=4,m=2; use d, m"),
+        (
+            "P(None, None, 'd')",
+            "w1=P(None, None, 'd'): w1 is f32[512,2048] and has 2 dimensions, not 3",
+        ),
     ],
 )
-def test_what_cannot_be(spec: str, why: str) -> None:
-    found = planned().why_not("w1", spec)
+def test_a_sharding_that_is_none_of_the_argument(spec: str | P, why: str) -> None:
+    with pytest.raises(PinError) as error:
+        planned().why_not("w1", spec)
+    assert str(error.value) == why
+
+
+def test_what_cannot_be() -> None:
+    found = planned().why_not("w1", "P('d', 'd')")
     assert found.kept is found.searched is None
-    assert why in found.impossible
+    assert "axis d stands twice" in found.impossible
 
 
 def test_what_does_not_divide_or_is_fixed_cannot_be(pinned: Plan) -> None:
