@@ -232,6 +232,21 @@ def test_version_1_is_read(plan: Plan, tmp_path: pathlib.Path) -> None:
     assert math.isclose(applied.plan.after.step_seconds, plan.after.step_seconds, rel_tol=0.05)
 
 
+def test_a_step_that_can_no_longer_act_is_said_and_left_out() -> None:
+    def shapes(rows: int) -> list[Any]:
+        return [f32(rows, 512), f32(512, 2048), f32(2048, 512)]
+
+    plan = toast.plan(mlp, *shapes(4096), mesh="d=4,m=2", hardware="tpu-v5e")
+    assert [(step.dimensions[0], step.axis) for step in plan.steps] == [("x:0", "d"), ("x:0", "m")]
+    applied = toast.apply_plan(written(plan), mlp, *shapes(4100))  # 8 devices do not divide it
+    assert "step 2, x:0 along m: has no effect here" in applied.notes
+    assert [(step.dimensions[0], step.axis) for step in applied.plan.steps] == [("x:0", "d")]
+    assert applied.plan.arguments["x"] == (("d",), ())
+    again = toast.apply_plan(written(plan), mlp, *shapes(4096))
+    assert again.notes == ()
+    assert len(again.plan.steps) == 2
+
+
 def test_plans_of_newer_versions_are_refused(plan: Plan) -> None:
     data = {**written(plan), "version": VERSION + 1}
     with pytest.raises(PlanError) as error:

@@ -110,21 +110,24 @@ def apply_saved(
     space, notes = _space(saved, analysis, mesh)
     exact = same and mesh.axes == saved.mesh.axes and not notes
     offered = Offered(space)
-    wanted = [action for action in saved.actions if action.axis] if saved.replayed else []
+    wanted = [(n, action) for n, action in enumerate(saved.actions, 1) if action.axis]
     found: list[tuple[Action, bool]] = []
     lost = []
-    for step in wanted:
+    state = space.pinned
+    for number, step in wanted if saved.replayed else []:
         action = offered.exactly(step)
         if action is None and (action := offered.nearest(step)) is not None:
             notes.append(_nearly(space, step, action))
         if action is None:
             lost.append(_action_text(step))
-        else:
-            found.append((action, step.fixed))
+            continue
+        after = space.apply(state, action)
+        if not exact and (after == state).all():
+            notes.append(f"step {number}, {_action_text(step)}: has no effect here")
+            continue
+        state = after
+        found.append((action, step.fixed))
     actions = tuple(action for action, _ in found)
-    state = space.pinned
-    for action in actions:
-        state = space.apply(state, action)
     begun = space.of_ops(state)
     work = _Work(saved, space, begun.copy(), exact)
     known = work.ops()
