@@ -111,7 +111,7 @@ def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
     plan = folder / "a.json"
     for arguments, message in (
         (("diff", plan, tmp_path / "newer.json"), "was written by a newer TOAST, this one reads"),
-        (("diff", plan, tmp_path / "bad.json"), "bad.json is no plan; give what --json wrote"),
+        (("diff", plan, tmp_path / "bad.json"), "bad.json is no plan: no JSON at line 1, column 2"),
         (("diff", plan, tmp_path / "gone.json"), "gone.json: No such file or directory"),
         (("diff", plan, plan, "--json", tmp_path), "cannot write"),
         (("apply", tmp_path / "newer.json", "t2b"), "version 99 of plans"),

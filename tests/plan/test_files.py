@@ -275,17 +275,76 @@ def test_nothing_that_matches_is_an_error(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "[]", "3", "{}", '{"version": "2"}', '{"version": true}', '{"version": 0}', "[" * 99],
+    ("text", "why"),
+    [
+        ("", "no JSON at line 1, column 1 (Expecting value)"),
+        ('{"version": 2,\n "argu', "no JSON at line 2, column 2 (Unterminated string starting at)"),
+        ("[" * 99, "no JSON at line 1, column 100 (Expecting value)"),
+        ("[]", "a list in place of an object"),
+        ("3", "3 in place of an object"),
+        ("{}", "no key 'version'"),
+        ('{"version": "2"}', "version '2' is no positive whole number"),
+        ('{"version": true}', "version True is no positive whole number"),
+        ('{"version": 0}', "version 0 is no positive whole number"),
+    ],
 )
-def test_what_is_no_plan(text: str, tmp_path: pathlib.Path) -> None:
+def test_what_is_no_plan(text: str, why: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "none.json"
     path.write_text(text)
     with pytest.raises(PlanError) as error:
         read(path)
-    assert str(error.value) == f"{path} is no plan; give what --json wrote"
+    assert str(error.value) == f"{path} is no plan: {why}; give what --json wrote"
     with pytest.raises(PlanError, match="No such file or directory"):
         read(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "damage", "why"),
+    [
+        (("mesh", "data"), 0, "in 'mesh', mesh 'data=0,model=2@data,model': axis data has size '0'"),
+        (("mesh",), [], "in 'mesh', a list is not what a plan has there"),
+        (("arguments",), [], "in 'arguments', a list is not what a plan has there"),
+        (("arguments", "tokens"), 7, "in 'arguments', 'tokens', 7 in place of an object with key"),
+        (("arguments", "tokens", "sharding"), "data", "in 'arguments', 'tokens', 'sharding', 'dat"),
+        (("actions", 0, "after", "step_seconds"), math.nan,
+         "in 'actions', '0', 'after', 'step_seconds', nan is no amount: it is negative or not"),
+        (("after", "peak_bytes"), -1, "in 'after', 'peak_bytes', -1 is no amount"),
+        (("after", "collectives", 1, "seconds"), math.inf, "in 'after', 'collectives', '1', 'se"),
+        (("collectives", 0, "bytes"), None, "in 'collectives', '0', 'bytes', None is not what"),
+    ],
+)  # fmt: skip
+def test_damage_names_its_key(
+    place: tuple[Any, ...], damage: Any, why: str, plan: Plan, tmp_path: pathlib.Path
+) -> None:
+    data = written(plan)
+    parent = data
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = damage
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(PlanError) as error:
+        read(path)
+    assert str(error.value).startswith(f"{path} is no plan: {why}")
+    assert str(error.value).endswith("; give what --json wrote")
+    del parent[place[-1]]
+    if isinstance(place[-1], str) and place[0] not in ("mesh", "arguments"):
+        with pytest.raises(PlanError, match=f"no key '{place[-1]}'"):
+            read(data)
+
+
+def test_a_plan_without_arguments_gets_a_note(plan: Plan) -> None:
+    applied = toast.apply_plan({**written(plan), "arguments": {}}, plan.analysis,
+                               hardware=plan.hardware)  # fmt: skip
+    assert applied.notes == (
+        "t2b-tiny says nothing of arguments: they are sharded as the actions reach them",
+    )
+
+
+def test_texts_of_files_command_no_terminal(plan: Plan, tmp_path: pathlib.Path) -> None:
+    data = {**written(plan), "method": "a\x1b[31mb\x9bc\td"}
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    assert read(tmp_path / "a.json").method == r"a\x1b[31mb\x9bc" + "\td"
 
 
 def complaint(data: Any, plan: Plan) -> str:

@@ -145,8 +145,7 @@ def load_plan(source: Source, target: str | None = None) -> Applied:
     )  # fmt: skip
     with progress() as show:
         applied = api.apply_plan(source.target, found.analysis(show), progress=show)
-    if not applied.same_program:
-        warn(applied.notes)
+    warn(applied.notes)
     return applied
 
 

@@ -258,6 +258,8 @@ def _setting_notes(
         yield "the file does not say which program it was made for (version 1 of plans)"
     elif not same:
         yield f"the plan was made for another program: {name} has other ops, types or arguments"
+    if not saved.arguments:
+        yield f"{saved.name} says nothing of arguments: they are sharded as the actions reach them"
     if mesh != saved.mesh:
         yield f"the plan was made for mesh {saved.mesh}"
     if hardware.name != saved.hardware:
