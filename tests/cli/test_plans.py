@@ -62,7 +62,7 @@ def test_apply_to_the_same_and_to_more_layers(folder: pathlib.Path) -> None:
     assert "sdy.mesh" in annotated.read_text()
     more = run("apply", folder / "a.json", "t2b", "--layers", 2)
     assert more.exit_code == 0, more.output
-    assert "note: the plan was made for another program: t2b has other ops" in more.stderr
+    assert "note: the plan was made for another program, " in more.stderr
     for part in ("are like some", "in the plan", "step time", "peak memory"):
         assert part in more.stdout
     other = run("apply", folder / "a.json", "t2b", "--layers", 1, "--mesh", "data=2,model=2")
@@ -81,7 +81,8 @@ def test_explain_a_plan(folder: pathlib.Path) -> None:
     argument, collective = json.loads(target.read_text())["explained"]
     assert argument["argument"] == "tokens"
     assert collective["number"] == 1
-    listed = run("explain", folder / "a.json", "--collective", "all")
+    (folder / "a.plan").write_text((folder / "a.json").read_text())
+    listed = run("explain", folder / "a.plan", "--collective", "all")
     assert "Collectives, the longest first" in listed.stdout
     why = run("explain", folder / "a.json", "--why-not", "tokens=P(None, 'data')", "--budget", 1)
     assert why.exit_code == 0, why.output

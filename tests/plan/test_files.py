@@ -26,7 +26,7 @@ from toast.errors import MeshError, PlanError
 from toast.facts import read as read_facts
 from toast.hardware import Mesh, load
 from toast.models import ZOO
-from toast.plan import VERSION, Plan, read, schema
+from toast.plan import VERSION, Plan, is_plan, read, schema
 from toast.resources import directory
 
 TINY = Mesh.parse(MESH)
@@ -119,7 +119,8 @@ def test_more_layers_are_sharded_as_those_there_were() -> None:
     applied = toast.apply_plan(written(plan), analyzed("t2b", layers=2))
     assert not applied.same_program
     assert applied.notes[0] == (
-        "the plan was made for another program: t2b has other ops, types or arguments"
+        f"the plan was made for another program, {plan.analysis.program.digest[:8]}: t2b, "
+        f"{applied.plan.analysis.program.digest[:8]}, has other ops, types or arguments"
     )
     assert applied.gone == applied.changed == applied.new == ()
     for path, spec in applied.plan.arguments.items():
@@ -331,6 +332,22 @@ def test_damage_names_its_key(
     if isinstance(place[-1], str) and place[0] not in ("mesh", "arguments"):
         with pytest.raises(PlanError, match=f"no key '{place[-1]}'"):
             read(data)
+
+
+def test_plans_are_known_by_what_they_hold(plan: Plan, tmp_path: pathlib.Path) -> None:
+    for name, text, known in (
+        ("plan.txt", json.dumps(written(plan)), True),
+        ("plan.json", json.dumps(written(plan))[:99], True),
+        ("none.txt", '{"version": 1}', False),
+        ("none.mlir", "module {", False),
+        ("none.bin", "{\udc80", False),
+    ):
+        path = tmp_path / name
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        assert is_plan(path) is known, name
+    assert is_plan("gone.json")
+    assert not is_plan("t2b")
+    assert not is_plan(tmp_path)
 
 
 def test_a_plan_without_arguments_gets_a_note(plan: Plan) -> None:

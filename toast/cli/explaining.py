@@ -63,8 +63,8 @@ def explain(
 ) -> None:
     """Explain why two dimensions of TARGET are sharded alike, one of its conflicts, or a plan.
 
-    A plan is a JSON file in place of TARGET; it says itself which TARGET it was made from, unless
-    one is named behind it.
+    A plan is a file that toast plan --json wrote, in place of TARGET; it says itself which TARGET
+    it was made from, unless one is named behind it.
 
     The chain between two dimensions has a step for each op that gives both one factor (I), and for
     each use of a value (M), with the rule that says so; or it ends at the op that keeps them apart.
@@ -72,10 +72,12 @@ def explain(
     from toast import report
     from toast.explain import mirrored
     from toast.files import write_all
+    from toast.plan import is_plan
 
     asked_of_plan = [option for option in (argument, collective, why_not) if option is not None]
-    if asked_of_plan or source.target.endswith(".json"):
-        if not source.target.endswith(".json"):
+    plan_file = is_plan(source.target)
+    if asked_of_plan or plan_file:
+        if not plan_file:
             raise ExplainError(
                 f"{source.target}: --argument, --collective and --why-not ask a plan; give the "
                 "JSON file that toast plan --json wrote"

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from toast.apply import Spec
 from toast.cost import CostModel
 from toast.errors import PinError, PlanError
+from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
 from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_digest, keyed_ops
 from toast.plan.labels import action_labels, folded
@@ -31,6 +32,9 @@ from toast.space import NONE, Action, Constraints, Space, States
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
+
+#: Characters of a program's hash that messages show.
+_HASH = 8
 
 OpState = npt.NDArray[np.int8]
 
@@ -137,7 +141,7 @@ def apply_saved(
             f"{saved.name} is a plan of {saved.program}; nothing of it matches {program.name}: no "
             "argument, no action and no op that it shards; give the program that it was made for"
         )
-    notes = [*_setting_notes(saved, same, program.name, mesh, hardware), *notes]
+    notes = [*_setting_notes(saved, program, mesh, hardware), *notes]
     tell("prices")
     price = _Pricing(saved, actions, hardware, memory_bytes)
     best = price(space, work.state)
@@ -250,15 +254,16 @@ def _listed(texts: Sequence[str]) -> str:
     return ", ".join(texts[:3]) + (f" and {more} more" if more > 0 else "")
 
 
-def _setting_notes(
-    saved: Saved, same: bool, name: str, mesh: Mesh, hardware: Hardware
-) -> Iterator[str]:
+def _setting_notes(saved: Saved, program: Program, mesh: Mesh, hardware: Hardware) -> Iterator[str]:
     """What is not as it was when the plan was made."""
     if not saved.digest:
         yield "the file does not say which program it was made for (version 1 of plans)"
-    elif not same:
-        yield f"the plan was made for another program: {name} has other ops, types or arguments"
-    if not saved.arguments:
+    elif saved.digest != program.digest:
+        yield (
+            f"the plan was made for another program, {saved.digest[:_HASH]}: {program.name}, "
+            f"{program.digest[:_HASH]}, has other ops, types or arguments"
+        )
+    if program.arguments and not saved.arguments:
         yield f"{saved.name} says nothing of arguments: they are sharded as the actions reach them"
     if mesh != saved.mesh:
         yield f"the plan was made for mesh {saved.mesh}"
