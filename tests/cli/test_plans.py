@@ -118,6 +118,10 @@ def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
         (("apply", tmp_path / "newer.json", "t2b"), "version 99 of plans"),
         (("apply", plan, "mlp"), "nothing of it matches mlp"),
         (("apply", plan, "nonsense"), "nonsense"),
+        (
+            ("apply", plan, "t2b", "--layers", 1, "--memory", 0.01, "--json", tmp_path / "no.json"),
+            "memory limit of 0.01 GiB per device: ",
+        ),
         (("apply", plan, "mlp", "--mesh", "a=3,b"), "is not axis=size"),
         (("explain", plan), "ask a plan with --argument, --collective or --why-not"),
         (("explain", plan, "--conflict", 0, "--argument", "x"), "are those of a TARGET"),
@@ -148,3 +152,4 @@ def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
         assert failed.exit_code == 2, arguments
         assert message in failed.stderr, failed.stderr
         assert len(failed.stderr.strip().splitlines()) == 1, failed.stderr
+    assert not (tmp_path / "no.json").exists()
