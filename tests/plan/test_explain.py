@@ -15,6 +15,7 @@ from tests.helpers import analyzed, f32, mlp
 from tests.plan.conftest import MESH, machine
 from toast.errors import PinError, PlanError
 from toast.plan import Plan
+from toast.plan.labels import shown_labels
 from toast.plan.plan import make_plan
 from toast.search import Found
 from toast.space import Action
@@ -125,6 +126,19 @@ def test_an_axis_that_a_later_step_took_off_again() -> None:
     assert found.then is not None
     assert free[1, "model"].kind != "undone"
     assert free[0, "data"].kind == "price"
+    assert plan.steps[1].dimensions == ("x:-",)  # what files have
+    assert shown_labels(plan.steps[1].dimensions, 2) == "no dimension of x"
+
+
+def test_labels_in_words() -> None:
+    for label, shown in (
+        ("dot_general:- at a.py:3", "no dimension of dot_general at a.py:3"),
+        ("w['a']:-", "no dimension of w['a']"),
+        ("w['a:-1']:0", "w['a:-1']:0"),
+        ("x:0", "x:0"),
+    ):
+        assert shown_labels([label], 1) == shown
+    assert shown_labels(["x:-", "y:0", "z:0"], 2) == "no dimension of x, y:0 and 1 more"
 
 
 def test_what_is_forbidden_is_said(pinned: Plan) -> None:

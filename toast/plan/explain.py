@@ -13,7 +13,7 @@ from toast.cost import Transfer
 from toast.cost.model import Timed
 from toast.errors import ExplainError, PlanError
 from toast.frontend import element_bytes
-from toast.plan.labels import describe_value, folded
+from toast.plan.labels import describe_value, folded, shown_labels
 from toast.plan.prediction import Prediction
 from toast.plan.shard import major_ranks, spec_of
 from toast.space import NONE, States
@@ -43,9 +43,7 @@ class Cause:
     def __str__(self) -> str:
         if not self.number:
             return f"{self.kind} put it there"
-        more = len(self.dimensions) - 2
-        shown = ", ".join(self.dimensions[:2]) or "intermediate values"
-        shown += f" and {more} more" if more > 0 else ""
+        shown = shown_labels(self.dimensions, 2) or "intermediate values"
         return f"step {self.number}, {self.kind} of {shown} along {self.axis or 'axes'}"
 
 

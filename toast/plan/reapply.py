@@ -24,7 +24,7 @@ from toast.errors import PinError, PlanError
 from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
 from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_digest, keyed_ops
-from toast.plan.labels import action_labels, folded
+from toast.plan.labels import action_labels, folded, shown_labels
 from toast.plan.matching import Offered
 from toast.plan.plan import Plan, Step, make_plan
 from toast.search import Found
@@ -232,9 +232,8 @@ def _step(action: SavedAction) -> Step:
 
 
 def _action_text(action: SavedAction) -> str:
-    shown = ", ".join(action.dimensions[:2]) or "intermediate values"
-    more = len(action.dimensions) - 2
-    return f"{shown}{f' and {more} more' if more > 0 else ''} along {action.axis}"
+    shown = shown_labels(action.dimensions, 2) or "intermediate values"
+    return f"{shown} along {action.axis}"
 
 
 def _nearly(space: Space, wanted: SavedAction, action: Action) -> str:
