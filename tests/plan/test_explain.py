@@ -15,6 +15,10 @@ from tests.helpers import analyzed, f32, mlp
 from tests.plan.conftest import MESH, machine
 from toast.errors import PinError, PlanError
 from toast.plan import Plan
+from toast.plan.labels import shown_labels
+from toast.plan.plan import make_plan
+from toast.search import Found
+from toast.space import Action
 
 
 def planned(mesh: str = "d=4,m=2", **options: object) -> Plan:
@@ -92,6 +96,51 @@ def test_one_more_action_is_priced() -> None:
         assert axis.why.startswith(("no step does; one that did: step ", "it has it already"))
 
 
+def test_an_axis_that_a_later_step_took_off_again() -> None:
+    def model(x: jax.Array, w: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
+        y = jnp.tanh(x @ w) @ z
+        return y, x @ x.T, y.sum()
+
+    square = f32(512, 512)
+    made = toast.plan(model, square, square, square, mesh="data=4,model=2", hardware="tpu-v5e",
+                      settings=toast.Settings(budget=0.0))  # fmt: skip
+    space = made.model.space
+    name = int(made.analysis.names.def_name[made.analysis.names.value_dim[0]])
+    model_axis = made.mesh.names.index("model")
+    put = next(a for a in space.actions if a.axis == model_axis
+               and a.color == int(space.color_group_of(name))
+               and space.apply(space.unsharded, a)[space.classes.of_op[0], model_axis] == 0)  # fmt: skip
+    off = Action(-1, (), model_axis, ((int(space.classes.of_op[0]), -1),))
+    state = space.apply(space.apply(space.unsharded, put), off)
+    plan = make_plan(
+        made.model, Found((put, off), state, 1.0, 1, 0.0, ()),
+        memory_bytes=made.memory_bytes, seed=0, seconds={},
+    )  # fmt: skip
+    free = {(f.dimension, f.axis): f for f in plan.explain_argument("x").free}
+    found = free[0, "model"]
+    assert found.kind == "undone"
+    assert found.why.startswith(
+        f"step 1 put it there, step 2 took it off: {plan.steps[1].reason}; one more that put it "
+        "there: step "
+    )
+    assert found.then is not None
+    assert free[1, "model"].kind != "undone"
+    assert free[0, "data"].kind == "price"
+    assert plan.steps[1].dimensions == ("x:-",)  # what files have
+    assert shown_labels(plan.steps[1].dimensions, 2) == "no dimension of x"
+
+
+def test_labels_in_words() -> None:
+    for label, shown in (
+        ("dot_general:- at a.py:3", "no dimension of dot_general at a.py:3"),
+        ("w['a']:-", "no dimension of w['a']"),
+        ("w['a:-1']:0", "w['a:-1']:0"),
+        ("x:0", "x:0"),
+    ):
+        assert shown_labels([label], 1) == shown
+    assert shown_labels(["x:-", "y:0", "z:0"], 2) == "no dimension of x, y:0 and 1 more"
+
+
 def test_what_is_forbidden_is_said(pinned: Plan) -> None:
     kinds = {(f.kind, f.why) for f in pinned.explain_argument("w1").free}
     assert kinds == {("constraint", "a pin, or what is forbidden, keeps it off")}
@@ -119,7 +168,23 @@ def test_a_baselines_plan_names_its_method(plan: Plan) -> None:
 def test_arguments_that_there_are_not(plan: Plan) -> None:
     with pytest.raises(PlanError) as error:
         plan.explain_argument("token")
-    assert str(error.value).startswith("token: no such argument; near it: tokens")
+    assert str(error.value) == "token: no such argument; did you mean tokens?"
+
+
+def test_arguments_are_written_as_dimensions_are(plan: Plan) -> None:
+    for name in ("params.layers[0].wq", 'params["layers"][0]["wq"]'):
+        assert plan.explain_argument(name) == plan.explain_argument("params['layers'][0]['wq']")
+    first = plan.analysis.program
+    assert plan.explain_argument(f"%{first.argument_values[0]}").argument == first.arguments[0]
+    found = plan.why_not("params.layers[0].wq", "P('model')", search=False)
+    assert found.argument == "params['layers'][0]['wq']"
+    assert found.kept is not None
+    assert found.kept.plan.arguments["params['layers'][0]['wq']"] == (("model",), (), ())
+    for ask in (plan.explain_argument, lambda name: plan.why_not(name, "P()")):
+        with pytest.raises(PlanError, match=r"^params.layers\[0\].wqq: no such argument; did you"):
+            ask("params.layers[0].wqq")
+        with pytest.raises(PlanError, match="no such argument"):
+            ask(first.results[0])
 
 
 # -- collectives -----------------------------------------------------------------------------
@@ -257,15 +322,24 @@ def test_an_alternative_on_a_refined_and_a_pinned_plan(pinned: Plan) -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ("P('z')", "no axis z in mesh d=4,m=2; use d, m"),
-        ("P('d', 'd')", "axis d stands twice"),
-        ("P(None, None, 'd')", "has 2 dimensions, not 3"),
+        ("P('z')", "w1=P('z'): no axis z in mesh d=4,m=2; use d, m"),
+        (P(("d", "z")), "w1=P(('d', 'z')): no axis z in mesh d=4,m=2; use d, m"),
+        (
+            "P(None, None, 'd')",
+            "w1=P(None, None, 'd'): w1 is f32[512,2048] and has 2 dimensions, not 3",
+        ),
     ],
 )
-def test_what_cannot_be(spec: str, why: str) -> None:
-    found = planned().why_not("w1", spec)
+def test_a_sharding_that_is_none_of_the_argument(spec: str | P, why: str) -> None:
+    with pytest.raises(PinError) as error:
+        planned().why_not("w1", spec)
+    assert str(error.value) == why
+
+
+def test_what_cannot_be() -> None:
+    found = planned().why_not("w1", "P('d', 'd')")
     assert found.kept is found.searched is None
-    assert why in found.impossible
+    assert "axis d stands twice" in found.impossible
 
 
 def test_what_does_not_divide_or_is_fixed_cannot_be(pinned: Plan) -> None:
@@ -273,7 +347,7 @@ def test_what_does_not_divide_or_is_fixed_cannot_be(pinned: Plan) -> None:
                      hardware="tpu-v5e")  # fmt: skip
     assert "4 devices (d) do not divide dimension 0" in odd.why_not("w1", "P('d')").impossible
     assert "drop one" in pinned.why_not("x", "P()").impossible
-    with pytest.raises(PlanError, match="w9: no such argument; near it: x, w1, w2"):
+    with pytest.raises(PlanError, match="w9: no such argument; there are x, w1, w2"):
         pinned.why_not("w9", "P()")
     with pytest.raises(PinError, match=r"'d' is no sharding; write P\('data', None\) as JAX does"):
         pinned.why_not("w1", "d")

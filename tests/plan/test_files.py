@@ -26,7 +26,7 @@ from toast.errors import MeshError, PlanError
 from toast.facts import read as read_facts
 from toast.hardware import Mesh, load
 from toast.models import ZOO
-from toast.plan import VERSION, Plan, read, schema
+from toast.plan import VERSION, Plan, is_plan, read, schema
 from toast.resources import directory
 
 TINY = Mesh.parse(MESH)
@@ -119,7 +119,8 @@ def test_more_layers_are_sharded_as_those_there_were() -> None:
     applied = toast.apply_plan(written(plan), analyzed("t2b", layers=2))
     assert not applied.same_program
     assert applied.notes[0] == (
-        "the plan was made for another program: t2b has other ops, types or arguments"
+        f"the plan was made for another program, {plan.analysis.program.digest[:8]}: t2b, "
+        f"{applied.plan.analysis.program.digest[:8]}, has other ops, types or arguments"
     )
     assert applied.gone == applied.changed == applied.new == ()
     for path, spec in applied.plan.arguments.items():
@@ -232,6 +233,21 @@ def test_version_1_is_read(plan: Plan, tmp_path: pathlib.Path) -> None:
     assert math.isclose(applied.plan.after.step_seconds, plan.after.step_seconds, rel_tol=0.05)
 
 
+def test_a_step_that_can_no_longer_act_is_said_and_left_out() -> None:
+    def shapes(rows: int) -> list[Any]:
+        return [f32(rows, 512), f32(512, 2048), f32(2048, 512)]
+
+    plan = toast.plan(mlp, *shapes(4096), mesh="d=4,m=2", hardware="tpu-v5e")
+    assert [(step.dimensions[0], step.axis) for step in plan.steps] == [("x:0", "d"), ("x:0", "m")]
+    applied = toast.apply_plan(written(plan), mlp, *shapes(4100))  # 8 devices do not divide it
+    assert "step 2, x:0 along m: has no effect here" in applied.notes
+    assert [(step.dimensions[0], step.axis) for step in applied.plan.steps] == [("x:0", "d")]
+    assert applied.plan.arguments["x"] == (("d",), ())
+    again = toast.apply_plan(written(plan), mlp, *shapes(4096))
+    assert again.notes == ()
+    assert len(again.plan.steps) == 2
+
+
 def test_plans_of_newer_versions_are_refused(plan: Plan) -> None:
     data = {**written(plan), "version": VERSION + 1}
     with pytest.raises(PlanError) as error:
@@ -260,17 +276,92 @@ def test_nothing_that_matches_is_an_error(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "[]", "3", "{}", '{"version": "2"}', '{"version": true}', '{"version": 0}', "[" * 99],
+    ("text", "why"),
+    [
+        ("", "no JSON at line 1, column 1 (Expecting value)"),
+        ('{"version": 2,\n "argu', "no JSON at line 2, column 2 (Unterminated string starting at)"),
+        ("[" * 99, "no JSON at line 1, column 100 (Expecting value)"),
+        ("[]", "a list in place of an object"),
+        ("3", "3 in place of an object"),
+        ("{}", "no key 'version'"),
+        ('{"version": "2"}', "version '2' is no positive whole number"),
+        ('{"version": true}', "version True is no positive whole number"),
+        ('{"version": 0}', "version 0 is no positive whole number"),
+    ],
 )
-def test_what_is_no_plan(text: str, tmp_path: pathlib.Path) -> None:
+def test_what_is_no_plan(text: str, why: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "none.json"
     path.write_text(text)
     with pytest.raises(PlanError) as error:
         read(path)
-    assert str(error.value) == f"{path} is no plan; give what --json wrote"
+    assert str(error.value) == f"{path} is no plan: {why}; give what --json wrote"
     with pytest.raises(PlanError, match="No such file or directory"):
         read(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "damage", "why"),
+    [
+        (("mesh", "data"), 0, "in 'mesh', mesh 'data=0,model=2@data,model': axis data has size '0'"),
+        (("mesh",), [], "in 'mesh', a list is not what a plan has there"),
+        (("arguments",), [], "in 'arguments', a list is not what a plan has there"),
+        (("arguments", "tokens"), 7, "in 'arguments', 'tokens', 7 in place of an object with key"),
+        (("arguments", "tokens", "sharding"), "data", "in 'arguments', 'tokens', 'sharding', 'dat"),
+        (("actions", 0, "after", "step_seconds"), math.nan,
+         "in 'actions', '0', 'after', 'step_seconds', nan is no amount: it is negative or not"),
+        (("after", "peak_bytes"), -1, "in 'after', 'peak_bytes', -1 is no amount"),
+        (("after", "collectives", 1, "seconds"), math.inf, "in 'after', 'collectives', '1', 'se"),
+        (("collectives", 0, "bytes"), None, "in 'collectives', '0', 'bytes', None is not what"),
+    ],
+)  # fmt: skip
+def test_damage_names_its_key(
+    place: tuple[Any, ...], damage: Any, why: str, plan: Plan, tmp_path: pathlib.Path
+) -> None:
+    data = written(plan)
+    parent = data
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = damage
+    path = tmp_path / "damaged.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(PlanError) as error:
+        read(path)
+    assert str(error.value).startswith(f"{path} is no plan: {why}")
+    assert str(error.value).endswith("; give what --json wrote")
+    del parent[place[-1]]
+    if isinstance(place[-1], str) and place[0] not in ("mesh", "arguments"):
+        with pytest.raises(PlanError, match=f"no key '{place[-1]}'"):
+            read(data)
+
+
+def test_plans_are_known_by_what_they_hold(plan: Plan, tmp_path: pathlib.Path) -> None:
+    for name, text, known in (
+        ("plan.txt", json.dumps(written(plan)), True),
+        ("plan.json", json.dumps(written(plan))[:99], True),
+        ("none.txt", '{"version": 1}', False),
+        ("none.mlir", "module {", False),
+        ("none.bin", "{\udc80", False),
+    ):
+        path = tmp_path / name
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        assert is_plan(path) is known, name
+    assert is_plan("gone.json")
+    assert not is_plan("t2b")
+    assert not is_plan(tmp_path)
+
+
+def test_a_plan_without_arguments_gets_a_note(plan: Plan) -> None:
+    applied = toast.apply_plan({**written(plan), "arguments": {}}, plan.analysis,
+                               hardware=plan.hardware)  # fmt: skip
+    assert applied.notes == (
+        "t2b-tiny says nothing of arguments: they are sharded as the actions reach them",
+    )
+
+
+def test_texts_of_files_command_no_terminal(plan: Plan, tmp_path: pathlib.Path) -> None:
+    data = {**written(plan), "method": "a\x1b[31mb\x9bc\td"}
+    (tmp_path / "a.json").write_text(json.dumps(data))
+    assert read(tmp_path / "a.json").method == r"a\x1b[31mb\x9bc" + "\td"
 
 
 def complaint(data: Any, plan: Plan) -> str:

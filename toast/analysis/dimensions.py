@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from collections.abc import Sequence
 
 from toast.errors import ExplainError
 from toast.frontend import Program
@@ -73,11 +74,28 @@ def find_value(program: Program, name: str) -> int:
                 f"{name}: no such value; values are %0 to %{len(program.values) - 1}"
             )
         return int(name[1:])
-    kinds = (
+    return _find(program, name, "argument, result or value", (
         [*zip(program.argument_values, program.arguments, strict=True)],
         [*program.labels.items()],
         [*zip(program.result_values, program.results, strict=True)],
-    )
+    ))  # fmt: skip
+
+
+def find_argument(program: Program, name: str) -> int:
+    """The argument that ``name`` names, by number; names are as for :func:`find_value`.
+
+    Raises :class:`toast.errors.ExplainError` where there is none, or are several.
+    """
+    arguments = [*zip(program.argument_values, program.arguments, strict=True)]
+    if re.fullmatch(r"%\d+", name) and int(name[1:]) in program.argument_values:
+        return program.argument_values.index(int(name[1:]))
+    return program.argument_values.index(_find(program, name, "argument", (arguments,)))
+
+
+def _find(
+    program: Program, name: str, what: str, kinds: Sequence[Sequence[tuple[int, str]]]
+) -> int:
+    """The value with a name, of the first kind of values that has it."""
     known = [(value, label) for kind in kinds for value, label in kind]
     for wanted in (lambda label: label == name, lambda label: _parts(label) == _parts(name)):
         for kind in kinds:
@@ -89,7 +107,7 @@ def find_value(program: Program, name: str) -> int:
                 raise ExplainError(f"{name}: several values have this name: {listed}; write one")
             if found:
                 return next(iter(found))
-    raise ExplainError(f"{name}: no such argument, result or value; {_hint(name, known)}")
+    raise ExplainError(f"{name}: no such {what}; {_hint(name, known)}")
 
 
 def _parts(name: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from toast.analysis import Analysis
-from toast.cli.common import HardwareOption, JsonOption, Source, command, console, group, progress
+from toast.cli.common import JsonOption, Source, command, console, group, progress
 from toast.cli.plans import (
     ArgumentOption,
     CollectiveOption,
@@ -47,17 +47,24 @@ def explain(
     axis: Annotated[
         str | None, typer.Option("--axis", help="Price them along this axis; else along each.")
     ] = None,
-    hardware: HardwareOption = "tpu-v5e",
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            "--hardware",
+            help="Of --mesh: a name or the path of a hardware file.",
+            show_default="tpu-v5e",
+        ),
+    ] = None,
     argument: ArgumentOption = None,
     collective: CollectiveOption = None,
     why_not: WhyNotOption = None,
-    budget: WhyNotBudget = 10.0,
+    budget: WhyNotBudget = None,
     json_file: JsonOption = None,
 ) -> None:
     """Explain why two dimensions of TARGET are sharded alike, one of its conflicts, or a plan.
 
-    A plan is a JSON file in place of TARGET; it says itself which TARGET it was made from, unless
-    one is named behind it.
+    A plan is a file that toast plan --json wrote, in place of TARGET; it says itself which TARGET
+    it was made from, unless one is named behind it.
 
     The chain between two dimensions has a step for each op that gives both one factor (I), and for
     each use of a value (M), with the rule that says so; or it ends at the op that keeps them apart.
@@ -65,11 +72,13 @@ def explain(
     from toast import report
     from toast.explain import mirrored
     from toast.files import check_writable, write_all
+    from toast.plan import is_plan
 
     check_writable((json_file,), ExplainError)
     asked_of_plan = [option for option in (argument, collective, why_not) if option is not None]
-    if asked_of_plan or source.target.endswith(".json"):
-        if not source.target.endswith(".json"):
+    plan_file = is_plan(source.target)
+    if asked_of_plan or plan_file:
+        if not plan_file:
             raise ExplainError(
                 f"{source.target}: --argument, --collective and --why-not ask a plan; give the "
                 "JSON file that toast plan --json wrote"
@@ -80,13 +89,22 @@ def explain(
                 f"{source.target}: ask a plan with --argument, --collective or --why-not; "
                 "dimensions and conflicts are those of a TARGET"
             )
+        if hardware is not None:
+            raise ExplainError(
+                f"--hardware {hardware}: a plan is explained on its own; toast apply prices it on "
+                "other hardware"
+            )
+        if budget is not None and why_not is None:
+            raise ExplainError(f"--budget {budget:g}: only --why-not searches; give it as well")
         applied = load_plan(source, *(dimensions or ()))
         explain_plan(
             applied.plan, argument=argument, collective=collective, alternative=why_not,
-            budget=budget, json_file=json_file,
+            budget=10.0 if budget is None else budget, json_file=json_file,
         )  # fmt: skip
         return
-    _check(dimensions, conflict, conflicts, mesh, axis)
+    _check(dimensions, conflict, conflicts, mesh, axis, hardware)
+    if budget is not None:
+        raise ExplainError(f"--budget {budget:g}: of --why-not, which asks a plan; leave it out")
     with progress() as show:
         analysis = source.analysis(show)
     data: dict[str, Any] = {"version": 1, "program": analysis.program.name}
@@ -102,7 +120,7 @@ def explain(
                 "alike are sharded alike."
             )
     elif conflict is not None:
-        shown += _conflict(analysis, conflict, mesh, axis, hardware, data)
+        shown += _conflict(analysis, conflict, mesh, axis, hardware or "tpu-v5e", data)
     else:
         data["conflicts"] = analysis.conflict.to_dict("records")
         shown.append(report.conflict_list(analysis))
@@ -143,6 +161,7 @@ def _check(
     conflicts: bool,
     mesh: str | None,
     axis: str | None,
+    hardware: str | None,
 ) -> None:
     """Complain before the long work where options do not go together."""
     asked = bool(dimensions) + (conflict is not None) + conflicts
@@ -161,3 +180,8 @@ def _check(
         raise ExplainError("--mesh prices the resolutions of a conflict; give --conflict K as well")
     if axis is not None and mesh is None:
         raise ExplainError(f"--axis {axis}: an axis of which mesh? give --mesh as well")
+    if hardware is not None and mesh is None:
+        raise ExplainError(
+            f"--hardware {hardware}: prices the resolutions of a conflict on a mesh; give --mesh "
+            "as well"
+        )

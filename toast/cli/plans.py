@@ -42,7 +42,8 @@ WhyNotOption = Annotated[
     ),
 ]
 WhyNotBudget = Annotated[
-    float, typer.Option("--budget", min=0.0, help="Seconds that --why-not may search.")
+    float | None,
+    typer.Option("--budget", min=0.0, help="Seconds that --why-not may search.", show_default="10"),
 ]
 
 
@@ -85,7 +86,11 @@ def apply(
         typer.Option("--hardware", help="Other hardware than the plan's: a name or a file."),
     ] = None,
     memory: Annotated[
-        float | None, typer.Option("--memory", help="Limit per device in GiB; default: the plan's.")
+        float | None,
+        typer.Option(
+            "--memory",
+            help="Limit per device in GiB, default: the plan's; an error if the plan does not fit.",
+        ),
     ] = None,
     json_file: JsonOption = None,
     output: Annotated[
@@ -112,6 +117,12 @@ def apply(
             plan, analysis, mesh=mesh, hardware=hardware,
             memory_bytes=None if memory is None else memory * 2**30, progress=show,
         )  # fmt: skip
+    if memory is not None and not applied.plan.fits:
+        raise PlanError(
+            f"memory limit of {memory:g} GiB per device: {plan} needs "
+            f"{size_text(applied.plan.after.peak_bytes)} here; raise the limit, or search with "
+            "toast plan --memory"
+        )
     given = hardware or (saved.origin.hardware if saved.origin else "") or saved.hardware
     made = dataclasses.replace(applied.plan, origin=source.origin(given))
     texts: dict[str | pathlib.Path, str] = {}
@@ -157,8 +168,7 @@ def load_plan(source: Source, target: str | None = None) -> Applied:
     )  # fmt: skip
     with progress() as show:
         applied = api.apply_plan(source.target, found.analysis(show), progress=show)
-    if not applied.same_program:
-        warn(applied.notes)
+    warn(applied.notes)
     made_from = found.origin(origin.hardware or saved.hardware)
     return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=made_from))
 

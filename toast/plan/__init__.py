@@ -16,7 +16,7 @@ from toast.plan.explain import (
     FreeAxis,
     HeldAxis,
 )
-from toast.plan.files import VERSION, Origin, Saved, read, schema
+from toast.plan.files import VERSION, Origin, Saved, is_plan, read, schema
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.matching import Begun, actions_like
 from toast.plan.plan import ArgumentRow, Plan, Step, make_plan
@@ -54,6 +54,7 @@ __all__ = [
     "diff",
     "dimension_labels",
     "folded",
+    "is_plan",
     "make_plan",
     "place_of",
     "read",

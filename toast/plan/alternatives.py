@@ -109,15 +109,17 @@ def why_not(
     takes at most ``budget`` seconds.
     ``argument`` is a path, or a pattern of paths, ``spec`` a ``PartitionSpec`` or its text.  Raises
     :class:`toast.errors.PlanError` for an argument that does not exist, and
-    :class:`toast.errors.PinError` for a text that is no sharding.
+    :class:`toast.errors.PinError` for a text that is no sharding, an axis that the mesh does not
+    have, and more entries than an argument has dimensions.
     """
     analysis = plan.analysis
-    if isinstance(spec, str):
-        parse_spec(spec)
+    entries = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
     names = [path for path in plan.arguments if matches(argument, path)]
     if not names:
-        argument_number(plan, argument)
+        argument = analysis.program.arguments[argument_number(plan, argument)]
+        names = [argument]
     text = spec if isinstance(spec, str) else _text(spec)
+    _check(plan, names, entries, f"{argument}={text}")
     now = tuple(dict.fromkeys(spec_text(plan.arguments[name]) for name in names))
     given = plan.constraints
     # The later pin on an argument would contradict an earlier one with the same pattern.
@@ -141,6 +143,25 @@ def why_not(
         if (not best.fits, best.cost) <= (not kept.fits, kept.cost):
             second = _alternative(plan, best)
     return WhyNot(argument, text, now, kept=first, searched=second if search else None)
+
+
+def _check(plan: Plan, names: Sequence[str], entries: Sequence[Any], what: str) -> None:
+    """Complain about a sharding that is no sharding of the arguments on any such mesh."""
+    for entry in entries:
+        axes = (
+            entry if isinstance(entry, tuple | list) else (entry,) if isinstance(entry, str) else ()
+        )
+        for axis in axes:
+            if axis not in plan.mesh.names:
+                known = ", ".join(plan.mesh.names)
+                raise PinError(f"{what}: no axis {axis} in mesh {plan.mesh}; use {known}")
+    program = plan.analysis.program
+    for name in names:
+        type_ = program.values[program.argument_values[program.arguments.index(name)]].type
+        rank = len(type_.shape)
+        if len(entries) > rank:
+            has = "1 dimension" if rank == 1 else f"{rank} dimensions"
+            raise PinError(f"{what}: {name} is {type_} and has {has}, not {len(entries)}")
 
 
 def _text(spec: Any) -> str:

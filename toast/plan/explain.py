@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from toast.analysis.dimensions import find_argument
 from toast.apply import Spec
 from toast.cost import Transfer
 from toast.cost.model import Timed
-from toast.errors import PlanError
+from toast.errors import ExplainError, PlanError
 from toast.frontend import element_bytes
-from toast.plan.labels import describe_value, folded
+from toast.plan.labels import describe_value, folded, shown_labels
 from toast.plan.prediction import Prediction
 from toast.plan.shard import major_ranks, spec_of
 from toast.space import NONE, States
@@ -43,9 +43,7 @@ class Cause:
     def __str__(self) -> str:
         if not self.number:
             return f"{self.kind} put it there"
-        more = len(self.dimensions) - 2
-        shown = ", ".join(self.dimensions[:2]) or "intermediate values"
-        shown += f" and {more} more" if more > 0 else ""
+        shown = shown_labels(self.dimensions, 2) or "intermediate values"
         return f"step {self.number}, {self.kind} of {shown} along {self.axis or 'axes'}"
 
 
@@ -64,11 +62,12 @@ class FreeAxis:
 
     dimension: int
     axis: str
-    #: ``elsewhere`` (it shards another dimension), ``size`` (it does not divide this one), ``few``
-    #: (too few dimensions have the color), ``conflict``, ``constraint`` or ``price``.
+    #: ``elsewhere`` (it shards another dimension), ``size`` (it does not divide this one),
+    #: ``undone`` (a step put it there, a later one took it off), ``few`` (too few dimensions have
+    #: the color), ``conflict``, ``constraint`` or ``price``.
     kind: str
     why: str
-    #: What the plan would do with one action more that puts it there; of ``price``.
+    #: What the plan would do with one action more that puts it there; of ``price`` and ``undone``.
     then: Prediction | None = None
 
 
@@ -172,17 +171,29 @@ class _History:
             number, kind, name, step.dimensions, step.resolution, step.reason, before, step.after
         )
 
+    def undone(self, k: int, axis: int, factor: int) -> str:
+        """The steps that gave an axis to a factor and took it off again; empty where none did."""
+        held = [state[k, axis] == factor for state in self.states]
+        if not any(held) or held[-1] or len(held) > len(self._plan.steps) + 1:
+            return ""
+        off = len(held) - held[::-1].index(True)  # behind the last state that has it
+        on = next(n for n in range(off - 1, -1, -1) if not n or not held[n - 1])
+        reason = self._plan.steps[off - 1].reason
+        return f"step {on} put it there, step {off} took it off: {reason}"
+
 
 # -- arguments -------------------------------------------------------------------------------
 
 
 def argument_number(plan: Plan, name: str) -> int:
-    """The argument with a path; raises :class:`toast.errors.PlanError` with near matches."""
-    known = plan.analysis.program.arguments
-    if name in known:
-        return known.index(name)
-    near = difflib.get_close_matches(name, known, 3) or list(known[:3])
-    raise PlanError(f"{name}: no such argument; near it: {', '.join(near)}")
+    """The argument with a path, written as for :func:`toast.analysis.dimensions.find_value`.
+
+    Raises :class:`toast.errors.PlanError` with near matches.
+    """
+    try:
+        return find_argument(plan.analysis.program, name)
+    except ExplainError as error:
+        raise PlanError(str(error)) from None
 
 
 def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
@@ -193,6 +204,7 @@ def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
     op = argument_number(plan, name)
     program, analysis = plan.analysis.program, plan.analysis
     space = plan.model.space
+    name = program.arguments[op]
     type_ = program.values[program.argument_values[op]].type
     spec = plan.arguments[name]
     history = _History(plan)
@@ -207,7 +219,7 @@ def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
         for axis in axes
     ]
     free = [
-        _free(plan, op, d, axis)
+        _free(plan, history, op, d, axis)
         for d in range(len(type_.shape))
         for axis, (label, devices) in enumerate(plan.mesh.axes)
         if devices > 1 and label not in spec[d]
@@ -229,7 +241,7 @@ def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
     )
 
 
-def _free(plan: Plan, op: int, d: int, axis: int) -> FreeAxis:
+def _free(plan: Plan, history: _History, op: int, d: int, axis: int) -> FreeAxis:
     """Why an axis does not shard a dimension of an argument."""
     space, names, program = plan.model.space, plan.analysis.names, plan.analysis.program
     value = program.argument_values[op]
@@ -247,15 +259,19 @@ def _free(plan: Plan, op: int, d: int, axis: int) -> FreeAxis:
     if elsewhere is not None:
         return FreeAxis(d, label, "elsewhere", f"it shards dimension {elsewhere}")
     name = int(names.def_name[names.value_dim[value] + d])
+    factor = name - int(names.first_name[op])
+    undone = history.undone(k, axis, factor)
     group = int(space.color_group_of(name))
     offered = [a for a in space.actions if a.color == group and a.axis == axis]
-    if not offered:
+    if not offered and not undone:
         count = space.color_groups[group].dimensions
         why = f"its color has {count} dimensions in the whole program, too few for an action"
         return FreeAxis(d, label, "few", why)
-    after = np.stack([space.apply(plan.state, action) for action in offered])
-    after = after[after[:, k, axis] == name - int(names.first_name[op])]
-    if not len(after):
+    found = [space.apply(plan.state, action) for action in offered]
+    after = [state for state in found if state[k, axis] == factor]
+    if not after:
+        if undone:
+            return FreeAxis(d, label, "undone", undone)
         rivals = [
             plan.analysis.name_label(r.names[r.names[0] == name])
             for r in plan.analysis.resolutions if name in r.names
@@ -263,12 +279,15 @@ def _free(plan: Plan, op: int, d: int, axis: int) -> FreeAxis:
         if rivals:
             return FreeAxis(d, label, "conflict", f"in conflict with {', '.join(rivals[:3])}")
         return FreeAxis(d, label, "constraint", "a pin, or what is forbidden, keeps it off")
-    prices = plan.model.price(after)
+    prices = plan.model.price(np.stack(after))
     best = int(np.argmin(plan.model.cost(prices, plan.memory_bytes)))
     then = Prediction.of(prices, best)
     if (after[best] == plan.state).all():
         why = "it has it already, but nothing of it is left to shard"
         return FreeAxis(d, label, "price", why, then)
+    if undone:
+        again = f"one more that put it there: {_effect(plan, then)}"
+        return FreeAxis(d, label, "undone", f"{undone}; {again}", then)
     return FreeAxis(d, label, "price", f"no step does; one that did: {_effect(plan, then)}", then)
 
 

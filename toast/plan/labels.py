@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -76,6 +77,18 @@ def part_label(space: Space, k: int, factor: int) -> str:
     place = program.location(op)
     at = f" at {pathlib.PurePath(place.file).name}:{place.line}" if place.file else ""
     return f"{program.kind(op)}:{label}{at}"
+
+
+def shown_label(label: str) -> str:
+    """A label as people read it: ``no dimension of x`` is ``x:-``, an axis that is let go."""
+    kept, dash, place = label.partition(":-")
+    return f"no dimension of {kept}{place}" if dash and place[:4] in ("", " at ") else label
+
+
+def shown_labels(labels: Sequence[str], most: int) -> str:
+    """The first labels as people read them, and how many more there are."""
+    more = len(labels) - most
+    return ", ".join(map(shown_label, labels[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def spec_text(spec: Spec) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from toast import html
-from toast.plan.labels import spec_text
+from toast.plan.labels import shown_labels, spec_text
 from toast.units import size_text, time_text
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def plan_html(plan: Plan) -> str:
     actions = [
         (
             str(number),
-            ", ".join(step.dimensions[:2])
-            + (f" and {len(step.dimensions) - 2} more" if step.dimensions[2:] else ""),
+            shown_labels(step.dimensions, 2),
             step.axis, time_text(step.after.step_seconds), size_text(step.after.peak_bytes),
             step.reason,
         )

@@ -262,7 +262,8 @@ class Plan:
         It is pinned, once with all else as in the plan, and once with a search (of at most
         ``budget`` seconds) that begins there.  ``argument`` is a path or a pattern of paths,
         ``spec`` a ``PartitionSpec`` or its text.  Raises :class:`toast.errors.PlanError` for an
-        argument that does not exist, :class:`toast.errors.PinError` for what is no sharding.
+        argument that does not exist, :class:`toast.errors.PinError` for what is no sharding of it
+        on a mesh with these axes.
         """
         return alternatives.why_not(self, argument, spec, search=search, budget=budget)
 

@@ -21,9 +21,10 @@ import numpy.typing as npt
 from toast.apply import Spec
 from toast.cost import CostModel
 from toast.errors import PinError, PlanError
+from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
 from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_digest, keyed_ops
-from toast.plan.labels import action_labels, folded
+from toast.plan.labels import action_labels, folded, shown_labels
 from toast.plan.matching import Offered
 from toast.plan.plan import Plan, Step, make_plan
 from toast.search import Found
@@ -31,6 +32,9 @@ from toast.space import NONE, Action, Constraints, Space, States
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
+
+#: Characters of a program's hash that messages show.
+_HASH = 8
 
 OpState = npt.NDArray[np.int8]
 
@@ -110,21 +114,24 @@ def apply_saved(
     space, notes = _space(saved, analysis, mesh)
     exact = same and mesh.axes == saved.mesh.axes and not notes
     offered = Offered(space)
-    wanted = [action for action in saved.actions if action.axis] if saved.replayed else []
+    wanted = [(n, action) for n, action in enumerate(saved.actions, 1) if action.axis]
     found: list[tuple[Action, bool]] = []
     lost = []
-    for step in wanted:
+    state = space.pinned
+    for number, step in wanted if saved.replayed else []:
         action = offered.exactly(step)
         if action is None and (action := offered.nearest(step)) is not None:
             notes.append(_nearly(space, step, action))
         if action is None:
             lost.append(_action_text(step))
-        else:
-            found.append((action, step.fixed))
+            continue
+        after = space.apply(state, action)
+        if not exact and (after == state).all():
+            notes.append(f"step {number}, {_action_text(step)}: has no effect here")
+            continue
+        state = after
+        found.append((action, step.fixed))
     actions = tuple(action for action, _ in found)
-    state = space.pinned
-    for action in actions:
-        state = space.apply(state, action)
     begun = space.of_ops(state)
     work = _Work(saved, space, begun.copy(), exact)
     known = work.ops()
@@ -134,7 +141,7 @@ def apply_saved(
             f"{saved.name} is a plan of {saved.program}; nothing of it matches {program.name}: no "
             "argument, no action and no op that it shards; give the program that it was made for"
         )
-    notes = [*_setting_notes(saved, same, program.name, mesh, hardware), *notes]
+    notes = [*_setting_notes(saved, program, mesh, hardware), *notes]
     tell("prices")
     price = _Pricing(saved, actions, hardware, memory_bytes)
     best = price(space, work.state)
@@ -225,9 +232,8 @@ def _step(action: SavedAction) -> Step:
 
 
 def _action_text(action: SavedAction) -> str:
-    shown = ", ".join(action.dimensions[:2]) or "intermediate values"
-    more = len(action.dimensions) - 2
-    return f"{shown}{f' and {more} more' if more > 0 else ''} along {action.axis}"
+    shown = shown_labels(action.dimensions, 2) or "intermediate values"
+    return f"{shown} along {action.axis}"
 
 
 def _nearly(space: Space, wanted: SavedAction, action: Action) -> str:
@@ -247,14 +253,17 @@ def _listed(texts: Sequence[str]) -> str:
     return ", ".join(texts[:3]) + (f" and {more} more" if more > 0 else "")
 
 
-def _setting_notes(
-    saved: Saved, same: bool, name: str, mesh: Mesh, hardware: Hardware
-) -> Iterator[str]:
+def _setting_notes(saved: Saved, program: Program, mesh: Mesh, hardware: Hardware) -> Iterator[str]:
     """What is not as it was when the plan was made."""
     if not saved.digest:
         yield "the file does not say which program it was made for (version 1 of plans)"
-    elif not same:
-        yield f"the plan was made for another program: {name} has other ops, types or arguments"
+    elif saved.digest != program.digest:
+        yield (
+            f"the plan was made for another program, {saved.digest[:_HASH]}: {program.name}, "
+            f"{program.digest[:_HASH]}, has other ops, types or arguments"
+        )
+    if program.arguments and not saved.arguments:
+        yield f"{saved.name} says nothing of arguments: they are sharded as the actions reach them"
     if mesh != saved.mesh:
         yield f"the plan was made for mesh {saved.mesh}"
     if hardware.name != saved.hardware:

@@ -20,7 +20,7 @@ from toast.plan import (
     WhyNot,
     spec_text,
 )
-from toast.plan.labels import folded
+from toast.plan.labels import folded, shown_labels
 from toast.units import size_text, time_text
 
 #: Rows of a table that are shown; the JSON has all.
@@ -104,7 +104,7 @@ def difference_tables(difference: Difference) -> RenderableType:
         "Actions",
         (
             (
-                second if a.second else first, str(a.number), _labels(a.dimensions), a.axis,
+                second if a.second else first, str(a.number), shown_labels(a.dimensions, 3), a.axis,
                 "".join(map(str, a.resolution)),
             )
             for a in difference.actions

@@ -15,6 +15,7 @@ from toast.apply import OutputCheck, Verification
 from toast.compare import Compared
 from toast.hardware import Hardware, Mesh
 from toast.plan import Plan, describe_value, place_of, spec_text
+from toast.plan.labels import shown_labels
 from toast.units import size_text, time_text
 
 #: Ops without a rule that are named one by one; the rest are counted.
@@ -112,9 +113,7 @@ def _actions(plan: Plan) -> Table:
         right=("#", "step", "peak"),
     )  # fmt: skip
     for number, step in enumerate(plan.steps, 1):
-        shown = ", ".join(step.dimensions[:2]) or "intermediate values only"
-        more = len(step.dimensions) - 2
-        label = shown + (f" and {more} more" if more > 0 else "")
+        label = shown_labels(step.dimensions, 2) or "intermediate values only"
         label = f"only {label}" if step.part else label
         table.add_row(
             str(number), escape(label), escape(step.axis),

@@ -40,6 +40,7 @@ from toast.compare import Compared
 from toast.cost import Breakdown, Timeline
 from toast.frontend import Location, Program
 from toast.plan import Origin, Plan, Prediction, describe_value, folded, spec_text
+from toast.plan.labels import shown_label
 from toast.report.html.sections import sections_of
 from toast.report.tables import plan_cost_before
 
@@ -154,7 +155,7 @@ def _arguments(plan: Plan, colors: _Colors) -> list[dict[str, Any]]:
 def _actions(plan: Plan) -> list[dict[str, Any]]:
     return [
         {
-            "dimensions": list(step.dimensions),
+            "dimensions": [*map(shown_label, step.dimensions)],
             "axis": step.axis,
             "resolution": list(step.resolution),
             "only": bool(step.part),
