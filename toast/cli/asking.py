@@ -139,13 +139,14 @@ def query(
     """
     from toast.analysis import query as stage
     from toast.files import check_writable, write_all
+    from toast.plan import is_plan
 
     check_writable((csv, json_file), QueryError)
     asked = stage.prepare(question, definitions or ())
     _check(context, source, program, csv, json_file)
-    if mesh is None and stage.needs(asked) > 1 and not source.target.endswith(".json"):
+    if mesh is None and stage.needs(asked) > 1 and not is_plan(source.target):
         raise stage.missing(asked)
-    if source.target.endswith(".json"):
+    if is_plan(source.target):
         made = load_plan(source, program).plan
         analysis, relations = made.analysis, made.vocabulary
     else:
@@ -174,11 +175,13 @@ def _check(
     json_file: pathlib.Path | None,
 ) -> None:
     """Complain before the long work where options do not go together."""
+    from toast.plan import is_plan
+
     if csv and json_file and csv.resolve() == json_file.resolve():
         raise QueryError(f"{csv}: --csv and --json are the same file; give two")
     origin = {name: context.get_parameter_source(name) for name in ("mesh", "hardware", "seed")}
     given = [name for name, found in origin.items() if found and found.name == "COMMANDLINE"]
-    if source.target.endswith(".json"):
+    if is_plan(source.target):
         if given:
             raise QueryError(
                 f"--{given[0]}: {source.target} says itself on which mesh and hardware it is; "

@@ -68,9 +68,10 @@ def report(
     from toast.errors import PlanError
     from toast.files import check_writable, write_all
     from toast.hardware import Mesh, load
+    from toast.plan import is_plan
 
     check_writable((output,), PlanError)
-    if source.target.endswith(".json"):
+    if is_plan(source.target):
         _refuse(context, source.target)
         applied = load_plan(source)
         write_all({output: reports.html_text(applied.plan)}, PlanError)
