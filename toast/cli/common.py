@@ -67,6 +67,18 @@ CacheOption = Annotated[
         "--no-cache", help="Analyse anew, and keep nothing in ~/.cache/toast.", show_default=False
     ),
 ]
+OutputOption = Annotated[
+    pathlib.Path | None,
+    typer.Option("-o", "--output", help="Write the StableHLO with Shardy annotations here."),
+]
+LimitOption = Annotated[
+    float,
+    typer.Option(
+        "--limit", min=0.0, help="Seconds that AutoMap's search and Alpa's solver may take."
+    ),
+]
+MemoryOption = Annotated[float | None, typer.Option("--memory", help="Limit per device in GiB.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds a compile may take.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
 
 

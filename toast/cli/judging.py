@@ -13,6 +13,7 @@ from toast.cli.common import (
     MeshOption,
     SeedOption,
     Source,
+    TimeoutOption,
     command,
     console,
     group,
@@ -89,7 +90,7 @@ def validate(
     plot: Annotated[
         pathlib.Path | None, typer.Option("--plot", help="Write a scatter plot (SVG) here.")
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds a compile may take.")] = 600,
+    timeout: TimeoutOption = 600,
     seed: SeedOption = 0,
 ) -> None:
     """Compare predictions with what XLA says of the same plans; no TPU is needed.

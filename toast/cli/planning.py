@@ -14,10 +14,14 @@ import typer
 from toast.cli.common import (
     HardwareOption,
     JsonOption,
+    LimitOption,
+    MemoryOption,
     MeshOption,
+    OutputOption,
     ReportOption,
     SeedOption,
     Source,
+    TimeoutOption,
     command,
     console,
     group,
@@ -123,10 +127,7 @@ def plan(
         typer.Option("--start", help="Begin the search with the plan in this JSON file."),
     ] = None,
     json_file: JsonOption = None,
-    output: Annotated[
-        pathlib.Path | None,
-        typer.Option("-o", "--output", help="Write the StableHLO with Shardy annotations here."),
-    ] = None,
+    output: OutputOption = None,
     html: ReportOption = None,
 ) -> None:
     """Find the best sharding of TARGET on a mesh and explain it.
@@ -264,20 +265,13 @@ def compare(
             "linear program; shardy, the batch on all axes, and propagation.",
         ),
     ] = "toast,manual,automap,alpa,shardy",
-    limit: Annotated[
-        float,
-        typer.Option(
-            "--limit", min=0.0, help="Seconds that AutoMap's search and Alpa's solver may take."
-        ),
-    ] = 60.0,
-    memory: Annotated[
-        float | None, typer.Option("--memory", help="Limit per device in GiB.")
-    ] = None,
+    limit: LimitOption = 60.0,
+    memory: MemoryOption = None,
     oracle: Annotated[
         Compiler | None,
         typer.Option("--oracle", help="tpu: XLA's TPU compiler judges every plan as well."),
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds a compile may take.")] = 600,
+    timeout: TimeoutOption = 600,
     seed: SeedOption = 0,
     json_file: JsonOption = None,
     html: ReportOption = None,

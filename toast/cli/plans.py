@@ -11,6 +11,7 @@ import typer
 
 from toast.cli.common import (
     JsonOption,
+    OutputOption,
     ReportOption,
     Source,
     command,
@@ -93,10 +94,7 @@ def apply(
         ),
     ] = None,
     json_file: JsonOption = None,
-    output: Annotated[
-        pathlib.Path | None,
-        typer.Option("-o", "--output", help="Write the StableHLO with Shardy annotations here."),
-    ] = None,
+    output: OutputOption = None,
     html: ReportOption = None,
 ) -> None:
     """Apply an earlier plan to TARGET, which may have changed; say what no longer matches.

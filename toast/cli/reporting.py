@@ -9,6 +9,8 @@ import typer
 
 from toast.cli.common import (
     HardwareOption,
+    LimitOption,
+    MemoryOption,
     SeedOption,
     Source,
     command,
@@ -44,15 +46,8 @@ def report(
             help="Methods to compare, as of toast compare: toast,manual,alpa.",
         ),
     ] = "toast",
-    limit: Annotated[
-        float,
-        typer.Option(
-            "--limit", min=0.0, help="Seconds that AutoMap's search and Alpa's solver may take."
-        ),
-    ] = 60.0,
-    memory: Annotated[
-        float | None, typer.Option("--memory", help="Limit per device in GiB.")
-    ] = None,
+    limit: LimitOption = 60.0,
+    memory: MemoryOption = None,
     seed: SeedOption = 0,
 ) -> None:
     """Plan TARGET and write a report: one HTML file that opens offline.

@@ -148,24 +148,42 @@ def rule_line(path: pathlib.Path, predicate: Predicate, using: str = "") -> int:
 
 
 def _try(files: Sequence[pathlib.Path], facts: str, doubted: pathlib.Path) -> None:
-    given = {"files": list(map(str, files)), "facts": facts, "atoms": GROUND_ATOMS}
+    failure = ground_apart(files, facts)
+    if isinstance(failure, str):
+        raise RuleError(
+            f"{doubted}: grounding {failure}; bound its recursion, or join fewer variables at once"
+        )
+
+
+def ground_apart(
+    files: Sequence[pathlib.Path],
+    facts: str,
+    rules: str = "",
+    answer: Predicate | None = None,
+    *,
+    memory_bytes: int | None = None,
+) -> dict[str, Any] | str:
+    """Ground in a process of its own, within the limits: what :mod:`toast.logic.trial` says.
+
+    A text says which limit was met: ``takes more than 30 seconds``.
+    """
+    given = {
+        "files": list(map(str, files)), "facts": facts, "rules": rules, "answer": answer,
+        "atoms": GROUND_ATOMS, "bytes": memory_bytes,
+    }  # fmt: skip
     try:
-        tried = subprocess.run(
-            [sys.executable, trial.__file__],
-            input=json.dumps(given), text=True, timeout=GROUND_SECONDS, check=False,
+        done = subprocess.run(
+            [sys.executable, trial.__file__], input=json.dumps(given), text=True,
+            timeout=GROUND_SECONDS, check=False, capture_output=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        reason = f"takes more than {GROUND_SECONDS:g} seconds"
-    else:
-        if tried.returncode == 0:
-            return
-        reason = (
-            f"makes more than {GROUND_ATOMS} atoms" if tried.returncode == trial.BEYOND
-            else "ran out of memory"
-        )  # fmt: skip
-    raise RuleError(
-        f"{doubted}: grounding {reason}; bound its recursion, or join fewer variables at once"
-    )
+        return f"takes more than {GROUND_SECONDS:g} seconds"
+    if done.returncode == trial.BEYOND:
+        return f"makes more than {GROUND_ATOMS} atoms"
+    if done.returncode:
+        return "ran out of memory"
+    found: dict[str, Any] = json.loads(done.stdout)
+    return "ran out of memory" if "bad_alloc" in found["error"] else found
 
 
 def _term(symbol: clingo.Symbol) -> Term:

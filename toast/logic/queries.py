@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import pathlib
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -17,7 +14,7 @@ import clingo
 from clingo import ast
 
 from toast.errors import QueryError, RuleWarning
-from toast.logic import answer, engine
+from toast.logic import engine
 from toast.logic.engine import Predicate, declarations, one_line, predicate_of, walk
 
 #: What the process that answers may take.
@@ -409,28 +406,12 @@ def ask(query: Query, facts: str) -> list[tuple[str, ...]]:
     variable that nothing binds, an answer that depends on a choice, and for grounding that does not
     end within the limits.
     """
-    asked = {
-        "facts": facts, "files": list(map(str, query.files)), "rules": query.rules,
-        "answer": query.answer, "atoms": engine.GROUND_ATOMS, "bytes": _MEMORY_BYTES,
-    }  # fmt: skip
-    bound = "join fewer variables at once, or bound the recursion"
-    try:
-        done = subprocess.run(
-            [sys.executable, answer.__file__], input=json.dumps(asked), text=True,
-            timeout=engine.GROUND_SECONDS, check=False, capture_output=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise QueryError(
-            f"query: takes more than {engine.GROUND_SECONDS:g} seconds; {bound}"
-        ) from None
-    if done.returncode == answer.BEYOND:
-        raise QueryError(f"query: makes more than {engine.GROUND_ATOMS} atoms; {bound}")
-    if done.returncode:
-        raise QueryError(f"query: ran out of memory; {bound}")
-    found = json.loads(done.stdout)
+    found = engine.ground_apart(
+        query.files, facts, query.rules, query.answer, memory_bytes=_MEMORY_BYTES
+    )
+    if isinstance(found, str):
+        raise QueryError(f"query: {found}; join fewer variables at once, or bound the recursion")
     if found["error"]:
-        if "bad_alloc" in found["error"]:
-            raise QueryError(f"query: ran out of memory; {bound}")
         raise QueryError(_placed(one_line(found["messages"]) or found["error"]))
     if found["open"]:
         name, arity = query.answer

@@ -1,8 +1,11 @@
-"""Grounds a program in a process of its own, to find out whether grounding ends.
+"""Grounds a program in a process of its own: it may take too long, or too much memory.
 
 Run as a script, by path: it must start fast and imports nothing of TOAST.  Reads JSON from its
-standard input: ``files``, ``facts`` and ``atoms``, the limit.  Exits with 3 beyond it, else with 0;
-errors of the program itself are left for the caller to find.
+standard input: ``facts``, ``files``, ``rules``, the ``answer`` (name and arity; none where only
+whether grounding ends is asked), and the limits ``atoms`` and ``bytes`` (none: no limit).  Writes
+JSON: clingo's ``messages``, an ``error`` or none, the ``rows``, one atom of the answer each as
+clingo writes it, and how many atoms are ``open``: no one answer set decides them.  Exits with 3
+beyond the limit of atoms.
 """
 
 from __future__ import annotations
@@ -29,15 +32,37 @@ class _Counter(clingo.Observer):  # type: ignore[misc]
 def main() -> None:
     """Ground what standard input names."""
     given = json.load(sys.stdin)
-    control = clingo.Control(logger=lambda _code, _text: None)
-    control.register_observer(_Counter(given["atoms"]))
+    if given["bytes"] is not None:
+        _bound(given["bytes"])
+    messages: list[str] = []
+    control = clingo.Control(["--warn=all"], logger=lambda _code, text: messages.append(text))
+    found = []
+    error = ""
     try:
+        control.add("facts", [], given["facts"])
+        control.ground([("facts", [])])
+        # From here on: the facts are many, and are not what may get out of hand.
+        control.register_observer(_Counter(given["atoms"]))
         for file in given["files"]:
             control.load(file)
-        control.add("base", [], given["facts"])
+        control.add("base", [], given["rules"])
         control.ground([("base", [])])
-    except RuntimeError:
-        pass
+        if given["answer"] is not None:
+            found = list(control.symbolic_atoms.by_signature(*given["answer"]))
+    except RuntimeError as failure:
+        error = str(failure)
+    rows = [str(atom.symbol) for atom in found if atom.is_fact]
+    answer = {"messages": messages, "error": error, "rows": rows, "open": len(found) - len(rows)}
+    json.dump(answer, sys.stdout)
+
+
+def _bound(size: int) -> None:
+    """Bound the memory of this process, where the system can."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 if __name__ == "__main__":

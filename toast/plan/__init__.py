@@ -15,6 +15,7 @@ from toast.plan.explain import (
     CollectiveExplanation,
     FreeAxis,
     HeldAxis,
+    numbered,
 )
 from toast.plan.files import VERSION, Origin, Saved, is_plan, read, schema
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
@@ -56,6 +57,7 @@ __all__ = [
     "folded",
     "is_plan",
     "make_plan",
+    "numbered",
     "place_of",
     "read",
     "schema",

@@ -316,11 +316,6 @@ class _Row(NamedTuple):
     x: int
     transfer: Transfer
 
-    @property
-    def seconds(self) -> float:
-        """Of all of them."""
-        return self.transfer.count * self.transfer.seconds
-
 
 def _ordered(plan: Plan) -> list[_Row]:
     """Every collective, those that take most time first."""
@@ -332,7 +327,16 @@ def _ordered(plan: Plan) -> list[_Row]:
         found += [(timed, x) for x in np.flatnonzero(times).tolist()]
     # As the plan's own list has them.
     rows = [_Row(*row, line) for row, line in zip(found, plan.transfers, strict=True)]
-    return sorted((row for row in rows if row.seconds > 0), key=lambda row: -row.seconds)
+    return [rows[i] for i in numbered(plan)]
+
+
+def numbered(plan: Plan) -> list[int]:
+    """The collectives of ``plan.transfers`` in the order of their numbers, from 1.
+
+    Those that take most time come first; those that take none have no number.
+    """
+    seconds = [transfer.count * transfer.seconds for transfer in plan.transfers]
+    return sorted((i for i, spent in enumerate(seconds) if spent > 0), key=lambda i: -seconds[i])
 
 
 def _values_of(plan: Plan, row: _Row) -> list[int]:
@@ -418,7 +422,7 @@ def _explained(plan: Plan, history: _History, number: int, row: _Row) -> Collect
         bytes=row.transfer.bytes,
         count=row.transfer.count,
         seconds=row.transfer.seconds,
-        total_seconds=row.seconds,
+        total_seconds=row.transfer.count * row.transfer.seconds,
         algorithm=row.transfer.algorithm,
         what=what,
         value=describe_value(program, value),

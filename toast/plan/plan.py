@@ -81,13 +81,6 @@ class Plan:
     states: int
     rounds: tuple[Round, ...]
     seed: int
-    #: Memory of a device in program order, with what is alive at the peak.
-    timeline: Timeline = dataclasses.field(compare=False, repr=False)
-    #: Seconds of a step by op.
-    breakdown: Breakdown = dataclasses.field(compare=False, repr=False)
-    #: Both of the unsharded program.
-    timeline_before: Timeline = dataclasses.field(compare=False, repr=False)
-    breakdown_before: Breakdown = dataclasses.field(compare=False, repr=False)
     #: Every collective, by what it moves, with the algorithm that it is priced with.
     transfers: tuple[Transfer, ...] = dataclasses.field(repr=False)
     #: Seconds per stage.
@@ -119,6 +112,28 @@ class Plan:
     def constraints(self) -> Constraints:
         """What the user fixed."""
         return self.model.space.constraints
+
+    # -- prices, taken apart -----------------------------------------------------------------
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """Memory of a device in program order, with what is alive at the peak."""
+        return self.model.timeline(self.state)
+
+    @functools.cached_property
+    def timeline_before(self) -> Timeline:
+        """The same of the unsharded program."""
+        return self.model.timeline(self.model.space.unsharded)
+
+    @functools.cached_property
+    def breakdown(self) -> Breakdown:
+        """Seconds of a step by op."""
+        return break_down(self.model, self.state)
+
+    @functools.cached_property
+    def breakdown_before(self) -> Breakdown:
+        """The same of the unsharded program."""
+        return break_down(self.model, self.model.space.unsharded)
 
     # -- shardings ---------------------------------------------------------------------------
 
@@ -376,10 +391,6 @@ def make_plan(
         states=found.states,
         rounds=found.rounds,
         seed=seed,
-        timeline=model.timeline(found.state),
-        breakdown=break_down(model, found.state),
-        timeline_before=model.timeline(space.unsharded),
-        breakdown_before=break_down(model, space.unsharded),
         transfers=tuple(model.transfers(found.state)),
         seconds=seconds,
         method=method,

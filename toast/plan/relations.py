@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from toast.analysis.vocabulary import Columns, Relations, kib, turned, value_byt
 from toast.apply import Spec
 from toast.facts.relations import quoted
 from toast.logic import LARGEST
-from toast.space import Space
 from toast.space.relations import relations as on_mesh
 
 if TYPE_CHECKING:
@@ -20,10 +18,9 @@ if TYPE_CHECKING:
 
 def relations(plan: Plan) -> Relations:
     """Every predicate of a plan, of its mesh and of its analysis."""
-    space = functools.cache(lambda: on_mesh(Space(plan.analysis, plan.mesh)))
     return {
         **plan.analysis.vocabulary.relations,
-        **space(),
+        **on_mesh(plan.model.space),
         ("sharding", 4): lambda: _sharding(plan),
         ("resharded", 2): lambda: turned(plan.shardings.uses, 2),
         ("use_sharding", 5): lambda: turned(

@@ -28,7 +28,7 @@ import os
 import pathlib
 import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +39,7 @@ from toast.apply import Spec
 from toast.compare import Compared
 from toast.cost import Breakdown, Timeline
 from toast.frontend import Location, Program
-from toast.plan import Origin, Plan, Prediction, describe_value, folded, spec_text
+from toast.plan import Origin, Plan, Prediction, describe_value, folded, numbered, spec_text
 from toast.plan.labels import shown_label
 from toast.report.html.sections import sections_of
 from toast.report.tables import plan_cost_before
@@ -173,9 +173,8 @@ def _collectives(plan: Plan) -> list[dict[str, Any]]:
     ``numbers`` are the first and last of each run of those of ``toast explain --collective``.
     """
     rows: dict[Any, dict[str, Any]] = {}
-    taken = [t for t in plan.transfers if t.count * t.seconds > 0]
-    taken.sort(key=lambda t: -t.count * t.seconds)
-    for number, t in enumerate(taken, 1):
+    for number, i in enumerate(numbered(plan), 1):
+        t = plan.transfers[i]
         key = (t.kind, t.axes, t.bytes, t.algorithm, t.edges)
         row = rows.setdefault(key, {
             "kind": t.kind, "axes": list(t.axes), "bytes": t.bytes, "algorithm": t.algorithm,
@@ -212,15 +211,16 @@ def _kinds(plan: Plan) -> list[dict[str, Any]]:
     program = plan.analysis.program
     kinds = [program.kind(op) for op in range(len(program.ops))]
     before, after = _by(kinds, plan.breakdown_before), _by(kinds, plan.breakdown)
+    ops = Counter(kinds)
     rows = [
         {
             "kind": kind,
-            "ops": kinds.count(kind),
+            "ops": ops[kind],
             "seconds_before": sum(before[kind]),
             "seconds": sum(after[kind]),
             **dict(zip(_SPENT, after[kind], strict=True)),
         }
-        for kind in dict.fromkeys(kinds)
+        for kind in ops
     ]
     return sorted(rows, key=lambda row: (-row["seconds"], -row["seconds_before"]))
 
