@@ -9,6 +9,7 @@ counts; only the memory timeline goes back to single values.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,6 +109,11 @@ class Tables:
     value_class: Ints  # [values]
     use_class: Ints  # [uses]
     live: Liveness
+
+    @functools.cached_property
+    def growth_by_column(self) -> sparse.csc_array:
+        """``growth`` as columns are cut out of it."""
+        return self.growth.tocsc()
 
 
 def build(space: Space, *, product_operands: str = "") -> Tables:
