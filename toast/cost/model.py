@@ -652,12 +652,17 @@ class CostModel:
         rest, whole = self._devices[layout.scattered] - 1, layout.whole
         merged = t.value_merged & (layout.partial > 0)
         columns += [settled * (rest * whole), settled * merged]
-        # A product that is summed in parts is a loop, whose operands are made before it begins.
+        # A product that is summed in parts is a loop, whose operands are made before it begins;
+        # a short one takes slices of those that have the dimension that is scattered.
         loops = (rest + 1 > _UNROLLED) & ~whole
         beside = np.zeros(settled.shape, dtype=bool)
-        for operand, result in zip(
-            t.product_operand.tolist(), t.product_result.tolist(), strict=True
+        for operand, result, along in zip(
+            t.product_operand.tolist(), t.product_result.tolist(), t.product_along, strict=True
         ):
-            beside[:, operand] |= loops[:, result]
+            sliced = np.zeros(len(settled), dtype=bool)
+            for axis in range(len(self._sizes)):
+                here = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
+                sliced |= here & along[layout.settled[:, result, axis]]
+            beside[:, operand] |= loops[:, result] | (sliced & ~whole[:, result])
         columns.append(settled * beside)
         return np.concatenate(columns, axis=1)

@@ -197,7 +197,7 @@ def cut(tables: Tables, classes: Ints) -> tuple[Tables, Ints, Ints]:
         value_transcendentals=t.value_transcendentals[value], summed_whole=t.summed_whole[value],
         reduces=t.reduces[value],
         product_operand=new_value[t.product_operand[taken]],
-        product_result=new_value[t.product_result[taken]],
+        product_result=new_value[t.product_result[taken]], product_along=t.product_along[taken],
         use_value=use_value, use_slot=new_slot[t.use_slot[use]],
         use_first=first, used_value=use_value[first],
         use_count=t.use_count[use], use_number=t.use_number[use], use_reads=t.use_reads[use],
