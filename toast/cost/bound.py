@@ -199,4 +199,4 @@ def _value_price(
             alone = np.full_like(alone, 1.0 if move.edges else 1 - spared)
         paid = timed.times * alone * (timed.once - model.most_hidden(timed, room))
         seconds += paid[:, columns].sum(axis=1)
-    return seconds, model.columns(layout, settled, used * (layout.differs > 0))
+    return seconds, model.columns(layout, *model.in_memory(layout, settled, used))

@@ -36,7 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost.prices import Parts, Prices, joined
-from toast.cost.tables import Tables, build
+from toast.cost.tables import NEGLIGIBLE, Tables, build
 from toast.cost.timeline import Timeline
 from toast.errors import SearchError
 from toast.hardware import COLLECTIVES, Collectives, Hardware
@@ -185,6 +185,7 @@ class CostModel:
         ])  # fmt: skip
         self._flop_seconds: Floats = self.tables.flops / peaks * self.tables.count
         self._hbm = hardware.memory_bytes_per_s
+        self._padded = self._may_be_padded()
         first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])
         self.initial_peak = float(first.peak_bytes[0])
@@ -196,11 +197,12 @@ class CostModel:
         slim.threads = threads
         return slim
 
-    def with_tables(self, tables: Tables, classes: Ints) -> CostModel:
-        """The model of some op classes of its program, with tables that speak of these only."""
+    def with_tables(self, tables: Tables, classes: Ints, values: Ints) -> CostModel:
+        """The model of some op and value classes, with tables that speak of these only."""
         part = copy.copy(self)
         part.tables = tables
         part._flop_seconds = self._flop_seconds[classes]
+        part._padded = self._padded[values]
         return part
 
     # -- layout ------------------------------------------------------------------------------
@@ -315,8 +317,8 @@ class CostModel:
         seconds, count, moved, sent, asked = self._collectives(layout, settled, used)
         kept = settled * (t.value_written * t.value_count)
         memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / self._hbm
-        copies = used * (layout.differs > 0)
-        columns = self.columns(layout, settled, copies)
+        settled, used = self.in_memory(layout, settled, used)
+        columns = self.columns(layout, settled, used)
         return Parts(
             matmul_seconds=self.product_seconds(layout).sum(axis=1),
             memory_seconds=memory + self._vector_seconds(layout),
@@ -375,6 +377,45 @@ class CostModel:
         share = np.where(layout.differs > 0, t.use_share, 1.0)
         used = t.value_bytes[t.use_value] * share / self._shards(layout.used)
         return t.value_bytes / self._shards(layout.settled), used
+
+    def in_memory(self, layout: Layout, settled: Floats, used: Floats) -> tuple[Floats, Floats]:
+        """Bytes that values and uses take with padding: ``[S, C]`` and ``[S, U]``.
+
+        One dimension is padded to a multiple of the hardware's lanes: that for which it is least.
+        """
+        if not self._padded.any():
+            return settled, used
+        t, settled, used = self.tables, settled.copy(), used.copy()
+        values = np.flatnonzero(self._padded)
+        uses = np.flatnonzero(self._padded[t.use_value])
+        settled[:, values] *= self._waste(t.value_sizes[values], layout.settled[:, values])
+        used[:, uses] *= self._waste(t.value_sizes[t.use_value[uses]], layout.used[:, uses])
+        return settled, used
+
+    def _waste(self, sizes: Ints, dims: Dims) -> Floats:
+        """What padding makes of tensors (``[X, R]``) sharded along ``dims`` (``[S, X, A]``)."""
+        local = np.broadcast_to(sizes, (*dims.shape[:2], sizes.shape[1])).astype(np.float64)
+        for axis, devices in enumerate(self._sizes.tolist()):
+            here = dims[..., axis, None] == np.arange(sizes.shape[1])
+            local = np.where(here, local / devices, local)
+        lanes = self.hardware.lanes
+        return np.asarray((np.ceil(local / lanes) * lanes / local).min(axis=-1))
+
+    def _may_be_padded(self) -> Bools:
+        """Value classes that take more than their bytes where axes shard them in some way: ``[C]``.
+
+        Of small ones, which shape no peak, that does not matter.
+        """
+        t = self.tables
+        found = np.zeros(len(t.value_bytes), dtype=bool)
+        large = np.flatnonzero(t.value_bytes > NEGLIGIBLE * (t.value_bytes * t.value_count).sum())
+        if self.hardware.lanes == 1 or not len(large):
+            return found
+        sizes = t.value_sizes[large]
+        for split in itertools.product(range(-1, sizes.shape[1]), repeat=len(self._sizes)):
+            dims = np.broadcast_to(np.array(split, dtype=np.int8), (1, len(large), len(split)))
+            found[large] |= (self._waste(sizes, dims) > 1)[0]
+        return found
 
     def _vector_seconds(self, layout: Layout) -> Floats:
         """Exponentials and the like, which the vector unit is slow at: ``[S]``."""
@@ -625,23 +666,21 @@ class CostModel:
     def timeline(self, state: States) -> Timeline:
         """What is in memory when, under one state: ``[classes, axes]``."""
         t, layout = self.tables, self.layout(state[None])
-        settled, used = self.sizes(layout)
+        settled, used = self.in_memory(layout, *self.sizes(layout))
         arguments = float(settled[:, t.argument_columns].sum())
-        return Timeline.of(
-            t, self.columns(layout, settled, used * (layout.differs > 0))[0], arguments
-        )
+        return Timeline.of(t, self.columns(layout, settled, used)[0], arguments)
 
     def moments(self, state: States) -> Floats:
         """Bytes at each local peak of memory, in the order of ``tables.growth``: ``[moments]``."""
         t, layout = self.tables, self.layout(state[None])
-        settled, used = self.sizes(layout)
-        columns = self.columns(layout, settled, used * (layout.differs > 0))[0]
+        settled, used = self.in_memory(layout, *self.sizes(layout))
+        columns = self.columns(layout, settled, used)[0]
         arguments = float(settled[:, t.argument_columns].sum())
         return np.asarray(arguments + np.cumsum(t.growth @ columns))
 
-    def columns(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
-        """Bytes of every column of the timeline's events."""
-        t = self.tables
+    def columns(self, layout: Layout, settled: Floats, used: Floats) -> Floats:
+        """Bytes of every column of the timeline's events, from those :meth:`in_memory`."""
+        t, copies = self.tables, used * (layout.differs > 0)
         columns = [settled, copies]
         bridged = copies == 0  # or no copy to bridge to
         for later, earlier in t.pairs:

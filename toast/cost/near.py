@@ -71,9 +71,9 @@ class Near:
 
     def _changed(self, states: States, classes: Ints) -> Prices:
         """Prices of states that touch ``classes`` only."""
-        tables, kept, moments = cut(self._model.tables, classes)
-        small = self._model.with_tables(tables, kept)
-        layout = small.layout(np.concatenate([self._state, states])[:, kept])
+        tables, ops, values, moments = cut(self._model.tables, classes)
+        small = self._model.with_tables(tables, ops, values)
+        layout = small.layout(np.concatenate([self._state, states])[:, ops])
         major = self._layout.major + (layout.major - layout.major[:1])
         # Another order of the axes changes what shards do everywhere: each has its own base.
         stand = np.sign(major[:, :, None] - major[:, None, :])[1:].reshape(len(states), -1)
@@ -84,13 +84,13 @@ class Near:
         part = small.parts(dataclasses.replace(layout.of(rows), major=major))
         whole = [self._parts(stand[i], major[p]) for p, i in enumerate(first.tolist())]
         changed = []
-        for name, values in zip(Parts._fields, part, strict=True):
+        for name, sums in zip(Parts._fields, part, strict=True):
             total = np.concatenate([getattr(parts, name) for parts in whole])
             if name == "growth" and total.shape[1]:
                 # Between moments that what is touched changes, memory is highest where it was.
                 highest = np.maximum.reduceat(np.cumsum(total, axis=1), moments, axis=1)
                 total = np.diff(highest, prepend=0.0)
-            changed.append(total[base] + (values[len(first) :] - values[base]))
+            changed.append(total[base] + (sums[len(first) :] - sums[base]))
         return self._model.prices(Parts(*changed))
 
     def _parts(self, stand: Ints, major: Ints) -> Parts:
@@ -140,11 +140,11 @@ def _batches(touched: Bools) -> tuple[list[Ints], Ints]:
     return batches, np.concatenate([*rest, np.zeros(0, dtype=np.int64)])
 
 
-def cut(tables: Tables, classes: Ints) -> tuple[Tables, Ints, Ints]:
+def cut(tables: Tables, classes: Ints) -> tuple[Tables, Ints, Ints, Ints]:
     """Tables of what depends on op ``classes`` only.
 
-    Returns them, the op classes that they speak of, and the moments at which memory changes by
-    what they speak of, with the first.
+    Returns them, the op and the value classes that they speak of, and the moments at which memory
+    changes by what they speak of, with the first.
     """
     t = tables
     touched = np.zeros(len(t.count), dtype=bool)
@@ -208,7 +208,7 @@ def cut(tables: Tables, classes: Ints) -> tuple[Tables, Ints, Ints]:
         pairs=tuple(pairs), growth=growth.tocsr()[moments],
         argument_columns=new_value[arguments[needed[arguments]]],
         result_columns=new_use[results[needed[t.use_value[results]]]],
-    ), op, moments  # fmt: skip
+    ), op, value, moments  # fmt: skip
 
 
 def _kept(needed: Bools) -> tuple[Ints, Ints]:

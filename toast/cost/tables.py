@@ -41,7 +41,7 @@ _READ_NOTHING = frozenset({
 _SUMMED_WHOLE = frozenset({"gather", "scatter"})
 
 #: Values smaller than this fraction of all memory do not shape the timeline's peak.
-_NEGLIGIBLE = 1e-6
+NEGLIGIBLE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -563,7 +563,7 @@ def _events(
     """
     values, uses = len(grouped.representative), len(grouped.use_value)
     ops = len(program.ops)
-    floor = _NEGLIGIBLE * float(size.sum())
+    floor = NEGLIGIBLE * float(size.sum())
     rows: list[tuple[Ints, Ints, Ints, Ints]] = []  # column, start, end, value
 
     def add(column: Ints, start: Ints, end: Ints, value: Ints) -> None:

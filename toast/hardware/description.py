@@ -85,6 +85,8 @@ class Hardware:
     interconnect: Interconnect
     #: Rows, columns and depth of the pieces that the matrix unit takes; smaller ones are padded.
     tile: tuple[int, int, int] = (1, 1, 1)
+    #: Elements that one dimension of every array in memory is padded to a multiple of.
+    lanes: int = 1
     #: What products round float32 operands to before they keep or send them; empty for nothing.
     product_operands: str = ""
     #: Exponentials, logarithms and their like per second.
@@ -135,6 +137,7 @@ _TABLES: dict[str, dict[str, _Kind]] = {
     "flops_per_s": {},  # any element types
     "memory": {
         "capacity_bytes": _BYTES, "limit_bytes": _BYTES, "bandwidth_bytes_per_s": _BYTES_PER_S,
+        "lanes": _COUNT,
     },
     "tile": {"m": _COUNT, "n": _COUNT, "k": _COUNT},
     "efficiency": {"matmul": _FRACTION, "memory": _FRACTION, "link": _FRACTION},
@@ -159,7 +162,7 @@ _COLLECTIVE: dict[str, _Kind] = {
 #: Of what may be left out.
 _DEFAULTS: dict[str, Any] = {
     "max_devices": 10**6, "protocol": "", "product_operands": "",
-    "transcendentals_per_s": math.inf, "tile": {"m": 1, "n": 1, "k": 1},
+    "transcendentals_per_s": math.inf, "tile": {"m": 1, "n": 1, "k": 1}, "lanes": 1,
 }  # fmt: skip
 #: Collectives that can be measured, and what runs them.
 _ALGORITHMS = {
@@ -262,6 +265,7 @@ class _Checked:
                 network_latency_s=link.get("network_latency_s", 0.0),
                 efficiency=rate,
             ),
+            lanes=memory.get("lanes", _DEFAULTS["lanes"]),
             tile=(data["tile"]["m"], data["tile"]["n"], data["tile"]["k"]),
             **{
                 key: data.get(key, _DEFAULTS[key])
