@@ -15,8 +15,6 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import dijkstra
 
 from toast.analysis.closure import components
 from toast.analysis.dimensions import Dimension, dimension_of, find_dimension
@@ -145,6 +143,9 @@ class Places:
         With ``apart``, two dimensions of one op are joined as well, at a price that makes a way
         with fewer such steps the shorter one.  Of several ways, that over the earliest places.
         """
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import dijkstra
+
         names, count = self.analysis.names, self.count
         rows = np.arange(count)
         ties = tied_names(self.analysis.program, self.analysis.rules, names)

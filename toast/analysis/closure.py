@@ -11,8 +11,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 Ints = npt.NDArray[np.int64]
 Pair = tuple[int, int]
@@ -23,6 +21,9 @@ _CORNERS = 4096
 
 def components(count: int, edges: Ints) -> Ints:
     """Connected components of an undirected graph: ``[count]``, the smallest node of each."""
+    from scipy.sparse import coo_array  # what questions do without: it takes a while
+    from scipy.sparse.csgraph import connected_components
+
     ones = np.ones(len(edges), dtype=np.int8)
     graph = coo_array((ones, (edges[:, 0], edges[:, 1])), shape=(count, count))
     _, label = connected_components(graph, directed=False)

@@ -404,23 +404,6 @@ def read(plan: Plan | Mapping[str, Any] | str | pathlib.Path) -> Saved:
         raise _no_plan(name, str(damage)) from None
 
 
-def is_plan(path: str | pathlib.Path) -> bool:
-    """Whether a file has what plans begin with, damaged or not: by its content, not its name.
-
-    A name that ends in ``.json`` is enough where the file is no JSON, or there is none.
-    """
-    named = str(path).endswith(".json")
-    try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
-        # Other files are not parsed.
-        data = json.loads(text) if text.lstrip()[:1] == "{" else None
-    except (OSError, ValueError, RecursionError):
-        return named
-    if not isinstance(data, dict):
-        return named
-    return {"version", "arguments"} <= data.keys() or named
-
-
 def _no_plan(name: str, why: str) -> PlanError:
     return PlanError(f"{name} is no plan: {why}; give what --json wrote")
 
