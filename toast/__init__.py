@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from toast.api import analyze, apply_plan, plan
     from toast.errors import ToastError
     from toast.hardware import Hardware, Mesh
-    from toast.plan import Applied, Difference, Plan, diff
+    from toast.plan import Applied, Plan
+    from toast.plan.diff import Difference, diff
     from toast.search import Settings
     from toast.space import Constraints
 

@@ -1,12 +1,14 @@
-"""Packages that import their modules when a name of theirs is first asked for (PEP 562).
+"""Modules that are imported when they are first used.
 
-The stages import JAX; the command line answers ``--help``, bad usage and questions without it.
+The stages import JAX, pandas and scipy; the command line answers ``--help`` and bad usage without
+any of them, and questions about a program that was kept without most.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,3 +35,24 @@ def package(name: str, modules: Mapping[str, Sequence[str]]) -> None:
             return sorted({*vars(self), *homes})
 
     sys.modules[name].__class__ = Package
+
+
+def module(name: str) -> Any:
+    """A stand-in for a module that is not a package's own, such as pandas."""
+    return _Module(name)
+
+
+def begin(name: str) -> None:
+    """Import a module while this thread waits for something else."""
+    if name not in sys.modules:
+        threading.Thread(target=importlib.import_module, args=(name,)).start()
+
+
+class _Module:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, asked: str) -> Any:
+        found = getattr(importlib.import_module(self._name), asked)
+        setattr(self, asked, found)
+        return found

@@ -53,7 +53,7 @@ def load(
         content = path.read_bytes() if there else b""
     except OSError:
         return lower()  # which says so
-    parts = [target, repr((sorted(chosen.items()), small)), content]
+    parts: list[str | bytes] = [target, repr((sorted(chosen.items()), small)), content]
     here = pathlib.Path(__file__).parent
     return store.lowered(parts, [here, here / "models"], lower)
 

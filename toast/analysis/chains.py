@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from toast import lazy
 from toast.analysis.closure import components
 from toast.analysis.dimensions import Dimension, dimension_of, find_dimension
 from toast.analysis.names import Ints, tied_names
@@ -30,7 +31,12 @@ from toast.analysis.rules import (
 from toast.frontend import Location
 
 if TYPE_CHECKING:
+    from scipy import sparse
+    from scipy.sparse import csgraph
+
     from toast.analysis.analysis import Analysis
+else:
+    sparse, csgraph = lazy.module("scipy.sparse"), lazy.module("scipy.sparse.csgraph")
 
 #: What joins two places: one factor of one op; a definition and a use of a value; two factors that
 #: a loop, or a donated argument, makes one.  ``apart`` joins nothing: two factors of one op.
@@ -143,9 +149,6 @@ class Places:
         With ``apart``, two dimensions of one op are joined as well, at a price that makes a way
         with fewer such steps the shorter one.  Of several ways, that over the earliest places.
         """
-        from scipy.sparse import csr_array
-        from scipy.sparse.csgraph import dijkstra
-
         names, count = self.analysis.names, self.count
         rows = np.arange(count)
         ties = tied_names(self.analysis.program, self.analysis.rules, names)
@@ -165,9 +168,9 @@ class Places:
         target = np.concatenate([b for _, b, _ in edges])
         weight = np.concatenate([np.broadcast_to(w, a.shape) for a, _, w in edges])
         size = count + names.count + len(names.signature)
-        graph = csr_array((weight, (source, target)), shape=(size, size))
+        graph = sparse.csr_array((weight, (source, target)), shape=(size, size))
         graph = graph + graph.T
-        left = dijkstra(graph, indices=[other])[0]
+        left = csgraph.dijkstra(graph, indices=[other])[0]
         if np.isinf(left[one]):
             return []
         # Lengths are whole numbers, so this way does not depend on how scipy breaks ties.

@@ -6,11 +6,10 @@ import functools
 import pathlib
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from toast.analysis.vocabulary import GIVEN, Relations, facts_text
+from toast import lazy
+from toast.analysis.vocabulary import GIVEN, Relations, facts
 from toast.errors import QueryError
 from toast.logic import (
     Declaration,
@@ -23,6 +22,11 @@ from toast.logic import (
     schema,
 )
 from toast.resources import directory
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy.module("pandas")
 
 #: What is missing, by the section of the vocabulary.
 _MISSING = {2: "a mesh", 3: "a plan"}
@@ -119,7 +123,8 @@ def evaluate(query: Query, relations: Relations, label: Callable[[int, str], str
     """
     if not query.mentions <= relations.keys():
         raise missing(query, relations)
-    rows = ask(query, facts_text(relations, query.mentions))
+    lazy.begin("pandas")
+    rows = ask(query, facts(relations, query.mentions))
     if not query.columns:
         return pd.DataFrame(index=pd.RangeIndex(len(rows)))
     cells = {text: _decode(text, label) for row in rows for text in row}

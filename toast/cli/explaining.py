@@ -145,12 +145,13 @@ def _conflict(
 ) -> list[Any]:
     """A conflict, and what resolving it costs where a mesh is given; ``data`` gets both."""
     from toast import report
-    from toast.explain import resolutions
 
     found = analysis.explain_conflict(number)
     data["conflict"] = dataclasses.asdict(found)
     shown: list[Any] = [report.conflict_text(found)]
     if mesh is not None:
+        from toast.explain import resolutions  # which needs the cost model
+
         priced = resolutions(analysis, number, mesh=mesh, hardware=hardware, axis=axis)
         data["priced"] = dataclasses.asdict(priced)
         shown += ["", report.resolution_tables(priced)]

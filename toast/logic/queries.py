@@ -7,7 +7,7 @@ import difflib
 import pathlib
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import clingo
@@ -399,15 +399,17 @@ def _global(node: Any) -> Iterator[str]:
 # -- answering -----------------------------------------------------------------------------------
 
 
-def ask(query: Query, facts: str) -> list[tuple[str, ...]]:
+def ask(query: Query, facts: Mapping[Predicate, Sequence[str]]) -> list[tuple[str, ...]]:
     """The answer to a query over ``facts``: rows of terms, as clingo writes them, in its order.
+
+    Facts are rows too, a term ``(a,b)`` each.
 
     Grounding happens in a process of its own.  Raises :class:`toast.errors.QueryError` for a
     variable that nothing binds, an answer that depends on a choice, and for grounding that does not
     end within the limits.
     """
     found = engine.ground_apart(
-        query.files, facts, query.rules, query.answer, memory_bytes=_MEMORY_BYTES
+        query.files, "", query.rules, query.answer, rows=facts, memory_bytes=_MEMORY_BYTES
     )
     if isinstance(found, str):
         raise QueryError(f"query: {found}; join fewer variables at once, or bound the recursion")
