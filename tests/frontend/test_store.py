@@ -79,7 +79,7 @@ def test_what_cannot_be_known_is_not_kept(kept: pathlib.Path) -> None:
     targets.load("facts/mlp.lp", module=False)
     with pytest.raises(TargetError, match="no model called mlpp"):
         targets.load("mlpp", module=False)
-    with pytest.raises(TargetError, match="has no option --layers"):
+    with pytest.raises(TargetError, match="has no option layers"):
         targets.load("mlp", options={"layers": 2}, module=False)
     assert not kept.exists()
 

@@ -100,7 +100,7 @@ class Chain:
 def chain(analysis: Analysis, one: str | Dimension, other: str | Dimension) -> Chain:
     """The shortest chain between two dimensions; as :meth:`toast.Analysis.explain`."""
     program, first = analysis.program, analysis.names.value_dim
-    ends = [find_dimension(program, d) if isinstance(d, str) else d for d in (one, other)]
+    ends = [d if isinstance(d, Dimension) else find_dimension(program, d) for d in (one, other)]
     return between(analysis, *(int(first[end.value]) + end.d for end in ends))
 
 

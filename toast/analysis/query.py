@@ -96,7 +96,7 @@ def _near(name: str, known: Mapping[str, Any]) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]}?" if close else "toast query --list names all"
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
 def missing(query: Query, given: Container[Predicate] = ()) -> QueryError:
@@ -105,8 +105,8 @@ def missing(query: Query, given: Container[Predicate] = ()) -> QueryError:
     name, arity = predicate = max(lacking, key=lambda p: (vocabulary()[p][1], p))
     what = _MISSING[vocabulary()[predicate][1]]
     return QueryError(
-        f"query: only {what} has {name}/{arity}; give --mesh, or a plan's JSON file for "
-        "TARGET (in Python: Plan.query)"
+        f"query: only {what} has {name}/{arity}; ask Plan.query",
+        shell="give --mesh, or a plan's JSON file for TARGET",
     )
 
 

@@ -148,7 +148,7 @@ def _errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **keywords)
         except ToastError as error:
-            fail(str(error))
+            fail(error.in_shell)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             fail("interrupted")
