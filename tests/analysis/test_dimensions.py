@@ -49,7 +49,7 @@ def test_many_ways_to_name_a_dimension(text: str, label: str) -> None:
 
 MESSAGES = {
     "x": "x: no dimension: x is f32[16,8] and has dimensions 0 to 1; write x:0",
-    "params['a:b']": "params['a:b']: no dimension: params['a:b'] is f32[8] and has dimension 0; write params['a:b']:0",
+    "params['a:b']": "params['a:b']: no such argument, result or value; did you mean params['layers'][1] or params['layers'][0]?",
     "x:one": "x:one: no dimension: x is f32[16,8] and has dimensions 0 to 1; write x:0",
     "x:": "x:: no dimension: x is f32[16,8] and has dimensions 0 to 1; write x:0",
     "result.out[1]": "result.out[1]: no dimension: result.out[1] is f32[] and has none",

@@ -369,7 +369,7 @@ BAD = {
     "largest_colrs": r"^there is no audit largest_colrs; did you mean largest_colors\?$",
     "nosuch.lp": r"^nosuch.lp: no such file; check the path$",
     "sharding(V,D,A,_)": r"^query: only a plan has sharding/4; ask Plan.query$",
-    "mesh_axis(A,N)": r"^query: only a mesh has mesh_axis/2; give --mesh",
+    "mesh_axis(A,N)": r"^query: only a mesh has mesh_axis/2; ask Plan.query$",
     "reshards": r"^query: only a plan has collective/7",
     "dim(_,_,S), S > 4294967296": r"^query, column 17: 4294967296 is beyond 2147483647: numbers have 32 bits; ask",
     "dim(_,_,S), S > 3000000000": r"column 17: 3000000000 is beyond",
