@@ -18,12 +18,12 @@ import numpy as np
 import toast
 from toast import api
 from toast.apply import Shardings, annotate
-from toast.cost import CostModel
+from toast.cost import CostModel, Near
 from toast.facts import Relations
 from toast.frontend import mlir
 from toast.hardware import Mesh, load
 from toast.models import build
-from toast.space import Space
+from toast.space import Space, States
 
 
 def states_per_second(model: CostModel, batch: int, seconds: float = 2.0) -> float:
@@ -38,6 +38,24 @@ def states_per_second(model: CostModel, batch: int, seconds: float = 2.0) -> flo
         for start in range(0, len(states), batch):
             part = states[start : start + batch]
             model.price(part)
+            priced += len(part)
+    return priced / (time.perf_counter() - begin)
+
+
+def changes_per_second(model: CostModel, state: States, seconds: float = 2.0) -> float:
+    """Throughput of pricing single changes of the found plan by what differs from it.
+
+    Of colors, of their parts, and of the op classes with most to do: what local search tries.
+    """
+    space = model.space
+    hottest = np.argsort(-model.waiting(state), kind="stable")[:24].tolist()
+    single = [action for k in hottest for action in space.single(k)]
+    states = space.refine_each(state, [*space.actions, *space.refinements[:256], *single])
+    priced, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        for start in range(0, len(states), 256):
+            part = states[start : start + 256]
+            Near(model, state).price(part)
             priced += len(part)
     return priced / (time.perf_counter() - begin)
 
@@ -103,6 +121,11 @@ def main() -> None:
             f"states priced, batches of {batch:<4d}{rate:10.0f} /s  "
             f"{rate * propagation:8.0f} states per Shardy propagation"
         )
+    rate = changes_per_second(model, plan.state)
+    print(
+        f"single changes of the plan   {rate:9.0f} /s  "
+        f"{rate * propagation:8.0f} states per Shardy propagation"
+    )
     rate = plan.states / plan.seconds["search"]
     print(f"states in the search        {rate:10.0f} /s  ({plan.states} states)")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -115,6 +115,13 @@ class Validation:
                 agree += theirs * (a.predicted.step_seconds - b.predicted.step_seconds) > 0
         return agree, pairs
 
+    def squeezed(self) -> tuple[Compared, ...]:
+        """Plans that need more than a device has, say we, and that XLA fits all the same.
+
+        It computes values again rather than keep them, which we do not predict.
+        """
+        return tuple(r for r in self.compiled if r.predicted.peak_bytes > self.memory_bytes)
+
     def misjudged(self) -> tuple[Compared, ...]:
         """Plans that XLA calls out of memory and we call fitting with more than 10 % to spare."""
         return tuple(
@@ -297,7 +304,8 @@ def summary(found: Validation) -> str:
     exact = sum(abs(row.argument_error) < 1e-3 for row in rows)
     near = sum(abs(row.sent_error) <= 0.1 for row in rows)
     text = (
-        f"peak: median error {median:.1%}, 95th percentile {high:.1%}, worst {worst:.1%}; "
+        f"peak: median error {median:.1%}, 95th percentile {high:.1%}, worst {worst:.1%} "
+        f"({len(found.squeezed())} plans squeezed by XLA); "
         f"arguments exact in {exact} of {len(rows)}; "
         f"bytes sent within 10 % in {near} of {len(rows)}; "
         f"{len(found.misjudged())} plans out of memory that seemed to fit"

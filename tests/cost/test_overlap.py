@@ -77,7 +77,7 @@ def test_a_second_of_products_hides_one_of_gathers(asked: list[float], hidden: f
     moved = np.zeros((1, len(names.use_op)))
     moved[0, uses] = asked
     nothing = np.zeros((1, len(program.values)))
-    assert found.hidden(nothing, moved, np.array([4.0]))[0] == pytest.approx(hidden)
+    assert found.hidden(found.asked(nothing, moved), np.array([4.0]))[0] == pytest.approx(hidden)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_windows_hide_no_more_than_their_products(data: st.DataObject) -> None:
     moved, nothing = np.zeros((2, len(names.use_op))), np.zeros((2, len(program.values)))
     moved[0, uses] = asked
     moved[1, uses] = asked + np.array(data.draw(st.lists(numbers, min_size=4, max_size=4)))
-    seconds, more = found.hidden(nothing, moved, np.full(2, work.sum()))
+    seconds, more = found.hidden(found.asked(nothing, moved), np.full(2, work.sum()))
     # The windows are nested, so what is hidden is known: the least over where the chain is cut.
     most = min(work[:i].sum() + asked[i + 1 :].sum() for i in range(4))
     assert seconds == pytest.approx(most, abs=1e-9)

@@ -235,10 +235,12 @@ def test_figures_of_a_validation() -> None:
     assert found.tau() == pytest.approx(3 / 5)
     assert found.peak_errors()[0] == 0
     assert [round(row.sent_error, 2) for row in found.rows] == [0, 0, -0.1, -0.5]
+    assert found.squeezed() == ()
+    assert dataclasses.replace(found, memory_bytes=1.5e9).squeezed() == (found.rows[1],)
     text = stage.summary(found)
     assert "bytes sent within 10 % in 3 of 4" in text
     assert "Kendall's tau 0.60 over 5 pairs" in text
-    assert "peak: median error 0.0%, 95th percentile 85.0%, worst 100.0%" in text
+    assert "peak: median error 0.0%, 95th percentile 85.0%, worst 100.0% (0 plans squeezed" in text
     assert "95th percentile 132%, worst 150%" in text
     picture = stage.plot(found)
     assert picture.count("<circle") == 8

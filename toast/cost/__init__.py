@@ -1,9 +1,12 @@
 """Fifth stage: vectorised prices of states (paper, section 4.5)."""
 
 from toast.cost.breakdown import Breakdown, OpCollective, break_down
-from toast.cost.model import Buffer, CostModel, Layout, Overlap, Prices, Timeline, Transfer
+from toast.cost.model import CostModel, Layout, Overlap, Transfer
+from toast.cost.near import Near
+from toast.cost.prices import Prices
+from toast.cost.timeline import Buffer, Timeline
 
 __all__ = [
-    "Breakdown", "Buffer", "CostModel", "Layout", "OpCollective", "Overlap", "Prices", "Timeline",
-    "Transfer", "break_down",
+    "Breakdown", "Buffer", "CostModel", "Layout", "Near", "OpCollective", "Overlap", "Prices",
+    "Timeline", "Transfer", "break_down",
 ]  # fmt: skip

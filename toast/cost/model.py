@@ -28,14 +28,16 @@ import itertools
 import os
 import typing
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from toast.cost.prices import Parts, Prices, joined
 from toast.cost.tables import Tables, build
+from toast.cost.timeline import Timeline
 from toast.errors import SearchError
 from toast.hardware import COLLECTIVES, Collectives, Hardware
 from toast.space import NONE, Space, States
@@ -47,7 +49,11 @@ Overlap = Literal["none", "partial", "full"]
 #: Collectives in the background, as far as XLA goes: it waits for all-reduces and all-to-alls.
 _BACKGROUND = frozenset({"all_gather", "reduce_scatter", "collective_permute"})
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Dims = npt.NDArray[np.int8]
 #: Sets of mesh axes: axis ``a`` is bit ``a``, as in :meth:`toast.hardware.Collectives.seconds`.
 Axes = npt.NDArray[np.uint8]
@@ -65,25 +71,11 @@ _UNROLLED = 4
 _THREADS = min(4, os.cpu_count() or 1)
 _SHARE = 16
 
+#: States priced at once on a thread: their arrays stay in its cache.
+_BLOCK = 64
+
 #: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
 MEMORY_WEIGHT = 10.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Prices:
-    """Predictions for ``S`` states, per device."""
-
-    seconds: Floats  # [S] step time
-    matmul_seconds: Floats  # [S]
-    memory_seconds: Floats  # [S] memory-bound kernels
-    collective_seconds: Floats  # [S, 5] by kind, in the order of COLLECTIVES
-    collective_count: Floats  # [S, 5]
-    collective_bytes: Floats  # [S, 5] bytes of results a device holds after each collective
-    hidden_seconds: Floats  # [S] of the collectives, that products run beside
-    sent_bytes: Floats  # [S] bytes a device sends, round rings
-    peak_bytes: Floats  # [S] arguments and temporaries at the worst moment
-    argument_bytes: Floats  # [S]
-    output_bytes: Floats  # [S] results, those in donated arguments included
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +94,9 @@ class Layout:
     #: ``[S, A]`` how much each axis should be the major one where several shard one dimension.
     major: npt.NDArray[np.int64]
 
-
-def _fields(prices: Prices) -> tuple[Floats, ...]:
-    return tuple(getattr(prices, field.name) for field in dataclasses.fields(prices))
+    def of(self, states: npt.NDArray[np.integer[typing.Any]]) -> Layout:
+        """That of some states, in their order."""
+        return Layout(*(getattr(self, f.name)[states] for f in dataclasses.fields(self)))
 
 
 def _axes(condition: Bools) -> Axes:
@@ -159,41 +151,6 @@ class Transfer:
     edges: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Buffer:
-    """A value in memory."""
-
-    value: int
-    #: Bytes per device.
-    bytes: float
-    #: ``value``; ``copy``, resharded; ``sum``, what a sum over devices is more before a device
-    #: keeps its part; or ``second``, what cannot overwrite what it is made of.
-    what: str
-    #: Alive from before op ``start`` to before op ``end``.
-    start: int
-    end: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Timeline:
-    """Memory of one device in program order."""
-
-    #: ``[events]`` the op before which memory changes, in order.
-    op: npt.NDArray[np.int64]
-    #: ``[events]`` bytes from there on, arguments included.
-    live_bytes: Floats
-    argument_bytes: float
-    #: The op before which the peak is.
-    peak_op: int
-    #: What is alive then besides the arguments, the largest first.
-    at_peak: tuple[Buffer, ...]
-
-    @property
-    def peak_bytes(self) -> float:
-        """The most that is alive at once, arguments included."""
-        return max(self.argument_bytes, float(self.live_bytes.max(initial=0.0)))
-
-
 class CostModel:
     """Prices states of one decision space on one hardware."""
 
@@ -238,6 +195,13 @@ class CostModel:
         slim.space = self.space.for_search()
         slim.threads = threads
         return slim
+
+    def with_tables(self, tables: Tables, classes: Ints) -> CostModel:
+        """The model of some op classes of its program, with tables that speak of these only."""
+        part = copy.copy(self)
+        part.tables = tables
+        part._flop_seconds = self._flop_seconds[classes]
+        return part
 
     # -- layout ------------------------------------------------------------------------------
 
@@ -334,41 +298,68 @@ class CostModel:
     # -- prices ------------------------------------------------------------------------------
 
     def price(self, states: States) -> Prices:
-        """Price ``states``: ``[S, classes, axes]``; large batches on several threads."""
-        number = min(self.threads, len(states) // _SHARE)
-        if number < 2:
-            return self._price(states)
-        parts = np.array_split(states, number)
-        with ThreadPoolExecutor(len(parts)) as pool:
-            found = list(pool.map(self._price, parts))
-        return Prices(
-            *(np.concatenate(fields) for fields in zip(*map(_fields, found), strict=True))
-        )
+        """Price ``states``: ``[S, classes, axes]``; large batches on several threads.
+
+        Those that differ from one state in little are priced faster by :class:`toast.cost.Near`.
+        """
+        number = max(1, min(self.threads, len(states) // _SHARE), -(-len(states) // _BLOCK))
+        return joined(self.on_threads(self._price, np.array_split(states, number)))
 
     def _price(self, states: States) -> Prices:
-        t, layout = self.tables, self.layout(states)
+        return self.prices(self.parts(self.layout(states)))
+
+    def parts(self, layout: Layout) -> Parts:
+        """The sums over classes that prices are made of."""
+        t = self.tables
         settled, used = self.sizes(layout)
-        matmul = self.product_seconds(layout).sum(axis=1)
-        seconds, count, moved, sent, hidden = self._collectives(layout, settled, used, matmul)
+        seconds, count, moved, sent, asked = self._collectives(layout, settled, used)
         kept = settled * (t.value_written * t.value_count)
         memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / self._hbm
-        memory += self._vector_seconds(layout)
-        arguments = settled[:, t.argument_columns].sum(axis=1)
         copies = used * (layout.differs > 0)
-        peak = arguments + self._timeline_peak(layout, settled, copies)
-        return Prices(
-            seconds=matmul + memory + seconds.sum(axis=1) - hidden,
-            matmul_seconds=matmul,
-            memory_seconds=memory,
-            collective_seconds=seconds,
-            collective_count=count,
-            collective_bytes=moved,
+        columns = self.columns(layout, settled, copies)
+        return Parts(
+            matmul_seconds=self.product_seconds(layout).sum(axis=1),
+            memory_seconds=memory + self._vector_seconds(layout),
+            seconds=seconds,
+            times=count,
+            moved_bytes=moved,
             sent_bytes=sent,
-            hidden_seconds=hidden,
-            peak_bytes=peak,
-            argument_bytes=arguments,
+            asked=asked,
+            argument_bytes=settled[:, t.argument_columns].sum(axis=1),
             output_bytes=used[:, t.result_columns].sum(axis=1),
+            growth=np.asarray(t.growth @ np.ascontiguousarray(columns.T)).T,
         )
+
+    def prices(self, parts: Parts) -> Prices:
+        """Prices of their parts: what is hidden, and the worst moment of memory."""
+        matmul = parts.matmul_seconds
+        hidden = np.zeros(len(matmul))
+        if self.overlap == "full":
+            hidden = np.minimum(parts.seconds.sum(axis=1), matmul)
+        elif self.overlap == "partial":
+            hidden = self.tables.windows.hidden(parts.asked, matmul)
+        live = np.cumsum(parts.growth, axis=1)
+        spent = matmul + parts.memory_seconds + parts.seconds.sum(axis=1)
+        return Prices(
+            seconds=spent - hidden,
+            matmul_seconds=matmul,
+            memory_seconds=parts.memory_seconds,
+            collective_seconds=parts.seconds,
+            collective_count=parts.times,
+            collective_bytes=parts.moved_bytes,
+            sent_bytes=parts.sent_bytes,
+            hidden_seconds=hidden,
+            peak_bytes=parts.argument_bytes + np.maximum(live.max(axis=1, initial=0.0), 0.0),
+            argument_bytes=parts.argument_bytes,
+            output_bytes=parts.output_bytes,
+        )
+
+    def on_threads(self, work: Callable[[T], R], parts: Sequence[T]) -> list[R]:
+        """What ``work`` makes of each part, in order, on as many threads as there may be."""
+        if min(self.threads, len(parts)) < 2:
+            return [work(part) for part in parts]
+        with ThreadPoolExecutor(min(self.threads, len(parts))) as pool:
+            return list(pool.map(work, parts))
 
     def cost(self, prices: Prices, memory_bytes: float) -> Floats:
         """C(s) = RT(s) + MP(s), relative to the unsharded program (4.5): ``[S]``."""
@@ -419,9 +410,9 @@ class CostModel:
         return np.asarray(np.maximum(flops[:, classes], moving))
 
     def _collectives(
-        self, layout: Layout, settled: Floats, used: Floats, matmul: Floats
+        self, layout: Layout, settled: Floats, used: Floats
     ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Seconds, count and bytes by kind, ``[S, 5]``; bytes sent and seconds hidden, ``[S]``."""
+        """Seconds, count and bytes by kind, ``[S, 5]``; bytes sent, ``[S]``; seconds by window."""
         seconds = np.zeros((len(settled), len(COLLECTIVES)))
         count = np.zeros_like(seconds)
         moved = np.zeros_like(seconds)
@@ -437,12 +428,7 @@ class CostModel:
             sent += (times * share * move.size).sum(axis=1)
             if self._in_background(kind):
                 beside[move.of_uses][:] += times * once
-        hidden = np.zeros(len(settled))
-        if self.overlap == "full":
-            hidden = np.minimum(seconds.sum(axis=1), matmul)
-        elif self.overlap == "partial":
-            hidden = self.tables.windows.hidden(*beside, matmul)
-        return seconds, count, moved, sent, hidden
+        return seconds, count, moved, sent, self.tables.windows.asked(*beside)
 
     def timed(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[Timed]:
         """Every collective with its time, of all value classes or of all use classes at once."""
@@ -641,18 +627,8 @@ class CostModel:
         t, layout = self.tables, self.layout(state[None])
         settled, used = self.sizes(layout)
         arguments = float(settled[:, t.argument_columns].sum())
-        row = self.columns(layout, settled, used * (layout.differs > 0))[0]
-        steps = row[t.event_column] * t.event_sign
-        live = arguments + np.cumsum(steps)
-        peak = int(t.event_op[np.argmax(live)]) if len(live) else 0
-        buffers = self._buffers(row)
-        at_peak = (b for b in buffers if b.start <= peak < b.end)
-        return Timeline(
-            op=t.event_op,
-            live_bytes=np.maximum(live, arguments),
-            argument_bytes=arguments,
-            peak_op=peak,
-            at_peak=tuple(sorted(at_peak, key=lambda buffer: -buffer.bytes)),
+        return Timeline.of(
+            t, self.columns(layout, settled, used * (layout.differs > 0))[0], arguments
         )
 
     def moments(self, state: States) -> Floats:
@@ -662,39 +638,6 @@ class CostModel:
         columns = self.columns(layout, settled, used * (layout.differs > 0))[0]
         arguments = float(settled[:, t.argument_columns].sum())
         return np.asarray(arguments + np.cumsum(t.growth @ columns))
-
-    def _buffers(self, row: Floats) -> list[Buffer]:
-        """Every buffer, given the bytes of each column; a shared copy is one buffer."""
-        t = self.tables
-        values = len(t.value_bytes)
-        sums = len(row) - 3 * values
-        opened: dict[tuple[int, int], int] = {}
-        found: list[Buffer] = []
-        shared: dict[tuple[int, float], int] = {}  # copies of a value, to be continued
-        for column, value, sign, op in zip(
-            t.event_column.tolist(), t.event_value.tolist(), t.event_sign.tolist(),
-            t.event_op.tolist(), strict=True,
-        ):  # fmt: skip
-            size = float(row[column])
-            if size <= 0:
-                continue
-            if sign > 0:
-                opened[column, value] = op
-                continue
-            start = opened.pop((column, value), op)
-            copy = values <= column < sums
-            last = shared.get((value, size), -1) if copy else -1
-            if last >= 0 and found[last].end >= start:
-                found[last] = dataclasses.replace(
-                    found[last], start=min(start, found[last].start), end=max(op, found[last].end)
-                )
-                continue
-            if copy:
-                shared[value, size] = len(found)
-            kinds = ("value", "copy", "sum", "second")
-            what = kinds[(column >= values) + (column >= sums) + (column >= sums + 2 * values)]
-            found.append(Buffer(value, size, what, start, op))
-        return found
 
     def columns(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
         """Bytes of every column of the timeline's events."""
@@ -709,21 +652,17 @@ class CostModel:
         rest, whole = self._devices[layout.scattered] - 1, layout.whole
         merged = t.value_merged & (layout.partial > 0)
         columns += [settled * (rest * whole), settled * merged]
-        # A product that is summed in parts is a loop, whose operands are made before it begins.
+        # A product that is summed in parts is a loop, whose operands are made before it begins;
+        # a short one takes slices of those that have the dimension that is scattered.
         loops = (rest + 1 > _UNROLLED) & ~whole
         beside = np.zeros(settled.shape, dtype=bool)
-        for operand, result in zip(
-            t.product_operand.tolist(), t.product_result.tolist(), strict=True
+        for operand, result, along in zip(
+            t.product_operand.tolist(), t.product_result.tolist(), t.product_along, strict=True
         ):
-            beside[:, operand] |= loops[:, result]
+            sliced = np.zeros(len(settled), dtype=bool)
+            for axis in range(len(self._sizes)):
+                here = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
+                sliced |= here & along[layout.settled[:, result, axis]]
+            beside[:, operand] |= loops[:, result] | (sliced & ~whole[:, result])
         columns.append(settled * beside)
         return np.concatenate(columns, axis=1)
-
-    def _timeline_peak(self, layout: Layout, settled: Floats, copies: Floats) -> Floats:
-        """Bytes of temporaries at the worst program point."""
-        t = self.tables
-        if not len(t.event_column):
-            return np.zeros(len(settled))
-        sizes = np.ascontiguousarray(self.columns(layout, settled, copies).T)
-        live = np.cumsum(t.growth @ sizes, axis=0)  # [moments, S]
-        return np.asarray(np.maximum(live.max(axis=0), 0.0))

@@ -43,16 +43,29 @@ class Windows:
     value_free: Floats  # [C] mean width of the windows of a class
     use_free: Floats  # [U]
 
-    def hidden(self, of_values: Floats, of_uses: Floats, products: Floats) -> Floats:
-        """Seconds that products hide of collectives: ``[S]``, at most ``products``.
+    def of_classes(self, values: Ints, uses: Ints) -> Windows:
+        """The same windows of some value and use classes only."""
+        return dataclasses.replace(
+            self, of_value=self.of_value[:, values], of_use=self.of_use[:, uses],
+            value_free=self.value_free[values], use_free=self.use_free[uses],
+        )  # fmt: skip
+
+    def asked(self, of_values: Floats, of_uses: Floats) -> Floats:
+        """Seconds of collectives in each window: ``[S, G]``.
 
         ``of_values`` (``[S, C]``) and ``of_uses`` (``[S, U]``) are the seconds of all collectives
-        of each class in a step, ``products`` (``[S]``) those of all products.
+        of each class in a step.
         """
-        asked = (self.of_value @ of_values.T + self.of_use @ of_uses.T)[:, :, None]  # [G, S, 1]
+        return np.asarray(self.of_value @ of_values.T + self.of_use @ of_uses.T).T
+
+    def hidden(self, asked: Floats, products: Floats) -> Floats:
+        """Seconds that products hide of what is :meth:`asked`: ``[S]``, at most ``products``.
+
+        ``products`` (``[S]``) are the seconds of all products.
+        """
         left = self.bins * products[:, None]  # [S, B]
         found = np.zeros((len(products), 1))
-        for room, seconds in zip(self.room, asked, strict=True):
+        for room, seconds in zip(self.room, asked.T[:, :, None], strict=True):
             if not seconds.any():
                 continue
             near = np.minimum(left, room * products[:, None])

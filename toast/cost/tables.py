@@ -9,6 +9,8 @@ counts; only the memory timeline goes back to single values.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,6 +78,7 @@ class Tables:
     summed_whole: Bools  # [C] XLA sums it over devices whole, even where parts would do
     product_operand: Ints  # [rows] value classes that products take,
     product_result: Ints  # [rows] with the value classes that these make
+    product_along: Bools  # [rows, R] dimensions of these that the operand has as well
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
     # Use classes, those of one value class next to each other.
     use_value: Ints  # [U] value class
@@ -108,6 +111,11 @@ class Tables:
     value_class: Ints  # [values]
     use_class: Ints  # [uses]
     live: Liveness
+
+    @functools.cached_property
+    def growth_by_column(self) -> sparse.csc_array:
+        """``growth`` as columns are cut out of it."""
+        return self.growth.tocsc()
 
 
 def build(space: Space, *, product_operands: str = "") -> Tables:
@@ -171,10 +179,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         for op, rule, m in zip(classes.representative, rules, matmul, strict=True)
     ])  # fmt: skip
     work = np.array([flops[classes.of_op[op]] * program.repeats[op] for op in product_ops])
-    taken = np.array(sorted({
-        (int(grouped.of_value[v]), int(grouped.of_value[program.ops[op].results[0]]))
-        for op in product_ops for v in program.ops[op].operands
-    }), dtype=np.int64).reshape(-1, 2)  # fmt: skip
+    taken, along = _operands(program, analysis.rules, names.signature, product_ops, grouped)
     products = np.flatnonzero(matmul)
     sizes, groups = _products(program, rules, classes.representative, products, factors)
     merges = _merges(program, names.use_op, names.use_value, summed, grouped)
@@ -202,6 +207,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         value_written=written,
         product_operand=taken[:, 0],
         product_result=taken[:, 1],
+        product_along=along,
         value_merged=matmul[op_class_of_value] & ~live.exists[representative],
         value_transcendentals=_transcendentals(program, grouped),
         summed_whole=summed_whole,
@@ -420,6 +426,32 @@ def _products(
             if group < 3:
                 sizes[row, group] *= factor.size
     return sizes, groups
+
+
+def _operands(
+    program: Program,
+    rules: Sequence[SignatureRule],
+    signature: Ints,
+    products: list[int],
+    grouped: _Grouped,
+) -> tuple[Ints, Bools]:
+    """Value classes that products take, with those they make: ``[rows, 2]``.
+
+    And for each dimension of what they make, whether it is one of the operand: ``[rows, R]``.
+    """
+    widest = max((len(value.type.shape) for value in program.values), default=0)
+    found: dict[tuple[int, int], Bools] = {}
+    for op in products:
+        rule, result = rules[signature[op]], program.ops[op].results[0]
+        for tensor, operand in zip(rule.operands, program.ops[op].operands, strict=True):
+            factors = {factor for stack in tensor for factor in stack}
+            key = int(grouped.of_value[operand]), int(grouped.of_value[result])
+            row = found.setdefault(key, np.zeros(max(widest, 1), dtype=bool))
+            for d, stack in enumerate(rule.results[0]):
+                row[d] |= not factors.isdisjoint(stack)
+    rows = sorted(found)
+    along = np.array([found[row] for row in rows], dtype=bool).reshape(-1, max(widest, 1))
+    return np.array(rows, dtype=np.int64).reshape(-1, 2), along
 
 
 def _transcendentals(program: Program, grouped: _Grouped) -> Floats:

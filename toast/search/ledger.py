@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost import CostModel
+from toast.cost import CostModel, Near
 from toast.space import Action, States
 
 Floats = npt.NDArray[np.float64]
@@ -47,8 +47,11 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._cost)
 
-    def price(self, states: States) -> tuple[list[bytes], Floats]:
-        """A key for each of ``states`` (``[S, classes, axes]``), and its cost C (4.5)."""
+    def price(self, states: States, *, near: Near | None = None) -> tuple[list[bytes], Floats]:
+        """A key for each of ``states`` (``[S, classes, axes]``), and its cost C (4.5).
+
+        ``near`` prices them by what differs from a state that they are near.
+        """
         keys = [state_key(state) for state in states]
         fresh: dict[bytes, int] = {}
         for number, key in enumerate(keys):
@@ -57,7 +60,8 @@ class Ledger:
         new, rows = list(fresh), list(fresh.values())
         for start in range(0, len(new), _BATCH):
             part = new[start : start + _BATCH]
-            prices = self.model.price(states[rows[start : start + _BATCH]])
+            price = near.price if near else self.model.price
+            prices = price(states[rows[start : start + _BATCH]])
             costs = self.model.cost(prices, self._memory)
             fits = prices.peak_bytes <= self._memory
             self._cost.update(zip(part, costs.tolist(), strict=True))

@@ -361,7 +361,10 @@ class Space:
 
     def _shards_of(self, held: States, factors: Ints) -> Ints:
         """Devices over which each of ``factors`` is sharded where axes are ``held`` as told."""
-        return np.asarray(np.where(held == factors[:, None], self.axis_sizes, 1).prod(axis=-1))
+        found = np.where(held[..., 0] == factors, self.axis_sizes[0], 1)
+        for axis in range(1, len(self.axis_sizes)):
+            found *= np.where(held[..., axis] == factors, self.axis_sizes[axis], 1)
+        return np.asarray(found)
 
     @functools.cached_property
     def _layers_of_all(self) -> list[tuple[Ints, Ints, Ints, Ints]]:
@@ -500,7 +503,9 @@ class Space:
 
 def _flat(actions: Sequence[Action]) -> tuple[Ints, Ints, Ints]:
     """The parts of refinements in one: number of the action, op class and factor of each pair."""
-    pairs = np.array([pair for action in actions for pair in action.part], dtype=np.int64)
+    flat = itertools.chain.from_iterable
+    # Several times as fast as an array of tuples: parts have thousands of pairs.
+    pairs = np.fromiter(flat(flat(action.part for action in actions)), dtype=np.int64)
     row = np.repeat(np.arange(len(actions)), [len(action.part) for action in actions])
     classes, factors = pairs.reshape(-1, 2).T
     return row, classes, factors

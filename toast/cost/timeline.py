@@ -1,0 +1,95 @@
+"""Memory of one device in program order, and what is alive at the peak."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.cost.tables import Tables
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A value in memory."""
+
+    value: int
+    #: Bytes per device.
+    bytes: float
+    #: ``value``; ``copy``, resharded; ``sum``, what a sum over devices is more before a device
+    #: keeps its part; or ``second``, what cannot overwrite what it is made of.
+    what: str
+    #: Alive from before op ``start`` to before op ``end``.
+    start: int
+    end: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """Memory of one device in program order."""
+
+    #: ``[events]`` the op before which memory changes, in order.
+    op: npt.NDArray[np.int64]
+    #: ``[events]`` bytes from there on, arguments included.
+    live_bytes: Floats
+    argument_bytes: float
+    #: The op before which the peak is.
+    peak_op: int
+    #: What is alive then besides the arguments, the largest first.
+    at_peak: tuple[Buffer, ...]
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most that is alive at once, arguments included."""
+        return max(self.argument_bytes, float(self.live_bytes.max(initial=0.0)))
+
+    @classmethod
+    def of(cls, tables: Tables, columns: Floats, argument_bytes: float) -> Timeline:
+        """From the bytes of every column of the tables' events."""
+        steps = columns[tables.event_column] * tables.event_sign
+        live = argument_bytes + np.cumsum(steps)
+        peak = int(tables.event_op[np.argmax(live)]) if len(live) else 0
+        at_peak = (b for b in _buffers(tables, columns) if b.start <= peak < b.end)
+        return cls(
+            op=tables.event_op,
+            live_bytes=np.maximum(live, argument_bytes),
+            argument_bytes=argument_bytes,
+            peak_op=peak,
+            at_peak=tuple(sorted(at_peak, key=lambda buffer: -buffer.bytes)),
+        )
+
+
+def _buffers(t: Tables, row: Floats) -> list[Buffer]:
+    """Every buffer, given the bytes of each column; a shared copy is one buffer."""
+    values = len(t.value_bytes)
+    sums = len(row) - 3 * values
+    opened: dict[tuple[int, int], int] = {}
+    found: list[Buffer] = []
+    shared: dict[tuple[int, float], int] = {}  # copies of a value, to be continued
+    for column, value, sign, op in zip(
+        t.event_column.tolist(), t.event_value.tolist(), t.event_sign.tolist(),
+        t.event_op.tolist(), strict=True,
+    ):  # fmt: skip
+        size = float(row[column])
+        if size <= 0:
+            continue
+        if sign > 0:
+            opened[column, value] = op
+            continue
+        start = opened.pop((column, value), op)
+        copy = values <= column < sums
+        last = shared.get((value, size), -1) if copy else -1
+        if last >= 0 and found[last].end >= start:
+            found[last] = dataclasses.replace(
+                found[last], start=min(start, found[last].start), end=max(op, found[last].end)
+            )
+            continue
+        if copy:
+            shared[value, size] = len(found)
+        kinds = ("value", "copy", "sum", "second")
+        what = kinds[(column >= values) + (column >= sums) + (column >= sums + 2 * values)]
+        found.append(Buffer(value, size, what, start, op))
+    return found
