@@ -1,7 +1,8 @@
 """What questions cost on the 18-layer train step: the kept analysis, queries, audits, explanations.
 
 Prints seconds of wall clock and of processors, those of the process that answers included, the best
-of a few runs, and how many times faster a kept analysis is loaded than computed.
+of a few runs, and how many times faster a kept analysis is loaded than computed.  Last, whole
+commands, Python's start included: with nothing kept (one run), and asked again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -51,12 +54,12 @@ def main() -> None:
     options = parser.parse_args()
     program = api.program_of(build(options.model, layers=options.layers))
     print(f"{options.model}, {options.layers} layers: {len(program.ops)} ops")
-    print(f"{'':34}{'wall':>8}{'CPU':>8}")
+    print(f"{'':38}{'wall':>8}{'CPU':>8}")
 
     def row(what: str, work: Callable[[], Any], runs: int = options.runs) -> tuple[float, Any]:
         wall, cpu, made = best(work, runs)
         count = f"{len(made):8,} rows" if hasattr(made, "columns") else ""
-        print(f"{what:34}{wall:8.3f}{cpu:8.3f}{count}", flush=True)
+        print(f"{what:38}{wall:8.3f}{cpu:8.3f}{count}", flush=True)
         return cpu, made
 
     with tempfile.TemporaryDirectory() as cache:
@@ -82,6 +85,25 @@ def main() -> None:
     row("explain two dimensions", lambda: analysis.explain(first, last))
     if analysis.resolutions:
         row("explain a conflict", lambda: analysis.explain_conflict(0))
+    commands = {
+        "toast --help": ["--help"],
+        "toast query, the example": ["query", EXAMPLE],
+        "toast explain, two dimensions": ["explain", first, last],
+        "toast explain --conflict 0": ["explain", "--conflict", "0"],
+    }
+    print(f"{'whole commands':38}{'wall':>8}{'CPU':>8}")
+    for what, (command, *asked) in commands.items():
+        target = [options.model, "--layers", str(options.layers)] if asked else []
+
+        def run(command: str = command, given: tuple[str, ...] = (*target, *asked)) -> None:
+            words = [sys.executable, "-m", "toast", command, *given]
+            subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ.update(XDG_CACHE_HOME=cache, TOAST_CACHE="")
+            if asked:
+                row(f"{what}, first", run, 1)
+            row(what, run)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ SYSTEM = {"mesh": "data=4", "hardware": "tpu-v5e"}
         ({"overlap": "half"}, "overlap 'half': give one of none, partial and full"),
         ({"resolution": "foo"}, "resolution 'foo': use compatible or independent"),
         ({"constraints": {"x": "P()"}}, "constraints: give toast.Constraints(...), not dict"),
-        ({"start": 5}, "5 is no plan; give what --json wrote"),
+        ({"start": 5}, "5 is no plan; give what Plan.to_json wrote"),
     ],
 )
 def test_what_plan_is_given(changed: dict[str, Any], message: str) -> None:

@@ -5,13 +5,21 @@
 ['analyze', 'apply_plan', 'diff', 'plan']
 """
 
-from toast.analysis import Analysis
-from toast.api import analyze, apply_plan, plan
-from toast.errors import ToastError
-from toast.hardware import Hardware, Mesh
-from toast.plan import Applied, Difference, Plan, diff
-from toast.search import Settings
-from toast.space import Constraints
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toast import lazy
+
+if TYPE_CHECKING:
+    from toast.analysis import Analysis
+    from toast.api import analyze, apply_plan, plan
+    from toast.errors import ToastError
+    from toast.hardware import Hardware, Mesh
+    from toast.plan import Applied, Plan
+    from toast.plan.diff import Difference, diff
+    from toast.search import Settings
+    from toast.space import Constraints
 
 __version__ = "0.1.0"
 
@@ -30,3 +38,28 @@ __all__ = [
     "diff",
     "plan",
 ]
+
+lazy.package(
+    __name__,
+    {
+        "analysis": ("Analysis",),
+        "plan": (
+            "Applied",
+            "Difference",
+            "Plan",
+            "diff",
+        ),
+        "space": ("Constraints",),
+        "hardware": (
+            "Hardware",
+            "Mesh",
+        ),
+        "search": ("Settings",),
+        "errors": ("ToastError",),
+        "api": (
+            "analyze",
+            "apply_plan",
+            "plan",
+        ),
+    },
+)

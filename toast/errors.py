@@ -8,7 +8,21 @@ from __future__ import annotations
 
 
 class ToastError(Exception):
-    """Base of all errors that are the input's fault; the text is one line for the user."""
+    """Base of all errors that are the input's fault; the text is one line for the user.
+
+    It speaks of Python; ``shell`` is the remedy in words of the command line, which stands there in
+    place of what is behind the last semicolon.
+    """
+
+    def __init__(self, message: str = "", *, shell: str = "") -> None:
+        super().__init__(message)
+        self.shell = shell
+
+    @property
+    def in_shell(self) -> str:
+        """The text for who is on the command line."""
+        text = str(self)
+        return f"{text.rpartition('; ')[0]}; {self.shell}" if self.shell else text
 
 
 class TargetError(ToastError):

@@ -1,8 +1,9 @@
-"""Writing files whole or not at all."""
+"""Files: what they hold, and writing them whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import tempfile
@@ -54,3 +55,20 @@ def write_all(texts: Mapping[str | pathlib.Path, str], error: type[ToastError]) 
         for temporary, _ in finished:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def is_plan(path: str | pathlib.Path) -> bool:
+    """Whether a file has what plans begin with, damaged or not: by its content, not its name.
+
+    A name that ends in ``.json`` is enough where the file is no JSON, or there is none.
+    """
+    named = str(path).endswith(".json")
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        # Other files are not parsed.
+        data = json.loads(text) if text.lstrip()[:1] == "{" else None
+    except (OSError, ValueError, RecursionError):
+        return named
+    if not isinstance(data, dict):
+        return named
+    return {"version", "arguments"} <= data.keys() or named

@@ -51,7 +51,8 @@ def candidate_meshes(
     if (mesh is None) == (devices is None):
         raise MeshError(
             f"{'neither a mesh nor' if mesh is None else 'both a mesh and'} a number of devices "
-            "given; give one of --mesh data=4,model=4 and --devices 16"
+            "given; give one of mesh='data=4,model=4' and devices=16",
+            shell="give one of --mesh data=4,model=4 and --devices 16",
         )
     if mesh is not None:
         return (system_of(mesh, hardware)[0],)

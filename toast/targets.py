@@ -10,10 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from toast import api
 from toast.errors import TargetError
-from toast.frontend import Program
-from toast.models import ZOO, Model, build
+from toast.frontend import Program, store
 
 _SUFFIXES = {".mlir", ".mlirbc", ".bc", ".stablehlo", ".lp", ".txt"}
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,\s]*)\]")
@@ -32,20 +30,51 @@ def load(
     options: dict[str, int | None] | None = None,
     shapes: Sequence[str] = (),
     small: bool = False,
+    module: bool = True,
 ) -> Program:
     """The program that TARGET names.
 
     ``options`` (layers, batch, edges ...) change a model's size, ``shapes`` (``f32[8,4]``) are the
-    example arguments of a ``module:function``, ``small`` asks for a model's small form.
+    example arguments of a ``module:function``, ``small`` asks for a model's small form.  Without
+    its MLIR ``module``, which says how to run it and how to write shardings into it, a program may
+    be one that was kept (:mod:`toast.frontend.store`): of a model or a StableHLO file, since what a
+    ``module:function`` follows from is not known.
     """
     chosen = {key: value for key, value in (options or {}).items() if value is not None}
+    path = pathlib.Path(target)
+
+    def lower() -> Program:
+        return _lowered(target, path, chosen, shapes, small)
+
+    there = path.is_file()
+    if module or shapes or path.suffix == ".lp" or (":" in target and not there):
+        return lower()
+    try:
+        content = path.read_bytes() if there else b""
+    except OSError:
+        return lower()  # which says so
+    parts: list[str | bytes] = [target, repr((sorted(chosen.items()), small)), content]
+    here = pathlib.Path(__file__).parent
+    return store.lowered(parts, [here, here / "models"], lower)
+
+
+def _lowered(
+    target: str,
+    path: pathlib.Path,
+    chosen: dict[str, int],
+    shapes: Sequence[str],
+    small: bool,
+) -> Program:
+    # These import JAX, which a kept program does without.
+    from toast import api
+    from toast.models import ZOO, build
+
     if target in ZOO:
         if shapes:
             raise TargetError(f"--arg is for module:function targets, {target} is a model; drop it")
         return api.program_of(build(target, small=small, **chosen))
     if chosen:
         raise TargetError(f"--{next(iter(chosen))} is for models, {target} is none; drop it")
-    path = pathlib.Path(target)
     if path.suffix in _SUFFIXES or path.is_file():
         return api.program_of(path)
     if ":" in target:
@@ -88,6 +117,9 @@ def _imported(target: str) -> Any:
 
 
 def _from_module(target: str, shapes: Sequence[str]) -> Program:
+    from toast import api
+    from toast.models import Model
+
     found = _imported(target)
     arguments = [parse_shape(text) for text in shapes]
     if isinstance(found, Model):

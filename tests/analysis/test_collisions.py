@@ -113,12 +113,15 @@ def test_flows_that_only_begin_at_the_site() -> None:
 
 
 def test_conflicts_that_do_not_exist() -> None:
-    def message(name: str, number: int) -> str:
+    def message(name: str, number: object) -> str:
         with pytest.raises(ExplainError) as caught:
-            fact_base(name).explain_conflict(number)
+            fact_base(name).explain_conflict(number)  # type: ignore[arg-type]
         return str(caught.value)
 
-    more = "; --conflicts lists them"
+    more = "; Analysis.conflict lists them"
     assert message("mlp", 0) == "conflict 0: mlp has no conflicts"
     assert message("x_xt", 1) == f"conflict 1: x_xt has only conflict 0{more}"
+    for number in ("0", None, 0.0, True):
+        what = f"conflict {number!r}: no number of a conflict; give a whole number"
+        assert message("attention", number) == what
     assert message("attention", -1) == f"conflict -1: attention has conflicts 0 to 4{more}"

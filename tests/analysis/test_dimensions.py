@@ -48,9 +48,12 @@ def test_many_ways_to_name_a_dimension(text: str, label: str) -> None:
 
 
 MESSAGES = {
-    "x": "x: no dimension; write its number behind a colon: x:0",
-    "params['a:b']": "params['a:b']: no dimension; write its number behind a colon: params['a:b']:0",
-    "x:one": "x:one: no dimension; write its number behind a colon: x:one:0",
+    "x": "x: no dimension: x is f32[16,8] and has dimensions 0 to 1; write x:0",
+    "params['a:b']": "params['a:b']: no such argument, result or value; did you mean params['layers'][1] or params['layers'][0]?",
+    "x:one": "x:one: no dimension: x is f32[16,8] and has dimensions 0 to 1; write x:0",
+    "x:": "x:: no dimension: x is f32[16,8] and has dimensions 0 to 1; write x:0",
+    "result.out[1]": "result.out[1]: no dimension: result.out[1] is f32[] and has none",
+    "xs:one": "xs: no such argument, result or value; did you mean x?",
     "x:2": "x:2: no dimension 2: x is f32[16,8] and has dimensions 0 to 1",
     "x:-3": "x:-3: no dimension -3: x is f32[16,8] and has dimensions 0 to 1",
     "result.out[1]:0": "result.out[1]:0: no dimension 0: result.out[1] is f32[] and has none",

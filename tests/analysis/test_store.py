@@ -12,6 +12,7 @@ import pytest
 import toast
 from tests.helpers import f32, mlp
 from toast import api
+from toast import kept as entries
 from toast.analysis import Analysis, analyze_program, store
 from toast.errors import CacheWarning, RuleError, RuleWarning
 from toast.frontend import Program
@@ -181,6 +182,6 @@ def test_the_folder_stays_bounded(kept: pathlib.Path, monkeypatch: pytest.Monkey
     os.utime(used, (1, 1))
     os.utime(old, (2, 2))
     assert KEPT in toast.analyze(lambda x: x + 1.0, f32(4)).seconds  # and so the younger one
-    monkeypatch.setattr(store, "_LARGEST_BYTES", int(2.5 * used.stat().st_size))
+    monkeypatch.setattr(entries, "_LARGEST_BYTES", int(2.5 * used.stat().st_size))
     new = entry(5)
     assert {path.name for path in kept.iterdir()} == {used.name, new.name}

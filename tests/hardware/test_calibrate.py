@@ -134,7 +134,7 @@ def test_what_is_not_fitted_stays_as_it_stands(tmp_path: pathlib.Path) -> None:
     path.write_text(text)
     assert set(load(str(path)).measured) == set(found.measured)
     assert text.count("# Here: fitted") == sum(m.kind == "all_reduce" for m in found.measured)
-    with pytest.raises(HardwareError, match="--source must be one line"):
+    with pytest.raises(HardwareError, match="the source of fitted figures must be one line"):
         file_text(str(path), found, "one\ntwo")
 
 

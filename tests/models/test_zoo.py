@@ -190,7 +190,7 @@ def test_expert_layer_is_a_weighted_sum_of_experts() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 3}, "--layers 3: every other layer has experts"),
+        ({"layers": 3}, "layers 3: every other layer has experts"),
         ({"sequence": 1, "batch": 3}, "3 tokens are not 128 equal groups"),
     ],
 )

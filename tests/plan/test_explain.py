@@ -82,7 +82,11 @@ def test_why_an_axis_is_kept_off() -> None:
     odd = toast.plan(mlp, f32(4096, 511), f32(511, 2048), f32(2048, 512), mesh="d=4",
                      hardware="tpu-v5e")  # fmt: skip
     (free,) = (f for f in odd.explain_argument("w1").free if f.dimension == 0)
-    assert (free.kind, free.why) == ("size", "4 devices do not divide the 511 elements")
+    assert (free.kind, free.why) == ("size", "4 devices do not divide its 511 elements")
+    thin = toast.plan(mlp, f32(4096, 1), f32(1, 2048), f32(2048, 512), mesh="d=4",
+                      hardware="tpu-v5e")  # fmt: skip
+    (free,) = (f for f in thin.explain_argument("w1").free if f.dimension == 0)
+    assert (free.kind, free.why) == ("size", "the dimension has size 1")
 
 
 def test_one_more_action_is_priced() -> None:
@@ -328,12 +332,23 @@ def test_an_alternative_on_a_refined_and_a_pinned_plan(pinned: Plan) -> None:
             "P(None, None, 'd')",
             "w1=P(None, None, 'd'): w1 is f32[512,2048] and has 2 dimensions, not 3",
         ),
+        (None, "w1: None is no sharding; write P('data', None)"),
+        (5, "w1: 5 is no sharding; write P('data', None)"),
     ],
 )
-def test_a_sharding_that_is_none_of_the_argument(spec: str | P, why: str) -> None:
+def test_a_sharding_that_is_none_of_the_argument(spec: object, why: str) -> None:
     with pytest.raises(PinError) as error:
         planned().why_not("w1", spec)
     assert str(error.value) == why
+
+
+def test_what_is_no_name_or_number() -> None:
+    plan = planned()
+    for ask in (plan.explain_argument, lambda name: plan.why_not(name, "P()")):
+        with pytest.raises(PlanError, match=r"^None: no name; give a text"):
+            ask(None)  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"^collective '1': no number of a collective; give a"):
+        plan.explain_collective("1")  # type: ignore[arg-type]
 
 
 def test_what_cannot_be() -> None:

@@ -294,7 +294,7 @@ def test_what_is_no_plan(text: str, why: str, tmp_path: pathlib.Path) -> None:
     path.write_text(text)
     with pytest.raises(PlanError) as error:
         read(path)
-    assert str(error.value) == f"{path} is no plan: {why}; give what --json wrote"
+    assert str(error.value) == f"{path} is no plan: {why}; give what Plan.to_json wrote"
     with pytest.raises(PlanError, match="No such file or directory"):
         read(tmp_path / "gone.json")
 
@@ -327,7 +327,7 @@ def test_damage_names_its_key(
     with pytest.raises(PlanError) as error:
         read(path)
     assert str(error.value).startswith(f"{path} is no plan: {why}")
-    assert str(error.value).endswith("; give what --json wrote")
+    assert str(error.value).endswith("; give what Plan.to_json wrote")
     del parent[place[-1]]
     if isinstance(place[-1], str) and place[0] not in ("mesh", "arguments"):
         with pytest.raises(PlanError, match=f"no key '{place[-1]}'"):

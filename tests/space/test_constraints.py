@@ -309,7 +309,7 @@ def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> 
     with pytest.raises(PlanError, match=r"version 9 of plans was written by a newer TOAST"):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "newer.json")
     (tmp_path / "none.json").write_text("{}")
-    with pytest.raises(PlanError, match=r"none.json is no plan: .*; give what --json wrote"):
+    with pytest.raises(PlanError, match=r"none.json is no plan: .*; give what Plan.to_json wrote"):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "none.json")
     with pytest.raises(PlanError, match="No such file"):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "gone.json")

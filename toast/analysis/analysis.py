@@ -8,10 +8,11 @@ import pathlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
+from toast import lazy
 from toast.analysis import chains, closure, collisions
 from toast.analysis.chains import Chain
 from toast.analysis.collisions import Conflict
@@ -24,6 +25,11 @@ from toast.analysis.vocabulary import Vocabulary
 from toast.facts import Relations
 from toast.frontend import Program
 from toast.logic import Term, solve
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy.module("pandas")
 
 #: Told about each stage as it begins: ``progress("rules")``.
 Progress = Callable[[str], None]

@@ -15,9 +15,8 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import dijkstra
 
+from toast import lazy
 from toast.analysis.closure import components
 from toast.analysis.dimensions import Dimension, dimension_of, find_dimension
 from toast.analysis.names import Ints, tied_names
@@ -32,7 +31,12 @@ from toast.analysis.rules import (
 from toast.frontend import Location
 
 if TYPE_CHECKING:
+    from scipy import sparse
+    from scipy.sparse import csgraph
+
     from toast.analysis.analysis import Analysis
+else:
+    sparse, csgraph = lazy.module("scipy.sparse"), lazy.module("scipy.sparse.csgraph")
 
 #: What joins two places: one factor of one op; a definition and a use of a value; two factors that
 #: a loop, or a donated argument, makes one.  ``apart`` joins nothing: two factors of one op.
@@ -96,7 +100,7 @@ class Chain:
 def chain(analysis: Analysis, one: str | Dimension, other: str | Dimension) -> Chain:
     """The shortest chain between two dimensions; as :meth:`toast.Analysis.explain`."""
     program, first = analysis.program, analysis.names.value_dim
-    ends = [find_dimension(program, d) if isinstance(d, str) else d for d in (one, other)]
+    ends = [d if isinstance(d, Dimension) else find_dimension(program, d) for d in (one, other)]
     return between(analysis, *(int(first[end.value]) + end.d for end in ends))
 
 
@@ -164,9 +168,9 @@ class Places:
         target = np.concatenate([b for _, b, _ in edges])
         weight = np.concatenate([np.broadcast_to(w, a.shape) for a, _, w in edges])
         size = count + names.count + len(names.signature)
-        graph = csr_array((weight, (source, target)), shape=(size, size))
+        graph = sparse.csr_array((weight, (source, target)), shape=(size, size))
         graph = graph + graph.T
-        left = dijkstra(graph, indices=[other])[0]
+        left = csgraph.dijkstra(graph, indices=[other])[0]
         if np.isinf(left[one]):
             return []
         # Lengths are whole numbers, so this way does not depend on how scipy breaks ties.

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
+
+from toast import lazy
+
+if TYPE_CHECKING:
+    from scipy import sparse
+    from scipy.sparse import csgraph
+else:
+    sparse, csgraph = lazy.module("scipy.sparse"), lazy.module("scipy.sparse.csgraph")
 
 Ints = npt.NDArray[np.int64]
 Pair = tuple[int, int]
@@ -24,8 +31,8 @@ _CORNERS = 4096
 def components(count: int, edges: Ints) -> Ints:
     """Connected components of an undirected graph: ``[count]``, the smallest node of each."""
     ones = np.ones(len(edges), dtype=np.int8)
-    graph = coo_array((ones, (edges[:, 0], edges[:, 1])), shape=(count, count))
-    _, label = connected_components(graph, directed=False)
+    graph = sparse.coo_array((ones, (edges[:, 0], edges[:, 1])), shape=(count, count))
+    _, label = csgraph.connected_components(graph, directed=False)
     smallest = np.full(label.max(initial=-1) + 1, count, dtype=np.int64)
     np.minimum.at(smallest, label, np.arange(count))
     return np.asarray(smallest[label], dtype=np.int64)

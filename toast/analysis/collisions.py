@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from toast.analysis.chains import Chain, Places, Step, between
 from toast.analysis.dimensions import Dimension
 from toast.errors import ExplainError
@@ -81,10 +83,16 @@ class Conflict:
 def collision(analysis: Analysis, number: int) -> Conflict:
     """Conflict ``number``, explained; as :meth:`toast.Analysis.explain_conflict`."""
     count = len(analysis.resolutions)
+    if not isinstance(number, int | np.integer) or isinstance(number, bool):
+        raise ExplainError(f"conflict {number!r}: no number of a conflict; give a whole number")
     if not 0 <= number < count:
         known = f"conflicts 0 to {count - 1}" if count > 1 else "only conflict 0"
-        has = f"{known}; --conflicts lists them" if count else "no conflicts"
-        raise ExplainError(f"conflict {number}: {analysis.program.name} has {has}")
+        what = f"conflict {number}: {analysis.program.name} has"
+        if not count:
+            raise ExplainError(f"{what} no conflicts")
+        raise ExplainError(
+            f"{what} {known}; Analysis.conflict lists them", shell="--conflicts lists them"
+        )
     resolution = analysis.resolutions[number]
     rows = [
         _rows(analysis, kind, at, resolution.names)

@@ -50,17 +50,32 @@ def find_dimension(program: Program, text: str) -> Dimension:
 
     Raises :class:`toast.errors.ExplainError` where there is no such value or dimension.
     """
-    name, colon, number = text.rpartition(":")
-    if not colon or not re.fullmatch(r"\s*-?\d+\s*", number):
-        example = f"{text.rstrip(':')}:0"
-        raise ExplainError(f"{text}: no dimension; write its number behind a colon: {example}")
-    value = find_value(program, name.strip())
-    d, type_ = int(number), program.values[value].type
+    name, found = _parted(_text(text))
+    value = find_value(program, name)
+    type_ = program.values[value].type
     rank = len(type_.shape)
-    if not -rank <= d < rank:
+    if found is None or not -rank <= int(found) < rank:
         has = f"dimensions 0 to {rank - 1}" if rank > 1 else "dimension 0" if rank else "none"
-        raise ExplainError(f"{text}: no dimension {d}: {name.strip()} is {type_} and has {has}")
-    return dimension_of(program, value, d % rank)
+        what = "no dimension" if found is None else f"no dimension {int(found)}"
+        example = f"; write {name}:0" if rank and found is None else ""
+        raise ExplainError(f"{text}: {what}: {name} is {type_} and has {has}{example}")
+    return dimension_of(program, value, int(found) % rank)
+
+
+def _text(name: object) -> str:
+    if not isinstance(name, str):
+        raise ExplainError(f"{name!r}: no name; give a text such as x or params['w']")
+    return name
+
+
+def _parted(text: str) -> tuple[str, str | None]:
+    """The name in ``NAME:D``, and the number; None where there is none."""
+    name, colon, number = text.rpartition(":")
+    if colon and re.fullmatch(r"\s*-?\d+\s*", number):
+        return name.strip(), number
+    # A name may have colons; they do not end it.
+    named = name if colon and re.fullmatch(r"\s*\w*\s*", number) else text
+    return named.strip(), None
 
 
 def find_value(program: Program, name: str) -> int:
@@ -68,7 +83,7 @@ def find_value(program: Program, name: str) -> int:
 
     Raises :class:`toast.errors.ExplainError` where there is none, or are several.
     """
-    if re.fullmatch(r"%\d+", name):
+    if re.fullmatch(r"%\d+", _text(name)):
         if int(name[1:]) >= len(program.values):
             raise ExplainError(
                 f"{name}: no such value; values are %0 to %{len(program.values) - 1}"
@@ -87,7 +102,7 @@ def find_argument(program: Program, name: str) -> int:
     Raises :class:`toast.errors.ExplainError` where there is none, or are several.
     """
     arguments = [*zip(program.argument_values, program.arguments, strict=True)]
-    if re.fullmatch(r"%\d+", name) and int(name[1:]) in program.argument_values:
+    if re.fullmatch(r"%\d+", _text(name)) and int(name[1:]) in program.argument_values:
         return program.argument_values.index(int(name[1:]))
     return program.argument_values.index(_find(program, name, "argument", (arguments,)))
 

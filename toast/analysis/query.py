@@ -6,11 +6,10 @@ import functools
 import pathlib
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from toast.analysis.vocabulary import GIVEN, Relations, facts_text
+from toast import lazy
+from toast.analysis.vocabulary import GIVEN, Relations, facts
 from toast.errors import QueryError
 from toast.logic import (
     Declaration,
@@ -23,6 +22,11 @@ from toast.logic import (
     schema,
 )
 from toast.resources import directory
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy.module("pandas")
 
 #: What is missing, by the section of the vocabulary.
 _MISSING = {2: "a mesh", 3: "a plan"}
@@ -92,7 +96,7 @@ def _near(name: str, known: Mapping[str, Any]) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {close[0]}?" if close else "toast query --list names all"
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
 def missing(query: Query, given: Container[Predicate] = ()) -> QueryError:
@@ -101,8 +105,8 @@ def missing(query: Query, given: Container[Predicate] = ()) -> QueryError:
     name, arity = predicate = max(lacking, key=lambda p: (vocabulary()[p][1], p))
     what = _MISSING[vocabulary()[predicate][1]]
     return QueryError(
-        f"query: only {what} has {name}/{arity}; give --mesh, or a plan's JSON file for "
-        "TARGET (in Python: Plan.query)"
+        f"query: only {what} has {name}/{arity}; ask Plan.query",
+        shell="give --mesh, or a plan's JSON file for TARGET",
     )
 
 
@@ -119,7 +123,8 @@ def evaluate(query: Query, relations: Relations, label: Callable[[int, str], str
     """
     if not query.mentions <= relations.keys():
         raise missing(query, relations)
-    rows = ask(query, facts_text(relations, query.mentions))
+    lazy.begin("pandas")
+    rows = ask(query, facts(relations, query.mentions))
     if not query.columns:
         return pd.DataFrame(index=pd.RangeIndex(len(rows)))
     cells = {text: _decode(text, label) for row in rows for text in row}

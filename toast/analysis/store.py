@@ -1,22 +1,13 @@
-"""Analyses kept on disk, by the program and the rules that they are of.
-
-An entry holds arrays and JSON under a checksum of both and of what they are of; one that does not
-agree is as good as none.  ``TOAST_CACHE=off`` turns it off.
-"""
+"""Analyses kept on disk, by the program and the rules that they are of (:mod:`toast.kept`)."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib.metadata
-import io
 import itertools
-import json
-import os
 import pathlib
-import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -24,27 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from toast import kept
 from toast.analysis.analysis import Analysis, Progress, Resolution, analyze_program, silent
 from toast.analysis.names import Ints, Names
 from toast.analysis.rules import Factor, SignatureRule
-from toast.errors import CacheWarning, RuleWarning
+from toast.errors import RuleWarning
 from toast.frontend import Program
 from toast.resources import directory
 
 #: Another one makes kept entries void.
-_FORMAT = 1
-#: What the folder may hold; the entries that were not used for longest go first.
-_LARGEST_BYTES = 256 * 2**20
-_CHECKSUM_BYTES = 32
+_FORMAT = "2"
+_KIND = "analysis"
 
 #: What each place of a kept conflict site and box is.
 _WHERE = ("def", "use")
-
-
-def folder() -> pathlib.Path:
-    """Where entries are: ``$XDG_CACHE_HOME/toast/analysis`` or ``~/.cache/toast/analysis``."""
-    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return home / "toast" / "analysis"
 
 
 def analyzed(
@@ -60,18 +44,16 @@ def analyzed(
     """
     key = None
     begin = time.perf_counter()
-    if cache and os.environ.get("TOAST_CACHE", "").lower() not in ("off", "0", "no"):
+    if cache and kept.enabled():
         with contextlib.suppress(OSError):  # a rule file that cannot be read: an error below
             key = _key(program, rules)
     if key is None:
         return analyze_program(program, rules=rules, progress=progress)
-    place = folder() / f"{key.hex()}.toast"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-        found = _unpacked(place.read_bytes(), key, program)
-        with contextlib.suppress(OSError):
-            os.utime(place)  # used now: kept longest
-        found.seconds["analysis, kept from before"] = time.perf_counter() - begin
-        return found
+    with contextlib.suppress(*kept.DAMAGE):
+        if entry := kept.load(_KIND, key):
+            found = _unpacked(*entry, program)
+            found.seconds["analysis, kept from before"] = time.perf_counter() - begin
+            return found
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always")
         found = analyze_program(program, rules=rules, progress=progress)
@@ -80,7 +62,7 @@ def analyzed(
             remark.message, remark.category, remark.filename, remark.lineno, source=remark.source
         )
     if not any(issubclass(remark.category, RuleWarning) for remark in remarks):
-        _keep(place, _packed(found, key))
+        kept.keep(_KIND, key, *_packed(found), _KIND)
     return found
 
 
@@ -88,23 +70,23 @@ def analyzed(
 
 
 def _key(program: Program, rules: Sequence[str | pathlib.Path]) -> bytes:
-    digest = hashlib.blake2b(_installed(), digest_size=_CHECKSUM_BYTES)
+    files = []
     for path in map(pathlib.Path, rules):
-        for file in sorted(path.glob("*.lp")) if path.is_dir() else [path]:
-            for part in (str(file).encode(), file.read_bytes()):
-                digest.update(len(part).to_bytes(8) + part)
+        files += sorted(path.glob("*.lp")) if path.is_dir() else [path]
     ops = program.ops
-    digest.update(repr(program.signatures).encode())
-    digest.update(repr((program.ties, len(program.arguments), len(program.results))).encode())
-    for numbers in (
+    numbers = (
         [op.signature for op in ops],
         [len(op.operands) for op in ops],
         list(itertools.chain.from_iterable([op.operands for op in ops])),
         list(itertools.chain.from_iterable([op.results for op in ops])),
-    ):
-        array = np.array(numbers, dtype=np.int64)
-        digest.update(len(array).to_bytes(8) + array.tobytes())
-    return digest.digest()
+    )
+    return kept.digest([
+        _installed(),
+        kept.digest_of_files(files),
+        repr(program.signatures),
+        repr((program.ties, len(program.arguments), len(program.results))),
+        *(np.array(row, dtype=np.int64).tobytes() for row in numbers),
+    ])  # fmt: skip
 
 
 @functools.cache
@@ -119,55 +101,36 @@ def _installed() -> bytes:
         *sorted(top.glob("facts/*.py")),
         *sorted(top.glob("logic/*.py")),
     ]
-    digest = hashlib.blake2b(
-        f"{_FORMAT} {importlib.metadata.version('clingo')} {np.__version__}".encode()
-    )
-    for file in files:
-        text = file.read_bytes()
-        digest.update(f"{file.name} {len(text)} ".encode() + text)
-    return digest.digest()
+    versions = (importlib.metadata.version("clingo"), np.__version__)
+    return kept.digest([_FORMAT, *versions, kept.digest_of_files(files)])
 
 
 # -- what an entry holds -------------------------------------------------------------------------
 
 
-def _packed(analysis: Analysis, key: bytes) -> bytes:
+def _packed(analysis: Analysis) -> tuple[dict[str, Any], kept.Arrays]:
     names, arrays = analysis.names, {}
     for field in dataclasses.fields(Names):
-        arrays[field.name] = _small(getattr(names, field.name))
-    arrays["color"] = _small(analysis.color)
-    arrays["argument_group"] = _small(analysis.argument_group)
+        arrays[field.name] = kept.small(getattr(names, field.name))
+    arrays["color"] = kept.small(analysis.color)
+    arrays["argument_group"] = kept.small(analysis.argument_group)
     arrays["resolutions"] = _table(((*r.names, r.set, r.group) for r in analysis.resolutions), 4)
     arrays["sites"] = _table(
         ((n, o, _WHERE.index(where), number) for n, o, where, number in analysis.sites), 4
     )
     arrays["boxes"] = _table(analysis.boxes, 5)
-    text = json.dumps({
+    plain = {
         "rules": [[_plain(rule), [dataclasses.astuple(f) for f in rule.factors]]
                   for rule in analysis.rules],
         "inconsistent": analysis.inconsistent,
-    })  # fmt: skip
-    arrays["text"] = np.frombuffer(text.encode(), dtype=np.uint8)
-    stream = io.BytesIO()
-    np.savez(stream, allow_pickle=False, **arrays)
-    content = stream.getvalue()
-    return _checksum(key, content) + content
+    }  # fmt: skip
+    return plain, arrays
 
 
-def _checksum(key: bytes, content: bytes) -> bytes:
-    return hashlib.blake2b(content, key=key, digest_size=_CHECKSUM_BYTES).digest()
-
-
-def _unpacked(data: bytes, key: bytes, program: Program) -> Analysis:
-    """The analysis in an entry; raises ValueError and its like where it is damaged."""
-    content = data[_CHECKSUM_BYTES:]
-    if data[:_CHECKSUM_BYTES] != _checksum(key, content):
-        raise ValueError("damaged")
-    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-        kept = {name: arrays[name] for name in arrays.files}
-    plain = json.loads(kept.pop("text").tobytes())
+def _unpacked(plain: Any, arrays: kept.Arrays, program: Program) -> Analysis:
+    """The analysis in an entry; raises one of ``kept.DAMAGE`` where it is none."""
     fields: dict[str, Any] = {
-        field.name: kept[field.name] if field.name == "shardable" else _large(kept[field.name])
+        field.name: arrays[field.name] if field.name == "shardable" else _large(arrays[field.name])
         for field in dataclasses.fields(Names)
     }
     names = Names(**fields)
@@ -175,22 +138,16 @@ def _unpacked(data: bytes, key: bytes, program: Program) -> Analysis:
         program=program,
         rules=tuple(_rule(*rule) for rule in plain["rules"]),
         names=names,
-        color=_large(kept["color"]),
+        color=_large(arrays["color"]),
         resolutions=tuple(
-            Resolution((n, o), set_, group) for n, o, set_, group in kept["resolutions"].tolist()
+            Resolution((n, o), set_, group) for n, o, set_, group in arrays["resolutions"].tolist()
         ),
-        sites=tuple((n, o, _WHERE[w], number) for n, o, w, number in kept["sites"].tolist()),
-        boxes=tuple((*corners, bool(crossed)) for *corners, crossed in kept["boxes"].tolist()),
+        sites=tuple((n, o, _WHERE[w], number) for n, o, w, number in arrays["sites"].tolist()),
+        boxes=tuple((*corners, bool(crossed)) for *corners, crossed in arrays["boxes"].tolist()),
         inconsistent=plain["inconsistent"],
-        argument_group=_large(kept["argument_group"]),
+        argument_group=_large(arrays["argument_group"]),
         seconds={},
     )
-
-
-def _small(array: Any) -> Any:
-    """Numbers in 32 bits, where all of them fit."""
-    fits = array.dtype != bool and np.abs(array).max(initial=0) < 2**31
-    return array.astype(np.int32) if fits else array
 
 
 def _large(array: Any) -> Ints:
@@ -220,41 +177,3 @@ def _rule(plain: dict[str, Any], factors: list[list[Any]]) -> SignatureRule:
         missing=plain["missing"],
         file=None if plain["file"] is None else pathlib.Path(plain["file"]),
     )
-
-
-# -- files ---------------------------------------------------------------------------------------
-
-
-def _keep(place: pathlib.Path, data: bytes) -> None:
-    """Write an entry, whole or not at all, and drop what there is too much of."""
-    temporary = ""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=".", suffix=".part")
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.replace(temporary, place)
-        _prune(place.parent)
-    except OSError as failure:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        warnings.warn(
-            f"{place.parent}: the analysis cannot be kept for the next time: {failure.strerror}; "
-            "TOAST_CACHE=off stops trying",
-            CacheWarning, stacklevel=3,
-        )  # fmt: skip
-
-
-def _prune(where: pathlib.Path) -> None:
-    """Drop the entries that were not used for longest, until the rest is small enough."""
-    found = []
-    for path in where.iterdir():
-        with contextlib.suppress(OSError):  # another process was faster
-            status = path.stat()
-            found.append((status.st_mtime, status.st_size, path))
-    total = 0
-    for _, size, path in sorted(found, reverse=True):
-        total += size
-        if total > _LARGEST_BYTES:
-            with contextlib.suppress(OSError):
-                path.unlink()

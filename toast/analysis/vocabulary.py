@@ -35,21 +35,19 @@ GIVEN: frozenset[Predicate] = frozenset({
 })  # fmt: skip
 
 
-def facts_text(relations: Relations, mentions: Iterable[Predicate]) -> str:
-    """The relations that are mentioned, as text for clingo.
+def facts(relations: Relations, mentions: Iterable[Predicate]) -> dict[Predicate, list[str]]:
+    """The relations that are mentioned: a term ``(a,b)`` for each row.
 
     Raises :class:`toast.errors.QueryError` for a number that clingo would wrap.
     """
-    parts = []
+    found = {}
     for predicate in sorted(mentions):
-        name, arity = predicate
-        parts.append(f"#defined {name}/{arity}.\n")
-        atom = f"{name}({','.join(['%s'] * arity)}).\n"
+        row = f"({','.join(['%s'] * predicate[1])})"
         columns = [list(column) for column in relations[predicate]()]
         for column in columns:
             _check_range(predicate, column)
-        parts += map(atom.__mod__, zip(*columns, strict=True))
-    return "".join(parts)
+        found[predicate] = [*map(row.__mod__, zip(*columns, strict=True))]
+    return found
 
 
 def _check_range(predicate: Predicate, column: list[Any]) -> None:

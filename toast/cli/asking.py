@@ -6,11 +6,8 @@ import json
 import pathlib
 from typing import TYPE_CHECKING, Annotated, Any
 
-import pandas as pd
-import rich.table
 import typer
 import typer.core
-from rich.markup import escape
 
 from toast.cli.common import (
     HardwareOption,
@@ -27,6 +24,8 @@ from toast.cli.plans import load_plan
 from toast.errors import QueryError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from toast.analysis import Analysis
     from toast.analysis.vocabulary import Relations
 
@@ -49,6 +48,9 @@ def _list(asked: bool) -> None:
     """Print the audits and leave."""
     if not asked:
         return
+    import rich.table
+    from rich.markup import escape
+
     from toast.analysis import query
 
     table = rich.table.Table("audit", "needs", "what it answers")
@@ -63,6 +65,9 @@ def _predicates(asked: bool) -> None:
     """Print what queries may ask and leave."""
     if not asked:
         return
+    import rich.table
+    from rich.markup import escape
+
     from toast.analysis import query
 
     table = rich.table.Table("predicate", "needs", "meaning")
@@ -138,8 +143,7 @@ def query(
     Numbers have 32 bits: sums and products beyond 2147483647 wrap around.
     """
     from toast.analysis import query as stage
-    from toast.files import check_writable, write_all
-    from toast.plan import is_plan
+    from toast.files import check_writable, is_plan, write_all
 
     check_writable((csv, json_file), QueryError)
     asked = stage.prepare(question, definitions or ())
@@ -147,7 +151,7 @@ def query(
     if mesh is None and stage.needs(asked) > 1 and not is_plan(source.target):
         raise stage.missing(asked)
     if is_plan(source.target):
-        made = load_plan(source, program).plan
+        made = load_plan(source, program, module=False).plan
         analysis, relations = made.analysis, made.vocabulary
     else:
         analysis, relations = _solved(source, stage.needs(asked), mesh, hardware, seed)
@@ -175,7 +179,7 @@ def _check(
     json_file: pathlib.Path | None,
 ) -> None:
     """Complain before the long work where options do not go together."""
-    from toast.plan import is_plan
+    from toast.files import is_plan
 
     if csv and json_file and csv.resolve() == json_file.resolve():
         raise QueryError(f"{csv}: --csv and --json are the same file; give two")
@@ -197,17 +201,21 @@ def _solved(
     source: Source, need: int, mesh: str | None, hardware: str, seed: int
 ) -> tuple[Analysis, Relations]:
     """The analysis of TARGET and its relations, with those of the mesh or of a plan if needed."""
+    if mesh is None:
+        with progress() as show:
+            analysis = source.analysis(show, module=False)
+        return analysis, analysis.vocabulary.relations
     from toast import api
     from toast.hardware import Mesh, load
     from toast.search import Settings
     from toast.space import Space
     from toast.space.relations import relations as on_mesh
 
-    parsed, machine = (Mesh.parse(mesh), load(hardware)) if mesh else (None, None)
+    parsed, machine = Mesh.parse(mesh), load(hardware)
     with progress() as show:
-        analysis = source.analysis(show)
+        analysis = source.analysis(show, module=False)
         relations = analysis.vocabulary.relations
-        if need == 1 or parsed is None or machine is None:
+        if need == 1:
             return analysis, relations
         api.check_mesh(analysis, parsed, machine)
         if need == 2:
@@ -222,9 +230,13 @@ def _print(frame: pd.DataFrame, limit: int) -> None:
     if not len(frame.columns):
         print("yes" if len(frame) else "no")
         return
+    import rich.table
+    from pandas.api.types import is_integer_dtype
+    from rich.markup import escape
+
     table = rich.table.Table(header_style="")
     for name, kind in frame.dtypes.items():
-        right = pd.api.types.is_integer_dtype(kind)
+        right = is_integer_dtype(kind)
         table.add_column(escape(str(name)), justify="right" if right else "left", overflow="fold")
     shown = frame.head(limit) if limit else frame
     for row in shown.itertuples(index=False, name=None):

@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import rich.console
 import typer
 import typer.core
 
-from toast.analysis import Analysis
 from toast.errors import ToastError
-from toast.frontend import Program
 
 if TYPE_CHECKING:
+    import rich.console
+
+    from toast.analysis import Analysis
     from toast.compare import Compared
+    from toast.frontend import Program
     from toast.plan import Origin
 
 Target = Annotated[
@@ -147,7 +148,7 @@ def _errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **keywords)
         except ToastError as error:
-            fail(str(error))
+            fail(error.in_shell)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             fail("interrupted")
@@ -208,21 +209,29 @@ class Source:
         }  # fmt: skip
         return Source(target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache)
 
-    def program(self, *, small: bool = False) -> Program:
-        """The program; a model in its ``small`` form where that is asked for."""
+    def program(self, *, small: bool = False, module: bool = True) -> Program:
+        """The program; a model in its ``small`` form where that is asked for.
+
+        Who does not need its MLIR ``module`` may get one that was kept.
+        """
         from toast import targets
 
-        return targets.load(self.target, options=self.sizes, shapes=self.shapes, small=small)
+        return targets.load(
+            self.target, options=self.sizes, shapes=self.shapes, small=small,
+            module=module or not self.cache,
+        )  # fmt: skip
 
-    def analysis(self, progress: Callable[[Any], None], *, small: bool = False) -> Analysis:
+    def analysis(
+        self, progress: Callable[[Any], None], *, small: bool = False, module: bool = True
+    ) -> Analysis:
         """The program's analysis, its seconds of lowering included."""
-        from toast import api
+        from toast.analysis import analyzed
 
         progress("lowering")
         begin = time.perf_counter()
-        program = self.program(small=small)
+        program = self.program(small=small, module=module)
         lowering = time.perf_counter() - begin
-        analysis = api.analyze(program, rules=self.rules, progress=progress, cache=self.cache)
+        analysis = analyzed(program, rules=self.rules, progress=progress, cache=self.cache)
         analysis.seconds["lowering"] = lowering
         return analysis
 
@@ -251,6 +260,8 @@ class Source:
 
 def console() -> rich.console.Console:
     """Where results are printed."""
+    import rich.console
+
     # Pipes get wide lines instead of wrapped cells.
     width = None if sys.stdout.isatty() else 160
     return rich.console.Console(width=width, soft_wrap=False)
@@ -264,6 +275,8 @@ def fail(message: str) -> None:
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[Any], None]]:
     """A status line on the terminal's error stream while stages run."""
+    import rich.console
+
     with rich.console.Console(stderr=True).status("starting") as status:
 
         def show(event: Any) -> None:

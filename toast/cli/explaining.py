@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from toast.analysis import Analysis
 from toast.cli.common import JsonOption, Source, command, console, group, progress
 from toast.cli.plans import (
     ArgumentOption,
@@ -20,6 +19,9 @@ from toast.cli.plans import (
     load_plan,
 )
 from toast.errors import ExplainError
+
+if TYPE_CHECKING:
+    from toast.analysis import Analysis
 
 app = group("")
 
@@ -69,10 +71,7 @@ def explain(
     The chain between two dimensions has a step for each op that gives both one factor (I), and for
     each use of a value (M), with the rule that says so; or it ends at the op that keeps them apart.
     """
-    from toast import report
-    from toast.explain import mirrored
-    from toast.files import check_writable, write_all
-    from toast.plan import is_plan
+    from toast.files import check_writable, is_plan, write_all
 
     check_writable((json_file,), ExplainError)
     asked_of_plan = [option for option in (argument, collective, why_not) if option is not None]
@@ -96,7 +95,7 @@ def explain(
             )
         if budget is not None and why_not is None:
             raise ExplainError(f"--budget {budget:g}: only --why-not searches; give it as well")
-        applied = load_plan(source, *(dimensions or ()))
+        applied = load_plan(source, *(dimensions or ()), module=False)
         explain_plan(
             applied.plan, argument=argument, collective=collective, alternative=why_not,
             budget=10.0 if budget is None else budget, json_file=json_file,
@@ -105,8 +104,11 @@ def explain(
     _check(dimensions, conflict, conflicts, mesh, axis, hardware)
     if budget is not None:
         raise ExplainError(f"--budget {budget:g}: of --why-not, which asks a plan; leave it out")
+    from toast import report
+    from toast.explain import mirrored
+
     with progress() as show:
-        analysis = source.analysis(show)
+        analysis = source.analysis(show, module=False)
     data: dict[str, Any] = {"version": 1, "program": analysis.program.name}
     shown: list[Any] = []
     if dimensions:
@@ -143,12 +145,13 @@ def _conflict(
 ) -> list[Any]:
     """A conflict, and what resolving it costs where a mesh is given; ``data`` gets both."""
     from toast import report
-    from toast.explain import resolutions
 
     found = analysis.explain_conflict(number)
     data["conflict"] = dataclasses.asdict(found)
     shown: list[Any] = [report.conflict_text(found)]
     if mesh is not None:
+        from toast.explain import resolutions  # which needs the cost model
+
         priced = resolutions(analysis, number, mesh=mesh, hardware=hardware, axis=axis)
         data["priced"] = dataclasses.asdict(priced)
         shown += ["", report.resolution_tables(priced)]

@@ -6,9 +6,8 @@ import dataclasses
 import enum
 import json
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import rich.table
 import typer
 
 from toast.cli.common import (
@@ -29,8 +28,10 @@ from toast.cli.common import (
     warn,
 )
 from toast.errors import PinError
-from toast.space import Constraints
 from toast.units import size_text
+
+if TYPE_CHECKING:
+    from toast.space import Constraints
 
 app = group("")
 
@@ -214,6 +215,8 @@ def _constraints(
     pin: list[str] | None, forbid: list[str] | None, fix: list[str] | None, keep: bool
 ) -> Constraints:
     """The user's constraints; raises :class:`toast.errors.PinError` where they do not parse."""
+    from toast.space import Constraints
+
     return Constraints(
         pin=_parted(pin, "--pin", "params*=P('model')", "=P"),
         forbid=_several(forbid, "--forbid", "params*=data"),
@@ -322,6 +325,8 @@ def compare(
 @command(app)
 def models() -> None:
     """List the models that TARGET may name."""
+    import rich.table
+
     from toast.models import ZOO
 
     table = rich.table.Table("name", "what it is")

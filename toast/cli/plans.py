@@ -141,10 +141,11 @@ def apply(
         ])  # fmt: skip
 
 
-def load_plan(source: Source, target: str | None = None) -> Applied:
+def load_plan(source: Source, target: str | None = None, *, module: bool = True) -> Applied:
     """The plan that ``source`` names, on ``target``, or on the one that its file says.
 
-    Options of ``source`` that say how to read TARGET go before those in the file.  Raises
+    Options of ``source`` that say how to read TARGET go before those in the file; ``module`` is as
+    for :meth:`Source.program`.  Raises
     :class:`toast.errors.PlanError` where neither says any TARGET.
     """
     from toast import api
@@ -165,7 +166,7 @@ def load_plan(source: Source, target: str | None = None) -> Applied:
         source.rules or tuple(map(pathlib.Path, origin.rules)), source.cache,
     )  # fmt: skip
     with progress() as show:
-        applied = api.apply_plan(source.target, found.analysis(show), progress=show)
+        applied = api.apply_plan(source.target, found.analysis(show, module=module), progress=show)
     warn(applied.notes)
     made_from = found.origin(origin.hardware or saved.hardware)
     return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=made_from))

@@ -61,9 +61,8 @@ def report(
     from toast import compare as stage
     from toast import report as reports
     from toast.errors import PlanError
-    from toast.files import check_writable, write_all
+    from toast.files import check_writable, is_plan, write_all
     from toast.hardware import Mesh, load
-    from toast.plan import is_plan
 
     check_writable((output,), PlanError)
     if is_plan(source.target):

@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Iterable
 from typing import Annotated
 
-import rich.table
 import typer
 
 from toast.cli.common import (
@@ -31,6 +30,8 @@ def rules_list(rules: RulesOption = None) -> None:
 
     With the kinds of factors it makes, and how many drawn ops it was proven on.
     """
+    import rich.table
+
     from toast import prove
     from toast.analysis import rule_entries
 
@@ -130,6 +131,8 @@ def rules_prove(
 
     Exits with code 1 when some rule is wrong.
     """
+    import rich.table
+
     from toast import prove, targets
     from toast.frontend import Program
 

@@ -4,7 +4,26 @@ Those of the analysis alone are methods: :meth:`toast.Analysis.explain` says why
 one, :meth:`toast.Analysis.explain_conflict` where two names of one color meet.
 """
 
-from toast.explain.mirrors import mirrored
-from toast.explain.resolutions import Priced, PricedResolution, resolutions
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toast import lazy
+
+if TYPE_CHECKING:
+    from toast.explain.mirrors import mirrored
+    from toast.explain.resolutions import Priced, PricedResolution, resolutions
 
 __all__ = ["Priced", "PricedResolution", "mirrored", "resolutions"]
+
+lazy.package(
+    __name__,
+    {
+        "resolutions": (
+            "Priced",
+            "PricedResolution",
+            "resolutions",
+        ),
+        "mirrors": ("mirrored",),
+    },
+)

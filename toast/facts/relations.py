@@ -8,12 +8,18 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
+from toast import lazy
 from toast.errors import FactError
 from toast.frontend import Program, Signature, TensorType
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy.module("pandas")
 
 #: clingo's numbers have 32 bits.
 _LARGEST = 2**31 - 1

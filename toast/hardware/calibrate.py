@@ -233,7 +233,7 @@ def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
     load.
     """
     if "\n" in note or "\r" in note:
-        raise HardwareError("--source must be one line")
+        raise HardwareError("the source of fitted figures must be one line")
     path = pathlib.Path(name_or_path)
     if path.suffix != ".toml":
         path = directory("hardware") / f"{name_or_path}.toml"

@@ -161,14 +161,17 @@ def ground_apart(
     rules: str = "",
     answer: Predicate | None = None,
     *,
+    rows: Mapping[Predicate, Sequence[str]] | None = None,
     memory_bytes: int | None = None,
 ) -> dict[str, Any] | str:
     """Ground in a process of its own, within the limits: what :mod:`toast.logic.trial` says.
 
-    A text says which limit was met: ``takes more than 30 seconds``.
+    ``rows`` are further facts, by predicate: a term ``(a,b)`` for ``name(a,b)``.  A text says which
+    limit was met: ``takes more than 30 seconds``.
     """
     given = {
         "files": list(map(str, files)), "facts": facts, "rules": rules, "answer": answer,
+        "rows": [[*predicate, ",".join(given)] for predicate, given in (rows or {}).items()],
         "atoms": GROUND_ATOMS, "bytes": memory_bytes,
     }  # fmt: skip
     try:

@@ -7,7 +7,7 @@ import difflib
 import pathlib
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import clingo
@@ -230,7 +230,10 @@ _WHERE = re.compile(r"<string>:(\d+):(\d+)[-\d:]*: error: (.*)", re.DOTALL)
 
 def _parse(source: str, place: _Place) -> list[Any]:
     if "#include" in _bare(source):
-        raise QueryError("query: #include is not allowed: name files with --with")
+        raise QueryError(
+            "query: #include is not allowed; name files as rules=['mine.lp']",
+            shell="name files with --with",
+        )
     if "\0" in source:
         raise QueryError("query: not text")
     messages: list[str] = []
@@ -348,27 +351,34 @@ def _survey(parts: Sequence[_Part], known: Collection[Predicate]) -> frozenset[P
                 if predicate in defined:
                     continue
                 if predicate not in known:
-                    raise QueryError(
-                        f"{place.of(node.symbol)}: {_unknown(predicate, known, defined)}"
-                    )
+                    raise _unknown(place.of(node.symbol), predicate, known, defined)
                 found.add(predicate)
     return frozenset(found)
 
 
 def _unknown(
-    predicate: Predicate, known: Collection[Predicate], defined: Collection[Predicate]
-) -> str:
+    where: str,
+    predicate: Predicate,
+    known: Collection[Predicate],
+    defined: Collection[Predicate],
+) -> QueryError:
     name, arity = predicate
+    what = f"{where}: there is no"
     every = {*known, *defined}
     arities = sorted(f"{n}/{a}" for n, a in every if n == name)
     if arities:
-        return f"there is no {name}/{arity}; {name} has another number of arguments: " + (
-            " or ".join(arities)
+        listed = " or ".join(arities)
+        return QueryError(
+            f"{what} {name}/{arity}; {name} has another number of arguments: {listed}"
         )
     near = difflib.get_close_matches(name, sorted({n for n, _ in every}), 3)
     shown = [f"{n}/{a}" for close in near for n, a in sorted(every) if n == close]
-    hint = f"did you mean {' or '.join(shown)}?" if shown else "toast query --predicates lists all"
-    return f"there is no predicate {name}/{arity}; {hint}"
+    if shown:
+        return QueryError(f"{what} predicate {name}/{arity}; did you mean {' or '.join(shown)}?")
+    return QueryError(
+        f"{what} predicate {name}/{arity}; rules/queries/vocabulary.lp lists all",
+        shell="toast query --predicates lists all",
+    )
 
 
 def _variables(body: Sequence[Any]) -> Iterator[str]:
@@ -399,15 +409,17 @@ def _global(node: Any) -> Iterator[str]:
 # -- answering -----------------------------------------------------------------------------------
 
 
-def ask(query: Query, facts: str) -> list[tuple[str, ...]]:
+def ask(query: Query, facts: Mapping[Predicate, Sequence[str]]) -> list[tuple[str, ...]]:
     """The answer to a query over ``facts``: rows of terms, as clingo writes them, in its order.
+
+    Facts are rows too, a term ``(a,b)`` each.
 
     Grounding happens in a process of its own.  Raises :class:`toast.errors.QueryError` for a
     variable that nothing binds, an answer that depends on a choice, and for grounding that does not
     end within the limits.
     """
     found = engine.ground_apart(
-        query.files, facts, query.rules, query.answer, memory_bytes=_MEMORY_BYTES
+        query.files, "", query.rules, query.answer, rows=facts, memory_bytes=_MEMORY_BYTES
     )
     if isinstance(found, str):
         raise QueryError(f"query: {found}; join fewer variables at once, or bound the recursion")

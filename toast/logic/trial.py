@@ -1,8 +1,9 @@
 """Grounds a program in a process of its own: it may take too long, or too much memory.
 
 Run as a script, by path: it must start fast and imports nothing of TOAST.  Reads JSON from its
-standard input: ``facts``, ``files``, ``rules``, the ``answer`` (name and arity; none where only
-whether grounding ends is asked), and the limits ``atoms`` and ``bytes`` (none: no limit).  Writes
+standard input: ``facts``, ``rows`` of further ones (name, arity, and a term ``(a,b)`` each, with
+commas between), ``files``, ``rules``, the ``answer`` (name and arity; none where only whether
+grounding ends is asked), and the limits ``atoms`` and ``bytes`` (none: no limit).  Writes
 JSON: clingo's ``messages``, an ``error`` or none, the ``rows``, one atom of the answer each as
 clingo writes it, and how many atoms are ``open``: no one answer set decides them.  Exits with 3
 beyond the limit of atoms.
@@ -13,6 +14,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import types
+from collections.abc import Callable
 
 import clingo
 
@@ -40,7 +43,13 @@ def main() -> None:
     error = ""
     try:
         control.add("facts", [], given["facts"])
-        control.ground([("facts", [])])
+        context = types.SimpleNamespace()
+        for number, (name, arity, terms) in enumerate(given["rows"]):
+            # Read as one term, they take a third of the time that statements do.
+            setattr(context, f"rows{number}", _arguments(f"({terms},)" if terms else "()"))
+            variables = ",".join(f"X{i}" for i in range(arity))
+            control.add("facts", [], f"{name}({variables}) :- ({variables}) = @rows{number}().")
+        control.ground([("facts", [])], context=context)
         # From here on: the facts are many, and are not what may get out of hand.
         control.register_observer(_Counter(given["atoms"]))
         for file in given["files"]:
@@ -54,6 +63,10 @@ def main() -> None:
     rows = [str(atom.symbol) for atom in found if atom.is_fact]
     answer = {"messages": messages, "error": error, "rows": rows, "open": len(found) - len(rows)}
     json.dump(answer, sys.stdout)
+
+
+def _arguments(term: str) -> Callable[[], list[clingo.Symbol]]:
+    return lambda: list(clingo.parse_term(term).arguments)
 
 
 def _bound(size: int) -> None:

@@ -50,12 +50,10 @@ class MoEConfig:
 
     def __post_init__(self) -> None:
         if self.layers % 2:
-            raise TargetError(
-                f"--layers {self.layers}: every other layer has experts; make it even"
-            )
+            raise TargetError(f"layers {self.layers}: every other layer has experts; make it even")
         if self.tokens % self.group_count:
             raise TargetError(
-                f"{self.tokens} tokens are not {self.group_count} equal groups; change --batch"
+                f"{self.tokens} tokens are not {self.group_count} equal groups; change the batch"
             )
 
     @property

@@ -73,7 +73,7 @@ def build(name: str, *, small: bool = False, **options: Any) -> Model:
     given = {key: value for key, value in options.items() if value is not None}
     for key, value in given.items():
         if key not in entry.options:
-            raise TargetError(f"model {name} has no option --{key}; drop it")
+            raise TargetError(f"model {name} has no option {key}; drop it")
         if value < 1:
-            raise TargetError(f"--{key} {value}: must be at least 1")
+            raise TargetError(f"{key} {value}: must be at least 1")
     return (entry.small if small else entry.build)(**given)

@@ -1,5 +1,6 @@
 """Eighth stage: the plan, its reasons, how to run it, and plans as files."""
 
+from toast.files import is_plan
 from toast.plan.alternatives import Alternative, CollectiveCount, WhyNot
 from toast.plan.diff import (
     ActionChange,
@@ -17,7 +18,7 @@ from toast.plan.explain import (
     HeldAxis,
     numbered,
 )
-from toast.plan.files import VERSION, Origin, Saved, is_plan, read, schema
+from toast.plan.files import VERSION, Origin, Saved, read, schema
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.matching import Begun, actions_like
 from toast.plan.plan import ArgumentRow, Plan, Step, make_plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,6 +113,10 @@ def why_not(
     have, and more entries than an argument has dimensions.
     """
     analysis = plan.analysis
+    if not isinstance(argument, str):
+        argument_number(plan, argument)  # which says that it is none
+    if not isinstance(spec, Iterable) or isinstance(spec, Mapping):
+        raise PinError(f"{argument}: {spec!r} is no sharding; write P('data', None)")
     entries = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
     names = [path for path in plan.arguments if matches(argument, path)]
     if not names:

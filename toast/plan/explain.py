@@ -13,6 +13,7 @@ from toast.cost import Transfer
 from toast.cost.model import Timed
 from toast.errors import ExplainError, PlanError
 from toast.frontend import element_bytes
+from toast.given import is_whole
 from toast.plan.labels import describe_value, folded, shown_labels
 from toast.plan.prediction import Prediction
 from toast.plan.shard import major_ranks, spec_of
@@ -252,8 +253,10 @@ def _free(plan: Plan, history: _History, op: int, d: int, axis: int) -> FreeAxis
     spec = plan.arguments[program.arguments[op]]
     shards = int(np.prod([sizes[a] for a in spec[d]], dtype=np.int64))
     if (size // shards) % devices or size % (shards * devices):
+        left = size // shards
         rest = f" that {'x'.join(spec[d])} leaves" if spec[d] else ""
-        why = f"{devices} devices do not divide the {size // shards} elements{rest}"
+        why = f"{devices} devices do not divide its {left} element{'s' * (left != 1)}{rest}"
+        why = "the dimension has size 1" if size == 1 else why
         return FreeAxis(d, label, "size", why)
     elsewhere = next((other for other, axes in enumerate(spec) if label in axes), None)
     if elsewhere is not None:
@@ -362,6 +365,8 @@ def explain_collective(plan: Plan, number: int) -> CollectiveExplanation:
     Raises :class:`toast.errors.PlanError` for a number that there is not.
     """
     rows = _ordered(plan)
+    if not is_whole(number):
+        raise PlanError(f"collective {number!r}: no number of a collective; give a whole number")
     if not 1 <= number <= len(rows):
         there = f"give 1 to {len(rows)}" if rows else "it has none"
         raise PlanError(

@@ -1,28 +1,35 @@
 """Last stage: analyses and plans for people to read."""
 
-from toast.report.devices import calibration_table, hardware_list, hardware_tables
-from toast.report.explanations import (
-    chain_text,
-    conflict_list,
-    conflict_text,
-    resolution_tables,
-)
-from toast.report.html import comparison_html, html_text, write_html
-from toast.report.plans import (
-    applied_tables,
-    argument_explanation,
-    collective_explanation,
-    collectives_table,
-    difference_tables,
-    why_not_tables,
-)
-from toast.report.tables import (
-    analysis_table,
-    comparison_table,
-    missing_rules,
-    plan_tables,
-    verification_table,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toast import lazy
+
+if TYPE_CHECKING:
+    from toast.report.devices import calibration_table, hardware_list, hardware_tables
+    from toast.report.explanations import (
+        chain_text,
+        conflict_list,
+        conflict_text,
+        resolution_tables,
+    )
+    from toast.report.html import comparison_html, html_text, write_html
+    from toast.report.plans import (
+        applied_tables,
+        argument_explanation,
+        collective_explanation,
+        collectives_table,
+        difference_tables,
+        why_not_tables,
+    )
+    from toast.report.tables import (
+        analysis_table,
+        comparison_table,
+        missing_rules,
+        plan_tables,
+        verification_table,
+    )
 
 __all__ = [
     "analysis_table",
@@ -47,3 +54,40 @@ __all__ = [
     "why_not_tables",
     "write_html",
 ]
+
+lazy.package(
+    __name__,
+    {
+        "tables": (
+            "analysis_table",
+            "comparison_table",
+            "missing_rules",
+            "plan_tables",
+            "verification_table",
+        ),
+        "plans": (
+            "applied_tables",
+            "argument_explanation",
+            "collective_explanation",
+            "collectives_table",
+            "difference_tables",
+            "why_not_tables",
+        ),
+        "devices": (
+            "calibration_table",
+            "hardware_list",
+            "hardware_tables",
+        ),
+        "explanations": (
+            "chain_text",
+            "conflict_list",
+            "conflict_text",
+            "resolution_tables",
+        ),
+        "html": (
+            "comparison_html",
+            "html_text",
+            "write_html",
+        ),
+    },
+)

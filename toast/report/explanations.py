@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from toast.analysis import Analysis, Chain, Conflict, Place, RuleLine, Site, Step
-from toast.explain import Priced
 from toast.frontend import Location
-from toast.plan import Prediction
 from toast.units import size_text, time_text
+
+if TYPE_CHECKING:
+    from toast.explain import Priced
+    from toast.plan import Prediction
 
 #: Numbers of conflicts that are listed; the rest are counted.
 _LISTED = 12

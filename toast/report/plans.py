@@ -212,7 +212,7 @@ def argument_explanation(found: ArgumentExplanation) -> RenderableType:
         f"{size_text(found.device_bytes)} of {size_text(found.bytes)} per device",
         f"group: {_labels(found.group)}",
     ]
-    table = _table(f"What holds the axes of {escape(found.argument)}", "dimension", "axis", "",
+    table = _table(f"What holds the axes of {escape(found.argument)}", "dimension", "axis", "why",
                    right=("dimension",))  # fmt: skip
     for held in found.held:
         table.add_row(str(held.dimension), held.axis, escape(_cause(held.cause)))
@@ -220,7 +220,9 @@ def argument_explanation(found: ArgumentExplanation) -> RenderableType:
         table.add_row(str(free.dimension), free.axis, escape(f"not: {free.why}"))
     if found.moved_by:
         numbers = ", ".join(map(str, found.moved_by))
-        lines.append(f"moved by collectives {numbers} (--collective N says why)")
+        many = len(found.moved_by) > 1
+        moved = f"collectives {numbers} move" if many else f"collective {numbers} moves"
+        lines.append(f"{moved} it: --collective {'N' if many else numbers} says why")
     return Group(*map(Text, lines), table)
 
 

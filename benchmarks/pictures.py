@@ -1,0 +1,65 @@
+"""Renews the pictures of a report in ``docs``: summary, a conflict, a source line's ops.
+
+python benchmarks/pictures.py; needs Chromium and the extra toast-partitioner[test].
+"""
+
+from __future__ import annotations
+
+import inspect
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+import toast
+from toast.models import build, transformer
+from toast.report import write_html
+
+DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+sys.path.insert(0, str(DOCS.parent))
+
+from tests.report.browser import browser, missing, opened
+
+VIEW = {"width": 1240, "height": 980}
+
+
+def products_of_the_mlp() -> str:
+    """Where t2b multiplies by ``up``: ``transformer.py:153``."""
+    lines = inspect.getsource(transformer).splitlines()
+    (line,) = (n for n, text in enumerate(lines, 1) if 'x @ layer["up"]' in text)
+    return f"transformer.py:{line}"
+
+
+def train_step(started: Any, path: pathlib.Path) -> None:
+    """The top of the page; and three products of a layer, with the collectives before them."""
+    page = opened(started, path, viewport=VIEW)
+    page.screenshot(path=DOCS / "report.png")
+    page.locator("#query").fill(products_of_the_mlp())
+    page.locator("#only").select_option("moves")
+    page.get_by_role("button", name="Fold all").click()
+    page.locator(".fold button", has_text="layers[3]").first.click()
+    page.locator("tr[id^=op-] button").nth(1).click()
+    page.locator("#program").evaluate("section => section.scrollIntoView()")
+    page.screenshot(path=DOCS / "report-program.png")
+
+
+def attention(started: Any, path: pathlib.Path) -> None:
+    """The first conflict of the paper's Figure 5."""
+    page = opened(started, path, viewport=VIEW)
+    page.locator("#conflict-list button").first.click()
+    page.locator("#conflicts").screenshot(path=DOCS / "report-conflict.png")
+
+
+def main() -> None:
+    if missing():
+        sys.exit(missing())
+    shown = {"t2b": ("data=4,model=4", train_step), "attention": ("data=2,model=2", attention)}
+    with browser() as started, tempfile.TemporaryDirectory() as folder:
+        for name, (mesh, show) in shown.items():
+            path = pathlib.Path(folder) / f"{name}.html"
+            write_html(toast.plan(build(name), mesh=mesh, hardware="tpu-v5e"), path)
+            show(started, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""A plan's file, or its data, read; what is damaged is said by its place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from toast.apply import Spec
+from toast.errors import PlanError, ToastError
+from toast.hardware import Mesh
+from toast.plan.files.saved import (
+    VERSION,
+    Held,
+    OpKey,
+    Origin,
+    Part,
+    Run,
+    Saved,
+    SavedAction,
+    SavedArgument,
+)
+from toast.plan.files.writing import plan_data
+from toast.plan.prediction import Collective, Prediction
+from toast.space import Constraints
+
+if TYPE_CHECKING:
+    from toast.plan.plan import Plan
+
+
+def read(plan: Plan | Mapping[str, Any] | str | pathlib.Path) -> Saved:
+    """A plan, its data or its JSON file, as a file says it.
+
+    Raises :class:`toast.errors.PlanError` for a file that cannot be read, is no plan, or was
+    written by a newer TOAST.
+    """
+    if isinstance(plan, str | pathlib.Path):
+        name = str(plan)
+        data = _loaded(plan)
+    else:
+        if not isinstance(plan, Mapping) and not hasattr(plan, "analysis"):
+            raise PlanError(f"{plan!r} is no plan; {_GIVE}", shell=_GIVE_IN_SHELL)
+        data = plan if isinstance(plan, Mapping) else plan_data(plan)
+        name = str(data.get("program", "the data"))
+    if not isinstance(data, Mapping):
+        raise _no_plan(name, f"{_kind(data)} in place of an object")
+    if "version" not in data:
+        raise _no_plan(name, "no key 'version'")
+    version = data["version"]
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise _no_plan(name, f"version {version!r} is no positive whole number")
+    if version > VERSION:
+        raise PlanError(
+            f"{name}: version {version} of plans was written by a newer TOAST, this one reads up "
+            f"to {VERSION}; update toast-partitioner, or make the plan anew"
+        )
+    try:
+        return _saved(name, data)
+    except _Damage as damage:
+        raise _no_plan(name, str(damage)) from None
+
+
+def _no_plan(name: str, why: str) -> PlanError:
+    return PlanError(f"{name} is no plan: {why}; {_GIVE}", shell=_GIVE_IN_SHELL)
+
+
+_GIVE, _GIVE_IN_SHELL = "give what Plan.to_json wrote", "give what toast plan --json wrote"
+
+
+def _loaded(path: str | pathlib.Path) -> Any:
+    """The JSON of a file, its texts without control characters: they are printed."""
+    try:
+        return _printable(json.loads(pathlib.Path(path).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror or error}") from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise _no_plan(str(path), f"no JSON at {where} ({error.msg})") from None
+    except UnicodeDecodeError:
+        raise _no_plan(str(path), "no UTF-8 text") from None
+    except (ValueError, RecursionError):
+        raise _no_plan(str(path), "no JSON that can be read") from None
+
+
+#: What terminals take for commands.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def _printable(data: Any) -> Any:
+    """JSON data with control characters written out, as Python does."""
+    if isinstance(data, str):
+        return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", data)
+    if isinstance(data, dict):
+        return {_printable(key): _printable(value) for key, value in data.items()}
+    return [*map(_printable, data)] if isinstance(data, list) else data
+
+
+class _Damage(Exception):
+    """What is wrong in a file; the text says where."""
+
+
+_Read = TypeVar("_Read")
+
+
+def _at(given: Any, key: str, make: Callable[[Any], _Read]) -> _Read:
+    """What ``make`` makes of an entry; raises :class:`_Damage`, which names the keys to it."""
+    if not isinstance(given, Mapping):
+        raise _Damage(f"{_kind(given)} in place of an object with key '{key}'")
+    if key not in given:
+        raise _Damage(f"no key '{key}'")
+    return _within(key, given[key], make)
+
+
+def _within(key: str, value: Any, make: Callable[[Any], _Read]) -> _Read:
+    try:
+        return make(value)
+    except _Damage as damage:
+        inner = str(damage)
+        raise _Damage(f"in '{key}', {inner.removeprefix('in ')}") from None
+    except ToastError as error:
+        raise _Damage(f"in '{key}', {str(error).partition(';')[0]}") from None
+    except KeyError as error:
+        raise _Damage(f"in '{key}', no key {error}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        shown = repr(value) if not isinstance(value, Mapping | list) else _kind(value)
+        raise _Damage(f"in '{key}', {shown[:40]} is not what a plan has there") from None
+
+
+def _kind(value: Any) -> str:
+    """How messages call what JSON has."""
+    if isinstance(value, Mapping):
+        return "an object"
+    return "a list" if isinstance(value, list) else repr(value)[:40]
+
+
+def _entries(given: Any, make: Callable[[Any], _Read]) -> tuple[_Read, ...]:
+    """What ``make`` makes of the entries of a list."""
+    if not isinstance(given, list | tuple):
+        raise TypeError("no list")
+    return tuple(_within(str(number), entry, make) for number, entry in enumerate(given))
+
+
+def _named(given: Any, make: Callable[[Any], _Read]) -> dict[str, _Read]:
+    """What ``make`` makes of the entries of an object."""
+    return {str(key): _within(str(key), entry, make) for key, entry in given.items()}
+
+
+def _amount(given: Any) -> float:
+    """Seconds, bytes or a cost."""
+    amount = float(given)
+    if not 0 <= amount < math.inf:
+        raise _Damage(f"{given!r} is no amount: it is negative or not finite")
+    return amount
+
+
+def _saved(name: str, data: Mapping[str, Any]) -> Saved:
+    old = _at(data, "version", int) == 1
+
+    def of(key: str, make: Callable[[Any], _Read]) -> _Read:
+        return _at(data, key, make)
+
+    def later(key: str, make: Callable[[Any], _Read], before: _Read) -> _Read:
+        """What version 1 did not have."""
+        return before if old else of(key, make)
+
+    order = of("device_order", _texts)
+    return Saved(
+        name=name,
+        program=of("program", str),
+        digest=later("program_hash", str, ""),
+        origin=_within("origin", data.get("origin"), _origin),
+        method=of("method", str),
+        note=of("note", str),
+        mesh=of("mesh", lambda axes: Mesh(
+            tuple((str(axis), int(size)) for axis, size in axes.items()), order
+        )),
+        hardware=of("hardware", str),
+        hardware_digest=str(data.get("hardware_hash", "")),
+        memory_bytes=of("memory_bytes", _amount),
+        overlap=later("overlap", str, "partial"),
+        resolution=later("resolution", str, "compatible"),
+        constraints=later("constraints", _constraints, Constraints()),
+        single=later("op_classes", lambda classes: bool(classes == "single"), False),
+        arguments=of("arguments", lambda given: _named(given, _argument)),
+        results=of("results", lambda given: _named(given, _spec)),
+        actions=of("actions", lambda given: _entries(given, lambda entry: _action(entry, old))),
+        replayed=data["method"] == "toast" if old else of("replayed", bool),
+        ops=later("values", lambda given: dict(_entries(given, _runs)), {}),
+        cost=of("cost", _amount),
+        seed=of("seed", int),
+        before=of("before", _prediction),
+        after=of("after", _prediction),
+        collectives=of("collectives", lambda given: _entries(given, _transfer)),
+    )  # fmt: skip
+
+
+def _origin(given: Any) -> Origin | None:
+    return None if given is None else Origin(
+        target=_at(given, "target", str),
+        sizes=_at(given, "sizes", lambda sizes: _named(sizes, int)),
+        shapes=_at(given, "shapes", _texts),
+        rules=_at(given, "rules", _texts),
+        hardware=_at(given, "hardware", str),
+    )  # fmt: skip
+
+
+def _argument(entry: Mapping[str, Any]) -> SavedArgument:
+    return SavedArgument(
+        _at(entry, "sharding", _spec),
+        _at(entry, "shape", lambda shape: tuple(map(int, shape))) if "shape" in entry else None,
+        str(entry.get("dtype", "")),
+    )
+
+
+def _runs(entry: Mapping[str, Any]) -> tuple[OpKey, tuple[Run, ...]]:
+    return _key(entry), _at(entry, "shardings", lambda runs: _entries(runs, _run))
+
+
+def _run(run: Mapping[str, Any]) -> Run:
+    return Run(_at(run, "count", int), _at(run, "axes", _held), _at(run, "specs", _texts))
+
+
+def _transfer(entry: Mapping[str, Any]) -> dict[str, Any]:
+    made: dict[str, Callable[[Any], Any]] = {
+        "kind": str, "axes": _texts, "bytes": _amount, "count": _amount, "algorithm": str,
+        "seconds": _amount,
+    }  # fmt: skip
+    return {key: _at(entry, key, make) for key, make in made.items()}
+
+
+def _texts(given: Sequence[Any]) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise TypeError("a text is no list")
+    return tuple(map(str, given))
+
+
+def _spec(given: Sequence[Sequence[str]]) -> Spec:
+    return tuple(map(_texts, given))
+
+
+def _held(given: Mapping[str, Any]) -> Held:
+    return tuple((str(axis), str(label)) for axis, label in given.items())
+
+
+def _key(entry: Mapping[str, Any]) -> OpKey:
+    def text(key: str) -> str:
+        return _at(entry, key, str)
+
+    return OpKey(
+        text("kind"), text("path"), text("file"), _at(entry, "line", int), text("function"),
+        text("label"),
+    )  # fmt: skip
+
+
+def _action(entry: Mapping[str, Any], old: bool) -> SavedAction:
+    def part(given: Any) -> Part:
+        if old:
+            k, factor = given
+            return Part(OpKey("", "", "", 0, "", ""), 0, 0, "", (int(k), int(factor)))
+        k, factor = given["numbers"]
+        return Part(
+            _key(given), int(given["place"]), int(given["of"]), str(given["factor"]),
+            (int(k), int(factor)),
+        )  # fmt: skip
+
+    return SavedAction(
+        dimensions=_at(entry, "dimensions", _texts),
+        factors=_texts(entry.get("factors", ())),
+        axis=_at(entry, "axis", str),
+        resolution=_at(entry, "resolution", lambda bits: tuple(map(int, bits))),
+        part=_at(entry, "part", lambda parts: _entries(parts, part)),
+        fixed=bool(entry.get("fixed", False)),
+        reason=_at(entry, "reason", str),
+        after=_at(entry, "after", _prediction),
+    )
+
+
+def _prediction(given: Mapping[str, Any]) -> Prediction:
+    fields = dataclasses.fields(Prediction)
+    needed = {f.name for f in fields if f.default is dataclasses.MISSING} | set(given)
+    return Prediction(
+        **{
+            field.name: _at(given, field.name, _amount)
+            for field in fields if field.name in needed - {"collectives"}
+        },
+        collectives=_at(given, "collectives", lambda rows: _entries(rows, _collective)),
+    )  # fmt: skip
+
+
+def _collective(given: Mapping[str, Any]) -> Collective:
+    return Collective(
+        _at(given, "kind", str), int(_at(given, "count", _amount)),
+        _at(given, "bytes", _amount), _at(given, "seconds", _amount),
+    )  # fmt: skip
+
+
+def _constraints(given: Mapping[str, Any]) -> Constraints:
+    from jax.sharding import PartitionSpec
+
+    def entry(axes: Any) -> Any:
+        return PartitionSpec.UNCONSTRAINED if axes is None else _texts(axes) or None
+
+    return Constraints(
+        pin={
+            str(pattern): PartitionSpec(*map(entry, spec)) for pattern, spec in given["pin"].items()
+        },
+        forbid={str(pattern): list(_texts(axes)) for pattern, axes in given["forbid"].items()},
+        fix={str(dimension): list(_texts(axes)) for dimension, axes in given["fix"].items()},
+        keep=bool(given["keep"]),
+    )

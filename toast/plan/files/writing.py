@@ -1,0 +1,203 @@
+"""A plan as plain data, and the keys under which its ops stand there."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toast.frontend import Program
+from toast.hardware import Hardware, Mesh
+from toast.plan.files.saved import VERSION, Held, OpKey
+from toast.plan.labels import action_labels, spec_text
+from toast.space import Constraints, Space
+from toast.space.constraints import parse_spec
+
+if TYPE_CHECKING:
+    from toast.analysis import Analysis
+    from toast.plan.plan import Plan
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data, for JSON."""
+    program = plan.analysis.program
+    types = [program.values[v].type for v in program.argument_values]
+    return {
+        "version": VERSION,
+        "program": program.name,
+        "program_hash": program.digest,
+        "origin": None if plan.origin is None else dataclasses.asdict(plan.origin),
+        "method": plan.method,
+        "note": plan.note,
+        "mesh": dict(plan.mesh.axes),
+        "device_order": list(plan.mesh.order or plan.mesh.names),
+        "hardware": plan.hardware.name,
+        "hardware_hash": hardware_digest(plan.hardware),
+        "memory_bytes": plan.memory_bytes,
+        "overlap": plan.model.overlap,
+        "resolution": plan.resolution,
+        "constraints": constraints_data(plan.constraints),
+        "op_classes": "single" if _single(plan.model.space) else "alike",
+        "fits": plan.fits,
+        "cost": plan.cost,
+        "seed": plan.seed,
+        "arguments": {
+            name: {
+                "shape": list(type_.shape),
+                "dtype": type_.dtype,
+                "sharding": [list(axes) for axes in spec],
+                "spec": spec_text(spec),
+            }
+            for type_, (name, spec) in zip(types, plan.arguments.items(), strict=True)
+        },
+        "results": {
+            name: [list(axes) for axes in spec]
+            for name, spec in zip(program.results, plan.shardings.results, strict=True)
+        },
+        "values": _values(plan),
+        "reshards": len(plan.shardings.uses),
+        "replayed": bool(plan.actions),
+        "actions": _actions(plan),
+        "collectives": [dataclasses.asdict(transfer) for transfer in plan.transfers],
+        "memory": plan.memory_data(),
+        "before": dataclasses.asdict(plan.before),
+        "after": dataclasses.asdict(plan.after),
+        "bound_seconds": plan.bound_seconds,
+        "analysis": plan.analysis.counts(),
+        "search": {
+            "states": plan.states,
+            "rounds": [dataclasses.asdict(r) for r in plan.rounds],
+        },
+        "meshes": [
+            {**dataclasses.asdict(tried), "mesh": dict(tried.mesh.axes)} for tried in plan.meshes
+        ],
+        "seconds": plan.seconds,
+    }
+
+
+def _single(space: Space) -> bool:
+    return len(space.classes.representative) == len(space.analysis.program.ops)
+
+
+def hardware_digest(hardware: Hardware) -> str:
+    """A hash of a device's figures."""
+    return hashlib.sha256(repr(hardware).encode()).hexdigest()[:16]
+
+
+def constraints_data(constraints: Constraints) -> dict[str, Any]:
+    """The user's constraints as plain data; in a pin ``null`` is a dimension that is left open."""
+
+    def entry(given: Any) -> Any:
+        if type(given).__name__ == "UnconstrainedSingleton":
+            return None
+        return [] if given is None else _several(given)
+
+    return {
+        "pin": {
+            pattern: [entry(e) for e in (parse_spec(spec) if isinstance(spec, str) else spec)]
+            for pattern, spec in constraints.pin.items()
+        },
+        "forbid": {pattern: _several(axes) for pattern, axes in constraints.forbid.items()},
+        "fix": {dimension: _several(axes) for dimension, axes in constraints.fix.items()},
+        "keep": constraints.keep,
+    }
+
+
+def _several(axes: str | Iterable[str]) -> list[str]:
+    return [axes] if isinstance(axes, str) else list(axes)
+
+
+def _values(plan: Plan) -> list[dict[str, Any]]:
+    """The ops by key, and how each is sharded."""
+    program = plan.analysis.program
+    labels = held_labels(plan.analysis, plan.mesh, plan.op_state)
+    found = []
+    for key, ops in keyed_ops(program).items():
+        runs = [
+            (held, specs, len(list(same)))
+            for (held, specs), same in itertools.groupby(
+                ops, lambda op: (labels[op], tuple(map(plan.value_spec, program.ops[op].results)))
+            )
+        ]
+        found.append({
+            **key._asdict(),
+            "shardings": [
+                {"count": count, "axes": dict(held), "specs": [spec_text(s) for s in specs]}
+                for held, specs, count in runs
+            ],
+        })  # fmt: skip
+    return found
+
+
+def held_labels(analysis: Analysis, mesh: Mesh, op_state: np.ndarray[Any, Any]) -> list[Held]:
+    """For each op the mesh axes that shard it, each with the label of the factor that holds it."""
+    signature = analysis.names.signature.tolist()
+    labels = [[factor.label for factor in rule.factors] for rule in analysis.rules]
+    return [
+        tuple((axis, labels[s][f]) for axis, f in zip(mesh.names, row, strict=True) if f >= 0)
+        for s, row in zip(signature, op_state.tolist(), strict=True)
+    ]
+
+
+def key_of(program: Program, op: int) -> OpKey:
+    """What an op is known by in a file."""
+    at = program.location(op)
+    named = [program.labels[v] for v in program.ops[op].results if v in program.labels]
+    return OpKey(program.kind(op), at.path, at.file, at.line, at.function, ", ".join(named))
+
+
+def keyed_ops(program: Program) -> dict[OpKey, list[int]]:
+    """The ops between arguments and results, in program order, by key."""
+    found: dict[OpKey, list[int]] = {}
+    for op in range(len(program.arguments), len(program.ops) - len(program.results)):
+        found.setdefault(key_of(program, op), []).append(op)
+    return found
+
+
+def class_places(space: Space) -> dict[int, tuple[OpKey, int, int]]:
+    """For each op class its key, its place among the classes with that key, and their number."""
+    program = space.analysis.program
+    classes: dict[OpKey, list[int]] = {}
+    for k, op in enumerate(space.classes.representative.tolist()):
+        key = key_of(program, op)
+        if op < len(program.arguments):
+            key = key._replace(label=program.arguments[op])
+        classes.setdefault(key, []).append(k)
+    return {
+        k: (key, place, len(alike)) for key, alike in classes.items()
+        for place, k in enumerate(alike)
+    }  # fmt: skip
+
+
+def _actions(plan: Plan) -> list[dict[str, Any]]:
+    space, analysis = plan.model.space, plan.analysis
+    places = class_places(space) if any(step.part for step in plan.steps) else {}
+    first = next((i for i, step in enumerate(plan.steps) if step.axis), 0)  # behind the pins
+
+    def part(k: int, factor: int) -> dict[str, Any]:
+        key, place, of = places[k]
+        rule = analysis.rules[analysis.names.signature[space.classes.representative[k]]]
+        label = rule.factors[factor].label if factor >= 0 else ""
+        return {
+            **key._asdict(), "place": place, "of": of, "factor": label, "numbers": [k, factor],
+        }  # fmt: skip
+
+    actions = dict(enumerate(plan.actions, first))
+    return [
+        {
+            "dimensions": list(step.dimensions),
+            "factors": list(action_labels(space, actions[number]))
+            if number in actions and not step.dimensions else [],
+            "axis": step.axis,
+            "resolution": list(step.resolution),
+            "part": [part(k, factor) for k, factor in step.part],
+            "fixed": first <= number < first + len(space.begun),
+            "reason": step.reason,
+            "after": dataclasses.asdict(step.after),
+        }
+        for number, step in enumerate(plan.steps)
+    ]  # fmt: skip

@@ -1,0 +1,135 @@
+"""The program of a report, in columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from toast.apply import Spec
+from toast.plan import Plan
+from toast.report.html.legend import Colors, Places
+from toast.report.html.sections import sections_of
+
+#: Attributes of ops longer than this are cut.
+_LONG = 120
+
+
+def listing(plan: Plan, places: Places, colors: Colors) -> dict[str, Any]:
+    """The program in columns.
+
+    ``signatures`` are ``[kind, attributes, factors, operands, results, rule]``: operands and
+    results as ``[type, factor of each dimension]``, ``types`` as ``[dtype, shape]``.  Values are
+    numbered in program order, so an op's results follow from the signatures before it, and its
+    names too: name ``i`` of an op is that of factor ``i``.  ``color`` is by name (run lengths);
+    ``color_kind``, a row of ``colors``, and ``color_label`` are by color.  ``held`` is by name, an
+    index into ``holdings``.  ``specs`` and ``value_spec`` are shardings of values, ``reshards``
+    those of operands that differ, ``sums`` of results that are only summed up in parts; ``moves``
+    are collectives: op, operand (-1: of the result), kind, axes, count, seconds, bytes.  ``spent``
+    are seconds of products and memory traffic of the ops that take any.
+    """
+    program, rules = plan.analysis.program, plan.analysis.rules
+    types: dict[Any, int] = {}
+    signatures = []
+    for signature, rule in zip(program.signatures, rules, strict=True):
+        operands, results = (
+            [
+                [types.setdefault((t.dtype, t.shape), len(types)), [dim[0] for dim in dims]]
+                for t, dims in zip(of, side, strict=True)
+            ]
+            for of, side in (
+                (signature.operands, rule.operands), (signature.results, rule.results),
+            )
+        )  # fmt: skip
+        attributes = ", ".join(f"{k} = {_attribute(v)}" for k, v in signature.attributes)
+        signatures.append([
+            signature.kind, attributes, [f.label for f in rule.factors], operands, results,
+            rule.einsum(),
+        ])  # fmt: skip
+    number: dict[int, int] = {}
+    for op in program.ops:
+        for value in op.results:
+            number[value] = len(number)
+    specs: dict[Spec, int] = {}
+
+    def spec(found: Spec) -> int:
+        return specs.setdefault(found, len(specs))
+
+    spec(())
+    value_spec = [0] * len(number)
+    for value, found in plan.shardings.values.items():
+        value_spec[number[value]] = spec(found)
+    first_return = len(program.ops) - len(program.results)
+    uses = [[op, i, spec(found)] for (op, i), found in sorted(plan.shardings.uses.items())]
+    uses += [
+        [first_return + j, 0, spec(found)]
+        for j, (found, value) in enumerate(
+            zip(plan.shardings.results, program.result_values, strict=True)
+        )
+        if found != plan.shardings.of(program, value)
+    ]
+    sums = [[number[v], spec(found)] for v, found in sorted(plan.shardings.sums.items())]
+    kinds: dict[str, int] = {}
+    axes: dict[tuple[str, ...], int] = {}
+    moves = [
+        [
+            c.op, c.operand, kinds.setdefault(c.kind, len(kinds)),
+            axes.setdefault(c.axes, len(axes)), digits(c.count), digits(c.seconds),
+            round(c.bytes),
+        ]
+        for c in plan.breakdown.collectives
+    ]  # fmt: skip
+    products, memory = plan.breakdown.product_seconds, plan.breakdown.memory_seconds
+    spent = np.flatnonzero((products > 0) | (memory > 0)).tolist()
+    return {
+        "ops": len(program.ops),
+        "first_return": first_return,
+        "types": [[dtype, list(shape)] for dtype, shape in types],
+        "signatures": signatures,
+        "signature": [op.signature for op in program.ops],
+        "operands": [[number[v] for v in op.operands] for op in program.ops],
+        "repeats": _runs(list(program.repeats)),
+        "arguments": list(program.arguments),
+        "results": list(program.results),
+        "labels": {number[v]: label for v, label in program.labels.items() if v in number},
+        "paths": places.paths,
+        "spots": [[*spot, places.source(spot)] for spot in places.spot_number],
+        "path_spot": [places.spot_number[spot] for spot in places.spots],
+        "place": places.of_op,
+        "sections": [dataclasses.asdict(section) for section in sections_of(program)],
+        "color": _runs(colors.of_name.tolist()),
+        "color_kind": colors.kind,
+        "color_label": colors.labels,
+        "held": _runs(colors.held.tolist()),
+        "holdings": [list(axes) for axes in colors.holdings],
+        "specs": [[list(a) for a in found] for found in specs],
+        "value_spec": _runs(value_spec),
+        "reshards": uses,
+        "sums": sums,
+        "move_kinds": list(kinds),
+        "move_axes": [list(a) for a in axes],
+        "moves": moves,
+        "spent": [[op, digits(float(products[op])), digits(float(memory[op]))] for op in spent],
+    }
+
+
+def _attribute(value: object) -> str:
+    text = str(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= _LONG else text[:_LONG] + " ..."
+
+
+def digits(number: float) -> float:
+    """A number to four digits."""
+    return float(f"{number:.4g}")
+
+
+def _runs(values: list[int]) -> list[int]:
+    """``[value, times, value, times ...]``."""
+    found: list[int] = []
+    for value in values:
+        if found and found[-2] == value:
+            found[-1] += 1
+        else:
+            found += [value, 1]
+    return found
