@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import io
 import pathlib
+import subprocess
+import sys
 import xml.etree.ElementTree
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +22,7 @@ from tests.helpers import f32, mlp
 from toast import validate as stage
 from toast.errors import HardwareError, PlanError
 from toast.hardware import Mesh, load
-from toast.oracle import Communication, Schedule, Verdict, communication_in, judge
+from toast.oracle import Communication, Schedule, Verdict, communication_in, judge, tpu
 from toast.oracle.hlo import Module
 from toast.oracle.schedule import schedule
 from toast.plan import Prediction
@@ -170,6 +175,138 @@ def test_the_compiler_answers_and_is_remembered(plan: toast.Plan, tmp_path: path
     assert not verdict.out_of_memory
     assert len(list(tmp_path.rglob("*.json"))) == 1
     assert judge(program, plan.shardings, load("tpu-v5e"), cache=tmp_path) == verdict
+
+
+#: A worker that writes what a compiler does, then does what the test says: the folder is ``job``.
+WORKER = """
+import json, os, pathlib, sys, time
+job = pathlib.Path(sys.argv[1])
+(job / "dump").mkdir()
+stem = "module_0000.jit_f.cl_1.after_optimizations"
+texts = {
+    "_after_buffer_assignment": "HloModule jit_f\\n\\nENTRY %main () -> f32[] {\\n}\\n",
+    "-live-range": "  Stack trace breakdown for peak usage: 1 200 bytes\\n",
+    "-memory-usage-report": "Memory Space: default (color=0)\\nTotal bytes: 1500 (1.5KiB)\\n",
+    "-buffer-assignment": "BufferAssignment:\\n"
+    "allocation 0: size 1000, page 0, parameter 0, shape |f32[250]|, maybe-live-out:\\n"
+    " value: <1 a @0> (size=1000,offset=0): f32[250]\\n"
+    "allocation 1: size 500, page 0, preallocated-temp:\\n"
+    "allocation 2: size 700, color 1, page 0, preallocated-temp:\\n",
+}
+def write(**cut):
+    for name, text in texts.items():
+        text = text[: cut.get(name.strip("-_").replace("-", "_"))]
+        if text:
+            (job / "dump" / f"{stem}{name}.txt").write_text(text)
+"""
+
+
+@pytest.fixture
+def compiled(
+    plan: toast.Plan, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Verdict]:
+    """Judge by a worker that does what it is told; verdicts are kept in ``tmp_path``."""
+    popen = subprocess.Popen
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "1")
+
+    def run(does: str, **options: Any) -> Verdict:
+        def start(command: list[str], **settings: Any) -> subprocess.Popen[bytes]:
+            return popen([sys.executable, "-c", WORKER + does, command[-1]], **settings)
+
+        monkeypatch.setattr(subprocess, "Popen", start)
+        return judge(
+            plan.analysis.program, plan.shardings, load("tpu-v5e"), cache=tmp_path, **options
+        )
+
+    return run
+
+
+KILLED = "os.kill(os.getpid(), 9)"
+
+
+def test_the_memory_of_a_compiler_that_is_ended(compiled: Callable[..., Verdict]) -> None:
+    found = compiled("write(); time.sleep(60)")
+    assert dataclasses.replace(found, seconds=0.0) == Verdict(
+        1000.0, 1000.0, 1000.0, 500.0, 1200.0, False, (), 0.0
+    )
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "buffer_assignment=120",
+        "memory_usage_report=0",
+        "live_range=45",
+        "after_buffer_assignment=20",
+    ],
+)
+def test_files_are_waited_for_until_they_are_whole(
+    cut: str, compiled: Callable[..., Verdict], tmp_path: pathlib.Path
+) -> None:
+    """A slow disk has some of them late, or in part."""
+    with pytest.raises(PlanError, match="the TPU compiler died: gone"):
+        compiled(f"write({cut}); print('gone', flush=True); sys.exit(1)")
+    assert not list(tmp_path.rglob("*.json"))
+    found = compiled(f"write({cut}); time.sleep(1.2); write(); time.sleep(60)")
+    assert (found.argument_bytes, found.temporary_bytes, found.live_bytes) == (1000, 500, 1200)
+
+
+def test_a_full_compile_that_dies_late_is_no_success(
+    compiled: Callable[..., Verdict], tmp_path: pathlib.Path
+) -> None:
+    """Its memory is known, its time is not; nothing is kept, and what was kept is not believed."""
+    for does in (
+        f"write(); {KILLED}",
+        f"write(); (job / 'result.json').write_text('{{'); {KILLED}",
+    ):
+        with pytest.raises(PlanError, match="the TPU compiler died: ended by SIGKILL"):
+            compiled(does, full=True)
+        assert not list(tmp_path.rglob("*.json"))
+    assert compiled(f"write(); {KILLED}").argument_bytes == 1000  # all that was asked for
+
+
+def test_a_cached_success_without_a_time_is_void(
+    compiled: Callable[..., Verdict], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        tpu, "_verdict", lambda *_: Verdict(1.0, 0.0, 0.0, 1.0, 2.0, False, (), 1.0)
+    )
+    compiled("", full=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "1")
+    assert list(tmp_path.rglob("*.json"))
+    with pytest.raises(PlanError, match="the TPU compiler died"):
+        compiled(KILLED, full=True)
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        ("(job / 'result.json').write_text('{\"a\": 1}')", "account of memory is missing or cut; check"),
+        ("write(); (job / 'result.json').write_text('{\"a\": 1}')", "cannot be read: KeyError: 'argument"),
+        ("(job / 'result.json').write_text('{\"error\": \"E: no\"}')", "the TPU compiler fails: E: no"),
+        ("", "the TPU compiler died: no message"),
+    ],
+)  # fmt: skip
+def test_whatever_a_compiler_leaves_costs_its_row_only(
+    does: str, message: str, compiled: Callable[..., Verdict], tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        compiled(does, full=True)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_no_room_for_a_compile(
+    compiled: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    with pytest.raises(PlanError, match="cannot be run: No space left on device; check the free"):
+        compiled("")
 
 
 def test_a_compile_that_fails_costs_its_row(

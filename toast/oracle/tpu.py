@@ -17,6 +17,7 @@ import os
 import pathlib
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -112,7 +113,9 @@ def judge(
     timed = hardware.interconnect.bandwidth_bytes_per_s if full else 0.0
     place = _cached(mlir.text_without_locations(program.source.module), job, timed, cache)
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or damaged
-        return _read(place.read_text())
+        kept = _read(place.read_text())
+        if kept.schedule or kept.out_of_memory or not full:
+            return kept
     verdict = _compile(
         job,
         accelerator.format(chips=devices, cores=2 * devices),
@@ -157,33 +160,48 @@ def _compile(
     job: dict[str, Any], accelerator: str, full: Hardware | None, timeout: float
 ) -> Verdict:
     """Run the worker; ``full`` is the hardware to time the schedule for, if wanted."""
-    with tempfile.TemporaryDirectory(prefix="toast-oracle-") as name:
-        folder = pathlib.Path(name)
-        (folder / "job.pickle").write_bytes(pickle.dumps(job))
-        environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "TPU_SKIP_MDS_QUERY": "1",
-            "TPU_ACCELERATOR_TYPE": accelerator,
-            "TPU_WORKER_HOSTNAMES": "localhost",
-            "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-            "XLA_FLAGS": f"--xla_dump_to={folder / 'dump'} --xla_dump_hlo_as_text",
-        }
-        begin = time.perf_counter()
-        with (folder / "log").open("w") as log:
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "toast.oracle.worker", name],
-                env=environment, stdout=log, stderr=log,
-            )  # fmt: skip
-            try:
-                _wait(worker, folder, full is not None, begin + timeout)
-            finally:
-                worker.kill()
-                worker.wait()
-        return _verdict(folder, full, time.perf_counter() - begin)
+    try:
+        with tempfile.TemporaryDirectory(prefix="toast-oracle-") as name:
+            return _verdict(pathlib.Path(name), full, *_run(job, name, accelerator, full, timeout))
+    except OSError as error:
+        raise PlanError(
+            f"the TPU compiler cannot be run: {error.strerror or error}; check the free space of "
+            + tempfile.gettempdir()
+        ) from error
+    except (ArithmeticError, LookupError, StopIteration, TypeError, ValueError) as error:
+        raise PlanError(
+            f"what the TPU compiler wrote cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
-_ASSIGNED = "*after_optimizations_after_buffer_assignment.txt"
+def _run(
+    job: dict[str, Any], name: str, accelerator: str, full: Hardware | None, timeout: float
+) -> tuple[float, int | None]:
+    """Seconds that the worker took in the folder ``name``, and its status if it ended itself."""
+    folder = pathlib.Path(name)
+    (folder / "job.pickle").write_bytes(pickle.dumps(job))
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": accelerator,
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "XLA_FLAGS": f"--xla_dump_to={folder / 'dump'} --xla_dump_hlo_as_text",
+    }
+    begin = time.perf_counter()
+    with (folder / "log").open("w") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "toast.oracle.worker", name],
+            env=environment, stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            _wait(worker, folder, full is not None, begin + timeout)
+            status = worker.poll()
+        finally:
+            worker.kill()
+            worker.wait()
+    return time.perf_counter() - begin, status
 
 
 def _wait(worker: subprocess.Popen[bytes], folder: pathlib.Path, full: bool, until: float) -> None:
@@ -191,8 +209,7 @@ def _wait(worker: subprocess.Popen[bytes], folder: pathlib.Path, full: bool, unt
     while worker.poll() is None:
         if time.perf_counter() > until:
             raise PlanError("the TPU compiler takes too long; raise the limit or take fewer layers")
-        files = [] if full else list((folder / "dump").glob(_ASSIGNED))
-        if files and time.time() - files[0].stat().st_mtime > 0.5:
+        if not full and _Dumps.read(folder, settled=True):
             return
         time.sleep(0.1)
 
@@ -202,12 +219,73 @@ _NEEDED = re.compile(
 )
 _LIVE = re.compile(r"breakdown for peak usage: ([\d ]+) bytes")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_PARAMETER = re.compile(r"^allocation \d+: size (\d+)(, color (\d+))?, page \d+, parameter (\d+)")
+_TOTAL = re.compile(r"\(color=0\)\nTotal bytes: (\d+) ")
+_ALLOCATION = re.compile(
+    r"allocation \d+: size (\d+)(?:, color (\d+))?, page \d+(, parameter \d+)?"
+)
 
 
-def _verdict(folder: pathlib.Path, full: Hardware | None, seconds: float) -> Verdict:
+@dataclasses.dataclass(frozen=True)
+class _Dumps:
+    """What the compiler writes as soon as the memory is decided, in several threads."""
+
+    #: The scheduled program.
+    program: str
+    live_bytes: float
+    #: Of all buffers in the device's memory, of arguments, and of those that results overwrite.
+    total_bytes: float
+    argument_bytes: float
+    alias_bytes: float
+
+    @staticmethod
+    def read(
+        folder: pathlib.Path, *, settled: bool = False, finished: bool = False
+    ) -> _Dumps | None:
+        """The dumps in ``folder``; ``None`` while one is missing, or not written to its end.
+
+        Those of a compiler that has ``finished`` are whole.  ``settled`` leaves alone what has just
+        been written.
+        """
+        programs = sorted((folder / "dump").glob("*_after_buffer_assignment.txt"))
+        if not programs:
+            return None
+        stem = str(programs[0]).removesuffix("_after_buffer_assignment.txt")
+        parts = ("-live-range.txt", "-memory-usage-report.txt", "-buffer-assignment.txt")
+        files = [programs[0], *(pathlib.Path(stem + part) for part in parts)]
+        try:
+            if settled and time.time() - max(file.stat().st_mtime for file in files) < 0.5:
+                return None
+            program, ranges, report, assignment = (file.read_text() for file in files)
+        except (OSError, UnicodeDecodeError):  # cut inside of a character
+            return None
+        live, total = _LIVE.search(ranges), _TOTAL.search(report)
+        if total is None or "\nENTRY " not in program or not program.rstrip().endswith("\n}"):
+            return None
+        every = arguments = aliased = 0.0
+        for line in assignment.splitlines():
+            buffer = _ALLOCATION.match(line)
+            if buffer is None or int(buffer[2] or 0):
+                continue
+            every += float(buffer[1])
+            if buffer[3]:
+                arguments += float(buffer[1])
+                aliased += float(buffer[1]) * ("maybe-live-out" in line)
+        # The report says what the buffers come to.
+        whole = live and assignment.endswith("\n") and every == float(total[1])
+        if not whole and not finished:
+            return None
+        return _Dumps(
+            program, float(live[1].replace(" ", "")) if live else 0.0, float(total[1]), arguments,
+            aliased,
+        )  # fmt: skip
+
+
+def _verdict(
+    folder: pathlib.Path, full: Hardware | None, seconds: float, status: int | None
+) -> Verdict:
+    """What the worker has left in ``folder``."""
     result: dict[str, Any] = {}
-    if (folder / "result.json").exists():
+    with contextlib.suppress(OSError, ValueError):  # it died before, or while it wrote
         result = json.loads((folder / "result.json").read_text())
     error = str(result.get("error", ""))
     needed = _NEEDED.search(error)
@@ -216,35 +294,37 @@ def _verdict(folder: pathlib.Path, full: Hardware | None, seconds: float) -> Ver
     if needed:
         total = float(needed[1]) * _UNITS[needed[2].upper()]
         return Verdict(0.0, 0.0, 0.0, total, total, True, (), seconds)
-    texts = list((folder / "dump").glob(_ASSIGNED))
-    if not texts:
-        log = (folder / "log").read_text().strip().splitlines()
-        raise PlanError(f"the TPU compiler died: {log[-1][:300] if log else 'no message'}")
-    collectives = communication_in(texts[0].read_text())
-    ranges = next((folder / "dump").glob("*after_optimizations-live-range.txt"))
-    found = _LIVE.search(ranges.read_text())
-    live = float(found[1].replace(" ", "")) if found else 0.0
-    if full and result:
+    dumps = _Dumps.read(folder, finished=bool(result))
+    if dumps is None and result:
+        raise PlanError(
+            "the TPU compiler's account of memory is missing or cut; check the free space of "
+            + tempfile.gettempdir()
+        )
+    if dumps is None or (full and not result):
+        raise PlanError(f"the TPU compiler died: {_last_words(folder, status)}")
+    collectives = communication_in(dumps.program)
+    if full is None:
         return Verdict(
-            float(result["argument_bytes"]), float(result["output_bytes"]),
-            float(result["alias_bytes"]), float(result["temporary_bytes"]),
-            live, False, collectives, seconds,
-            schedule(
-                (folder / "scheduled.txt").read_text(),
-                clock_hz=CLOCK_HZ[full.name],
-                link_bytes_per_s=full.interconnect.bandwidth_bytes_per_s,
-                coordinates=result["coordinates"],
-            ),
+            dumps.argument_bytes, dumps.alias_bytes, dumps.alias_bytes,
+            dumps.total_bytes - dumps.argument_bytes, dumps.live_bytes, False, collectives, seconds,
         )  # fmt: skip
-    assignment = next((folder / "dump").glob("*after_optimizations-buffer-assignment.txt"))
-    report = next((folder / "dump").glob("*memory-usage-report.txt"))
-    total = float(re.search(r"\(color=0\)\nTotal bytes: (\d+)", report.read_text())[1])  # type: ignore[index]
-    arguments = aliased = 0.0
-    for line in assignment.read_text().splitlines():
-        parameter = _PARAMETER.match(line)
-        if parameter and int(parameter[3] or 0) == 0:
-            arguments += float(parameter[1])
-            aliased += float(parameter[1]) * ("maybe-live-out" in line)
     return Verdict(
-        arguments, aliased, aliased, total - arguments, live, False, collectives, seconds
-    )
+        float(result["argument_bytes"]), float(result["output_bytes"]),
+        float(result["alias_bytes"]), float(result["temporary_bytes"]),
+        dumps.live_bytes, False, collectives, seconds,
+        schedule(
+            (folder / "scheduled.txt").read_text(),
+            clock_hz=CLOCK_HZ[full.name],
+            link_bytes_per_s=full.interconnect.bandwidth_bytes_per_s,
+            coordinates=result["coordinates"],
+        ),
+    )  # fmt: skip
+
+
+def _last_words(folder: pathlib.Path, status: int | None) -> str:
+    if status is not None and status < 0:
+        with contextlib.suppress(ValueError):
+            return f"ended by {signal.Signals(-status).name}; it may have lacked memory"
+    log = (folder / "log").read_text(errors="replace").split("\n")
+    said = [line.strip() for line in log if line.strip()]
+    return said[-1][:300] if said else "no message"
