@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from toast import apply
@@ -25,6 +25,7 @@ from toast.plan.prediction import Collective, Prediction
 from toast.plan.shard import shardings_of
 from toast.search import Search, Settings
 from toast.space import Space, States
+from toast.tables import Table
 from toast.units import size_text, time_text
 
 #: Who judges: the TPU compiler, or execution on CPU devices (numbers and kinds of collectives).
@@ -362,10 +363,10 @@ def scatter(panels: list[tuple[str, list[tuple[float, float, str]]]]) -> str:
                 f"{tick:g}</text>"
             )
         for x, y, name in points:
+            said = html.escape(f"{name}: {y:.3g}, XLA {x:.3g}")
             parts.append(
                 f'<circle cx="{left + place(x):.1f}" cy="{top + side - place(y):.1f}" r="4" '
-                f'fill="#1565c0" fill-opacity="0.6"><title>{name}: {y:.3g}, XLA {x:.3g}</title>'
-                "</circle>"
+                f'fill="#1565c0" fill-opacity="0.6"><title>{said}</title></circle>'
             )
     return "\n".join([*parts, "</svg>"]) + "\n"
 

@@ -200,6 +200,20 @@ def test_help_names_every_option(command: str) -> None:
     assert "Usage" in result.stdout
 
 
+def test_names_of_the_users_are_shown_as_they_are(tmp_path: pathlib.Path) -> None:
+    """Brackets are no markup: not in a device's name, a program's, or a file's."""
+    device, program = tmp_path / "mine.toml", tmp_path / "[bold].lp"
+    text = (directory("hardware") / "tpu-v5e.toml").read_text()
+    device.write_text(text.replace('name = "tpu-v5e"', 'name = "[/x]"'))
+    shown = run("hardware", "show", device)
+    assert shown.exit_code == 0, shown.output
+    assert "[/x]: Google Cloud TPU v5e" in shown.stdout
+    program.write_text((FACTS / "attention.lp").read_text())
+    result = run("analyze", program)
+    assert result.exit_code == 0, result.output
+    assert "Analysis of [bold]" in result.stdout
+
+
 def test_hardware_is_listed_and_shown() -> None:
     listed = run("hardware", "list")
     assert listed.exit_code == 0, listed.output

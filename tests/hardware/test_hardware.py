@@ -91,12 +91,12 @@ BAD = {
     ),
     "table inside a table": (
         "[memory]  #", "[memory.cache]\n[memory]  #", None,
-        "unknown key cache; known: capacity_bytes, limit_bytes, bandwidth_bytes_per_s",
+        "unknown key cache; known: capacity_bytes, limit_bytes, bandwidth_bytes_per_s, lanes",
     ),
     "missing key": (
         "latency_s = 1e-6", "#", "[interconnect]", "missing key latency_s; add it: seconds, for example 1e-6",
     ),
-    "missing name": ('name = "tpu-v5e"', "#", "# Sources", "missing key name; add it: a text"),
+    "missing name": ('name = "tpu-v5e"', "#", "# Sources", "missing key name; add it: a printable text"),
     "missing topology": (
         'topology = "torus"', "#", "[interconnect]", 'missing key topology; write "torus" or "switch"',
     ),
@@ -109,8 +109,12 @@ BAD = {
     ),
     "no element type": ("bf16 = 197e12", "bf61 = 197e12", None, "bf61 is no element type; write for example bf16"),
     "text for a number": ("dimensions = 2", 'dimensions = "two"', None, "dimensions is 'two'; write 2 or 3"),
-    "number for a text": ('name = "tpu-v5e"', "name = 5", None, "name is 5; write a text"),
-    "empty text": ('name = "tpu-v5e"', 'name = " "', None, "name is ' '; write a text"),
+    "number for a text": ('name = "tpu-v5e"', "name = 5", None, "name is 5; write a printable text"),
+    "empty text": ('name = "tpu-v5e"', 'name = " "', None, "name is ' '; write a printable text"),
+    "text of two lines": ('name = "tpu-v5e"', 'name = "a\\nb"', None, "name is 'a\\nb'; write a printable text"),
+    "control character": (
+        'name = "tpu-v5e"', 'name = "a\\u001bb"', None, "name is 'a\\x1bb'; write a printable text",
+    ),
     "truth for a number": ("latency_s = 1e-6", "latency_s = true", None, "latency_s is True; write seconds, for example 1e-6"),
     "fraction for a count": (
         "wraparound_from = 16", "wraparound_from = 16.5", None, "wraparound_from is 16.5; write a whole number from 1",
@@ -164,7 +168,7 @@ def test_bad_files_are_refused_with_file_line_reason_and_remedy(
 #: The same for the first [[collective]] of h100.toml.
 BAD_COLLECTIVES = {
     "unknown kind": ('kind = "all_gather"', 'kind = "gather"', None, "kind is 'gather'; write \"all_gather\", \"all_reduce\", \"reduce_scatter\" or \"all_to_all\""),
-    "missing key": ('algorithm = "ring"', "#", "[[collective]]", "missing key algorithm; add it: a text"),
+    "missing key": ('algorithm = "ring"', "#", "[[collective]]", "missing key algorithm; add it: a printable text"),
     "unknown key": ('algorithm = "ring"', 'algorithm = "ring"\nx = 1', "protocol", "unknown key x; known: kind, algorithm, protocol, latency_s, step_latency_s, memory_bandwidth_bytes_per_s, link_bandwidth_bytes_per_s"),
     "unknown algorithm": ('algorithm = "ring"', 'algorithm = "star"', None, "algorithm of all_gather is 'star'; write \"ring\" or \"recursive doubling\""),
     "another collective's": ('algorithm = "ring"', 'algorithm = "tree"', None, "algorithm of all_gather is 'tree'; write \"ring\" or \"recursive doubling\""),

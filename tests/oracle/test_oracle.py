@@ -20,6 +20,7 @@ import rich.console
 import toast
 from tests.helpers import f32, mlp
 from toast import validate as stage
+from toast.apply import Verification
 from toast.errors import HardwareError, PlanError
 from toast.hardware import Mesh, load
 from toast.oracle import Communication, Schedule, Verdict, communication_in, judge, tpu
@@ -402,6 +403,27 @@ def test_no_plan_compiles() -> None:
     assert np.isnan(found.tau())
     assert "hangs" in printed(stage.table(found))
     xml.etree.ElementTree.fromstring(stage.plot(found))
+
+
+def test_messages_and_names_are_no_markup() -> None:
+    """A path in an error must not take the other rows with it."""
+    rows = (
+        Compared("found [/b]", predicted(1e9, 1.0), verdict(1e9, 1.0)),
+        Compared("<&>", predicted(1e9, 1.0), error="no file [/tmp/x] at f.py:100:4"),
+    )
+    text = printed(stage.table(Validation(rows, 16e9)))
+    assert "found [/b]" in text
+    assert "no file [/tmp/x] at f.py:100:4" in text
+    equal = Verification((), {})
+    rows = (Compared("[/a]", predicted(1.0, 1.0), verification=equal), rows[1])
+    text = printed(stage.table(Validation(rows, 16e9)))
+    assert "[/a]" in text
+    assert "no file [/tmp/x] at f.py:100:4" in text
+
+
+def test_names_in_the_picture_are_no_tags() -> None:
+    row = Compared("<a&b>", predicted(1e9, 1.0), verdict(1e9, 1.0))
+    xml.etree.ElementTree.fromstring(stage.plot(Validation((row,), 16e9)))
 
 
 def test_plans_are_run_on_cpu_devices() -> None:

@@ -48,15 +48,13 @@ def _list(asked: bool) -> None:
     """Print the audits and leave."""
     if not asked:
         return
-    import rich.table
-    from rich.markup import escape
-
     from toast.analysis import query
+    from toast.tables import Table
 
-    table = rich.table.Table("audit", "needs", "what it answers")
+    table = Table("audit", "needs", "what it answers")
     for name, path in query.audits().items():
         need = _NEEDS[query.needs(query.prepare(path))]
-        table.add_row(name, need, escape(query.purpose(path)))
+        table.add_row(name, need, query.purpose(path))
     console().print(table)
     raise typer.Exit
 
@@ -65,16 +63,14 @@ def _predicates(asked: bool) -> None:
     """Print what queries may ask and leave."""
     if not asked:
         return
-    import rich.table
-    from rich.markup import escape
-
     from toast.analysis import query
+    from toast.tables import Table
 
-    table = rich.table.Table("predicate", "needs", "meaning")
+    table = Table("predicate", "needs", "meaning")
     for declared, need in query.meanings():
         meaning = declared.text.split("\nWritten by:")[0].replace("\n", " ")
         atom = f"{declared.name}({', '.join(declared.arguments)})"
-        table.add_row(escape(atom), _NEEDS[need], escape(meaning))
+        table.add_row(atom, _NEEDS[need], meaning)
     console().print(table)
     print("Numbers have 32 bits: sums and products beyond 2147483647 wrap around.")
     raise typer.Exit
@@ -230,17 +226,17 @@ def _print(frame: pd.DataFrame, limit: int) -> None:
     if not len(frame.columns):
         print("yes" if len(frame) else "no")
         return
-    import rich.table
     from pandas.api.types import is_integer_dtype
-    from rich.markup import escape
 
-    table = rich.table.Table(header_style="")
+    from toast.tables import Table
+
+    table = Table(header_style="")
     for name, kind in frame.dtypes.items():
         right = is_integer_dtype(kind)
-        table.add_column(escape(str(name)), justify="right" if right else "left", overflow="fold")
+        table.add_column(str(name), justify="right" if right else "left", overflow="fold")
     shown = frame.head(limit) if limit else frame
     for row in shown.itertuples(index=False, name=None):
-        table.add_row(*(escape(str(cell)) for cell in row))
+        table.add_row(*(str(cell) for cell in row))
     console().print(table)
     print(f"{len(frame):,} rows" if len(frame) != 1 else "1 row")
     if len(shown) < len(frame):

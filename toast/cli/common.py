@@ -264,7 +264,8 @@ def console() -> rich.console.Console:
 
     # Pipes get wide lines instead of wrapped cells.
     width = None if sys.stdout.isatty() else 160
-    return rich.console.Console(width=width, soft_wrap=False)
+    # Texts are the user's: brackets and colons in them are no markup.
+    return rich.console.Console(width=width, soft_wrap=False, markup=False, emoji=False)
 
 
 def fail(message: str) -> None:
@@ -276,12 +277,13 @@ def fail(message: str) -> None:
 def progress() -> Iterator[Callable[[Any], None]]:
     """A status line on the terminal's error stream while stages run."""
     import rich.console
+    from rich.text import Text
 
     with rich.console.Console(stderr=True).status("starting") as status:
 
         def show(event: Any) -> None:
             if isinstance(event, str):
-                status.update(event)
+                status.update(Text(event))  # with names in it that are no markup
             else:
                 status.update(
                     f"search: round {event.number + 1}, {event.states} states, "

@@ -132,7 +132,7 @@ def explain(
     write_all(texts, ExplainError)
     for part in shown:
         # Paths stay whole, so that they can be copied.
-        console().print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
+        console().print(part, soft_wrap=isinstance(part, str), highlight=False)
 
 
 def _conflict(

@@ -325,11 +325,10 @@ def compare(
 @command(app)
 def models() -> None:
     """List the models that TARGET may name."""
-    import rich.table
-
     from toast.models import ZOO
+    from toast.tables import Table
 
-    table = rich.table.Table("name", "what it is")
+    table = Table("name", "what it is")
     table.add_column("parameters", justify="right")
     table.add_column("options")
     for name, entry in ZOO.items():

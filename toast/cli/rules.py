@@ -30,13 +30,12 @@ def rules_list(rules: RulesOption = None) -> None:
 
     With the kinds of factors it makes, and how many drawn ops it was proven on.
     """
-    import rich.table
-
     from toast import prove
     from toast.analysis import rule_entries
+    from toast.tables import Table
 
     known = prove.record()
-    table = rich.table.Table("kind", "file", "factors", "ops proven on")
+    table = Table("kind", "file", "factors", "ops proven on")
     for entry in rule_entries(rules or ()):
         name = f"{'custom_call ' if entry.custom_call else ''}{entry.kind}"
         # What is recorded is of the shipped rules.
@@ -131,12 +130,11 @@ def rules_prove(
 
     Exits with code 1 when some rule is wrong.
     """
-    import rich.table
-
     from toast import prove, targets
     from toast.frontend import Program
+    from toast.tables import Table
 
-    table = rich.table.Table("kind", "instances", "factors proven", "wrong", "not run")
+    table = Table("kind", "instances", "factors proven", "wrong", "not run")
     wrong: list[str] = []
     nothing: list[str] = []
     reasons: collections.Counter[str] = collections.Counter()

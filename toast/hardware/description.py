@@ -116,11 +116,11 @@ class _Kind:
         if isinstance(value, bool) or not isinstance(value, self.types):
             return False
         if isinstance(value, str):
-            return bool(value.strip())
+            return bool(value.strip()) and value.isprintable()  # no control characters
         return isinstance(value, int | float) and self.low <= value <= self.high  # no NaN
 
 
-_TEXT = _Kind((str,), 0, 0, "a text")
+_TEXT = _Kind((str,), 0, 0, "a printable text")
 _COUNT = _Kind((int,), 1, 1e6, "a whole number from 1")
 _DIMENSIONS = _Kind((int,), 2, 3, "2 or 3")
 _FLOPS_PER_S = _Kind((int, float), 1e9, 1e18, "FLOP/s, for example 197e12")

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from toast.hardware import COLLECTIVES, Collectives, Hardware, Mesh
 from toast.hardware.calibrate import Calibration
+from toast.tables import Table
 from toast.units import rate_text, size_text, time_text
 
 #: Sizes that collectives are priced at.

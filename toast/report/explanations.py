@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from toast.analysis import Analysis, Chain, Conflict, Place, RuleLine, Site, Step
 from toast.frontend import Location
+from toast.tables import Table
 from toast.units import size_text, time_text
 
 if TYPE_CHECKING:
@@ -169,11 +169,11 @@ def resolution_tables(priced: Priced) -> RenderableType:
     table.add_row("-", "-", "-", "P()", *_costs(priced.unsharded))
     for row in priced.resolutions:
         table.add_row(
-            escape(row.axis), str(row.resolution), escape(row.picks), escape(row.sharding),
+            row.axis, str(row.resolution), row.picks, row.sharding,
             *_costs(row.prediction),
         )  # fmt: skip
     notes = [f"Axis {axis} divides no dimension of this color." for axis in priced.useless_axes]
-    return Group(table, *notes)
+    return Group(table, *map(Text, notes))
 
 
 def _costs(prediction: Prediction) -> tuple[str, str, str]:
@@ -189,7 +189,7 @@ def _costs(prediction: Prediction) -> tuple[str, str, str]:
 def conflict_list(analysis: Analysis) -> RenderableType:
     """What ``toast explain TARGET --conflicts`` prints."""
     table = Table(
-        title=f"Conflicts of {escape(analysis.program.name)}",
+        title=f"Conflicts of {analysis.program.name}",
         title_justify="left", title_style="bold", header_style="",
     )  # fmt: skip
     for column in ("conflict", "names", "at", "set", "group"):
@@ -199,7 +199,7 @@ def conflict_list(analysis: Analysis) -> RenderableType:
         op = int(analysis.names.name_op[resolution.names[0]])
         labels = ", ".join(map(analysis.name_label, resolution.names))
         table.add_row(
-            str(number), escape(labels), escape(_where(analysis.program.location(op))),
+            str(number), labels, _where(analysis.program.location(op)),
             str(resolution.set), str(resolution.group),
         )  # fmt: skip
     return table

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from toast.plan import (
@@ -21,6 +19,7 @@ from toast.plan import (
     spec_text,
 )
 from toast.plan.labels import folded, shown_labels
+from toast.tables import Table
 from toast.units import size_text, time_text
 
 #: Rows of a table that are shown; the JSON has all.
@@ -86,7 +85,7 @@ def difference_tables(difference: Difference) -> RenderableType:
         if listed:
             table = _table(title, *columns, right=("number",))
             for row in listed[:shown]:
-                table.add_row(*(escape(cell) or "-" for cell in row))
+                table.add_row(*(cell or "-" for cell in row))
             parts.append(_rest(table, len(listed), shown))
 
     add("Settings", ((c.what, c.first, c.second) for c in difference.settings), "", first, second)
@@ -179,7 +178,7 @@ def applied_tables(applied: Applied) -> RenderableType:
                        right=("number",))  # fmt: skip
         folded_rows = list(_folded(rows).items())
         for (name, spec, why), count in folded_rows[:_SHOWN]:
-            table.add_row(escape(name), str(count), escape(spec) or "-", escape(why))
+            table.add_row(name, str(count), spec or "-", why)
         parts.append(_rest(table, len(folded_rows)))
     parts += [Text(f"no counterpart here: {text}") for text in applied.actions_gone]
     table = _table("Predicted, per device", "", "in the plan", "now", "change",
@@ -212,12 +211,12 @@ def argument_explanation(found: ArgumentExplanation) -> RenderableType:
         f"{size_text(found.device_bytes)} of {size_text(found.bytes)} per device",
         f"group: {_labels(found.group)}",
     ]
-    table = _table(f"What holds the axes of {escape(found.argument)}", "dimension", "axis", "why",
+    table = _table(f"What holds the axes of {found.argument}", "dimension", "axis", "why",
                    right=("dimension",))  # fmt: skip
     for held in found.held:
-        table.add_row(str(held.dimension), held.axis, escape(_cause(held.cause)))
+        table.add_row(str(held.dimension), held.axis, _cause(held.cause))
     for free in found.free:
-        table.add_row(str(free.dimension), free.axis, escape(f"not: {free.why}"))
+        table.add_row(str(free.dimension), free.axis, f"not: {free.why}")
     if found.moved_by:
         numbers = ", ".join(map(str, found.moved_by))
         many = len(found.moved_by) > 1
@@ -236,17 +235,17 @@ def collective_explanation(found: CollectiveExplanation) -> RenderableType:
     title = f"Collective {found.number}: {what}"
     table = _table(title, "", "")
     each = f"{size_text(found.bytes)}, {time_text(found.seconds)} by {found.algorithm}"
-    table.add_row("each", escape(each))
+    table.add_row("each", each)
     table.add_row("in all", time_text(found.total_seconds))
     alike = f", and {found.values - 1} alike" if found.values > 1 else ""
-    table.add_row("value", escape(found.value + alike))
-    table.add_row("as made", escape(spec_text(found.before)))
+    table.add_row("value", found.value + alike)
+    table.add_row("as made", spec_text(found.before))
     if found.use:
-        table.add_row("used by", escape(found.use))
-    table.add_row("as wanted", escape(spec_text(found.after)))
-    table.add_row("why", escape(found.why))
+        table.add_row("used by", found.use)
+    table.add_row("as wanted", spec_text(found.after))
+    table.add_row("why", found.why)
     for cause in found.causes:
-        table.add_row(cause.axis, escape(_cause(cause)))
+        table.add_row(cause.axis, _cause(cause))
     return Group(table)
 
 
@@ -257,7 +256,7 @@ def collectives_table(rows: Sequence[CollectiveExplanation]) -> RenderableType:
     for row in rows[:_SHOWN]:
         table.add_row(
             str(row.number), row.kind, " x ".join(row.axes), _count(row.count),
-            time_text(row.total_seconds), escape(row.definition), escape(row.use) or "-",
+            time_text(row.total_seconds), row.definition, row.use or "-",
         )  # fmt: skip
     return _rest(table, len(rows))
 
@@ -287,7 +286,7 @@ def _alternative(title: str, other: Alternative) -> list[RenderableType]:
         for sign, row in rows[:_SHOWN]:
             table.add_row(
                 sign + _count(row.count), row.kind, " x ".join(row.axes), time_text(row.seconds),
-                escape(row.value), escape(row.use) or "-",
+                row.value, row.use or "-",
             )  # fmt: skip
         parts.append(_rest(table, len(rows)))
     parts.append(Text(f"fits: {'yes' if other.fits else 'no'}, cost {other.plan.cost:.4g}"))

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from toast.analysis import Analysis
@@ -16,6 +14,7 @@ from toast.compare import Compared
 from toast.hardware import Hardware, Mesh
 from toast.plan import Plan, describe_value, place_of, spec_text
 from toast.plan.labels import shown_labels
+from toast.tables import Table
 from toast.units import size_text, time_text
 
 #: Ops without a rule that are named one by one; the rest are counted.
@@ -51,7 +50,7 @@ def missing_rules(analysis: Analysis) -> list[str]:
 
 def analysis_table(analysis: Analysis) -> RenderableType:
     """What ``toast analyze`` prints."""
-    table = _table(f"Analysis of {escape(analysis.program.name)}", "relation", "count",
+    table = _table(f"Analysis of {analysis.program.name}", "relation", "count",
                    right=("count",))  # fmt: skip
     for name, count in analysis.counts().items():
         table.add_row(name.replace("_", " "), f"{count:,}")
@@ -98,10 +97,10 @@ def _arguments(plan: Plan) -> Table:
         shape = f"{row.dtype}[{','.join(map(str, row.shape))}]"
         more = len(row.patterns) - 1
         table.add_row(
-            escape(row.patterns[0] + (f" and {more} alike" if more else "")),
+            row.patterns[0] + (f" and {more} alike" if more else ""),
             str(row.count),
-            escape(shape),
-            escape(spec_text(row.spec)),
+            shape,
+            spec_text(row.spec),
             size_text(row.device_bytes),
         )
     return table
@@ -116,10 +115,10 @@ def _actions(plan: Plan) -> Table:
         label = shown_labels(step.dimensions, 2) or "intermediate values only"
         label = f"only {label}" if step.part else label
         table.add_row(
-            str(number), escape(label), escape(step.axis),
+            str(number), label, step.axis,
             "".join(map(str, step.resolution)) or "-",
             time_text(step.after.step_seconds), size_text(step.after.peak_bytes),
-            escape(step.reason),
+            step.reason,
         )  # fmt: skip
     return table
 
@@ -157,7 +156,7 @@ def _collectives(plan: Plan) -> Table:
         if collective.count:
             table.add_row(
                 collective.kind, str(collective.count), size_text(collective.bytes),
-                time_text(collective.seconds), escape(_algorithms(plan, collective.kind)),
+                time_text(collective.seconds), _algorithms(plan, collective.kind),
             )  # fmt: skip
     if not table.row_count:
         table.add_row("none", "0", "0 B", "0 us", "-")
@@ -187,14 +186,14 @@ def _memory(plan: Plan) -> Table:
     program, line = plan.analysis.program, plan.timeline
     at = place_of(program, line.peak_op)
     table = _table(
-        f"Memory at its peak, {size_text(line.peak_bytes)}, at {escape(at)}",
+        f"Memory at its peak, {size_text(line.peak_bytes)}, at {at}",
         "bytes per device", "value", right=("bytes per device",),
     )  # fmt: skip
     table.add_row(size_text(line.argument_bytes), "arguments")
     buffers = line.at_peak
     for buffer in buffers[:_SHOWN]:
         made = describe_value(program, buffer.value)
-        table.add_row(size_text(buffer.bytes), escape(_WHAT[buffer.what] + made))
+        table.add_row(size_text(buffer.bytes), _WHAT[buffer.what] + made)
     if len(buffers) > _SHOWN:
         rest = sum(buffer.bytes for buffer in buffers[_SHOWN:])
         table.add_row(size_text(rest), f"... and {len(buffers) - _SHOWN} more")
@@ -210,10 +209,10 @@ def _meshes(plan: Plan) -> Table:
     )  # fmt: skip
     for row in sorted(plan.meshes, key=lambda tried: tried.order):
         if row.skipped:
-            table.add_row(escape(str(row.mesh)), "-", "-", "-", "-", escape(row.skipped))
+            table.add_row(str(row.mesh), "-", "-", "-", "-", row.skipped)
             continue
         table.add_row(
-            escape(str(row.mesh)), f"{row.cost or 0.0:.4g}", time_text(row.step_seconds or 0.0),
+            str(row.mesh), f"{row.cost or 0.0:.4g}", time_text(row.step_seconds or 0.0),
             size_text(row.peak_bytes or 0.0), "yes" if row.fits else "no",
             "in full" if row.full else "in part",
         )  # fmt: skip
@@ -231,14 +230,14 @@ def _equality(output: OutputCheck) -> str:
 def verification_table(plan: Plan, verification: Verification) -> RenderableType:
     """What ``toast verify`` prints: every output, worst first, and the collectives."""
     table = _table(
-        f"{escape(plan.analysis.program.name)} on {plan.mesh.devices} devices against one",
+        f"{plan.analysis.program.name} on {plan.mesh.devices} devices against one",
         "output", "largest error", "relative error", "equal",
         right=("largest error", "relative error"),
     )  # fmt: skip
     worst = sorted(verification.outputs, key=lambda o: (o.equal, o.proves, -o.relative_error))
     for output in worst[:12]:
         table.add_row(
-            escape(output.path), f"{output.max_abs_error:.2g}", f"{output.relative_error:.2g}",
+            output.path, f"{output.max_abs_error:.2g}", f"{output.relative_error:.2g}",
             _equality(output),
         )  # fmt: skip
     if len(worst) > 12:
@@ -272,7 +271,7 @@ def comparison_table(
     ours = next((r.step_seconds for r in rows if r.method == "toast"), math.nan)
     numbers = ("step", "of TOAST's", "peak", "search", "states", "cost")
     table = _table(
-        f"{escape(analysis.program.name)} on mesh {mesh} of {hardware.name} "
+        f"{analysis.program.name} on mesh {mesh} of {hardware.name} "
         f"({size_text(memory_bytes)} per device), predicted",
         "method", "step", "of TOAST's", "peak", "fits", *(("XLA says",) if judged else ()),
         "search", "states", "cost", "note",
@@ -293,8 +292,8 @@ def comparison_table(
             ]  # fmt: skip
         rest = ["-", "-"] if row.error else [str(row.states), f"{row.cost:.4g}"]
         table.add_row(
-            row.method, *cells, *([escape(said)] if judged else []),
-            time_text(row.search_seconds), *rest, escape(row.error or row.note),
+            row.method, *cells, *([said] if judged else []),
+            time_text(row.search_seconds), *rest, row.error or row.note,
         )  # fmt: skip
     before = sum(spent for stage, spent in analysis.seconds.items() if stage != "lowering")
     return Group(table, Text(f"Before any search: analysis, {time_text(before)}, for all methods"))
