@@ -264,6 +264,25 @@ def test_rings_on_a_torus(name: str, mesh: str, expected: list[float]) -> None:
     assert links(name, mesh) == pytest.approx(expected)
 
 
+def test_what_the_readme_says_of_meshes() -> None:
+    """Devices of each axis along each dimension of a torus, and its share of a link."""
+    link = load("tpu-v5e").interconnect
+
+    def rings(text: str, axis: str) -> list[tuple[int, bool, float]]:
+        mesh = Mesh.parse(text)
+        found = lay_out(link, mesh).rings([name == axis for name in mesh.names])
+        return [(r.devices, r.closed, r.bandwidth / link.bandwidth_bytes_per_s) for r in found]
+
+    assert rings("model=16", "model") == [(4, False, 1.0), (4, False, 1.0)]
+    for axis in ("data", "model"):
+        assert rings("data=4,model=4", axis) == [(4, False, 1.0)]
+        assert rings("data=16,model=16", axis) == [(16, True, 1.0)]
+    assert rings("data=2,model=8", "model") == [(4, False, 1.0), (2, False, 1.0)]
+    assert rings("data=2,model=8", "data") == [(2, False, 0.5)]
+    nodes = lay_out(load("h100").interconnect, Mesh.parse("a=4,b=4"))
+    assert [nodes.nodes(mask) for mask in ((True, False), (False, True))] == [(2, 2), (4, 1)]
+
+
 def test_products_of_axes_use_the_links_of_all() -> None:
     costs = on("tpu-v5e", "a=2,b=4,c=16")
     rate = load("tpu-v5e").interconnect.bandwidth_bytes_per_s
