@@ -87,6 +87,7 @@ HEAD = "collective,devices,bytes,seconds\n"
     ("text", "message"),
     [
         ("collective,devices,bytes\n", ":1: no column seconds; name the columns collective,"),
+        ("collective,devices,bytes,bytes,seconds\n", ":1: column bytes occurs twice; remove one"),
         (HEAD + "all_gather,8,1024\n", ":2: 'all_gather,8,1024' is no collective,devices,"),
         (HEAD + "all_gather,8,x,1e-5\n", ":2: 'all_gather,8,x,1e-5' is no collective,"),
         (HEAD + "gather,8,1024,1e-5\n", ":2: unknown collective gather; known: all_gather,"),
@@ -155,3 +156,41 @@ def test_what_cannot_be_fitted() -> None:
     rows["devices"] *= 8
     with pytest.raises(HardwareError, match="h100 has 8 devices per node, the table 64"):
         calibrate(load("h100"), rows)
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 size of"), (3, "3 sizes of")])
+def test_too_few_sizes_are_refused(count: int, said: str) -> None:
+    """Four figures do not follow from one number, however often it was measured."""
+    rows = table()
+    few = rows[(rows["collective"] == "all_gather") & (rows["bytes"] < 2.0 ** (9 + count))]
+    assert len(few) == 3 * count
+    with pytest.raises(HardwareError) as caught:
+        calibrate(load("h100"), few)
+    assert str(caught.value) == (
+        f"the table has {said} all_gather, and a fit needs 4 or more, small and large; add rows, "
+        "or leave out those of all_gather to keep what h100 says of it"
+    )
+
+
+def test_few_rows_are_fitted_by_one_variant() -> None:
+    rows = table()
+    few = rows[(rows["collective"] == "all_gather") & (rows["devices"] == 8)].iloc[::4]
+    assert 4 <= len(few) < 8
+    found = calibrate(load("h100"), few)
+    assert len([m for m in found.measured if m.kind == "all_gather"]) == 1
+
+
+@pytest.mark.parametrize("rate", ["3350.6e9", "3352.3e9", "3e12"])
+def test_rounding_does_not_pass_the_datasheet(rate: str, tmp_path: pathlib.Path) -> None:
+    """Links and memory of one rate, with more digits than are written: the fit is at both."""
+    text = (directory("hardware") / "h100.toml").read_text().split("[[collective]]")[0]
+    text = re.sub(r"(node_bandwidth_bytes_per_s = )\S+", rf"\g<1>{rate}", text)
+    text = re.sub(r"(\nbandwidth_bytes_per_s = )\S+", rf"\g<1>{rate}", text)
+    path = tmp_path / "fast.toml"
+    path.write_text(text.replace("memory = 0.9", "memory = 1").replace("link = 0.6", "link = 1"))
+    # Faster than can be: all rates end at their limits.
+    rows = [("all_gather", 8, 2.0**n, 1e-6 + 2.0**n / 9e12) for n in range(10, 30)]
+    found = calibrate(load(path), pd.DataFrame(rows, columns=list(COLUMNS)))
+    path.write_text(file_text(str(path), found, "Here"))
+    fastest = max(m.link_bandwidth_bytes_per_s for m in load(path).measured)
+    assert float(rate) * 0.999 <= fastest <= float(rate)

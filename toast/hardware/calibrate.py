@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import pathlib
 import re
 import tomllib
@@ -37,6 +38,9 @@ _PROTOCOLS = {
     1: ("",), 2: ("low latency", "high bandwidth"),
     3: ("low latency", "middle", "high bandwidth"),
 }  # fmt: skip
+
+#: Figures of one variant: so many sizes are needed, and so many rows for every further variant.
+_FIGURES = 4
 
 #: Every further variant has to make the fit better by this factor.
 _WORTH = 0.95
@@ -75,6 +79,8 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
         cells = [cell.strip().strip('"') for cell in line.split(",")]
         if not columns:
             columns = cells
+            if twice := [c for c in COLUMNS if cells.count(c) > 1]:
+                raise HardwareError(f"{path}:{number}: column {twice[0]} occurs twice; remove one")
             if missing := [c for c in COLUMNS if c not in cells]:
                 raise HardwareError(
                     f"{path}:{number}: no column {missing[0]}; name the columns {','.join(COLUMNS)}"
@@ -117,7 +123,7 @@ def calibrate(
 
     Collectives that the table lacks keep what the hardware says of them.  The same table gives the
     same fit.  ``progress`` is told what is fitted.  Raises :class:`toast.errors.HardwareError`
-    for a torus, and for devices of several nodes.
+    for a torus, for devices of several nodes, and for too few sizes.
     """
     if hardware.interconnect.topology != "switch":
         raise HardwareError(
@@ -130,6 +136,13 @@ def calibrate(
             f"{hardware.name} has {hardware.interconnect.devices_per_node} devices per node, the "
             f"table {most}; leave out rows of several nodes"
         )
+    for kind, sizes in table.groupby("collective")["bytes"].nunique().items():
+        if sizes < _FIGURES:
+            raise HardwareError(
+                f"the table has {sizes} size{'s' if sizes > 1 else ''} of {kind}, and a fit needs "
+                f"{_FIGURES} or more, small and large; add rows, or leave out those of {kind} to "
+                f"keep what {hardware.name} says of it"
+            )
     fitted: list[Measured] = []
     for kind in (kind for kind in _OFFERED if kind in set(table["collective"])):
         if progress:
@@ -163,6 +176,8 @@ def _fitted(hardware: Hardware, kind: str, rows: pd.DataFrame) -> list[Measured]
         for count in _PROTOCOLS:
             names = [_OFFERED[kind][0]] * count
             names += [extra] if extra not in names else []
+            if len(names) > 1 and _FIGURES * len(names) > len(rows):
+                continue
             loss, found = _fit(hardware, kind, rows, names)
             loss /= _WORTH ** len(names)
             if best is None or loss < best[0]:
@@ -210,9 +225,20 @@ def _fit(
     for name, (base, each, memory, wire) in zip(
         names, np.exp(best.x.reshape(len(names), 4)).tolist(), strict=True
     ):
-        rounded = (float(f"{v:.4g}") for v in (base, each, 1 / memory, 1 / wire))
-        made.append(Measured(kind, name, "", *rounded))
+        made.append(Measured(
+            kind, name, "", _figure(base), _figure(each),
+            _figure(1 / memory, 1 / fastest[2]), _figure(1 / wire, 1 / fastest[3]),
+        ))  # fmt: skip
     return float(best.cost), _named(made)
+
+
+def _figure(value: float, most: float = np.inf) -> float:
+    """``value`` with four digits, at most ``most``: a rate above the datasheet's is refused."""
+    rounded = float(f"{value:.4g}")
+    if rounded <= most * (1 + 1e-12):
+        return rounded
+    down = decimal.Context(prec=4, rounding=decimal.ROUND_DOWN)
+    return float(down.create_decimal_from_float(float(most)))
 
 
 def _named(lines: list[Measured]) -> list[Measured]:
