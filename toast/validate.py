@@ -34,6 +34,9 @@ Oracle = Literal["tpu", "cpu"]
 #: Step times that differ by less are ties: schedules are not exacter than that.
 TIE = 0.15
 
+#: Peaks below say more of the compiler's padding and fixed costs than of the plan.
+SMALL_BYTES = 4 * 2**20
+
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
@@ -49,19 +52,19 @@ class Compared:
     def peak_error(self) -> float:
         """Predicted over XLA's peak bytes, less one."""
         assert self.verdict is not None
-        return self.predicted.peak_bytes / self.verdict.peak_bytes - 1
+        return _error(self.predicted.peak_bytes, self.verdict.peak_bytes)
 
     @property
     def argument_error(self) -> float:
         """Predicted over XLA's argument bytes, less one."""
         assert self.verdict is not None
-        return self.predicted.argument_bytes / self.verdict.argument_bytes - 1
+        return _error(self.predicted.argument_bytes, self.verdict.argument_bytes)
 
     @property
     def output_error(self) -> float:
         """Predicted over XLA's output bytes, less one; XLA tells them of full compiles."""
         assert self.verdict is not None
-        return self.predicted.output_bytes / max(self.verdict.output_bytes, 1.0) - 1
+        return _error(self.predicted.output_bytes, self.verdict.output_bytes)
 
     @property
     def sent_error(self) -> float:
@@ -70,13 +73,18 @@ class Compared:
         theirs = sum(c.sent_bytes for c in self.verdict.collectives)
         if max(theirs, self.predicted.sent_bytes) < 2**20:
             return 0.0
-        return self.predicted.sent_bytes / max(theirs, 1.0) - 1
+        return _error(self.predicted.sent_bytes, theirs)
 
     @property
     def scheduled_seconds(self) -> float:
         """The step as the TPU compiler scheduled it; NaN where that was not asked for."""
         schedule = self.verdict.schedule if self.verdict else None
         return schedule.seconds if schedule else float("nan")
+
+
+def _error(ours: float, theirs: float) -> float:
+    """Our bytes over theirs, less one; 0 where there are none, as of no arguments."""
+    return ours / max(theirs, 1.0) - 1 if max(ours, theirs) >= 1 else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -317,6 +325,12 @@ def summary(found: Validation) -> str:
         text += (
             f". Step time: Kendall's tau {found.tau():.2f} over {pairs} pairs, median error "
             f"{middle:.0%}, 95th percentile {high:.0%}, worst {worst:.0%}"
+        )
+    largest = max((row.verdict.peak_bytes for row in rows if row.verdict), default=SMALL_BYTES)
+    if largest < SMALL_BYTES:
+        text += (
+            f". No peak reaches {size_text(SMALL_BYTES)}: the compiler's padding and fixed costs "
+            "decide at such sizes, and these figures tell little; choose a larger program"
         )
     return text
 

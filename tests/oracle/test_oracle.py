@@ -386,6 +386,26 @@ def test_figures_of_a_validation() -> None:
     assert "step" in printed(stage.table(found))
 
 
+def test_programs_without_arguments() -> None:
+    """Nothing is predicted, and nothing is there: that is exact."""
+    ours = dataclasses.replace(predicted(1e9, 1.0), argument_bytes=0.0)
+    theirs = dataclasses.replace(verdict(1e9, 1.0), argument_bytes=0.0, temporary_bytes=1e9)
+    row = Compared("found", ours, theirs)
+    assert (row.argument_error, row.output_error, row.peak_error) == (0.0, 0.0, 0.0)
+    assert "arguments exact in 1 of 1" in stage.summary(Validation((row,), 16e9))
+    more = dataclasses.replace(row, predicted=dataclasses.replace(ours, argument_bytes=8.0))
+    assert more.argument_error > 0
+
+
+def test_small_programs_are_said_to_tell_little() -> None:
+    small = Compared("found", predicted(1e5, 1e-6), verdict(5e4, 2e-6))
+    said = "No peak reaches 4 MiB: the compiler's padding and fixed costs decide at such sizes"
+    assert said in stage.summary(Validation((small,), 16e9))
+    large = Compared("unsharded", predicted(1e9, 1.0), verdict(1e9, 1.0))
+    assert said not in stage.summary(Validation((small, large), 16e9))
+    assert said not in stage.summary(Validation((dataclasses.replace(small, verdict=None),), 16e9))
+
+
 def test_outputs_are_unknown_where_the_compiler_was_ended() -> None:
     ours = dataclasses.replace(predicted(1e9, 1.0), output_bytes=5e6)
     for full, outputs in ((True, "0 B"), (False, "-")):
