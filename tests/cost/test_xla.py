@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +48,31 @@ def test_sums_that_are_added_up_are_summed_once() -> None:
     state = model.space.apply(model.space.initial, action(model.space, "x", 1, "m"))
     assert moves(model, state) == {"all_reduce": 2}
     assert counts(model, state) == {"all_reduce": 1}
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda p, q, r, s: (p + q) + r + s,
+        lambda p, q, r, s: p + (q + (r + s)),
+        lambda p, q, r, s: (p + q) + (r + s),
+        lambda p, q, r, s: p + ((q + r) + s),
+    ],
+)
+@pytest.mark.parametrize("alike", [False, True])
+def test_one_sum_is_left_however_they_are_added_up(total: Callable[..., Any], alike: bool) -> None:
+    def function(*arrays: jax.Array) -> jax.Array:
+        return jnp.tanh(total(*(x @ w for x, w in zip(arrays[:4], arrays[4:], strict=True))))
+
+    depths = [256] * 4 if alike else [256, 512, 1024, 2048]
+    shapes = [half(64, depth) for depth in depths] + [half(depth, 64) for depth in depths]
+    model = model_of(toast.analyze(function, *shapes), "m=4", min_dimensions=0)
+    state = model.space.initial
+    for number in range(4):
+        state = model.space.apply(state, action(model.space, f"arrays[{number}]", 1, "m"))
+    assert counts(model, state) == {"all_reduce": 1}
+    prices = model.price(state[None])
+    assert prices.seconds[0] >= model.lower_bound() > 0
 
 
 def test_sums_that_are_needed_apart_are_not_merged() -> None:

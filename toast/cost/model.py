@@ -398,6 +398,7 @@ class CostModel:
         for axis, devices in enumerate(self._sizes.tolist()):
             here = dims[..., axis, None] == np.arange(sizes.shape[1])
             local = np.where(here, local / devices, local)
+        local = np.maximum(local, 1.0)
         lanes = self.hardware.lanes
         return np.asarray((np.ceil(local / lanes) * lanes / local).min(axis=-1))
 
@@ -432,6 +433,7 @@ class CostModel:
             group = t.product_group[rows, held[..., axis]]
             for part in range(3):
                 size[..., part] /= np.where(group == part, devices, 1.0)
+        size = np.maximum(size, 1.0)  # of a product without any elements
         tile = np.array(self.hardware.tile, dtype=np.float64)
         return np.asarray((np.ceil(size / tile) * tile / size).prod(axis=2))
 
