@@ -37,7 +37,7 @@ _READ_NOTHING = frozenset({
     "return", "carry", "yield", "gather", "dynamic_slice", "dynamic_update_slice",
 })  # fmt: skip
 
-#: Ops whose sums over devices XLA does not take in parts.
+#: Ops whose sums over many devices XLA does not take in parts.
 _SUMMED_WHOLE = frozenset({"gather", "scatter"})
 
 #: Values smaller than this fraction of all memory do not shape the timeline's peak.
@@ -75,7 +75,7 @@ class Tables:
         Bools  # [C] a product's result that its one consumer takes in, unless it is summed
     )
     value_transcendentals: Floats  # [C] exponentials and the like, of all its values in a step
-    summed_whole: Bools  # [C] XLA sums it over devices whole, even where parts would do
+    summed_whole: Bools  # [C] XLA sums it over many devices whole, even where parts would do
     product_operand: Ints  # [rows] value classes that products take,
     product_result: Ints  # [rows] with the value classes that these make
     product_along: Bools  # [rows, R] dimensions of these that the operand has as well
