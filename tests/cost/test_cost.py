@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,8 +43,9 @@ def test_batch_partitioning_needs_no_communication(figure_2: CostModel) -> None:
     """Figure 2b."""
     state = apply(figure_2, action(figure_2.space, "x", 0, "b"))
     assert collectives(figure_2, state) == {}
-    # x and the result by 4; weights whole.
-    assert figure_2.price(state[None]).argument_bytes[0] == 4 * (256 * 32 / 4 + 32 * 64 + 64 * 16)
+    # x and the result by 4; weights whole; 64 elements of each in 128 lanes.
+    elements = 256 * 32 / 4 + 32 * 64 + 64 * 16
+    assert figure_2.price(state[None]).argument_bytes[0] == 4 * 2 * elements
 
 
 def test_megatron_ends_in_one_all_reduce(figure_2: CostModel) -> None:
@@ -164,3 +168,21 @@ def test_permutations_exchange_their_halo(case: str) -> None:
     state = apply(model, action(model.space, "x", 1, "s"))
     expected = {"collective_permute": (1, 4.0 * 8 * halo)} if halo else {}
     assert collectives(model, state) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, y: x @ y, [(8, 0), (0, 8)]),
+        (lambda x: (), [(8, 8)]),
+        (lambda x: x, [(0, 4)]),
+    ],
+    ids=["no depth", "no results", "no elements"],
+)
+@pytest.mark.parametrize("mesh", ["a=2", "a=1"])
+def test_programs_with_next_to_nothing_in_them(
+    function: Callable[..., Any], shapes: list[tuple[int, ...]], mesh: str
+) -> None:
+    plan = toast.plan(function, *(f32(*s) for s in shapes), mesh=mesh, hardware="tpu-v5e")
+    for side in (plan.before, plan.after):
+        assert np.isfinite([side.step_seconds, side.peak_bytes, side.argument_bytes]).all()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +50,31 @@ def test_sums_that_are_added_up_are_summed_once() -> None:
     assert counts(model, state) == {"all_reduce": 1}
 
 
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda p, q, r, s: (p + q) + r + s,
+        lambda p, q, r, s: p + (q + (r + s)),
+        lambda p, q, r, s: (p + q) + (r + s),
+        lambda p, q, r, s: p + ((q + r) + s),
+    ],
+)
+@pytest.mark.parametrize("alike", [False, True])
+def test_one_sum_is_left_however_they_are_added_up(total: Callable[..., Any], alike: bool) -> None:
+    def function(*arrays: jax.Array) -> jax.Array:
+        return jnp.tanh(total(*(x @ w for x, w in zip(arrays[:4], arrays[4:], strict=True))))
+
+    depths = [256] * 4 if alike else [256, 512, 1024, 2048]
+    shapes = [half(64, depth) for depth in depths] + [half(depth, 64) for depth in depths]
+    model = model_of(toast.analyze(function, *shapes), "m=4", min_dimensions=0)
+    state = model.space.initial
+    for number in range(4):
+        state = model.space.apply(state, action(model.space, f"arrays[{number}]", 1, "m"))
+    assert counts(model, state) == {"all_reduce": 1}
+    prices = model.price(state[None])
+    assert prices.seconds[0] >= model.lower_bound() > 0
+
+
 def test_sums_that_are_needed_apart_are_not_merged() -> None:
     def function(x: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
         one = x @ a
@@ -62,31 +90,56 @@ def embedding_gradient(tokens: jax.Array, g: jax.Array, table: jax.Array) -> jax
     return jax.grad(lambda t: jnp.sum(t[tokens] * g))(table)
 
 
-@pytest.fixture(scope="module")
-def sharded_table() -> tuple[CostModel, States]:
+def sharded_table(devices: int) -> tuple[CostModel, States]:
     """Tokens and the table's width on one axis."""
     analysis = toast.analyze(
         embedding_gradient, jax.ShapeDtypeStruct((512,), jnp.int32), half(512, 64), half(1024, 64)
     )
-    model = model_of(analysis, "d=4", min_dimensions=0)
+    model = model_of(analysis, f"d={devices}", min_dimensions=0)
     space = model.space
     state = space.apply(space.initial, action(space, "tokens", 0, "d"))
     return model, space.apply(state, action(space, "g", 1, "d"))
 
 
-def test_constants_are_made_where_they_are_needed(sharded_table: tuple[CostModel, States]) -> None:
+def test_constants_are_made_where_they_are_needed() -> None:
     """The zeros that a scatter adds to are sharded like the table, and not sent."""
-    model, state = sharded_table
+    model, state = sharded_table(4)
     made, sent = moves(model, state), counts(model, state)
     assert made.get("all_gather", 0) > sent.get("all_gather", 0)
 
 
-def test_scatters_are_summed_whole(sharded_table: tuple[CostModel, States]) -> None:
+@pytest.mark.parametrize("devices", [4, 8, 16])
+def test_scatters_over_many_devices_are_summed_whole(devices: int) -> None:
     """The gradient of a sharded table is a reduce-scatter that XLA makes an all-reduce."""
-    model, state = sharded_table
+    model, state = sharded_table(devices)
     assert moves(model, state)["reduce_scatter"] == 1
-    assert "reduce_scatter" not in counts(model, state)
-    assert counts(model, state)["all_reduce"] >= 1
+    found = counts(model, state)
+    assert found.get("reduce_scatter", 0) == (devices <= 8)
+    assert found.get("all_reduce", 0) >= (devices > 8)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sent"),
+    [
+        ("d=2", 1 / 2),  # a ring's (n - 1) / n of the sum
+        ("d=4", 5 / 4),  # five messages of a quarter, not three
+        ("d=2,m=2", 1 / 2 + 1 / 2),  # a half summed whole, which then changes places
+        ("d=4,m=4", 2 * 3 / 4 / 4 + 1 / 4),
+        ("d=4,m=2", 5 / 4),
+        ("d=8", 7 / 8),
+    ],
+)
+def test_what_sums_in_parts_send(mesh: str, sent: float) -> None:
+    """Of products, as the compiled programs of docs/fidelity.md send them."""
+    analysis = toast.analyze(lambda x, g: x.T @ g, half(1 << 16, 2048), half(1 << 16, 2048))
+    model = model_of(analysis, mesh, min_dimensions=0)
+    space = model.space
+    state = space.apply(space.initial, action(space, "x", 0, "d"))
+    # The result is wanted in parts.
+    kinds = [space.analysis.program.kind(int(op)) for op in space.classes.representative]
+    state[kinds.index("return"), 0] = 0
+    assert moves(model, state) == {"reduce_scatter": 1}
+    assert model.price(state[None]).sent_bytes[0] == pytest.approx(sent * 2 * 2048 * 2048)
 
 
 @pytest.mark.parametrize("hardware", ["tpu-v5e", "h100"])

@@ -67,6 +67,9 @@ _SHORT = 0.4
 #: Devices up to which XLA unrolls the loop of a product that is summed in parts.
 _UNROLLED = 4
 
+#: Devices up to which XLA sums what gathers and scatters make in parts.
+_FEW = 8
+
 #: Threads that price a batch (numpy lets go of the interpreter), and the states worth one.
 _THREADS = min(4, os.cpu_count() or 1)
 _SHARE = 16
@@ -398,6 +401,7 @@ class CostModel:
         for axis, devices in enumerate(self._sizes.tolist()):
             here = dims[..., axis, None] == np.arange(sizes.shape[1])
             local = np.where(here, local / devices, local)
+        local = np.maximum(local, 1.0)
         lanes = self.hardware.lanes
         return np.asarray((np.ceil(local / lanes) * lanes / local).min(axis=-1))
 
@@ -432,6 +436,7 @@ class CostModel:
             group = t.product_group[rows, held[..., axis]]
             for part in range(3):
                 size[..., part] /= np.where(group == part, devices, 1.0)
+        size = np.maximum(size, 1.0)  # of a product without any elements
         tile = np.array(self.hardware.tile, dtype=np.float64)
         return np.asarray((np.ceil(size / tile) * tile / size).prod(axis=2))
 
@@ -466,10 +471,32 @@ class CostModel:
             count[:, kind] += times.sum(axis=1)
             moved[:, kind] += (times * timed.result).sum(axis=1)
             share = self.collectives.sent_share(kind, move.axes)
+            if kind == _SCATTER:
+                share = share * self._sent_in_parts(layout)
             sent += (times * share * move.size).sum(axis=1)
             if self._in_background(kind):
                 beside[move.of_uses][:] += times * once
         return seconds, count, moved, sent, self.tables.windows.asked(*beside)
+
+    def _sent_in_parts(self, layout: Layout) -> Floats:
+        """Bytes that a device sends in sums in parts, over those sent round a ring: ``[S, C]``.
+
+        Short loops of products are unrolled, with two sums on their way: over four devices there
+        are five messages instead of three.  Where an axis as large is idle, a product is computed
+        in parts along that; these are summed whole, and change places.
+        """
+        t, axes = self.tables, layout.scattered
+        k = t.slot_class[t.value_slot]
+        devices = self._devices[axes]
+        found = np.where(t.matmul[k] & (devices == _UNROLLED), 5 / 3, 1.0)
+        free = layout.held[:, k] == t.slot_dim.shape[1] - 1
+        for axis, size in enumerate(self._sizes.tolist()):
+            if size > _UNROLLED:
+                continue
+            alike = self._sizes == size
+            idle = (axes == 1 << axis) & (free & alike).any(axis=2) & t.matmul[k]
+            found = np.where(idle, (2 * (size - 1) / size + 1) / max(size - 1, 1), found)
+        return found
 
     def timed(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[Timed]:
         """Every collective with its time, of all value classes or of all use classes at once."""
@@ -515,8 +542,8 @@ class CostModel:
     def summed_whole(self, axes: Axes, held: npt.NDArray[np.intp], settled: Dims) -> Bools:
         """Sums over ``axes`` that XLA does not take in parts: ``[S, C]``.
 
-        Those of scatters and gathers, those scattered along several dimensions, and products that
-        are too short to run beside the transfer of their parts.
+        Those of scatters and gathers over many devices, those scattered along several dimensions,
+        and products that are too short to run beside the transfer of their parts.
         """
         t = self.tables
         k = t.slot_class[t.value_slot]
@@ -527,7 +554,7 @@ class CostModel:
         once = (self._flop_seconds / np.maximum(t.count, 1) / shards)[:, k]
         short = once < _SHORT * self.collectives.seconds(_SCATTER, size, axes)
         short &= t.matmul[k] & (self._devices[axes] > _UNROLLED)
-        found = t.summed_whole | short
+        found = (t.summed_whole & (self._devices[axes] > _FEW)) | short
         for a, b in itertools.combinations(range(len(self._sizes)), 2):
             both = (axes >> np.uint8(a)) & (axes >> np.uint8(b)) & 1
             found |= (both > 0) & (settled[..., a] != settled[..., b])

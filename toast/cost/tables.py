@@ -37,7 +37,7 @@ _READ_NOTHING = frozenset({
     "return", "carry", "yield", "gather", "dynamic_slice", "dynamic_update_slice",
 })  # fmt: skip
 
-#: Ops whose sums over devices XLA does not take in parts.
+#: Ops whose sums over many devices XLA does not take in parts.
 _SUMMED_WHOLE = frozenset({"gather", "scatter"})
 
 #: Values smaller than this fraction of all memory do not shape the timeline's peak.
@@ -75,7 +75,7 @@ class Tables:
         Bools  # [C] a product's result that its one consumer takes in, unless it is summed
     )
     value_transcendentals: Floats  # [C] exponentials and the like, of all its values in a step
-    summed_whole: Bools  # [C] XLA sums it over devices whole, even where parts would do
+    summed_whole: Bools  # [C] XLA sums it over many devices whole, even where parts would do
     product_operand: Ints  # [rows] value classes that products take,
     product_result: Ints  # [rows] with the value classes that these make
     product_along: Bools  # [rows, R] dimensions of these that the operand has as well
@@ -385,7 +385,7 @@ def _group_values(
     of_use = np.array([
         lookup[of_value[v], s] for v, s in zip(use_of.tolist(), use_slot.tolist(), strict=True)
     ], dtype=np.int64)  # fmt: skip
-    first = np.flatnonzero(np.r_[True, use_value[1:] != use_value[:-1]])
+    first = np.flatnonzero(np.diff(use_value, prepend=-1))
     pairs = []
     for distance in range(1, 9):
         later = np.arange(distance, len(use_value))
@@ -517,25 +517,24 @@ def _merges(
     XLA turns a sum of all-reduces into the all-reduce of a sum, where nothing else needs the parts.
     """
     single = np.bincount(use_of, minlength=len(program.values)) == 1
-    # What each value is a sum of that could wait: values with a reduction of their own.
-    parts: list[tuple[int, ...]] = [()] * len(program.values)
+    # The first of what each value is a sum of that could wait: a value with a reduction of its own.
+    # The others wait for it already.
+    first: list[int] = [-1] * len(program.values)
     found: dict[tuple[int, int], int] = {}
     members = np.bincount(grouped.of_value)
     for number, value in enumerate(program.values):
         op = program.ops[value.op]
         kind = program.kind(value.op)
         if summed[number]:
-            parts[number] = (number,)
+            first[number] = number
             continue
-        waiting = [parts[v] for v in op.operands if single[v]]
+        waiting = [first[v] for v in op.operands if single[v] and first[v] >= 0]
         if kind in _LINEAR and waiting:
-            parts[number] = waiting[0]
-        elif kind == "add" and len(waiting) == 2 and all(waiting):
-            first = grouped.of_value[waiting[0][0]]
-            for part in waiting[1]:
-                key = int(grouped.of_value[part]), int(first)
-                found[key] = found.get(key, 0) + 1
-            parts[number] = waiting[0] + waiting[1]
+            first[number] = waiting[0]
+        elif kind == "add" and len(waiting) == 2:
+            key = int(grouped.of_value[waiting[1]]), int(grouped.of_value[waiting[0]])
+            found[key] = found.get(key, 0) + 1
+            first[number] = waiting[0]
     rows = [(c, other, count / members[c]) for (c, other), count in found.items()]
     later, earlier, share = zip(*rows, strict=True) if rows else ((), (), ())
     return np.array(later, dtype=np.int64), np.array(earlier, dtype=np.int64), np.array(share)
@@ -580,7 +579,8 @@ def _events(
     unique, inverse = np.unique(key, return_inverse=True)
     begin = np.full(len(unique), ops, dtype=np.int64)
     finish = np.zeros(len(unique), dtype=np.int64)
-    np.minimum.at(begin, inverse, use_op[big])
+    # A use may be part of an earlier kernel.
+    np.minimum.at(begin, inverse, np.minimum(use_op[big], live.use_end[big]))
     np.maximum.at(finish, inverse, live.use_end[big] + 1)
     value, use_class = unique // uses, unique % uses
     seen = ~(live.aliased[value] & (finish > ops - len(program.results)))
@@ -599,7 +599,7 @@ def _events(
         if shared:
             table = np.array(shared, dtype=np.int64)
             column, i, j = table[:, 0], table[:, 2], table[:, 1]
-            add(column, np.minimum(finish[i], finish[j]), begin[j], value[i])
+            add(column, np.minimum(finish[i], finish[j]), np.maximum(begin[i], begin[j]), value[i])
         offset += len(later)
     # XLA sums whole what it could sum in parts, and cuts it up where the kernel is that uses it.
     made = start_ops(program)

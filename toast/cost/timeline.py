@@ -64,11 +64,21 @@ class Timeline:
 
 def _buffers(t: Tables, row: Floats) -> list[Buffer]:
     """Every buffer, given the bytes of each column; a shared copy is one buffer."""
-    values = len(t.value_bytes)
+    values, uses = len(t.value_bytes), len(t.use_value)
     sums = len(row) - 3 * values
+    # The use class whose copy each column is, and that which it is shared with.
+    of = np.concatenate([np.arange(uses), *(later for later, _ in t.pairs)]).tolist()
+    root = list(range(uses))
+    offset = values + uses
+    for later, earlier in t.pairs:
+        for i in np.flatnonzero(row[offset : offset + len(later)] > 0).tolist():
+            root[int(later[i])] = int(earlier[i])
+        offset += len(later)
+    for use in range(uses):  # those that it may be shared with come before it
+        root[use] = root[root[use]]
     opened: dict[tuple[int, int], int] = {}
     found: list[Buffer] = []
-    shared: dict[tuple[int, float], int] = {}  # copies of a value, to be continued
+    shared: dict[tuple[int, int], int] = {}  # copies of a value, to be continued
     for column, value, sign, op in zip(
         t.event_column.tolist(), t.event_value.tolist(), t.event_sign.tolist(),
         t.event_op.tolist(), strict=True,
@@ -80,15 +90,15 @@ def _buffers(t: Tables, row: Floats) -> list[Buffer]:
             opened[column, value] = op
             continue
         start = opened.pop((column, value), op)
-        copy = values <= column < sums
-        last = shared.get((value, size), -1) if copy else -1
-        if last >= 0 and found[last].end >= start:
-            found[last] = dataclasses.replace(
-                found[last], start=min(start, found[last].start), end=max(op, found[last].end)
-            )
-            continue
-        if copy:
-            shared[value, size] = len(found)
+        if values <= column < sums:
+            copy = value, root[of[column - values]]
+            last = shared.get(copy, -1)
+            if last >= 0 and found[last].end >= start:
+                found[last] = dataclasses.replace(
+                    found[last], start=min(start, found[last].start), end=max(op, found[last].end)
+                )
+                continue
+            shared[copy] = len(found)
         kinds = ("value", "copy", "sum", "second")
         what = kinds[(column >= values) + (column >= sums) + (column >= sums + 2 * values)]
         found.append(Buffer(value, size, what, start, op))

@@ -1,0 +1,83 @@
+"""Memory in program order: what is alive adds up, and nothing is freed before it is made."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from tests.helpers import action, analyzed, f32
+from toast.cost import CostModel
+from toast.hardware import Mesh, load
+from toast.search.exhaustive import random_legal
+from toast.space import Space
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("t2b-tiny", {}),
+        ("t2b-scan", {"small": True}),
+        ("gns", {"small": True}),
+        ("unet", {"small": True}),
+    ],
+)
+def test_what_is_alive_adds_up(name: str, options: dict[str, int]) -> None:
+    """Of states that reshard single op classes as well, with all their copies."""
+    space = Space(analyzed(name, **options), Mesh.parse("a=2,b=2"))
+    model = CostModel(space, load("tpu-v5e"))
+    tables = model.tables
+    for state in random_legal(space, 10, np.random.default_rng(0)):
+        layout = model.layout(state[None])
+        (columns,) = model.columns(layout, *model.in_memory(layout, *model.sizes(layout)))
+        live = np.cumsum(columns[tables.event_column] * tables.event_sign)
+        last = np.flatnonzero(np.diff(tables.event_op, append=-1))  # of each op
+        assert live[last].min() > -1  # bytes, but for rounding
+        line = model.timeline(state)
+        assert line.peak_bytes == pytest.approx(model.price(state[None]).peak_bytes[0])
+        alive = line.argument_bytes + sum(buffer.bytes for buffer in line.at_peak)
+        assert alive == pytest.approx(line.peak_bytes, rel=0.02)
+        assert all(buffer.start <= buffer.end for buffer in line.at_peak)
+
+
+def test_copies_for_a_kernel_that_begins_earlier() -> None:
+    """A product's consumer is a part of its kernel, and what that needs is there before it."""
+
+    def step(x: jax.Array, a: jax.Array, y: jax.Array, w: jax.Array) -> tuple[jax.Array, ...]:
+        p = x @ a
+        z = w @ w @ w
+        return p * y, z
+
+    analysis = toast.analyze(step, *[f32(1024, 1024)] * 4)
+    space = Space(analysis, Mesh.parse("m=4"), min_dimensions=0)
+    model = CostModel(space, load("tpu-v5e"))
+    tables = model.tables
+    copies = (tables.event_column >= len(tables.value_slot)) & (
+        tables.event_column < len(tables.value_slot) + len(tables.use_slot)
+    )
+    for column in np.unique(tables.event_column[copies]):
+        here = tables.event_column == column
+        assert (np.cumsum(tables.event_sign[here]) >= 0).all()
+
+
+@pytest.mark.parametrize("hardware", ["tpu-v5e", "h100"])
+def test_arrays_are_padded_to_lanes(hardware: str) -> None:
+    """Along the dimension for which it is least, as XLA's TPU compiler lays out arguments."""
+    bf16 = jnp.bfloat16
+    shapes = [jax.ShapeDtypeStruct(s, bf16) for s in ((256, 64, 64, 64), (3, 3, 64, 256))]
+    analysis = toast.analyze(lambda x, k: (x + 1, k + 1), *shapes)
+    space = Space(analysis, Mesh.parse("b=16"), min_dimensions=0)
+    model = CostModel(space, load(hardware))
+    twice = 2 if hardware == "tpu-v5e" else 1
+    image, kernel = 2 * 256 * 64**3, 2 * 9 * 64 * 256
+    assert model.price(space.unsharded[None]).argument_bytes[0] == image + kernel
+    batch, height, channel = (
+        space.apply(space.initial, action(space, name, d, "b"))
+        for name, d in (("x", 0), ("x", 1), ("k", 3))
+    )
+    assert model.price(batch[None]).argument_bytes[0] == twice * image / 16 + kernel
+    assert model.price(height[None]).argument_bytes[0] == image / 16 + kernel
+    assert model.price(channel[None]).argument_bytes[0] == image + twice * kernel / 16
+    assert model.timeline(batch).argument_bytes == twice * image / 16 + kernel
