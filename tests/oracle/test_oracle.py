@@ -13,6 +13,7 @@ import xml.etree.ElementTree
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import rich.console
@@ -21,12 +22,14 @@ import toast
 from tests.helpers import f32, mlp
 from toast import validate as stage
 from toast.apply import Verification
+from toast.cost import CostModel
 from toast.errors import HardwareError, PlanError
 from toast.hardware import Mesh, load
 from toast.oracle import Communication, Schedule, Verdict, communication_in, judge, tpu
 from toast.oracle.hlo import Module
 from toast.oracle.schedule import schedule
 from toast.plan import Prediction
+from toast.space import Space
 from toast.units import size_text
 from toast.validate import Compared, Validation, validate
 
@@ -80,6 +83,62 @@ def test_collectives_of_a_scheduled_program() -> None:
         Communication("all_to_all", 1, 32.0, 32.0 * 3 / 4),
         Communication("reduce_scatter", 2, 40.0, 40.0 * 3),
     )
+
+
+BRANCHES = """HloModule jit_h, is_scheduled=true, num_partitions=4
+
+%sum (p: f32[8]) -> f32[8] {
+  %all-reduce.1 = f32[8]{0} all-reduce(%p), channel_id=1, to_apply=%add
+  ROOT %fusion.1 = f32[8]{0} fusion(%p), kind=kLoop, calls=%f, backend_config={"window_config":{"estimated_cycles":"1000"}}
+}
+
+%gather (p: f32[8]) -> f32[8] {
+  ROOT %all-gather.1 = f32[8]{0} all-gather(%p), channel_id=2, dimensions={0}
+}
+
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %conditional.1 = f32[8]{0} CONDITIONAL
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  ROOT %while.1 = (s32[], f32[8]) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"10"}}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "conditional(%i, %x, %y), branch_computations={%sum, %gather}, metadata={}",
+        "conditional(%i, %x, %y), branch_computations={gather, sum}",
+        "conditional(%i, %x, %y), true_computation=%sum, false_computation=%gather",
+        "call(%x), to_apply=%add, called_computations={%sum,%gather}",
+    ],
+)
+def test_branches_count_as_they_are_priced(written: str) -> None:
+    """All of them, as often as the loop around them runs."""
+    text = BRANCHES.replace("CONDITIONAL", written)
+    assert communication_in(text) == (
+        Communication("all_gather", 10, 320.0, 320.0 * 3 / 4),
+        Communication("all_reduce", 10, 320.0, 320.0 * 2 * 3 / 4),
+    )
+    found = schedule(text, clock_hz=1e9, link_bytes_per_s=1e9, coordinates=GRID[:4])
+    assert found.compute_seconds == pytest.approx(10 * 1e-6)
+    assert found.collective_seconds == pytest.approx(10 * (2 * 32 + 32) / 2e9)
+
+
+def test_branches_are_priced_all() -> None:
+    """What the compiler's programs are read by: a product in one branch, and two in the other."""
+
+    def chosen(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ w, lambda x: (x + 1) @ w @ w, x)
+
+    def seconds(function: Callable[..., Any]) -> float:
+        analysis = toast.analyze(function, f32(512, 512), f32(512, 512))
+        model = CostModel(Space(analysis, Mesh.parse("d=4")), load("tpu-v5e"))
+        return Prediction.of(model.price(model.space.initial[None])).matmul_seconds
+
+    assert seconds(chosen) == pytest.approx(3 * seconds(lambda x, w: x @ w))
 
 
 SCHEDULED = """HloModule jit_g, is_scheduled=true

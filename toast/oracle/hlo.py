@@ -26,7 +26,10 @@ _INSTRUCTION = re.compile(
 )
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
-_CALL = re.compile(r"(?:body|to_apply|calls|called_computations)=\{?%?([\w.\-]+)")
+_CALL = re.compile(
+    r"\b(?:body|to_apply|calls|called_computations|branch_computations|true_computation"
+    r"|false_computation)=(?:\{([^}]*)\}|%?([\w.\-]+))"
+)
 _PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
@@ -59,6 +62,16 @@ class Instruction:
         """What follows ``name=``, a computation or an integer."""
         found = re.search(rf"\b{name}=\{{?%?([\w.\-]+)", self.line)
         return found[1] if found else None
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The computations that it runs.
+
+        Of a conditional all branches, though one of them runs: that is how programs are priced, for
+        which is taken is not known.
+        """
+        lists = (many or one for many, one in _CALL.findall(self.line))
+        return tuple(name.strip(" %") for names in lists for name in names.split(","))
 
     @property
     def collective(self) -> str | None:
@@ -200,7 +213,7 @@ class Module:
         for computation, lines in self.computations.items():
             for instruction in lines:
                 times = self.trips(instruction) if instruction.opcode == "while" else 1
-                for called in _CALL.findall(instruction.line):
+                for called in instruction.called:
                     callers[called].append((computation, times))
         made: dict[str, int] = {}
 

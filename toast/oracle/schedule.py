@@ -102,7 +102,7 @@ class _Timer:
             clock.repeat(before, self.module.trips(instruction) - 1)
             return
         if opcode in ("call", "conditional"):
-            for called in _called(instruction):
+            for called in instruction.called:
                 self.run(called, clock)
             return
         collective, role = self._collective(instruction)
@@ -170,8 +170,3 @@ def _backward(collective: Instruction) -> bool | None:
     """Whether a permutation goes to lower devices; ``None`` for other collectives."""
     found = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\},\{(\d+),(\d+)\}", collective.line)
     return None if found is None else int(found[4]) < int(found[3])
-
-
-def _called(instruction: Instruction) -> list[str]:
-    names = ("to_apply", "true_computation", "branch_computations", "called_computations")
-    return [name for name in map(instruction.attribute, names) if name]
