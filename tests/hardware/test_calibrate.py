@@ -141,7 +141,7 @@ def test_what_is_not_fitted_stays_as_it_stands(tmp_path: pathlib.Path) -> None:
 
 def test_slow_links_can_be_fitted(tmp_path: pathlib.Path) -> None:
     text = (directory("hardware") / "h100.toml").read_text().split("[[collective]]")[0]
-    slow = re.sub(r"(node_bandwidth_bytes_per_s = )\S+", r"\g<1>0.125e9", text)
+    slow = re.sub(r"((?:node|network)_bandwidth_bytes_per_s = )\S+", r"\g<1>0.125e9", text)
     path = tmp_path / "slow.toml"
     path.write_text(slow)
     rows = pd.DataFrame([("all_reduce", 8, 2.0**n, 1e-4 + 2.0**n / 1e8) for n in range(10, 24)])

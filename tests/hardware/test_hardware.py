@@ -117,7 +117,7 @@ BAD = {
     ),
     "truth for a number": ("latency_s = 1e-6", "latency_s = true", None, "latency_s is True; write seconds, for example 1e-6"),
     "fraction for a count": (
-        "wraparound_from = 16", "wraparound_from = 16.5", None, "wraparound_from is 16.5; write a whole number from 1",
+        "wraparound_from = 16", "wraparound_from = 16.5", None, "wraparound_from is 16.5; write a whole number from 1 to 1000000",
     ),
     "negative": (
         "capacity_bytes = 17179869184", "capacity_bytes = -1", None, "capacity_bytes is -1; write bytes, for example 16e9",
@@ -135,6 +135,32 @@ BAD = {
     "topology": ('"torus"', '"star"', None, "topology is 'star'; write \"torus\" or \"switch\""),
     "limit": (
         "limit_bytes = 16911433728", "limit_bytes = 99e9", None, "limit_bytes above capacity_bytes; lower it",
+    ),
+    "limit of another unit": (
+        "limit_bytes = 16911433728", "limit_bytes = 1e6", None,
+        "limit_bytes below a hundredth of capacity_bytes; check the unit; --memory limits a plan",
+    ),
+    "peak of another unit": (
+        "i8 = 393e12", "i8 = 393e15", None, "i8 above 10000 FLOP for each byte that the memory moves; check the units of both",
+    ),
+    "transcendentals": (
+        "transcendentals_per_s = 50e9", "transcendentals_per_s = 50e15", None,
+        "transcendentals_per_s above the peak of products; check the unit",
+    ),
+    "too many devices": (
+        "max_devices = 256", "max_devices = 2000000", None,
+        "max_devices is 2000000; write a whole number from 1 to 1000000",
+    ),
+    "hundreds of digits": (
+        "max_devices = 256", "max_devices = " + "7" * 400, None,
+        f"max_devices is {'7' * 60}... (400 characters); write a whole number from 1 to 1000000",
+    ),
+    "thousands of digits": (
+        "max_devices = 256", "max_devices = " + "7" * 5000, None, "a number of thousands of digits; correct the line",
+    ),
+    "thousands of hexadecimal digits": (
+        "max_devices = 256", "max_devices = 0x" + "7" * 5000, None,
+        "max_devices is a number of thousands of digits; write a whole number from 1 to 1000000",
     ),
     "link faster than memory": (
         "link_bandwidth_bytes_per_s = 50e9", "link_bandwidth_bytes_per_s = 50e12", None,
@@ -246,6 +272,18 @@ def test_network_faster_than_memory(tmp_path: pathlib.Path) -> None:
     with pytest.raises(HardwareError) as caught:
         load(str(path))
     reason = "network_bandwidth_bytes_per_s above that of the memory; check the unit"
+    assert str(caught.value) == f"{path}:{line}: {reason}"
+
+
+def test_network_faster_than_links(tmp_path: pathlib.Path) -> None:
+    text = (directory("hardware") / "h100.toml").read_text()
+    path = tmp_path / "mine.toml"
+    old = "network_bandwidth_bytes_per_s = 50e9"
+    path.write_text(text.replace(old, "network_bandwidth_bytes_per_s = 451e9"))
+    line = text[: text.index(old)].count("\n") + 1
+    with pytest.raises(HardwareError) as caught:
+        load(str(path))
+    reason = "network_bandwidth_bytes_per_s above that of the links inside a node; check the unit"
     assert str(caught.value) == f"{path}:{line}: {reason}"
 
 

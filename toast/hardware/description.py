@@ -121,7 +121,7 @@ class _Kind:
 
 
 _TEXT = _Kind((str,), 0, 0, "a printable text")
-_COUNT = _Kind((int,), 1, 1e6, "a whole number from 1")
+_COUNT = _Kind((int,), 1, 1e6, "a whole number from 1 to 1000000")
 _DIMENSIONS = _Kind((int,), 2, 3, "2 or 3")
 _FLOPS_PER_S = _Kind((int, float), 1e9, 1e18, "FLOP/s, for example 197e12")
 _BYTES = _Kind((int, float), 1e6, 1e15, "bytes, for example 16e9")
@@ -164,6 +164,12 @@ _DEFAULTS: dict[str, Any] = {
     "max_devices": 10**6, "protocol": "", "product_operands": "",
     "transcendentals_per_s": math.inf, "tile": {"m": 1, "n": 1, "k": 1}, "lanes": 1,
 }  # fmt: skip
+#: FLOP per byte of memory traffic that no device has: known ones have some hundred.
+_INTENSITY = 1e4
+#: Of the memory, what a program may use at least.
+_LEAST_LIMIT = 0.01
+#: Characters of a bad value that messages repeat.
+_SHOWN = 60
 #: Collectives that can be measured, and what runs them.
 _ALGORITHMS = {
     "all_gather": ("ring", "recursive doubling"),
@@ -219,6 +225,11 @@ def parse(path: pathlib.Path, text: str) -> Hardware:
         line = (found and found[1]) or max(1, len(text.splitlines()))
         reason = str(error)[: found.start()] if found else str(error)
         raise HardwareError(f"{path}:{line}: not TOML: {reason}; correct the line") from None
+    except ValueError:  # Python reads no number of so many digits
+        long = (n for n, line in enumerate(text.splitlines(), 1) if re.search(r"[\d_]{4000}", line))
+        raise HardwareError(
+            f"{path}:{next(long, 1)}: a number of thousands of digits; correct the line"
+        ) from None
     return _Checked(path, text, data).hardware()
 
 
@@ -287,9 +298,11 @@ class _Checked:
             self._check_entries(table, entry, _COLLECTIVE)
             kind = entry["kind"]
             if kind not in _ALGORITHMS:
-                self._fail(table, "kind", f"kind is {kind!r}", f"write {_one_of(_ALGORITHMS)}")
+                self._fail(
+                    table, "kind", f"kind is {_shown(kind)}", f"write {_one_of(_ALGORITHMS)}"
+                )
             if (algorithm := entry["algorithm"]) not in (known := _ALGORITHMS[kind]):
-                reason = f"algorithm of {kind} is {algorithm!r}"
+                reason = f"algorithm of {kind} is {_shown(algorithm)}"
                 self._fail(table, "algorithm", reason, f"write {_one_of(known)}")
             name = kind, algorithm, entry.get("protocol", "")
             if name in seen:
@@ -305,7 +318,9 @@ class _Checked:
         table = self._data["interconnect"]
         topology = table.get("topology")
         if not isinstance(topology, str) or topology not in _INTERCONNECT:
-            reason = f"topology is {topology!r}" if "topology" in table else "missing key topology"
+            reason = (
+                f"topology is {_shown(topology)}" if "topology" in table else "missing key topology"
+            )
             self._fail("interconnect", "topology", reason, 'write "torus" or "switch"')
         return _INTERCONNECT[topology]
 
@@ -335,24 +350,37 @@ class _Checked:
             if key not in entries:
                 self._fail(table, "", f"missing key {key}", f"add it: {kind.words}")
             if not kind.accepts(entries[key]):
-                self._fail(table, key, f"{key} is {entries[key]!r}", f"write {kind.words}")
+                self._fail(table, key, f"{key} is {_shown(entries[key])}", f"write {kind.words}")
 
     def _check_plausible(self) -> None:
         """Figures that are each in range but cannot be together: a wrong unit or prefix."""
         rounded = self._data.get("product_operands")
         if rounded is not None and rounded not in _ROUNDED:
-            reason = f"product_operands is {rounded!r}"
+            reason = f"product_operands is {_shown(rounded)}"
             self._fail("", "product_operands", reason, f"write {_one_of(_ROUNDED)}")
         memory, link, flops = (self._data[t] for t in ("memory", "interconnect", "flops_per_s"))
         bandwidth = memory["bandwidth_bytes_per_s"]
         if memory["limit_bytes"] > memory["capacity_bytes"]:
             self._fail("memory", "limit_bytes", "limit_bytes above capacity_bytes", "lower it")
+        if memory["limit_bytes"] < _LEAST_LIMIT * memory["capacity_bytes"]:
+            reason = "limit_bytes below a hundredth of capacity_bytes"
+            self._fail("memory", "limit_bytes", reason, "check the unit; --memory limits a plan")
         for key in link:
             if key.endswith("bytes_per_s") and link[key] > bandwidth:
                 self._fail("interconnect", key, f"{key} above that of the memory", "check the unit")
+        network = "network_bandwidth_bytes_per_s"
+        if link.get(network, 0) > link.get("node_bandwidth_bytes_per_s", math.inf):
+            reason = f"{network} above that of the links inside a node"
+            self._fail("interconnect", network, reason, "check the unit")
         best = max(flops, key=lambda dtype: float(flops[dtype]))
         if flops[best] < bandwidth:
             self._fail("flops_per_s", best, f"{best} below the memory's bytes/s", "check the unit")
+        if flops[best] > _INTENSITY * bandwidth:
+            reason = f"{best} above {_INTENSITY:.0f} FLOP for each byte that the memory moves"
+            self._fail("flops_per_s", best, reason, "check the units of both")
+        if self._data.get("transcendentals_per_s", 0) > flops[best]:
+            reason = "transcendentals_per_s above the peak of products"
+            self._fail("", "transcendentals_per_s", reason, "check the unit")
 
     def _fail(self, table: str, key: str, reason: str, remedy: str) -> NoReturn:
         raise HardwareError(f"{self._path}:{self._line(table, key)}: {reason}; {remedy}")
@@ -379,6 +407,15 @@ class _Checked:
                     return number
                 table_line = number if name == table else table_line
         return table_line
+
+
+def _shown(value: object) -> str:
+    """A bad value for a message, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits, written as 0x...
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
 def _one_of(choices: Collection[str]) -> str:
