@@ -94,9 +94,11 @@ class Problem:
         self.bytes: Floats = t.value_bytes / self._devices[_axes(settled >= 0)]
         scattered = layout.partial & _axes(settled >= 0)
         whole = model.summed_whole(scattered, layout.held, settled)
+        #: ``[S, C]`` the same in memory, with padding.
+        self._held: Floats = self.bytes * model.lane_padding(t.value_sizes, settled)
         #: ``[S, C]`` what a sum is more before it is cut up, and products that are kept for one.
-        self._sums: Floats = self.bytes * (self._devices[scattered] - 1) * whole
-        self._kept: Floats = self.bytes * (t.value_merged & (layout.partial > 0))
+        self._sums: Floats = self._held * (self._devices[scattered] - 1) * whole
+        self._kept: Floats = self._held * (t.value_merged & (layout.partial > 0))
         #: ``[S, L]``
         self.cost: Floats = self._work(layout, settled)
         self.edges: tuple[Edge, ...] = tuple(self._edges(settled, layout.used))
@@ -163,25 +165,27 @@ class Problem:
         left, right = self.value_leader[t.use_value], self._use_leader
         # What is made of constants, nobody has to send.
         times = t.use_count * (1 - t.use_constant)
-        size = t.value_bytes[t.use_value] * t.use_share
+        size, elements = t.value_bytes[t.use_value] * t.use_share, t.value_sizes[t.use_value]
         inner = np.flatnonzero(left == right)
         before, after = settled[:, t.use_value[inner]], used[:, inner]
         here = self._reshard(size[inner], before, after)
         self.cost += self._by_leader(left[inner], here * times[inner])
         #: Uses that follow what they use, and ``[S, uses]`` bytes of their copies.
         self._inner: Ints = inner
-        self._inner_copies: Floats = self._copied(size[inner], before, after)
+        self._inner_copies: Floats = self._copied(size[inner], elements[inner], before, after)
         found: dict[tuple[int, int, bytes, bytes], _Parallel] = {}
-        known: dict[tuple[float, bytes, bytes], tuple[Floats, Floats]] = {}
+        known: dict[tuple[float, bytes, bytes, bytes], tuple[Floats, Floats]] = {}
         choosing = (sizes[left] > 1) | (sizes[right] > 1)
         for use in np.flatnonzero((left != right) & (times > 0) & choosing).tolist():
             one, other = int(left[use]), int(right[use])
             before, one_label = _distinct(settled[: sizes[one], t.use_value[use]])
             after, other_label = _distinct(used[: sizes[other], use])
-            key = (float(size[use]), before.tobytes(), after.tobytes())
+            here = elements[use].tobytes()
+            key = (float(size[use]), here, before.tobytes(), after.tobytes())
             if key not in known:
                 pair = np.broadcast_arrays(before[:, None], after[None])
-                known[key] = self._reshard(size[use], *pair), self._copied(size[use], *pair)
+                copied = self._copied(size[use], elements[use], *pair)
+                known[key] = self._reshard(size[use], *pair), copied
             seconds, copied = known[key]
             if other < one:
                 one, other, one_label, other_label = other, one, other_label, one_label
@@ -205,11 +209,11 @@ class Problem:
             else:
                 yield edge
 
-    def _copied(self, size: Floats, before: Dims, after: Dims) -> Floats:
-        """Bytes of a resharded copy: ``[...]`` from ``[..., A]``."""
-        return (
-            np.where((before != after).any(axis=-1), size, 0.0) / self._devices[_axes(after >= 0)]
-        )
+    def _copied(self, size: Floats, elements: Ints, before: Dims, after: Dims) -> Floats:
+        """Bytes of a resharded copy in memory: ``[...]`` from ``[..., A]``."""
+        copied = np.where((before != after).any(axis=-1), size, 0.0)
+        padding = self.model.lane_padding(elements, after)
+        return np.asarray(copied / self._devices[_axes(after >= 0)] * padding)
 
     # -- memory ------------------------------------------------------------------------------
 
@@ -228,7 +232,7 @@ class Problem:
         copied = copied + shared
         sums, kept, second = growth[len(growth) - 3 * values :].reshape(3, values)
         # A second buffer depends on who takes the value: here it is always needed.
-        own = self.bytes * (alive + second) + self._sums * sums + self._kept * kept
+        own = self._held * (alive + second) + self._sums * sums + self._kept * kept
         return Row(
             self._by_leader(self.value_leader, own)
             + self._by_leader(

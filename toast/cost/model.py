@@ -391,18 +391,23 @@ class CostModel:
         t, settled, used = self.tables, settled.copy(), used.copy()
         values = np.flatnonzero(self._padded)
         uses = np.flatnonzero(self._padded[t.use_value])
-        settled[:, values] *= self._waste(t.value_sizes[values], layout.settled[:, values])
-        used[:, uses] *= self._waste(t.value_sizes[t.use_value[uses]], layout.used[:, uses])
+        settled[:, values] *= self.lane_padding(t.value_sizes[values], layout.settled[:, values])
+        used[:, uses] *= self.lane_padding(t.value_sizes[t.use_value[uses]], layout.used[:, uses])
         return settled, used
 
-    def _waste(self, sizes: Ints, dims: Dims) -> Floats:
-        """What padding makes of tensors (``[X, R]``) sharded along ``dims`` (``[S, X, A]``)."""
-        local = np.broadcast_to(sizes, (*dims.shape[:2], sizes.shape[1])).astype(np.float64)
+    def lane_padding(self, sizes: Ints, dims: Dims) -> Floats:
+        """Bytes in memory over bytes, of tensors sharded along ``dims``: ``[...]``.
+
+        ``dims`` is ``[..., A]``, ``sizes`` (their elements, unsharded) ``[R]`` or ``[X, R]``.
+        """
+        lanes = self.hardware.lanes
+        if lanes == 1:
+            return np.ones(dims.shape[:-1])
+        local = np.broadcast_to(sizes, (*dims.shape[:-1], sizes.shape[-1])).astype(np.float64)
         for axis, devices in enumerate(self._sizes.tolist()):
-            here = dims[..., axis, None] == np.arange(sizes.shape[1])
+            here = dims[..., axis, None] == np.arange(sizes.shape[-1])
             local = np.where(here, local / devices, local)
         local = np.maximum(local, 1.0)
-        lanes = self.hardware.lanes
         return np.asarray((np.ceil(local / lanes) * lanes / local).min(axis=-1))
 
     def _may_be_padded(self) -> Bools:
@@ -418,7 +423,7 @@ class CostModel:
         sizes = t.value_sizes[large]
         for split in itertools.product(range(-1, sizes.shape[1]), repeat=len(self._sizes)):
             dims = np.broadcast_to(np.array(split, dtype=np.int8), (1, len(large), len(split)))
-            found[large] |= (self._waste(sizes, dims) > 1)[0]
+            found[large] |= (self.lane_padding(sizes, dims) > 1)[0]
         return found
 
     def _vector_seconds(self, layout: Layout) -> Floats:

@@ -36,7 +36,7 @@ class Ledger:
 
     def __init__(self, model: CostModel, memory_bytes: float, action_cost: float) -> None:
         self.model = model
-        self._memory = memory_bytes
+        self.memory_bytes = memory_bytes
         self._action_cost = action_cost
         self._cost: dict[bytes, float] = {}
         self._fits: dict[bytes, bool] = {}
@@ -62,8 +62,8 @@ class Ledger:
             part = new[start : start + _BATCH]
             price = near.price if near else self.model.price
             prices = price(states[rows[start : start + _BATCH]])
-            costs = self.model.cost(prices, self._memory)
-            fits = prices.peak_bytes <= self._memory
+            costs = self.model.cost(prices, self.memory_bytes)
+            fits = prices.peak_bytes <= self.memory_bytes
             self._cost.update(zip(part, costs.tolist(), strict=True))
             self._fits.update(zip(part, fits.tolist(), strict=True))
             self.smallest_peak = min(self.smallest_peak, float(prices.peak_bytes.min()))

@@ -149,7 +149,10 @@ class Search:
             stopped = "interrupt"
         actions = self._ledger.best.actions
         state = replay(self._ledger, actions)
-        (key,), (cost,) = self._ledger.price(state[None])
+        (key,), _ = self._ledger.price(state[None])
+        model = self._ledger.model
+        # As anyone else prices it, to the last digit: not by what differs from some other state.
+        (cost,) = model.cost(model.price(state[None]), self._ledger.memory_bytes)
         return Found(
             actions=actions,
             state=state,
