@@ -117,7 +117,8 @@ def test_earlier_actions_have_priority() -> None:
     assert sharded.arguments == tuple(wanted.values())
     assert value_shardings(single, sharded.state) == value_shardings(model, state)
     seconds = single.price(sharded.state[None]).seconds, model.price(state[None]).seconds
-    np.testing.assert_allclose(*seconds, rtol=0.01)
+    # A gradient that is scattered in one is exchanged in the other.
+    np.testing.assert_allclose(*seconds, rtol=0.02)
 
 
 def test_shardy_alone_is_data_parallelism() -> None:

@@ -163,7 +163,7 @@ def test_scanned_and_unrolled_forms_get_equivalent_plans(
     }
     plans = {
         form: toast.plan(
-            analysis, mesh="data=4,model=4", hardware="tpu-v5e", memory_bytes=3.6 * 2**30
+            analysis, mesh="data=4,model=4", hardware="tpu-v5e", memory_bytes=4.0 * 2**30
         )
         for form, analysis in forms.items()
     }
