@@ -70,9 +70,9 @@ _UNROLLED = 4
 #: Devices up to which XLA sums what gathers and scatters make in parts.
 _FEW = 8
 
-#: Threads that price a batch (numpy lets go of the interpreter), and the states worth one.
+#: Threads that price a batch, and the states times value classes that are worth one.
 _THREADS = min(4, os.cpu_count() or 1)
-_SHARE = 16
+_WORTH = 25_000
 
 #: States priced at once on a thread: their arrays stay in its cache.
 _BLOCK = 64
@@ -307,8 +307,9 @@ class CostModel:
 
         Those that differ from one state in little are priced faster by :class:`toast.cost.Near`.
         """
-        number = max(1, min(self.threads, len(states) // _SHARE), -(-len(states) // _BLOCK))
-        return joined(self.on_threads(self._price, np.array_split(states, number)))
+        work = len(states) * len(self.tables.value_slot)
+        number = max(self.threads_for(work), -(-len(states) // _BLOCK))
+        return joined(self.on_threads(self._price, np.array_split(states, number), work))
 
     def _price(self, states: States) -> Prices:
         return self.prices(self.parts(self.layout(states)))
@@ -359,12 +360,20 @@ class CostModel:
             output_bytes=parts.output_bytes,
         )
 
-    def on_threads(self, work: Callable[[T], R], parts: Sequence[T]) -> list[R]:
-        """What ``work`` makes of each part, in order, on as many threads as there may be."""
-        if min(self.threads, len(parts)) < 2:
-            return [work(part) for part in parts]
-        with ThreadPoolExecutor(min(self.threads, len(parts))) as pool:
-            return list(pool.map(work, parts))
+    def threads_for(self, work: float) -> int:
+        """Threads that are worth it for ``work``: states times value classes.
+
+        numpy lets go of the interpreter in large arrays only.
+        """
+        return max(1, min(self.threads, int(work / _WORTH)))
+
+    def on_threads(self, price: Callable[[T], R], parts: Sequence[T], work: float) -> list[R]:
+        """What ``price`` makes of each part, in order, on the threads that are worth it."""
+        threads = min(len(parts), self.threads_for(work))
+        if threads < 2:
+            return [price(part) for part in parts]
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(price, parts))
 
     def cost(self, prices: Prices, memory_bytes: float) -> Floats:
         """C(s) = RT(s) + MP(s), relative to the unsharded program (4.5): ``[S]``."""
@@ -494,12 +503,12 @@ class CostModel:
         k = t.slot_class[t.value_slot]
         devices = self._devices[axes]
         found = np.where(t.matmul[k] & (devices == _UNROLLED), 5 / 3, 1.0)
-        free = layout.held[:, k] == t.slot_dim.shape[1] - 1
+        free = (layout.held == t.slot_dim.shape[1] - 1)[:, k]
         for axis, size in enumerate(self._sizes.tolist()):
-            if size > _UNROLLED:
+            alike = np.flatnonzero(self._sizes == size)
+            if size > _UNROLLED or len(alike) < 2:
                 continue
-            alike = self._sizes == size
-            idle = (axes == 1 << axis) & (free & alike).any(axis=2) & t.matmul[k]
+            idle = (axes == 1 << axis) & free[..., alike].any(axis=2) & t.matmul[k]
             found = np.where(idle, (2 * (size - 1) / size + 1) / max(size - 1, 1), found)
         return found
 
@@ -727,13 +736,14 @@ class CostModel:
         # a short one takes slices of those that have the dimension that is scattered.
         loops = (rest + 1 > _UNROLLED) & ~whole
         beside = np.zeros(settled.shape, dtype=bool)
-        for operand, result, along in zip(
-            t.product_operand.tolist(), t.product_result.tolist(), t.product_along, strict=True
-        ):
-            sliced = np.zeros(len(settled), dtype=bool)
+        operand, result = t.product_operand, t.product_result
+        if len(operand):
+            made, sliced = np.arange(len(result)), np.zeros((len(settled), len(result)), dtype=bool)
             for axis in range(len(self._sizes)):
                 here = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
-                sliced |= here & along[layout.settled[:, result, axis]]
-            beside[:, operand] |= loops[:, result] | (sliced & ~whole[:, result])
+                sliced |= here & t.product_along[made, layout.settled[:, result, axis]]
+            needed = loops[:, result] | (sliced & ~whole[:, result])
+            first = np.flatnonzero(np.diff(operand, prepend=-1))
+            beside[:, operand[first]] = np.logical_or.reduceat(needed, first, axis=1)
         columns.append(settled * beside)
         return np.concatenate(columns, axis=1)

@@ -28,9 +28,6 @@ Bools = npt.NDArray[np.bool_]
 #: What another batch costs, beside its states: as much as so many op classes of one state.
 _OPENING = 1500
 
-#: States that are worth a thread.
-_SHARE = 16
-
 #: Op classes whose price depends on one that is touched, itself included: about.
 _NEIGHBOURS = 1.5
 
@@ -53,12 +50,15 @@ class Near:
         batches, rest = _batches(touched)
         if not batches:
             return model.price(states)
-        jobs = [
-            (part, np.flatnonzero(touched[rows].any(axis=0)))
-            for rows in batches
-            for part in np.array_split(rows, min(model.threads, 1 + len(rows) // _SHARE))
-        ]
-        found = model.on_threads(lambda job: self._changed(states[job[0]], job[1]), jobs)
+        jobs: list[tuple[Ints, Ints]] = []
+        total = 0.0
+        for rows in batches:
+            classes = np.flatnonzero(touched[rows].any(axis=0))
+            share = min(1.0, len(classes) * _NEIGHBOURS / touched.shape[1])
+            work = len(rows) * share * len(model.tables.value_slot)
+            jobs += [(part, classes) for part in np.array_split(rows, model.threads_for(work))]
+            total += work
+        found = model.on_threads(lambda job: self._changed(states[job[0]], job[1]), jobs, total)
         order = [rows for rows, _ in jobs]
         if len(rest):
             found.append(model.price(states[rest]))
