@@ -270,13 +270,14 @@ def check_mesh(analysis: Analysis, mesh: Mesh, machine: Hardware) -> None:
 def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     """``machine`` as it looks to a program small enough to be run for proof.
 
-    Latency and capacity are what a small program would not notice: without latency, and with no
-    more memory than one and a half even shares of the program, its plan shards as much as that of
-    a large one.
+    Latency, capacity and the padding of arrays are what a large program does not notice: without
+    latency and padding, and with no more memory than one and a half even shares of the program, its
+    plan shards as much as that of a large one.
     """
-    peak = CostModel(Space(analysis, mesh), machine).initial_peak
+    unpadded = dataclasses.replace(machine, lanes=1)
+    peak = CostModel(Space(analysis, mesh), unpadded).initial_peak
     return dataclasses.replace(
-        machine,
+        unpadded,
         measured=(),
         memory_limit_bytes=max(1.0, 1.5 * peak / mesh.devices),
         interconnect=dataclasses.replace(

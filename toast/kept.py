@@ -7,6 +7,7 @@ as good as none.  ``TOAST_CACHE=off`` turns it off.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -41,16 +42,23 @@ def enabled() -> bool:
 
 
 def folder(kind: str) -> pathlib.Path:
-    """Where entries are: ``$XDG_CACHE_HOME/toast/KIND`` or ``~/.cache/toast/KIND``."""
-    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return home / "toast" / kind
+    """Where entries are: ``$XDG_CACHE_HOME/toast/KIND`` or ``~/.cache/toast/KIND``.
+
+    Raises OSError where there is no home folder.
+    """
+    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    try:
+        return home.expanduser() / "toast" / kind
+    except RuntimeError:
+        raise OSError(errno.ENOENT, "no home folder; set XDG_CACHE_HOME") from None
 
 
 def digest(parts: Iterable[bytes | str]) -> bytes:
     """A key of contents, in their order."""
     found = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
     for part in parts:
-        data = part.encode() if isinstance(part, str) else part
+        # Names of files need not be text.
+        data = os.fsencode(part) if isinstance(part, str) else part
         found.update(len(data).to_bytes(8) + data)
     return found.digest()
 
@@ -86,8 +94,9 @@ def keep(kind: str, key: bytes, plain: Any, arrays: Arrays, what: str) -> None:
     text = np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8)
     np.savez(stream, allow_pickle=False, **arrays, **{_TEXT: text})
     content = stream.getvalue()
-    path, temporary = _path(kind, key), ""
+    temporary = ""
     try:
+        path = _path(kind, key)
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
         with os.fdopen(handle, "wb") as file:
@@ -97,8 +106,9 @@ def keep(kind: str, key: bytes, plain: Any, arrays: Arrays, what: str) -> None:
     except OSError as failure:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        where = failure.filename or kind
         warnings.warn(
-            f"{path.parent}: the {what} cannot be kept for the next time: {failure.strerror}; "
+            f"{where}: the {what} cannot be kept for the next time: {failure.strerror}; "
             "TOAST_CACHE=off stops trying",
             CacheWarning, stacklevel=3,
         )  # fmt: skip

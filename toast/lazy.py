@@ -6,6 +6,7 @@ any of them, and questions about a program that was kept without most.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import threading
@@ -44,8 +45,14 @@ def module(name: str) -> Any:
 
 def begin(name: str) -> None:
     """Import a module while this thread waits for something else."""
+
+    def quietly() -> None:
+        # Who uses the module imports it again, and sees what is wrong; the process may end first.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
     if name not in sys.modules:
-        threading.Thread(target=importlib.import_module, args=(name,)).start()
+        threading.Thread(target=quietly).start()
 
 
 class _Module:

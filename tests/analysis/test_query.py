@@ -452,3 +452,18 @@ def test_grounding_that_does_not_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
         analyzed("t2b-tiny").query(
             "label(A,_), label(B,_), label(C,_), label(D,_), label(E,_), A < B, B < C, C < D, E < A, D < E"
         )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("color(D,C), é", "query, column 13: 'é' outside of strings; write plain ASCII"),
+        ("op(O,“dot_general”)", "query, column 6: '“' outside of strings; write plain ASCII"),
+        ('op(O,K), K != "éé", dim(V V,_,_)', "query, column 27: .* at 'V,_,_\\)'"),
+    ],
+)
+def test_what_is_not_ascii_is_no_crash(body: str, message: str) -> None:
+    """clingo's messages tear characters of several bytes apart, which would end the process."""
+    with pytest.raises(QueryError, match=message):
+        analyzed("attention").query(body)
+    assert analyzed("attention").query('op(O,K), K != "é"').shape[0]

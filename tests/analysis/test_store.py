@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -185,3 +186,25 @@ def test_the_folder_stays_bounded(kept: pathlib.Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(entries, "_LARGEST_BYTES", int(2.5 * used.stat().st_size))
     new = entry(5)
     assert {path.name for path in kept.iterdir()} == {used.name, new.name}
+
+
+def test_rules_that_change_while_a_process_lives_are_others(
+    kept: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    given = program()
+    rules = tmp_path / "rules"
+    shutil.copytree(store.directory("rules"), rules)
+    shutil.copytree(store.directory("facts"), tmp_path / "facts")
+    monkeypatch.setattr(store, "directory", lambda name: tmp_path / name)
+    toast.analyze(given)
+    assert KEPT in toast.analyze(given).seconds
+    with (rules / "ops" / "shape.lp").open("a") as file:
+        file.write("% another line\n")
+    assert KEPT not in toast.analyze(given).seconds
+    assert len(list(kept.iterdir())) == 2
+
+
+def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user/cache")
+    with pytest.warns(CacheWarning, match="no home folder; set XDG_CACHE_HOME"):
+        toast.analyze(program())

@@ -523,6 +523,7 @@ def optax_step(optax: Any, optimiser: Any) -> Traced:
 FAULTS = {
     "dropless experts": "test_shardy.DELIBERATE lacks concatenate: a roll, see rules/ops/window.lp",
     "depthwise convolution": "XLA sums a product with batch groups over mesh axes it is not split on",
+    "row swaps": "openxla/xla#49121: a scatter at one index, of a part cut from a whole value",
     "error_if": "no rule for custom_call @xla_ffi_python_cpu_callback",
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib.metadata
 import itertools
 import pathlib
@@ -89,20 +88,28 @@ def _key(program: Program, rules: Sequence[str | pathlib.Path]) -> bytes:
     ])  # fmt: skip
 
 
-@functools.cache
 def _installed() -> bytes:
-    """A digest of all that an analysis follows from besides the program: rules, code, versions."""
-    top = pathlib.Path(__file__).parents[1]
-    files = [
+    """A digest of all that an analysis follows from besides the program: rules, code, versions.
+
+    Rules are read anew by every analysis, so they are here as well.
+    """
+    rules = [
         directory("facts") / "schema.lp",
         *sorted(directory("rules").glob("*.lp")),
         *sorted(directory("rules").glob("ops/*.lp")),
-        *sorted(top.glob("analysis/*.py")),
-        *sorted(top.glob("facts/*.py")),
-        *sorted(top.glob("logic/*.py")),
     ]
     versions = (importlib.metadata.version("clingo"), np.__version__)
-    return kept.digest([_FORMAT, *versions, kept.digest_of_files(files)])
+    return kept.digest([_FORMAT, *versions, _CODE, kept.digest_of_files(rules)])
+
+
+def _digest_of_code() -> bytes:
+    top = pathlib.Path(__file__).parents[1]
+    files = (sorted(top.glob(f"{stage}/*.py")) for stage in ("analysis", "facts", "logic"))
+    return kept.digest_of_files(itertools.chain.from_iterable(files))
+
+
+#: Of the code that runs: files may change while this process lives.
+_CODE = _digest_of_code()
 
 
 # -- what an entry holds -------------------------------------------------------------------------

@@ -197,8 +197,9 @@ def explain_plan(
         found.append(plan.explain_collective(int(collective)))
         shown.append(report.collective_explanation(found[-1]))
     if collective == "all":
-        found += plan.explain_collectives()
-        shown.append(report.collectives_table(found))
+        every = plan.explain_collectives()
+        found += every
+        shown.append(report.collectives_table(every))
     if alternative is not None:
         pattern, equals, spec = alternative.rpartition("=P")
         if not pattern or not equals:

@@ -277,6 +277,8 @@ def parse(path: pathlib.Path, error: type[ToastError]) -> list[Any]:
     statements: list[Any] = []
     if not path.is_file():
         raise error(f"{path}: no such file; check the path")
+    if not str(path).isprintable():
+        raise error(f"{str(path)!a}: not a name that can be printed; rename the file")
     _refuse_includes(path, error)
     try:
         ast.parse_files(
@@ -287,8 +289,17 @@ def parse(path: pathlib.Path, error: type[ToastError]) -> list[Any]:
     return statements
 
 
-#: Comments and strings, then the one directive that clingo's parser obeys while parsing.
-_TOKENS = re.compile(r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"|(?P<include>#include)', re.DOTALL)
+#: Comments and strings, then the one directive that clingo's parser obeys while parsing, and
+#: characters that its messages would tear apart, which ends the process.
+_TOKENS = re.compile(
+    r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"|(?P<include>#include)|(?P<foreign>[^\x00-\x7f])',
+    re.DOTALL,
+)
+
+
+def foreign(text: str) -> int:
+    """Where the first character is that may stand in strings and comments only; -1 if nowhere."""
+    return next((m.start() for m in _TOKENS.finditer(text) if m.group("foreign")), -1)
 
 
 def _refuse_includes(path: pathlib.Path, error: type[ToastError]) -> None:
@@ -302,6 +313,11 @@ def _refuse_includes(path: pathlib.Path, error: type[ToastError]) -> None:
         if found.group("include"):
             line = text.count("\n", 0, found.start()) + 1
             raise error(f"{path}:{line}: #include is not allowed: pass each file by name")
+    if (place := foreign(text)) >= 0:
+        line = text.count("\n", 0, place) + 1
+        raise error(
+            f"{path}:{line}: {text[place]!a} outside of strings and comments; write plain ASCII"
+        )
 
 
 def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...]]]:

@@ -145,16 +145,26 @@ class _Place:
     def at(self, line: int, column: int) -> str:
         if self.file:
             return f"{self.name}:{line}"
-        column -= self.before if line == 1 else 0
+        column = self._character(line, column)
         several = "\n" in self.text.strip()
         return f"{self.name}, {f'line {line}, ' if several else ''}column {column}"
 
     def of(self, node: Any) -> str:
         return self.at(node.location.begin.line, node.location.begin.column)
 
+    def _character(self, line: int, column: int) -> int:
+        """The user's column of clingo's, which counts bytes and what stands before."""
+        column -= self.before if line == 1 else 0
+        lines = self.text.splitlines()
+        if not 0 < line <= len(lines):
+            return column
+        data = lines[line - 1].encode()
+        beyond = max(0, column - 1 - len(data))
+        return len(data[: max(0, column - 1)].decode(errors="ignore")) + 1 + beyond
+
     def rest(self, line: int, column: int) -> str:
         """What stands there, shortened."""
-        column -= self.before if line == 1 else 0
+        column = self._character(line, column)
         lines = self.text.splitlines()
         found = lines[line - 1][column - 1 :].strip() if line <= len(lines) else ""
         return found if len(found) <= 24 else f"{found[:24]}..."
@@ -236,6 +246,13 @@ def _parse(source: str, place: _Place) -> list[Any]:
         )
     if "\0" in source:
         raise QueryError("query: not text")
+    if (offset := engine.foreign(source)) >= 0:
+        line = source.count("\n", 0, offset) + 1
+        start = source.rfind("\n", 0, offset) + 1
+        column = len(source[start:offset].encode()) + 1
+        raise QueryError(
+            f"{place.at(line, column)}: {source[offset]!r} outside of strings; write plain ASCII"
+        )
     messages: list[str] = []
     statements: list[Any] = []
     try:

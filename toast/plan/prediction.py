@@ -71,6 +71,11 @@ def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str
         "matrix products": before.matmul_seconds - after.matmul_seconds,
         "memory traffic": before.memory_seconds - after.memory_seconds,
         "collectives": before.collective_seconds - after.collective_seconds,
+        # Beside products they cost nothing.
+        "waiting for collectives": (
+            (before.collective_seconds - before.hidden_seconds)
+            - (after.collective_seconds - after.hidden_seconds)
+        ),
     }
     parts = []
     best = max(gains, key=lambda what: gains[what])
