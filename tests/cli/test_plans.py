@@ -93,6 +93,24 @@ def test_explain_a_plan(folder: pathlib.Path) -> None:
     assert "it cannot be: pin tokens=P('data', 'data')" in " ".join(cannot.stdout.split())
 
 
+def test_a_plan_that_costs_something_else_now(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """As with other rules, or another version: said on the terminal, and in the page."""
+    data = json.loads((folder / "a.json").read_text())
+    data["after"]["step_seconds"] *= 2
+    plan, page = tmp_path / "old.json", tmp_path / "old.html"
+    plan.write_text(json.dumps(data))
+    said = "the plan has other prices than when it was made: step"
+    asked = run("explain", plan, "--collective", 1)
+    assert asked.exit_code == 0, asked.output
+    assert said in asked.stderr
+    shown = run("report", plan, "-o", page)
+    assert shown.exit_code == 0, shown.output
+    assert said in shown.stderr
+    assert said in page.read_text()
+    both = run("explain", plan, "--argument", "params['embedding']", "--collective", "all")
+    assert both.exit_code == 0, both.output
+
+
 def test_another_target_for_a_plan(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     data = json.loads((folder / "a.json").read_text())
     (tmp_path / "none.json").write_text(json.dumps({**data, "origin": None}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Annotated
 
@@ -68,7 +69,10 @@ def report(
     if is_plan(source.target):
         _refuse(context, source.target)
         applied = load_plan(source)
-        write_all({output: reports.html_text(applied.plan)}, PlanError)
+        # Who gets the page sees no error stream.
+        note = "; ".join(filter(None, (applied.plan.note, *applied.notes)))
+        plan = dataclasses.replace(applied.plan, note=note)
+        write_all({output: reports.html_text(plan)}, PlanError)
         print(f"written to {output}")
         return
     if mesh is None:

@@ -27,8 +27,10 @@ from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_dige
 from toast.plan.labels import action_labels, folded, shown_labels
 from toast.plan.matching import Offered
 from toast.plan.plan import Plan, Step, make_plan
+from toast.plan.prediction import Prediction
 from toast.search import Found
 from toast.space import NONE, Action, Constraints, Space, States
+from toast.units import size_text, time_text
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
@@ -163,6 +165,8 @@ def apply_saved(
     )  # fmt: skip
     if same and not saved.replayed and mesh == saved.mesh:
         made = dataclasses.replace(made, steps=tuple(map(_step, saved.actions)))
+    if same and mesh == saved.mesh and hardware_digest(hardware) == saved.hardware_digest:
+        notes += _price_notes(saved.after, made.after)
     applied = made.arguments
     changes = tuple(
         ArgumentChange(path, spec, applied[path], why or "something else has the axis")
@@ -248,6 +252,10 @@ def _nearly(space: Space, wanted: SavedAction, action: Action) -> str:
     return f"action {_action_text(wanted)}: {', '.join(parts)}"
 
 
+#: Prices that differ by less are the same.
+_SAME = 1e-3
+
+
 def _listed(texts: Sequence[str]) -> str:
     more = len(texts) - 3
     return ", ".join(texts[:3]) + (f" and {more} more" if more > 0 else "")
@@ -270,6 +278,23 @@ def _setting_notes(saved: Saved, program: Program, mesh: Mesh, hardware: Hardwar
         yield f"the plan was made for {saved.hardware}"
     elif saved.hardware_digest and saved.hardware_digest != hardware_digest(hardware):
         yield f"the plan was made with other figures of {saved.hardware}"
+
+
+def _price_notes(was: Prediction, now: Prediction) -> Iterator[str]:
+    """What the same plan on the same hardware costs now, where that is not what the file says."""
+    changed = [
+        f"{what} {text(new)}, was {text(old)}"
+        for what, old, new, text in (
+            ("step", was.step_seconds, now.step_seconds, time_text),
+            ("peak", was.peak_bytes, now.peak_bytes, size_text),
+        )
+        if abs(new - old) > _SAME * max(old, new)
+    ]
+    if changed:
+        yield (
+            f"the plan has other prices than when it was made: {'; '.join(changed)}: other rules, "
+            "another version of TOAST, or an edited file"
+        )
 
 
 def _space(saved: Saved, analysis: Analysis, mesh: Mesh) -> tuple[Space, list[str]]:
