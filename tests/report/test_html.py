@@ -133,9 +133,11 @@ def test_numbers_are_those_of_the_command_line() -> None:
     assert sorted(numbered) == [found.number for found in known]
     for found in known:
         row = numbered[found.number]
-        assert (row["kind"], tuple(row["axes"]), row["bytes"]) == (
-            found.kind, found.axes, found.bytes
+        assert (row["kind"], tuple(row["axes"]), row["bytes"], row["seconds"]) == (
+            found.kind, found.axes, found.bytes, found.seconds
         )  # fmt: skip
+    total = sum(row["total_seconds"] for row in data["collectives"])
+    assert total == pytest.approx(sum(found.total_seconds for found in known))
     assert [[*c[:2], *c[2:4]] for c in data["conflicts"]] == [
         [*r.names, r.set, r.group] for r in plan.analysis.resolutions
     ]

@@ -167,7 +167,7 @@ def load_plan(source: Source, target: str | None = None, *, module: bool = True)
     )  # fmt: skip
     with progress() as show:
         applied = api.apply_plan(source.target, found.analysis(show, module=module), progress=show)
-    warn(applied.notes)
+    warn(applied.remarks)
     made_from = found.origin(origin.hardware or saved.hardware)
     return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=made_from))
 

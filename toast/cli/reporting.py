@@ -70,7 +70,7 @@ def report(
         _refuse(context, source.target)
         applied = load_plan(source)
         # Who gets the page sees no error stream.
-        note = "; ".join(filter(None, (applied.plan.note, *applied.notes)))
+        note = "; ".join(filter(None, (applied.plan.note, *applied.remarks)))
         plan = dataclasses.replace(applied.plan, note=note)
         write_all({output: reports.html_text(plan)}, PlanError)
         print(f"written to {output}")

@@ -77,6 +77,11 @@ class Applied:
     #: What else to know, a line each.
     notes: tuple[str, ...]
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What to know of the plan where the rest is not shown, a line each."""
+        return (*self.notes, *(f"no counterpart here: {text}" for text in self.actions_gone))
+
     def to_dict(self) -> dict[str, Any]:
         """What matched and what did not, as plain data, for JSON."""
         return {

@@ -163,7 +163,8 @@ def _actions(plan: Plan) -> list[dict[str, Any]]:
 def _collectives(plan: Plan) -> list[dict[str, Any]]:
     """Transfers that are alike in all but their number, those that take longest first.
 
-    ``numbers`` are the first and last of each run of those of ``toast explain --collective``.
+    ``numbers`` are the first and last of each run of those of ``toast explain --collective``;
+    ``seconds`` are of one, as there.
     """
     rows: dict[Any, dict[str, Any]] = {}
     for number, i in enumerate(numbered(plan), 1):
@@ -171,15 +172,15 @@ def _collectives(plan: Plan) -> list[dict[str, Any]]:
         key = (t.kind, t.axes, t.bytes, t.algorithm, t.edges)
         row = rows.setdefault(key, {
             "kind": t.kind, "axes": list(t.axes), "bytes": t.bytes, "algorithm": t.algorithm,
-            "edges": t.edges, "count": 0, "seconds": 0.0, "numbers": [],
+            "edges": t.edges, "count": 0, "seconds": t.seconds, "total_seconds": 0.0, "numbers": [],
         })  # fmt: skip
         if row["numbers"] and row["numbers"][-1][1] == number - 1:
             row["numbers"][-1][1] = number
         else:
             row["numbers"].append([number, number])
         row["count"] += t.count
-        row["seconds"] += t.count * t.seconds
-    return sorted(rows.values(), key=lambda row: -row["seconds"])
+        row["total_seconds"] += t.count * t.seconds
+    return sorted(rows.values(), key=lambda row: -row["total_seconds"])
 
 
 def _by(of_op: Sequence[Any], found: Breakdown) -> dict[Any, list[float]]:
