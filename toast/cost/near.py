@@ -1,6 +1,6 @@
 """Prices of states that differ from a priced one in few op classes.
 
-A price is a few sums over classes (:class:`toast.cost.model.Parts`) and what follows from them.
+A price is a few sums over classes (:class:`toast.cost.prices.Parts`) and what follows from them.
 Another state touches some op classes, and so the values that they make or use.  States that touch
 about the same classes are priced together: the tables are cut down to these, the sums are taken of
 the states and of the one that they are near, and what they differ in is put on its whole sums.
