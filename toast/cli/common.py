@@ -167,7 +167,12 @@ def _with_source(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def wrapped(**keywords: Any) -> None:
+        from toast.frontend import store
+
         source = Source.of(**{name: keywords.pop(name) for name in read})
+        if not store.accelerators():
+            # Before JAX is imported: an installed libtpu complains at length where there is no TPU.
+            os.environ.setdefault("JAX_PLATFORMS", "cpu")
         function(**{replaced[0]: source}, **keywords)
 
     # TARGET stands where the source does, the options that say how to read it stand last.

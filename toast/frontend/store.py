@@ -72,8 +72,12 @@ def _surroundings() -> Iterator[str]:
     for package in _PLATFORMS:
         found = importlib.util.find_spec(package)
         yield f"{package} {sorted(found.submodule_search_locations or ()) if found else ''}"
-    for pattern in _DEVICES:
-        yield f"{pattern} {sorted(glob.glob(pattern))}"
+    yield repr(accelerators())
+
+
+def accelerators() -> list[str]:
+    """The device files of this machine's GPUs and TPUs."""
+    return sorted(path for pattern in _DEVICES for path in glob.glob(pattern))
 
 
 def _packed(program: Program) -> tuple[dict[str, Any], kept.Arrays]:
