@@ -40,6 +40,23 @@ def test_the_example(tmp_path: pathlib.Path) -> None:
     assert f"{len(rows) - 3} more rows: --rows 0 prints them" in result.stderr
 
 
+def test_a_file_called_minus_is_the_standard_output(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ("query", ATTENTION, "color(D,C)")
+    printed = run(*asked, "--csv", "-", "--json", "other.json")
+    assert printed.exit_code == 0, printed.output
+    header, *rows = csv.reader(printed.stdout.splitlines())
+    assert header == ["D", "C"]
+    assert len(rows) == len(json.loads(pathlib.Path("other.json").read_text())["rows"])
+    assert f"{len(rows)} rows" in printed.stderr
+    twice = run(*asked, "--csv", "-", "--json", "-")
+    assert twice.exit_code == 2
+    assert "two outputs are '-'" in twice.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["other.json"]
+
+
 def test_audits_are_listed_with_what_they_answer() -> None:
     result = run("query", "--list")
     assert result.exit_code == 0

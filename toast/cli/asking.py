@@ -126,7 +126,8 @@ def query(
         int, typer.Option("--rows", min=0, help="Rows to print; 0 for all of them.")
     ] = 40,
     csv: Annotated[
-        pathlib.Path | None, typer.Option("--csv", help="Write all rows to this CSV file.")
+        pathlib.Path | None,
+        typer.Option("--csv", help="Write all rows to this CSV file; - prints it."),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:

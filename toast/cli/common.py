@@ -51,7 +51,8 @@ RulesOption = Annotated[
     typer.Option("--rules", help="A further rule file, or folder of them; repeatable."),
 ]
 JsonOption = Annotated[
-    pathlib.Path | None, typer.Option("--json", help="Write everything to this JSON file.")
+    pathlib.Path | None,
+    typer.Option("--json", help="Write everything to this JSON file; - prints it."),
 ]
 ReportOption = Annotated[
     pathlib.Path | None,
@@ -140,13 +141,20 @@ def command(
     return register
 
 
+#: Parameters of commands that name a file to write; ``-`` is the standard output.
+_OUTPUTS = ("json_file", "csv", "facts", "html", "output", "plot")
+
+
 def _errors(command: Callable[..., None]) -> Callable[..., None]:
     """Print a ToastError as one line and exit with code 2."""
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, **keywords: Any) -> None:
+        from toast.files import standard_output
+
         try:
-            command(*arguments, **keywords)
+            with standard_output(keywords.get(name) for name in _OUTPUTS):
+                command(*arguments, **keywords)
         except ToastError as error:
             fail(error.in_shell)
             raise typer.Exit(2) from None
