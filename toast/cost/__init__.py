@@ -1,10 +1,12 @@
 """Fifth stage: vectorised prices of states (paper, section 4.5)."""
 
 from toast.cost.breakdown import Breakdown, OpCollective, break_down
-from toast.cost.model import CostModel, Layout, Overlap, Transfer
+from toast.cost.layout import Layout
+from toast.cost.model import CostModel, Overlap
 from toast.cost.near import Near
 from toast.cost.prices import Prices
 from toast.cost.timeline import Buffer, Timeline
+from toast.cost.transfers import Transfer
 
 __all__ = [
     "Breakdown", "Buffer", "CostModel", "Layout", "Near", "OpCollective", "Overlap", "Prices",

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost.model import CostModel, Layout, _axes
+from toast.cost.layout import Layout, axes_of
+from toast.cost.model import CostModel
 from toast.space import States
 
 Ints = npt.NDArray[np.int64]
@@ -59,7 +60,7 @@ def _made(model: CostModel, layout: Layout) -> Floats:
     A partial sum is written in as many parts as it could be left scattered in.
     """
     t = model.tables
-    own = _axes(layout.defined >= 0)
+    own = axes_of(layout.defined >= 0)
     written = t.value_bytes * t.value_written * t.value_count / model.hardware.memory_bytes_per_s
     vector = t.value_transcendentals / model.hardware.transcendentals_per_s
     parts = model.collectives.devices
@@ -70,7 +71,7 @@ def _read(model: CostModel, layout: Layout) -> Floats:
     """Seconds to read each use: ``[S, U]``, at least (resharded ones may be rounded before)."""
     t = model.tables
     size = t.value_bytes[t.use_value] * np.minimum(t.use_share, 1.0) * t.use_reads
-    parts = model.collectives.devices[_axes(layout.used >= 0)]
+    parts = model.collectives.devices[axes_of(layout.used >= 0)]
     return np.asarray(size / parts / model.hardware.memory_bytes_per_s)
 
 
@@ -186,7 +187,7 @@ def _value_price(
     seconds = settled[:, c] * t.value_written[c] * t.value_count[c] / rate
     seconds += (used[:, uses] * t.use_reads[uses]).sum(axis=1) / rate
     vector = t.value_transcendentals[c] / model.hardware.transcendentals_per_s
-    seconds += vector / model.collectives.devices[_axes(layout.defined[:, c] >= 0)]
+    seconds += vector / model.collectives.devices[axes_of(layout.defined[:, c] >= 0)]
     # Sums may wait for a common one: then the others cost nothing.
     spared = min(1.0, float(t.merge_share[t.merge_class == c].sum()))
     for timed in model.timed(layout, settled, used):

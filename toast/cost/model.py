@@ -23,21 +23,31 @@ products, which is a lower bound.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import os
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from toast.cost.layout import Axes, Bools, Dims, Floats, Layout, axes_of, lay_out, slot_dims
 from toast.cost.prices import Parts, Prices, joined
 from toast.cost.tables import NEGLIGIBLE, Tables, build
-from toast.cost.timeline import Timeline
+from toast.cost.timeline import Timeline, columns
+from toast.cost.transfers import (
+    ALL_TO_ALL,
+    REDUCE,
+    SCATTER,
+    UNROLLED,
+    Timed,
+    Transfer,
+    moves,
+    sent_in_parts,
+)
 from toast.errors import SearchError
 from toast.hardware import COLLECTIVES, Collectives, Hardware
 from toast.space import NONE, Space, States
@@ -52,20 +62,10 @@ _BACKGROUND = frozenset({"all_gather", "reduce_scatter", "collective_permute"})
 T = TypeVar("T")
 R = TypeVar("R")
 
-Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Dims = npt.NDArray[np.int8]
-#: Sets of mesh axes: axis ``a`` is bit ``a``, as in :meth:`toast.hardware.Collectives.seconds`.
-Axes = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
-
-_GATHER, _REDUCE, _SCATTER, _ALL_TO_ALL, _PERMUTE = range(5)
 
 #: A product is summed whole where it takes less than this share of the transfer of its parts.
 _SHORT = 0.4
-
-#: Devices up to which XLA unrolls the loop of a product that is summed in parts.
-_UNROLLED = 4
 
 #: Devices up to which XLA sums what gathers and scatters make in parts.
 _FEW = 8
@@ -79,79 +79,6 @@ _BLOCK = 64
 
 #: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
 MEMORY_WEIGHT = 10.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Where every value is sharded, for ``S`` states: dimension per axis, or -1."""
-
-    held: npt.NDArray[np.intp]  # [S, K, A] factor that holds each axis; F for none
-    defined: Dims  # [S, C, A] as the op computes it
-    settled: Dims  # [S, C, A] after a reduce-scatter
-    used: Dims  # [S, U, A] as each use demands it
-    partial: Axes  # [S, C] the op's result is a partial sum over these axes
-    differs: Axes  # [S, U] axes on which a use sees another sharding than the definition's
-    shared: Bools  # [S, U] an earlier use class already made the same copy
-    scattered: Axes  # [S, C] axes of partial sums that are kept in parts
-    whole: Bools  # [S, C] ... and that XLA sums whole nevertheless
-    #: ``[S, A]`` how much each axis should be the major one where several shard one dimension.
-    major: npt.NDArray[np.int64]
-
-    def of(self, states: npt.NDArray[np.integer[typing.Any]]) -> Layout:
-        """That of some states, in their order."""
-        return Layout(*(getattr(self, f.name)[states] for f in dataclasses.fields(self)))
-
-
-def _axes(condition: Bools) -> Axes:
-    """``[S, X]`` sets of the axes for which ``[S, X, A]`` holds."""
-    found = condition[..., 0].astype(np.uint8)
-    for axis in range(1, condition.shape[-1]):
-        found |= condition[..., axis].astype(np.uint8) << np.uint8(axis)
-    return found
-
-
-class _Moves(NamedTuple):
-    """Collectives of one kind, of X value or use classes in S states."""
-
-    kind: int
-    axes: Axes  # [S, X]
-    size: Floats  # [S, X] bytes as priced
-    result: Floats  # [S, X] bytes of results
-    times: Floats  # [S, X] how often, if there are axes
-    spared: Floats | float = 0.0  # [S, X] or [X] the share of them that XLA does not need
-    rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
-    edges: bool = False
-    #: Whether X are use classes, and whether shards change places for the order of axes.
-    of_uses: bool = False
-    places: bool = False
-
-
-class Timed(NamedTuple):
-    """The collectives of one kind: how often each happens, and what it takes."""
-
-    move: _Moves
-    kind: int
-    priced: tuple[int, ...]  # kinds, of which the slowest is the price
-    times: Floats  # [S, X] before any is spared
-    once: Floats  # [S, X] seconds
-    result: Floats  # [S, X] bytes of results
-
-
-@dataclasses.dataclass(frozen=True)
-class Transfer:
-    """Collectives that are alike, as XLA leaves them; all of them add up to a state's prices."""
-
-    kind: str
-    axes: tuple[str, ...]
-    #: Of the result that a device holds after each.
-    bytes: float
-    #: In a step: of those that stand in the program, XLA merges some, and makes constants anew.
-    count: float
-    #: The cheapest that the links allow, and what one takes.
-    algorithm: str
-    seconds: float
-    #: Whether shards exchange their edges (of a window, slice or pad).
-    edges: bool = False
 
 
 class CostModel:
@@ -208,97 +135,13 @@ class CostModel:
         part._padded = self._padded[values]
         return part
 
-    # -- layout ------------------------------------------------------------------------------
-
     def layout(self, states: States) -> Layout:
         """Shardings of all value and use classes."""
-        t = self.tables
-        factors = t.slot_dim.shape[1] - 1
-        held = np.where(states < 0, factors, states).astype(np.intp)
-        defined = self._slot_dims(held, t.value_slot)
-        used = self._slot_dims(held, t.use_slot)
-        value_class = t.slot_class[t.value_slot]
-        flat = np.arange(len(t.value_slot))[:, None] * (factors + 1) + held[:, value_class]
-        summed = t.reduces.ravel()[flat]
-        settled = defined
-        if summed.any():
-            wanted = np.full(defined.shape, NONE, dtype=np.int8)
-            if len(t.use_first):
-                low = np.minimum.reduceat(used, t.use_first, axis=1)
-                high = np.maximum.reduceat(used, t.use_first, axis=1)
-                wanted[:, t.used_value] = np.where(low == high, low, NONE)
-            settled = self._scattered(defined, np.where(summed, wanted, NONE))
-        shared = np.zeros(used.shape[:2], dtype=bool)
-        for later, earlier in t.pairs:
-            shared[:, later] |= _axes(used[:, later] != used[:, earlier]) == 0
-        major = self._major_axes(settled, used)
-        partial, differs = _axes(summed), _axes(settled[:, t.use_value] != used)
-        scattered = partial & _axes(settled >= 0)
-        whole = self.summed_whole(scattered, held, settled)
-        return Layout(
-            held, defined, settled, used, partial, differs, shared, scattered, whole, major
-        )
-
-    def _major_axes(self, settled: Dims, used: Dims) -> npt.NDArray[np.int64]:
-        """How often each axis stays while another of its dimension is gathered: ``[S, A]``.
-
-        Where several axes shard one dimension their order decides what a gather costs: shards that
-        stay must be the major ones, or they have to change places first.  One order holds for the
-        whole program: only then are a sum's parts in the order that its scattered shards need.
-        """
-        t, axes = self.tables, range(len(self._sizes))
-        if self.space.major is not None:
-            return np.broadcast_to(self.space.major, (len(used), len(self._sizes)))
-        before = settled[:, t.use_value]
-        kept = np.zeros((len(used), len(self._sizes)), dtype=np.int64)
-        for a, b in itertools.combinations(axes, 2):
-            together = (before[..., a] == before[..., b]) & (before[..., a] >= 0)
-            if together.any():
-                stays_a, stays_b = (before[..., x] == used[..., x] for x in (a, b))
-                kept[:, a] += (together & stays_a & ~stays_b) @ t.use_number
-                kept[:, b] += (together & stays_b & ~stays_a) @ t.use_number
-        return kept
-
-    def _changes_places(self, layout: Layout, before: Dims, after: Dims) -> Axes:
-        """Axes that must trade places along their dimension on the way from before to after.
-
-        ``[S, X]``: an axis that comes or goes stands major to one that stays.
-        """
-        found = np.zeros(after.shape[:2], dtype=np.uint8)
-        axes = range(len(self._sizes))
-        for stay, move in itertools.permutations(axes, 2):
-            rank = layout.major[:, move] - layout.major[:, stay]
-            outside = (rank > 0 if move > stay else rank >= 0)[:, None]
-            here = before[..., stay]
-            stays = (here == after[..., stay]) & (here >= 0)
-            moves = (before[..., move] == here) != (after[..., move] == here)
-            trade = stays & moves & outside
-            found |= trade * np.uint8(1 << stay | 1 << move)
-        return found
-
-    def _scattered(self, defined: Dims, wanted: Dims) -> Dims:
-        """``defined`` with partial sums scattered where wanted, if the dimension has room."""
-        settled = np.where(wanted >= 0, wanted, defined)
-        sizes, rank = self.tables.value_sizes.ravel(), self.tables.value_sizes.shape[1]
-        row = np.arange(len(self.tables.value_sizes)) * rank
-        for axis in range(len(self._sizes)):
-            asked = wanted[:, :, axis] >= 0
-            if not asked.any():
-                continue
-            here = settled[:, :, axis]
-            shards = self._devices[_axes(settled == here[:, :, None])]
-            full = asked & (sizes[row + np.maximum(here, 0)] % shards != 0)
-            settled[:, :, axis] = np.where(full, defined[:, :, axis], here)
-        return settled
-
-    def _slot_dims(self, held: npt.NDArray[np.intp], slots: npt.NDArray[np.int64]) -> Dims:
-        table = self.tables.slot_dim
-        flat = slots[:, None] * table.shape[1] + held[:, self.tables.slot_class[slots]]
-        return np.asarray(table.ravel()[flat])
+        return lay_out(self.tables, self._devices, states, self.space.major, self.summed_whole)
 
     def _shards(self, dims: npt.NDArray[np.generic]) -> Floats:
         """Product over axes of the sizes of those that shard: ``[S, X]`` from ``[S, X, A]``."""
-        return np.asarray(self._devices[_axes(np.asarray(dims) >= 0)])
+        return np.asarray(self._devices[axes_of(np.asarray(dims) >= 0)])
 
     # -- prices ------------------------------------------------------------------------------
 
@@ -462,7 +305,7 @@ class CostModel:
         shards = self._shards(np.where(layout.held < t.slot_dim.shape[1] - 1, 0, NONE))
         flops = self._flop_seconds / shards
         flops[:, t.product_class] *= self._padding(layout)
-        tensors = t.tensor_bytes / self._shards(self._slot_dims(layout.held, t.tensor_slot))
+        tensors = t.tensor_bytes / self._shards(slot_dims(t, layout.held, t.tensor_slot))
         first = np.flatnonzero(np.r_[True, t.tensor_class[1:] != t.tensor_class[:-1]])
         moved = np.add.reduceat(tensors, first, axis=1)
         classes = t.tensor_class[first]
@@ -485,44 +328,24 @@ class CostModel:
             count[:, kind] += times.sum(axis=1)
             moved[:, kind] += (times * timed.result).sum(axis=1)
             share = self.collectives.sent_share(kind, move.axes)
-            if kind == _SCATTER:
-                share = share * self._sent_in_parts(layout)
+            if kind == SCATTER:
+                share = share * sent_in_parts(self.tables, self._devices, layout)
             sent += (times * share * move.size).sum(axis=1)
             if self._in_background(kind):
                 beside[move.of_uses][:] += times * once
         return seconds, count, moved, sent, self.tables.windows.asked(*beside)
 
-    def _sent_in_parts(self, layout: Layout) -> Floats:
-        """Bytes that a device sends in sums in parts, over those sent round a ring: ``[S, C]``.
-
-        Short loops of products are unrolled, with two sums on their way: over four devices there
-        are five messages instead of three.  Where an axis as large is idle, a product is computed
-        in parts along that; these are summed whole, and change places.
-        """
-        t, axes = self.tables, layout.scattered
-        k = t.slot_class[t.value_slot]
-        devices = self._devices[axes]
-        found = np.where(t.matmul[k] & (devices == _UNROLLED), 5 / 3, 1.0)
-        free = (layout.held == t.slot_dim.shape[1] - 1)[:, k]
-        for axis, size in enumerate(self._sizes.tolist()):
-            alike = np.flatnonzero(self._sizes == size)
-            if size > _UNROLLED or len(alike) < 2:
-                continue
-            idle = (axes == 1 << axis) & free[..., alike].any(axis=2) & t.matmul[k]
-            found = np.where(idle, (2 * (size - 1) / size + 1) / max(size - 1, 1), found)
-        return found
-
     def timed(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[Timed]:
         """Every collective with its time, of all value classes or of all use classes at once."""
-        for move in self._transfers(layout, settled, used):
+        for move in moves(self.tables, self._devices, layout, settled, used):
             happens = (move.axes > 0) * move.times
             parts = [(move.kind, happens, move.result)]
-            if move.kind == _SCATTER:
-                parts = [(_SCATTER, happens * ~layout.whole, move.result),
-                         (_REDUCE, happens * layout.whole, move.size)]  # fmt: skip
+            if move.kind == SCATTER:
+                parts = [(SCATTER, happens * ~layout.whole, move.result),
+                         (REDUCE, happens * layout.whole, move.size)]  # fmt: skip
             for kind, times, result in parts:
                 # Shards that trade places go anywhere, not only to neighbours.
-                priced = (kind, _ALL_TO_ALL) if move.places else (kind,)
+                priced = (kind, ALL_TO_ALL) if move.places else (kind,)
                 once = np.max(
                     [self.collectives.seconds(k, move.size, move.axes) for k in priced], axis=0
                 )
@@ -564,77 +387,15 @@ class CostModel:
         if not axes.any():
             return np.zeros(axes.shape, dtype=bool)
         size = t.value_bytes / self._shards(settled) * self._devices[axes]
-        shards = self._devices[_axes(held < t.slot_dim.shape[1] - 1)]
+        shards = self._devices[axes_of(held < t.slot_dim.shape[1] - 1)]
         once = (self._flop_seconds / np.maximum(t.count, 1) / shards)[:, k]
-        short = once < _SHORT * self.collectives.seconds(_SCATTER, size, axes)
-        short &= t.matmul[k] & (self._devices[axes] > _UNROLLED)
+        short = once < _SHORT * self.collectives.seconds(SCATTER, size, axes)
+        short &= t.matmul[k] & (self._devices[axes] > UNROLLED)
         found = (t.summed_whole & (self._devices[axes] > _FEW)) | short
         for a, b in itertools.combinations(range(len(self._sizes)), 2):
             both = (axes >> np.uint8(a)) & (axes >> np.uint8(b)) & 1
             found |= (both > 0) & (settled[..., a] != settled[..., b])
         return np.asarray(found)
-
-    def _transfers(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[_Moves]:
-        """What moves between devices, of all value classes or of all use classes at a time."""
-        t = self.tables
-        # Partial sums, where they are made.
-        once_each = np.ones(settled.shape[:1] + (1,)) * t.value_count
-        held, scattered = _axes(layout.settled >= 0), layout.scattered
-        reduced = layout.partial & ~held
-        whole = settled * self._devices[scattered]
-        if scattered.any():
-            spared = self._merged(scattered, True)
-            yield _Moves(_SCATTER, scattered, whole, settled, once_each, spared)
-        if reduced.any():
-            spared = self._merged(reduced, False)
-            yield _Moves(_REDUCE, reduced, settled, settled, once_each, spared)
-        if scattered.any():
-            places = self._changes_places(layout, layout.defined, layout.settled)
-            places *= layout.partial > 0
-            yield _Moves(_PERMUTE, places, settled, settled, once_each, places=True)
-        # Definitions and uses that disagree.
-        before = layout.settled[:, t.use_value]
-        was, now = held[:, t.use_value], _axes(layout.used >= 0)
-        gather, exchange, sliced = was & ~now, was & now & layout.differs, now & ~was
-        times_used = t.use_count * ((layout.differs > 0) & ~layout.shared)
-        local = settled[:, t.use_value] / self._devices[sliced] * t.use_share
-        spared, rounded = t.use_constant, t.use_share
-
-        def moves(kind: int, axes: Axes, size: Floats, result: Floats) -> _Moves:
-            return _Moves(kind, axes, size, result, times_used, spared, rounded, of_uses=True)
-
-        if exchange.any():
-            yield moves(_ALL_TO_ALL, exchange, local, used)
-        yield moves(_GATHER, gather, local * self._devices[gather], used)
-        places = self._changes_places(layout, before, layout.used)
-        if places.any():
-            yield moves(_PERMUTE, places, local, local)._replace(places=True)
-        # Sharded permutation factors exchange with neighbours.
-        factors = t.slot_dim.shape[1]
-        flat = np.arange(len(t.halo))[:, None] * factors + layout.held
-        halo = t.halo.ravel()[flat]
-        if halo.any():
-            part = halo[:, t.slot_class[t.value_slot]]
-            here = _axes(part > 0)
-            shards = self._devices[here]
-            furthest = part.max(axis=2)
-            # A halo is never more than all other shards.
-            shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
-            shifted *= settled
-            yield _Moves(_PERMUTE, here, shifted, shifted, once_each, edges=True)
-
-    def _merged(self, where: Axes, scattered: bool) -> Floats:
-        """The share of each value class whose sums over devices wait for a common one."""
-        t = self.tables
-        found = np.zeros(where.shape)
-        for later, earlier, share in zip(
-            t.merge_class.tolist(), t.merge_with.tolist(), t.merge_share.tolist(), strict=True
-        ):
-            alike = where[:, later] == where[:, earlier]
-            if scattered and t.summed_whole[later] != t.summed_whole[earlier]:
-                continue
-            found[:, later] += share * alike
-        return found
 
     def waiting(self, state: States) -> Floats:
         """Seconds that each op class has to do with under one state: ``[K]``.
@@ -692,7 +453,7 @@ class CostModel:
         """
         layout = self.layout(state[None])
         found: Counter[tuple[str, tuple[str, ...], float]] = Counter()
-        for move in self._transfers(layout, *self.sizes(layout)):
+        for move in moves(self.tables, self._devices, layout, *self.sizes(layout)):
             size = (move.size / move.rounded)[0]
             times = ((move.axes > 0) * move.times * (not move.edges))[0]
             for x in np.flatnonzero(times).tolist():
@@ -721,29 +482,4 @@ class CostModel:
 
     def columns(self, layout: Layout, settled: Floats, used: Floats) -> Floats:
         """Bytes of every column of the timeline's events, from those :meth:`in_memory`."""
-        t, copies = self.tables, used * (layout.differs > 0)
-        columns = [settled, copies]
-        bridged = copies == 0  # or no copy to bridge to
-        for later, earlier in t.pairs:
-            same = _axes(layout.used[:, later] != layout.used[:, earlier]) == 0
-            same &= ~bridged[:, later]
-            bridged[:, later] |= same
-            columns.append(np.where(same, copies[:, later], 0.0))
-        rest, whole = self._devices[layout.scattered] - 1, layout.whole
-        merged = t.value_merged & (layout.partial > 0)
-        columns += [settled * (rest * whole), settled * merged]
-        # A product that is summed in parts is a loop, whose operands are made before it begins;
-        # a short one takes slices of those that have the dimension that is scattered.
-        loops = (rest + 1 > _UNROLLED) & ~whole
-        beside = np.zeros(settled.shape, dtype=bool)
-        operand, result = t.product_operand, t.product_result
-        if len(operand):
-            made, sliced = np.arange(len(result)), np.zeros((len(settled), len(result)), dtype=bool)
-            for axis in range(len(self._sizes)):
-                here = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
-                sliced |= here & t.product_along[made, layout.settled[:, result, axis]]
-            needed = loops[:, result] | (sliced & ~whole[:, result])
-            first = np.flatnonzero(np.diff(operand, prepend=-1))
-            beside[:, operand[first]] = np.logical_or.reduceat(needed, first, axis=1)
-        columns.append(settled * beside)
-        return np.concatenate(columns, axis=1)
+        return columns(self.tables, self._devices, layout, settled, used)

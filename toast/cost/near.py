@@ -20,7 +20,8 @@ from toast.cost.tables import Tables
 from toast.space import States
 
 if TYPE_CHECKING:
-    from toast.cost.model import CostModel, Layout
+    from toast.cost.layout import Layout
+    from toast.cost.model import CostModel
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

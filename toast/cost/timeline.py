@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from toast.cost.layout import Floats, Layout, axes_of
 from toast.cost.tables import Tables
-
-Floats = npt.NDArray[np.float64]
+from toast.cost.transfers import UNROLLED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,3 +103,37 @@ def _buffers(t: Tables, row: Floats) -> list[Buffer]:
         what = kinds[(column >= values) + (column >= sums) + (column >= sums + 2 * values)]
         found.append(Buffer(value, size, what, start, op))
     return found
+
+
+def columns(t: Tables, devices: Floats, layout: Layout, settled: Floats, used: Floats) -> Floats:
+    """Bytes of every column of the timeline's events: ``[S, columns]``.
+
+    ``settled`` and ``used`` are the bytes of every value and use in the memory of a device,
+    ``devices`` those on each set of axes.
+    """
+    copies = used * (layout.differs > 0)
+    columns = [settled, copies]
+    bridged = copies == 0  # or no copy to bridge to
+    for later, earlier in t.pairs:
+        same = axes_of(layout.used[:, later] != layout.used[:, earlier]) == 0
+        same &= ~bridged[:, later]
+        bridged[:, later] |= same
+        columns.append(np.where(same, copies[:, later], 0.0))
+    rest, whole = devices[layout.scattered] - 1, layout.whole
+    merged = t.value_merged & (layout.partial > 0)
+    columns += [settled * (rest * whole), settled * merged]
+    # A product that is summed in parts is a loop, whose operands are made before it begins;
+    # a short one takes slices of those that have the dimension that is scattered.
+    loops = (rest + 1 > UNROLLED) & ~whole
+    beside = np.zeros(settled.shape, dtype=bool)
+    operand, result = t.product_operand, t.product_result
+    if len(operand):
+        made, sliced = np.arange(len(result)), np.zeros((len(settled), len(result)), dtype=bool)
+        for axis in range(layout.held.shape[-1]):
+            here = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
+            sliced |= here & t.product_along[made, layout.settled[:, result, axis]]
+        needed = loops[:, result] | (sliced & ~whole[:, result])
+        first = np.flatnonzero(np.diff(operand, prepend=-1))
+        beside[:, operand[first]] = np.logical_or.reduceat(needed, first, axis=1)
+    columns.append(settled * beside)
+    return np.concatenate(columns, axis=1)

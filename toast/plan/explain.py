@@ -10,7 +10,7 @@ import numpy as np
 from toast.analysis.dimensions import find_argument
 from toast.apply import Spec
 from toast.cost import Transfer
-from toast.cost.model import Timed
+from toast.cost.transfers import Timed
 from toast.errors import ExplainError, PlanError
 from toast.frontend import element_bytes
 from toast.given import is_whole
