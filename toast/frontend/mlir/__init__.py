@@ -1,0 +1,53 @@
+"""The one package that touches jaxlib's MLIR bindings and JAX's private context.
+
+It parses modules, inlines ``func.call`` per call site, reads attributes and locations, and runs
+pass pipelines.  Everything else in TOAST sees :class:`toast.frontend.Program`.
+"""
+
+from toast.frontend.mlir.inline import drop_dead_ops, inline_calls
+from toast.frontend.mlir.modules import (
+    attribute_texts,
+    bytecode,
+    clone,
+    generic_text,
+    main_function,
+    module_of_ops,
+    parse,
+    portable_artifact,
+    run_passes,
+    set_attributes,
+    text_without_locations,
+    type_text,
+    walk_order,
+)
+from toast.frontend.mlir.ops import (
+    AttributeReader,
+    Source,
+    TypeReader,
+    call_target,
+    is_location,
+    is_tuple,
+    kind,
+    location,
+    op_kinds,
+    trip_count,
+)
+from toast.frontend.mlir.propagate import Propagated, Propagation
+from toast.frontend.mlir.shardy import (
+    ShardyWriter,
+    argument_constraint,
+    constraint,
+    forget_shardings_of_ops,
+    keeping_names,
+    take_name,
+    without_shardings,
+)
+
+__all__ = [
+    "AttributeReader", "Propagated", "Propagation", "ShardyWriter", "Source", "TypeReader",
+    "argument_constraint", "attribute_texts", "bytecode", "call_target", "clone", "constraint",
+    "drop_dead_ops", "forget_shardings_of_ops", "generic_text", "inline_calls", "is_location",
+    "is_tuple", "keeping_names", "kind", "location", "main_function", "module_of_ops", "op_kinds",
+    "parse", "portable_artifact", "run_passes", "set_attributes", "take_name",
+    "text_without_locations", "trip_count", "type_text", "walk_order", "without_shardings",
+]  # fmt: skip

@@ -1,0 +1,336 @@
+"""What a module says of its ops: kinds, types, attributes and source locations."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import chlo, sdy, stablehlo
+
+from toast.errors import TargetError
+from toast.frontend.program import Attribute, Location, TensorType
+
+#: StableHLO ops drop their dialect's name; others keep it, as ``chlo_square``.
+_BARE_DIALECT = "stablehlo."
+
+#: Attributes that say nothing about dimensions: precision, layout and bookkeeping.
+_IGNORED = frozenset({
+    "precision_config", "algorithm", "compare_type", "indices_are_sorted", "unique_indices",
+    "value", "backend_config", "operand_layouts", "result_layouts", "api_version",
+    "sdy.sharding", "sdy.sharding_rule", "mhlo.sharding",
+    "result_accuracy",
+})  # fmt: skip
+
+_STRUCTS: dict[str, tuple[Callable[[ir.Attribute], Any], tuple[str, ...]]] = {
+    "#stablehlo.dot<": (stablehlo.DotDimensionNumbers, (
+        "lhs_batching_dimensions", "rhs_batching_dimensions",
+        "lhs_contracting_dimensions", "rhs_contracting_dimensions",
+    )),
+    "#stablehlo.gather<": (stablehlo.GatherDimensionNumbers, (
+        "offset_dims", "collapsed_slice_dims", "operand_batching_dims",
+        "start_indices_batching_dims", "start_index_map", "index_vector_dim",
+    )),
+    "#stablehlo.scatter<": (stablehlo.ScatterDimensionNumbers, (
+        "update_window_dims", "inserted_window_dims", "input_batching_dims",
+        "scatter_indices_batching_dims", "scattered_dims_to_operand_dims", "index_vector_dim",
+    )),
+    "#stablehlo.conv<": (stablehlo.ConvDimensionNumbers, (
+        "input_batch_dimension", "input_feature_dimension", "input_spatial_dimensions",
+        "kernel_input_feature_dimension", "kernel_output_feature_dimension",
+        "kernel_spatial_dimensions", "output_batch_dimension", "output_feature_dimension",
+        "output_spatial_dimensions",
+    )),
+    "#chlo.ragged_dot<": (chlo.RaggedDotDimensionNumbers, (
+        "lhs_batching_dimensions", "rhs_batching_dimensions",
+        "lhs_contracting_dimensions", "rhs_contracting_dimensions",
+        "lhs_ragged_dimensions", "rhs_group_dimensions",
+    )),
+}  # fmt: skip
+
+_COMBINERS = {
+    "stablehlo.add": "add", "stablehlo.multiply": "multiply", "stablehlo.maximum": "maximum",
+    "stablehlo.minimum": "minimum", "stablehlo.and": "and", "stablehlo.or": "or",
+    "stablehlo.xor": "xor",
+}  # fmt: skip
+
+
+def kind(operation: Any) -> str:
+    """``stablehlo.add`` is ``add``; ``chlo.square`` is ``chlo_square``.
+
+    ``stablehlo.not`` keeps its dialect (``stablehlo_not``): ``not`` is a keyword of the rules.
+    """
+    return _kind_of(operation.name)
+
+
+def _kind_of(name: str) -> str:
+    bare = name.removeprefix(_BARE_DIALECT)
+    return re.sub(r"[.-]", "_", name if bare == "not" else bare)
+
+
+@functools.cache
+def op_kinds() -> frozenset[str]:
+    """The kinds of all ops of the dialects that a module may use."""
+    names = {
+        getattr(made, "OPERATION_NAME", "")
+        for dialect in (stablehlo, chlo, sdy)
+        for made in vars(dialect).values()
+        if isinstance(made, type)
+    }
+    return frozenset(_kind_of(name) for name in names if name)
+
+
+def call_target(operation: Any) -> str:
+    """The target of a custom call; ``""`` for other ops."""
+    if operation.name != "stablehlo.custom_call":
+        return ""
+    target: str = operation.attributes["call_target_name"].value
+    return target
+
+
+def is_tuple(value: Any) -> bool:
+    """Whether an MLIR value is a tuple."""
+    return str(value.type).startswith("tuple<")
+
+
+class TypeReader:
+    """Reads and interns tensor types; a type is seen once, whatever the number of values."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, TensorType] = {}
+
+    def __call__(self, type_: Any) -> TensorType:
+        """The shape and element type of an MLIR type; tokens and tuples have no dimensions.
+
+        Raises :class:`TargetError` for dynamic shapes.
+        """
+        found = self._seen.get(type_)
+        if found is None:
+            found = self._seen[type_] = _read_type(type_)
+        return found
+
+
+def _read_type(type_: Any) -> TensorType:
+    if not isinstance(type_, ir.RankedTensorType):
+        return TensorType((), "token")
+    if not type_.has_static_shape:
+        raise TargetError(
+            f"dynamic shape {type_}: TOAST needs static shapes; "
+            "lower the function with concrete sizes"
+        )
+    element = str(type_.element_type)
+    for mlir_name, name in (("complex<f32>", "c64"), ("complex<f64>", "c128")):
+        element = name if element == mlir_name else element
+    return TensorType(tuple(type_.shape), element.lower())
+
+
+class AttributeReader:
+    """Reads the attributes of ops as plain terms; MLIR uniques attributes, so each once."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Any, tuple[tuple[str, Attribute], ...]] = {}
+
+    def __call__(self, operation: Any) -> tuple[tuple[str, Attribute], ...]:
+        """Sorted (name, value) pairs; structs are flattened into their fields."""
+        found: list[tuple[str, Attribute]] = []
+        attributes = operation.attributes
+        for name in attributes:
+            if name in _IGNORED:
+                continue
+            attribute = attributes[name]
+            pairs = self._seen.get((name, attribute))
+            if pairs is None:
+                pairs = self._seen[name, attribute] = tuple(_read_attribute(name, attribute))
+            found.extend(pairs)
+        for region in operation.regions:
+            found.append(("combiner", _combiner(region)))
+            break
+        return tuple(sorted(found))
+
+
+def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]]:
+    if name == "mhlo.frontend_attributes":
+        # What JAX says of a custom call: how many leading dimensions are a batch.
+        if "num_batch_dims" in attribute:
+            yield "num_batch_dims", int(attribute["num_batch_dims"].value)
+        return
+    if name == "channel_handle":  # which channel does not matter
+        yield "channel", 1
+        return
+    if name == "einsum_config":
+        yield from _subscripts(attribute.value)
+        return
+    text = str(attribute)
+    for prefix, (struct, fields) in _STRUCTS.items():
+        if text.startswith(prefix):
+            typed = struct(attribute)
+            for field in fields:
+                value = getattr(typed, field)
+                yield field, value if isinstance(value, int) else tuple(value)
+            return
+    if isinstance(attribute, ir.DenseI64ArrayAttr):
+        yield name, tuple(attribute)
+    elif isinstance(attribute, ir.DenseBoolArrayAttr):
+        yield name, tuple(int(flag) for flag in attribute)
+    elif isinstance(attribute, ir.DenseIntElementsAttr):
+        yield name, tuple(int(number) for number in attribute)
+    elif isinstance(attribute, ir.BoolAttr | ir.IntegerAttr):
+        yield name, int(attribute.value)
+    elif isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
+        yield name, attribute.value
+    elif found := re.fullmatch(r"#\w+<(\w+) (\w+)>", text):  # an enum: #stablehlo<x Y>
+        yield name, found.group(2).lower()
+
+
+def _subscripts(config: str) -> Iterator[tuple[str, Attribute]]:
+    """The letters of each tensor of an einsum, as lists: the rules know no substrings.
+
+    None where an ellipsis stands for dimensions without letters.
+    """
+    if "." in config:
+        return
+    operands, _, result = config.partition("->")
+    lhs, _, rhs = operands.partition(",")
+    for name, letters in (("lhs", lhs), ("rhs", rhs), ("result", result)):
+        yield f"{name}_subscripts", tuple(letters.strip())
+
+
+def _combiner(region: Any) -> str:
+    """The reduction a region performs, ``other`` if it is not one known op for all its values."""
+    blocks = list(region.blocks)
+    if len(blocks) != 1:
+        return "other"
+    *combine, finish = [op.operation for op in blocks[0].operations]
+    arguments, returned = list(blocks[0].arguments), list(finish.operands)
+    count = len(returned)
+    if len(arguments) != 2 * count:
+        return "other"
+    if returned == arguments[count:]:
+        return "replace"
+    pairs = zip(arguments[:count], arguments[count:], strict=True)
+    made = {
+        result: (_COMBINERS.get(operation.name, "other"), list(operation.operands))
+        for operation in combine
+        for result in operation.results
+    }
+    names = set()
+    for value, pair in zip(returned, pairs, strict=True):
+        name, operands = made.get(value, ("other", []))
+        names.add(name if operands in (list(pair), list(pair)[::-1]) else "other")
+    return names.pop() if len(names) == 1 else "other"
+
+
+#: Kinds of locations, and how jaxlib 0.10.0 asks for them; in later ones they are classes.
+_LOCATIONS = {
+    "NameLoc": "is_a_name", "FileLineColLoc": "is_a_file", "CallSiteLoc": "is_a_callsite",
+    "FusedLoc": "is_a_fused",
+}  # fmt: skip
+
+#: The file of an op that stands in text, whose own locations were left out.
+_UNNAMED = "-"
+
+
+def is_location(place: Any, kind: str) -> bool:
+    """Whether a location is of a kind, such as ``NameLoc``."""
+    if hasattr(ir, kind):
+        return isinstance(place, getattr(ir, kind))
+    return bool(getattr(place, _LOCATIONS[kind])())
+
+
+def location(operation: Any, text: str = "") -> Location:
+    """The primitive path and the innermost source line of an op.
+
+    ``text`` is the file that the parser read the module from; the parser calls it ``-``.
+    """
+    path, file, line, function = "", "", 0, ""
+    here = operation.location
+    while here is not None:
+        if is_location(here, "NameLoc"):
+            if is_location(here.child_loc, "FileLineColLoc"):
+                function = here.name_str
+            elif not path:
+                path = here.name_str
+            here = here.child_loc
+        elif is_location(here, "CallSiteLoc"):
+            here = here.callee
+        elif is_location(here, "FusedLoc"):
+            here = here.locations[0] if here.locations else None
+        elif is_location(here, "FileLineColLoc"):
+            file, line, here = here.filename, here.start_line, None
+            file = text or file if file == _UNNAMED else file
+        else:
+            here = None
+    return Location(path, file, line, function)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An inlined module, and where in it the program's ops and values stand."""
+
+    module: ir.Module
+    #: MLIR operation of each program op; ``None`` for arguments and results of the function.
+    operations: tuple[Any, ...]
+    #: Where an op's operand stands in the module: ``(op, operand) -> (operation, operand)``.
+    operand_sites: Mapping[tuple[int, int], tuple[Any, int]]
+    #: The values that each MLIR operation defines: ``(operation, values)``.
+    results: tuple[tuple[Any, tuple[int, ...]], ...]
+    #: How to call it; set by the frontend that made it.
+    calling: Any = None
+    #: The file that it was read from, if any.
+    file: str = ""
+
+    def location(self, op: int) -> Location:
+        """Source location of a program op."""
+        operation = self.operations[op]
+        return Location() if operation is None else location(operation, self.file)
+
+
+def trip_count(loop: Any) -> int | None:
+    """How often a ``stablehlo.while`` runs, for the counted loops that JAX emits.
+
+    Such a loop compares a carried counter, LT, with a constant; the counter begins at a constant
+    and grows by a constant.  ``None`` for any other loop.
+    """
+    condition, body = loop.regions[0].blocks[0], loop.regions[1].blocks[0]
+    compare = _defining(list(condition.operations)[-1].operation.operands[0])
+    if compare is None or compare.name != "stablehlo.compare":
+        return None
+    if "LT" not in str(compare.attributes["comparison_direction"]):
+        return None
+    counter = _position(condition.arguments, compare.operands[0])
+    bound = _integer(compare.operands[1])
+    if counter is None or bound is None:
+        return None
+    first = _integer(loop.operands[counter])
+    step = _defining(list(body.operations)[-1].operation.operands[counter])
+    if first is None or step is None or step.name != "stablehlo.add":
+        return None
+    by = [_integer(o) for o in step.operands if o != body.arguments[counter]]
+    if len(by) != 1 or not by[0] or by[0] < 0:
+        return None
+    return max(0, -(-(bound - first) // by[0]))
+
+
+def _position(values: Any, value: Any) -> int | None:
+    found = [index for index, other in enumerate(values) if other == value]
+    return found[0] if found else None
+
+
+def _defining(value: Any) -> Any:
+    """The operation that defines a value, ``None`` for block arguments."""
+    owner = value.owner
+    return owner.operation if hasattr(owner, "operation") else None
+
+
+def _integer(value: Any) -> int | None:
+    """The value of an integer constant, ``None`` for anything else."""
+    constant = _defining(value)
+    if constant is None or constant.name != "stablehlo.constant":
+        return None
+    attribute = constant.attributes["value"]
+    if not isinstance(attribute, ir.DenseIntElementsAttr) or len(attribute) != 1:
+        return None
+    return int(attribute[0])
