@@ -56,7 +56,8 @@ class Collectives:
             [_algorithms(hardware, kind, layout, tuple(reversed(mask))) for mask in masks]
             for kind in COLLECTIVES
         ]
-        most = max(len(lines) for kind in self._groups for lines in kind)
+        least = [[_envelope(lines) for lines in kind] for kind in self._groups]
+        most = max(len(lines) for kind in least for lines in kind)
         shape = len(COLLECTIVES), len(masks), most
         self._latency: Floats = np.full(shape, np.inf)
         self._slope: Floats = np.zeros(shape)
@@ -67,7 +68,7 @@ class Collectives:
         ])  # fmt: skip
         part = (self.devices - 1) / self.devices
         self._sent: Floats = np.stack([part, 2 * part, part, part, np.ones(len(masks))])
-        for k, kind in enumerate(self._groups):
+        for k, kind in enumerate(least):
             for g, lines in enumerate(kind):
                 for i, line in enumerate(lines):
                     self._latency[k, g, i] = line.latency_s
@@ -97,6 +98,24 @@ class Collectives:
     def cheapest(self, kind: str, size: float, axes: Sequence[str]) -> Algorithm:
         """The algorithm that :meth:`seconds` reckons with for ``size`` bytes."""
         return min(self.algorithms(kind, axes), key=lambda line: line.seconds(size))
+
+
+def _envelope(lines: Sequence[Algorithm]) -> list[Algorithm]:
+    """The algorithms that are the cheapest for some size."""
+    found: list[Algorithm] = []
+    for line in sorted(lines, key=lambda line: (line.seconds_per_byte, line.latency_s)):
+        if found and line.latency_s >= found[-1].latency_s:
+            continue
+        # The last is the cheapest between where it meets this one and where the one before.
+        while len(found) > 1 and _meet(found[-1], line) >= _meet(found[-2], found[-1]):
+            found.pop()
+        found.append(line)
+    return found
+
+
+def _meet(flat: Algorithm, steep: Algorithm) -> float:
+    """Bytes beyond which ``flat`` is the cheaper one."""
+    return (flat.latency_s - steep.latency_s) / (steep.seconds_per_byte - flat.seconds_per_byte)
 
 
 def check_size(hardware: Hardware, mesh: Mesh | int) -> None:
