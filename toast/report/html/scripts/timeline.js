@@ -1,0 +1,36 @@
+/* Memory: what is alive where the reader points. */
+
+function liveAt(memory, op) {
+  let low = 0, high = memory.op.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (memory.op[middle] <= op) low = middle + 1; else high = middle;
+  }
+  return low ? memory.live_bytes[low - 1] : memory.argument_bytes;
+}
+const moment = byId("moment");
+function read(op) {
+  const section = listing.sections[sectionOf(op)];
+  byId("moment-text").textContent =
+    `Before op ${op}: ${sizeText(liveAt(data.memory.after, op))} in the plan, ` +
+    `${sizeText(liveAt(data.memory.before, op))} unsharded. ${kindOf(op)} ` +
+    `${placeText(op)}, ${[section.phase, section.title].filter(Boolean).join(" ")}`;
+  moment.setAttribute("aria-valuetext", byId("moment-text").textContent);
+  for (const chart of document.querySelectorAll(".timeline")) {
+    const [, , width] = chart.getAttribute("viewBox").split(" ").map(Number);
+    const left = Number(chart.dataset.left), right = Number(chart.dataset.right);
+    const x = left + (width - left - right) * op / ops;
+    chart.querySelector(".cursor").setAttribute("transform", `translate(${x - left} 0)`);
+    chart.classList.add("reading");
+  }
+}
+moment.addEventListener("input", () => read(Number(moment.value)));
+for (const chart of document.querySelectorAll(".timeline"))
+  chart.addEventListener("pointermove", (event) => {
+    const box = chart.getBoundingClientRect(), width = Number(chart.getAttribute("viewBox").split(" ")[2]);
+    const left = Number(chart.dataset.left), right = Number(chart.dataset.right);
+    const at = ((event.clientX - box.left) * width / box.width - left) / (width - left - right);
+    moment.value = Math.max(0, Math.min(ops - 1, Math.round(at * ops)));
+    read(Number(moment.value));
+  });
+if (ops) read(Number(moment.value));
