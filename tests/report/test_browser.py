@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +17,14 @@ from tests.report.test_html import HOSTILE, QUICK, hostile, planned
 from toast.compare import compare
 from toast.hardware import load
 from toast.models import ZOO, build
+from toast.plan import Plan
 from toast.report import comparison_html, html_text, write_html
+from toast.report.html.sections import sections_of
 from toast.resources import directory
 from toast.units import size_text, time_text
+
+if not missing():
+    from playwright.sync_api import expect
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
@@ -46,8 +52,6 @@ def embedded(page: Any) -> dict[str, Any]:
 
 def says(page: Any, pattern: str) -> None:
     """Wait until the number of ops found reads as told; the page forbids scripts that wait."""
-    from playwright.sync_api import expect
-
     expect(page.locator("#found")).to_have_text(re.compile(pattern))
 
 
@@ -134,19 +138,162 @@ def test_filters_count_what_the_data_says(chrome: Any, report: pathlib.Path) -> 
     assert number(found.inner_text()) == len([*colored(embedded(page)["listing"], 1)])
     page.locator("#clear").click()
     says(page, r"^[\d,]+ ops$")
-    page.locator("#query").fill("params['embedding']")
-    says(page, "^1 of ")
     for kind in {c.kind for c in plan.breakdown.collectives}:
         page.locator("#query").fill(kind)
         wanted = {c.op for c in plan.breakdown.collectives if c.kind == kind}
         wanted |= {op for op, name in enumerate(kinds) if kind in name}
         says(page, f"^{len(wanted)} of ")
-    page.locator("#query").fill("nothing is called so")
-    says(page, "^0 of ")
-    assert page.locator(".fold:visible").count() == 0
     page.locator("button[data-line]").first.click()
     assert number(found.inner_text()) > 0
     assert page.complaints == []
+    page.close()
+
+
+def test_the_search_finds_what_the_page_shows(chrome: Any, report: pathlib.Path) -> None:
+    page, plan = opened(chrome, report), planned("t2b", layers=2)
+    program = plan.analysis.program
+    named = [
+        *enumerate(program.arguments),
+        *enumerate(program.results, len(program.ops) - len(program.results)),
+    ]
+
+    def taking(word: str) -> set[int]:
+        """Arguments and results with a word in their path, and the ops that use these arguments."""
+        values = {
+            v
+            for path, v in zip(program.arguments, program.argument_values, strict=True)
+            if word in path
+        }
+        found = {op for op, made in enumerate(program.ops) if values & set(made.operands)}
+        return found | {op for op, path in named if word in path}
+
+    def within(title: str, phase: str = "") -> set[int]:
+        return {
+            op for s in sections_of(program) if title in s.title and phase in s.phase
+            for op in range(s.start, s.stop)
+        }  # fmt: skip
+
+    wq = taking("params['layers'][1]['wq']")
+    assert len(wq) > 1
+    gathers = {c.op for c in plan.breakdown.collectives if c.kind == "all_gather"}
+    layer = within("layers[1]") | taking("['layers'][1]")
+    forward = within("", "forward")
+    for query, wanted in {
+        "params['embedding']": taking("params['embedding']"),
+        "params['layers'][1]['wq']": wq,
+        "params.layers[1].wq": wq,
+        "layers[1]": layer,
+        "Backward": within("", "backward"),
+        "layers[1] all_gather": layer & gathers,
+        "forward layers[0]": forward & (within("layers[0]") | taking("['layers'][0]")),
+        "conflict": {op for op, _ in torn(plan)},
+        "reduce_scatter data": {
+            c.op
+            for c in plan.breakdown.collectives
+            if c.kind == "reduce_scatter" and "data" in c.axes
+        },
+    }.items():
+        assert wanted, query
+        page.locator("#clear").click()
+        says(page, r"^[\d,]+ ops$")
+        page.locator("#query").fill(query)
+        says(page, f"^{len(wanted):,} of ")
+        shown = page.evaluate("[...document.querySelectorAll('tr[id^=op-]')].map((r) => r.id)")
+        assert {int(name[3:]) for name in shown} <= wanted, query
+    assert page.complaints == []
+    page.close()
+
+
+def torn(plan: Plan) -> set[tuple[int, int]]:
+    """Ops and operands, -1 for the result, with a conflict."""
+    names, program = plan.analysis.names, plan.analysis.program
+    return {
+        (int(names.use_op[number]), int(names.use_index[number])) if where == "use"
+        else (int(program.values[number].op), -1)
+        for _, _, where, number in plan.analysis.sites
+    }  # fmt: skip
+
+
+def test_an_empty_listing_says_why(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report)
+    empty, query = page.locator("#listing .empty"), page.locator("#query")
+    assert not empty.is_visible()
+    query.fill("dot_general Nothing")
+    says(page, "^0 of ")
+    assert page.locator(".fold:visible").count() == 0
+    assert empty.inner_text().startswith("No op has \u201cnothing\u201d. Words are looked for in")
+    page.locator("#kind").select_option("dot_general")
+    query.fill("layers[1] %0")
+    says(page, "^0 of ")
+    known = "No op matches \u201clayers[1]\u201d and \u201c%0\u201d, kind dot_general. "
+    page.wait_for_timeout(200)
+    assert empty.inner_text().startswith(known)
+    page.screenshot(path=SHOTS / "empty.png")
+    page.get_by_role("button", name="Show all ops").click()
+    says(page, r"^[\d,]+ ops$")
+    assert page.evaluate("document.activeElement.id") == "query"
+    assert not empty.is_visible()
+    assert page.complaints == []
+    page.close()
+
+
+def test_badges_stand_by_what_is_moved(chrome: Any, report: pathlib.Path) -> None:
+    page, plan = opened(chrome, report), planned("t2b", layers=2)
+    wanted: Counter[tuple[int, int, str]] = Counter(
+        (c.op, c.operand, c.kind + " " + "\u00d7".join(c.axes)) for c in plan.breakdown.collectives
+    )
+    assert {operand for _, operand, _ in wanted} >= {-1, 0, 1}
+    wanted.update((op, operand, "conflict") for op, operand in torn(plan))
+    for only in ("moves", "conflicts"):
+        page.locator("#only").select_option(only)
+        for button in page.locator(".fold:visible > h4 > button[aria-expanded=false]").all():
+            button.click()
+        rows = page.evaluate(BADGES)
+        ops = {op for op, _, _, _ in rows}
+        assert ops == {
+            op for op, _, text in wanted if (text == "conflict") == (only == "conflicts")
+        }  # fmt: skip
+        assert {(op, operand, text): n for op, operand, text, n in rows} == {
+            (op, operand, text): 1 if text == "conflict" else n
+            for (op, operand, text), n in wanted.items() if op in ops
+        }  # fmt: skip
+    page.close()
+
+
+#: Badges of the ops shown: op, operand or -1, text, how many.
+BADGES = """() => [...document.querySelectorAll("tr[id^=op-]")].flatMap((row) => {
+  const op = Number(row.id.slice(3));
+  const read = (place, operand) => [...place.querySelectorAll(".tag")].map((tag) => {
+    const [, text, n] = /^(.*?)(?: \u00d7(\\d+))?$/.exec(tag.textContent);
+    return [op, operand, text, Number(n || 1)];
+  });
+  return [...read(row.cells[1], -1), ...[...row.querySelectorAll(".operand")].flatMap(read)];
+})"""
+
+
+def test_what_is_alive_adds_up(chrome: Any, report: pathlib.Path) -> None:
+    page = opened(chrome, report)
+    for which in ("after", "before"):
+        memory = embedded(page)["memory"][which]
+        listed = [b["bytes"] for b in memory["at_peak"]]
+        assert memory["argument_bytes"] + sum(listed) + memory["more_bytes"] == pytest.approx(
+            memory["peak_bytes"]
+        )
+        if which == "before":
+            page.locator("#memory details summary").click()
+        table = page.locator(f"#alive-{which}")
+        more = page.locator(f"button[data-table=alive-{which}]")
+        for shown in (12, len(listed)):
+            count = len(listed) - shown + memory["more"]
+            rest = size_text(sum(listed[shown:]) + memory["more_bytes"])
+            rows = table.locator("tbody tr:visible")
+            texts = [row.inner_text().split("\t") for row in rows.all()]
+            assert [t[0] for t in texts[1 : shown + 1]] == [*map(size_text, listed[:shown])]
+            assert [(t[0], t[3]) for t in texts[shown + 1 :]] == (
+                [(rest, f"{count} smaller {'one' if count == 1 else 'ones'}")] if count else []
+            )
+            if shown == 12:
+                more.click()
     page.close()
 
 
@@ -295,7 +442,7 @@ MISSING = """() => {
   for (const e of document.querySelectorAll("button, a, input, select, summary")) if (!name(e)) found.push(e.outerHTML);
   for (const e of document.querySelectorAll("th")) if (!e.scope) found.push(e.outerHTML);
   for (const e of document.querySelectorAll("table")) if (!e.caption && !e.closest("[role=region][aria-label]")) found.push(e.id || e.className);
-  for (const e of document.querySelectorAll("svg")) if (e.getAttribute("aria-hidden") !== "true" && !e.querySelector("title, desc")) found.push(e.outerHTML.slice(0, 80));
+  for (const e of document.querySelectorAll("svg")) if (!e.parentElement.closest("svg") && e.getAttribute("aria-hidden") !== "true" && !e.querySelector("title, desc")) found.push(e.outerHTML.slice(0, 80));
   for (const e of document.querySelectorAll("[aria-controls]")) if (e.getAttribute("aria-expanded") === "true" && !document.getElementById(e.getAttribute("aria-controls"))) found.push(e.outerHTML);
   const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
   for (const id of new Set(ids)) if (ids.indexOf(id) !== ids.lastIndexOf(id)) found.push(`twice: ${id}`);
@@ -339,7 +486,39 @@ def test_it_fits_a_narrow_window(chrome: Any, report: pathlib.Path) -> None:
     page = opened(chrome, report, viewport={"width": 400, "height": 800}, reduced_motion="reduce")
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     page.screenshot(path=SHOTS / "narrow.png")
+    # Texts of the timeline keep their size and stay on the panel.
+    labels = page.evaluate(LABELS)
+    assert len(labels) > 6
+    for text, size, left, right in labels:
+        assert size == 11, text
+        assert 0 <= left < right <= 400, text
+    # The bar goes with the page.
+    for section in ("program", "search", "time", "summary"):
+        page.locator(f"#{section}").evaluate("e => e.scrollIntoView()")
+        link = page.locator(f"nav a[href='#{section}']")
+        expect(link).to_have_attribute("aria-current", "true")
+        box = link.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 400
+    # What goes on at a side says so there.
+    frame = page.locator("#arguments .scroll")
+    expect(frame).to_have_attribute("data-more", "right")
+    assert "scroll sideways" in frame.evaluate("e => getComputedStyle(e, '::before').content")
+    frame.evaluate("e => { e.scrollLeft = 40; }")
+    expect(frame).to_have_attribute("data-more", "left right")
+    frame.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+    expect(frame).to_have_attribute("data-more", "left")
+    page.set_viewport_size({"width": 1400, "height": 800})
+    expect(frame).not_to_have_attribute("data-more", re.compile("."))
+    assert page.complaints == []
     page.close()
+
+
+#: Texts of the timeline: their size in pixels, and where they are.
+LABELS = """() => [...document.querySelectorAll(".timeline text")].map((e) => {
+  const box = e.getBoundingClientRect();
+  return [e.textContent, parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a, box.left, box.right];
+})"""
 
 
 def test_hostile_names_are_text(chrome: Any, tmp_path: pathlib.Path) -> None:

@@ -3,27 +3,25 @@
 const PAGE = 250;
 const box = byId("listing");
 const folds = [];
+const empty = make("p", { class: "empty", hidden: true });
 let matching = null; /* Uint8Array, or null for all ops */
 
-function tags(op) {
-  const found = [];
-  const kinds = new Map();
-  for (const [, , kind, axes] of moves.get(op) || []) {
-    const text = `${listing.move_kinds[kind]} ${listing.move_axes[axes].join("\u00d7")}`;
-    kinds.set(text, (kinds.get(text) || 0) + 1);
+const RESULT = -1;
+/* Badges of what happens to an operand, or to the result. */
+function tags(op, operand) {
+  const found = new Map(), whose = operand === RESULT ? "the result" : `operand ${operand}`;
+  for (const [, of, kind, axes] of moves.get(op) || []) {
+    const text = moveText(kind, axes);
+    if (of === operand) found.set(text, (found.get(text) || 0) + 1);
   }
-  for (const [text, n] of kinds) found.push(make("span", { class: "tag" }, text + (n > 1 ? ` \u00d7${n}` : "")));
-  if (torn.has(op)) found.push(make("span", { class: "tag torn" }, "conflict"));
-  return found;
+  const conflict = (torn.get(op) || []).some(([, of]) => of === operand);
+  return [...[...found].map(([text, n]) =>
+    make("span", { class: "tag", title: `of ${whose}` }, text + (n > 1 ? ` \u00d7${n}` : ""))),
+    conflict ? make("span", { class: "tag torn", title: `of ${whose}` }, "conflict") : ""];
 }
-function operandLinks(op) {
-  const found = [];
-  listing.operands[op].forEach((value, i) => {
-    if (i) found.push(", ");
-    found.push(make("a", { href: `#op-${made(value)[0]}` }, valueText(value)));
-  });
-  return found;
-}
+const operandLinks = (op) => listing.operands[op].map((value, i, all) =>
+  [make("span", { class: "operand" }, tags(op, i), make("a", { href: `#op-${made(value)[0]}` }, valueText(value)),
+    i + 1 < all.length ? "," : ""), " "]).flat();
 function row(op) {
   const [kind, , , , results] = signature(op);
   const value = firstValue[op];
@@ -34,7 +32,7 @@ function row(op) {
   const button = make("button", { type: "button", class: "op", "aria-expanded": "false", "aria-controls": `detail-${op}` },
     make("span", { class: "number" }, `%${op}`), pathText(op) || kind);
   const element = make("tr", { id: `op-${op}` }, make("th", { scope: "row" }, button),
-    make("td", {}, ...shown), make("td", {}, ...tags(op), ...operandLinks(op)),
+    make("td", {}, ...shown, ...tags(op, RESULT)), make("td", {}, ...operandLinks(op)),
     make("td", { class: "where" }, placeText(op)), make("td", { class: "num" }, time ? timeText(time) : ""));
   button.addEventListener("click", () => toggleDetail(element, button, op));
   return element;
@@ -74,7 +72,7 @@ function detail(op) {
   const [products, memory] = spent.get(op) || [0, 0];
   if (products) add("product", timeText(products));
   if (memory) add("memory traffic", timeText(memory));
-  for (const i of (torn.get(op) || []).slice(0, 8))
+  for (const i of new Set((torn.get(op) || []).slice(0, 8).map(([i]) => i)))
     add(`conflict ${i}`, make("a", { href: "#conflicts", onclick: () => choose(i) }, conflictText(i)));
   return make("tr", { class: "detail", id: `detail-${op}` }, make("td", { colspan: "5" }, list));
 }
@@ -89,10 +87,10 @@ function fill(fold, shown = PAGE) {
   const all = fold.matched || Array.from({ length: section.stop - section.start }, (_, i) => section.start + i);
   let end = Math.min(shown, all.length);
   const rows = make("tbody", {}, all.slice(0, end).map(row));
-  body.replaceChildren(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ops of ${fold.name}` },
+  body.replaceChildren(fading(make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Ops of ${fold.name}` },
     make("table", { class: "ops" },
-      make("thead", {}, make("tr", {}, ...[["op", "of-op"], ["result", "of-result"], ["operands and collectives", "of-operands"], ["source", "of-source"], ["time", "num"]]
-        .map(([text, kind]) => make("th", { scope: "col", class: kind }, text)))), rows)));
+      make("thead", {}, make("tr", {}, ...[["op", "of-op"], ["result", "of-result"], ["operands", "of-operands"], ["source", "of-source"], ["time", "num"]]
+        .map(([text, kind]) => make("th", { scope: "col", class: kind }, text)))), rows))));
   if (end < all.length) {
     const more = make("button", { type: "button" });
     const label = () => { more.textContent = `Show ${Math.min(PAGE, all.length - end)} more of ${count(all.length)}`; };
@@ -138,7 +136,8 @@ listing.sections.forEach((section, i) => {
     make("span", { class: "num moves" }, moved ? several(moved, "collective") : ""),
     make("span", { class: "num took" }, time ? timeText(time) : ""));
   const element = make("div", { class: "fold" }, make("h4", {}, button), body);
-  const fold = { section, body, button, element, size, name, matched: null, until: () => 0, all: [], byFilter: false };
+  const heading = phases[phases.length - 1].heading.textContent;
+  const fold = { section, heading, body, button, element, size, name, matched: null, until: () => 0, all: [], byFilter: false };
   button.addEventListener("click", () => {
     fold.byFilter = false;
     setOpen(fold, button.getAttribute("aria-expanded") !== "true");
@@ -147,3 +146,4 @@ listing.sections.forEach((section, i) => {
   phases[phases.length - 1].folds.push(fold);
   box.append(element);
 });
+box.append(empty);

@@ -53,16 +53,35 @@ byId("theme").addEventListener("click", () => {
   try { localStorage.setItem("toast-theme", next); } catch { /* not kept then */ }
 });
 
-/* -- long tables and the navigation ------------------------------------------------------ */
+/* -- long and wide tables, and the navigation -------------------------------------------- */
 
 for (const button of document.querySelectorAll(".show-more"))
   button.addEventListener("click", () => {
     const rows = byId(button.dataset.table).querySelectorAll("tr.more");
     for (const row of rows) row.hidden = false;
+    for (const row of byId(button.dataset.table).querySelectorAll("tr.less")) row.remove();
     button.closest("p").remove();
     rows[0].querySelector("th").tabIndex = -1;
     rows[0].querySelector("th").focus();
   });
+/* What is wider than its frame fades out where it goes on. */
+function fade(frame) {
+  const sides = [];
+  if (frame.scrollLeft > 1) sides.push("left");
+  if (frame.scrollLeft + frame.clientWidth < frame.scrollWidth - 1) sides.push("right");
+  if (sides.length) frame.dataset.more = sides.join(" "); else delete frame.dataset.more;
+}
+const resized = new ResizeObserver((entries) => requestAnimationFrame(() => {
+  for (const e of entries) fade(e.target.closest(".scroll, nav ol") || e.target);
+}));
+function fading(frame) {
+  frame.addEventListener("scroll", () => fade(frame), { passive: true });
+  resized.observe(frame);
+  if (frame.firstElementChild) resized.observe(frame.firstElementChild);
+  return frame;
+}
+for (const frame of document.querySelectorAll(".scroll, nav ol")) fading(frame);
+
 const links = new Map([...document.querySelectorAll("nav a")].map((a) => [a.hash.slice(1), a]));
 const seen = new Set();
 const watch = new IntersectionObserver((entries) => {
@@ -71,5 +90,9 @@ const watch = new IntersectionObserver((entries) => {
   if (!first) return;
   for (const [id, link] of links)
     id === first ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+  /* The bar alone moves: scrolling to the link would stop the page on its way. */
+  const bar = links.get(first).closest("ol"), at = bar.getBoundingClientRect();
+  const link = links.get(first).getBoundingClientRect();
+  bar.scrollLeft += (link.left + link.right - at.left - at.right) / 2;
 }, { rootMargin: "-10% 0px -60% 0px" });
 for (const id of links.keys()) if (byId(id)) watch.observe(byId(id));

@@ -52,6 +52,8 @@ function placeText(op, long = false) {
 }
 const isArgument = (op) => op < listing.arguments.length;
 const isResult = (op) => op >= listing.first_return;
+/* A path with dots, as the command line takes it: params.layers[3].wq. */
+const dotted = (path) => path.replace(/\[(['"])(.*?)\1\]/g, ".$2");
 const pathText = (op) => isArgument(op) ? listing.arguments[op]
   : isResult(op) ? listing.results[op - listing.first_return] : "";
 function opText(op) { return isArgument(op) ? listing.arguments[op] : `%${op}`; }
@@ -59,7 +61,8 @@ function valueText(value) {
   const [op, result] = made(value);
   return opText(op) + (firstValue[op + 1] - firstValue[op] > 1 ? `.${result}` : "");
 }
-const reshards = new Map(), moves = new Map(), spent = new Map(), torn = new Map();
+const reshards = new Map(), moves = new Map(), spent = new Map();
+const torn = new Map(); /* conflicts of ops, by operand; -1 is the result */
 for (const [op, operand, spec] of listing.reshards) {
   if (!reshards.has(op)) reshards.set(op, new Map());
   reshards.get(op).set(operand, listing.specs[spec]);
@@ -71,11 +74,12 @@ for (const move of listing.moves) {
 for (const [op, products, memory] of listing.spent) spent.set(op, [products, memory]);
 data.conflicts.forEach(([, , , , sites], i) => {
   for (const site of sites) {
-    const op = Array.isArray(site) ? site[0] : valueOp[site];
+    const [op, operand] = Array.isArray(site) ? site : [valueOp[site], -1];
     if (!torn.has(op)) torn.set(op, []);
-    torn.get(op).push(i);
+    torn.get(op).push([i, operand]);
   }
 });
+const moveText = (kind, axes) => `${listing.move_kinds[kind]} ${listing.move_axes[axes].join("\u00d7")}`;
 const moveSeconds = (op) => (moves.get(op) || []).reduce((sum, m) => sum + m[5], 0);
 function seconds(op) {
   const [products, memory] = spent.get(op) || [0, 0];

@@ -14,7 +14,25 @@ const placeTexts = listing.paths.map((path, i) => {
   const [file, line, called] = listing.spots[listing.path_spot[i]];
   return `${path} ${file}:${line} ${called}`.toLowerCase();
 });
-const movedBy = (op, part) => (moves.get(op) || []).some((m) => listing.move_kinds[m[2]].includes(part));
+const foldTexts = folds.map((fold) => `${fold.heading} ${fold.name}`.toLowerCase());
+const ownTexts = new Map(); /* paths of arguments and results, names of values */
+function own(op, text) { if (text) ownTexts.set(op, `${ownTexts.get(op) || ""} ${text.toLowerCase()}`); }
+for (let op = 0; op < ops; op++) { own(op, pathText(op)); own(op, dotted(pathText(op))); }
+for (const [value, label] of Object.entries(listing.labels)) own(valueOp[value], label);
+/* The ops that have a word, by op: in their own texts, or those of their fold, arguments or collectives. */
+function having(word) {
+  const inSignature = signatureText.map((text) => text.includes(word));
+  const inPlace = placeTexts.map((text) => text.includes(word));
+  const found = new Uint8Array(ops), called = new Uint8Array(ops);
+  folds.forEach(({ section }, i) => { if (foldTexts[i].includes(word)) found.fill(1, section.start, section.stop); });
+  for (const [op, text] of ownTexts) if (text.includes(word)) called[op] = 1;
+  for (const [op, , kind, axes] of listing.moves) if (moveText(kind, axes).toLowerCase().includes(word)) found[op] = 1;
+  if (word === "conflict") for (const op of torn.keys()) found[op] = 1;
+  for (let op = 0; op < ops; op++)
+    if (called[op] || inSignature[listing.signature[op]] || inPlace[listing.place[op]] || word === `%${op}` ||
+      listing.operands[op].some((value) => isArgument(valueOp[value]) && called[valueOp[value]])) found[op] = 1;
+  return found;
+}
 function hasColor(op, color) {
   for (let name = firstName[op]; name < firstName[op + 1]; name++)
     if (colorOf[name] >= 0 && colorKind(colorOf[name]) === color) return true;
@@ -36,17 +54,14 @@ function filter() {
   matching = unfiltered ? null : new Uint8Array(ops);
   let found = ops;
   if (matching) {
-    const parts = query.split(/\s+/).filter(Boolean);
-    const inSignature = parts.map((part) => signatureText.map((text) => text.includes(part)));
-    const inPlace = parts.map((part) => placeTexts.map((text) => text.includes(part)));
+    const words = query.split(/\s+/).filter(Boolean), sets = words.map(having);
     found = 0;
     for (let op = 0; op < ops; op++) {
       const hit = (!kind || kindOf(op) === kind) && (!color || hasColor(op, Number(color))) &&
-        (!only || onlys[only](op)) && parts.every((part, i) =>
-          inSignature[i][listing.signature[op]] || inPlace[i][listing.place[op]] || movedBy(op, part) ||
-          (part[0] === "%" && part === `%${op}`) || pathText(op).toLowerCase().includes(part));
+        (!only || onlys[only](op)) && sets.every((has) => has[op]);
       if (hit) { matching[op] = 1; found++; }
     }
+    if (!found) emptied(words.filter((_, i) => !sets[i].includes(1)), words);
   }
   for (const fold of folds) {
     fold.matched = matched(fold.section);
@@ -60,8 +75,19 @@ function filter() {
     else if (n < 0 && fold.byFilter) setOpen(fold, false);
     else if (open) setOpen(fold, true);
   }
+  empty.hidden = found > 0;
   for (const phase of phases) phase.heading.hidden = phase.folds.every((fold) => fold.element.hidden);
   byId("found").textContent = matching ? `${count(found)} of ${several(ops, "op")}` : several(ops, "op");
+}
+/* Say why nothing is listed; some words are in no op at all. */
+function emptied(unknown, words) {
+  const chosen = ["kind", "color", "only"].map(byId).filter((select) => select.value);
+  const quoted = (list) => list.map((word) => `\u201c${word}\u201d`).join(" and ");
+  const all = [words.length ? quoted(words) : "", ...chosen.map((select) =>
+    `${select.id} ${select.selectedOptions[0].textContent.replace(/ *\([\d,]+\)$/, "")}`)];
+  empty.replaceChildren(unknown.length ? `No op has ${quoted(unknown)}. ` : `No op matches ${all.filter(Boolean).join(", ")}. `,
+    "Words are looked for in layers, arguments and the ops that use them, kinds, types, collectives, functions and source lines; all must occur.",
+    make("button", { type: "reset", form: "filters", onclick: () => byId("query").focus() }, "Show all ops"));
 }
 let waiting = 0;
 byId("filters").addEventListener("submit", (event) => event.preventDefault());

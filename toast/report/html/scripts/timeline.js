@@ -13,23 +13,18 @@ function read(op) {
   const section = listing.sections[sectionOf(op)];
   byId("moment-text").textContent =
     `Before op ${op}: ${sizeText(liveAt(data.memory.after, op))} in the plan, ` +
-    `${sizeText(liveAt(data.memory.before, op))} unsharded. ${kindOf(op)} ` +
-    `${placeText(op)}, ${[section.phase, section.title].filter(Boolean).join(" ")}`;
+    `${sizeText(liveAt(data.memory.before, op))} unsharded. ${[kindOf(op), placeText(op)].filter(Boolean).join(" ")}, ` +
+    [section.phase, section.title].filter(Boolean).join(" ");
   moment.setAttribute("aria-valuetext", byId("moment-text").textContent);
   for (const chart of document.querySelectorAll(".timeline")) {
-    const [, , width] = chart.getAttribute("viewBox").split(" ").map(Number);
-    const left = Number(chart.dataset.left), right = Number(chart.dataset.right);
-    const x = left + (width - left - right) * op / ops;
-    chart.querySelector(".cursor").setAttribute("transform", `translate(${x - left} 0)`);
+    for (const end of ["x1", "x2"]) chart.querySelector(".cursor").setAttribute(end, `${100 * op / ops}%`);
     chart.classList.add("reading");
   }
 }
 moment.addEventListener("input", () => read(Number(moment.value)));
 for (const chart of document.querySelectorAll(".timeline"))
   chart.addEventListener("pointermove", (event) => {
-    const box = chart.getBoundingClientRect(), width = Number(chart.getAttribute("viewBox").split(" ")[2]);
-    const left = Number(chart.dataset.left), right = Number(chart.dataset.right);
-    const at = ((event.clientX - box.left) * width / box.width - left) / (width - left - right);
+    const frame = chart.getBoundingClientRect(), at = (event.clientX - frame.left) / frame.width;
     moment.value = Math.max(0, Math.min(ops - 1, Math.round(at * ops)));
     read(Number(moment.value));
   });
