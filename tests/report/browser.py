@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
+
+from toast.resources import directory
+
+#: Screenshots are kept here, for people to look at.
+SHOTS = directory("rules").parent / "build" / "report-screenshots"
 
 #: What Debian, and others, call it.
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -56,3 +63,18 @@ def opened(browser: Any, path: pathlib.Path, **options: Any) -> Any:
     page.goto(address)
     page.wait_for_selector("html[data-ready]", state="attached")
     return page
+
+
+def embedded(page: Any) -> dict[str, Any]:
+    return json.loads(page.locator("#data").text_content())
+
+
+def says(page: Any, pattern: str) -> None:
+    """Wait until the number of ops found reads as told; the page forbids scripts that wait."""
+    from playwright.sync_api import expect
+
+    expect(page.locator("#found")).to_have_text(re.compile(pattern))
+
+
+def number(text: str) -> int:
+    return int(text.split()[0].replace(",", ""))

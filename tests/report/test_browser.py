@@ -1,58 +1,26 @@
-"""Reports in headless Chromium: they open, fold, filter and say what the plan says."""
+"""Reports in headless Chromium: they open, can be read and say what the plan says."""
 
 from __future__ import annotations
 
-import json
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import toast
-from tests.report.browser import browser, missing, opened
+from tests.report.browser import SHOTS, embedded, missing, number, opened, says
 from tests.report.test_html import HOSTILE, QUICK, hostile, planned
 from toast.compare import compare
 from toast.hardware import load
 from toast.models import ZOO, build
 from toast.report import comparison_html, html_text, write_html
-from toast.resources import directory
 from toast.units import size_text, time_text
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-
-#: Screenshots are kept here, for people to look at.
-SHOTS = directory("rules").parent / "build" / "report-screenshots"
-
-
-@pytest.fixture(scope="module")
-def chrome() -> Iterator[Any]:
-    SHOTS.mkdir(parents=True, exist_ok=True)
-    with browser() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    path = tmp_path_factory.mktemp("report") / "t2b.html"
-    write_html(planned("t2b", layers=2), path)
-    return path
-
-
-def embedded(page: Any) -> dict[str, Any]:
-    return json.loads(page.locator("#data").text_content())
-
-
-def says(page: Any, pattern: str) -> None:
-    """Wait until the number of ops found reads as told; the page forbids scripts that wait."""
+if not missing():
     from playwright.sync_api import expect
 
-    expect(page.locator("#found")).to_have_text(re.compile(pattern))
-
-
-def number(text: str) -> int:
-    return int(text.split()[0].replace(",", ""))
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -118,71 +86,29 @@ def test_numbers_read_back_are_the_plans(chrome: Any, report: pathlib.Path) -> N
     page.close()
 
 
-def test_filters_count_what_the_data_says(chrome: Any, report: pathlib.Path) -> None:
+def test_what_is_alive_adds_up(chrome: Any, report: pathlib.Path) -> None:
     page = opened(chrome, report)
-    plan = planned("t2b", layers=2)
-    program, found = plan.analysis.program, page.locator("#found")
-    kinds = [program.kind(op) for op in range(len(program.ops))]
-    page.locator("#kind").select_option("dot_general")
-    assert number(found.inner_text()) == kinds.count("dot_general")
-    assert page.locator("tr[id^=op-]").count() == kinds.count("dot_general")
-    page.locator("#only").select_option("moves")
-    moved = {c.op for c in plan.breakdown.collectives}
-    assert number(found.inner_text()) == sum(kinds[op] == "dot_general" for op in moved)
-    page.locator("#clear").click()
-    page.locator("#color").select_option("1")
-    assert number(found.inner_text()) == len([*colored(embedded(page)["listing"], 1)])
-    page.locator("#clear").click()
-    says(page, r"^[\d,]+ ops$")
-    page.locator("#query").fill("params['embedding']")
-    says(page, "^1 of ")
-    for kind in {c.kind for c in plan.breakdown.collectives}:
-        page.locator("#query").fill(kind)
-        wanted = {c.op for c in plan.breakdown.collectives if c.kind == kind}
-        wanted |= {op for op, name in enumerate(kinds) if kind in name}
-        says(page, f"^{len(wanted)} of ")
-    page.locator("#query").fill("nothing is called so")
-    says(page, "^0 of ")
-    assert page.locator(".fold:visible").count() == 0
-    page.locator("button[data-line]").first.click()
-    assert number(found.inner_text()) > 0
-    assert page.complaints == []
-    page.close()
-
-
-def colored(listing: dict[str, Any], color: int) -> Iterator[int]:
-    """Ops with a name of a kind of colors."""
-    runs, kind = listing["color"], [*listing["color_kind"], -1]
-    colors = [kind[c] for c, times in zip(runs[::2], runs[1::2], strict=True) for _ in range(times)]
-    at = 0
-    for op, signature in enumerate(listing["signature"]):
-        count = len(listing["signatures"][signature][2])
-        if color in colors[at : at + count]:
-            yield op
-        at += count
-
-
-def test_sections_fold_and_links_unfold_them(chrome: Any, report: pathlib.Path) -> None:
-    page = opened(chrome, report)
-    assert page.locator("tr[id^=op-]").count() == 0
-    button = page.locator(".fold button", has_text="layers[1]").first
-    button.click()
-    assert button.get_attribute("aria-expanded") == "true"
-    op = page.locator("button.op").nth(20)
-    op.click()
-    assert op.get_attribute("aria-expanded") == "true"
-    detail = page.locator("tr.detail")
-    for part in ("source", "sharding rule", "operand 0", "transformer.py:"):
-        assert part in detail.inner_text() or "layers.py:" in detail.inner_text(), part
-    op.click()
-    assert detail.count() == 0
-    page.locator("#fold-all").click()
-    assert page.locator("tr[id^=op-]").count() == 0
-    page.locator("#memory a[href^='#op-']").first.click()
-    here = page.locator("tr.here")
-    assert here.is_visible()
-    assert page.evaluate("document.activeElement.closest('tr').classList.contains('here')")
-    assert page.complaints == []
+    for which in ("after", "before"):
+        memory = embedded(page)["memory"][which]
+        listed = [b["bytes"] for b in memory["at_peak"]]
+        assert memory["argument_bytes"] + sum(listed) + memory["more_bytes"] == pytest.approx(
+            memory["peak_bytes"]
+        )
+        if which == "before":
+            page.locator("#memory details summary").click()
+        table = page.locator(f"#alive-{which}")
+        more = page.locator(f"button[data-table=alive-{which}]")
+        for shown in (12, len(listed)):
+            count = len(listed) - shown + memory["more"]
+            rest = size_text(sum(listed[shown:]) + memory["more_bytes"])
+            rows = table.locator("tbody tr:visible")
+            texts = [row.inner_text().split("\t") for row in rows.all()]
+            assert [t[0] for t in texts[1 : shown + 1]] == [*map(size_text, listed[:shown])]
+            assert [(t[0], t[3]) for t in texts[shown + 1 :]] == (
+                [(rest, f"{count} smaller {'one' if count == 1 else 'ones'}")] if count else []
+            )
+            if shown == 12:
+                more.click()
     page.close()
 
 
@@ -288,6 +214,7 @@ CONTRAST = """() => {
   return [...found];
 }"""
 
+
 #: What a screen reader would miss.
 MISSING = """() => {
   const found = [];
@@ -295,7 +222,7 @@ MISSING = """() => {
   for (const e of document.querySelectorAll("button, a, input, select, summary")) if (!name(e)) found.push(e.outerHTML);
   for (const e of document.querySelectorAll("th")) if (!e.scope) found.push(e.outerHTML);
   for (const e of document.querySelectorAll("table")) if (!e.caption && !e.closest("[role=region][aria-label]")) found.push(e.id || e.className);
-  for (const e of document.querySelectorAll("svg")) if (e.getAttribute("aria-hidden") !== "true" && !e.querySelector("title, desc")) found.push(e.outerHTML.slice(0, 80));
+  for (const e of document.querySelectorAll("svg")) if (!e.parentElement.closest("svg") && e.getAttribute("aria-hidden") !== "true" && !e.querySelector("title, desc")) found.push(e.outerHTML.slice(0, 80));
   for (const e of document.querySelectorAll("[aria-controls]")) if (e.getAttribute("aria-expanded") === "true" && !document.getElementById(e.getAttribute("aria-controls"))) found.push(e.outerHTML);
   const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
   for (const id of new Set(ids)) if (ids.indexOf(id) !== ids.lastIndexOf(id)) found.push(`twice: ${id}`);
@@ -339,7 +266,39 @@ def test_it_fits_a_narrow_window(chrome: Any, report: pathlib.Path) -> None:
     page = opened(chrome, report, viewport={"width": 400, "height": 800}, reduced_motion="reduce")
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
     page.screenshot(path=SHOTS / "narrow.png")
+    # Texts of the timeline keep their size and stay on the panel.
+    labels = page.evaluate(LABELS)
+    assert len(labels) > 6
+    for text, size, left, right in labels:
+        assert size == 11, text
+        assert 0 <= left < right <= 400, text
+    # The bar goes with the page.
+    for section in ("program", "search", "time", "summary"):
+        page.locator(f"#{section}").evaluate("e => e.scrollIntoView()")
+        link = page.locator(f"nav a[href='#{section}']")
+        expect(link).to_have_attribute("aria-current", "true")
+        box = link.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 400
+    # What goes on at a side says so there.
+    frame = page.locator("#arguments .scroll")
+    expect(frame).to_have_attribute("data-more", "right")
+    assert "scroll sideways" in frame.evaluate("e => getComputedStyle(e, '::before').content")
+    frame.evaluate("e => { e.scrollLeft = 40; }")
+    expect(frame).to_have_attribute("data-more", "left right")
+    frame.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+    expect(frame).to_have_attribute("data-more", "left")
+    page.set_viewport_size({"width": 1400, "height": 800})
+    expect(frame).not_to_have_attribute("data-more", re.compile("."))
+    assert page.complaints == []
     page.close()
+
+
+#: Texts of the timeline: their size in pixels, and where they are.
+LABELS = """() => [...document.querySelectorAll(".timeline text")].map((e) => {
+  const box = e.getBoundingClientRect();
+  return [e.textContent, parseFloat(getComputedStyle(e).fontSize) * e.getScreenCTM().a, box.left, box.right];
+})"""
 
 
 def test_hostile_names_are_text(chrome: Any, tmp_path: pathlib.Path) -> None:

@@ -26,6 +26,9 @@ from toast.report.html import drawing
 from toast.report.html.data import gather
 from toast.units import size_text, time_text
 
+#: Files of ``scripts``, in the order in which they run.
+_SCRIPTS = ("page", "program", "timeline", "conflicts", "listing", "search")
+
 __all__ = ["comparison_html", "gather", "html_text", "write_html"]
 
 
@@ -35,7 +38,7 @@ def html_text(plan: Plan, compared: Sequence[Compared] = ()) -> str:
     Everything that :func:`gather` finds is in the element with the id ``data``, as JSON.
     """
     data = gather(plan, compared)
-    style, script = _file("report.css"), _file("report.js")
+    style, script = _file("report.css"), _script()
     text = _environment().get_template("report.html.jinja").render(
         data=data,
         json=_json(data),
@@ -94,6 +97,13 @@ def _percent(share: float) -> str:
 @functools.cache
 def _file(name: str) -> str:
     return importlib.resources.files(__name__).joinpath(name).read_text(encoding="ascii")
+
+
+@functools.cache
+def _script() -> str:
+    """The scripts as one, in which what each declares is known to those after it."""
+    parts = "\n".join(_file(f"scripts/{name}.js") for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def _json(data: dict[str, Any]) -> Markup:

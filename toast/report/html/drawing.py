@@ -148,61 +148,76 @@ def timeline(
     label: str,
     phases: Sequence[tuple[int, str]],
 ) -> Markup:
-    """Bytes that are alive before each op, with the limit, the peak and the program's phases."""
+    """Bytes that are alive before each op, with the limit, the peak and the program's phases.
+
+    Lines stretch with the page, in percent of its width and in pixels down; texts do not.
+    """
     bottom = 20 if phases else 4
-    width, height, left = 960, 146 + bottom, 74
-    inner = width - left - 8
+    height, wide = 166 + bottom, 1000
     top: float = (
         max(data["peak_bytes"], limit if limit < 8 * data["peak_bytes"] else 0.0, 1.0) * 1.08
     )
 
+    def share(op: float) -> str:
+        return f"{100 * op / max(ops, 1):.2f}%"
+
     def x(op: float) -> float:
-        return left + inner * op / max(ops, 1)
+        return wide * op / max(ops, 1)
 
     def y(size: float) -> float:
         return height - bottom - (height - bottom - 8) * size / top
+
+    def across(kind: str, size: float) -> str:
+        at = f"{y(size):.1f}"
+        return f'<line class="{kind}" x2="100%" y1="{at}" y2="{at}"/>'
+
+    def down(kind: str, op: float, end: float) -> str:
+        return f'<line class="{kind}" x1="{share(op)}" x2="{share(op)}" y1="4" y2="{end}"/>'
 
     points = _thinned(data["op"], data["live_bytes"], ops, data["argument_bytes"])
     path = f"M{x(0):.1f} {y(data['argument_bytes']):.1f}"
     path += "".join(f"H{x(op):.1f}V{y(size):.1f}" for op, size in points) + f"H{x(ops):.1f}"
     area = f"{path}V{y(0):.1f}H{x(0):.1f}Z"
-    ticks = _ticks(top)
     grid = "".join(
-        f'<path class="grid" d="M{left} {y(t):.1f}H{width - 8}"/>'
-        f'<text class="tick" x="{left - 6}" y="{y(t) + 4:.1f}">{size_text(t) if t else "0"}</text>'
-        for t in ticks
+        across("grid", t)
+        + f'<text class="tick" x="-6" y="{y(t) + 4:.1f}">{size_text(t) if t else "0"}</text>'
+        for t in _ticks(top)
     )
-    arguments = y(data["argument_bytes"])
     line = ""
     if limit <= top:
-        line = (
-            f'<path class="limit" d="M{left} {y(limit):.1f}H{width - 8}"/>'
-            f'<text class="limit-text" x="{width - 12}" y="{y(limit) - 4:.1f}">limit '
-            f"{size_text(limit)}</text>"
+        # Not where the dashed line would go through it.
+        gap = y(limit) - y(data["argument_bytes"])
+        under = 0 < gap < 18 and y(limit) + 12 < height - bottom
+        line = across("limit", limit) + (
+            f'<text class="limit-text" x="100%" dx="-4" y="{y(limit) + (12 if under else -4):.1f}">'
+            f"limit {size_text(limit)}</text>"
         )
+    ends = [*(op for op, _ in phases), ops][1:]
     marks = "".join(
-        f'<path class="phase-line" d="M{x(op):.1f} 4V{height}"/>'
-        f'<text class="phase-text" x="{x(op) + 5:.1f}" y="{height - 5}">{escape(phase)}</text>'
-        for op, phase in phases
+        down("phase-line", op, height)
+        + f'<svg x="{share(op)}" width="{share(end - op)}" height="{height}">'
+        f'<text class="phase-text" x="5" y="{height - 5}">{escape(phase)}</text></svg>'
+        for (op, phase), end in zip(phases, ends, strict=True)
     )
-    px, py = x(data["peak_op"]), y(data["peak_bytes"])
-    anchor = "end" if px > width * 0.6 else "start"
-    shift = -8 if anchor == "end" else 8
+    peak, at = data["peak_bytes"], data["peak_op"]
+    anchor, shift = ("end", -8) if at > 0.6 * ops else ("start", 8)
     description = (
-        f"{label}: peak {size_text(data['peak_bytes'])} before op {data['peak_op']} of {ops}; "
+        f"{label}: peak {size_text(peak)} before op {at} of {ops}; "
         f"arguments take {size_text(data['argument_bytes'])}; the limit is {size_text(limit)}."
     )
     return Markup(
-        f'<svg class="timeline {name}" role="img" viewBox="0 0 {width} {height}" '
-        f'data-left="{left}" data-right="8" aria-labelledby="{name}-title {name}-desc">'
+        f'<svg class="timeline {name}" role="img" height="{height}" '
+        f'aria-labelledby="{name}-title {name}-desc">'
         f'<title id="{name}-title">Memory in program order, {escape(label)}</title>'
-        f'<desc id="{name}-desc">{escape(description)}</desc>'
-        f'{grid}<path class="area" d="{area}"/><path class="line" d="{path}"/>'
-        f'<path class="base" d="M{left} {arguments:.1f}H{width - 8}"/>'
-        f'{marks}{line}<circle class="peak" cx="{px:.1f}" cy="{py:.1f}" r="4"/>'
-        f'<text class="peak-text" text-anchor="{anchor}" x="{px + shift:.1f}" y="{py + 13:.1f}">'
-        f"peak {size_text(data['peak_bytes'])}</text>"
-        f'<path class="cursor" d="M{left} 4V{height - bottom}"/></svg>'
+        f'<desc id="{name}-desc">{escape(description)}</desc>{grid}'
+        f'<svg width="100%" height="{height}" viewBox="0 0 {wide} {height}" '
+        f'preserveAspectRatio="none"><path class="area" d="{area}"/>'
+        f'<path class="line" d="{path}"/></svg>'
+        f"{across('base', data['argument_bytes'])}{marks}{line}"
+        f'<circle class="peak" cx="{share(at)}" cy="{y(peak):.1f}" r="4"/>'
+        f'<text class="peak-text" text-anchor="{anchor}" x="{share(at)}" dx="{shift}" '
+        f'y="{y(peak) + 13:.1f}">peak {size_text(peak)}</text>'
+        f"{down('cursor', 0, height - bottom)}</svg>"
     )
 
 

@@ -1,0 +1,27 @@
+"""A browser, and a report to open in it."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.report.browser import SHOTS, browser
+from tests.report.test_html import planned
+from toast.report import write_html
+
+
+@pytest.fixture(scope="module")
+def chrome() -> Iterator[Any]:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("report") / "t2b.html"
+    write_html(planned("t2b", layers=2), path)
+    return path

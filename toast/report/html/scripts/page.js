@@ -1,0 +1,98 @@
+/* The elements of the page: the theme, long tables, the navigation. Names are only ever set as text. */
+
+const data = JSON.parse(document.getElementById("data").textContent);
+const listing = data.listing;
+const byId = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+
+/* An element with attributes and children; strings become text. */
+function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  return filled(element, attributes, children);
+}
+function draw(name, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, name), attributes, children);
+}
+function filled(element, attributes, children) {
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (value !== false && value !== null) element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== ""));
+  return element;
+}
+const digits = (x) => (x >= 999.5 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
+function sizeText(bytes) {
+  for (const [unit, size] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
+    if (bytes >= size) return `${digits(bytes / size)} ${unit}`;
+  return `${bytes.toFixed(0)} B`;
+}
+function timeText(seconds) {
+  for (const [unit, size] of [["s", 1], ["ms", 1e-3]])
+    if (seconds >= size) return `${digits(seconds / size)} ${unit}`;
+  return seconds && seconds < 5e-9 ? "< 0.01 us" : `${digits(seconds / 1e-6)} us`;
+}
+const count = (n) => n.toLocaleString("en-US");
+const several = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+/* -- theme ------------------------------------------------------------------------------- */
+
+const themes = ["", "light", "dark"];
+const root = document.documentElement;
+function setTheme(theme) {
+  if (theme) root.dataset.theme = theme;
+  else delete root.dataset.theme;
+  byId("theme").textContent = `Theme: ${theme || "as the system"}`;
+}
+let theme = "";
+try { theme = localStorage.getItem("toast-theme") || ""; } catch { /* not kept then */ }
+setTheme(themes.includes(theme) ? theme : "");
+byId("theme").addEventListener("click", () => {
+  const next = themes[(themes.indexOf(root.dataset.theme || "") + 1) % themes.length];
+  setTheme(next);
+  try { localStorage.setItem("toast-theme", next); } catch { /* not kept then */ }
+});
+
+/* -- long and wide tables, and the navigation -------------------------------------------- */
+
+for (const button of document.querySelectorAll(".show-more"))
+  button.addEventListener("click", () => {
+    const rows = byId(button.dataset.table).querySelectorAll("tr.more");
+    for (const row of rows) row.hidden = false;
+    for (const row of byId(button.dataset.table).querySelectorAll("tr.less")) row.remove();
+    button.closest("p").remove();
+    rows[0].querySelector("th").tabIndex = -1;
+    rows[0].querySelector("th").focus();
+  });
+/* What is wider than its frame fades out where it goes on. */
+function fade(frame) {
+  const sides = [];
+  if (frame.scrollLeft > 1) sides.push("left");
+  if (frame.scrollLeft + frame.clientWidth < frame.scrollWidth - 1) sides.push("right");
+  if (sides.length) frame.dataset.more = sides.join(" "); else delete frame.dataset.more;
+}
+const resized = new ResizeObserver((entries) => requestAnimationFrame(() => {
+  for (const e of entries) fade(e.target.closest(".scroll, nav ol") || e.target);
+}));
+function fading(frame) {
+  frame.addEventListener("scroll", () => fade(frame), { passive: true });
+  resized.observe(frame);
+  if (frame.firstElementChild) resized.observe(frame.firstElementChild);
+  return frame;
+}
+for (const frame of document.querySelectorAll(".scroll, nav ol")) fading(frame);
+
+const links = new Map([...document.querySelectorAll("nav a")].map((a) => [a.hash.slice(1), a]));
+const seen = new Set();
+const watch = new IntersectionObserver((entries) => {
+  for (const e of entries) e.isIntersecting ? seen.add(e.target.id) : seen.delete(e.target.id);
+  const first = [...links.keys()].find((id) => seen.has(id));
+  if (!first) return;
+  for (const [id, link] of links)
+    id === first ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+  /* The bar alone moves: scrolling to the link would stop the page on its way. */
+  const bar = links.get(first).closest("ol"), at = bar.getBoundingClientRect();
+  const link = links.get(first).getBoundingClientRect();
+  bar.scrollLeft += (link.left + link.right - at.left - at.right) / 2;
+}, { rootMargin: "-10% 0px -60% 0px" });
+for (const id of links.keys()) if (byId(id)) watch.observe(byId(id));

@@ -1,0 +1,154 @@
+/* Filters and the search over the listing, links to ops, and keys. */
+
+const kinds = new Map();
+for (let op = 0; op < ops; op++) kinds.set(kindOf(op), (kinds.get(kindOf(op)) || 0) + 1);
+byId("kind").append(...[...kinds].sort(([a], [b]) => (a < b ? -1 : 1)).map(([kind, n]) =>
+  make("option", { value: kind }, `${kind} (${count(n)})`)));
+byId("color").append(...data.colors.map((color, c) =>
+  make("option", { value: String(c) }, `${color.label} ${color.arguments[0] || ""} (${count(color.names)})`)));
+
+/* Per signature and per place: what does not change from op to op is looked at once. */
+const signatureText = listing.signatures.map(([kind, attributes, , operands, results]) =>
+  [kind, attributes, ...[...operands, ...results].map(([t]) => typeText(listing.types[t]))].join(" ").toLowerCase());
+const placeTexts = listing.paths.map((path, i) => {
+  const [file, line, called] = listing.spots[listing.path_spot[i]];
+  return `${path} ${file}:${line} ${called}`.toLowerCase();
+});
+const foldTexts = folds.map((fold) => `${fold.heading} ${fold.name}`.toLowerCase());
+const ownTexts = new Map(); /* paths of arguments and results, names of values */
+function own(op, text) { if (text) ownTexts.set(op, `${ownTexts.get(op) || ""} ${text.toLowerCase()}`); }
+for (let op = 0; op < ops; op++) { own(op, pathText(op)); own(op, dotted(pathText(op))); }
+for (const [value, label] of Object.entries(listing.labels)) own(valueOp[value], label);
+/* The ops that have a word, by op: in their own texts, or those of their fold, arguments or collectives. */
+function having(word) {
+  const inSignature = signatureText.map((text) => text.includes(word));
+  const inPlace = placeTexts.map((text) => text.includes(word));
+  const found = new Uint8Array(ops), called = new Uint8Array(ops);
+  folds.forEach(({ section }, i) => { if (foldTexts[i].includes(word)) found.fill(1, section.start, section.stop); });
+  for (const [op, text] of ownTexts) if (text.includes(word)) called[op] = 1;
+  for (const [op, , kind, axes] of listing.moves) if (moveText(kind, axes).toLowerCase().includes(word)) found[op] = 1;
+  if (word === "conflict") for (const op of torn.keys()) found[op] = 1;
+  for (let op = 0; op < ops; op++)
+    if (called[op] || inSignature[listing.signature[op]] || inPlace[listing.place[op]] || word === `%${op}` ||
+      listing.operands[op].some((value) => isArgument(valueOp[value]) && called[valueOp[value]])) found[op] = 1;
+  return found;
+}
+function hasColor(op, color) {
+  for (let name = firstName[op]; name < firstName[op + 1]; name++)
+    if (colorOf[name] >= 0 && colorKind(colorOf[name]) === color) return true;
+  return false;
+}
+const onlys = {
+  moves: (op) => moves.has(op), reshards: (op) => reshards.has(op),
+  conflicts: (op) => torn.has(op), spent: (op) => seconds(op) > 0,
+};
+const FEW = 400;
+let last = null;
+function filter() {
+  const query = byId("query").value.trim().toLowerCase(), kind = byId("kind").value;
+  const color = byId("color").value, only = byId("only").value;
+  const asked = JSON.stringify([query, kind, color, only]);
+  if (asked === last) return;
+  last = asked;
+  const unfiltered = !query && !kind && !color && !only;
+  matching = unfiltered ? null : new Uint8Array(ops);
+  let found = ops;
+  if (matching) {
+    const words = query.split(/\s+/).filter(Boolean), sets = words.map(having);
+    found = 0;
+    for (let op = 0; op < ops; op++) {
+      const hit = (!kind || kindOf(op) === kind) && (!color || hasColor(op, Number(color))) &&
+        (!only || onlys[only](op)) && sets.every((has) => has[op]);
+      if (hit) { matching[op] = 1; found++; }
+    }
+    if (!found) emptied(words.filter((_, i) => !sets[i].includes(1)), words);
+  }
+  for (const fold of folds) {
+    fold.matched = matched(fold.section);
+    const n = fold.matched ? fold.matched.length : -1;
+    const length = fold.section.stop - fold.section.start;
+    fold.element.hidden = n === 0;
+    fold.size.textContent = n < 0 ? several(length, "op") : `${count(n)} of ${count(length)}`;
+    const open = fold.button.getAttribute("aria-expanded") === "true";
+    /* What a filter unfolded is folded again behind it; what a person unfolded stays. */
+    if (n > 0 && found <= FEW && !open) { setOpen(fold, true); fold.byFilter = true; }
+    else if (n < 0 && fold.byFilter) setOpen(fold, false);
+    else if (open) setOpen(fold, true);
+  }
+  empty.hidden = found > 0;
+  for (const phase of phases) phase.heading.hidden = phase.folds.every((fold) => fold.element.hidden);
+  byId("found").textContent = matching ? `${count(found)} of ${several(ops, "op")}` : several(ops, "op");
+}
+/* Say why nothing is listed; some words are in no op at all. */
+function emptied(unknown, words) {
+  const chosen = ["kind", "color", "only"].map(byId).filter((select) => select.value);
+  const quoted = (list) => list.map((word) => `\u201c${word}\u201d`).join(" and ");
+  const all = [words.length ? quoted(words) : "", ...chosen.map((select) =>
+    `${select.id} ${select.selectedOptions[0].textContent.replace(/ *\([\d,]+\)$/, "")}`)];
+  empty.replaceChildren(unknown.length ? `No op has ${quoted(unknown)}. ` : `No op matches ${all.filter(Boolean).join(", ")}. `,
+    "Words are looked for in layers, arguments and the ops that use them, kinds, types, collectives, functions and source lines; all must occur.",
+    make("button", { type: "reset", form: "filters", onclick: () => byId("query").focus() }, "Show all ops"));
+}
+let waiting = 0;
+byId("filters").addEventListener("submit", (event) => event.preventDefault());
+byId("query").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(filter, 120); });
+for (const id of ["kind", "color", "only"]) byId(id).addEventListener("change", filter);
+byId("filters").addEventListener("reset", () => setTimeout(filter));
+byId("fold-all").addEventListener("click", () => { for (const fold of folds) setOpen(fold, false); });
+function showOnly(values) {
+  byId("filters").reset();
+  for (const [id, value] of Object.entries(values)) byId(id).value = value;
+  filter();
+  byId("program").scrollIntoView();
+  byId("query").focus({ preventScroll: true });
+}
+for (const button of document.querySelectorAll("[data-kind]"))
+  button.addEventListener("click", () => showOnly({ kind: button.dataset.kind }));
+for (const button of document.querySelectorAll("[data-line]"))
+  button.addEventListener("click", () => showOnly({ query: button.dataset.line }));
+for (const button of document.querySelectorAll("[data-color]"))
+  button.addEventListener("click", () => showOnly({ color: button.dataset.color }));
+if (byId("only-moves")) byId("only-moves").addEventListener("click", () => showOnly({ only: "moves" }));
+
+/* Bring an op into view: unfold its section as far as it, and mark it. */
+function reveal(op) {
+  const fold = folds[sectionOf(op)];
+  if (!fold) return;
+  if (matching && !matching[op]) { byId("filters").reset(); filter(); }
+  const open = fold.button.getAttribute("aria-expanded") === "true";
+  let at = open ? fold.all.indexOf(op) : (fold.matched ? fold.matched.indexOf(op) : op - fold.section.start);
+  if (!open || at >= fold.until()) setOpen(fold, true, Math.max(PAGE, at + 50));
+  for (const old of document.querySelectorAll("tr.here")) old.classList.remove("here");
+  const element = byId(`op-${op}`);
+  element.classList.add("here");
+  element.scrollIntoView({ block: "center" });
+  element.querySelector("button.op").focus({ preventScroll: true });
+}
+document.addEventListener("click", (event) => {
+  const link = event.target.closest && event.target.closest("a");
+  const hash = link && (link.getAttribute("href") || "");
+  if (hash && /^#op-\d+$/.test(hash)) {
+    event.preventDefault();
+    history.replaceState(null, "", hash);
+    reveal(Number(hash.slice(4)));
+  }
+});
+const goTo = () => { if (/^#op-\d+$/.test(location.hash)) reveal(Number(location.hash.slice(4))); };
+window.addEventListener("hashchange", goTo);
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest && event.target.closest("input, select, textarea");
+  if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    event.preventDefault();
+    byId("query").focus();
+    byId("query").select();
+  } else if (event.key === "Escape" && event.target === byId("query")) {
+    byId("query").value = "";
+    filter();
+  }
+});
+
+filter();
+if (ops <= PAGE) for (const fold of folds) setOpen(fold, true);
+goTo();
+document.documentElement.dataset.ready = "true";
