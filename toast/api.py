@@ -16,7 +16,17 @@ from toast.frontend import Program
 from toast.given import AnyHardware, AnyMesh
 from toast.hardware import Hardware, Mesh, check_size
 from toast.models import Model
-from toast.plan import Applied, Plan, actions_like, apply_saved, make_plan, read
+from toast.plan import (
+    Applied,
+    Plan,
+    apply_saved,
+    begun,
+    check_axes,
+    check_program,
+    make_plan,
+    read,
+    started,
+)
 from toast.search import (
     Found,
     Job,
@@ -144,6 +154,7 @@ def plan(
     meshes = given.candidate_meshes(mesh, devices, machine)
     limit = given.limit_of(memory_bytes, machine)
     settings = settings or Settings()
+    saved = None if start is None else read(start)
     if isinstance(target, Analysis):
         analysis = target
     else:
@@ -153,39 +164,44 @@ def plan(
         )  # fmt: skip
     seconds = dict(analysis.seconds)
 
+    if saved:
+        check_program(saved, analysis.program)
+        if devices is None:
+            check_axes(saved, meshes[0])
+    remarks: dict[Mesh, tuple[str, ...]] = {}
+
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
         _check_axes(analysis, mesh)
-        model = CostModel(space, machine, overlap=overlap, like=like)
+        at = saved and started(saved, space, resolution)
+        model = CostModel(at.space if at else space, machine, overlap=overlap, like=like)
         begin_fixed(model)
-        if start is None:
+        if at is None:
             return Job(model, limit, settings)
-        begun, missing = actions_like(space, start)
-        if missing and not begun and devices is None:
-            raise PlanError(f"{missing}; it is of another program or mesh, so begin without it")
-        left_out[mesh] = missing
-        return Job(model, limit, settings, (begun,))
-
-    left_out: dict[Mesh, str] = {}
+        actions, remarks[mesh], lost = begun(at)
+        if lost and devices is None:
+            raise PlanError(f"{remarks[mesh][0]}; begin without it")
+        return Job(model, limit, settings, (actions,))
 
     tried: tuple[Tried, ...] = ()
     if devices is None:
         begin = time.perf_counter()
         if progress:
             progress("decision space")
-        model, _, _, begun = prepare(meshes[0])
+        model, _, _, starts = prepare(meshes[0])
         seconds["decision space"] = time.perf_counter() - begin
     if devices is None:
         if progress:
             progress("search")
-        found = find(model, memory_bytes=limit, settings=settings, start=begun, progress=progress)
+        found = find(model, memory_bytes=limit, settings=settings, start=starts, progress=progress)
     else:
         model, found, tried = search_meshes(meshes, prepare, settings, progress)
     seconds["search"] = found.seconds
-    notes = [left_out[model.space.mesh]] if left_out.get(model.space.mesh) else []
+    ended = filter(None, [", ".join(_notes(settings, found))])
     made = make_plan(
         model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds,
-        note=", ".join([*_notes(settings, found), *notes]), meshes=tried, resolution=resolution,
+        note="\n".join([*ended, *remarks.get(model.space.mesh, ())]), meshes=tried,
+        resolution=resolution,
     )  # fmt: skip
     if memory_bytes is not None and not made.fits:
         where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
