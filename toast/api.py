@@ -131,7 +131,10 @@ def plan(
     ``resolution="independent"`` resolves compatible conflicts one by one (3.5): more actions, and
     sometimes a better plan.
     ``constraints`` fix shardings (:class:`toast.Constraints`); ``start`` is an earlier plan, or its
-    JSON file, that the search begins with.  ``cache`` is as for :func:`analyze`.
+    JSON file, of TOAST or of a baseline, that the search begins with: with its very shardings on
+    the program and mesh that it was made for, with the actions that have a counterpart on others.
+    The plan costs no more than that; its ``note`` says what of the start is not used.
+    ``cache`` is as for :func:`analyze`.
 
     With ``devices`` in place of ``mesh`` every mesh of so many devices is tried
     (:func:`toast.hardware.meshes_of`), and the best plan is returned, on its mesh; its ``meshes``
@@ -139,7 +142,8 @@ def plan(
 
     Raises :class:`toast.errors.MeshError` when no dimension can use the mesh,
     :class:`toast.errors.PinError` when a constraint cannot hold,
-    :class:`toast.errors.PlanError` when no action of ``start`` has a counterpart, and
+    :class:`toast.errors.PlanError` when ``start`` is of another program, or nothing of it has a
+    counterpart, and
     :class:`toast.errors.SearchError` when ``memory_bytes`` was given and nothing found fits it.
 
     >>> import jax, jax.numpy as jnp, toast
@@ -173,7 +177,7 @@ def plan(
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
         _check_axes(analysis, mesh)
-        at = saved and started(saved, space, resolution)
+        at = None if saved is None else started(saved, space, resolution)
         model = CostModel(at.space if at else space, machine, overlap=overlap, like=like)
         begin_fixed(model)
         if at is None:

@@ -19,7 +19,7 @@ from toast.frontend import Program
 from toast.plan.files import Saved
 from toast.plan.labels import describe_value, folded
 from toast.plan.matching import Offered
-from toast.plan.reapply import Work, by_class, check_axes
+from toast.plan.reapply import Work, by_class
 from toast.space import NONE, Action, Resolving, Space, States
 
 #: Of another program, the share of the plan's arguments that it must have.
@@ -78,7 +78,7 @@ def check_program(saved: Saved, program: Program) -> None:
 def started(saved: Saved, space: Space, resolution: Resolving) -> Start:
     """The shardings of a plan in a space, which has the given ``resolution``."""
     program = space.analysis.program
-    exact = saved.digest == program.digest and saved.mesh.axes == space.mesh.axes
+    exact = saved.digest == program.digest and dict(saved.mesh.axes) == dict(space.mesh.axes)
     if not exact and saved.replayed:
         return Start(saved, space, exact, None, np.zeros(0, dtype=bool))
     work = Work(saved, space, space.of_ops(space.pinned), exact)
@@ -116,21 +116,19 @@ def begun(start: Start) -> Begun:
     if start.state is not None:
         target = np.where(start.matters[:, None], space.within(start.state), state)
         notes += _kept_off(start, target)
-        ways = [] if saved.replayed else _approach(space, state, target)
-        for action in ways:
-            state = space.apply(state, action)
-        rest = _refinements(space, state, target)
-        found += [*ways, *rest]
-        if rest:
-            notes.append(
-                "no actions lead to all of its shardings; refinements of single ops stand for the "
-                "rest"
-            )
+        if not saved.replayed:
+            state = _approach(space, state, target, found)
+        known = len(found)
+        state = _refine(space, state, target, found)
+        if len(found) > known:
+            notes.append("no actions lead to all of its shardings; refinements stand for the rest")
+        if (state != target).any():
+            notes.append("what the sizes do not divide by is not sharded")
     shards = wanted or any(axes for said in saved.arguments.values() for axes in said.spec)
     return Begun(
         tuple(found),
         tuple(f"start {saved.name}: {note}" for note in notes),
-        bool(shards and not found and not space.begun),
+        bool(shards and not start.exact and not found and not space.begun),
     )
 
 
@@ -155,15 +153,13 @@ def _kept_off(start: Start, target: States) -> list[str]:
     """Whether constraints hold in place of what the plan says."""
     differ = ((target != start.state) & start.matters[:, None]).any(axis=1)
     ops = np.flatnonzero(differ[start.space.classes.of_op]).tolist()
-    if not ops:
-        return []
     program = start.space.analysis.program
     named = [
         program.arguments[op] if op < len(program.arguments)
         else describe_value(program, program.ops[op].results[0])
         for op in ops if program.ops[op].results
     ]  # fmt: skip
-    return [f"the constraints hold in place of what it says of {_listed(named)}"]
+    return [f"the constraints hold in place of what it says of {_listed(named)}"] if named else []
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -171,34 +167,30 @@ def _listed(texts: Sequence[str]) -> str:
     return ", ".join(texts[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _approach(space: Space, state: States, target: States) -> list[Action]:
-    """Actions that bring a state nearer to another, each as near as one can."""
-    found: list[Action] = []
-    while space.actions and len(found) < _MOST:
+def _approach(space: Space, state: States, target: States, found: list[Action]) -> States:
+    """The state after actions that bring it nearer to another, each as near as one can."""
+    for _ in range(_MOST if space.actions else 0):
         after = space.apply_each(state, range(len(space.actions)))
-        changed = after != state
-        gained = np.where(after == target, 1, -1) * changed
-        best = int(np.argmax(gained.sum(axis=(1, 2))))
-        if gained[best].sum() <= 0:
+        gained = (np.where(after == target, 1, -1) * (after != state)).sum(axis=(1, 2))
+        best = int(np.argmax(gained))
+        if gained[best] <= 0:
             break
         found.append(space.actions[best])
         state = after[best]
-    return found
+    return state
 
 
-def _refinements(space: Space, state: States, target: States) -> list[Action]:
-    """What changes a state to another: first each axis where it belongs, as far as sizes allow.
+def _refine(space: Space, state: States, target: States, found: list[Action]) -> States:
+    """The state after refinements, an axis at a time, that make it another as far as sizes allow.
 
     Where an axis that is to go is in the way, it is let go before.
     """
-    found: list[Action] = []
     for let_go in (False, True, False):
         for axis in range(target.shape[1]):
             classes = np.flatnonzero(state[:, axis] != target[:, axis]).tolist()
             part = tuple((k, NONE if let_go else int(target[k, axis])) for k in classes)
-            if part:
-                action = Action(-1, (), axis, part)
-                after = space.apply(state, action)
-                found += [action] if (after != state).any() else []
-                state = after
-    return found
+            after = space.apply(state, Action(-1, (), axis, part)) if part else state
+            if (after != state).any():
+                found.append(Action(-1, (), axis, part))
+            state = after
+    return state

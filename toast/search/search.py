@@ -17,7 +17,7 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.errors import SearchError
-from toast.search.ledger import Ledger, Trajectory, length, state_key
+from toast.search.ledger import Ledger, length, state_key
 from toast.search.local import polish, refine, replay
 from toast.search.tree import Tree
 from toast.space import Action, States
