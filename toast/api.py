@@ -16,7 +16,17 @@ from toast.frontend import Program
 from toast.given import AnyHardware, AnyMesh
 from toast.hardware import Hardware, Mesh, check_size
 from toast.models import Model
-from toast.plan import Applied, Plan, actions_like, apply_saved, make_plan, read
+from toast.plan import (
+    Applied,
+    Plan,
+    apply_saved,
+    begun,
+    check_axes,
+    check_program,
+    make_plan,
+    read,
+    started,
+)
 from toast.search import (
     Found,
     Job,
@@ -121,7 +131,10 @@ def plan(
     ``resolution="independent"`` resolves compatible conflicts one by one (3.5): more actions, and
     sometimes a better plan.
     ``constraints`` fix shardings (:class:`toast.Constraints`); ``start`` is an earlier plan, or its
-    JSON file, that the search begins with.  ``cache`` is as for :func:`analyze`.
+    JSON file, of TOAST or of a baseline, that the search begins with: with its very shardings on
+    the program and mesh that it was made for, with the actions that have a counterpart on others.
+    The plan costs no more than that; its ``note`` says what of the start is not used.
+    ``cache`` is as for :func:`analyze`.
 
     With ``devices`` in place of ``mesh`` every mesh of so many devices is tried
     (:func:`toast.hardware.meshes_of`), and the best plan is returned, on its mesh; its ``meshes``
@@ -129,7 +142,8 @@ def plan(
 
     Raises :class:`toast.errors.MeshError` when no dimension can use the mesh,
     :class:`toast.errors.PinError` when a constraint cannot hold,
-    :class:`toast.errors.PlanError` when no action of ``start`` has a counterpart, and
+    :class:`toast.errors.PlanError` when ``start`` is of another program, or nothing of it has a
+    counterpart, and
     :class:`toast.errors.SearchError` when ``memory_bytes`` was given and nothing found fits it.
 
     >>> import jax, jax.numpy as jnp, toast
@@ -144,6 +158,7 @@ def plan(
     meshes = given.candidate_meshes(mesh, devices, machine)
     limit = given.limit_of(memory_bytes, machine)
     settings = settings or Settings()
+    saved = None if start is None else read(start)
     if isinstance(target, Analysis):
         analysis = target
     else:
@@ -153,39 +168,44 @@ def plan(
         )  # fmt: skip
     seconds = dict(analysis.seconds)
 
+    if saved:
+        check_program(saved, analysis.program)
+        if devices is None:
+            check_axes(saved, meshes[0])
+    remarks: dict[Mesh, tuple[str, ...]] = {}
+
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
         _check_axes(analysis, mesh)
-        model = CostModel(space, machine, overlap=overlap, like=like)
+        at = None if saved is None else started(saved, space, resolution)
+        model = CostModel(at.space if at else space, machine, overlap=overlap, like=like)
         begin_fixed(model)
-        if start is None:
+        if at is None:
             return Job(model, limit, settings)
-        begun, missing = actions_like(space, start)
-        if missing and not begun and devices is None:
-            raise PlanError(f"{missing}; it is of another program or mesh, so begin without it")
-        left_out[mesh] = missing
-        return Job(model, limit, settings, (begun,))
-
-    left_out: dict[Mesh, str] = {}
+        actions, remarks[mesh], lost = begun(at)
+        if lost and devices is None:
+            raise PlanError(f"{remarks[mesh][0]}; begin without it")
+        return Job(model, limit, settings, (actions,))
 
     tried: tuple[Tried, ...] = ()
     if devices is None:
         begin = time.perf_counter()
         if progress:
             progress("decision space")
-        model, _, _, begun = prepare(meshes[0])
+        model, _, _, starts = prepare(meshes[0])
         seconds["decision space"] = time.perf_counter() - begin
     if devices is None:
         if progress:
             progress("search")
-        found = find(model, memory_bytes=limit, settings=settings, start=begun, progress=progress)
+        found = find(model, memory_bytes=limit, settings=settings, start=starts, progress=progress)
     else:
         model, found, tried = search_meshes(meshes, prepare, settings, progress)
     seconds["search"] = found.seconds
-    notes = [left_out[model.space.mesh]] if left_out.get(model.space.mesh) else []
+    ended = filter(None, [", ".join(_notes(settings, found))])
     made = make_plan(
         model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds,
-        note=", ".join([*_notes(settings, found), *notes]), meshes=tried, resolution=resolution,
+        note="\n".join([*ended, *remarks.get(model.space.mesh, ())]), meshes=tried,
+        resolution=resolution,
     )  # fmt: skip
     if memory_bytes is not None and not made.fits:
         where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"

@@ -67,6 +67,28 @@ def test_plan_finds_the_mesh(tmp_path: pathlib.Path) -> None:
     assert [row["mesh"] for row in rows] == [{"a": 4}, {"a": 2, "b": 2}]
 
 
+def test_a_plan_begins_with_an_earlier_one(tmp_path: pathlib.Path) -> None:
+    """What there is to know of it stands in lines of its own."""
+    target = tmp_path / "plan.json"
+    options = ("--hardware", "tpu-v5e", "--json", target, "--budget", "0")
+    assert run("plan", "t2b", "--layers", 1, "--mesh", "data=4", *options[:4]).exit_code == 0
+    cost = json.loads(target.read_text())["cost"]
+    start = ("--start", target, "--mesh", "data=4")
+    result = run("plan", "t2b", "--layers", 1, *start, *options)
+    assert result.exit_code == 0, result.output
+    assert json.loads(target.read_text())["cost"] == cost
+    lines = [line for line in result.stdout.splitlines() if line.startswith(("Search:", "Note:"))]
+    assert lines[1:] == ["Note: stopped at its budget"]
+    result = run("plan", "t2b", "--layers", 2, *start, *options)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^Search: [^\n]*, cost [\d.]+ \(unsharded: [\d.]+\)$", result.stdout, re.M)
+    assert re.search(r"^Note: stopped at its budget\nNote: start ", result.stdout, re.M)
+    result = run("plan", "gns", "--layers", 1, *start)
+    assert result.exit_code == 2
+    assert "plan.json: it is a plan of t2b, and gns has" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_verify_compares_every_output() -> None:
     result = run("verify", "mlp", "--mesh", "data=4,model=2")
     assert result.exit_code == 0, result.output

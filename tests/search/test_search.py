@@ -19,7 +19,7 @@ from toast.hardware import Mesh, load
 from toast.models.zoo import attention
 from toast.resources import directory
 from toast.search import Round, Search, Settings
-from toast.space import States
+from toast.space import Action, States
 
 
 def test_mlp_gets_batch_and_megatron_when_weights_are_large() -> None:
@@ -167,6 +167,25 @@ def test_a_search_can_begin_with_what_an_earlier_one_found() -> None:
     ).run()
     assert again.cost <= first.cost
     assert again.states < first.states
+
+
+def test_what_is_found_costs_no_more_than_the_start() -> None:
+    """However long it is: refinements, which count for several actions, are no reason to leave it."""
+    model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
+    first = Search(model, memory_bytes=1e5).run()
+    space, state = model.space, model.space.initial
+    start: list[Action] = []
+    for axis in (0, 1):  # the same state, an op class at a time
+        for k in np.flatnonzero(first.state[:, axis] >= 0).tolist():
+            start.append(Action(-1, (), axis, ((k, int(first.state[k, axis])),)))
+            state = space.apply(state, start[-1])
+    assert (state == first.state).all()
+    assert len(start) > 50
+    settings = Settings(rounds=1, round_size=1, hottest=1, widest=1, effort=1)
+    for given, limit in ((settings, 1e5), (Settings(budget=0.0), 1e5)):
+        again = Search(model, memory_bytes=limit, start=[tuple(start)], settings=given).run()
+        assert again.cost <= first.cost
+    assert again.actions == tuple(start)
 
 
 def test_all_actions_at_once_are_the_actions_one_by_one() -> None:

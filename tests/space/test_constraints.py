@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, NamedSharding
@@ -18,6 +18,7 @@ from toast import Constraints
 from toast.errors import PinError, PlanError
 from toast.hardware import Hardware, Mesh, load
 from toast.models import build
+from toast.space import Action, Space
 from toast.space.constraints import parse_spec
 
 MESH = "d=4,m=2"
@@ -180,18 +181,38 @@ def test_what_has_no_elements_takes_no_pin() -> None:
         planned(analysis, pin={"x": P(None, "d")})
 
 
-def test_what_of_a_start_has_no_counterpart_is_said() -> None:
-    analysis = toast.analyze(mlp, f32(256, 32), f32(32, 64), f32(64, 16))
-    first = planned(analysis)
-    foreign = tuple(dataclasses.replace(step, dimensions=("y:0",)) for step in first.steps)
-    count = len(foreign)
-    again = toast.plan(
-        analysis, mesh=MESH, hardware=machine_for(analysis),
-        start=dataclasses.replace(first, steps=first.steps + foreign),
-    )  # fmt: skip
-    wanted = f"start mlp: {count} of {2 * count} actions have no counterpart here: y:0 on "
-    assert again.note.startswith(wanted)
-    assert first.note == ""
+def test_an_open_dimension_of_a_pin_takes_axes_and_the_others_do_not() -> None:
+    """Of refinements, too."""
+    analysis = analyzed("t2b-tiny")
+    mesh = Mesh.parse(MESH)
+    space = Space(analysis, mesh, constraints=toast.Constraints(
+        pin={"params['embedding']": P(P.UNCONSTRAINED, "m")}
+    ))  # fmt: skip
+    op = analysis.program.arguments.index("params['embedding']")
+    k, d = int(space.classes.of_op[op]), mesh.names.index("d")
+    assert {tuple(row) for row in space.choices[k].tolist()} == {(-1, 1), (0, 1)}
+    assert {action.part for action in space.single(k)} == {((k, 0),), ((k, -1),)}
+    for factor, wanted in ((0, 0), (1, -1)):
+        refined = space.apply(space.pinned, Action(-1, (), d, ((k, factor),)))
+        assert refined[k].tolist() == [wanted, 1]
+        wild = space.pinned.copy()
+        wild[k] = (factor, 0)
+        assert space.within(wild)[k].tolist() == [wanted, 1]
+    kept = space.for_search().apply(space.pinned, Action(-1, (), d, ((k, 1),)))
+    assert (kept == space.pinned).all()
+
+
+def test_ops_that_differ_are_classes_of_their_own() -> None:
+    analysis = analyzed("t2b-tiny")
+    plain = Space(analysis, Mesh.parse(MESH))
+    apart = plain.of_ops(plain.unsharded).copy()
+    (k, *_) = (k for k in range(len(plain.classes.count)) if (plain.classes.of_op == k).sum() > 1)
+    op = int(np.flatnonzero(plain.classes.of_op == k)[0])
+    apart[op, 0] = 0
+    split = Space(analysis, Mesh.parse(MESH), apart=apart)
+    assert len(split.classes.count) == len(plain.classes.count) + 1
+    assert (split.classes.of_op == split.classes.of_op[op]).sum() == 1
+    assert split.actions == plain.actions
 
 
 BAD = [
@@ -301,7 +322,7 @@ def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> 
         assert again.note == "stopped at its budget"
     with pytest.raises(
         PlanError,
-        match=r"refined.json: \d of \d actions have no counterpart here: .*; it is of another program or mesh",
+        match=r"refined.json: it is a plan of moe-scan, and t2b-tiny has \w+ of its \d+ arguments; begin",
     ):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "refined.json")
     text = (tmp_path / "plan.json").read_text()

@@ -2,6 +2,7 @@
 
 from toast.files import is_plan
 from toast.plan.alternatives import Alternative, CollectiveCount, WhyNot
+from toast.plan.begin import begun, check_program, started
 from toast.plan.diff import (
     ActionChange,
     Change,
@@ -20,10 +21,9 @@ from toast.plan.explain import (
 )
 from toast.plan.files import VERSION, Origin, Saved, read, schema
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
-from toast.plan.matching import Begun, actions_like
 from toast.plan.plan import ArgumentRow, Plan, Step, make_plan
 from toast.plan.prediction import Collective, Prediction
-from toast.plan.reapply import Applied, ArgumentChange, apply_saved
+from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
 
 __all__ = [
     "VERSION",
@@ -33,7 +33,6 @@ __all__ = [
     "ArgumentChange",
     "ArgumentExplanation",
     "ArgumentRow",
-    "Begun",
     "Cause",
     "Change",
     "Collective",
@@ -50,8 +49,10 @@ __all__ = [
     "Saved",
     "Step",
     "WhyNot",
-    "actions_like",
     "apply_saved",
+    "begun",
+    "check_axes",
+    "check_program",
     "describe_value",
     "diff",
     "dimension_labels",
@@ -63,4 +64,5 @@ __all__ = [
     "read",
     "schema",
     "spec_text",
+    "started",
 ]

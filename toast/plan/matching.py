@@ -3,52 +3,16 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from toast.plan.files import OpKey, Part, SavedAction, class_places, read
+from toast.plan.files import OpKey, Part, SavedAction, class_places
 from toast.plan.labels import action_labels
 from toast.space import NONE, Action, Space
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
-    from toast.plan.plan import Plan
-
-
-class Begun(NamedTuple):
-    """An earlier plan in a decision space."""
-
-    actions: tuple[Action, ...]
-    #: Why they are not all of the plan's; empty if they are.
-    missing: str
-
-
-def actions_like(space: Space, plan: Plan | str | pathlib.Path) -> Begun:
-    """The actions of ``space`` that do what those of an earlier plan, or of its JSON file, did.
-
-    What has no counterpart is left out.  Raises :class:`toast.errors.PlanError` for a file that is
-    no plan.
-    """
-    saved = read(plan)
-    wanted = [action for action in saved.actions if action.axis]
-    offered = Offered(space)
-    found, missing = [], []
-    for step in wanted:
-        action = offered.exactly(step)
-        if action is None:
-            missing.append(f"{step.labels[0] if step.labels else 'nothing'} on {step.axis}")
-        else:
-            found.append(action)
-    why = ""
-    if missing:
-        named = ", ".join(missing[:3]) + (" ..." if len(missing) > 3 else "")
-        why = (
-            f"start {saved.name}: {len(missing)} of {len(wanted)} actions have no counterpart "
-            f"here: {named}"
-        )
-    return Begun(tuple(found), why)
 
 
 class Offered:
@@ -77,8 +41,12 @@ class Offered:
             return None
         if wanted.part:
             return self._refinement(wanted)
-        found = self._by_labels.get((wanted.labels, wanted.axis), [])
-        return next((a for a in found if a.resolution == wanted.resolution), None)
+        found = [
+            action for action in self._by_labels.get((wanted.labels, wanted.axis), [])
+            if action.resolution == wanted.resolution
+        ]  # fmt: skip
+        # Labels fold the layers: alike dimensions of two colors share them.
+        return min(found, key=lambda action: action.color != wanted.color, default=None)
 
     def nearest(self, wanted: SavedAction) -> Action | None:
         """The action that shares most dimensions with ``wanted``, its resolution as far as it goes.

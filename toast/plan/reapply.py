@@ -117,7 +117,7 @@ def apply_saved(
     tell("decision space")
     program = analysis.program
     same = saved.digest == program.digest
-    _check_axes(saved, mesh)
+    check_axes(saved, mesh)
     space, notes = _space(saved, analysis, mesh)
     exact = same and mesh.axes == saved.mesh.axes and not notes
     offered = Offered(space)
@@ -140,7 +140,7 @@ def apply_saved(
         found.append((action, step.fixed))
     actions = tuple(action for action, _ in found)
     begun = space.of_ops(state)
-    work = _Work(saved, space, begun.copy(), exact)
+    work = Work(saved, space, begun.copy(), exact)
     known = work.ops()
     work.arguments()
     if not same and not found and not work.matched and not work.sharded:
@@ -153,7 +153,7 @@ def apply_saved(
     price = _Pricing(saved, actions, hardware, memory_bytes)
     best = price(space, work.state)
     if found and not exact:
-        anew = _Work(saved, space, begun.copy(), exact)
+        anew = Work(saved, space, begun.copy(), exact)
         anew.arguments()
         other = price(space, anew.state, best.model)
         if other.rank < best.rank:
@@ -193,7 +193,8 @@ def apply_saved(
     )
 
 
-def _check_axes(saved: Saved, mesh: Mesh) -> None:
+def check_axes(saved: Saved, mesh: Mesh) -> None:
+    """Raise :class:`toast.errors.PlanError` where a mesh has none of the axes of a plan."""
     used = {axis for entry in saved.arguments.values() for axes in entry.spec for axis in axes}
     used |= {action.axis for action in saved.actions} - {""}
     if used and not used & set(mesh.names):
@@ -332,7 +333,7 @@ def _space(saved: Saved, analysis: Analysis, mesh: Mesh) -> tuple[Space, list[st
     return space, notes
 
 
-class _Work:
+class Work:
     """The state of every op, as it becomes the plan's."""
 
     def __init__(self, saved: Saved, space: Space, state: OpState, exact: bool) -> None:
@@ -457,10 +458,11 @@ class _Work:
         return why
 
 
-def _classed(
-    op_state: OpState, space: Space, actions: Sequence[Action], resolution: Any
-) -> tuple[Space, States, tuple[Action, ...]]:
-    """The state by op class; by op, where ops of one class are not sharded alike."""
+def by_class(op_state: OpState, space: Space) -> tuple[States, npt.NDArray[np.bool_], bool]:
+    """A state of ops as one of classes, the ops that matter for it, and whether it is the same.
+
+    Ops of one class that are not sharded alike cannot be, without further classes.
+    """
     program, of_op = space.analysis.program, space.classes.of_op
     matters = np.ones(len(program.ops), dtype=bool)
     first = len(program.ops) - len(program.results)
@@ -470,7 +472,16 @@ def _classed(
     chosen = space.classes.representative.copy()
     chosen[of_op[matters][::-1]] = ops[matters][::-1]
     state = op_state[chosen]
-    if (space.of_ops(state) == op_state)[matters].all():
+    return state, matters, bool((space.of_ops(state) == op_state)[matters].all())
+
+
+def _classed(
+    op_state: OpState, space: Space, actions: Sequence[Action], resolution: Any
+) -> tuple[Space, States, tuple[Action, ...]]:
+    """The state by op class; by op, where ops of one class are not sharded alike."""
+    of_op = space.classes.of_op
+    state, _, alike = by_class(op_state, space)
+    if alike:
         return space, state, tuple(actions)
     single = Space(
         space.analysis, space.mesh, constraints=space.constraints, resolution=resolution,

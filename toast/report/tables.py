@@ -66,16 +66,17 @@ def plan_tables(plan: Plan) -> RenderableType:
         style="bold",
     )
     how = f"Search: {plan.states} states priced, {len(plan.rounds)} rounds, seed {plan.seed}"
+    notes = plan.note.splitlines()
     if plan.method != "toast":
-        how = f"Method: {plan.method}"
-    if plan.note:
-        how += f", {plan.note}"
+        how = f"Method: {', '.join([plan.method, *notes])}"
+        notes = []
     shown = plan.steps or plan.method == "toast"
     return Group(
         title, Text(), _arguments(plan), *([_actions(plan)] if shown else []),
         _prediction(plan), _collectives(plan), _memory(plan),
         *([_meshes(plan)] if plan.meshes else []),
         Text(f"{how}, cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"),
+        *(Text(f"Note: {note}") for note in notes),
         _stages(plan.seconds),
     )  # fmt: skip
 

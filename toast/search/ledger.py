@@ -41,6 +41,8 @@ class Ledger:
         self._cost: dict[bytes, float] = {}
         self._fits: dict[bytes, bool] = {}
         self.best = Trajectory(np.inf, ())
+        #: Length that costs nothing: that of what the search begins with.
+        self.free = 0
         #: Bytes of the smallest peak among the states priced so far.
         self.smallest_peak = np.inf
 
@@ -78,7 +80,7 @@ class Ledger:
 
         An action has to earn a share of the cost: on many devices costs are tiny.
         """
-        return cost * (1.0 + self._action_cost * length)
+        return cost * (1.0 + self._action_cost * max(0, length - self.free))
 
     def rank(self, key: bytes, length: int) -> float:
         """What the best plan minimises: its cost, after whether it fits at all."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.errors import SearchError
-from toast.search.ledger import Ledger, Trajectory, length, state_key
+from toast.search.ledger import Ledger, length, state_key
 from toast.search.local import polish, refine, replay
 from toast.search.tree import Tree
 from toast.space import Action, States
@@ -126,7 +126,11 @@ class Search:
         start: Sequence[tuple[Action, ...]] = (),
         progress: Callable[[Round], None] | None = None,
     ) -> None:
-        """``start`` are trajectories to begin with, for example that of an earlier plan."""
+        """``start`` are trajectories to begin with, for example that of an earlier plan.
+
+        What is found costs no more than any of them: only beyond their length are shorter
+        trajectories preferred.
+        """
         self._space = model.space
         self._settings = settings or Settings()
         self._start = start
@@ -167,6 +171,7 @@ class Search:
 
     def _rounds(self, begin: float) -> Iterator[Round]:
         settings, ledger = self._settings, self._ledger
+        ledger.free = max(map(length, self._start), default=0)
         tree = Tree(
             ledger,
             depth=settings.depth,
@@ -174,12 +179,13 @@ class Search:
             width=settings.width,
             random=np.random.default_rng(settings.seed),
         )
+        first = []
         for actions in self._start:
             (key,), _ = ledger.price(replay(ledger, actions)[None])
-            ledger.offer(key, actions)
-        first: tuple[Trajectory, ...] = (ledger.best,)
+            first.append(ledger.offer(key, actions))
         (key,), _ = ledger.price(self._space.initial[None])
         origin = ledger.offer(key, ())
+        first = first or [origin]
 
         def stop() -> bool:
             return self._out_of_time(begin)
@@ -195,7 +201,7 @@ class Search:
                 polish(ledger, found, depth=settings.depth, stop=stop)
                 for found in (*first, *tree.take_best(settings.finalists))
             ]
-            first = ()
+            first = []
             if ledger.best.rank < before or number == 0:
                 starts = [*polished, origin]
                 for groups in (False, True):

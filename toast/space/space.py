@@ -100,11 +100,13 @@ class Space:
         resolution: Resolving = "compatible",
         min_dimensions: int | None = None,
         collapse: bool = True,
+        apart: npt.NDArray[np.int8] | None = None,
     ) -> None:
         """Prepare the space.
 
         ``constraints`` are the user's; ``min_dimensions`` overrides the pruning of small colors;
-        ``collapse=False`` gives every op a class of its own.  ``resolution="independent"`` makes
+        ``collapse=False`` gives every op a class of its own, and ops that differ in ``apart``
+        (``[ops, axes]``) are of different classes.  ``resolution="independent"`` makes
         every conflict a resolution group of its own; those of repeated layers are still resolved
         alike (3.6).  Of a color with more than ``MAX_BITS`` conflicts, those of its largest tensors
         are resolved in every way; the others follow their compatibility sets.  Raises
@@ -154,7 +156,8 @@ class Space:
         touched = names.shardable & self._open & active[self._group_of_name]
         behaviour = _behaviours(self._group_of_name, wanted, touched)
         holders = self.resolved.holders
-        self.classes = _classes(analysis, behaviour, holders, collapse)
+        told = holders if apart is None else np.concatenate([holders, apart], axis=1)
+        self.classes = _classes(analysis, behaviour, told, collapse)
         #: What pins say, :data:`FREE` where nothing.
         self._pins: States = holders[self.classes.representative]
         #: Pins, and what :meth:`hold` adds to them.
@@ -168,7 +171,7 @@ class Space:
 
         It has states and actions, but no program: no ``analysis``, and no constraints.
         """
-        assert len(self.alike)  # what refinements need of the analysis, kept from here on
+        assert len(self.alike) == len(self._shut)  # what refinements need, kept from here on
         slim = copy.copy(self)
         del slim.analysis, slim.constraints, slim.resolved
         return slim
@@ -202,6 +205,14 @@ class Space:
         self._fixed = self._fixed.copy()
         self._fixed[k, axis] = self._initial[k, axis]
         self.__dict__.pop("choices", None)  # those that were asked for before
+
+    def within(self, state: States) -> States:
+        """``state`` as far as pins and :meth:`hold` allow it."""
+        kept = np.where(self._fixed == FREE, state, self._fixed)
+        k, axis = np.nonzero((self._fixed == FREE) & (kept != NONE))
+        shut = self._shut[k, kept[k, axis]]
+        kept[k[shut], axis[shut]] = NONE
+        return np.asarray(kept)
 
     @functools.cached_property
     def pinned(self) -> States:
@@ -243,6 +254,16 @@ class Space:
         for k, op in enumerate(ops.tolist()):
             first, last = names.first_name[op], names.first_name[op + 1]
             table[k, : last - first] = self._group_of_name[first:last]
+        return table
+
+    @functools.cached_property
+    def _shut(self) -> Bools:
+        """``[K, F]`` factors that take no axis beyond what their pins say."""
+        names, ops = self.analysis.names, self.classes.representative
+        table = np.zeros(self.classes.divisor.shape, dtype=bool)
+        for k, op in enumerate(ops.tolist()):
+            first, last = names.first_name[op], names.first_name[op + 1]
+            table[k, : last - first] = ~self._open[first:last]
         return table
 
     @functools.cached_property
@@ -313,7 +334,7 @@ class Space:
 
     def single(self, k: int) -> list[Action]:
         """Refinements of one op class: each of its factors on each axis, or none."""
-        factors = np.flatnonzero(self.classes.divisor[k] > 1).tolist()
+        factors = np.flatnonzero((self.classes.divisor[k] > 1) & ~self._shut[k]).tolist()
         return [
             action
             for factor in (*factors, NONE)
@@ -355,7 +376,8 @@ class Space:
         row, k, f, axis = row[free], k[free], f[free], axis[free]
         without = state[k]
         without[np.arange(len(k)), axis] = NONE
-        fits = (f == NONE) | self._fits(without, k, f, self.axis_sizes[axis])
+        fits = self._fits(without, k, f, self.axis_sizes[axis]) & ~self._shut[k, f]
+        fits |= f == NONE
         after[row, k, axis] = np.where(fits, f, state[k, axis])
         return after
 

@@ -272,6 +272,7 @@ def _action(entry: Mapping[str, Any], old: bool) -> SavedAction:
         factors=_texts(entry.get("factors", ())),
         axis=_at(entry, "axis", str),
         resolution=_at(entry, "resolution", lambda bits: tuple(map(int, bits))),
+        color=int(entry.get("color", -1)),
         part=_at(entry, "part", lambda parts: _entries(parts, part)),
         fixed=bool(entry.get("fixed", False)),
         reason=_at(entry, "reason", str),

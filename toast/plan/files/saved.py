@@ -102,6 +102,8 @@ class SavedAction:
     factors: tuple[str, ...]
     axis: str
     resolution: tuple[int, ...]
+    #: Its color by number, of use for the same program only; -1 where the file does not say.
+    color: int
     part: tuple[Part, ...]
     fixed: bool
     reason: str

@@ -194,6 +194,7 @@ def _actions(plan: Plan) -> list[dict[str, Any]]:
             if number in actions and not step.dimensions else [],
             "axis": step.axis,
             "resolution": list(step.resolution),
+            "color": actions[number].color if number in actions and not step.part else -1,
             "part": [part(k, factor) for k, factor in step.part],
             "fixed": first <= number < first + len(space.begun),
             "reason": step.reason,
