@@ -192,7 +192,8 @@ def plan(
         begin = time.perf_counter()
         if progress:
             progress("decision space")
-        model, _, _, starts = prepare(meshes[0])
+        job = prepare(meshes[0])
+        model, starts = job.model, job.start
         seconds["decision space"] = time.perf_counter() - begin
     if devices is None:
         if progress:

@@ -16,11 +16,12 @@ from tests.helpers import analyzed, f32, mlp, model_of
 from toast import api
 from toast.analysis import Analysis
 from toast.baselines import alpa
-from toast.baselines.alpa import Problem, solve
+from toast.baselines.alpa import solve
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.models import build
 from toast.report import plan_tables
+from toast.search.pairwise import Problem
 from toast.space import Space
 
 

@@ -89,7 +89,7 @@ def search_meshes(
         if team.stopped != "interrupt":
             team.stopped = ""
             tell(f"search on the best {len(chosen)} meshes, in full")
-            each = [restarts(jobs[mesh]) for mesh in chosen]
+            each = [restarts(jobs[mesh].proposed(end)) for mesh in chosen]
             results = team.run([job for several in each for job in several], end)
             for mesh in chosen:
                 part, results = results[: settings.restarts], results[settings.restarts :]

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast.cost import CostModel
+from toast.search.pairwise import propose
 from toast.search.search import Found, Round, Search, Settings
-from toast.space import Action
+from toast.space import Action, States
 
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
 
@@ -43,6 +44,15 @@ class Job(NamedTuple):
     settings: Settings
     #: Trajectories to begin with.
     start: tuple[tuple[Action, ...], ...] = ()
+    #: States to combine with the best one.
+    proposals: tuple[States, ...] = ()
+
+    def proposed(self, end: float | None = None) -> Job:
+        """The job with proposals, for which a quarter of the time until ``end`` may go."""
+        if not self.settings.rounds:
+            return self
+        left = None if end is None else (end - time.perf_counter()) / 4
+        return self._replace(proposals=propose(self.model, left))
 
 
 def find(
@@ -60,7 +70,7 @@ def find(
     """
     settings = settings or Settings()
     end = None if settings.budget is None else time.perf_counter() + settings.budget
-    jobs = restarts(Job(model, memory_bytes, settings, tuple(start)))
+    jobs = restarts(Job(model, memory_bytes, settings, tuple(start)).proposed(end))
     with Team(settings.processes, progress) as team:
         return best_of(team.run(jobs, end), team.stopped)
 
@@ -148,6 +158,7 @@ class Team:
                 memory_bytes=job.memory_bytes,
                 settings=_within(job.settings, end, len(jobs) - number),
                 start=job.start,
+                proposals=job.proposals,
                 progress=functools.partial(told, number),
             ).run()
             self.stopped = found.stopped or self.stopped
@@ -286,7 +297,7 @@ class _Worker:
                 new = None
                 if job.model is not self._model:
                     self._model, new = job.model, job.model.for_search(threads=threads)
-                task = (new, job.memory_bytes, job.settings, job.start)
+                task = (new, job.memory_bytes, job.settings, job.start, job.proposals)
                 target.write(pickle.dumps(task))
                 target.flush()
                 while isinstance(message := pickle.load(source), Round):

@@ -19,6 +19,7 @@ from toast.cost import CostModel
 from toast.errors import SearchError
 from toast.search.ledger import Ledger, length, state_key
 from toast.search.local import polish, refine, replay
+from toast.search.relink import relink
 from toast.search.tree import Tree
 from toast.space import Action, States
 
@@ -124,16 +125,19 @@ class Search:
         memory_bytes: float,
         settings: Settings | None = None,
         start: Sequence[tuple[Action, ...]] = (),
+        proposals: Sequence[States] = (),
         progress: Callable[[Round], None] | None = None,
     ) -> None:
         """``start`` are trajectories to begin with, for example that of an earlier plan.
 
         What is found costs no more than any of them: only beyond their length are shorter
-        trajectories preferred.
+        trajectories preferred.  ``proposals`` are states that may be better than the best one
+        somewhere, as :func:`toast.search.pairwise.propose` makes them.
         """
         self._space = model.space
         self._settings = settings or Settings()
         self._start = start
+        self._proposals = proposals
         self._progress = progress
         self._ledger = Ledger(model, memory_bytes, self._settings.action_cost)
 
@@ -204,12 +208,19 @@ class Search:
             first = []
             if ledger.best.rank < before or number == 0:
                 starts = [*polished, origin]
+                for state in self._proposals:
+                    starts += [
+                        relink(ledger, found, state, depth=settings.depth, stop=stop)
+                        for found in (ledger.best, *([] if number else [origin]))
+                    ]
                 for groups in (False, True):
                     refine(
                         ledger, sorted(starts), depth=settings.depth, hottest=settings.hottest,
                         widest=settings.widest, groups=groups, effort=settings.effort, stop=stop,
                     )  # fmt: skip
                     starts.append(ledger.best)
+                for state in self._proposals:
+                    relink(ledger, ledger.best, state, depth=settings.depth, stop=stop)
             elapsed = time.perf_counter() - begin
             yield Round(number, len(ledger), self._best_cost(), elapsed)
             stale = 0 if ledger.best.rank < before - 1e-9 else stale + 1

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     from toast.cost import CostModel
     from toast.search.search import Settings
-    from toast.space import Action
+    from toast.space import Action, States
 
-    #: A model (``None`` for that of the task before), the limit of memory, settings, and
-    #: trajectories to begin with.
-    Task = tuple[CostModel | None, float, Settings, tuple[tuple[Action, ...], ...]]
+    #: A model (``None`` for that of the task before), the limit of memory, settings, trajectories
+    #: to begin with, and proposals.
+    Task = tuple[
+        CostModel | None, float, Settings, tuple[tuple[Action, ...], ...], tuple[States, ...]
+    ]
 
 
 def main() -> None:
@@ -42,11 +44,11 @@ def main() -> None:
     threading.Thread(target=_read, args=(sys.stdin.buffer, tasks), daemon=True).start()
     model: CostModel | None = None
     while True:
-        new, memory_bytes, settings, start = tasks.get()
+        new, memory_bytes, settings, start, proposals = tasks.get()
         model = new or model
         assert model is not None
         try:
-            _send(results, _search(results, model, memory_bytes, settings, start))
+            _send(results, _search(results, model, memory_bytes, settings, start, proposals))
         except Exception as error:
             _send(results, f"{type(error).__name__}: {error}")
 
@@ -57,6 +59,7 @@ def _search(
     memory_bytes: float,
     settings: Settings,
     start: tuple[tuple[Action, ...], ...],
+    proposals: tuple[States, ...],
 ) -> object:
     from toast.search.search import Search
 
@@ -65,6 +68,7 @@ def _search(
         memory_bytes=memory_bytes,
         settings=settings,
         start=start,
+        proposals=proposals,
         progress=lambda event: _send(results, event),
     ).run()
 

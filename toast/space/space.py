@@ -48,6 +48,9 @@ _PROGRAM_SHARE = 50
 #: compatibility sets.
 MAX_BITS = 4
 
+#: Kinds of ops that do most of the work.
+_PRODUCTS = frozenset({"dot_general", "dot", "convolution"})
+
 #: Whether compatible conflicts are resolved alike (3.5), or each by itself.
 Resolving = Literal["compatible", "independent"]
 
@@ -171,7 +174,9 @@ class Space:
 
         It has states and actions, but no program: no ``analysis``, and no constraints.
         """
-        assert len(self.alike) == len(self._shut)  # what refinements need, kept from here on
+        # What refinements need of the analysis, kept from here on.
+        assert len(self.alike) == len(self._shut) == len(self.products)
+        assert self.links.ndim
         slim = copy.copy(self)
         del slim.analysis, slim.constraints, slim.resolved
         return slim
@@ -265,6 +270,23 @@ class Space:
             first, last = names.first_name[op], names.first_name[op + 1]
             table[k, : last - first] = ~self._open[first:last]
         return table
+
+    @functools.cached_property
+    def links(self) -> Ints:
+        """``[links, 2]`` pairs of op classes, one of which uses what the other defines."""
+        names, of_op = self.analysis.names, self.classes.of_op
+        pairs = np.stack([of_op[names.value_op[names.use_value]], of_op[names.use_op]], axis=1)
+        return np.asarray(np.unique(pairs, axis=0))
+
+    @functools.cached_property
+    def products(self) -> Bools:
+        """``[K]`` whether the ops of a class are matrix products or convolutions."""
+        kinds = [self.analysis.program.kind(op) for op in self.classes.representative.tolist()]
+        return np.array([kind in _PRODUCTS for kind in kinds], dtype=bool)
+
+    def color_of(self, k: int, factor: int) -> int:
+        """The color group of a factor of an op class; -1 for none."""
+        return int(self._class_colors[k, factor]) if factor >= 0 else -1
 
     @functools.cached_property
     def refinements(self) -> tuple[Action, ...]:
