@@ -66,7 +66,7 @@ def build(name: str, *, small: bool = False, **options: Any) -> Model:
     :class:`toast.errors.TargetError` for an option the model does not have, or an unknown name.
     """
     if name not in ZOO:
-        near = difflib.get_close_matches(name, ZOO, 1)
+        near = difflib.get_close_matches(name.lower(), ZOO, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise TargetError(f"no model called {name}; {hint}known: {', '.join(ZOO)}")
     entry = ZOO[name]
