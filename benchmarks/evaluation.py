@@ -371,8 +371,9 @@ def made_with(script: str, options: argparse.Namespace, table: Table) -> str:
     if options.limit != (QUICK_LIMIT if options.quick else LIMIT):
         command += f" --limit {options.limit:g}"
     about = (
-        f"Made by `{command}` with {versions()} on {os.cpu_count()} cores; AutoMap's search "
-        f"and Alpa's solver limited to {options.limit:g} s (* where that ended it)."
+        f"Made by `{command}` with {versions()} on {os.cpu_count()} cores; AutoMap and "
+        f"Alpa limited to {options.limit:g} s each, with what they set up and with what was under "
+        "way then finished (* where that ended it)."
     )
     load = statistics.median(row["load"] for methods in table.values() for row in methods.values())
     if load > (os.cpu_count() or 1) + 0.5:
@@ -513,7 +514,7 @@ def options_of(description: str) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a small grid, some minutes")
     parser.add_argument(
         "--limit", type=float,
-        help="seconds for AutoMap's search and for Alpa's solver "
+        help="seconds that AutoMap and Alpa may take each, set-up included "
         f"(default: {LIMIT:g}; quick: {QUICK_LIMIT:g})",
     )  # fmt: skip
     parser.add_argument(

@@ -105,9 +105,10 @@ def compare(
     """Partition a program by each of ``methods``.
 
     ``strategies`` are what experts write for it; without them ``manual`` has a row that says so.
-    ``limit`` ends the search of AutoMap and the solver of Alpa, in seconds, with the best that
-    they have.  With ``oracle="tpu"`` XLA's compiler judges every plan, for at most ``timeout``
-    seconds each.  A method, or a compile, that fails costs its row only.
+    ``limit`` ends AutoMap and Alpa, in seconds from their beginning, with the best that they have;
+    what is under way then (a propagation, the building of Alpa's program) is finished.  With
+    ``oracle="tpu"`` XLA's compiler judges every plan, for at most ``timeout`` seconds each.  A
+    method, or a compile, that fails costs its row only.
 
     Raises :class:`Interrupted` for an interrupt, :class:`toast.errors.MeshError` when no dimension
     can use the mesh, and what :func:`toast.oracle.judge` raises where there is no compiler.

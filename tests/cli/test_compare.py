@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import time
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,8 @@ from toast.errors import PlanError, SearchError
 from toast.hardware import Mesh, load
 from toast.models import ZOO
 from toast.oracle import Verdict
+from toast.resources import directory
+from toast.space import Space
 
 MESH = Mesh.parse("data=4,model=2")
 
@@ -39,11 +43,27 @@ def test_every_method_has_a_row(target: str, tmp_path: pathlib.Path) -> None:
     assert rows["toast"]["cost"] <= rows["shardy"]["cost"] + 0.03  # 30 actions at most
 
 
-def test_a_model_without_strategies_and_methods_by_choice() -> None:
-    result = run("compare", "attention", "--mesh", "d=4", "--methods", "manual,toast", "--limit", 5)
+def test_a_program_without_strategies_and_methods_by_choice() -> None:
+    base = directory("facts") / "attention.lp"
+    result = run("compare", base, "--mesh", "d=4", "--methods", "manual,toast", "--limit", 5)
     assert result.exit_code == 0, result.output
-    assert "attention has no experts' strategies" in result.stdout
+    assert "attention has no experts' strategies, as models" in result.stdout
     assert "automap" not in result.stdout
+
+
+@pytest.mark.parametrize("method", ["automap", "alpa"])
+def test_the_limit_holds_what_is_set_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the set-up takes all of it, there is one plan, and the note says why."""
+    made = Space.__init__
+
+    def slow(self: Space, *arguments: Any, **options: Any) -> None:
+        time.sleep(0.3)
+        made(self, *arguments, **options)
+
+    monkeypatch.setattr(Space, "__init__", slow)
+    (row,) = stage.compare(analyzed("t2b-tiny"), MESH, load("tpu-v5e"), [method], limit=0.2)
+    assert "time limit" in row.note
+    assert row.plan is not None
 
 
 @pytest.mark.parametrize(

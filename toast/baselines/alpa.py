@@ -337,9 +337,11 @@ def alpa(
 ) -> Plan:
     """The plan that Alpa's integer linear program finds.
 
-    ``time_limit`` is for the solver, in seconds; ``collapse`` gives it one op of each class of
+    ``time_limit`` is in seconds from the call: the solver has what building its program leaves, and
+    is asked once in any case.  ``collapse`` gives it one op of each class of
     :class:`toast.space.Space`, which Alpa does not.  ``Plan.note`` says how the solver ended.
     """
+    called = time.perf_counter()
     mesh, hardware = given.system_of(mesh, hardware)
     limit = given.limit_of(memory_bytes, hardware)
     if not given.is_number(time_limit) or not time_limit >= 0:
@@ -357,7 +359,7 @@ def alpa(
     seconds["integer linear program"] = time.perf_counter() - begin
     begin = time.perf_counter()
     tell("solver")
-    best, priced = _best(problem, limit, time_limit, tell)
+    best, priced = _best(problem, limit, called + time_limit, tell)
     seconds["solver"] = time.perf_counter() - begin
     found = Found((), best.state, best.cost, priced, seconds["solver"], ())
     return make_plan(
@@ -389,11 +391,10 @@ def _priced(model: CostModel, states: States, limit: float, note: str) -> list[_
 
 
 def _best(
-    problem: Problem, limit: float, time_limit: float, tell: Callable[[str], None]
+    problem: Problem, limit: float, end: float, tell: Callable[[str], None]
 ) -> tuple[_Candidate, int]:
-    """The best state, and how many were priced."""
+    """The best state, and how many were priced; ``end`` is when the solver's time is over."""
     model = problem.model
-    end = time.perf_counter() + time_limit
     moments = {-1, problem.worst(np.zeros_like(problem.strategies.sizes))}
     rows = {moment: problem.memory(moment) for moment in sorted(moments)}
     candidates: list[_Candidate] = []

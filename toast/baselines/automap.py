@@ -60,13 +60,18 @@ def automap(
     """The best plan of a search over shardings of arguments.
 
     ``memory_bytes`` is the limit per device (default: the hardware's).  The search ends as TOAST's
-    does, after two rounds of ``trajectories`` without improvement, or after ``budget`` seconds; the
-    plan's note says so.  Without a budget, the same seed gives the same plan.
+    does, after two rounds of ``trajectories`` without improvement, or ``budget`` seconds after the
+    call, with the propagation that is under way; the plan's note says so.  Without a budget, the
+    same seed gives the same plan.
 
     Raises :class:`toast.errors.PlanError` when the program is a fact base.
     """
+    begin = time.perf_counter()
     settings = Settings(seed=seed, budget=budget, round_size=trajectories, patience=2)
     setting = _setting(analysis, mesh, hardware, overlap, memory_bytes)
+    if budget is not None:  # what it was set up in is part of it
+        left = max(budget - (time.perf_counter() - begin), 0.0)
+        settings = dataclasses.replace(settings, budget=left)
     search = _Search(setting, settings, progress)
     found, path = search.run()
     note = OUT_OF_TIME if search.out_of_time else ""

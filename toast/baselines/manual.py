@@ -89,7 +89,8 @@ def manual(
     """
     if not strategies:
         raise PlanError(
-            f"{analysis.program.name} has no experts' strategies; give those of a model of the zoo"
+            f"{analysis.program.name} has no experts' strategies, as models that come with TOAST "
+            "have; give some, or leave manual out"
         )
     mesh, hardware = given.system_of(mesh, hardware)
     limit = given.limit_of(memory_bytes, hardware)

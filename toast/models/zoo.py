@@ -54,7 +54,16 @@ ZOO: Mapping[str, Entry] = {
         },
     ),
     "attention": Entry(
-        "the self-attention of the paper's Figure 5", attention, attention, ("sequence",)
+        "the self-attention of the paper's Figure 5",
+        attention,
+        attention,
+        ("sequence",),
+        # There is neither a batch nor heads: the sequence, and the widths of keys and values.
+        {
+            "sequence parallel": [("x", 0, "all")],
+            "Megatron": [("x", 0, "first"), *((w, 1, "last") for w in ("wq", "wk", "wv"))],
+            "tensor parallel": [(w, 1, "all") for w in ("wq", "wk", "wv")],
+        },
     ),
 }
 
