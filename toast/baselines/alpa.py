@@ -30,8 +30,8 @@ from toast.errors import SearchError
 from toast.given import AnyHardware, AnyMesh
 from toast.hardware import COLLECTIVES
 from toast.plan import Plan, make_plan
-from toast.search import Found
-from toast.space import NONE, Space, States
+from toast.search import Found, begin_fixed
+from toast.space import NONE, Constraints, Space, States
 from toast.units import size_text, time_text
 
 Ints = npt.NDArray[np.int64]
@@ -332,14 +332,17 @@ def alpa(
     memory_bytes: float | None = None,
     time_limit: float = 60.0,
     overlap: Overlap = "partial",
+    constraints: Constraints | None = None,
     collapse: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The plan that Alpa's integer linear program finds.
 
     ``time_limit`` is in seconds from the call: the solver has what building its program leaves, and
-    is asked once in any case.  ``collapse`` gives it one op of each class of
-    :class:`toast.space.Space`, which Alpa does not.  ``Plan.note`` says how the solver ended.
+    is asked once in any case.  ``constraints`` hold: ops of which one says something choose for
+    themselves, of what it leaves; ``fix`` means the dimension, and not its color.  ``collapse``
+    gives it one op of each class of :class:`toast.space.Space`, which Alpa does not.  ``Plan.note``
+    says how the solver ended.
     """
     called = time.perf_counter()
     mesh, hardware = given.system_of(mesh, hardware)
@@ -350,8 +353,9 @@ def alpa(
     seconds = dict(analysis.seconds)
     begin = time.perf_counter()
     tell("decision space")
-    space = Space(analysis, mesh, collapse=collapse)
+    space = Space(analysis, mesh, constraints=constraints, collapse=collapse)
     model = CostModel(space, hardware, overlap=overlap)
+    begin_fixed(model)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
     tell("integer linear program")

@@ -86,6 +86,29 @@ class Resolved:
     fixed: tuple[tuple[int, int], ...]
 
 
+def broken(
+    analysis: Analysis, mesh: Mesh, constraints: Constraints, holders: Holders
+) -> tuple[str, ...]:
+    """The arguments and named values that are not as the constraints say.
+
+    ``holders`` is a state, ``[ops, axes]``.  Raises what :func:`resolve` does.
+    """
+    resolved, names = resolve(analysis, mesh, constraints), analysis.names
+    real = np.array(mesh.sizes) > 1
+    wanted = resolved.holders
+    wrong = (wanted != FREE) & (holders != np.maximum(wanted, -1)) & real
+    held = names.first_name[: len(holders), None] + np.maximum(holders, 0)
+    held = np.minimum(held, max(names.count - 1, 0))
+    if names.count:
+        # What a pin leaves open is open to other axes, but what it names is not.
+        wrong |= (wanted == FREE) & (holders >= 0) & resolved.closed[held]
+    for name, axis in resolved.fixed:
+        op = int(names.name_op[name])
+        wrong[op, axis] |= holders[op, axis] != name - int(names.first_name[op])
+    ops = np.flatnonzero(wrong.any(axis=1)).tolist()
+    return tuple(dict.fromkeys(_label(analysis, op) for op in ops))
+
+
 class _Pin(NamedTuple):
     """One op's sharding."""
 
