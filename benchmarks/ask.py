@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import resource
 import subprocess
 import sys
@@ -16,6 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 import toast
 from toast import api
@@ -97,7 +101,8 @@ def main() -> None:
 
         def run(command: str = command, given: tuple[str, ...] = (*target, *asked)) -> None:
             words = [sys.executable, "-m", "toast", command, *given]
-            subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+            quiet = subprocess.DEVNULL
+            subprocess.run(words, stdout=quiet, stderr=quiet, check=True, cwd=ROOT)
 
         with tempfile.TemporaryDirectory() as cache:
             os.environ.update(XDG_CACHE_HOME=cache, TOAST_CACHE="")

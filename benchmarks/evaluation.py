@@ -22,12 +22,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # what runs is what sources() reads, whatever is installed
+
 import toast
 from toast.compare import METHODS, compare
+from toast.errors import PlanError, ToastError
+from toast.files import check_writable
 from toast.hardware import Mesh, load
 from toast.models import ZOO, build
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "evaluation.md"
 STORE = ROOT / "benchmarks" / ".evaluation.jsonl"
 
@@ -112,7 +116,7 @@ def sources() -> str:
 
 def versions() -> str:
     """The libraries that decide what is found."""
-    names = ("jax", "jaxlib", "scipy", "clingo")
+    names = ("jax", "jaxlib", "numpy", "scipy", "clingo")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
@@ -194,11 +198,14 @@ def run(cell: Cell) -> Row:
 def results(
     wanted: Sequence[Cell], store: Store, run_cell: Callable[[Cell], Row] = run
 ) -> dict[Cell, Row]:
-    """The results of all cells: those in the store, and the others run and stored."""
+    """The results of all cells: those in the store, and the others run and stored.
+
+    What failed is run again: it may have been the machine.
+    """
     found: dict[Cell, Row] = {}
     for number, cell in enumerate(wanted, 1):
         row = store.get(cell)
-        if row is None:
+        if row is None or row["error"]:
             where = " ".join(cell.place)
             print(f"{number}/{len(wanted)} {where} {cell.method}", file=sys.stderr, flush=True)
             row = run_cell(cell)
@@ -261,34 +268,85 @@ def step_table(table: Table) -> str:
     return "\n".join(lines)
 
 
-def step_findings(table: Table) -> list[str]:
-    """Where TOAST is the best, where it is not, and what ran out of memory."""
-    wins = ties = nobody = 0
-    losses = []
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """Where TOAST stands in the rows of a table."""
+
+    #: Rows where all others that fit are slower, and where the best of them is as fast.
+    wins: int
+    ties: int
+    #: A sentence per row where another method is faster, or where only others fit.
+    losses: tuple[str, ...]
+    #: A sentence per row where nothing fits; in ``worse`` of them another method is faster.
+    unfit: tuple[str, ...]
+    worse: int
+
+    @property
+    def verdict(self) -> str:
+        """Whether TOAST is first everywhere, for behind a colon."""
+        if self.losses:
+            return "missed in the rows named above"
+        if self.worse:
+            return "met where something fits; where nothing does, not in all rows, as said above"
+        return "met where something fits" if self.unfit else "met"
+
+
+def standing(table: Table) -> Standing:
+    """Where TOAST is the best, where it is not, and where nothing fits."""
+    wins = ties = worse = 0
+    losses, unfit = [], []
     for place, methods in table.items():
-        ours, ratios = methods["toast"], rivals(methods)
+        where, ours = ", ".join(place), methods["toast"]
         fitting = [method for method, row in methods.items() if row["fits"]]
-        better = sorted((ratio, method) for method, ratio in ratios.items() if ratio < 1 - SAME)
-        if not fitting:
-            nobody += 1
-        elif not ours["fits"]:
-            losses.append(f"{', '.join(place)}: TOAST's plan does not fit, {', '.join(fitting)} do")
-        elif better:
-            said = ", ".join(
-                f"{method} takes {ratio:.3f} of TOAST's step (cost {methods[method]['cost']:.5f} "
-                f"against {ours['cost']:.5f})"
-                for ratio, method in better
+        # Where nothing fits, steps are compared all the same.
+        better = sorted(
+            (row["step_seconds"] / ours["step_seconds"], method)
+            for method, row in methods.items()
+            if not ours["error"] and not row["error"] and row["fits"] == bool(fitting)
+            if row["step_seconds"] < (1 - SAME) * ours["step_seconds"]
+        )
+        if ours["error"]:
+            losses.append(f"{where}: TOAST has no plan: {ours['error']}")
+        elif not fitting:
+            worse += bool(better)
+            unfit.append(
+                f"{where}: nothing fits; TOAST's step is "
+                + (_beaten_by(better, methods, "peak_bytes") if better else "no longer than any")
             )
-            losses.append(f"{', '.join(place)}: {said}")
-        elif all(ratio > 1 + SAME for ratio in ratios.values()):
+        elif not ours["fits"]:
+            losses.append(f"{where}: TOAST's plan does not fit, {', '.join(fitting)} do")
+        elif better:
+            losses.append(f"{where}: TOAST's step is {_beaten_by(better, methods, 'cost')}")
+        elif all(ratio > 1 + SAME for ratio in rivals(methods).values()):
             wins += 1
         else:
             ties += 1
+    return Standing(wins, ties, tuple(losses), tuple(unfit), worse)
+
+
+def _beaten_by(better: Sequence[tuple[float, str]], methods: dict[str, Row], also: str) -> str:
+    """Whose step is shorter, with costs or peaks of memory beside it."""
+
+    def beside(method: str) -> str:
+        value = methods[method][also]
+        return f"{value / 2**30:.4g} GiB" if also == "peak_bytes" else f"{value:.5f}"
+
+    word = "peak" if also == "peak_bytes" else "cost"
+    return "longer: " + ", ".join(
+        f"{method} takes {ratio:.3f} of it ({word} {beside(method)} against {beside('toast')})"
+        for ratio, method in better
+    )
+
+
+def step_findings(table: Table) -> list[str]:
+    """Where TOAST stands, and what ran out of memory."""
+    found = standing(table)
     lines = [
-        f"Of {len(table)} rows TOAST is the fastest in {wins}, within {SAME:.1%} of the fastest in "
-        f"{ties} more, and beaten in {len(losses)}; nothing fits in {nobody}."
+        f"Of {len(table)} rows TOAST is the fastest in {found.wins}, within {SAME:.1%} of the "
+        f"fastest in {found.ties} more, and beaten in {len(found.losses)}; nothing fits in "
+        f"{len(found.unfit)}, where it is slower than another in {found.worse}."
     ]
-    lines += [f"* {loss}." for loss in losses]
+    lines += [f"* {row}." for row in (*found.losses, *found.unfit)]
     over = {
         method: sum(not row["fits"] and not row["error"] for row in rows)
         for method in METHODS
@@ -301,6 +359,8 @@ def step_findings(table: Table) -> list[str]:
 
 def seconds_text(row: Row) -> str:
     """The search time of a result; what was stopped at its limit is marked."""
+    if row["error"]:
+        return "-"
     return f"{row['search_seconds']:.3g}" + ("*" if stopped(row) else "")
 
 
@@ -308,9 +368,12 @@ def made_with(script: str, options: argparse.Namespace, table: Table) -> str:
     """How a section came about."""
     command = f"benchmarks/{script}" + (" --quick" if options.quick else "")
     command += "".join(f" --only {word}" for word in options.only)
+    if options.limit != (QUICK_LIMIT if options.quick else LIMIT):
+        command += f" --limit {options.limit:g}"
     about = (
-        f"Made by `{command}` with {versions()} on {os.cpu_count()} cores; AutoMap's search "
-        f"and Alpa's solver limited to {options.limit:g} s (* where that ended it)."
+        f"Made by `{command}` with {versions()} on {os.cpu_count()} cores; AutoMap and "
+        f"Alpa limited to {options.limit:g} s each, with what they set up and with what was under "
+        "way then finished (* where that ended it)."
     )
     load = statistics.median(row["load"] for methods in table.values() for row in methods.values())
     if load > (os.cpu_count() or 1) + 0.5:
@@ -451,7 +514,8 @@ def options_of(description: str) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a small grid, some minutes")
     parser.add_argument(
         "--limit", type=float,
-        help=f"seconds for each baseline's search (default: {LIMIT:g}; quick: {QUICK_LIMIT:g})",
+        help="seconds that AutoMap and Alpa may take each, set-up included "
+        f"(default: {LIMIT:g}; quick: {QUICK_LIMIT:g})",
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="WORD",
@@ -462,6 +526,15 @@ def options_of(description: str) -> argparse.Namespace:
     options = parser.parse_args()
     if options.limit is None:
         options.limit = QUICK_LIMIT if options.quick else LIMIT
+    # Before the hours that it takes, not behind them.
+    if not 0 < options.limit < math.inf:  # nor NaN
+        parser.error(f"--limit {options.limit:g}: give a number of seconds above 0")
+    if not options.page.is_file():
+        parser.error(f"--page {options.page}: no such file; give a page to put the section in")
+    try:
+        check_writable((options.page, options.store), PlanError)
+    except ToastError as error:
+        parser.error(str(error))
     return options
 
 

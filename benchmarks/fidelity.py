@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
 import toast
 from toast.cost import CostModel
 from toast.hardware import Mesh, load

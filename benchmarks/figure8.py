@@ -13,6 +13,7 @@ from evaluation import (
     made_with,
     measured,
     options_of,
+    standing,
     step_findings,
     step_panels,
     step_table,
@@ -23,16 +24,15 @@ from evaluation import (
 def main() -> None:
     options = options_of(__doc__)
     table = measured(grid(options.quick, options.limit), options)
-    findings = step_findings(table)
     write_section(
         options.page,
         "figure 8",
         f"{made_with('figure8.py', options, table)}\n\n"
         "Predicted step times in ms; OOM: predicted not to fit.\n\n"
         f"{step_table(table)}\n\n"
-        + "\n".join(findings)
+        + "\n".join(step_findings(table))
         + "\n\nThe paper's figure has TOAST first, or close to manual plans on TPUs, everywhere: "
-        + ("met" if "beaten in 0" in findings[0] else "missed in the rows named above")
+        + standing(table).verdict
         + ".\n\n![Step times](figure8.svg)\n",
     )
     (options.page.parent / "figure8.svg").write_text(bars("step in ms", step_panels(table)))

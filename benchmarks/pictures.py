@@ -11,14 +11,13 @@ import sys
 import tempfile
 from typing import Any
 
-import toast
-from toast.models import build, transformer
-from toast.report import write_html
-
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 sys.path.insert(0, str(DOCS.parent))
 
+import toast
 from tests.report.browser import browser, missing, opened
+from toast.models import build, transformer
+from toast.report import write_html
 
 VIEW = {"width": 1240, "height": 980}
 

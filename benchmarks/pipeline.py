@@ -10,10 +10,14 @@ search that propagates after every action pays per state.
 from __future__ import annotations
 
 import argparse
+import pathlib
 import resource
+import sys
 import time
 
 import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast import api

@@ -11,13 +11,12 @@ import sys
 import tempfile
 import time
 
-import toast
-from toast.models import build
-from toast.report import html_text
-
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+import toast
 from tests.report.browser import browser, missing, opened
+from toast.models import build
+from toast.report import html_text
 
 REPEATS = 5
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 import argparse
 import pathlib
 import statistics
+import sys
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from toast import api
 from toast.analysis import analyze_program, rule_entries

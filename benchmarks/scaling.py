@@ -8,10 +8,13 @@ one run, which is what counts: times of single rows depend on the machine.
 
 from __future__ import annotations
 
+import pathlib
 import resource
 import subprocess
 import sys
 from typing import NamedTuple
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast.models import build

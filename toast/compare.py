@@ -12,15 +12,19 @@ from toast import api, given
 from toast.analysis import Analysis
 from toast.baselines import alpa, automap, manual, shardy
 from toast.cost import Overlap
-from toast.errors import HardwareError, PlanError, SearchError, ToastError
+from toast.errors import HardwareError, PinError, PlanError, SearchError, ToastError
 from toast.given import AnyHardware, AnyMesh
 from toast.models import Strategies
 from toast.oracle import Verdict, check, judge
 from toast.plan import Plan, spec_text
 from toast.search import Round, Settings
+from toast.space import Constraints, broken, resolve
 
 #: What there is to compare, in the order of the table.
 METHODS = ("toast", "manual", "automap", "alpa", "shardy")
+
+#: Places that a note names.
+_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Compared:
     #: What the method took; the analysis, which all stand on, is not in it.
     search_seconds: float = float("nan")
     note: str = ""
+    #: The arguments and named values that are not as the user's constraints say.
+    broken: tuple[str, ...] = ()
     #: Why there is no plan.
     error: str = ""
     verdict: Verdict | None = None
@@ -97,7 +103,8 @@ def compare(
     limit: float = 60.0,
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
-    seed: int = 0,
+    constraints: Constraints | None = None,
+    settings: Settings | None = None,
     oracle: Literal["tpu"] | None = None,
     timeout: float = 600.0,
     progress: Callable[[str], None] | None = None,
@@ -105,12 +112,20 @@ def compare(
     """Partition a program by each of ``methods``.
 
     ``strategies`` are what experts write for it; without them ``manual`` has a row that says so.
-    ``limit`` ends the search of AutoMap and the solver of Alpa, in seconds, with the best that
-    they have.  With ``oracle="tpu"`` XLA's compiler judges every plan, for at most ``timeout``
-    seconds each.  A method, or a compile, that fails costs its row only.
+    ``limit`` ends AutoMap and Alpa, in seconds from their beginning, with the best that they have;
+    what is under way then (a propagation, the building of Alpa's program) is finished.
+    ``settings`` are those of TOAST's search; AutoMap has their seed.
+
+    ``constraints`` go to all methods.  TOAST, ``manual`` and ``alpa`` hold them; ``automap`` and
+    ``shardy`` hold what they say of arguments as far as propagation, which knows none, leaves it.
+    A row whose plan does not hold them says so, and where (``broken``).
+
+    With ``oracle="tpu"`` XLA's compiler judges every plan, for at most ``timeout`` seconds each.  A
+    method, or a compile, that fails costs its row only.
 
     Raises :class:`Interrupted` for an interrupt, :class:`toast.errors.MeshError` when no dimension
-    can use the mesh, and what :func:`toast.oracle.judge` raises where there is no compiler.
+    can use the mesh, :class:`toast.errors.PinError` when a constraint cannot hold, and what
+    :func:`toast.oracle.judge` raises where there is no compiler.
     """
     methods = chosen(",".join(methods))
     tell = progress or (lambda _stage: None)
@@ -121,6 +136,8 @@ def compare(
     if oracle:
         check(hardware)
     api.check_mesh(analysis, mesh, hardware)
+    said, settings = constraints or Constraints(), settings or Settings()
+    resolve(analysis, mesh, said)  # complain before the long work
 
     def told(event: str | Round) -> None:
         if isinstance(event, str):
@@ -131,24 +148,27 @@ def compare(
     makers: dict[str, Callable[[], Plan]] = {
         "toast": lambda: api.plan(
             analysis, mesh=mesh, hardware=hardware, overlap=overlap,
-            settings=Settings(seed=seed), progress=told,
+            constraints=said, settings=settings, progress=told,
         ),
         "manual": lambda: manual(
-            analysis, mesh, hardware, strategies or {}, overlap=overlap, progress=told
+            analysis, mesh, hardware, strategies or {}, overlap=overlap, constraints=said,
+            progress=told,
         ),
         "automap": lambda: automap(
-            analysis, mesh, hardware, seed=seed, budget=limit, overlap=overlap, progress=told
+            analysis, mesh, hardware, seed=settings.seed, budget=limit, overlap=overlap,
+            constraints=said, progress=told,
         ),
         "alpa": lambda: alpa(
-            analysis, mesh, hardware, time_limit=limit, overlap=overlap, progress=told
+            analysis, mesh, hardware, time_limit=limit, overlap=overlap, constraints=said,
+            progress=told,
         ),
-        "shardy": lambda: shardy(analysis, mesh, hardware, overlap=overlap),
+        "shardy": lambda: shardy(analysis, mesh, hardware, overlap=overlap, constraints=said),
     }  # fmt: skip
     rows: list[Compared] = []
     try:
         for method in methods:
             told("begins")
-            rows.append(_row(method, makers[method]))
+            rows.append(_row(method, makers[method], said))
             plan = rows[-1].plan
             if plan and "interrupted" in plan.note.split(
                 ", "
@@ -162,13 +182,21 @@ def compare(
     return rows
 
 
-def _row(method: str, make: Callable[[], Plan]) -> Compared:
+def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Compared:
     begin = time.perf_counter()
     try:
         plan = make()
+    except PinError:  # of what cannot hold there is nothing to compare
+        raise
     except ToastError as error:
         spent = time.perf_counter() - begin
         return Compared(method, search_seconds=spent, error=str(error))
+    spent = time.perf_counter() - begin
+    places = broken(plan.analysis, plan.mesh, constraints, plan.op_state)
+    if places:
+        more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+        said = f"does not hold the constraints: {', '.join(places[:_SHOWN])}{more}"
+        plan = dataclasses.replace(plan, note=", ".join(filter(None, (plan.note, said))))
     return Compared(
         method,
         step_seconds=plan.after.step_seconds,
@@ -176,8 +204,9 @@ def _row(method: str, make: Callable[[], Plan]) -> Compared:
         fits=plan.fits,
         cost=plan.cost,
         states=plan.states,
-        search_seconds=time.perf_counter() - begin,
+        search_seconds=spent,
         note=plan.note,
+        broken=places,
         plan=plan,
     )
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
+import re
+from collections.abc import Iterable
+
+#: Likeness of a path, from 0 to 1, from which on it is near a pattern; that of difflib.
+_LIKE = 0.6
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -14,3 +20,34 @@ def matches(pattern: str, path: str) -> bool:
     True
     """
     return fnmatch.fnmatchcase(path, pattern.replace("[", "[[]"))
+
+
+def near(pattern: str, paths: Iterable[str]) -> list[str]:
+    """Up to three paths that somebody may have meant by a pattern that matches none.
+
+    First those that it matches a part of, then those that have most of its letters in pieces of
+    their own order, ``*`` left out.  Layers that are alike are there once.
+
+    >>> near("params*wq", ["params['embedding']", "params['layers'][0]['wq']"])[0]
+    "params['layers'][0]['wq']"
+    """
+    known = list(dict.fromkeys(paths))
+    letters = re.sub(r"[*?]", "", pattern)
+    glob = letters != pattern
+
+    def likeness(path: str) -> float:
+        if matches(f"*{pattern}*", path):
+            return 2.0
+        pieces = difflib.SequenceMatcher(None, letters, path, autojunk=False)
+        if not glob:
+            return pieces.ratio()
+        # A single letter is anywhere.
+        shared = sum(block.size for block in pieces.get_matching_blocks() if block.size > 1)
+        return shared / max(len(letters), 1)
+
+    like = {path: likeness(path) for path in known}
+    alike: dict[str, str] = {}
+    for path in sorted(known, key=lambda path: -like[path]):
+        if like[path] >= _LIKE:
+            alike.setdefault(re.sub(r"\[\d+\]", "[*]", path), path)
+    return (list(alike.values()) or known)[:3]

@@ -73,13 +73,12 @@ def _lowered(
         if shapes:
             raise TargetError(f"--arg is for module:function targets, {target} is a model; drop it")
         return api.program_of(build(target, small=small, **chosen))
+    is_file = path.suffix in _SUFFIXES or path.is_file()
+    if not is_file and ":" not in target:
+        return api.program_of(build(target))  # unknown name: the error lists the known
     if chosen:
         raise TargetError(f"--{next(iter(chosen))} is for models, {target} is none; drop it")
-    if path.suffix in _SUFFIXES or path.is_file():
-        return api.program_of(path)
-    if ":" in target:
-        return _from_module(target, shapes)
-    return api.program_of(build(target))  # unknown name: the error lists the known
+    return api.program_of(path) if is_file else _from_module(target, shapes)
 
 
 def references(texts: Sequence[str]) -> dict[str, Callable[..., Any]]:

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import types
 import xml.etree.ElementTree
@@ -18,17 +19,18 @@ from toast.resources import directory
 PATH = directory("rules").parent / "benchmarks" / "evaluation.py"
 
 
-def loaded() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("evaluation", PATH)
+def loaded(name: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, PATH.with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["evaluation"] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
 
-evaluation = loaded()
+evaluation = loaded("evaluation")
+figure9, figure10 = loaded("figure9"), loaded("figure10")
 METHODS = evaluation.METHODS
 PLACE = ("mlp", "tpu-v5e", "d=4")
 
@@ -39,12 +41,22 @@ def cells() -> list[object]:
 
 
 def row(
-    step: float = 1.0, *, fits: bool = True, note: str = "", error: str = ""
+    step: float = 1.0,
+    *,
+    fits: bool = True,
+    note: str = "",
+    error: str = "",
+    seconds: float = 2.0,
 ) -> dict[str, object]:
-    return {
-        "step_seconds": step, "fits": fits, "note": note, "error": error, "cost": 0.5,
-        "search_seconds": 2.0, "analysis_seconds": 0.1,
+    found = {
+        "step_seconds": step, "fits": fits and not error, "note": note, "error": error, "cost": 0.5,
+        "peak_bytes": 2.0**30, "search_seconds": seconds, "analysis_seconds": 0.1,
     }  # fmt: skip
+    # As a method's row that failed is stored.
+    return found | dict.fromkeys(("step_seconds", "cost", "peak_bytes")) if error else found
+
+
+STOPPED = "stopped at its time limit"
 
 
 def test_a_run_goes_on_where_it_was_broken_off(tmp_path: pathlib.Path) -> None:
@@ -79,6 +91,56 @@ def test_results_of_other_sources_are_not_mixed(tmp_path: pathlib.Path) -> None:
     assert evaluation.Store(path, "new").get(cell)["step_seconds"] == 2.0
 
 
+def test_what_failed_is_run_again(tmp_path: pathlib.Path) -> None:
+    path, cell = tmp_path / "results.jsonl", cells()[0]
+    evaluation.Store(path, "a").put(cell, row(error="out of luck"))
+    done = evaluation.results([cell], evaluation.Store(path, "a"), lambda _cell: row(2.0))
+    assert done[cell]["step_seconds"] == 2.0
+    assert evaluation.Store(path, "a").get(cell)["error"] == ""
+
+
+@pytest.mark.parametrize("path", sorted(PATH.parent.glob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks_import_their_own_checkout(path: pathlib.Path) -> None:
+    """And not what is installed: figures would be of code that nobody can see."""
+    lines = path.read_text().splitlines()
+    imports = [n for n, line in enumerate(lines) if line.startswith(("import toast", "from toast"))]
+    own = [n for n, line in enumerate(lines) if line.startswith(("sys.path.insert(0", "from eval"))]
+    assert not imports or own[0] < imports[0]
+
+
+def test_what_is_hashed_is_what_runs(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "toast").mkdir()
+    (tmp_path / "toast" / "__init__.py").write_text("raise SystemExit('another toast')")
+    words = [sys.executable, PATH.with_name("figure8.py"), "--limit", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert "another toast" not in ended.stderr
+    assert ended.returncode == 2
+    assert "numpy" in evaluation.versions()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--limit", "-3"), "--limit -3: give a number of seconds above 0"),
+        (("--limit", "nan"), "--limit nan: give a number of seconds above 0"),
+        (("--page", "nowhere.md"), "--page nowhere.md: no such file"),
+        (("--store", "nowhere/rows"), "nowhere/rows: cannot write: No such file or directory"),
+    ],
+)
+def test_wrong_options_end_it_before_the_long_work(
+    words: tuple[str, ...],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["figure8.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        evaluation.options_of("about")
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 def test_only_searches_that_have_a_limit_depend_on_it() -> None:
     short, long = (evaluation.cells([("mlp", (), "d=4")], ["a100"], limit) for limit in (1.0, 9.0))
     differ = [a.method for a, b in zip(short, long, strict=True) if a != b]
@@ -111,7 +173,7 @@ def test_an_interrupt_is_not_taken_for_a_result() -> None:
 
 def test_tables_say_who_wins_and_who_does_not_fit(tmp_path: pathlib.Path) -> None:
     methods = {
-        "toast": row(1.0), "manual": row(0.9), "automap": row(3.0, note="stopped at its time limit"),
+        "toast": row(1.0), "manual": row(0.9), "automap": row(3.0, note=STOPPED),
         "alpa": row(0.5, fits=False), "shardy": row(error="no"),
     }  # fmt: skip
     table = {PLACE: methods}
@@ -119,11 +181,68 @@ def test_tables_say_who_wins_and_who_does_not_fit(tmp_path: pathlib.Path) -> Non
     text = evaluation.step_table(table)
     assert "| mlp | tpu-v5e | d=4 | 1000 | 900 | 3000* | OOM 500 | - | 0.900 (manual) |" in text
     said = "\n".join(evaluation.step_findings(table))
-    assert "beaten in 1; nothing fits in 0." in said
-    assert "manual takes 0.900 of TOAST's step" in said
+    assert "beaten in 1; nothing fits in 0, where" in said
+    assert "TOAST's step is longer: manual takes 0.900 of it (cost 0.5" in said
+    assert evaluation.standing(table).verdict == "missed in the rows named above"
     assert "do not fit: alpa 1" in said
     for panels in (evaluation.step_panels(table), evaluation.time_panels(table)):
         xml.etree.ElementTree.fromstring(evaluation.bars("ms", panels))
+
+
+def test_rows_where_nothing_fits_are_named() -> None:
+    lost = {"toast": row(1.1, fits=False), "manual": row(1.0, fits=False), "alpa": row(error="no")}
+    won = {"toast": row(1.0), "manual": row(2.0, fits=False), "alpa": row(0.5, fits=False)}
+    found = evaluation.standing({("a", "b", "c"): lost, PLACE: won})
+    assert (found.wins, found.losses, found.worse) == (1, (), 1)
+    assert found.unfit == (
+        "a, b, c: nothing fits; TOAST's step is longer: manual takes 0.909 of it "
+        "(peak 1 GiB against 1 GiB)",
+    )
+    assert found.verdict.startswith("met where something fits; where nothing does, not in all rows")
+    assert evaluation.standing({PLACE: won}).verdict == "met"
+    lost["toast"]["step_seconds"] = 0.9
+    found = evaluation.standing({("a", "b", "c"): lost})
+    assert found.unfit == ("a, b, c: nothing fits; TOAST's step is no longer than any",)
+    assert found.verdict == "met where something fits"
+
+
+def test_search_times_of_what_failed_are_no_ratios() -> None:
+    automap = row(note=STOPPED, seconds=60)
+    table = {
+        PLACE: {"toast": row(seconds=4), "automap": automap, "alpa": row(error="no", seconds=1)},
+        ("a", "b", "c"): {"toast": row(seconds=2), "automap": automap, "alpa": row(seconds=6)},
+    }
+    assert "| 0.1 | 4 | 60* | - | at least 15.0 | - |" in figure9.table_of(table)
+    said = "\n".join(figure9.findings(table, 60.0))
+    assert "* automap: 22.5 times TOAST's search time in the median, 15.0 to 30.0; ended" in said
+    assert "* alpa: 3.0 times" in said
+    assert "No ratio in 1 of 2 rows" in said
+    assert "fastest everywhere: met." in said
+    assert "limit of 60 s is 15.0 to 30.0 times TOAST's search time" in said
+    assert "could show in 1 of 2 rows" in said
+
+
+@pytest.mark.parametrize(
+    ("alpa", "verdict"),
+    [
+        (row(seconds=1), "missed in the rows named above"),
+        (row(seconds=1, note=STOPPED), "not decided where the limit ended"),
+        (row(error="no"), "met"),
+    ],
+)
+def test_a_search_that_was_ended_is_not_the_faster_one(
+    alpa: dict[str, object], verdict: str
+) -> None:
+    table = {PLACE: {"toast": row(), "automap": row(seconds=9), "alpa": alpa}}
+    assert f"fastest everywhere: {verdict}" in "\n".join(figure9.findings(table, 1.0))
+
+
+def test_a_row_without_a_plan_is_not_comparable() -> None:
+    assert figure10.comparable({"toast": row(1.04), "manual": row(1.0)})
+    assert not figure10.comparable({"toast": row(1.06), "manual": row(1.0)})
+    assert not figure10.comparable({"toast": row(1.0, fits=False), "manual": row(2.0)})
+    assert not figure10.comparable({"toast": row(error="no"), "manual": row(1.0)})
+    assert figure10.comparable({"toast": row(1.0), "manual": row(error="no")})
 
 
 def test_a_section_is_replaced_and_the_rest_is_kept(tmp_path: pathlib.Path) -> None:

@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import time
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
 
+import toast
 from tests.cli.test_cli import run
-from tests.helpers import analyzed
+from tests.helpers import analyzed, f32
 from toast import compare as stage
 from toast.errors import PlanError, SearchError
 from toast.hardware import Mesh, load
 from toast.models import ZOO
 from toast.oracle import Verdict
+from toast.resources import directory
+from toast.search import Settings
+from toast.space import Constraints, Space, broken
 
 MESH = Mesh.parse("data=4,model=2")
 
@@ -39,11 +49,27 @@ def test_every_method_has_a_row(target: str, tmp_path: pathlib.Path) -> None:
     assert rows["toast"]["cost"] <= rows["shardy"]["cost"] + 0.03  # 30 actions at most
 
 
-def test_a_model_without_strategies_and_methods_by_choice() -> None:
-    result = run("compare", "attention", "--mesh", "d=4", "--methods", "manual,toast", "--limit", 5)
+def test_a_program_without_strategies_and_methods_by_choice() -> None:
+    base = directory("facts") / "attention.lp"
+    result = run("compare", base, "--mesh", "d=4", "--methods", "manual,toast", "--limit", 5)
     assert result.exit_code == 0, result.output
-    assert "attention has no experts' strategies" in result.stdout
+    assert "attention has no experts' strategies, as models" in result.stdout
     assert "automap" not in result.stdout
+
+
+@pytest.mark.parametrize("method", ["automap", "alpa"])
+def test_the_limit_holds_what_is_set_up(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the set-up takes all of it, there is one plan, and the note says why."""
+    made = Space.__init__
+
+    def slow(self: Space, *arguments: Any, **options: Any) -> None:
+        time.sleep(0.3)
+        made(self, *arguments, **options)
+
+    monkeypatch.setattr(Space, "__init__", slow)
+    (row,) = stage.compare(analyzed("t2b-tiny"), MESH, load("tpu-v5e"), [method], limit=0.2)
+    assert "time limit" in row.note
+    assert row.plan is not None
 
 
 @pytest.mark.parametrize(
@@ -56,6 +82,12 @@ def test_a_model_without_strategies_and_methods_by_choice() -> None:
         (("--methods", ","), "no method given; known: toast, manual, automap, alpa, shardy"),
         (("--memory", "0"), "memory limit of 0 bytes: must be positive"),
         (("--mesh", "d=7"), "mesh axis d=7 divides no dimension of mlp"),
+        (("--pin", "z=P('d')"), "pin z: matches no argument; near it: x, w1, w2"),
+        (("--methods", "shardy", "--forbid", "x=q"), "forbid x: no axis q in mesh d=4; use d"),
+        (
+            ("--methods", "manual", "--fix", "w2:0=d", "--pin", "w2=P()"),
+            "fix: w2:0 does not get axis d",
+        ),
         (("--hardware", "a100", "--oracle", "tpu"), "no TPU compiler for a100|not installed"),
     ],
 )
@@ -64,6 +96,64 @@ def test_errors_are_one_line(arguments: tuple[str, ...], message: str) -> None:
     assert result.exit_code == 2
     assert re.search(message, result.stderr)
     assert result.stderr.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"pin": {"params['layers'][*]['wq']": "P(None, 'model')", "tokens": "P('model')"}},
+        {"forbid": {"*": "data"}},
+        {"fix": {"tokens:0": "model"}, "forbid": {"params*": "model"}},
+        {"pin": {"tokens": P("data", P.UNCONSTRAINED)}, "fix": {"params['embedding']:1": "data"}},
+    ],
+)
+def test_all_methods_have_the_users_constraints(said: dict[str, Any]) -> None:
+    """A plan holds them, or its row says where it does not."""
+    analysis, constraints = analyzed("t2b-tiny"), Constraints(**said)
+    rows = stage.compare(
+        analysis, MESH, load("tpu-v5e"), limit=5, strategies=ZOO["t2b-tiny"].strategies,
+        constraints=constraints, settings=Settings(rounds=2, round_size=8),
+    )  # fmt: skip
+    found = {row.method: row for row in rows}
+    assert [row.error for row in rows] == [""] * len(rows)
+    for row in rows:
+        assert row.plan is not None
+        assert row.broken == broken(analysis, MESH, constraints, row.plan.op_state)
+        assert ("does not hold the constraints: " in row.note) == bool(row.broken)
+        assert row.to_dict()["broken"] == row.broken
+    for method in ("toast", "manual", "alpa"):
+        assert found[method].broken == ()
+
+
+def test_a_plan_that_does_not_hold_a_pin_says_so(tmp_path: pathlib.Path) -> None:
+    """Propagation does not know what is pinned in the middle, or kept off."""
+    words = ("--pin", "w1=P()", "--pin", "w2=P('d')", "--pin", "x=P(None, 'd')")
+    path = tmp_path / "c.json"
+    result = run("compare", "mlp", "--mesh", "d=4", "--overlap", "none", "--budget", "9",
+                 "--restarts", "2", *words, "--json", path)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    data = json.loads(path.read_text())
+    assert data["constraints"]["pin"] == {"w1": "P()", "w2": "P('d')", "x": "P(None, 'd')"}
+    assert (data["overlap"], data["budget_seconds"]) == ("none", 9)
+    rows = {row["method"]: row for row in data["methods"]}
+    assert "best of 2 searches" in rows["toast"]["note"]
+    for row in rows.values():
+        if not row["broken"]:
+            assert row["arguments"] == {"x": "P(None, 'd')", "w1": "P()", "w2": "P('d')"}
+    assert not any(rows[method]["broken"] for method in ("toast", "manual", "alpa"))
+
+
+def test_of_a_value_that_is_pinned_propagation_knows_nothing() -> None:
+    def function(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+        return checkpoint_name(jnp.tanh(x @ w1), "hidden") @ w2
+
+    analysis = toast.analyze(function, f32(256, 32), f32(32, 64), f32(64, 16))
+    rows = stage.compare(
+        analysis, MESH, load("tpu-v5e"), ["toast", "alpa", "shardy"],
+        constraints=Constraints(pin={"hidden": P(None, "data")}),
+    )  # fmt: skip
+    assert [row.broken for row in rows] == [(), (), ("hidden",)]
+    assert rows[2].note == "does not hold the constraints: hidden"
 
 
 def test_what_does_not_fit_is_a_row_too() -> None:

@@ -210,6 +210,7 @@ def test_small_forms_are_analysed_and_strategies_are_found(name: str) -> None:
     analysis = toast.analyze(entry.small())
     assert [analysis.program.describe(op) for op in analysis.without_rule] == []
     assert analysis.counts()["inconsistent_conflicts"] == 0
+    assert entry.strategies
     states = dict(manual_states(model_of(analysis, "a=2,b=2", min_dimensions=0), entry.strategies))
     assert set(states) == set(entry.strategies)
     assert len({state.tobytes() for state in states.values()}) == len(states)

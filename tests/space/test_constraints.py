@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -271,6 +272,44 @@ def test_devices_must_divide_what_is_pinned() -> None:
         planned(analysis, pin={"w1": P(None, "d")})
     with pytest.raises(PinError, match=r"fix: w1:1 cannot be sharded along d; it has 6 elements"):
         planned(analysis, fix={"w1:1": "d"})
+
+
+def test_an_axis_of_one_device_holds_what_is_pinned_and_fixed(mlp_analysis: toast.Analysis) -> None:
+    """It shards nothing; a program for several meshes need not leave its constraints out."""
+    machine = machine_for(mlp_analysis)
+    for said in ({"pin": {"w1": P("d", P.UNCONSTRAINED)}}, {"fix": {"w1:0": "d", "x:0": "d"}}):
+        made = toast.plan(
+            mlp_analysis, mesh="d=1,m=4", hardware=machine, constraints=toast.Constraints(**said)
+        )
+        assert not any(step.axis == "d" for step in made.steps)
+    # What contradicts it does so on any mesh.
+    with pytest.raises(PinError, match=r"^fix: x:0 does not get axis d: forbid x keeps it off"):
+        toast.plan(
+            mlp_analysis, mesh="d=1,m=4", hardware=machine,
+            constraints=toast.Constraints(fix={"x:0": "d"}, forbid={"x": "d"}),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "first"),
+    [
+        ("params*wq", "params['layers'][0]['wq']"),
+        ("wq", "params['layers'][0]['wq']"),
+        ("*['wv'", "params['layers'][0]['wv']"),
+        ("params['layers'][1]['w_q']", "params['layers'][1]['wq']"),
+        ("prams*['gate']", "params['layers'][0]['gate']"),
+        ("tokn*", "tokens"),
+        ("hidden", "params['embedding']"),
+    ],
+)
+def test_near_a_pattern_is_what_was_meant(pattern: str, first: str) -> None:
+    analysis = analyzed("t2b-tiny")
+    with pytest.raises(PinError) as caught:
+        planned(analysis, pin={pattern: P("d")})
+    close = str(caught.value).partition("near it: ")[2]
+    assert close.split(", ")[0] == first
+    layers = [re.sub(r"\d", "*", path) for path in close.split(", ")]
+    assert len(set(layers)) == len(layers)
 
 
 def test_what_is_fixed_stays_so() -> None:

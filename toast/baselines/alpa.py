@@ -27,9 +27,9 @@ from toast.cost import CostModel, Overlap
 from toast.errors import SearchError
 from toast.given import AnyHardware, AnyMesh
 from toast.plan import Plan, make_plan
-from toast.search import Found
+from toast.search import Found, begin_fixed
 from toast.search.pairwise import LinearProgram, Problem, Row
-from toast.space import Space, States
+from toast.space import Constraints, Space, States
 from toast.units import size_text, time_text
 
 Ints = npt.NDArray[np.int64]
@@ -95,14 +95,19 @@ def alpa(
     memory_bytes: float | None = None,
     time_limit: float = 60.0,
     overlap: Overlap = "partial",
+    constraints: Constraints | None = None,
     collapse: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The plan that Alpa's integer linear program finds.
 
-    ``time_limit`` is for the solver, in seconds; ``collapse`` gives it one op of each class of
-    :class:`toast.space.Space`, which Alpa does not.  ``Plan.note`` says how the solver ended.
+    ``time_limit`` is in seconds from the call: the solver has what building its program leaves, and
+    is asked once in any case.  ``constraints`` hold: ops of which one says something choose for
+    themselves, of what it leaves; ``fix`` means the dimension, and not its color.  ``collapse``
+    gives it one op of each class of :class:`toast.space.Space`, which Alpa does not.  ``Plan.note``
+    says how the solver ended.
     """
+    called = time.perf_counter()
     mesh, hardware = given.system_of(mesh, hardware)
     limit = given.limit_of(memory_bytes, hardware)
     if not given.is_number(time_limit) or not time_limit >= 0:
@@ -111,8 +116,9 @@ def alpa(
     seconds = dict(analysis.seconds)
     begin = time.perf_counter()
     tell("decision space")
-    space = Space(analysis, mesh, collapse=collapse)
+    space = Space(analysis, mesh, constraints=constraints, collapse=collapse)
     model = CostModel(space, hardware, overlap=overlap)
+    begin_fixed(model)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
     tell("integer linear program")
@@ -120,7 +126,7 @@ def alpa(
     seconds["integer linear program"] = time.perf_counter() - begin
     begin = time.perf_counter()
     tell("solver")
-    best, priced = _best(problem, limit, time_limit, tell)
+    best, priced = _best(problem, limit, called + time_limit, tell)
     seconds["solver"] = time.perf_counter() - begin
     found = Found((), best.state, best.cost, priced, seconds["solver"], ())
     return make_plan(
@@ -152,11 +158,10 @@ def _priced(model: CostModel, states: States, limit: float, note: str) -> list[_
 
 
 def _best(
-    problem: Problem, limit: float, time_limit: float, tell: Callable[[str], None]
+    problem: Problem, limit: float, end: float, tell: Callable[[str], None]
 ) -> tuple[_Candidate, int]:
-    """The best state, and how many were priced."""
+    """The best state, and how many were priced; ``end`` is when the solver's time is over."""
     model = problem.model
-    end = time.perf_counter() + time_limit
     moments = {-1, problem.worst(np.zeros_like(problem.strategies.sizes))}
     rows = {moment: problem.memory(moment) for moment in sorted(moments)}
     candidates: list[_Candidate] = []

@@ -24,12 +24,13 @@ from toast.baselines.propagated import Propagator, Sharded
 from toast.cost import CostModel, Overlap
 from toast.errors import PlanError
 from toast.given import AnyHardware, AnyMesh
+from toast.hardware import Mesh
 from toast.paths import matches
 from toast.plan import Plan, Prediction, Step, make_plan
 from toast.plan.labels import folded
 from toast.plan.prediction import reason_of
 from toast.search import OVER_LIMIT, Found, Round, Settings
-from toast.space import Space
+from toast.space import FREE, Constraints, Resolved, Space, resolve
 
 Floats = npt.NDArray[np.float64]
 
@@ -55,18 +56,27 @@ def automap(
     budget: float | None = None,
     trajectories: int = 64,
     overlap: Overlap = "partial",
+    constraints: Constraints | None = None,
     progress: Callable[[Round], None] | None = None,
 ) -> Plan:
     """The best plan of a search over shardings of arguments.
 
     ``memory_bytes`` is the limit per device (default: the hardware's).  The search ends as TOAST's
-    does, after two rounds of ``trajectories`` without improvement, or after ``budget`` seconds; the
-    plan's note says so.  Without a budget, the same seed gives the same plan.
+    does, after two rounds of ``trajectories`` without improvement, or ``budget`` seconds after the
+    call, with the propagation that is under way; the plan's note says so.  Without a budget, the
+    same seed gives the same plan.
+
+    Of ``constraints``, the search begins with what they say of arguments, and adds nothing there
+    that they forbid; propagation knows none of them (:func:`toast.space.broken` says which hold).
 
     Raises :class:`toast.errors.PlanError` when the program is a fact base.
     """
+    begin = time.perf_counter()
     settings = Settings(seed=seed, budget=budget, round_size=trajectories, patience=2)
-    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes)
+    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes, constraints)
+    if budget is not None:  # what it was set up in is part of it
+        left = max(budget - (time.perf_counter() - begin), 0.0)
+        settings = dataclasses.replace(settings, budget=left)
     search = _Search(setting, settings, progress)
     found, path = search.run()
     note = OUT_OF_TIME if search.out_of_time else ""
@@ -81,30 +91,29 @@ def shardy(
     batch: Mapping[str, int] | None = None,
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
+    constraints: Constraints | None = None,
 ) -> Plan:
     """Data parallelism as a user writes it: the batch on all axes, and propagation alone.
 
     ``batch`` says which dimension of which arguments (paths with ``*``) is the batch; by default it
     is the first of the inputs: arguments that are not donated, if some are, else those of integers,
-    else the first argument.
+    else the first argument.  ``constraints`` are what :func:`automap` makes of them.
 
     Raises :class:`toast.errors.PlanError` when a pattern names no argument dimension, or when the
     program is a fact base.
     """
-    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes)
+    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes, constraints)
     begin = time.perf_counter()
     space, program = setting.space, analysis.program
     dimensions = _batch(analysis, batch)
-    arguments: dict[int, Spec] = {}
+    arguments = dict(setting.begun)
     for argument, d in dimensions.items():
         shape = program.values[program.argument_values[argument]].type.shape
-        axes: list[str] = []
-        left = shape[d]
-        for name, size in space.mesh.axes:
-            if size > 1 and left % size == 0:
-                axes.append(name)
-                left //= size
-        arguments[argument] = tuple(tuple(axes) if e == d else () for e in range(len(shape)))
+        spec = arguments.get(argument, ((),) * len(shape))
+        for axis, size in enumerate(space.mesh.sizes):
+            if size > 1 and setting.allowed[argument][d][axis]:
+                spec = _with_axis(space.mesh, spec, shape, d, axis) or spec
+        arguments[argument] = spec
     sharded = setting.propagator.run(arguments)
     prices = setting.model.price(np.stack([space.initial, sharded.state]))
     found = Found(
@@ -127,6 +136,10 @@ class _Setting(NamedTuple):
     memory_bytes: float
     #: Of all stages so far.
     seconds: dict[str, float]
+    #: What constraints say of arguments: their shardings, by number, and ``[arguments][dimensions]
+    #: [axes]`` whether an axis may come to a dimension.
+    begun: dict[int, Spec]
+    allowed: list[list[list[bool]]]
 
 
 def _setting(
@@ -135,6 +148,7 @@ def _setting(
     hardware: AnyHardware,
     overlap: Overlap,
     memory_bytes: float | None,
+    constraints: Constraints | None,
 ) -> _Setting:
     mesh, hardware = given.system_of(mesh, hardware)
     limit = given.limit_of(memory_bytes, hardware)
@@ -144,7 +158,54 @@ def _setting(
     propagator = Propagator(space)
     spent = time.perf_counter() - begin
     seconds = {**analysis.seconds, "decision space": spent}
-    return _Setting(space, model, propagator, limit, seconds)
+    said = resolve(analysis, mesh, constraints or Constraints())
+    begun, allowed = _begun(analysis, mesh, said), _allowed(analysis, said)
+    return _Setting(space, model, propagator, limit, seconds, begun, allowed)
+
+
+def _begun(analysis: Analysis, mesh: Mesh, said: Resolved) -> dict[int, Spec]:
+    """The shardings of arguments, by number, that constraints ask for."""
+    names, program = analysis.names, analysis.program
+    count = len(program.arguments)
+    wanted = [
+        (op, int(names.first_name[op]) + factor, axis)
+        for op, row in enumerate(said.holders[:count].tolist())
+        for axis, factor in enumerate(row)
+        if factor >= 0 and mesh.sizes[axis] > 1
+    ]
+    wanted += [(int(names.name_op[name]), name, axis) for name, axis in said.fixed]
+    major = {name: place for place, name in enumerate(said.order or mesh.names)}
+    found: dict[int, Spec] = {}
+    for op, name, axis in sorted(wanted, key=lambda asked: major[mesh.names[asked[2]]]):
+        if op < count:
+            value = program.argument_values[op]
+            shape = program.values[value].type.shape
+            d = names.def_name[names.value_dim[value] :][: len(shape)].tolist().index(name)
+            spec = found.get(op, ((),) * len(shape))
+            found[op] = _with_axis(mesh, spec, shape, d, axis) or spec
+    return found
+
+
+def _allowed(analysis: Analysis, said: Resolved) -> list[list[list[bool]]]:
+    """For each dimension of each argument, the axes that constraints leave to it."""
+    names, program = analysis.names, analysis.program
+    found = []
+    for argument, value in enumerate(program.argument_values):
+        rows = names.def_name[names.value_dim[value] : names.value_dim[value + 1]]
+        free = said.holders[argument] == FREE
+        found.append([(free & ~said.closed[name]).tolist() for name in rows])
+    return found
+
+
+def _with_axis(mesh: Mesh, spec: Spec, shape: tuple[int, ...], d: int, axis: int) -> Spec | None:
+    """A sharding with one more axis at a dimension; None where there is no room for it."""
+    name, shards = mesh.axes[axis]
+    sizes = dict(mesh.axes)
+    for other in spec[d]:
+        shards *= sizes[other]
+    if shape[d] % shards or any(name in axes for axes in spec):
+        return None
+    return (*spec[:d], (*spec[d], name), *spec[d + 1 :])
 
 
 def _batch(analysis: Analysis, patterns: Mapping[str, int] | None) -> dict[int, int]:
@@ -252,7 +313,7 @@ class _Search:
     def run(self) -> tuple[Found, tuple[tuple[ArgumentAction, Sharded], ...]]:
         """Search until rounds bring no improvement; the best state, and the actions to it."""
         settings = self._settings
-        root = self._node(self._setting.propagator.run({}))
+        root = self._node(self._setting.propagator.run(self._setting.begun))
         self._offer(root, ())
         rounds: list[Round] = []
         stale = 0
@@ -356,16 +417,14 @@ class _Search:
 
         Those are left alone that have the axis already, or no room for it.
         """
-        mesh, d = self._setting.space.mesh, action.dimension
-        axis, sizes = mesh.names[action.axis], dict(mesh.axes)
+        mesh, d, axis = self._setting.space.mesh, action.dimension, action.axis
         changes: dict[int, Spec] = {}
         for argument in self._members[action.group]:
-            spec = sharded.arguments[argument]
-            shards = sizes[axis]
-            for other in spec[d]:
-                shards *= sizes[other]
-            if self._shapes[argument][d] % shards == 0 and all(axis not in axes for axes in spec):
-                changes[argument] = (*spec[:d], (*spec[d], axis), *spec[d + 1 :])
+            if self._setting.allowed[argument][d][axis]:
+                spec = sharded.arguments[argument]
+                after = _with_axis(mesh, spec, self._shapes[argument], d, axis)
+                if after is not None:
+                    changes[argument] = after
         return changes
 
     def _length_cost(self, cost: float, length: int) -> float:

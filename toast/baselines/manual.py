@@ -18,8 +18,8 @@ from toast.given import AnyHardware, AnyMesh
 from toast.models import Strategies
 from toast.paths import matches
 from toast.plan import Plan, make_plan
-from toast.search import Found
-from toast.space import Action, Space, States
+from toast.search import Found, begin_fixed
+from toast.space import Action, Constraints, Space, States
 
 #: Resolution orders that are tried per action; the cheapest state counts.
 _MOST_ORDERS = 16
@@ -76,20 +76,22 @@ def manual(
     *,
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
+    constraints: Constraints | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The best of the experts' strategies and of all combinations of their components.
 
     Each axis takes any components in any order, as section 5.1.1 searches them: for a transformer,
     of data parallelism, FSDP, Megatron and sequence parallelism.  From the third axis on only the
-    best combinations of those before go on.  What fits ranks before what does not;
-    ``Plan.note`` names the winner.
+    best combinations of those before go on.  All comes behind ``constraints``, which hold.  What
+    fits ranks before what does not; ``Plan.note`` names the winner.
 
     Raises :class:`toast.errors.PlanError` without strategies.
     """
     if not strategies:
         raise PlanError(
-            f"{analysis.program.name} has no experts' strategies; give those of a model of the zoo"
+            f"{analysis.program.name} has no experts' strategies, as models that come with TOAST "
+            "have; give some, or leave manual out"
         )
     mesh, hardware = given.system_of(mesh, hardware)
     limit = given.limit_of(memory_bytes, hardware)
@@ -97,7 +99,8 @@ def manual(
     seconds = dict(analysis.seconds)
     begin = time.perf_counter()
     tell("decision space")
-    model = CostModel(Space(analysis, mesh), hardware, overlap=overlap)
+    model = CostModel(Space(analysis, mesh, constraints=constraints), hardware, overlap=overlap)
+    begin_fixed(model)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
     tell("experts' strategies")

@@ -76,7 +76,10 @@ OutputOption = Annotated[
 LimitOption = Annotated[
     float,
     typer.Option(
-        "--limit", min=0.0, help="Seconds that AutoMap's search and Alpa's solver may take."
+        "--limit",
+        min=0.0,
+        help="Seconds that AutoMap and Alpa may take each, set-up included; what is under way then "
+        "is finished. The others end by themselves.",
     ),
 ]
 MemoryOption = Annotated[float | None, typer.Option("--memory", help="Limit per device in GiB.")]

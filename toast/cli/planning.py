@@ -55,8 +55,12 @@ DevicesOption = Annotated[
     int | None,
     typer.Option("--devices", help="Try every mesh of so many devices; in place of --mesh."),
 ]
+BudgetOption = Annotated[
+    float | None, typer.Option("--budget", min=0.0, help="Seconds that TOAST's search may take.")
+]
 RestartsOption = Annotated[
-    int, typer.Option("--restarts", min=1, help="Independent searches; the best counts.")
+    int,
+    typer.Option("--restarts", min=1, help="Independent searches of TOAST; the best counts."),
 ]
 ProcessesOption = Annotated[
     int,
@@ -72,6 +76,16 @@ class Beside(enum.StrEnum):
     none = "none"
     partial = "partial"
     full = "full"
+
+
+OverlapOption = Annotated[
+    Beside,
+    typer.Option(
+        "--overlap",
+        help="Collectives that run beside products: none; partial, those of the background "
+        "where products are independent of them; full, all.",
+    ),
+]
 
 
 class Resolve(enum.StrEnum):
@@ -98,17 +112,8 @@ def plan(
         float | None,
         typer.Option("--memory", help="Limit per device in GiB; an error if no plan fits."),
     ] = None,
-    budget: Annotated[
-        float | None, typer.Option("--budget", min=0.0, help="Seconds the search may take.")
-    ] = None,
-    overlap: Annotated[
-        Beside,
-        typer.Option(
-            "--overlap",
-            help="Collectives that run beside products: none; partial, those of the background "
-            "where products are independent of them; full, all.",
-        ),
-    ] = Beside.partial,
+    budget: BudgetOption = None,
+    overlap: OverlapOption = Beside.partial,
     seed: SeedOption = 0,
     restarts: RestartsOption = 1,
     processes: ProcessesOption = 1,
@@ -269,13 +274,21 @@ def compare(
         ),
     ] = "toast,manual,automap,alpa,shardy",
     limit: LimitOption = 60.0,
+    budget: BudgetOption = None,
     memory: MemoryOption = None,
+    overlap: OverlapOption = Beside.partial,
+    pin: PinOption = None,
+    forbid: ForbidOption = None,
+    fix: FixOption = None,
+    keep_constraints: KeepOption = False,
     oracle: Annotated[
         Compiler | None,
         typer.Option("--oracle", help="tpu: XLA's TPU compiler judges every plan as well."),
     ] = None,
     timeout: TimeoutOption = 600,
     seed: SeedOption = 0,
+    restarts: RestartsOption = 1,
+    processes: ProcessesOption = 1,
     json_file: JsonOption = None,
     html: ReportOption = None,
 ) -> None:
@@ -283,14 +296,19 @@ def compare(
 
     A search that reaches its limit gives the best that it has, and says so. An interrupt ends it
     with the rows so far. The TPU compiler comes with the extra toast-partitioner[tpu].
+
+    Pins and other constraints go to all methods. A plan that does not hold them, as AutoMap's and
+    Shardy's may not, has that in its note.
     """
     from toast import compare as stage
     from toast import report
     from toast.errors import PlanError
     from toast.files import check_writable, write_all
     from toast.hardware import Mesh, load
+    from toast.search import Settings
 
     check_writable((json_file, html), PlanError)
+    constraints = _constraints(pin, forbid, fix, keep_constraints)
     wanted = stage.chosen(methods)
     parsed, machine = Mesh.parse(mesh), load(hardware)
     memory_bytes = machine.memory_limit_bytes if memory is None else memory * 2**30
@@ -300,7 +318,9 @@ def compare(
             rows, interrupted = stage.compare(
                 analysis, parsed, machine, wanted,
                 strategies=source.strategies,
-                limit=limit, memory_bytes=memory_bytes, seed=seed,
+                limit=limit, memory_bytes=memory_bytes, overlap=overlap.value,
+                constraints=constraints,
+                settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
                 oracle=oracle.value if oracle else None, timeout=timeout, progress=show,
             ), False  # fmt: skip
         except stage.Interrupted as interrupt:
@@ -313,6 +333,8 @@ def compare(
         data = {
             "version": 1, "program": analysis.program.name, "mesh": dict(parsed.axes),
             "hardware": machine.name, "memory_bytes": memory_bytes, "limit_seconds": limit,
+            "budget_seconds": budget, "overlap": overlap.value,
+            "constraints": dataclasses.asdict(constraints),
             "methods": [row.to_dict() for row in rows],
         }  # fmt: skip
         texts[json_file] = json.dumps(data, indent=2, allow_nan=False) + "\n"

@@ -64,6 +64,7 @@ def report(
     from toast.errors import PlanError
     from toast.files import check_writable, is_plan, write_all
     from toast.hardware import Mesh, load
+    from toast.search import Settings
 
     check_writable((output,), PlanError)
     if is_plan(source.target):
@@ -84,7 +85,8 @@ def report(
         rows = stage.compare(
             analysis, parsed, machine, wanted,
             strategies=source.strategies, limit=limit,
-            memory_bytes=None if memory is None else memory * 2**30, seed=seed, progress=show,
+            memory_bytes=None if memory is None else memory * 2**30,
+            settings=Settings(seed=seed), progress=show,
         )  # fmt: skip
         show("writing the report")
         write_all({output: reports.comparison_html(source.marked(rows, hardware))}, PlanError)

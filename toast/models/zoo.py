@@ -54,7 +54,16 @@ ZOO: Mapping[str, Entry] = {
         },
     ),
     "attention": Entry(
-        "the self-attention of the paper's Figure 5", attention, attention, ("sequence",)
+        "the self-attention of the paper's Figure 5",
+        attention,
+        attention,
+        ("sequence",),
+        # There is neither a batch nor heads: the sequence, and the widths of keys and values.
+        {
+            "sequence parallel": [("x", 0, "all")],
+            "Megatron": [("x", 0, "first"), *((w, 1, "last") for w in ("wq", "wk", "wv"))],
+            "tensor parallel": [(w, 1, "all") for w in ("wq", "wk", "wv")],
+        },
     ),
 }
 
@@ -66,7 +75,7 @@ def build(name: str, *, small: bool = False, **options: Any) -> Model:
     :class:`toast.errors.TargetError` for an option the model does not have, or an unknown name.
     """
     if name not in ZOO:
-        near = difflib.get_close_matches(name, ZOO, 1)
+        near = difflib.get_close_matches(name.lower(), ZOO, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise TargetError(f"no model called {name}; {hint}known: {', '.join(ZOO)}")
     entry = ZOO[name]

@@ -9,7 +9,6 @@ what is made of them alone, do as their user.  So a program's state is one numbe
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost.liveness import BARRIERS, SOURCES
-from toast.space import NONE, Space, States
+from toast.space import FREE, NONE, Space, States
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,6 +56,8 @@ class _Enumeration:
         self._ops: list[int] = classes.representative.tolist()
         self._class: list[int] = classes.of_op.tolist()
         # A last factor for none, which any number of devices divides.
+        #: Classes of which a constraint says something: they follow nobody.
+        self._said = (space.fixed != FREE).any(axis=1)
         self._divisor = np.pad(classes.divisor, ((0, 0), (0, 1)), constant_values=0)
         self._none = classes.divisor.shape[1]
         self._first_use = np.searchsorted(self._names.use_op, np.arange(len(self._program.ops)))
@@ -100,12 +101,13 @@ class _Enumeration:
         found: list[bool] = []
         for number, op in enumerate(program.ops):
             kind = program.kind(number)
-            known = kind in SOURCES
+            known = kind in SOURCES and not self._said[self._class[number]]
             if op.operands and kind not in LEADERS | {"return"}:
                 known = all(found[program.values[v].op] for v in op.operands)
                 known |= kind == "broadcast_in_dim" and self._elements(
                     op.results[0]
                 ) > self._elements(op.operands[0])
+                known &= not self._said[self._class[number]]
             found.append(known)
         return found
 
@@ -133,19 +135,14 @@ class _Enumeration:
             for index, value in enumerate(operands)
             if self._leader[self._class[made[index]]] >= 0 and not pliant[made[index]]
         ]
-        if self._program.kind(op) in LEADERS or not offered:
+        if self._program.kind(op) in LEADERS or not offered or self._said[k]:
             self._lead(k, op)
         else:
             self._follow(k, op, -max(offered)[2])
 
     def _lead(self, k: int, op: int) -> None:
-        divisor = self._divisor[k]
-        options = [
-            [self._none, *np.flatnonzero(divisor[:-1] % size == 0)] if size > 1 else [self._none]
-            for size in self._sizes
-        ]
-        rows = np.array(list(itertools.product(*options)), dtype=np.int8)
-        rows = rows[(self._fitted(k, rows) == rows).all(axis=1)]
+        rows = self._space.choices_of(k)
+        rows = np.where(rows == NONE, self._none, rows).astype(np.int8)
         self._leader[k] = self._number
         self._number += 1
         self._factors[k], kept = self._with_sums(k, op, rows)

@@ -1,15 +1,19 @@
 """Fourth stage: the decision space of an analysed program on a mesh."""
 
-from toast.space.constraints import Constraints
+from toast.space.constraints import FREE, Constraints, Resolved, broken, resolve
 from toast.space.space import NONE, Action, Classes, ColorGroup, Resolving, Space, States
 
 __all__ = [
+    "FREE",
     "NONE",
     "Action",
     "Classes",
     "ColorGroup",
     "Constraints",
+    "Resolved",
     "Resolving",
     "Space",
     "States",
+    "broken",
+    "resolve",
 ]

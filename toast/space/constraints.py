@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import graphlib
 import itertools
 import math
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from toast.errors import PinError
 from toast.hardware import Mesh
-from toast.paths import matches
+from toast.paths import matches, near
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
@@ -82,8 +81,32 @@ class Resolved:
     #: The mesh's axes, major to minor, so that all pins have theirs in the order that they say;
     #: empty where none says any.
     order: tuple[str, ...]
-    #: Names (of arguments' dimensions) and the axes that ``fix`` puts them on, in order.
+    #: Names (of arguments' dimensions) and the axes of more than one device that ``fix`` puts them
+    #: on, in order.
     fixed: tuple[tuple[int, int], ...]
+
+
+def broken(
+    analysis: Analysis, mesh: Mesh, constraints: Constraints, holders: Holders
+) -> tuple[str, ...]:
+    """The arguments and named values that are not as the constraints say.
+
+    ``holders`` is a state, ``[ops, axes]``.  Raises what :func:`resolve` does.
+    """
+    resolved, names = resolve(analysis, mesh, constraints), analysis.names
+    real = np.array(mesh.sizes) > 1
+    wanted = resolved.holders
+    wrong = (wanted != FREE) & (holders != np.maximum(wanted, -1)) & real
+    held = names.first_name[: len(holders), None] + np.maximum(holders, 0)
+    held = np.minimum(held, max(names.count - 1, 0))
+    if names.count:
+        # What a pin leaves open is open to other axes, but what it names is not.
+        wrong |= (wanted == FREE) & (holders >= 0) & resolved.closed[held]
+    for name, axis in resolved.fixed:
+        op = int(names.name_op[name])
+        wrong[op, axis] |= holders[op, axis] != name - int(names.first_name[op])
+    ops = np.flatnonzero(wrong.any(axis=1)).tolist()
+    return tuple(dict.fromkeys(_label(analysis, op) for op in ops))
 
 
 class _Pin(NamedTuple):
@@ -174,6 +197,8 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
             "drop one"
         )
     order = _order(mesh, itertools.chain.from_iterable(pins.values()))
+    # An axis of one device shards nothing: what is fixed on it holds, as what is pinned does.
+    fixed = tuple((name, axis) for name, axis in fixed if mesh.sizes[axis] > 1)
     return Resolved(found, closed, order, fixed)
 
 
@@ -269,11 +294,8 @@ def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> 
     named = {program.values[v].op: label for v, label in program.labels.items()}
     found = [op for op, path in {**named, **paths}.items() if matches(pattern, path)]
     if not found:
-        known = list(dict.fromkeys([*paths.values(), *named.values()]))
-        near = difflib.get_close_matches(pattern, known, 3) or known[:3]
-        raise PinError(
-            f"{option} {pattern}{rest}: matches no argument; near it: {', '.join(near) or 'none'}"
-        )
+        close = ", ".join(near(pattern, [*paths.values(), *named.values()])) or "none"
+        raise PinError(f"{option} {pattern}{rest}: matches no argument; near it: {close}")
     return sorted(found)
 
 

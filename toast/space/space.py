@@ -219,6 +219,11 @@ class Space:
         kept[k[shut], axis[shut]] = NONE
         return np.asarray(kept)
 
+    @property
+    def fixed(self) -> States:
+        """What pins and :meth:`hold` say of each op class; :data:`FREE` where nothing."""
+        return self._fixed
+
     @functools.cached_property
     def pinned(self) -> States:
         """The state in which only that is sharded which is pinned."""
@@ -432,22 +437,24 @@ class Space:
         Each axis has a factor or none; the axes of a factor divide its size together; what is
         pinned holds.  Whether actions lead there is another question.
         """
-        found, names = [], self.analysis.names
-        for k, op in enumerate(self.classes.representative.tolist()):
-            first, last = names.first_name[op : op + 2]
-            divisor = np.where(self._open[first:last], self.classes.divisor[k, : last - first], 1)
-            offered = [
-                [NONE, *np.flatnonzero(divisor % size == 0)] if fixed == FREE and size > 1
-                else [max(fixed, NONE)]
-                for size, fixed in zip(self.mesh.sizes, self._fixed[k].tolist(), strict=True)
-            ]  # fmt: skip
-            rows = np.array(list(itertools.product(*offered)), dtype=np.int8)
-            fits = np.ones(len(rows), dtype=bool)
-            for f, most in enumerate(divisor.tolist()):
-                chosen = ((rows == f) & (self._fixed[k] == FREE)).any(axis=1)
-                fits &= ~chosen | (most % self._shards_of(rows, np.array([f])) == 0)
-            found.append(rows[fits])
-        return tuple(found)
+        return tuple(self.choices_of(k) for k in range(len(self.classes.representative)))
+
+    def choices_of(self, k: int) -> States:
+        """The legal states of one op class, as :attr:`choices` has them."""
+        op = self.classes.representative[k]
+        first, last = self.analysis.names.first_name[op : op + 2]
+        divisor = np.where(self._open[first:last], self.classes.divisor[k, : last - first], 1)
+        offered = [
+            [NONE, *np.flatnonzero(divisor % size == 0)] if fixed == FREE and size > 1
+            else [max(fixed, NONE)]
+            for size, fixed in zip(self.mesh.sizes, self._fixed[k].tolist(), strict=True)
+        ]  # fmt: skip
+        rows = np.array(list(itertools.product(*offered)), dtype=np.int8)
+        fits = np.ones(len(rows), dtype=bool)
+        for f, most in enumerate(divisor.tolist()):
+            chosen = ((rows == f) & (self._fixed[k] == FREE)).any(axis=1)
+            fits &= ~chosen | (most % self._shards_of(rows, np.array([f])) == 0)
+        return np.asarray(rows[fits])
 
     @functools.cached_property
     def tied(self) -> tuple[tuple[int, int, States], ...]:
