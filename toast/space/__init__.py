@@ -1,7 +1,8 @@
 """Fourth stage: the decision space of an analysed program on a mesh."""
 
+from toast.space.classes import Classes
 from toast.space.constraints import FREE, Constraints, Resolved, broken, resolve
-from toast.space.space import NONE, Action, Classes, ColorGroup, Resolving, Space, States
+from toast.space.space import NONE, Action, ColorGroup, Resolving, Space, States
 
 __all__ = [
     "FREE",

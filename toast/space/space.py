@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from toast.errors import PinError, SearchError
 from toast.hardware import Mesh
-from toast.space.constraints import FREE, Constraints, Holders, Resolved, resolve
+from toast.space.classes import behaviours, classes_of
+from toast.space.constraints import FREE, Constraints, Resolved, resolve
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis, Resolution
@@ -79,16 +80,6 @@ class ColorGroup:
     dimensions: int
     #: Resolution groups of its conflicts: bit ``i`` of an action's resolution is for ``bits[i]``.
     bits: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Classes:
-    """Op classes; ``K`` classes, at most ``F`` factors each."""
-
-    of_op: Ints  # [ops] class of each op
-    representative: Ints  # [K] one op of each class
-    count: Ints  # [K] ops in each class, times their repeats
-    divisor: Ints  # [K, F] a sharding of the factor divides this; 1 where it takes no axis
 
 
 class Space:
@@ -157,10 +148,10 @@ class Space:
         self.major = np.array([-order.index(name) for name in mesh.names]) if order else None
         self._open = ~self.resolved.closed
         touched = names.shardable & self._open & active[self._group_of_name]
-        behaviour = _behaviours(self._group_of_name, wanted, touched)
+        behaviour = behaviours(self._group_of_name, wanted, touched)
         holders = self.resolved.holders
         told = holders if apart is None else np.concatenate([holders, apart], axis=1)
-        self.classes = _classes(analysis, behaviour, told, collapse)
+        self.classes = classes_of(analysis, behaviour, told, collapse)
         #: What pins say, :data:`FREE` where nothing.
         self._pins: States = holders[self.classes.representative]
         #: Pins, and what :meth:`hold` adds to them.
@@ -638,37 +629,3 @@ def _requirements(
         for bit, name in enumerate(resolution.names):
             found[name].add((resolution.group, bit))
     return {name: frozenset(pairs) for name, pairs in found.items()}
-
-
-def _behaviours(
-    group_of_name: Ints,
-    wanted: dict[int, frozenset[tuple[int, int]]],
-    shardable: npt.NDArray[np.bool_],
-) -> Ints:
-    """A number per name; names with equal numbers are touched by the same actions."""
-    kinds: dict[frozenset[tuple[int, int]], int] = {frozenset(): 0}
-    need = np.zeros(len(group_of_name), dtype=np.int64)
-    for name, pairs in wanted.items():
-        need[name] = kinds.setdefault(pairs, len(kinds))
-    return np.where(shardable, group_of_name * len(kinds) + need + 1, 0)
-
-
-def _classes(analysis: Analysis, behaviour: Ints, holding: Holders, collapse: bool) -> Classes:
-    names = analysis.names
-    widest = max(1, int(np.diff(names.first_name).max(initial=1)))
-    rows = np.full((len(names.signature), widest), -1, dtype=np.int64)
-    factor = np.arange(names.count) - names.first_name[names.name_op]
-    rows[names.name_op, factor] = behaviour
-    divisor = np.ones_like(rows)
-    divisor[names.name_op, factor] = np.where(names.shardable, names.divisor, 1)
-    kind = names.signature if collapse else np.arange(len(names.signature))
-    key = np.concatenate([kind[:, None], rows, holding], axis=1)
-    _, first, of_op = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    of_op = of_op.reshape(-1)
-    repeats = np.array(analysis.program.repeats, dtype=np.float64)
-    count = np.bincount(of_op, weights=repeats).astype(np.int64)
-    # Number the classes in program order, so that states read in that order too.
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return Classes(rank[of_op], first[order], count[order], divisor[first[order]])
