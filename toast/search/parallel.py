@@ -49,8 +49,9 @@ class Job(NamedTuple):
 
     def proposed(self, end: float | None = None) -> Job:
         """The job with proposals, for which a quarter of the time until ``end`` may go."""
-        if not self.settings.rounds:
-            return self
+        settings = self.settings
+        if not settings.rounds or not (settings.hottest or settings.widest):
+            return self  # without refinements they are of no use
         left = None if end is None else (end - time.perf_counter()) / 4
         return self._replace(proposals=propose(self.model, left))
 

@@ -1,0 +1,68 @@
+"""The pairwise program that proposes states to the search."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import toast
+from tests.helpers import analyzed, model_of
+from toast.baselines.alpa import solve
+from toast.cost import CostModel
+from toast.hardware import Mesh, load
+from toast.search import Search, Settings, pairwise
+from toast.search.parallel import Job
+from toast.space import Constraints, Space
+
+
+@pytest.mark.parametrize("name", ["t2b-tiny", "attention", "mlp"])
+def test_the_relaxed_program_is_as_good_as_the_integer_one(name: str) -> None:
+    problem = pairwise.Problem(model_of(analyzed(name), "data=4,model=2"))
+    choice = pairwise.relaxed(problem)
+    assert choice is not None
+    whole = solve(problem, (), np.inf, 60.0)
+    assert whole.choice is not None
+    assert problem.seconds(choice) == pytest.approx(problem.seconds(whole.choice), rel=1e-3)
+
+
+def test_proposals_are_legal_and_hold_constraints() -> None:
+    pinned = Constraints(pin={"params['layers'][*]['wq']": "P(None, 'model')"})
+    space = Space(analyzed("t2b-tiny"), Mesh.parse("data=4,model=2"), constraints=pinned)
+    model = CostModel(space, load("tpu-v5e"))
+    (state,) = pairwise.propose(model)
+    for k, rows in enumerate(space.choices):
+        assert (rows == state[k]).all(axis=1).any()
+
+
+def test_nothing_is_proposed_of_large_programs_or_without_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of(analyzed("mlp"), "data=4")
+    assert pairwise.propose(model, 0.0) == ()
+    assert pairwise.propose(model_of(analyzed("mlp"), "data=1")) == ()
+    assert Job(model, np.inf, Settings(rounds=0)).proposed().proposals == ()
+    assert Job(model, np.inf, Settings(hottest=0, widest=0)).proposed().proposals == ()
+    assert Job(model, np.inf, Settings()).proposed().proposals
+    monkeypatch.setattr(pairwise, "_LARGEST", 3)
+    assert pairwise.propose(model) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "hardware"),
+    [
+        ("attention", "data=4,model=2", "tpu-v5e"), ("attention", "data=4,model=4", "tpu-v3"),
+        ("itx-decode", "data=4,model=4", "a100"),
+    ],
+)  # fmt: skip
+def test_no_worse_than_the_integer_program(name: str, mesh: str, hardware: str) -> None:
+    analysis = analyzed(name, layers=1) if name == "itx-decode" else analyzed(name)
+    plan = toast.plan(analysis, mesh=mesh, hardware=hardware)
+    other = toast.alpa(analysis, mesh, hardware, time_limit=60)
+    assert plan.cost <= 1.001 * other.cost
+
+
+def test_a_search_is_no_worse_for_proposals() -> None:
+    model = model_of(analyzed("attention"), "data=4,model=2")
+    alone = Search(model, memory_bytes=np.inf).run()
+    helped = Search(model, memory_bytes=np.inf, proposals=pairwise.propose(model)).run()
+    assert helped.rank < alone.rank
