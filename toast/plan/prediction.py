@@ -112,5 +112,6 @@ def _moved(before: Prediction, after: Prediction) -> str:
     if abs(now - was) < max(_NOISE_S, _NOISE * max(was, now)):
         time = "same time"
     elif now < was and not gone:
-        time = f"yet collectives take {time_text(was - now)} less"  # others are smaller or over fewer
+        # Others are smaller, or over fewer devices.
+        time = f"yet collectives take {time_text(was - now)} less"
     return f"{what} {', '.join(come)} ({time})"
