@@ -43,6 +43,9 @@ class Breakdown:
     memory_seconds: Floats  # [ops]
     collectives: tuple[OpCollective, ...]
 
+    def __repr__(self) -> str:
+        return f"<Breakdown of {len(self.product_seconds):,} ops>"
+
 
 def break_down(model: CostModel, state: States) -> Breakdown:
     """Seconds by op under one state: ``[classes, axes]``.

@@ -14,7 +14,8 @@ from toast.cost.transfers import Timed
 from toast.errors import ExplainError, PlanError
 from toast.frontend import element_bytes
 from toast.given import is_whole
-from toast.plan.labels import describe_value, folded, shown_labels
+from toast.plan import notebook
+from toast.plan.labels import describe_value, folded, shown_labels, spec_text
 from toast.plan.prediction import Prediction
 from toast.plan.shard import major_ranks, spec_of
 from toast.space import NONE, States
@@ -89,6 +90,16 @@ class ArgumentExplanation:
     #: The collectives that move it, by number.
     moved_by: tuple[int, ...]
 
+    def __repr__(self) -> str:
+        return (
+            f"<ArgumentExplanation of {self.argument}: {spec_text(self.spec)}, "
+            f"{len(self.held)} axes held, {len(self.free)} free>"
+        )
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.argument_html(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain data, for JSON."""
         return dataclasses.asdict(self)
@@ -128,6 +139,16 @@ class CollectiveExplanation:
     #: What gave these factors the axes, the last of which brought the collective.
     causes: tuple[Cause, ...]
     why: str
+
+    def __repr__(self) -> str:
+        return (
+            f"<CollectiveExplanation {self.number}: {self.count:g} {self.kind} over "
+            f"{' x '.join(self.axes)}, {time_text(self.total_seconds)}: {self.value}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.collective_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain data, for JSON."""

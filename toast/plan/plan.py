@@ -34,6 +34,7 @@ from toast.plan.prediction import Prediction, reason_of
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round, Tried
 from toast.space import Action, Constraints, Resolving, States
+from toast.units import size_text, time_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +103,15 @@ class Plan:
     resolution: Resolving = "compatible"
     #: What the command line made it from.
     origin: Origin | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        what = "Plan" if self.method == "toast" else f"Plan by {self.method}"
+        return (
+            f"<{what} for {self.analysis.program.name} on mesh {self.mesh} of "
+            f"{self.hardware.name}: step {time_text(self.after.step_seconds)}, peak "
+            f"{size_text(self.after.peak_bytes)} of {size_text(self.memory_bytes)}, "
+            f"{'fits' if self.fits else 'does not fit'}>"
+        )
 
     @property
     def fits(self) -> bool:

@@ -23,6 +23,7 @@ from toast.cost import CostModel
 from toast.errors import PinError, PlanError
 from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
+from toast.plan import notebook
 from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_digest, keyed_ops
 from toast.plan.labels import action_labels, folded, shown_labels
 from toast.plan.matching import Offered
@@ -76,6 +77,17 @@ class Applied:
     ops: int
     #: What else to know, a line each.
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Applied {self.saved.name}: {len(self.matched):,} of "
+            f"{len(self.plan.analysis.program.arguments):,} arguments matched, "
+            f"{len(self.changed):,} changed, {len(self.gone):,} gone; {self.plan!r}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.applied_html(self)
 
     @property
     def remarks(self) -> tuple[str, ...]:
