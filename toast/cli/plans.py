@@ -29,7 +29,11 @@ app = group("")
 
 ArgumentOption = Annotated[
     str | None,
-    typer.Option("--argument", help="Of a plan: why this argument is sharded as it is."),
+    typer.Option(
+        "--argument",
+        help="Of a plan: why this argument is sharded as it is; with * all of a group, such as "
+        "params.layers[*].wq.",
+    ),
 ]
 CollectiveOption = Annotated[
     str | None,
@@ -39,7 +43,8 @@ WhyNotOption = Annotated[
     str | None,
     typer.Option(
         "--why-not",
-        help="Of a plan: what another sharding would do: \"params['wq']=P('model', None)\".",
+        help="Of a plan: what another sharding would do: \"params['wq']=P('model', None)\"; * in "
+        "the path stands for anything.",
     ),
 ]
 WhyNotBudget = Annotated[

@@ -10,7 +10,7 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.errors import PinError
-from toast.paths import matches
+from toast.paths import is_pattern, matches
 from toast.plan import notebook
 from toast.plan.diff import NumberChange, numbers
 from toast.plan.explain import CollectiveExplanation, argument_number, explain_collectives
@@ -138,7 +138,7 @@ def why_not(
         raise PinError(f"{argument}: {spec!r} is no sharding; write P('data', None)")
     entries = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
     names = [path for path in plan.arguments if matches(argument, path)]
-    if not names:
+    if not names or not is_pattern(argument):
         argument = analysis.program.arguments[argument_number(plan, argument)]
         names = [argument]
     text = spec if isinstance(spec, str) else _text(spec)

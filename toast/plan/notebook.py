@@ -167,6 +167,8 @@ def argument_html(found: ArgumentExplanation) -> str:
         f"{spec_text(found.spec)}: {size_text(found.device_bytes)} of {size_text(found.bytes)} "
         f"per device; of the group {', '.join(found.group)}"
     )
+    if found.alike:
+        summary += f"; the first of {len(found.alike)} that are sharded alike"
     held = [(str(h.dimension), h.axis, str(h.cause), h.cause.reason) for h in found.held]
     free = [(str(f.dimension), f.axis, f.why) for f in found.free]
     return html.box(

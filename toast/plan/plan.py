@@ -259,8 +259,9 @@ class Plan:
     def explain_argument(self, name: str) -> ArgumentExplanation:
         """Why an argument is sharded as it is: which step gave it each axis, with its effect.
 
-        And what keeps other axes off each of its dimensions.  Raises
-        :class:`toast.errors.PlanError` for an argument that does not exist.
+        And what keeps other axes off each of its dimensions.  ``name`` may be a pattern of paths,
+        of arguments that are sharded alike.  Raises :class:`toast.errors.PlanError` for an argument
+        that does not exist, and a pattern of arguments that differ.
         """
         return explain.explain_argument(self, name)
 
