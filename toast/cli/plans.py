@@ -117,7 +117,7 @@ def apply(
     with progress() as show:
         analysis = source.analysis(show)
         applied = api.apply_plan(
-            plan, analysis, mesh=mesh, hardware=hardware,
+            saved, analysis, mesh=mesh, hardware=hardware,
             memory_bytes=None if memory is None else memory * 2**30, progress=show,
         )  # fmt: skip
     if memory is not None and not applied.plan.fits:
@@ -171,7 +171,7 @@ def load_plan(source: Source, target: str | None = None, *, module: bool = True)
         source.rules or tuple(map(pathlib.Path, origin.rules)), source.cache,
     )  # fmt: skip
     with progress() as show:
-        applied = api.apply_plan(source.target, found.analysis(show, module=module), progress=show)
+        applied = api.apply_plan(saved, found.analysis(show, module=module), progress=show)
     warn(applied.remarks)
     made_from = found.origin(origin.hardware or saved.hardware)
     return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=made_from))

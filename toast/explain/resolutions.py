@@ -68,7 +68,7 @@ def resolutions(
     if axis is not None and axis not in on.names:
         raise ExplainError(f"axis {axis}: not in mesh {on}; use {', '.join(on.names)}")
     # Small colors too: they are asked about here, if not searched.
-    model = CostModel(Space(analysis, on, min_dimensions=0), machine)
+    model = CostModel(Space(analysis, on, min_dimensions=0), machine, keep=True)
     wanted = [name for name in on.names if axis in (None, name)]
     chosen = {
         (name, bit): action

@@ -8,17 +8,16 @@ import itertools
 import json
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from toast import apply
+from toast import apply, lazy
 from toast.analysis import Analysis
 from toast.analysis.query import evaluate, prepare
 from toast.analysis.vocabulary import Relations
-from toast.apply import Shardings, Spec, Verification
+from toast.apply import Shardings, Spec
 from toast.cost import Breakdown, CostModel, Timeline, Transfer, break_down
 from toast.errors import PlanError
 from toast.files import write_all
@@ -35,6 +34,13 @@ from toast.plan.shard import shardings_of
 from toast.search import Found, Round, Tried
 from toast.space import Action, Constraints, Resolving, States
 from toast.units import size_text, time_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from toast.apply import Verification
+else:
+    pd = lazy.module("pandas")
 
 
 @dataclasses.dataclass(frozen=True)
