@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from toast.apply import Spec
 from toast.errors import PlanError, ToastError
-from toast.hardware import Mesh
+from toast.hardware import COLLECTIVES, Mesh
 from toast.plan.files.saved import (
     VERSION,
     Held,
@@ -266,13 +266,13 @@ def _runs(entry: Mapping[str, Any]) -> tuple[OpKey, tuple[Run, ...]]:
 
 
 def _run(run: Mapping[str, Any]) -> Run:
-    return Run(_at(run, "count", _whole), _at(run, "axes", _held), _at(run, "specs", _texts))
+    return Run(_at(run, "count", _some), _at(run, "axes", _held), _at(run, "specs", _specs))
 
 
 def _transfer(entry: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Callable[[Any], Any]] = {
-        "kind": _text, "axes": _texts, "bytes": _amount, "count": _amount, "algorithm": _text,
-        "seconds": _amount,
+        "kind": _one_of(*COLLECTIVES), "axes": _axes, "bytes": _amount, "count": _amount,
+        "algorithm": _text, "seconds": _amount,
     }  # fmt: skip
     return {key: _at(entry, key, make) for key, make in made.items()}
 
@@ -298,11 +298,36 @@ def _texts(given: Sequence[Any]) -> tuple[str, ...]:
 def _spec(given: Sequence[Sequence[str]]) -> Spec:
     if not isinstance(given, list | tuple):
         raise TypeError("no list")
-    return tuple(map(_texts, given))
+    return tuple(map(_axes, given))
+
+
+def _some(given: Any) -> int:
+    if not _count(given):
+        raise _Damage("there are none")
+    return int(given)
+
+
+def _specs(given: Any) -> tuple[str, ...]:
+    specs = _texts(given)
+    for spec in specs:
+        if not (spec.startswith("P(") and spec.endswith(")")):
+            raise _Damage(f"{spec[:40]!r} is no sharding")
+    return specs
+
+
+def _axes(given: Any) -> tuple[str, ...]:
+    axes = _texts(given)
+    for axis in axes:
+        if not _AXIS.fullmatch(axis):
+            raise _Damage(f"{axis!r} is no name of a mesh axis")
+    return axes
+
+
+_AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _held(given: Mapping[str, Any]) -> Held:
-    return tuple((axis, _text(label)) for axis, label in given.items())
+    return tuple(zip(_axes([*given]), map(_text, given.values()), strict=True))
 
 
 def _key(entry: Mapping[str, Any]) -> OpKey:
@@ -322,7 +347,7 @@ def _action(entry: Mapping[str, Any], old: bool) -> SavedAction:
             return Part(OpKey("", "", "", 0, "", ""), 0, 0, "", (int(k), int(factor)))
         k, factor = given["numbers"]
         return Part(
-            _key(given), _at(given, "place", _count), _at(given, "of", _count),
+            _key(given), _at(given, "place", _count), _at(given, "of", _some),
             _at(given, "factor", _text), (_whole(k), _whole(factor)),
         )  # fmt: skip
 
@@ -352,7 +377,7 @@ def _prediction(given: Mapping[str, Any]) -> Prediction:
 
 def _collective(given: Mapping[str, Any]) -> Collective:
     return Collective(
-        _at(given, "kind", _text), _at(given, "count", _count),
+        _at(given, "kind", _one_of(*COLLECTIVES)), _at(given, "count", _count),
         _at(given, "bytes", _amount), _at(given, "seconds", _amount),
     )  # fmt: skip
 
@@ -360,8 +385,8 @@ def _collective(given: Mapping[str, Any]) -> Collective:
 def _constraints(given: Mapping[str, Any]) -> Constraints:
     return Constraints(
         pin={pattern: _pin(spec) for pattern, spec in given["pin"].items()},
-        forbid={pattern: list(_texts(axes)) for pattern, axes in given["forbid"].items()},
-        fix={dimension: list(_texts(axes)) for dimension, axes in given["fix"].items()},
+        forbid={pattern: list(_axes(axes)) for pattern, axes in given["forbid"].items()},
+        fix={dimension: list(_axes(axes)) for dimension, axes in given["fix"].items()},
         keep=_flag(given["keep"]),
     )
 
@@ -370,6 +395,8 @@ def _pin(spec: Any) -> Any:
     from jax.sharding import PartitionSpec  # which plans without pins do without
 
     def entry(axes: Any) -> Any:
-        return PartitionSpec.UNCONSTRAINED if axes is None else _texts(axes) or None
+        return PartitionSpec.UNCONSTRAINED if axes is None else _axes(axes) or None
 
+    if not isinstance(spec, list | tuple):
+        raise TypeError("no list")
     return PartitionSpec(*map(entry, spec))
