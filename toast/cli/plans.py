@@ -119,6 +119,7 @@ def apply(
         applied = api.apply_plan(
             saved, analysis, mesh=mesh, hardware=hardware,
             memory_bytes=None if memory is None else memory * 2**30, progress=show,
+            cache=source.cache,
         )  # fmt: skip
     if memory is not None and not applied.plan.fits:
         raise PlanError(
@@ -171,7 +172,8 @@ def load_plan(source: Source, target: str | None = None, *, module: bool = True)
         source.rules or tuple(map(pathlib.Path, origin.rules)), source.cache,
     )  # fmt: skip
     with progress() as show:
-        applied = api.apply_plan(saved, found.analysis(show, module=module), progress=show)
+        analysis = found.analysis(show, module=module)
+        applied = api.apply_plan(saved, analysis, progress=show, cache=source.cache)
     warn(applied.remarks)
     made_from = found.origin(origin.hardware or saved.hardware)
     return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=made_from))
