@@ -92,19 +92,40 @@ def main() -> None:
     commands = {
         "toast --help": ["--help"],
         "toast query, the example": ["query", EXAMPLE],
+        "toast query idle_colors --mesh": ["query", "idle_colors", "--mesh", MESH],
         "toast explain, two dimensions": ["explain", first, last],
         "toast explain --conflict 0": ["explain", "--conflict", "0"],
+        "toast explain --conflict 0 --mesh": ["explain", "--conflict", "0", "--mesh", MESH],
+    }
+    of_plan = {
+        "toast query PLAN reshards": ["query", "reshards"],
+        "toast explain PLAN --argument": ["explain", "--argument", first.removesuffix(":0")],
+        "toast explain PLAN --collective 1": ["explain", "--collective", "1"],
     }
     print(f"{'whole commands':38}{'wall':>8}{'CPU':>8}")
-    for what, (command, *asked) in commands.items():
+    for what, (command, *asked) in {**commands, **of_plan}.items():
         target = [options.model, "--layers", str(options.layers)] if asked else []
 
-        def run(command: str = command, given: tuple[str, ...] = (*target, *asked)) -> None:
-            words = [sys.executable, "-m", "toast", command, *given]
-            quiet = subprocess.DEVNULL
-            subprocess.run(words, stdout=quiet, stderr=quiet, check=True, cwd=ROOT)
-
         with tempfile.TemporaryDirectory() as cache:
+            if what in of_plan:
+                path = pathlib.Path(cache) / "plan.json"
+                words = ["plan", *target, "--mesh", MESH, "--json", str(path)]
+                subprocess.run(
+                    [sys.executable, "-m", "toast", *words],
+                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True, cwd=ROOT,
+                )  # fmt: skip
+                target = [str(path)]
+
+            def run(command: str = command, given: tuple[str, ...] = (*target, *asked)) -> None:
+                words = [sys.executable, "-m", "toast", command, *given]
+                subprocess.run(
+                    words,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    check=True,
+                    cwd=ROOT,
+                )
+
             os.environ.update(XDG_CACHE_HOME=cache, TOAST_CACHE="")
             if asked:
                 row(f"{what}, first", run, 1)

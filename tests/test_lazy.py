@@ -49,7 +49,7 @@ def test_a_package_offers_what_it_says(package: str) -> None:
 
 def test_the_function_is_not_hidden_by_the_package() -> None:
     script = "import toast.plan, toast\nfrom toast.plan import Plan\nassert toast.plan.__call__"
-    assert "jax" in imported(script)
+    assert "toast.plan" in imported(script)
     assert callable(toast.plan)
 
 
@@ -67,3 +67,16 @@ def test_questions_about_a_kept_program_do_without_jax(tmp_path: pathlib.Path) -
     assert imported(asked, **kept) == ["pandas", "clingo"]
     explained = command("explain", "attention", "x:0", "wq:0")
     assert imported(explained, **kept) == ["scipy", "clingo"]
+
+
+def test_questions_about_a_plan_do_without_jax(tmp_path: pathlib.Path) -> None:
+    kept = {"XDG_CACHE_HOME": str(tmp_path), "TOAST_CACHE": ""}
+    plan = str(tmp_path / "plan.json")
+    imported(command("plan", "attention", "--mesh", "data=2", "--json", plan), **kept)
+    assert "jax" in imported(command("explain", plan, "--argument", "x"), **kept)  # not kept yet
+    few = {"scipy", "clingo", "toast.cost", "toast.plan"}
+    assert {*imported(command("explain", plan, "--argument", "x"), **kept)} <= few
+    assert "jax" not in imported(command("query", plan, "reshards"), **kept)
+    assert "jax" not in imported(
+        command("explain", "attention", "--conflict", "0", "--mesh", "data=2"), **kept
+    )

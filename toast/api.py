@@ -15,10 +15,10 @@ from toast.errors import MeshError, PlanError, SearchError
 from toast.frontend import Program
 from toast.given import AnyHardware, AnyMesh
 from toast.hardware import Hardware, Mesh, check_size
-from toast.models import Model
 from toast.plan import (
     Applied,
     Plan,
+    Saved,
     apply_saved,
     begun,
     check_axes,
@@ -52,13 +52,14 @@ def program_of(
     :class:`toast.models.Model`, a :class:`Program`, or the path of a StableHLO file (``.mlir``,
     text or bytecode) or fact base (``.lp``).  Raises :class:`toast.errors.TargetError`.
     """
-    # The frontends import jax; keep ``import toast`` light.
+    if isinstance(target, Program):
+        return target
+    # These import jax; keep ``import toast`` light.
     from toast import facts
     from toast.frontend import jax as jax_frontend
     from toast.frontend import stablehlo
+    from toast.models import Model
 
-    if isinstance(target, Program):
-        return target
     if isinstance(target, Model):
         return jax_frontend.from_function(
             target.function, *target.arguments, donate=target.donate, name=target.name
@@ -219,7 +220,7 @@ def plan(
 
 
 def apply_plan(
-    plan: Plan | Mapping[str, Any] | str | pathlib.Path,
+    plan: Plan | Saved | Mapping[str, Any] | str | pathlib.Path,
     target: Any,
     *arguments: Any,
     mesh: AnyMesh | None = None,
@@ -269,7 +270,13 @@ def apply_plan(
             target, *arguments, donate=donate, rules=rules, progress=progress, **keywords
         )
     return apply_saved(
-        saved, analysis, mesh=parsed, hardware=machine, memory_bytes=limit, progress=progress
+        saved,
+        analysis,
+        mesh=parsed,
+        hardware=machine,
+        memory_bytes=limit,
+        progress=progress,
+        cache=keywords.get("cache") is not False,
     )
 
 

@@ -12,11 +12,11 @@ def size_text(count: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds: ``4.22 s``, ``312 ms`` or ``12 us``."""
+    """Seconds: ``4.22 s``, ``312 ms``, ``12 us``, or ``< 0.01 us`` of what is no time at all."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{_digits(seconds / size)} {unit}"
-    return f"{_digits(seconds / 1e-6)} us"
+    return "< 0.01 us" if 0 < seconds < 5e-9 else f"{_digits(seconds / 1e-6)} us"
 
 
 def _digits(number: float) -> str:

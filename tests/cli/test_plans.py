@@ -70,6 +70,23 @@ def test_apply_to_the_same_and_to_more_layers(folder: pathlib.Path) -> None:
     assert "note: the plan was made for mesh data=4,model=4" in other.stderr
 
 
+def test_reports_of_plans_that_do_not_say_what_they_were_made_from(folder: pathlib.Path) -> None:
+    data = json.loads((folder / "a.json").read_text())
+    plan, page = folder / "python.json", folder / "python.html"
+    plan.write_text(json.dumps({**data, "origin": None}))
+    bare = run("report", plan, "-o", page)
+    assert bare.exit_code == 2
+    assert "does not say which TARGET it was made from; name it behind the file" in bare.stderr
+    assert not page.exists()
+    named = run("report", plan, "t2b", "--layers", 1, "-o", page)
+    assert named.exit_code == 0, named.output
+    assert "note" not in named.stderr
+    assert page.exists()
+    wrong = run("report", "t2b", "mlp", "--mesh", "data=4", "-o", page)
+    assert wrong.exit_code == 2
+    assert "mlp: one TARGET at a time; only a plan has a PROGRAM behind it" in wrong.stderr
+
+
 def test_explain_a_plan(folder: pathlib.Path) -> None:
     target = folder / "explained.json"
     shown = run(
@@ -88,6 +105,11 @@ def test_explain_a_plan(folder: pathlib.Path) -> None:
     assert why.exit_code == 0, why.output
     for part in ("tokens = P(None, 'data'), where the plan has P(", "Pinned, all else as in the"):
         assert part in why.stdout
+    several = run("explain", folder / "a.json", "--why-not", "params.*.wq=P('data')", "--budget", 0)
+    assert several.exit_code == 0, several.output
+    assert "params.*.wq = P('data'), where the plan has" in " ".join(several.stdout.split())
+    group = run("explain", folder / "b.json", "--argument", "params['layers'][*]['wq']")
+    assert group.exit_code == 0, group.output
     cannot = run("explain", folder / "a.json", "--why-not", "tokens=P('data', 'data')")
     assert cannot.exit_code == 0
     assert "it cannot be: pin tokens=P('data', 'data')" in " ".join(cannot.stdout.split())

@@ -42,6 +42,7 @@ def test_seconds_by_op_add_up(name: str) -> None:
             seconds = sum(c.seconds for c in mine)
             assert seconds == pytest.approx(price.collective_seconds[0, k], abs=1e-15)
             assert sum(c.count for c in mine) == pytest.approx(price.collective_count[0, k])
+            assert all(c.count > 0 for c in mine)
 
 
 def test_they_are_at_their_ops() -> None:
@@ -54,3 +55,26 @@ def test_they_are_at_their_ops() -> None:
         for collective in found.collectives:
             assert -1 <= collective.operand < len(program.ops[collective.op].operands)
             assert collective.axes
+
+
+def test_one_that_uses_share_stands_at_the_first_of_them() -> None:
+    model = priced("t2b")
+    analysis = model.space.analysis
+    program, names = analysis.program, analysis.names
+    shared = 0
+    for state in states(model):
+        layout = model.layout(state[None])
+        moved = [timed for timed in model.timed(layout, *model.sizes(layout)) if timed.move.of_uses]
+        there = {(c.op, c.operand, c.kind) for c in break_down(model, state).collectives}
+        for timed in moved:
+            for x in np.flatnonzero(timed.times[0] * (1 - timed.move.spared)).tolist():
+                uses = np.flatnonzero(model.tables.use_class == x)
+                for value in np.unique(names.use_value[uses]).tolist():
+                    mine = [
+                        (int(names.use_op[u]), int(names.use_index[u]), COLLECTIVES[timed.kind])
+                        for u in uses.tolist() if names.use_value[u] == value
+                    ]  # fmt: skip
+                    shared += len(mine) > 1
+                    assert [use in there for use in mine] == [True] + [False] * (len(mine) - 1)
+    assert shared
+    assert set(program.repeats) == {1}

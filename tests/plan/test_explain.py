@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 
@@ -189,6 +190,29 @@ def test_arguments_are_written_as_dimensions_are(plan: Plan) -> None:
             ask("params.layers[0].wqq")
         with pytest.raises(PlanError, match="no such argument"):
             ask(first.results[0])
+
+
+def test_patterns_of_arguments(plan: Plan) -> None:
+    first = plan.explain_argument("params['layers'][0]['wq']")
+    for pattern in ("params['layers'][*]['wq']", "params.layers[*].wq", "params.layers.*.wq"):
+        found = plan.explain_argument(pattern)
+        assert found.alike == tuple(f"params['layers'][{i}]['wq']" for i in (0, 1))
+        assert dataclasses.replace(found, alike=()) == first
+    one = plan.explain_argument("token?")
+    assert (one.argument, one.alike) == ("tokens", ())
+    with pytest.raises(
+        PlanError, match=r"^params\.\*: matches \d+ arguments that are not sharded al"
+    ):
+        plan.explain_argument("params.*")
+    for ask in (plan.explain_argument, lambda name: plan.why_not(name, "P()")):
+        with pytest.raises(PlanError, match=r"^params.layers\[\*\].wqq: matches no argument; give"):
+            ask("params.layers[*].wqq")
+    found = plan.why_not("params.layers[*].wq", "P('model')", search=False)
+    assert found.kept is not None
+    shown = {path: spec for path, _, spec in found.kept.arguments}
+    assert {path for path in shown if "params" in path} >= {
+        f"params['layers'][{i}]['wq']" for i in (0, 1)
+    }
 
 
 # -- collectives -----------------------------------------------------------------------------

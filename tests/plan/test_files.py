@@ -430,3 +430,26 @@ def test_the_schema_is_strict(plan: Plan) -> None:
     assert not validator.is_valid({**data, "unknown": 1})
     assert not validator.is_valid({**data, "version": 1})
     assert not validator.is_valid({key: value for key, value in data.items() if key != "values"})
+
+
+def test_what_is_read_is_as_the_schema_says(plan: Plan) -> None:
+    """Three hundred places at random, of those that something follows from."""
+    validator = jsonschema.Draft202012Validator(schema())
+    data = written(plan)
+    places = [p for p in inner(data) if p[0] not in OPTIONAL and p[-1] not in ("spec", "edges")]
+    rng = random.Random(1)
+    for place in rng.choices(places, k=300):
+        damaged = copy.deepcopy(data)
+        parent = damaged
+        for key in place[:-1]:
+            parent = parent[key]
+        parent[place[-1]] = rng.choice([None, 7, -3, 0.5, "", "d d", [], {}, [[]], True, ["d"]])
+        if not validator.is_valid(damaged):
+            with pytest.raises(PlanError):
+                pytest.fail(f"{place}: {read(damaged)}")
+    for key, damage in {
+        "overlap": "some", "resolution": "none", "op_classes": "x", "program_hash": "0", "cost": -1,
+    }.items():  # fmt: skip
+        assert not validator.is_valid({**data, key: damage})
+        with pytest.raises(PlanError, match=f"is no plan: in '{key}', "):
+            read({**data, key: damage})

@@ -64,6 +64,40 @@ def test_an_analysis(plan: Plan) -> None:
     assert "Argument groups" in found.text
 
 
+def test_answers(plan: Plan) -> None:
+    analysis, path = plan.analysis, next(iter(plan.arguments))
+    applied = toast.apply_plan(plan, analysis, mesh="data=4")
+    other = toast.plan(analysis, mesh="data=4", hardware="tpu-v5e")
+    answers = {
+        "applied to t2b-tiny": applied,
+        "mesh": toast.diff(plan, other),
+        "The plans are the same.": toast.diff(plan, plan),
+        f"Why not {path}": plan.why_not(path, "P()", budget=1.0),
+        "bytes per device": plan,
+        "Not along": plan.explain_argument(path),
+        "Collective 1": plan.explain_collective(1),
+        "are one dimension, by": analysis.explain("tokens:0", "targets:0"),
+        "Compatibility set": analysis.explain_conflict(0),
+        "All else as in the plan": plan.why_not("tokens", "P()", search=False),
+    }
+    for text, answer in answers.items():
+        assert text in parsed(answer._repr_html_()).text
+
+
+def test_at_the_prompt_all_are_one_line(plan: Plan) -> None:
+    analysis, path = plan.analysis, next(iter(plan.arguments))
+    applied = toast.apply_plan(plan, analysis)
+    for shown in (
+        plan, analysis, analysis.program, applied, applied.saved, plan.model, plan.model.space,
+        plan.shardings, plan.timeline, plan.breakdown, toast.diff(plan, plan),
+        plan.explain_argument(path), plan.explain_collective(1), analysis.explain_conflict(0),
+        analysis.explain("tokens:0", "targets:0"), plan.why_not(path, "P()", search=False),
+    ):  # fmt: skip
+        assert "\n" not in repr(shown)
+        assert len(repr(shown)) < 300
+    assert repr(plan).startswith("<Plan for t2b-tiny on mesh data=2,model=2 of tpu-v5e: step ")
+
+
 def test_names_are_text() -> None:
     name = "<script>alert(1)</script>"
     analysis = toast.analyze(lambda x: x[name] * 2, {name: f32(64, 64)})

@@ -7,7 +7,7 @@ import pytest
 
 import toast
 from tests.helpers import analyzed, model_of
-from toast.baselines.alpa import solve
+from toast.baselines.alpa import alpa, solve
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.search import Search, Settings, pairwise
@@ -57,7 +57,7 @@ def test_nothing_is_proposed_of_large_programs_or_without_time(
 def test_no_worse_than_the_integer_program(name: str, mesh: str, hardware: str) -> None:
     analysis = analyzed(name, layers=1) if name == "itx-decode" else analyzed(name)
     plan = toast.plan(analysis, mesh=mesh, hardware=hardware)
-    other = toast.alpa(analysis, mesh, hardware, time_limit=60)
+    other = alpa(analysis, mesh, hardware, time_limit=60)
     assert plan.cost <= 1.001 * other.cost
 
 

@@ -74,6 +74,13 @@ class Analysis:
     #: Seconds per stage: facts and rules, names, conflicts ...
     seconds: dict[str, float] = dataclasses.field(compare=False)
 
+    def __repr__(self) -> str:
+        return (
+            f"<Analysis of {self.program.name}: {len(self.program.ops):,} ops, "
+            f"{self.names.count:,} names, {len(np.unique(self.color)):,} colors, "
+            f"{len(self.resolutions):,} conflicts in {self.set_count:,} compatibility sets>"
+        )
+
     @property
     def set_count(self) -> int:
         """Number of compatibility sets."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from toast import lazy
+from toast.analysis import notebook
 from toast.analysis.closure import components
 from toast.analysis.dimensions import Dimension, dimension_of, find_dimension
 from toast.analysis.names import Ints, tied_names
@@ -63,6 +64,13 @@ class Place:
     role: Role
 
     @property
+    def op_text(self) -> str:
+        """``dot_general#12``, or an argument by its path."""
+        if self.op_kind == "argument":
+            return f"argument {self.dimension.label.rpartition(':')[0]}"
+        return f"{self.op_kind}#{self.op}"
+
+    @property
     def where(self) -> str:
         """``operand 0 dimension 1``."""
         return f"{self.tensor.replace('(', ' ').rstrip(')')} dimension {self.dimension.d}"
@@ -90,6 +98,28 @@ class Chain:
     #: there are none, since nothing leads there.
     tied: bool
     steps: tuple[Step, ...]
+
+    def __repr__(self) -> str:
+        return f"<Chain: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.chain_html(self)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the two are one dimension, in a line."""
+        if self.one == self.other:
+            return f"{self.one} is one dimension"
+        ends = f"{self.one} and {self.other}"
+        if self.tied:
+            count = len(self.steps)
+            return f"{ends} are one dimension, by {count} step{'s' * (count != 1)}"
+        if not self.steps:
+            return f"{ends} are not one dimension: no chain of ops leads from one to the other"
+        by = [f"{step.one.op_text} ({step.reason})" for step in self.apart]
+        keeps = "keeps" if len(by) == 1 else "keep"
+        return f"{ends} are not one dimension: {' and '.join(by)} {keeps} them apart"
 
     @property
     def apart(self) -> tuple[Step, ...]:

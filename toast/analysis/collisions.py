@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from toast.analysis import notebook
 from toast.analysis.chains import Chain, Places, Step, between
 from toast.analysis.dimensions import Dimension
 from toast.errors import ExplainError
@@ -78,6 +79,17 @@ class Conflict:
     #: Resolution group: sets of repeated layers, which are resolved alike too.
     group: int
     group_sets: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        one, other = self.sides
+        return (
+            f"<Conflict {self.number}: {one.label} and {other.label}, at {len(self.sites)} "
+            f"tensors, {len(self.set_members)} resolved alike>"
+        )
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.conflict_html(self)
 
 
 def collision(analysis: Analysis, number: int) -> Conflict:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from toast.errors import ExplainError
 from toast.frontend import Program
+from toast.paths import keys
 
 #: Near names that a message offers.
 _NEAR = 3
@@ -112,7 +113,7 @@ def _find(
 ) -> int:
     """The value with a name, of the first kind of values that has it."""
     known = [(value, label) for kind in kinds for value, label in kind]
-    for wanted in (lambda label: label == name, lambda label: _parts(label) == _parts(name)):
+    for wanted in (lambda label: label == name, lambda label: keys(label) == keys(name)):
         for kind in kinds:
             found = {value: label for value, label in kind if wanted(label)}
             if len(found) > 1:
@@ -125,14 +126,9 @@ def _find(
     raise ExplainError(f"{name}: no such {what}; {_hint(name, known)}")
 
 
-def _parts(name: str) -> tuple[str, ...]:
-    """The keys of a path, the same of ``params['layers'][0]`` and ``params.layers[0]``."""
-    return tuple(part for part in re.split(r"[.\[\]'\"]+", name) if part)
-
-
 def _hint(name: str, known: list[tuple[int, str]]) -> str:
-    labels = {".".join(_parts(label)): label for _, label in known}
-    near = difflib.get_close_matches(".".join(_parts(name)), labels, _NEAR)
+    labels = {".".join(keys(label)): label for _, label in known}
+    near = difflib.get_close_matches(".".join(keys(name)), labels, _NEAR)
     if near:
         return f"did you mean {' or '.join(labels[found] for found in near)}?"
     listed = [label for _, label in known]

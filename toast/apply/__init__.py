@@ -1,16 +1,23 @@
 """Seventh stage: shardings written back as Shardy, and run."""
 
-from toast.apply.annotate import annotate
-from toast.apply.execute import (
-    Runnable,
-    callable_of,
-    collectives_in,
-    in_shardings,
-    jax_mesh,
-    out_shardings,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toast import lazy
 from toast.apply.shardings import Shardings, Spec
-from toast.apply.verify import OutputCheck, Verification, verify
+
+if TYPE_CHECKING:
+    from toast.apply.annotate import annotate
+    from toast.apply.execute import (
+        Runnable,
+        callable_of,
+        collectives_in,
+        in_shardings,
+        jax_mesh,
+        out_shardings,
+    )
+    from toast.apply.verify import OutputCheck, Verification, verify
 
 __all__ = [
     "OutputCheck",
@@ -26,3 +33,24 @@ __all__ = [
     "out_shardings",
     "verify",
 ]
+
+# Plans are priced and explained without JAX.
+lazy.package(
+    __name__,
+    {
+        "annotate": ("annotate",),
+        "execute": (
+            "Runnable",
+            "callable_of",
+            "collectives_in",
+            "in_shardings",
+            "jax_mesh",
+            "out_shardings",
+        ),
+        "verify": (
+            "OutputCheck",
+            "Verification",
+            "verify",
+        ),
+    },
+)

@@ -28,6 +28,12 @@ class Shardings:
     #: kept otherwise: a reduce-scatter.
     sums: Mapping[int, Spec] = dataclasses.field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return (
+            f"<Shardings on mesh {self.mesh}: {len(self.values):,} values, "
+            f"{len(self.uses):,} reshards>"
+        )
+
     def of(self, program: Program, value: int) -> Spec:
         """The sharding of a value, one entry per dimension."""
         rank = len(program.values[value].type.shape)

@@ -122,7 +122,9 @@ def explain(
                 "alike are sharded alike."
             )
     elif conflict is not None:
-        shown += _conflict(analysis, conflict, mesh, axis, hardware or "tpu-v5e", data)
+        shown += _conflict(
+            analysis, conflict, mesh, axis, hardware or "tpu-v5e", data, cache=source.cache
+        )
     else:
         data["conflicts"] = analysis.conflict.to_dict("records")
         shown.append(report.conflict_list(analysis))
@@ -142,6 +144,8 @@ def _conflict(
     axis: str | None,
     hardware: str,
     data: dict[str, Any],
+    *,
+    cache: bool,
 ) -> list[Any]:
     """A conflict, and what resolving it costs where a mesh is given; ``data`` gets both."""
     from toast import report
@@ -152,7 +156,7 @@ def _conflict(
     if mesh is not None:
         from toast.explain import resolutions  # which needs the cost model
 
-        priced = resolutions(analysis, number, mesh=mesh, hardware=hardware, axis=axis)
+        priced = resolutions(analysis, number, mesh=mesh, hardware=hardware, axis=axis, cache=cache)
         data["priced"] = dataclasses.asdict(priced)
         shown += ["", report.resolution_tables(priced)]
     return shown

@@ -29,7 +29,11 @@ app = group("")
 
 ArgumentOption = Annotated[
     str | None,
-    typer.Option("--argument", help="Of a plan: why this argument is sharded as it is."),
+    typer.Option(
+        "--argument",
+        help="Of a plan: why this argument is sharded as it is; with * all of a group, such as "
+        "params.layers[*].wq.",
+    ),
 ]
 CollectiveOption = Annotated[
     str | None,
@@ -39,7 +43,8 @@ WhyNotOption = Annotated[
     str | None,
     typer.Option(
         "--why-not",
-        help="Of a plan: what another sharding would do: \"params['wq']=P('model', None)\".",
+        help="Of a plan: what another sharding would do: \"params['wq']=P('model', None)\"; * in "
+        "the path stands for anything.",
     ),
 ]
 WhyNotBudget = Annotated[
@@ -112,8 +117,9 @@ def apply(
     with progress() as show:
         analysis = source.analysis(show)
         applied = api.apply_plan(
-            plan, analysis, mesh=mesh, hardware=hardware,
+            saved, analysis, mesh=mesh, hardware=hardware,
             memory_bytes=None if memory is None else memory * 2**30, progress=show,
+            cache=source.cache,
         )  # fmt: skip
     if memory is not None and not applied.plan.fits:
         raise PlanError(
@@ -166,7 +172,8 @@ def load_plan(source: Source, target: str | None = None, *, module: bool = True)
         source.rules or tuple(map(pathlib.Path, origin.rules)), source.cache,
     )  # fmt: skip
     with progress() as show:
-        applied = api.apply_plan(source.target, found.analysis(show, module=module), progress=show)
+        analysis = found.analysis(show, module=module)
+        applied = api.apply_plan(saved, analysis, progress=show, cache=source.cache)
     warn(applied.remarks)
     made_from = found.origin(origin.hardware or saved.hardware)
     return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=made_from))

@@ -28,6 +28,14 @@ app = group("")
 def report(
     context: typer.Context,
     source: Source,
+    program: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROGRAM",
+            help="Where TARGET is a plan: another TARGET than the one it was made from.",
+            show_default=False,
+        ),
+    ] = None,
     mesh: Annotated[
         str | None,
         typer.Option(
@@ -54,7 +62,7 @@ def report(
     """Plan TARGET and write a report: one HTML file that opens offline.
 
     TARGET may be a plan, as toast plan --json wrote it: the report is its own then, and nothing is
-    searched for.
+    searched for. It says itself what it was made from, unless that is named behind it.
 
     Arguments and their shardings, actions with reasons, where time and memory go, conflicts, and
     every op with its source line. With --methods, other methods' plans beside it.
@@ -69,13 +77,15 @@ def report(
     check_writable((output,), PlanError)
     if is_plan(source.target):
         _refuse(context, source.target)
-        applied = load_plan(source)
+        applied = load_plan(source, program)
         # Who gets the page sees no error stream.
         note = "; ".join(filter(None, (applied.plan.note, *applied.remarks)))
         plan = dataclasses.replace(applied.plan, note=note)
         write_all({output: reports.html_text(plan)}, PlanError)
         print(f"written to {output}")
         return
+    if program is not None:
+        raise PlanError(f"{program}: one TARGET at a time; only a plan has a PROGRAM behind it")
     if mesh is None:
         raise PlanError("--mesh is missing: give the axes and sizes, --mesh data=4,model=4")
     wanted = stage.chosen(methods)

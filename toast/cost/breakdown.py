@@ -24,8 +24,8 @@ class OpCollective:
     operand: int
     kind: str
     axes: tuple[str, ...]
-    #: How often, loops counted.  Where XLA takes several into one it is a part of one.
-    count: float
+    #: How often, loops counted.
+    count: int
     seconds: float
     #: Bytes that a device holds after one.
     bytes: float
@@ -33,18 +33,25 @@ class OpCollective:
 
 @dataclasses.dataclass(frozen=True)
 class Breakdown:
-    """Seconds of a step by op; their sums are those of the price, before anything is hidden."""
+    """Seconds of a step by op; their sums are those of the price, before anything is hidden.
+
+    A collective that several uses share stands once, at the first of those that run most often; of
+    sums that XLA takes into one, one has it.
+    """
 
     product_seconds: Floats  # [ops]
     memory_seconds: Floats  # [ops]
     collectives: tuple[OpCollective, ...]
 
+    def __repr__(self) -> str:
+        return f"<Breakdown of {len(self.product_seconds):,} ops>"
+
 
 def break_down(model: CostModel, state: States) -> Breakdown:
     """Seconds by op under one state: ``[classes, axes]``.
 
-    Prices are per class of ops, values and uses; within one they are spread evenly over its
-    members, as often as each runs.
+    Prices are per class of ops, values and uses; within one, seconds are spread evenly over its
+    members, as often as each runs.  Collectives are not cut: each is one member's.
     """
     t, layout = model.tables, model.layout(state[None])
     program, names = model.space.analysis.program, model.space.analysis.names
@@ -64,21 +71,20 @@ def break_down(model: CostModel, state: States) -> Breakdown:
     made += t.value_transcendentals / model.hardware.transcendentals_per_s / shards
     read = used[0] * t.use_reads / rate
     found: list[OpCollective] = []
+    made_at = _Members(t.value_class, np.arange(len(value_op)), repeats[value_op])
+    moved_at = _Members(t.use_class, names.use_value, repeats[names.use_op])
     for timed in model.timed(layout, settled, used):
-        spread = of_use if timed.move.of_uses else of_value
+        members, op = (moved_at, names.use_op) if timed.move.of_uses else (made_at, value_op)
         times = (timed.times * (1 - timed.move.spared))[0]
         kind = COLLECTIVES[timed.kind]
         for x in np.flatnonzero(times > 0).tolist():
             held = int(timed.move.axes[0, x])
             axes = tuple(n for a, n in enumerate(model.space.mesh.names) if held >> a & 1)
             once, size = float(timed.once[0, x]), float(timed.result[0, x])
-            for member, share in spread.members(x):
-                count = float(times[x]) * share
+            for member, count in members.counts(x, float(times[x])):
                 operand = int(names.use_index[member]) if timed.move.of_uses else -1
                 found.append(
-                    OpCollective(
-                        int(spread.op[member]), operand, kind, axes, count, count * once, size
-                    )
+                    OpCollective(int(op[member]), operand, kind, axes, count, count * once, size)
                 )
     return Breakdown(
         product_seconds=of_op.over_ops(products, len(repeats)),
@@ -100,15 +106,32 @@ class _Spread:
         total = np.bincount(of_member, weights=weight)
         #: ``[members]`` each one's share of its class.
         self.share: Floats = weight / np.maximum(total, 1e-300)[of_member]
-        self._order: Ints = np.argsort(of_member, kind="stable")
-        self._first: Ints = np.searchsorted(of_member[self._order], np.arange(len(total) + 1))
-
-    def members(self, x: int) -> list[tuple[int, float]]:
-        """The members of class ``x`` with their shares."""
-        chosen = self._order[self._first[x] : self._first[x + 1]]
-        return list(zip(chosen.tolist(), self.share[chosen].tolist(), strict=True))
 
     def over_ops(self, of_class: Floats, ops: int) -> Floats:
         """``[ops]`` what the members of each op get."""
         each = of_class[self.of_member] * self.share if len(self.of_member) else np.zeros(0)
         return np.asarray(np.bincount(self.op, weights=each, minlength=ops), dtype=np.float64)
+
+
+class _Members:
+    """The members of classes that move a value: of uses of one value, the first that runs most."""
+
+    def __init__(self, of_member: Ints, value: Ints, repeats: Floats) -> None:
+        self._repeats = repeats
+        order = np.lexsort((np.arange(len(value)), -repeats, value, of_member))
+        pair = np.stack([of_member, value])[:, order]
+        kept = order[np.any(np.diff(pair, prepend=-1), axis=0)]
+        #: By class, in program order.
+        self._order: Ints = kept[np.lexsort((kept, of_member[kept]))]
+        self._of_member = of_member[self._order]
+
+    def counts(self, x: int, times: float) -> list[tuple[int, int]]:
+        """The members of class ``x`` with their parts of what happens so many times."""
+        first, last = np.searchsorted(self._of_member, (x, x + 1))
+        chosen = self._order[first:last]
+        repeats = self._repeats[chosen]  # all alike
+        if not len(chosen) or not (total := repeats.sum()):
+            return []
+        up_to = np.round(np.cumsum(repeats) * (times / total) / repeats[0]) * repeats[0]
+        counts = np.diff(up_to, prepend=0.0).astype(np.int64)
+        return [(m, n) for m, n in zip(chosen.tolist(), counts.tolist(), strict=True) if n]

@@ -8,6 +8,7 @@ op, or the caller, needs in memory.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -131,9 +132,7 @@ def _existing(
     expensive ops, for several products, that no product could do on its way out.
     """
     values = program.values
-    size = [
-        int(np.prod(v.type.shape, dtype=np.int64)) * element_bytes(v.type.dtype) for v in values
-    ]
+    size = [math.prod(v.type.shape) * element_bytes(v.type.dtype) for v in values]
     exists = np.array([
         kinds[v.op] not in SOURCES
         and (kinds[v.op] in _MADE or any(kinds[u] in _NEEDING for u in uses[number]))

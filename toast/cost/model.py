@@ -34,6 +34,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from toast.cost import store
 from toast.cost.layout import Axes, Bools, Dims, Floats, Layout, axes_of, lay_out, slot_dims
 from toast.cost.prices import Parts, Prices, joined
 from toast.cost.tables import NEGLIGIBLE, Tables, build
@@ -91,8 +92,12 @@ class CostModel:
         *,
         overlap: Overlap = "partial",
         like: CostModel | None = None,
+        keep: bool = False,
     ) -> None:
-        """``like`` is a model of the same program on another mesh; its tables are used again."""
+        """``like`` is a model of the same program on another mesh; its tables are used again.
+
+        ``keep`` keeps them on disk for the next time.
+        """
         if overlap not in typing.get_args(Overlap):
             raise SearchError(f"overlap {overlap!r}: give one of none, partial and full")
         self.space = space
@@ -104,7 +109,8 @@ class CostModel:
         if like is not None and alike and space.same_classes(like.space):
             self.tables: Tables = like.tables
         else:
-            self.tables = build(space, product_operands=hardware.product_operands)
+            made = store.tables if keep else build
+            self.tables = made(space, product_operands=hardware.product_operands)
         self.collectives = Collectives(hardware, space.mesh)
         self._sizes: Floats = space.axis_sizes.astype(np.float64)
         #: Devices on each set of axes.

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.cluster import hierarchy
 
+from toast import lazy
 from toast.frontend import Program
+
+if TYPE_CHECKING:
+    from scipy.cluster import hierarchy
+else:
+    hierarchy = lazy.module("scipy.cluster.hierarchy")
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -161,7 +162,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
         for slot, place in slots.of_class(k)
     ]
     value_bytes = np.array([
-        int(np.prod(v.type.shape, dtype=np.int64)) * element_bytes(v.type.dtype)
+        math.prod(v.type.shape) * element_bytes(v.type.dtype)
         for v in program.values
     ], dtype=np.float64)  # fmt: skip
     representative = grouped.representative
@@ -459,7 +460,7 @@ def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
     found = np.zeros(len(grouped.representative))
     for number, value in enumerate(program.values):
         if program.kind(value.op) in EXPENSIVE:
-            elements = float(np.prod(value.type.shape, dtype=np.float64))
+            elements = float(math.prod(value.type.shape))
             found[grouped.of_value[number]] += elements * program.repeats[value.op]
     return found
 

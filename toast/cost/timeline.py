@@ -10,6 +10,7 @@ import numpy.typing as npt
 from toast.cost.layout import Floats, Layout, axes_of
 from toast.cost.tables import Tables
 from toast.cost.transfers import UNROLLED
+from toast.units import size_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Timeline:
     peak_op: int
     #: What is alive then besides the arguments, the largest first.
     at_peak: tuple[Buffer, ...]
+
+    def __repr__(self) -> str:
+        return f"<Timeline: peak {size_text(self.peak_bytes)} before op {self.peak_op}>"
 
     @property
     def peak_bytes(self) -> float:

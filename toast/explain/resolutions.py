@@ -53,12 +53,13 @@ def resolutions(
     mesh: AnyMesh,
     hardware: AnyHardware,
     axis: str | None = None,
+    cache: bool = True,
 ) -> Priced:
     """Step time, peak memory and collectives under either resolution of a conflict (4.2).
 
     Nothing but the conflict's color, and what is mirrored to it, is sharded, along ``axis`` (or
     along each of the mesh's in turn); its other conflicts are at resolution 0.  ``conflict`` is a
-    row of :attr:`toast.Analysis.conflict`.
+    row of :attr:`toast.Analysis.conflict`; ``cache`` says whether cost tables are kept.
 
     Raises :class:`toast.errors.ExplainError` for a conflict or an axis that does not exist,
     ``MeshError`` and ``HardwareError`` for meshes and hardware that do not.
@@ -68,7 +69,7 @@ def resolutions(
     if axis is not None and axis not in on.names:
         raise ExplainError(f"axis {axis}: not in mesh {on}; use {', '.join(on.names)}")
     # Small colors too: they are asked about here, if not searched.
-    model = CostModel(Space(analysis, on, min_dimensions=0), machine)
+    model = CostModel(Space(analysis, on, min_dimensions=0), machine, keep=cache)
     wanted = [name for name in on.names if axis in (None, name)]
     chosen = {
         (name, bit): action

@@ -126,6 +126,9 @@ class Program:
     #: The MLIR this program was read from, with the handles needed to write a plan back.
     source: Any = dataclasses.field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        return f"<Program {self.name}: {len(self.ops):,} ops, {len(self.arguments):,} arguments>"
+
     def kind(self, op: int) -> str:
         """The kind of an op, e.g. ``dot_general``."""
         return self.signatures[self.ops[op].signature].kind

@@ -210,8 +210,8 @@ def show_term(term: Term) -> str:
     return str(term)
 
 
-def one_line(messages: Sequence[str]) -> str:
-    """The first error of clingo's log, as ``file:line:column: message`` on one line."""
+def one_line(messages: Sequence[str], *, columns: bool = False) -> str:
+    """The first error of clingo's log on one line: ``file:line: message``, or with the column."""
     errors = [text for text in messages if "error:" in text] or list(messages)
     if not errors:
         return ""
@@ -221,7 +221,8 @@ def one_line(messages: Sequence[str]) -> str:
         where = lines[0].split("unsafe variables")[0]
         lines = [f"{where}unsafe variables {names}: no positive atom of the body binds them"]
     text = " ".join(lines)
-    return re.sub(r"^(.*?:\d+):\d+(?:-[\d:]+)?: (?:error|warning|info): ", r"\1: ", text)
+    where = r"^(.*?:\d+)(:\d+)(?:-[\d:]+)?: (?:error|warning|info): "
+    return re.sub(where, r"\1\2: " if columns else r"\1: ", text)
 
 
 # -- declarations --------------------------------------------------------------------------------
@@ -271,8 +272,8 @@ def input_predicates() -> frozenset[Predicate]:
 # -- reading fact bases and checking rule files --------------------------------------------------
 
 
-def parse(path: pathlib.Path, error: type[ToastError]) -> list[Any]:
-    """The statements of a logic file; raises ``error`` with file:line."""
+def parse(path: pathlib.Path, error: type[ToastError], *, columns: bool = False) -> list[Any]:
+    """The statements of a logic file; raises ``error`` with file:line, or with the column too."""
     messages: list[str] = []
     statements: list[Any] = []
     if not path.is_file():
@@ -285,7 +286,9 @@ def parse(path: pathlib.Path, error: type[ToastError]) -> list[Any]:
             [str(path)], statements.append, logger=lambda _code, text: messages.append(text)
         )
     except RuntimeError as failure:
-        raise error(f"{one_line(messages) or failure}; correct the syntax") from None
+        raise error(
+            f"{one_line(messages, columns=columns) or failure}; correct the syntax"
+        ) from None
     return statements
 
 

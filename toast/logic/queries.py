@@ -44,6 +44,8 @@ class Query:
     mentions: frozenset[Predicate]
     #: Columns that rows are sorted by, before all others; True for the largest first.
     order: tuple[tuple[int, bool], ...] = ()
+    #: Characters of ``rules`` before the user's own.
+    before: int = 0
 
 
 def as_term(text: str) -> str:
@@ -87,7 +89,9 @@ def read_query(
     columns = tuple(dict.fromkeys(_variables(rules[0].body)))
     answered = f"{_ANSWER}({','.join(columns)})" if columns else _ANSWER
     name = (_ANSWER, len(columns))
-    return Query(f"{answered} {source}", tuple(files), name, columns, mentions)
+    rules_text = f"{answered} {source}"
+    before = rules_text.index(source) + len(_PREFIX)
+    return Query(rules_text, tuple(files), name, columns, mentions, before=before)
 
 
 def read_audit(
@@ -134,7 +138,7 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """A text, and where in it something is: ``query, column 12`` or ``file.lp:3``."""
+    """A text, and where in it something is: ``query, column 12`` or ``file.lp:3:12``."""
 
     name: str
     text: str
@@ -143,9 +147,9 @@ class _Place:
     file: bool = False
 
     def at(self, line: int, column: int) -> str:
-        if self.file:
-            return f"{self.name}:{line}"
         column = self._character(line, column)
+        if self.file:
+            return f"{self.name}:{line}:{column}"
         several = "\n" in self.text.strip()
         return f"{self.name}, {f'line {line}, ' if several else ''}column {column}"
 
@@ -177,7 +181,7 @@ _Part = tuple[list[Any], _Place]
 def _read(files: Sequence[pathlib.Path]) -> list[_Part]:
     found = []
     for path in files:
-        statements = engine.parse(path, QueryError)
+        statements = engine.parse(path, QueryError, columns=True)
         text = path.read_text(encoding="utf-8")
         found.append((statements, _Place(str(path), text, file=True)))
     return found
@@ -441,7 +445,8 @@ def ask(query: Query, facts: Mapping[Predicate, Sequence[str]]) -> list[tuple[st
     if isinstance(found, str):
         raise QueryError(f"query: {found}; join fewer variables at once, or bound the recursion")
     if found["error"]:
-        raise QueryError(_placed(one_line(found["messages"]) or found["error"]))
+        said = _unsafe(query, found["messages"]) or one_line(found["messages"])
+        raise QueryError(_placed(said or found["error"]))
     if found["open"]:
         name, arity = query.answer
         raise QueryError(
@@ -451,6 +456,39 @@ def ask(query: Query, facts: Mapping[Predicate, Sequence[str]]) -> list[tuple[st
     for message in found["messages"]:
         warnings.warn(_placed(one_line([message])), RuleWarning, stacklevel=2)
     return [_arguments(row, query.answer) for row in found["rows"]]
+
+
+_UNSAFE = re.compile(r"^(.+?):(\d+):(\d+)[-\d:]*: error: unsafe variables")
+
+
+def _unsafe(query: Query, messages: Sequence[str]) -> str:
+    """What clingo says of variables that nothing binds, where the first of them stands."""
+    message = next((text for text in messages if "error:" in text), "")
+    found = _UNSAFE.match(message)
+    names = re.findall(r"note: '(\w+)' is unsafe", message)
+    if found is None or not names:
+        return ""
+    file = found[1] != "<block>"
+    text = pathlib.Path(found[1]).read_text(encoding="utf-8") if file else query.rules
+    before = 0 if file else query.before
+    bare = _ASIDE.sub(lambda aside: re.sub(r"[^\n]", " ", aside[0]), text)
+    lines = bare.splitlines(keepends=True)
+    # A head that was put before a body has the variables, too.
+    begin = max(sum(map(len, lines[: int(found[2]) - 1])) + int(found[3]) - 1, before)
+    uses = (
+        (use.start(), name)
+        for name in names if (use := re.compile(rf"\b{name}\b").search(bare, begin))
+    )  # fmt: skip
+    start, first = min(uses, default=(begin, names[0]))
+    line = text.count("\n", 0, start) + 1
+    column = len(text[text.rfind("\n", 0, start) + 1 : start].encode()) + 1
+    user = text if file else text[before:].removesuffix("\n.")
+    place = _Place(found[1] if file else "query", user, before if line == 1 else 0, file)
+    listed = ", ".join(sorted(names, key=lambda name: name != first))
+    return (
+        f"{place.at(line, column)}: unsafe variables {listed}: no positive atom of the body binds "
+        "them"
+    )
 
 
 def _placed(message: str) -> str:

@@ -10,13 +10,15 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.errors import PinError
-from toast.paths import matches
+from toast.paths import is_pattern, matches
+from toast.plan import notebook
 from toast.plan.diff import NumberChange, numbers
 from toast.plan.explain import CollectiveExplanation, argument_number, explain_collectives
 from toast.plan.labels import folded, spec_text
 from toast.search import Found, Settings, begin_fixed, find
 from toast.space import Action, Constraints, Space
 from toast.space.constraints import parse_spec
+from toast.units import time_text
 
 if TYPE_CHECKING:
     from toast.plan.plan import Plan
@@ -46,6 +48,12 @@ class Alternative:
     vanish: tuple[CollectiveCount, ...]
     #: Arguments that are sharded otherwise than in the plan: path, plan's, alternative's.
     arguments: tuple[tuple[str, str, str], ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Alternative: {len(self.numbers)} figures, {len(self.arguments)} arguments differ; "
+            f"{self.plan!r}>"
+        )
 
     @property
     def fits(self) -> bool:
@@ -77,6 +85,17 @@ class WhyNot:
     kept: Alternative | None = None
     #: The best that a search finds that begins there.
     searched: Alternative | None = None
+
+    def __repr__(self) -> str:
+        said = [self.impossible] if self.impossible else []
+        for what, side in (("step", self.kept), ("with a search", self.searched)):
+            if side is not None:
+                said.append(f"{what} {time_text(side.plan.after.step_seconds)}")
+        return f"<WhyNot {self.argument}={self.spec}: {', '.join(said)}>"
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.why_not_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The answer as plain data, for JSON."""
@@ -119,7 +138,7 @@ def why_not(
         raise PinError(f"{argument}: {spec!r} is no sharding; write P('data', None)")
     entries = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
     names = [path for path in plan.arguments if matches(argument, path)]
-    if not names:
+    if not names or not is_pattern(argument):
         argument = analysis.program.arguments[argument_number(plan, argument)]
         names = [argument]
     text = spec if isinstance(spec, str) else _text(spec)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from toast.plan import notebook
 from toast.plan.files import OpKey, Run, Saved, SavedAction, constraints_data, read
 from toast.plan.labels import spec_text
 from toast.plan.prediction import Prediction
@@ -81,6 +82,16 @@ class Difference:
     collectives: tuple[CollectiveChange, ...]
     #: Time and memory.
     numbers: tuple[NumberChange, ...]
+
+    def __repr__(self) -> str:
+        kinds = ("settings", "arguments", "actions", "values", "collectives", "numbers")
+        counts = {kind: len(getattr(self, kind)) for kind in kinds}
+        said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        return f"<Difference of {self.names[0]} and {self.names[1]}: {said or 'none'}>"
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.difference_html(self)
 
     @property
     def same(self) -> bool:

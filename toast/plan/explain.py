@@ -14,7 +14,9 @@ from toast.cost.transfers import Timed
 from toast.errors import ExplainError, PlanError
 from toast.frontend import element_bytes
 from toast.given import is_whole
-from toast.plan.labels import describe_value, folded, shown_labels
+from toast.paths import is_pattern, matches
+from toast.plan import notebook
+from toast.plan.labels import describe_value, folded, shown_labels, spec_text
 from toast.plan.prediction import Prediction
 from toast.plan.shard import major_ranks, spec_of
 from toast.space import NONE, States
@@ -88,6 +90,18 @@ class ArgumentExplanation:
     free: tuple[FreeAxis, ...]
     #: The collectives that move it, by number.
     moved_by: tuple[int, ...]
+    #: All that were asked for by a pattern, this one first: they are sharded alike.
+    alike: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"<ArgumentExplanation of {self.argument}: {spec_text(self.spec)}, "
+            f"{len(self.held)} axes held, {len(self.free)} free>"
+        )
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.argument_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain data, for JSON."""
@@ -128,6 +142,16 @@ class CollectiveExplanation:
     #: What gave these factors the axes, the last of which brought the collective.
     causes: tuple[Cause, ...]
     why: str
+
+    def __repr__(self) -> str:
+        return (
+            f"<CollectiveExplanation {self.number}: {self.count:g} {self.kind} over "
+            f"{' x '.join(self.axes)}, {time_text(self.total_seconds)}: {self.value}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.collective_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain data, for JSON."""
@@ -191,18 +215,48 @@ def argument_number(plan: Plan, name: str) -> int:
 
     Raises :class:`toast.errors.PlanError` with near matches.
     """
+    if isinstance(name, str) and is_pattern(name) and name not in plan.arguments:
+        raise PlanError(
+            f"{name}: matches no argument; give a path, or a pattern such as "
+            f"{folded(next(iter(plan.arguments), 'x'))}"
+        )
     try:
         return find_argument(plan.analysis.program, name)
     except ExplainError as error:
         raise PlanError(str(error)) from None
 
 
+def _argument_numbers(plan: Plan, name: str) -> list[int]:
+    """The arguments that a path names, or a pattern of paths of one group, sharded alike."""
+    paths = list(plan.arguments)
+    if not isinstance(name, str) or not is_pattern(name) or name in plan.arguments:
+        return [argument_number(plan, name)]
+    found = [op for op, path in enumerate(paths) if matches(name, path)]
+    if not found:
+        return [argument_number(plan, name)]  # which says so
+    kinds: dict[object, list[int]] = {}
+    for op in found:
+        group = int(plan.analysis.argument_group[op])
+        kinds.setdefault((group, plan.arguments[paths[op]]), []).append(op)
+    if len(kinds) > 1:
+        shown = [f"{paths[ops[0]]} {spec_text(plan.arguments[paths[ops[0]]])}"
+                 for ops in kinds.values()]  # fmt: skip
+        more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
+        raise PlanError(
+            f"{name}: matches {len(found)} arguments that are not sharded alike: "
+            f"{', '.join(shown[:4])}{more}; give one of them"
+        )
+    return found
+
+
 def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
     """Why an argument is sharded as it is, and not otherwise.
 
-    Raises :class:`toast.errors.PlanError` for an argument that does not exist.
+    Of a pattern of paths, the first that it matches, if all are of one group and sharded alike.
+    Raises :class:`toast.errors.PlanError` for an argument that does not exist, and a pattern of
+    arguments that differ.
     """
-    op = argument_number(plan, name)
+    op, *others = _argument_numbers(plan, name)
     program, analysis = plan.analysis.program, plan.analysis
     space = plan.model.space
     name = program.arguments[op]
@@ -213,7 +267,7 @@ def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
     sizes = dict(plan.mesh.axes)
     shards = int(np.prod([sizes[a] for axes in spec for a in axes], dtype=np.int64))
     size = int(np.prod(type_.shape, dtype=np.int64)) * element_bytes(type_.dtype)
-    alike = np.flatnonzero(analysis.argument_group == analysis.argument_group[op]).tolist()
+    group = np.flatnonzero(analysis.argument_group == analysis.argument_group[op]).tolist()
     held = [
         HeldAxis(d, axis, history.cause(k, plan.mesh.names.index(axis)))
         for d, axes in enumerate(spec)
@@ -231,7 +285,7 @@ def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
         shape=type_.shape,
         dtype=type_.dtype,
         spec=spec,
-        group=tuple(dict.fromkeys(folded(program.arguments[a]) for a in alike)),
+        group=tuple(dict.fromkeys(folded(program.arguments[a]) for a in group)),
         bytes=size,
         device_bytes=size // shards,
         held=tuple(held),
@@ -239,6 +293,7 @@ def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
         moved_by=tuple(
             number for number, row in enumerate(_ordered(plan), 1) if value in _values_of(plan, row)
         ),
+        alike=tuple(program.arguments[a] for a in (op, *others)) if others else (),
     )
 
 

@@ -1,7 +1,8 @@
-"""A plan as notebooks show it."""
+"""Plans, and what is asked of them, as notebooks show them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from toast import html
@@ -9,7 +10,11 @@ from toast.plan.labels import shown_labels, spec_text
 from toast.units import size_text, time_text
 
 if TYPE_CHECKING:
+    from toast.plan.alternatives import Alternative, WhyNot
+    from toast.plan.diff import Difference, NumberChange
+    from toast.plan.explain import ArgumentExplanation, Cause, CollectiveExplanation
     from toast.plan.plan import Plan
+    from toast.plan.reapply import Applied
 
 
 def plan_html(plan: Plan) -> str:
@@ -70,3 +75,140 @@ def plan_html(plan: Plan) -> str:
             right=("count", "bytes per device", "time"),
         ),
     )  # fmt: skip
+
+
+def applied_html(applied: Applied) -> str:
+    """What does not match, above the plan."""
+    lines = [*applied.remarks]
+    if applied.gone:
+        lines.append(f"arguments that the program does not have: {', '.join(applied.gone)}")
+    changed = [
+        (c.argument, spec_text(c.saved), spec_text(c.applied), c.why) for c in applied.changed
+    ]
+    new = [(path, spec_text(spec)) for path, spec in applied.new]
+    matched = (
+        f"{len(applied.matched):,} of {len(applied.plan.analysis.program.arguments):,} arguments "
+        f"and {applied.ops_matched:,} of {applied.ops:,} ops match"
+    )
+    return html.box(
+        f"{applied.saved.name}, applied to {applied.plan.analysis.program.name}",
+        *map(html.paragraph, [matched, *lines]),
+        _some("Sharded otherwise", ("argument", "in the plan", "here", "why"), changed),
+        _some("New arguments", ("argument", "sharding"), new),
+        plan_html(applied.plan),
+    )
+
+
+def difference_html(difference: Difference) -> str:
+    """Tables of what differs."""
+    both = difference.names
+    actions = [
+        (
+            both[a.second], str(a.number), shown_labels(a.dimensions, 3), a.axis,
+            "".join(map(str, a.resolution)),
+        )
+        for a in difference.actions
+    ]  # fmt: skip
+    collectives = [
+        (
+            c.kind, " x ".join(c.axes), *(f"{n:.4g}" for n in c.count), *map(size_text, c.bytes),
+            *map(time_text, c.seconds),
+        )
+        for c in difference.collectives
+    ]  # fmt: skip
+    sides = tuple(f"{what}, {name}" for what in ("count", "bytes", "time") for name in both)
+    changes = (
+        ("Settings", "", difference.settings), ("Arguments", "argument", difference.arguments),
+        ("Other values, by the ops that make them", "op", difference.values),
+    )  # fmt: skip
+    said = [] if not difference.same else [html.paragraph("The plans are the same.")]
+    return html.box(
+        f"{both[0]} and {both[1]}",
+        *said,
+        *(
+            _some(caption, (what, *both), [(c.what, c.first, c.second) for c in rows])
+            for caption, what, rows in changes
+        ),
+        _some("Actions", ("only in", "number", "dimensions", "axis", "resolution"), actions),
+        _some("Collectives", ("kind", "axes", *sides), collectives, right=sides),
+        _numbers(difference.numbers, *both),
+    )
+
+
+def why_not_html(answer: WhyNot) -> str:
+    """Why it cannot be, or what it would do, with all else kept and with a search."""
+    parts = [html.paragraph(f"now {', '.join(answer.now)}")]
+    if answer.impossible:
+        parts.append(html.paragraph(f"It cannot be: {answer.impossible}"))
+    for caption, side in (
+        ("All else as in the plan", answer.kept), ("The best that a search finds", answer.searched),
+    ):  # fmt: skip
+        if side is not None:
+            parts += [html.paragraph(f"{caption}:"), *_alternative(side)]
+    return html.box(f"Why not {answer.argument} = {answer.spec}", *parts)
+
+
+def _alternative(side: Alternative) -> list[str]:
+    moved = [
+        (word, f"{c.count:.4g}", c.kind, " x ".join(c.axes), c.value, c.use, time_text(c.seconds))
+        for word, rows in (("appears", side.appear), ("vanishes", side.vanish)) for c in rows
+    ]  # fmt: skip
+    return [
+        _numbers(side.numbers, "plan", "alternative"),
+        _some("Arguments", ("argument", "plan", "alternative"), side.arguments),
+        _some("Collectives", ("", "count", "kind", "axes", "value", "use", "time"), moved),
+    ]
+
+
+def argument_html(found: ArgumentExplanation) -> str:
+    """What holds each axis, and what keeps the others off."""
+    type_ = f"{found.dtype}[{','.join(map(str, found.shape))}]"
+    summary = (
+        f"{spec_text(found.spec)}: {size_text(found.device_bytes)} of {size_text(found.bytes)} "
+        f"per device; of the group {', '.join(found.group)}"
+    )
+    if found.alike:
+        summary += f"; the first of {len(found.alike)} that are sharded alike"
+    held = [(str(h.dimension), h.axis, str(h.cause), h.cause.reason) for h in found.held]
+    free = [(str(f.dimension), f.axis, f.why) for f in found.free]
+    return html.box(
+        f"{found.argument} {type_}",
+        html.paragraph(summary),
+        _some("Sharded along", ("dimension", "axis", "by", "which"), held),
+        _some("Not along", ("dimension", "axis", "since"), free),
+    )
+
+
+def collective_html(found: CollectiveExplanation) -> str:
+    """What moves, from where to where, and why."""
+    lines = [
+        f"{found.count:g} of {size_text(found.bytes)} and {time_text(found.seconds)} each, "
+        f"{time_text(found.total_seconds)} in all, {found.algorithm}",
+        f"of {found.definition}" + (f", for {found.use}" if found.use else ""),
+        f"{spec_text(found.before)} to {spec_text(found.after)}: {found.why}",
+    ]
+    return html.box(
+        f"Collective {found.number}: {found.kind} over {' x '.join(found.axes)}",
+        *map(html.paragraph, lines),
+        _some("By these steps", ("step", "which"), _causes(found.causes)),
+    )
+
+
+def _causes(causes: Iterable[Cause]) -> list[tuple[str, str]]:
+    return [(str(cause), cause.reason) for cause in causes]
+
+
+def _numbers(changes: Iterable[NumberChange], first: str, second: str) -> str:
+    texts = {"seconds": time_text, "bytes": size_text}
+    rows = [
+        (c.what, *(texts.get(c.unit, "{:.4g}".format)(n) for n in (c.first, c.second)))
+        for c in changes
+    ]
+    return _some("Predicted, per device", ("", first, second), rows, right=(first, second))
+
+
+def _some(
+    caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
+) -> str:
+    """A table, or nothing where it has no rows."""
+    return html.table(caption, columns, rows, right=right, most=15) if rows else ""

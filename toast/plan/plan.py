@@ -8,17 +8,16 @@ import itertools
 import json
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
-from toast import apply
+from toast import apply, lazy
 from toast.analysis import Analysis
 from toast.analysis.query import evaluate, prepare
 from toast.analysis.vocabulary import Relations
-from toast.apply import Shardings, Spec, Verification
+from toast.apply import Shardings, Spec
 from toast.cost import Breakdown, CostModel, Timeline, Transfer, break_down
 from toast.errors import PlanError
 from toast.files import write_all
@@ -34,6 +33,14 @@ from toast.plan.prediction import Prediction, reason_of
 from toast.plan.shard import shardings_of
 from toast.search import Found, Round, Tried
 from toast.space import Action, Constraints, Resolving, States
+from toast.units import size_text, time_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from toast.apply import Verification
+else:
+    pd = lazy.module("pandas")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +109,15 @@ class Plan:
     resolution: Resolving = "compatible"
     #: What the command line made it from.
     origin: Origin | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        what = "Plan" if self.method == "toast" else f"Plan by {self.method}"
+        return (
+            f"<{what} for {self.analysis.program.name} on mesh {self.mesh} of "
+            f"{self.hardware.name}: step {time_text(self.after.step_seconds)}, peak "
+            f"{size_text(self.after.peak_bytes)} of {size_text(self.memory_bytes)}, "
+            f"{'fits' if self.fits else 'does not fit'}>"
+        )
 
     @property
     def fits(self) -> bool:
@@ -249,8 +265,9 @@ class Plan:
     def explain_argument(self, name: str) -> ArgumentExplanation:
         """Why an argument is sharded as it is: which step gave it each axis, with its effect.
 
-        And what keeps other axes off each of its dimensions.  Raises
-        :class:`toast.errors.PlanError` for an argument that does not exist.
+        And what keeps other axes off each of its dimensions.  ``name`` may be a pattern of paths,
+        of arguments that are sharded alike.  Raises :class:`toast.errors.PlanError` for an argument
+        that does not exist, and a pattern of arguments that differ.
         """
         return explain.explain_argument(self, name)
 

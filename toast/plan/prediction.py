@@ -87,15 +87,31 @@ def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str
         parts.append(f"{peak}, {'now fits' if now <= memory_bytes else 'still over the limit'}")
     elif now < 0.98 * was:
         parts.append(peak)
-    paid = [
-        f"{new.count - old.count} {new.kind}"
-        for old, new in zip(before.collectives, after.collectives, strict=True)
-        if new.count > old.count
-    ]
-    if paid:
-        spent = after.collective_seconds - before.collective_seconds
-        sign = "+" if spent >= 0 else "-"
-        parts.append(f"adds {', '.join(paid)} ({sign}{time_text(abs(spent))})")
+    moved = _moved(before, after)
+    if moved:
+        parts.append(moved)
     if not parts and after.step_seconds < before.step_seconds:
         parts.append(f"saves {time_text(before.step_seconds - after.step_seconds)}")
     return "; ".join(parts) or "prepares a later action"
+
+
+#: Times that differ by less, in seconds or as a share, are the same: sums are rounded.
+_NOISE_S, _NOISE = 5e-9, 1e-9
+
+
+def _moved(before: Prediction, after: Prediction) -> str:
+    """The collectives that came, those that went, and what that does to the time of them all."""
+    pairs = list(zip(before.collectives, after.collectives, strict=True))
+    come = [f"{new.count - old.count} {new.kind}" for old, new in pairs if new.count > old.count]
+    gone = [f"{old.count - new.count} {old.kind}" for old, new in pairs if new.count < old.count]
+    if not come:
+        return ""  # what is gained has been said
+    what = f"replaces {', '.join(gone)} by" if gone else "adds"
+    was, now = before.collective_seconds, after.collective_seconds
+    time = f"{'+' if now > was else '-'}{time_text(abs(now - was))}"
+    if abs(now - was) < max(_NOISE_S, _NOISE * max(was, now)):
+        time = "same time"
+    elif now < was and not gone:
+        # Others are smaller, or over fewer devices.
+        time = f"yet collectives take {time_text(was - now)} less"
+    return f"{what} {', '.join(come)} ({time})"

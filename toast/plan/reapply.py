@@ -23,6 +23,7 @@ from toast.cost import CostModel
 from toast.errors import PinError, PlanError
 from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
+from toast.plan import notebook
 from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_digest, keyed_ops
 from toast.plan.labels import action_labels, folded, shown_labels
 from toast.plan.matching import Offered
@@ -77,6 +78,17 @@ class Applied:
     #: What else to know, a line each.
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return (
+            f"<Applied {self.saved.name}: {len(self.matched):,} of "
+            f"{len(self.plan.analysis.program.arguments):,} arguments matched, "
+            f"{len(self.changed):,} changed, {len(self.gone):,} gone; {self.plan!r}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """How notebooks show it."""
+        return notebook.applied_html(self)
+
     @property
     def remarks(self) -> tuple[str, ...]:
         """What to know of the plan where the rest is not shown, a line each."""
@@ -107,8 +119,9 @@ def apply_saved(
     hardware: Hardware,
     memory_bytes: float,
     progress: Callable[[str], None] | None = None,
+    cache: bool = True,
 ) -> Applied:
-    """Apply what a plan's file says to a program.
+    """Apply what a plan's file says to a program; ``cache`` says whether cost tables are kept.
 
     Raises :class:`toast.errors.PlanError` where nothing of it matches.
     """
@@ -150,7 +163,7 @@ def apply_saved(
         )
     notes = [*_setting_notes(saved, program, mesh, hardware), *notes]
     tell("prices")
-    price = _Pricing(saved, actions, hardware, memory_bytes)
+    price = _Pricing(saved, actions, hardware, memory_bytes, cache)
     best = price(space, work.state)
     if found and not exact:
         anew = Work(saved, space, begun.copy(), exact)
@@ -216,15 +229,20 @@ class _Pricing:
     """Prices states of ops, by class."""
 
     def __init__(
-        self, saved: Saved, actions: tuple[Action, ...], hardware: Hardware, memory_bytes: float
+        self,
+        saved: Saved,
+        actions: tuple[Action, ...],
+        hardware: Hardware,
+        memory_bytes: float,
+        cache: bool,
     ) -> None:
-        self._saved, self._actions = saved, actions
+        self._saved, self._actions, self._cache = saved, actions, cache
         self._hardware, self._memory = hardware, memory_bytes
 
     def __call__(self, space: Space, op_state: OpState, like: CostModel | None = None) -> _Priced:
         space, state, actions = _classed(op_state, space, self._actions, resolution_of(self._saved))
         overlap: Any = self._saved.overlap
-        model = CostModel(space, self._hardware, overlap=overlap, like=like)
+        model = CostModel(space, self._hardware, overlap=overlap, like=like, keep=self._cache)
         prices = model.price(state[None])
         cost = float(model.cost(prices, self._memory)[0])
         return _Priced(model, state, actions, (bool(prices.peak_bytes[0] > self._memory), cost))
@@ -391,6 +409,11 @@ class Work:
 
         If not, the plan's actions know better, if it has any.
         """
+        if not held:
+            self.wanted[op] = NONE
+            if not self._pinned[op].any():
+                self.state[op] = NONE
+                return True
         analysis = self.space.analysis
         labels = [f.label for f in analysis.rules[analysis.names.signature[op]].factors]
         row, whole = [NONE] * len(self.wanted[op]), True

@@ -59,16 +59,16 @@ def _device_kib(plan: Plan) -> Columns:
 
 
 def _collectives(plan: Plan) -> Columns:
-    """Those of one kind around one operand together."""
+    """Those of one kind around one operand, or around the results of one op, together."""
+    together: dict[Any, list[Any]] = {}
+    for c in plan.breakdown.collectives:
+        row = together.setdefault((c.op, c.operand, c.kind, c.axes), [0, 0.0, 0.0])
+        row[0], row[1], row[2] = row[0] + c.count, max(row[1], c.bytes), row[2] + c.seconds
     rows: list[tuple[Any, ...]] = [
         (
-            c.op, c.operand, quoted(c.kind), quoted(" ".join(c.axes)), _whole(c.count),
-            kib(c.bytes), _whole(1e9 * c.seconds),
+            op, operand, quoted(kind), quoted(" ".join(axes)), min(count, LARGEST), kib(size),
+            min(math.ceil(1e9 * seconds - 1e-9), LARGEST),
         )
-        for c in plan.breakdown.collectives
+        for (op, operand, kind, axes), (count, size, seconds) in together.items()
     ]  # fmt: skip
     return turned(rows, 7)
-
-
-def _whole(number: float) -> int:
-    return min(math.ceil(number - 1e-9), LARGEST)

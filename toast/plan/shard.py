@@ -28,11 +28,16 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
     major = major_ranks(layout)
     first_row = names.value_dim
 
+    known: dict[tuple[int, bytes], Spec] = {}
+
     def spec(value: int, dims: Ints) -> Spec:
         rank = int(first_row[value + 1] - first_row[value])
         if 0 in program.values[value].type.shape:
             return ((),) * rank  # XLA does not shard what has no elements
-        return spec_of(dims, rank, axes, major)
+        key = rank, dims.tobytes()
+        if key not in known:
+            known[key] = spec_of(dims, rank, axes, major)
+        return known[key]
 
     values = {v: spec(v, settled[v]) for v in np.flatnonzero((settled >= 0).any(axis=1)).tolist()}
     scattered = np.flatnonzero((settled != defined).any(axis=1)).tolist()

@@ -30,20 +30,8 @@ _ROLES = {
 
 def chain_text(chain: Chain) -> str:
     """What ``toast explain TARGET ONE OTHER`` prints: every dimension, and why it is the next."""
-    return "\n".join([_verdict(chain), *_ladder(chain.steps)])
-
-
-def _verdict(chain: Chain) -> str:
-    ends = f"{chain.one} and {chain.other}"
-    if chain.one == chain.other:
-        return f"{chain.one} is one dimension"
-    if chain.tied:
-        return f"{ends} are one dimension, by {_count(len(chain.steps), 'step')}:"
-    if not chain.steps:
-        return f"{ends} are not one dimension: no chain of ops leads from one to the other"
-    by = [f"{_op(step.one)} ({step.reason})" for step in chain.apart]
-    keeps = "keeps" if len(by) == 1 else "keep"
-    return f"{ends} are not one dimension: {' and '.join(by)} {keeps} them apart"
+    verdict = chain.verdict + ":" * (chain.tied and bool(chain.steps))
+    return "\n".join([verdict, *_ladder(chain.steps)])
 
 
 def _ladder(steps: Iterable[Step]) -> Iterator[str]:
@@ -66,32 +54,26 @@ def _why(step: Step) -> str:
     one, other = step.one, step.other
     if step.kind == "identity":
         role = "" if one.role == "pass_through" else f", {_ROLES[one.role]}"
-        return f"factor {one.factor} of {_op(one)}{role}: {one.where} is {other.where}"
+        return f"factor {one.factor} of {one.op_text}{role}: {one.where} is {other.where}"
     if step.kind == "def_use":
         return _end(other)
     if step.kind == "loop":
-        return f"round the loop: factor {one.factor} of {_op(one)} and of {_op(other)} is one"
+        return f"round the loop: factor {one.factor} of {one.op_text} and of {other.op_text} is one"
     if step.kind == "donation":
         ends = sorted((one, other), key=lambda place: place.op_kind != "return")
-        return f"{_op(ends[0])} overwrites the donated {_op(ends[1])}"
-    factors = f"factors {one.factor} and {other.factor} of {_op(one)}"
+        return f"{ends[0].op_text} overwrites the donated {ends[1].op_text}"
+    factors = f"factors {one.factor} and {other.factor} of {one.op_text}"
     return f"{factors}: {one.where} is not {other.where}: {step.reason}"
 
 
 def _end(place: Place) -> str:
     """Where a step along a definition and a use comes to."""
     if place.op_kind == "argument":
-        return f"given as {_op(place)}"
+        return f"given as {place.op_text}"
     if place.op_kind == "return":
-        return f"returned by {_op(place)}"
+        return f"returned by {place.op_text}"
     how = "used" if place.tensor.startswith("operand") else "made"
-    return f"{how} by {_op(place)}, {place.where.partition(' dimension')[0]}"
-
-
-def _op(place: Place) -> str:
-    if place.op_kind == "argument":
-        return f"argument {place.dimension.label.rpartition(':')[0]}"
-    return f"{place.op_kind}#{place.op}"
+    return f"{how} by {place.op_text}, {place.where.partition(' dimension')[0]}"
 
 
 def _at(place: Place | Site) -> str:
@@ -110,10 +92,6 @@ def _rules(rules: Iterable[RuleLine]) -> str:
     for rule in rules:
         by_file.setdefault(rule.file, []).append(str(rule.line))
     return "; ".join(f"{file}:{', '.join(lines)}" for file, lines in by_file.items())
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def conflict_text(conflict: Conflict) -> str:

@@ -211,6 +211,8 @@ def argument_explanation(found: ArgumentExplanation) -> RenderableType:
         f"{size_text(found.device_bytes)} of {size_text(found.bytes)} per device",
         f"group: {_labels(found.group)}",
     ]
+    if found.alike:
+        lines.insert(0, f"the first of {len(found.alike)} arguments that are sharded alike:")
     table = _table(f"What holds the axes of {found.argument}", "dimension", "axis", "why",
                    right=("dimension",))  # fmt: skip
     for held in found.held:

@@ -13,6 +13,7 @@ from toast.hardware import Mesh
 from toast.plan.prediction import Prediction
 from toast.resources import directory
 from toast.space import Constraints
+from toast.units import time_text
 
 #: Version of the JSON that plans are written as; older ones down to 1 are read.
 VERSION = 2
@@ -158,6 +159,12 @@ class Saved:
     after: Prediction
     #: By kind, axes and algorithm.
     collectives: tuple[dict[str, Any], ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Saved {self.name}: plan for {self.program} on mesh {self.mesh} of {self.hardware}, "
+            f"step {time_text(self.after.step_seconds)}>"
+        )
 
 
 def schema() -> dict[str, Any]:

@@ -26,8 +26,9 @@ def listing(plan: Plan, places: Places, colors: Colors) -> dict[str, Any]:
     ``color_kind``, a row of ``colors``, and ``color_label`` are by color.  ``held`` is by name, an
     index into ``holdings``.  ``specs`` and ``value_spec`` are shardings of values, ``reshards``
     those of operands that differ, ``sums`` of results that are only summed up in parts; ``moves``
-    are collectives: op, operand (-1: of the result), kind, axes, count, seconds, bytes.  ``spent``
-    are seconds of products and memory traffic of the ops that take any.
+    are collectives: op, operand (-1: of the result), kind, axes, count, seconds, bytes; their
+    counts add up to those of the plan.  ``spent`` are seconds of products and memory traffic of the
+    ops that take any.
     """
     program, rules = plan.analysis.program, plan.analysis.rules
     types: dict[Any, int] = {}
@@ -75,7 +76,7 @@ def listing(plan: Plan, places: Places, colors: Colors) -> dict[str, Any]:
     moves = [
         [
             c.op, c.operand, kinds.setdefault(c.kind, len(kinds)),
-            axes.setdefault(c.axes, len(axes)), digits(c.count), digits(c.seconds),
+            axes.setdefault(c.axes, len(axes)), c.count, digits(c.seconds),
             round(c.bytes),
         ]
         for c in plan.breakdown.collectives
