@@ -17,7 +17,7 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.errors import SearchError
-from toast.search.ledger import Ledger, length, state_key
+from toast.search.ledger import Ledger, Trajectory, length, state_key
 from toast.search.local import polish, refine, replay
 from toast.search.relink import relink
 from toast.search.tree import Tree
@@ -208,24 +208,29 @@ class Search:
             first = []
             if ledger.best.rank < before or number == 0:
                 starts = [*polished, origin]
-                for state in self._proposals:
-                    starts += [
-                        relink(ledger, found, state, depth=settings.depth, stop=stop)
-                        for found in (ledger.best, *([] if number else [origin]))
-                    ]
                 for groups in (False, True):
-                    refine(
-                        ledger, sorted(starts), depth=settings.depth, hottest=settings.hottest,
-                        widest=settings.widest, groups=groups, effort=settings.effort, stop=stop,
-                    )  # fmt: skip
+                    self._refine(starts, groups, stop)
                     starts.append(ledger.best)
-                for state in self._proposals:
-                    relink(ledger, ledger.best, state, depth=settings.depth, stop=stop)
+                # Behind all that would have been tried without them.
+                relinked = [
+                    relink(ledger, found, state, depth=settings.depth, stop=stop)
+                    for state in self._proposals
+                    for found in (ledger.best, *([] if number else [origin]))
+                ]
+                if relinked:
+                    self._refine(relinked, True, stop)
             elapsed = time.perf_counter() - begin
             yield Round(number, len(ledger), self._best_cost(), elapsed)
             stale = 0 if ledger.best.rank < before - 1e-9 else stale + 1
             if stale >= settings.patience or stop():
                 return
+
+    def _refine(self, starts: Sequence[Trajectory], groups: bool, stop: Callable[[], bool]) -> None:
+        settings = self._settings
+        refine(
+            self._ledger, sorted(starts), depth=settings.depth, hottest=settings.hottest,
+            widest=settings.widest, groups=groups, effort=settings.effort, stop=stop,
+        )  # fmt: skip
 
     def _best_cost(self) -> float:
         return self._ledger.cost(state_key(replay(self._ledger, self._ledger.best.actions)))

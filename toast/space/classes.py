@@ -45,10 +45,18 @@ def behaviours(
     return np.where(shardable, group_of_name * len(kinds) + need + 1, 0)
 
 
-def classes_of(analysis: Analysis, behaviour: Ints, holding: Holders, collapse: bool) -> Classes:
+def classes_of(
+    analysis: Analysis,
+    behaviour: Ints,
+    holding: Holders,
+    *,
+    collapse: bool = True,
+    apart: npt.NDArray[np.int8] | None = None,
+) -> Classes:
     """The op classes: what names do (``behaviour``) and constraints say (``holding``) is alike.
 
     So are neighbours, as far as :data:`_MOST` allows.  Without ``collapse`` every op is one.
+    Ops that differ in ``apart`` (``[ops, axes]``) are of different classes in any case.
     """
     names = analysis.names
     widest = max(1, int(np.diff(names.first_name).max(initial=1)))
@@ -61,6 +69,9 @@ def classes_of(analysis: Analysis, behaviour: Ints, holding: Holders, collapse: 
     of_op = np.arange(len(rows))
     if collapse:
         of_op = _apart(names, np.unique(alike, axis=0, return_inverse=True)[1].reshape(-1))
+    if apart is not None:
+        key = np.concatenate([of_op[:, None], apart], axis=1)
+        of_op = np.unique(key, axis=0, return_inverse=True)[1].reshape(-1)
     _, first, of_op = np.unique(of_op, return_index=True, return_inverse=True)
     repeats = np.array(analysis.program.repeats, dtype=np.float64)
     count = np.bincount(of_op, weights=repeats).astype(np.int64)

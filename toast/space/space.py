@@ -150,8 +150,7 @@ class Space:
         touched = names.shardable & self._open & active[self._group_of_name]
         behaviour = behaviours(self._group_of_name, wanted, touched)
         holders = self.resolved.holders
-        told = holders if apart is None else np.concatenate([holders, apart], axis=1)
-        self.classes = classes_of(analysis, behaviour, told, collapse)
+        self.classes = classes_of(analysis, behaviour, holders, collapse=collapse, apart=apart)
         #: What pins say, :data:`FREE` where nothing.
         self._pins: States = holders[self.classes.representative]
         #: Pins, and what :meth:`hold` adds to them.
