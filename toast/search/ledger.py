@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 _BATCH = 256
 
 #: Actions that a refinement counts for.
-_REFINEMENT = 2
+_REFINEMENT = 5
 
 #: Added to the cost of what does not fit, so that it ranks behind all that does.
 OVER_LIMIT = 1e3

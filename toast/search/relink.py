@@ -81,7 +81,7 @@ def _changes(space: Space, state: States, target: States) -> Iterator[_Change]:
     for links in (space.links, space.links[~space.products[space.links].any(axis=1)]):
         for axis in axes:
             for region in _regions(differs[:, axis], links):
-                yield (_takes(space, region, target, axis),)
+                yield _takes(space, region, target, axis)
         for region in _regions(differs.any(axis=1), links):
             several = [axis for axis in axes if differs[region, axis].any()]
             if len(several) > 1:
@@ -89,16 +89,20 @@ def _changes(space: Space, state: States, target: States) -> Iterator[_Change]:
                 goes = [axis for axis in several if (target[region, axis] < 0).all()]
                 comes = [axis for axis in several if axis not in goes]
                 yield tuple(
-                    _takes(space, region[differs[region, axis]], target, axis)
+                    action
                     for axis in (*goes, *comes)
+                    for action in _takes(space, region[differs[region, axis]], target, axis)
                 )
 
 
-def _takes(space: Space, region: npt.NDArray[np.int64], target: States, axis: int) -> Action:
-    """The refinement that gives an axis to what holds it in the target."""
-    part = tuple(zip(region.tolist(), target[region, axis].tolist(), strict=True))
-    colors = {space.color_of(k, factor) for k, factor in part}
-    return Action(colors.pop() if len(colors) == 1 else -1, (), axis, part)
+def _takes(
+    space: Space, region: npt.NDArray[np.int64], target: States, axis: int
+) -> tuple[Action, ...]:
+    """The refinements that give an axis to what holds it in the target, one for each color."""
+    parts: dict[int, list[tuple[int, int]]] = {}
+    for k, factor in zip(region.tolist(), target[region, axis].tolist(), strict=True):
+        parts.setdefault(space.color_of(k, factor), []).append((k, factor))
+    return tuple(Action(color, (), axis, tuple(part)) for color, part in parts.items())
 
 
 def _regions(
