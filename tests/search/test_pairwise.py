@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -66,3 +68,16 @@ def test_a_search_is_no_worse_for_proposals() -> None:
     alone = Search(model, memory_bytes=np.inf).run()
     helped = Search(model, memory_bytes=np.inf, proposals=pairwise.propose(model)).run()
     assert helped.rank < alone.rank
+
+
+@pytest.mark.parametrize("where", [{"mesh": "data=4"}, {"devices": 4}])
+def test_an_interrupt_while_proposing_leaves_a_plan(
+    where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("toast.search.parallel.propose", interrupt)
+    plan = toast.plan(analyzed("mlp"), hardware="tpu-v5e", **where)
+    assert "interrupted" in plan.note
+    assert plan.cost <= 1.0

@@ -70,10 +70,18 @@ def find(
     interrupt, or the end of the budget, ends all searches with the best that one of them found.
     """
     settings = settings or Settings()
-    end = None if settings.budget is None else time.perf_counter() + settings.budget
-    jobs = restarts(Job(model, memory_bytes, settings, tuple(start)).proposed(end))
+    begin = time.perf_counter()
+    end = None if settings.budget is None else begin + settings.budget
+    job, interrupted = Job(model, memory_bytes, settings, tuple(start)), False
+    try:
+        job = job.proposed(end)
+    except KeyboardInterrupt:
+        interrupted, end = True, begin
+    proposing = time.perf_counter() - begin
     with Team(settings.processes, progress) as team:
-        return best_of(team.run(jobs, end), team.stopped)
+        results = team.run(restarts(job), end)
+    found = best_of(results, "interrupt" if interrupted else team.stopped)
+    return dataclasses.replace(found, seconds=found.seconds + proposing)
 
 
 def restarts(job: Job) -> list[Job]:
