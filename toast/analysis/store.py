@@ -104,7 +104,7 @@ def _installed() -> bytes:
 
 def _digest_of_code() -> bytes:
     top = pathlib.Path(__file__).parents[1]
-    files = (sorted(top.glob(f"{stage}/*.py")) for stage in ("analysis", "facts", "logic"))
+    files = (sorted(top.glob(f"{stage}/**/*.py")) for stage in ("analysis", "facts", "logic"))
     return kept.digest_of_files(itertools.chain.from_iterable(files))
 
 

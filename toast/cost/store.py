@@ -64,7 +64,7 @@ def _key(space: Space, product_operands: str) -> bytes:
 def _code() -> bytes:
     top = pathlib.Path(__file__).parents[1]
     stages = ("frontend", "facts", "analysis", "space", "cost")
-    return kept.digest_of_files(path for s in stages for path in sorted(top.glob(f"{s}/*.py")))
+    return kept.digest_of_files(path for s in stages for path in sorted(top.glob(f"{s}/**/*.py")))
 
 
 # -- what an entry holds -------------------------------------------------------------------------

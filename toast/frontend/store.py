@@ -55,7 +55,7 @@ def lowered(
     if not kept.enabled():
         return lower()
     folders = [*code, pathlib.Path(__file__).parent]
-    files = itertools.chain.from_iterable(sorted(folder.glob("*.py")) for folder in folders)
+    files = itertools.chain.from_iterable(sorted(folder.rglob("*.py")) for folder in folders)
     key = kept.digest([_FORMAT, *_surroundings(), kept.digest_of_files(files), *parts])
     with contextlib.suppress(*kept.DAMAGE):
         if entry := kept.load(_KIND, key):
