@@ -8,7 +8,7 @@ import pytest
 from tests.helpers import analyzed, model_of
 from toast.search import Search, Settings
 from toast.search.exhaustive import random_legal
-from toast.search.ledger import Ledger, Trajectory
+from toast.search.ledger import Ledger, Trajectory, length
 from toast.search.local import replay
 from toast.search.relink import _regions, relink
 
@@ -43,7 +43,7 @@ def test_never_worse_and_always_legal(name: str) -> None:
         for k, rows in enumerate(space.choices):
             assert (rows == state[k]).all(axis=1).any()
         (key,), _ = ledger.price(state[None])
-        assert ledger.rank(key, sum(2 if a.part else 1 for a in found.actions)) == found.rank
+        assert ledger.rank(key, length(found.actions)) == found.rank
 
 
 def test_two_states_that_are_good_in_different_places_make_a_better_one() -> None:
