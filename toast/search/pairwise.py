@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, sparse
+from scipy import sparse
 
 from toast.cost import CostModel, Layout
 from toast.cost.layout import axes_of
 from toast.cost.transfers import ALL_TO_ALL, GATHER, PERMUTE, REDUCE, SCATTER
 from toast.search.strategies import Strategies, enumerate_strategies
 from toast.space import NONE, States
+
+if TYPE_CHECKING:
+    from scipy import optimize
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -281,6 +284,8 @@ class LinearProgram:
     @property
     def constraint(self) -> optimize.LinearConstraint:
         """What ties the variables to one another."""
+        from scipy import optimize  # not above: who asks a plan waits for it
+
         return optimize.LinearConstraint(self.matrix, self.sums, self.sums)
 
     def choice(self, values: Floats) -> Ints:
@@ -292,6 +297,8 @@ class LinearProgram:
 
 def relaxed(problem: Problem, seconds: float | None = None) -> Ints | None:
     """The choices of the relaxed program, rounded; none where it is large, or time runs out."""
+    from scipy import optimize
+
     program = LinearProgram.of(problem)
     if len(program.costs) > _LARGEST:
         return None

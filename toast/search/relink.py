@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
-from scipy.sparse import csgraph
 
 from toast.cost import Near
 from toast.search.ledger import Ledger, Trajectory
@@ -109,6 +108,8 @@ def _regions(
     inside: npt.NDArray[np.bool_], links: npt.NDArray[np.int64]
 ) -> list[npt.NDArray[np.int64]]:
     """The op classes ``inside`` (``[K]``) that ``links`` tie together, in order."""
+    from scipy.sparse import csgraph  # not above: who asks a plan waits for it
+
     kept = links[inside[links].all(axis=1)]
     size = len(inside)
     graph = sparse.coo_array((np.ones(len(kept)), (kept[:, 0], kept[:, 1])), shape=(size, size))
