@@ -35,6 +35,9 @@ _NEGLIGIBLE = 1e-9
 #: Variables of a program beyond which it is not solved: it would take longer than the search.
 _LARGEST = 200_000
 
+#: Choices of all leaders beyond which it is not even written: three axes have many.
+_MOST_CHOICES = 12_000
+
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
@@ -59,9 +62,10 @@ class Row(NamedTuple):
 class Problem:
     """The cost of every choice and of every pair, in seconds."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: CostModel, strategies: Strategies | None = None) -> None:
+        """``strategies`` are those of the model's space, if they are known."""
         self.model = model
-        self.strategies: Strategies = enumerate_strategies(model.space)
+        self.strategies: Strategies = strategies or enumerate_strategies(model.space)
         t, s = model.tables, self.strategies
         self._devices: Floats = model.collectives.devices.astype(np.float64)
         #: ``[C]`` leader that each value class follows; ``[U]`` the same of use classes.
@@ -316,7 +320,10 @@ def propose(model: CostModel, seconds: float | None = None) -> tuple[States, ...
     """
     if not model.space.actions or (seconds is not None and seconds <= 0):
         return ()
-    problem = Problem(model)
+    strategies = enumerate_strategies(model.space)
+    if strategies.sizes.sum() > _MOST_CHOICES:
+        return ()
+    problem = Problem(model, strategies)
     choice = relaxed(problem, seconds)
     if choice is None:
         return ()
