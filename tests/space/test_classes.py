@@ -58,3 +58,15 @@ def test_classes_end_where_there_are_many() -> None:
     start = np.zeros(len(names.signature), dtype=np.int64)
     finer = classes._apart(names, start)
     assert 1 < finer.max() < len(start)
+
+
+def test_a_family_is_refined_as_one() -> None:
+    space = Space(analyzed("t2b-tiny"), Mesh.parse("data=2,model=2"))
+    family = space.classes.family
+    largest = int(np.bincount(family).argmax())
+    members = np.flatnonzero(family == largest)
+    assert len(members) > 1
+    for action in space.of_family(largest):
+        assert {k for k, _ in action.part} <= set(members.tolist())
+        after = space.apply(space.unsharded, action)
+        assert (after[members] == after[members[0]]).all()

@@ -58,12 +58,14 @@ def refine(
     """Put refinements behind trajectories, one after the other; the ledger knows the best.
 
     A beam search: of all that one more refinement makes of the beam's trajectories the best stay,
-    even if they are no better, until three steps bring nothing.  Tried are the ``hottest`` single
-    op classes, by what the step spends on them, with ``groups`` the ``hottest`` groups of classes
-    that are alike as well, and the ``widest`` parts of colors; the beam is as wide as ``effort``
-    states per step allow.
+    even if they are no better, until three steps bring nothing.  Tried are the ``hottest`` families
+    of op classes, by what the step spends on them, with ``groups`` the ``hottest`` classes of
+    larger families and the ``hottest`` groups of classes that are alike as well, and the ``widest``
+    parts of colors; the beam is as wide as ``effort`` states per step allow.
     """
     space = ledger.model.space
+    family = space.classes.family
+    several = np.bincount(family)[family] > 1
     beam = list(dict.fromkeys(starts))
     seen: set[bytes] = set()
     stale = most = 0
@@ -75,9 +77,13 @@ def refine(
                 continue
             state = replay(ledger, trajectory.actions)
             seconds = ledger.model.waiting(state)
-            order = np.argsort(-seconds, kind="stable")[:hottest]
-            offered = [action for k in order.tolist() for action in space.single(k)]
+            families = np.argsort(-np.bincount(family, seconds), kind="stable")[:hottest]
+            offered = [action for f in families.tolist() for action in space.of_family(f)]
             if groups:
+                order = np.argsort(-np.where(several, seconds, -1.0), kind="stable")[:hottest]
+                offered += [
+                    action for k in order.tolist() if several[k] for action in space.single(k)
+                ]
                 hot = np.argsort(-np.bincount(space.alike, seconds), kind="stable")[:hottest]
                 offered += [action for number in hot.tolist() for action in space.together(number)]
             promising = np.argsort(-space.worth(seconds), kind="stable")[:widest]

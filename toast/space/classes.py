@@ -30,6 +30,7 @@ class Classes:
     representative: Ints  # [K] one op of each class
     count: Ints  # [K] ops in each class, times their repeats
     divisor: Ints  # [K, F] a sharding of the factor divides this; 1 where it takes no axis
+    family: Ints  # [K] a number that classes share which their neighbours alone tell apart
 
 
 def behaviours(
@@ -66,9 +67,8 @@ def classes_of(
     divisor = np.ones_like(rows)
     divisor[names.name_op, factor] = np.where(names.shardable, names.divisor, 1)
     alike = np.concatenate([names.signature[:, None], rows, holding], axis=1)
-    of_op = np.arange(len(rows))
-    if collapse:
-        of_op = _apart(names, np.unique(alike, axis=0, return_inverse=True)[1].reshape(-1))
+    family = np.unique(alike, axis=0, return_inverse=True)[1].reshape(-1)
+    of_op = _apart(names, family) if collapse else np.arange(len(rows))
     if apart is not None:
         key = np.concatenate([of_op[:, None], apart], axis=1)
         of_op = np.unique(key, axis=0, return_inverse=True)[1].reshape(-1)
@@ -79,7 +79,8 @@ def classes_of(
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return Classes(rank[of_op], first[order], count[order], divisor[first[order]])
+    first = first[order]
+    return Classes(rank[of_op], first, count[order], divisor[first], family[first])
 
 
 def _apart(names: Names, of_op: Ints) -> Ints:

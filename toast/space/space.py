@@ -339,8 +339,13 @@ class Space:
     def together(self, number: int) -> list[Action]:
         """Refinements of op classes that are alike, if there are several: as :meth:`single`."""
         classes = np.flatnonzero(self.alike == number)
-        if len(classes) < 2:
-            return []
+        return self._of_several(classes) if len(classes) > 1 else []
+
+    def of_family(self, number: int) -> list[Action]:
+        """Refinements of the op classes of a family: as :meth:`single`."""
+        return self._of_several(np.flatnonzero(self.classes.family == number))
+
+    def _of_several(self, classes: Ints) -> list[Action]:
         found = []
         for factor in (*range(self.classes.divisor.shape[1]), NONE):
             fit = classes if factor < 0 else classes[self.classes.divisor[classes, factor] > 1]
