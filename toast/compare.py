@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -19,12 +20,10 @@ from toast.oracle import Verdict, check, judge
 from toast.plan import Plan, spec_text
 from toast.search import Round, Settings
 from toast.space import Constraints, broken, resolve
+from toast.units import listed
 
 #: What there is to compare, in the order of the table.
 METHODS = ("toast", "manual", "automap", "alpa", "shardy")
-
-#: Places that a note names.
-_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +169,8 @@ def compare(
             told("begins")
             rows.append(_row(method, makers[method], said))
             plan = rows[-1].plan
-            if plan and "interrupted" in plan.note.split(
-                ", "
-            ):  # its search knows interrupts itself
+            # Its search knows interrupts itself.
+            if plan and "interrupted" in re.split(r", |\n", plan.note):
                 raise KeyboardInterrupt
             if oracle and plan:
                 told("compiling")
@@ -194,8 +192,7 @@ def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Com
     spent = time.perf_counter() - begin
     places = broken(plan.analysis, plan.mesh, constraints, plan.op_state)
     if places:
-        more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
-        said = f"does not hold the constraints: {', '.join(places[:_SHOWN])}{more}"
+        said = f"does not hold the constraints: {listed(places)}"
         plan = dataclasses.replace(plan, note=", ".join(filter(None, (plan.note, said))))
     return Compared(
         method,

@@ -1,6 +1,8 @@
-"""Numbers with units for people: three digits."""
+"""Numbers with units for people, of three digits, and lists of which the rest is counted."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def size_text(count: float) -> str:
@@ -26,3 +28,9 @@ def _digits(number: float) -> str:
 def rate_text(bytes_per_s: float) -> str:
     """``46.6 GB/s``: rates in powers of ten, as datasheets have them."""
     return f"{bytes_per_s / 1e9:.4g} GB/s"
+
+
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """``a, b, c and 2 more``."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")

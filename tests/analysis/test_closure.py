@@ -6,11 +6,9 @@ import pathlib
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 import toast
-from toast.analysis import closure
 from toast.logic import solve
 from toast.resources import directory
 
@@ -95,13 +93,3 @@ def test_plain_clingo_reproduces_figure_5_without_python() -> None:
     sets = [a for a in atoms if a.startswith("compatibility_set(")]
     assert len(sets) == 5
     assert len({a.rsplit(",(", 1)[1] for a in sets}) == 1
-
-
-def test_components_of_few_edges_and_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    random = np.random.default_rng(0)
-    for count in (1, 10, 60):
-        edges = random.integers(0, count, (count // 2, 2))
-        few = closure.components(count, edges)
-        with monkeypatch.context() as patched:
-            patched.setattr(closure, "_FEW", -1)
-            assert (closure.components(count, edges) == few).all()

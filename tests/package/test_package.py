@@ -72,7 +72,7 @@ def test_everything_public_is_documented(name: str) -> None:
 
 #: The stages in order: none imports one that comes later.
 STAGES = (
-    "errors", "resources", "files", "units", "tables", "html", "paths", "logic", "hardware", "frontend", "facts", "analysis", "space",
+    "errors", "resources", "files", "units", "tables", "html", "paths", "graphs", "logic", "hardware", "frontend", "facts", "analysis", "space",
     "cost", "given", "search", "apply", "plan", "explain", "models", "baselines", "oracle", "api", "compare", "report",
     "targets", "interchange", "instances", "prove", "lint", "validate", "cli",
 )  # fmt: skip

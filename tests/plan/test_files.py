@@ -401,6 +401,15 @@ def inner(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from inner(value, (*path, key))
 
 
+def damaged_at(data: Any, place: tuple[Any, ...], damage: Any) -> Any:
+    """A copy of JSON data with something else at one place."""
+    damaged = parent = copy.deepcopy(data)
+    for key in place[:-1]:
+        parent = parent[key]
+    parent[place[-1]] = damage
+    return damaged
+
+
 def test_damage_inside_is_an_error_of_one_line() -> None:
     """Two hundred places at random."""
     plan = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512), mesh="d=4,m=2",
@@ -410,13 +419,9 @@ def test_damage_inside_is_an_error_of_one_line() -> None:
     places = [place for place in inner(data) if place[0] not in OPTIONAL]
     rng = random.Random(0)
     for place in rng.choices(places, k=200):
-        damaged = copy.deepcopy(data)
-        parent = damaged
-        for key in place[:-1]:
-            parent = parent[key]
-        parent[place[-1]] = rng.choice(
+        damaged = damaged_at(data, place, rng.choice(
             [None, 7, -3, 1e300, math.inf, math.nan, "", "d", [], {}, [[]], True, ["d", "d"]]
-        )
+        ))  # fmt: skip
         said = complaint(damaged, plan)
         assert "\n" not in said, place
         if not said:
@@ -439,11 +444,8 @@ def test_what_is_read_is_as_the_schema_says(plan: Plan) -> None:
     places = [p for p in inner(data) if p[0] not in OPTIONAL and p[-1] not in ("spec", "edges")]
     rng = random.Random(1)
     for place in rng.choices(places, k=300):
-        damaged = copy.deepcopy(data)
-        parent = damaged
-        for key in place[:-1]:
-            parent = parent[key]
-        parent[place[-1]] = rng.choice([None, 7, -3, 0.5, "", "d d", [], {}, [[]], True, ["d"]])
+        damage = rng.choice([None, 7, -3, 0.5, "", "d d", [], {}, [[]], True, ["d"]])
+        damaged = damaged_at(data, place, damage)
         if not validator.is_valid(damaged):
             with pytest.raises(PlanError):
                 pytest.fail(f"{place}: {read(damaged)}")

@@ -24,6 +24,7 @@ from toast.analysis.rules import SignatureRule, solve_rules, strata
 from toast.analysis.vocabulary import Vocabulary
 from toast.facts import Relations
 from toast.frontend import Program
+from toast.graphs import components
 from toast.logic import Term, solve
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ def analyze_program(
     stage("names")
     names = instantiate(program, solved)
     tied = tied_names(program, solved, names)
-    color = closure.components(names.count, np.concatenate([names.edges, tied]))
+    color = components(names.count, np.concatenate([names.edges, tied]))
     stage("conflicts")
     sites, pairs, boxes = _conflicts(names, color)
     stage("compatibility")

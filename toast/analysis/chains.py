@@ -18,7 +18,6 @@ import numpy as np
 
 from toast import lazy
 from toast.analysis import notebook
-from toast.analysis.closure import components
 from toast.analysis.dimensions import Dimension, dimension_of, find_dimension
 from toast.analysis.names import Ints, tied_names
 from toast.analysis.rules import (
@@ -30,6 +29,7 @@ from toast.analysis.rules import (
     stratum_line,
 )
 from toast.frontend import Location
+from toast.graphs import components
 
 if TYPE_CHECKING:
     from scipy import sparse

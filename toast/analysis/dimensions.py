@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from toast.errors import ExplainError
 from toast.frontend import Program
 from toast.paths import keys
+from toast.units import listed
 
 #: Near names that a message offers.
 _NEAR = 3
@@ -117,10 +118,8 @@ def _find(
         for kind in kinds:
             found = {value: label for value, label in kind if wanted(label)}
             if len(found) > 1:
-                listed = ", ".join(f"%{v} ({program.values[v].type})" for v in [*found][:_NEAR])
-                more = len(found) - _NEAR
-                listed += f" and {more} more" if more > 0 else ""
-                raise ExplainError(f"{name}: several values have this name: {listed}; write one")
+                several = listed([f"%{v} ({program.values[v].type})" for v in found], _NEAR)
+                raise ExplainError(f"{name}: several values have this name: {several}; write one")
             if found:
                 return next(iter(found))
     raise ExplainError(f"{name}: no such {what}; {_hint(name, known)}")
@@ -131,6 +130,4 @@ def _hint(name: str, known: list[tuple[int, str]]) -> str:
     near = difflib.get_close_matches(".".join(keys(name)), labels, _NEAR)
     if near:
         return f"did you mean {' or '.join(labels[found] for found in near)}?"
-    listed = [label for _, label in known]
-    more = f" and {len(listed) - _NEAR} more" if len(listed) > _NEAR else ""
-    return f"there are {', '.join(listed[:_NEAR])}{more}"
+    return f"there are {listed([label for _, label in known], _NEAR)}"

@@ -20,7 +20,7 @@ from toast.cli.common import (
     progress,
     warn,
 )
-from toast.cli.plans import load_plan
+from toast.cli.plans import ProgramArgument, load_plan
 from toast.errors import QueryError
 
 if TYPE_CHECKING:
@@ -104,14 +104,7 @@ def query(
             "--predicates", callback=_predicates, is_eager=True, help="List what queries may ask."
         ),
     ] = False,
-    program: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROGRAM",
-            help="Where TARGET is a plan: another TARGET than the one it was made from.",
-            show_default=False,
-        ),
-    ] = None,
+    program: ProgramArgument = None,
     definitions: Annotated[
         list[pathlib.Path] | None,
         typer.Option("--with", help="A file of rules that the query may use; repeatable."),

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 
 app = group("")
 
+ProgramArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROGRAM",
+        help="Where TARGET is a plan: another TARGET than the one it was made from.",
+        show_default=False,
+    ),
+]
 ArgumentOption = Annotated[
     str | None,
     typer.Option(

@@ -19,7 +19,7 @@ from toast.cli.common import (
     progress,
     warn,
 )
-from toast.cli.plans import load_plan
+from toast.cli.plans import ProgramArgument, load_plan
 
 app = group("")
 
@@ -28,14 +28,7 @@ app = group("")
 def report(
     context: typer.Context,
     source: Source,
-    program: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PROGRAM",
-            help="Where TARGET is a plan: another TARGET than the one it was made from.",
-            show_default=False,
-        ),
-    ] = None,
+    program: ProgramArgument = None,
     mesh: Annotated[
         str | None,
         typer.Option(

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.frontend import Program, element_bytes
+from toast.space import PRODUCTS
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 #: Ops that XLA's fusion stops at: their operands and results are in memory.
-MATMULS = frozenset({"dot_general", "dot", "convolution"})
-BARRIERS = MATMULS | {
+BARRIERS = PRODUCTS | {
     "scatter", "sort", "custom_call", "fft", "cholesky", "triangular_solve", "while", "case", "if",
     "rng_bit_generator", "rng", "select_and_scatter", "chlo_top_k", "optimization_barrier",
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute", "composite",
@@ -38,7 +38,7 @@ EXPENSIVE = frozenset({
 })  # fmt: skip
 
 #: Ops that need their operands in memory: no kernel of them takes in how its operands are made.
-_NEEDING = (BARRIERS - MATMULS) | {"return"}
+_NEEDING = (BARRIERS - PRODUCTS) | {"return"}
 
 #: Ops whose results are in memory, whoever uses them.
 _MADE = BARRIERS | _ROOTS | {"argument"}
@@ -160,7 +160,7 @@ def _existing(
             found |= kernels[results[0]] if fused else {user}
         kernels[number] = frozenset(found)
         kind = kinds[values[number].op]
-        if kind in MATMULS and len(found) == 1:
+        if kind in PRODUCTS and len(found) == 1:
             # A product takes in the one elementwise kernel that consumes it, if all else is there.
             (kernel,) = found
             if kinds[kernel] not in _MADE | _NEEDING and early[kernel] == values[number].op:
@@ -168,9 +168,9 @@ def _existing(
                 exists[number] = False
         elif not exists[number] and kind not in SOURCES and len(found) > 1:
             large = [v for v in made_of[number] if 2 * size[v] >= size[number]]
-            products = sum(kinds[kernel] in MATMULS for kernel in found)
+            products = sum(kinds[kernel] in PRODUCTS for kernel in found)
             again = costly[number] and products > 1
-            again &= kinds[early[values[number].op]] not in MATMULS
+            again &= kinds[early[values[number].op]] not in PRODUCTS
             kept = len(large) > 1 or (again and len(large) > 0)
             # What follows cheaply from one other value, no larger, is computed again from that.
             sources = {
@@ -211,7 +211,7 @@ def _kernel_ends(
     ends: Any = place.tolist()
     for number in range(len(program.ops) - 1, -1, -1):
         results = program.ops[number].results
-        if results and not exists[results[0]] and kinds[number] not in MATMULS:
+        if results and not exists[results[0]] and kinds[number] not in PRODUCTS:
             ends[number] = max(
                 (ends[user] for value in results for user in uses[value]), default=ends[number]
             )

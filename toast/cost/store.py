@@ -64,7 +64,8 @@ def _key(space: Space, product_operands: str) -> bytes:
 def _code() -> bytes:
     top = pathlib.Path(__file__).parents[1]
     stages = ("frontend", "facts", "analysis", "space", "cost")
-    return kept.digest_of_files(path for s in stages for path in sorted(top.glob(f"{s}/**/*.py")))
+    files = (path for stage in stages for path in sorted(top.glob(f"{stage}/**/*.py")))
+    return kept.digest_of_files([top / "graphs.py", *files])
 
 
 # -- what an entry holds -------------------------------------------------------------------------

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from toast.cost.liveness import BARRIERS, EXPENSIVE, MATMULS, SOURCES, Liveness, liveness
+from toast.cost.liveness import BARRIERS, EXPENSIVE, SOURCES, Liveness, liveness
 from toast.cost.overlap import Windows, windows
 from toast.frontend import Program, element_bytes
-from toast.space import NONE, Space
+from toast.space import NONE, PRODUCTS, Space
 
 if TYPE_CHECKING:
     from toast.analysis.rules import SignatureRule
@@ -147,7 +147,7 @@ def build(space: Space, *, product_operands: str = "") -> Tables:
     live = liveness(program, names.use_op, names.use_value)
     grouped = _group_values(program, names.use_op, names.use_value, value_slot, use_slot, live)
     kinds = [program.kind(int(op)) for op in classes.representative]
-    matmul = np.array([kind in MATMULS for kind in kinds], dtype=bool)
+    matmul = np.array([kind in PRODUCTS for kind in kinds], dtype=bool)
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
     halo = np.zeros((len(rules), factors + 1))
     reduces = np.zeros((len(rules), factors + 1), dtype=bool)
@@ -352,7 +352,7 @@ def _group_values(
     for op, value, slot in zip(use_op.tolist(), use_of.tolist(), use_slot.tolist(), strict=True):
         # Matmuls have a roofline of their own; a gather reads as much as it writes; the caller
         # and loops read nothing.
-        counted = kinds[op] not in MATMULS and kinds[op] not in _READ_NOTHING
+        counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING
         times = program.repeats[op]
         most, read = reads[value].get(slot, (0, 0))
         # One kernel reads a value once, and what it makes itself not at all.
@@ -485,7 +485,7 @@ def _rounded(
         return found
     share = element_bytes(product_operands) / element_bytes("f32")
     for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
-        if program.kind(op) in MATMULS and program.values[value].type.dtype == "f32":
+        if program.kind(op) in PRODUCTS and program.values[value].type.dtype == "f32":
             found[grouped.of_use[use]] = share
     return found
 

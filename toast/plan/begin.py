@@ -21,15 +21,13 @@ from toast.plan.labels import describe_value, folded
 from toast.plan.matching import Offered
 from toast.plan.reapply import Work, by_class
 from toast.space import NONE, Action, Resolving, Space, States
+from toast.units import listed
 
 #: Of another program, the share of the plan's arguments that it must have.
 _LEAST = 0.1
 
 #: Actions that approach the shardings of a plan that has none.
 _MOST = 12
-
-#: What a note names, of several.
-_NAMED = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +143,7 @@ def _of_others(start: Start, wanted: int, missing: Sequence[str]) -> str:
         return f"made for {what}; all of its {wanted} actions have a counterpart here"
     return (
         f"made for {what}; {len(missing)} of {wanted} actions have no counterpart here: "
-        f"{_listed(missing)}"
+        f"{listed(missing)}"
     )
 
 
@@ -159,12 +157,7 @@ def _kept_off(start: Start, target: States) -> list[str]:
         else describe_value(program, program.ops[op].results[0])
         for op in ops if program.ops[op].results
     ]  # fmt: skip
-    return [f"the constraints hold in place of what it says of {_listed(named)}"] if named else []
-
-
-def _listed(texts: Sequence[str]) -> str:
-    more = len(texts) - _NAMED
-    return ", ".join(texts[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return [f"the constraints hold in place of what it says of {listed(named)}"] if named else []
 
 
 def _approach(space: Space, state: States, target: States, found: list[Action]) -> States:

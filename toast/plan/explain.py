@@ -20,7 +20,7 @@ from toast.plan.labels import describe_value, folded, shown_labels, spec_text
 from toast.plan.prediction import Prediction
 from toast.plan.shard import major_ranks, spec_of
 from toast.space import NONE, States
-from toast.units import size_text, time_text
+from toast.units import listed, size_text, time_text
 
 if TYPE_CHECKING:
     from toast.plan.plan import Plan
@@ -241,10 +241,9 @@ def _argument_numbers(plan: Plan, name: str) -> list[int]:
     if len(kinds) > 1:
         shown = [f"{paths[ops[0]]} {spec_text(plan.arguments[paths[ops[0]]])}"
                  for ops in kinds.values()]  # fmt: skip
-        more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
         raise PlanError(
             f"{name}: matches {len(found)} arguments that are not sharded alike: "
-            f"{', '.join(shown[:4])}{more}; give one of them"
+            f"{listed(shown, 4)}; give one of them"
         )
     return found
 

@@ -11,6 +11,7 @@ import numpy as np
 from toast.apply import Spec
 from toast.frontend import Program
 from toast.space import Action, Space
+from toast.units import listed
 
 
 def describe_value(program: Program, value: int) -> str:
@@ -87,8 +88,7 @@ def shown_label(label: str) -> str:
 
 def shown_labels(labels: Sequence[str], most: int) -> str:
     """The first labels as people read them, and how many more there are."""
-    more = len(labels) - most
-    return ", ".join(map(shown_label, labels[:most])) + (f" and {more} more" if more > 0 else "")
+    return listed([*map(shown_label, labels)], most)
 
 
 def spec_text(spec: Spec) -> str:

@@ -31,7 +31,7 @@ from toast.plan.plan import Plan, Step, make_plan
 from toast.plan.prediction import Prediction
 from toast.search import Found
 from toast.space import NONE, Action, Constraints, Space, States
-from toast.units import size_text, time_text
+from toast.units import listed, size_text, time_text
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
@@ -268,8 +268,8 @@ def _nearly(space: Space, wanted: SavedAction, action: Action) -> str:
     labels = action_labels(space, action)
     come = [label for label in labels if label not in wanted.labels]
     gone = [label for label in wanted.labels if label not in labels]
-    parts = [f"it has {_listed(come)} now"] if come else []
-    parts += [f"it has {_listed(gone)} no longer"] if gone else []
+    parts = [f"it has {listed(come)} now"] if come else []
+    parts += [f"it has {listed(gone)} no longer"] if gone else []
     if action.resolution != wanted.resolution:
         here = "".join(map(str, action.resolution)) or "none"
         parts.append(f"resolution {''.join(map(str, wanted.resolution)) or 'none'} is {here} here")
@@ -278,11 +278,6 @@ def _nearly(space: Space, wanted: SavedAction, action: Action) -> str:
 
 #: Prices that differ by less are the same.
 _SAME = 1e-3
-
-
-def _listed(texts: Sequence[str]) -> str:
-    more = len(texts) - 3
-    return ", ".join(texts[:3]) + (f" and {more} more" if more > 0 else "")
 
 
 def _setting_notes(saved: Saved, program: Program, mesh: Mesh, hardware: Hardware) -> Iterator[str]:

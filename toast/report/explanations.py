@@ -11,7 +11,7 @@ from rich.text import Text
 from toast.analysis import Analysis, Chain, Conflict, Place, RuleLine, Site, Step
 from toast.frontend import Location
 from toast.tables import Table
-from toast.units import size_text, time_text
+from toast.units import listed, size_text, time_text
 
 if TYPE_CHECKING:
     from toast.explain import Priced
@@ -129,9 +129,8 @@ def conflict_text(conflict: Conflict) -> str:
 
 
 def _numbers(what: str, numbers: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:_LISTED]))
-    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
-    return f"{what}{'' if len(numbers) == 1 else 's'} {shown}{more}"
+    shown = listed([*map(str, numbers)], _LISTED)
+    return f"{what}{'' if len(numbers) == 1 else 's'} {shown}"
 
 
 def resolution_tables(priced: Priced) -> RenderableType:

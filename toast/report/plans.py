@@ -20,7 +20,7 @@ from toast.plan import (
 )
 from toast.plan.labels import folded, shown_labels
 from toast.tables import Table
-from toast.units import size_text, time_text
+from toast.units import listed, size_text, time_text
 
 #: Rows of a table that are shown; the JSON has all.
 _SHOWN = 40
@@ -142,8 +142,7 @@ def _numbers(title: str, rows: Sequence[NumberChange], first: str, second: str) 
 
 
 def _labels(dimensions: Sequence[str]) -> str:
-    more = len(dimensions) - 3
-    return ", ".join(dimensions[:3]) + (f" and {more} more" if more > 0 else "")
+    return listed(dimensions)
 
 
 # -- toast apply -----------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
 
 from toast.cost import Near
+from toast.graphs import components
 from toast.search.ledger import Ledger, Trajectory
 from toast.search.local import replay
 from toast.space import Action, Space, States
@@ -108,12 +108,7 @@ def _regions(
     inside: npt.NDArray[np.bool_], links: npt.NDArray[np.int64]
 ) -> list[npt.NDArray[np.int64]]:
     """The op classes ``inside`` (``[K]``) that ``links`` tie together, in order."""
-    from scipy.sparse import csgraph  # not above: who asks a plan waits for it
-
-    kept = links[inside[links].all(axis=1)]
-    size = len(inside)
-    graph = sparse.coo_array((np.ones(len(kept)), (kept[:, 0], kept[:, 1])), shape=(size, size))
-    _, label = csgraph.connected_components(graph, directed=False)
+    label = components(len(inside), links[inside[links].all(axis=1)])
     places = np.flatnonzero(inside)
     order = places[np.argsort(label[places], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(label[order])) + 1) if len(order) else []

@@ -55,9 +55,9 @@ class _Enumeration:
         classes = space.classes
         self._ops: list[int] = classes.representative.tolist()
         self._class: list[int] = classes.of_op.tolist()
-        # A last factor for none, which any number of devices divides.
         #: Classes of which a constraint says something: they follow nobody.
         self._said = (space.fixed != FREE).any(axis=1)
+        # A last factor for none, which any number of devices divides.
         self._divisor = np.pad(classes.divisor, ((0, 0), (0, 1)), constant_values=0)
         self._none = classes.divisor.shape[1]
         self._first_use = np.searchsorted(self._names.use_op, np.arange(len(self._program.ops)))

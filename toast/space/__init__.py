@@ -1,12 +1,13 @@
 """Fourth stage: the decision space of an analysed program on a mesh."""
 
-from toast.space.classes import Classes
+from toast.space.classes import PRODUCTS, Classes
 from toast.space.constraints import FREE, Constraints, Resolved, broken, resolve
 from toast.space.space import NONE, Action, ColorGroup, Resolving, Space, States
 
 __all__ = [
     "FREE",
     "NONE",
+    "PRODUCTS",
     "Action",
     "Classes",
     "ColorGroup",

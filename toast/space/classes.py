@@ -19,6 +19,10 @@ Ints = npt.NDArray[np.int64]
 #: Classes that there may be after each round that tells ops apart by their neighbours.
 _MOST = (1300, *[450] * 20)
 
+#: Kinds of ops that do most of the work.
+PRODUCTS = frozenset({"dot_general", "dot", "convolution"})
+
+#: Sets what is drawn for operand 1 apart from what is for operand 2; any odd number does.
 _ODD = -7046029254386353131
 
 
@@ -100,7 +104,7 @@ def _apart(names: Names, of_op: Ints) -> Ints:
 def _by_neighbours(names: Names, of_op: Ints) -> Ints:
     """Classes of ops in one class before, whose operands and users were: ``[ops]``."""
     user, operand, maker = names.use_op, names.use_index, names.value_op[names.use_value]
-    drawn = np.random.default_rng(0).integers(2**63, size=(3, int(of_op.max()) + 1))
+    drawn = np.random.default_rng(0).integers(2**63, size=(2, int(of_op.max()) + 1))
     place = np.arange(1, int(operand.max(initial=0)) + 2) * _ODD
     seen = np.zeros((len(of_op), 2), dtype=np.int64)
     # Sums of what is drawn for each class, which wrap around.

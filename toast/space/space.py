@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.errors import PinError, SearchError
+from toast.graphs import components
 from toast.hardware import Mesh
-from toast.space.classes import behaviours, classes_of
+from toast.space.classes import PRODUCTS, behaviours, classes_of
 from toast.space.constraints import FREE, Constraints, Resolved, resolve
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ _PROGRAM_SHARE = 50
 #: ones are all at resolution 0, or all at 1.  With independent resolution, further ones do as their
 #: compatibility sets.
 MAX_BITS = 4
-
-#: Kinds of ops that do most of the work.
-_PRODUCTS = frozenset({"dot_general", "dot", "convolution"})
 
 #: Whether compatible conflicts are resolved alike (3.5), or each by itself.
 Resolving = Literal["compatible", "independent"]
@@ -164,9 +162,8 @@ class Space:
 
         It has states and actions, but no program: no ``analysis``, and no constraints.
         """
-        # What refinements need of the analysis, kept from here on.
-        assert len(self.alike) == len(self._shut) == len(self.products)
-        assert self.links.ndim
+        for needed in ("alike", "_shut", "links", "products"):
+            getattr(self, needed)  # of the analysis; kept from here on
         slim = copy.copy(self)
         del slim.analysis, slim.constraints, slim.resolved
         return slim
@@ -277,7 +274,7 @@ class Space:
     def products(self) -> Bools:
         """``[K]`` whether the ops of a class are matrix products or convolutions."""
         kinds = [self.analysis.program.kind(op) for op in self.classes.representative.tolist()]
-        return np.array([kind in _PRODUCTS for kind in kinds], dtype=bool)
+        return np.array([kind in PRODUCTS for kind in kinds], dtype=bool)
 
     def color_of(self, k: int, factor: int) -> int:
         """The color group of a factor of an op class; -1 for none."""
@@ -573,9 +570,6 @@ def color_groups(
     analysis: Analysis, resolutions: tuple[Resolution, ...]
 ) -> tuple[Ints, tuple[ColorGroup, ...]]:
     """Colors joined by argument groups (4.4); group of each color (indexed by color)."""
-    # Not above: the processes that search (toast.search.worker) do without the analysis.
-    from toast.analysis.closure import components
-
     names, color = analysis.names, analysis.color
     members: dict[int, list[int]] = defaultdict(list)
     for argument, group in enumerate(analysis.argument_group.tolist()):
