@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import toast
 from toast import api
 from toast.apply import Shardings, annotate
-from toast.cost import CostModel, Near
+from toast.cost import CostModel, Memo
 from toast.facts import Relations
 from toast.frontend import mlir
 from toast.hardware import Mesh, load
@@ -31,23 +31,17 @@ from toast.space import Space, States
 
 
 def states_per_second(model: CostModel, batch: int, seconds: float = 2.0) -> float:
-    """Throughput of pricing in batches, over distinct states near the found plan."""
+    """Throughput of pricing in batches, of states that one or two actions lead to."""
     space = model.space
     every = range(len(space.actions))
     children = space.apply_each(space.initial, every)
     grandchildren = [space.apply_each(child, every) for child in children]
     states = np.unique(np.concatenate([children, *grandchildren]), axis=0)[: max(batch, 256)]
-    priced, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        for start in range(0, len(states), batch):
-            part = states[start : start + batch]
-            model.price(part)
-            priced += len(part)
-    return priced / (time.perf_counter() - begin)
+    return _rate(model, states, batch, seconds)
 
 
 def changes_per_second(model: CostModel, state: States, seconds: float = 2.0) -> float:
-    """Throughput of pricing single changes of the found plan by what differs from it.
+    """Throughput of pricing single changes of the found plan.
 
     Of colors, of their parts, and of the op classes with most to do: what local search tries.
     """
@@ -55,11 +49,17 @@ def changes_per_second(model: CostModel, state: States, seconds: float = 2.0) ->
     hottest = np.argsort(-model.waiting(state), kind="stable")[:24].tolist()
     single = [action for k in hottest for action in space.single(k)]
     states = space.refine_each(state, [*space.actions, *space.refinements[:256], *single])
+    return _rate(model, states, 256, seconds)
+
+
+def _rate(model: CostModel, states: States, batch: int, seconds: float) -> float:
+    """States per second, each time from nothing: as long as it takes to see them all once."""
     priced, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
-        for start in range(0, len(states), 256):
-            part = states[start : start + 256]
-            Near(model, state).price(part)
+        memo = Memo(model)
+        for start in range(0, len(states), batch):
+            part = states[start : start + batch]
+            memo.price(part)
             priced += len(part)
     return priced / (time.perf_counter() - begin)
 

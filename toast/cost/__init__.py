@@ -2,13 +2,13 @@
 
 from toast.cost.breakdown import Breakdown, OpCollective, break_down
 from toast.cost.layout import Layout
+from toast.cost.memo import Memo
 from toast.cost.model import CostModel, Overlap
-from toast.cost.near import Near
-from toast.cost.prices import Prices
+from toast.cost.prices import Prices, Worth
 from toast.cost.timeline import Buffer, Timeline
 from toast.cost.transfers import Transfer
 
 __all__ = [
-    "Breakdown", "Buffer", "CostModel", "Layout", "Near", "OpCollective", "Overlap", "Prices",
-    "Timeline", "Transfer", "break_down",
+    "Breakdown", "Buffer", "CostModel", "Layout", "Memo", "OpCollective", "Overlap", "Prices",
+    "Timeline", "Transfer", "Worth", "break_down",
 ]  # fmt: skip

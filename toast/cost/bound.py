@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost.layout import Layout, axes_of
+from toast.cost.layout import Layout, axes_of, held_by
 from toast.cost.model import CostModel
 from toast.space import States
 
@@ -45,7 +45,7 @@ def class_seconds(model: CostModel) -> list[Floats]:
         layout = model.layout(states)
         seconds = np.zeros(states.shape[:2])
         if len(t.tensor_class):
-            seconds[:, np.unique(t.tensor_class)] += model.product_seconds(layout)
+            seconds[:, np.unique(t.tensor_class)] += model.product_seconds(layout.held)
         rows = np.arange(len(states))[:, None]
         np.add.at(seconds, (rows, t.slot_class[t.value_slot]), _made(model, layout))
         np.add.at(seconds, (rows, t.slot_class[t.use_slot]), _read(model, layout))
@@ -153,7 +153,7 @@ def _products(model: CostModel) -> dict[int, Floats]:
     for column, k in enumerate(np.unique(t.tensor_class).tolist()):
         states = np.repeat(model.space.unsharded[None], len(choices[k]), axis=0)
         states[:, k] = choices[k]
-        found[k] = model.product_seconds(model.layout(states))[:, column]
+        found[k] = model.product_seconds(held_by(model.tables, states))[:, column]
     return found
 
 

@@ -63,7 +63,7 @@ def break_down(model: CostModel, state: States) -> Breakdown:
 
     products = np.zeros(len(t.count))
     if len(t.tensor_class):
-        products[np.unique(t.tensor_class)] = model.product_seconds(layout)[0]
+        products[np.unique(t.tensor_class)] = model.product_seconds(layout.held)[0]
     settled, used = model.sizes(layout)
     rate = model.hardware.memory_bytes_per_s
     shards = model.collectives.devices[_held(layout.defined[0])]

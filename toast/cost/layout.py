@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,8 @@ from toast.space import NONE, States
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Dims = npt.NDArray[np.int8]
+#: ``[S, K, A]`` the factor of an op class that holds an axis; F for none.
+Held = npt.NDArray[np.intp]
 #: Sets of mesh axes: axis ``a`` is bit ``a``, as in :meth:`toast.hardware.Collectives.seconds`.
 Axes = npt.NDArray[np.uint8]
 
@@ -24,7 +25,7 @@ Axes = npt.NDArray[np.uint8]
 class Layout:
     """Where every value is sharded, for ``S`` states: dimension per axis, or -1."""
 
-    held: npt.NDArray[np.intp]  # [S, K, A] factor that holds each axis; F for none
+    held: Held  # [S, K, A] factor that holds each axis; F for none
     defined: Dims  # [S, C, A] as the op computes it
     settled: Dims  # [S, C, A] after a reduce-scatter
     used: Dims  # [S, U, A] as each use demands it
@@ -36,10 +37,6 @@ class Layout:
     #: ``[S, A]`` how much each axis should be the major one where several shard one dimension.
     major: npt.NDArray[np.int64]
 
-    def of(self, states: npt.NDArray[np.integer[typing.Any]]) -> Layout:
-        """That of some states, in their order."""
-        return Layout(*(getattr(self, f.name)[states] for f in dataclasses.fields(self)))
-
 
 def axes_of(condition: Bools) -> Axes:
     """``[S, X]`` sets of the axes for which ``[S, X, A]`` holds."""
@@ -49,12 +46,17 @@ def axes_of(condition: Bools) -> Axes:
     return found
 
 
+def held_by(t: Tables, states: States) -> Held:
+    """The factors that hold axes in ``states`` (``[S, K, A]``), as tables are indexed."""
+    return np.where(states < 0, t.slot_dim.shape[1] - 1, states).astype(np.intp)
+
+
 def lay_out(
     t: Tables,
     devices: Floats,
     states: States,
     order: npt.NDArray[np.int64] | None,
-    whole: Callable[[Axes, npt.NDArray[np.intp], Dims], Bools],
+    whole: Callable[[Axes, Held, Dims], Bools],
 ) -> Layout:
     """Shardings of all value and use classes in ``states``.
 
@@ -62,7 +64,7 @@ def lay_out(
     if it has one.  ``whole`` says which sums over ``[S, C]`` axes XLA does not take in parts.
     """
     factors = t.slot_dim.shape[1] - 1
-    held = np.where(states < 0, factors, states).astype(np.intp)
+    held = held_by(t, states)
     defined = slot_dims(t, held, t.value_slot)
     used = slot_dims(t, held, t.use_slot)
     value_class = t.slot_class[t.value_slot]
@@ -100,15 +102,20 @@ def _major_axes(
     axes = used.shape[-1]
     if order is not None:
         return np.broadcast_to(order, (len(used), axes))
-    before = settled[:, t.use_value]
     kept = np.zeros((len(used), axes), dtype=np.int64)
-    for a, b in itertools.combinations(range(axes), 2):
+    for axis, here in staying(settled[:, t.use_value], used):
+        kept[:, axis] += here @ t.use_number
+    return kept
+
+
+def staying(before: Dims, used: Dims) -> Iterator[tuple[int, Bools]]:
+    """Axes, and the uses ``[S, U]`` at which each stays while another one of its dimension goes."""
+    for a, b in itertools.combinations(range(used.shape[-1]), 2):
         together = (before[..., a] == before[..., b]) & (before[..., a] >= 0)
         if together.any():
             stays_a, stays_b = (before[..., x] == used[..., x] for x in (a, b))
-            kept[:, a] += (together & stays_a & ~stays_b) @ t.use_number
-            kept[:, b] += (together & stays_b & ~stays_a) @ t.use_number
-    return kept
+            yield a, together & stays_a & ~stays_b
+            yield b, together & stays_b & ~stays_a
 
 
 def changes_places(layout: Layout, before: Dims, after: Dims) -> Axes:
@@ -145,7 +152,7 @@ def _scattered(t: Tables, devices: Floats, defined: Dims, wanted: Dims) -> Dims:
     return settled
 
 
-def slot_dims(t: Tables, held: npt.NDArray[np.intp], slots: npt.NDArray[np.int64]) -> Dims:
+def slot_dims(t: Tables, held: Held, slots: npt.NDArray[np.int64]) -> Dims:
     """Dimension of each slot that each axis shards, or -1: ``[S, X, A]``."""
     table = t.slot_dim
     flat = slots[:, None] * table.shape[1] + held[:, t.slot_class[slots]]

@@ -27,7 +27,7 @@ import itertools
 import os
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, TypeVar
 
@@ -35,8 +35,8 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost import store
-from toast.cost.layout import Axes, Bools, Dims, Floats, Layout, axes_of, lay_out, slot_dims
-from toast.cost.prices import Parts, Prices, joined
+from toast.cost.layout import Axes, Bools, Dims, Floats, Held, Layout, axes_of, lay_out, slot_dims
+from toast.cost.prices import Prices, Worth, highest, joined
 from toast.cost.tables import NEGLIGIBLE, Tables, build
 from toast.cost.timeline import Timeline, columns
 from toast.cost.transfers import (
@@ -44,14 +44,16 @@ from toast.cost.transfers import (
     REDUCE,
     SCATTER,
     UNROLLED,
+    Moves,
     Timed,
     Transfer,
     moves,
     sent_in_parts,
+    trades,
 )
 from toast.errors import SearchError
 from toast.hardware import COLLECTIVES, Collectives, Hardware
-from toast.space import NONE, Space, States
+from toast.space import Space, States
 
 #: What runs beside products: no collective; those that hardware runs in the background, where
 #: products are independent of them; all, as far as there are products.
@@ -154,60 +156,50 @@ class CostModel:
     def price(self, states: States) -> Prices:
         """Price ``states``: ``[S, classes, axes]``; large batches on several threads.
 
-        Those that differ from one state in little are priced faster by :class:`toast.cost.Near`.
+        Many of one program are priced faster by :class:`toast.cost.Memo`.
         """
         work = len(states) * len(self.tables.value_slot)
         number = max(self.threads_for(work), -(-len(states) // _BLOCK))
         return joined(self.on_threads(self._price, np.array_split(states, number), work))
 
     def _price(self, states: States) -> Prices:
-        return self.prices(self.parts(self.layout(states)))
-
-    def parts(self, layout: Layout) -> Parts:
-        """The sums over classes that prices are made of."""
-        t = self.tables
+        t, layout = self.tables, self.layout(states)
         settled, used = self.sizes(layout)
         seconds, count, moved, sent, asked = self._collectives(layout, settled, used)
         kept = settled * (t.value_written * t.value_count)
         memory = (kept.sum(axis=1) + (used * t.use_reads).sum(axis=1)) / self._hbm
+        memory += self.vector_seconds(layout).sum(axis=1)
+        matmul = self.product_seconds(layout.held).sum(axis=1)
+        hidden = self.hidden(matmul, seconds.sum(axis=1), asked)
         settled, used = self.in_memory(layout, settled, used)
+        arguments = settled[:, t.argument_columns].sum(axis=1)
         columns = self.columns(layout, settled, used)
-        return Parts(
-            matmul_seconds=self.product_seconds(layout).sum(axis=1),
-            memory_seconds=memory + self._vector_seconds(layout),
-            seconds=seconds,
-            times=count,
-            moved_bytes=moved,
+        growth = np.asarray(t.growth @ np.ascontiguousarray(columns.T)).T
+        return Prices(
+            seconds=matmul + memory + seconds.sum(axis=1) - hidden,
+            matmul_seconds=matmul,
+            memory_seconds=memory,
+            collective_seconds=seconds,
+            collective_count=count,
+            collective_bytes=moved,
             sent_bytes=sent,
-            asked=asked,
-            argument_bytes=settled[:, t.argument_columns].sum(axis=1),
+            hidden_seconds=hidden,
+            peak_bytes=arguments + highest(growth),
+            argument_bytes=arguments,
             output_bytes=used[:, t.result_columns].sum(axis=1),
-            growth=np.asarray(t.growth @ np.ascontiguousarray(columns.T)).T,
         )
 
-    def prices(self, parts: Parts) -> Prices:
-        """Prices of their parts: what is hidden, and the worst moment of memory."""
-        matmul = parts.matmul_seconds
-        hidden = np.zeros(len(matmul))
+    def hidden(self, matmul: Floats, collectives: Floats, asked: Floats) -> Floats:
+        """Seconds of collectives that products run beside: ``[S]``.
+
+        ``matmul`` and ``collectives`` (``[S]``) are the seconds of all of them, ``asked``
+        (``[S, G]``) those of what may be hidden in each window.
+        """
         if self.overlap == "full":
-            hidden = np.minimum(parts.seconds.sum(axis=1), matmul)
-        elif self.overlap == "partial":
-            hidden = self.tables.windows.hidden(parts.asked, matmul)
-        live = np.cumsum(parts.growth, axis=1)
-        spent = matmul + parts.memory_seconds + parts.seconds.sum(axis=1)
-        return Prices(
-            seconds=spent - hidden,
-            matmul_seconds=matmul,
-            memory_seconds=parts.memory_seconds,
-            collective_seconds=parts.seconds,
-            collective_count=parts.times,
-            collective_bytes=parts.moved_bytes,
-            sent_bytes=parts.sent_bytes,
-            hidden_seconds=hidden,
-            peak_bytes=parts.argument_bytes + np.maximum(live.max(axis=1, initial=0.0), 0.0),
-            argument_bytes=parts.argument_bytes,
-            output_bytes=parts.output_bytes,
-        )
+            return np.minimum(collectives, matmul)
+        if self.overlap == "partial":
+            return self.tables.windows.hidden(asked, matmul)
+        return np.zeros(len(matmul))
 
     def threads_for(self, work: float) -> int:
         """Threads that are worth it for ``work``: states times value classes.
@@ -224,7 +216,7 @@ class CostModel:
         with ThreadPoolExecutor(threads) as pool:
             return list(pool.map(price, parts))
 
-    def cost(self, prices: Prices, memory_bytes: float) -> Floats:
+    def cost(self, prices: Prices | Worth, memory_bytes: float) -> Floats:
         """C(s) = RT(s) + MP(s), relative to the unsharded program (4.5): ``[S]``."""
         # A program that takes no time, or no memory, is as good as any other of its kind.
         tiny = np.finfo(np.float64).tiny
@@ -284,15 +276,15 @@ class CostModel:
             found[large] |= (self.lane_padding(sizes, dims) > 1)[0]
         return found
 
-    def _vector_seconds(self, layout: Layout) -> Floats:
-        """Exponentials and the like, which the vector unit is slow at: ``[S]``."""
+    def vector_seconds(self, layout: Layout) -> Floats:
+        """Exponentials and the like, which the vector unit is slow at: ``[S, C]``."""
         work = self.tables.value_transcendentals / self.hardware.transcendentals_per_s
-        return np.asarray((work / self._shards(layout.defined)).sum(axis=1))
+        return np.asarray(work / self._shards(layout.defined))
 
-    def _padding(self, layout: Layout) -> Floats:
+    def _padding(self, held: Held) -> Floats:
         """What the matrix unit computes over what is asked for: ``[S, P]``."""
         t = self.tables
-        held = layout.held[:, t.product_class]
+        held = held[:, t.product_class]
         size = np.broadcast_to(t.product_size, (len(held), *t.product_size.shape)).copy()
         rows = np.arange(len(t.product_class))
         for axis, devices in enumerate(self._sizes.tolist()):
@@ -303,20 +295,22 @@ class CostModel:
         tile = np.array(self.hardware.tile, dtype=np.float64)
         return np.asarray((np.ceil(size / tile) * tile / size).prod(axis=2))
 
-    def product_seconds(self, layout: Layout) -> Floats:
-        """Time of all products of each class in ``tables.product_class``: ``[S, P]``."""
+    def product_seconds(self, held: Held) -> Floats:
+        """Time of all products of each class in ``tables.product_class``: ``[S, P]``.
+
+        ``held`` is as in :class:`Layout`.
+        """
         t = self.tables
         if not len(t.tensor_slot):
-            return np.zeros((len(layout.held), 0))
-        shards = self._shards(np.where(layout.held < t.slot_dim.shape[1] - 1, 0, NONE))
-        flops = self._flop_seconds / shards
-        flops[:, t.product_class] *= self._padding(layout)
-        tensors = t.tensor_bytes / self._shards(slot_dims(t, layout.held, t.tensor_slot))
+            return np.zeros((len(held), 0))
+        here = held[:, t.product_class]
+        shards = self._devices[axes_of(here < t.slot_dim.shape[1] - 1)]
+        flops = self._flop_seconds[t.product_class] / shards * self._padding(held)
+        tensors = t.tensor_bytes / self._shards(slot_dims(t, held, t.tensor_slot))
         first = np.flatnonzero(np.r_[True, t.tensor_class[1:] != t.tensor_class[:-1]])
         moved = np.add.reduceat(tensors, first, axis=1)
-        classes = t.tensor_class[first]
-        moving = moved * t.count[classes] / self._hbm
-        return np.asarray(np.maximum(flops[:, classes], moving))
+        moving = moved * t.count[t.tensor_class[first]] / self._hbm
+        return np.asarray(np.maximum(flops, moving))
 
     def _collectives(
         self, layout: Layout, settled: Floats, used: Floats
@@ -337,13 +331,18 @@ class CostModel:
             if kind == SCATTER:
                 share = share * sent_in_parts(self.tables, self._devices, layout)
             sent += (times * share * move.size).sum(axis=1)
-            if self._in_background(kind):
+            if self.in_background(kind):
                 beside[move.of_uses][:] += times * once
         return seconds, count, moved, sent, self.tables.windows.asked(*beside)
 
     def timed(self, layout: Layout, settled: Floats, used: Floats) -> Iterator[Timed]:
         """Every collective with its time, of all value classes or of all use classes at once."""
-        for move in moves(self.tables, self._devices, layout, settled, used):
+        of = self.tables, self._devices, layout, settled
+        return self.timed_moves(itertools.chain(moves(*of, used), trades(*of)), layout)
+
+    def timed_moves(self, moved: Iterable[Moves], layout: Layout) -> Iterator[Timed]:
+        """:meth:`timed` of some of them."""
+        for move in moved:
             happens = (move.axes > 0) * move.times
             parts = [(move.kind, happens, move.result)]
             if move.kind == SCATTER:
@@ -359,7 +358,7 @@ class CostModel:
 
     def most_hidden(self, timed: Timed, matmul: float) -> Floats:
         """What products hide of each collective at most, if all take ``matmul``: ``[S, X]``."""
-        if not self._in_background(timed.kind):
+        if not self.in_background(timed.kind):
             return np.zeros_like(timed.once)
         if self.overlap == "full":
             return timed.once
@@ -367,7 +366,8 @@ class CostModel:
         free = windows.use_free if timed.move.of_uses else windows.value_free
         return np.asarray(np.minimum(timed.once, free * matmul))
 
-    def _in_background(self, kind: int) -> bool:
+    def in_background(self, kind: int) -> bool:
+        """Whether products may run beside collectives of a kind."""
         if self.overlap == "partial":
             return COLLECTIVES[kind] in _BACKGROUND
         return self.overlap == "full"
@@ -382,7 +382,7 @@ class CostModel:
 
         return bound.lower_bound(self, memory_bytes)
 
-    def summed_whole(self, axes: Axes, held: npt.NDArray[np.intp], settled: Dims) -> Bools:
+    def summed_whole(self, axes: Axes, held: Held, settled: Dims) -> Bools:
         """Sums over ``axes`` that XLA does not take in parts: ``[S, C]``.
 
         Those of scatters and gathers over many devices, those scattered along several dimensions,
@@ -412,7 +412,7 @@ class CostModel:
         t, layout = self.tables, self.layout(state[None])
         seconds = np.zeros(len(t.count))
         even = self._flop_seconds / self._devices[-1]
-        seconds[t.product_class] = self.product_seconds(layout)[0] - even[t.product_class]
+        seconds[t.product_class] = self.product_seconds(layout.held)[0] - even[t.product_class]
         of_value = t.slot_class[t.value_slot]
         of_use = t.slot_class[t.use_slot]
         for timed in self.timed(layout, *self.sizes(layout)):
@@ -459,7 +459,9 @@ class CostModel:
         """
         layout = self.layout(state[None])
         found: Counter[tuple[str, tuple[str, ...], float]] = Counter()
-        for move in moves(self.tables, self._devices, layout, *self.sizes(layout)):
+        settled, used = self.sizes(layout)
+        of = self.tables, self._devices, layout, settled
+        for move in itertools.chain(moves(*of, used), trades(*of)):
             size = (move.size / move.rounded)[0]
             times = ((move.axes > 0) * move.times * (not move.edges))[0]
             for x in np.flatnonzero(times).tolist():

@@ -1,10 +1,10 @@
-"""What a batch of states costs, and the sums that it is made of."""
+"""What a batch of states costs."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,24 +28,18 @@ class Prices:
     argument_bytes: Floats  # [S]
     output_bytes: Floats  # [S] results, those in donated arguments included
 
-    def of(self, states: npt.NDArray[np.integer[Any]]) -> Prices:
-        """Those of some states, in their order."""
-        return Prices(*(array[states] for array in _fields(self)))
+
+class Worth(NamedTuple):
+    """What a search asks of ``S`` states."""
+
+    seconds: Floats  # [S] step time
+    peak_bytes: Floats  # [S]
 
 
-class Parts(NamedTuple):
-    """What prices are made of, for ``S`` states: sums over classes, all of them."""
-
-    matmul_seconds: Floats  # [S]
-    memory_seconds: Floats  # [S]
-    seconds: Floats  # [S, 5] of collectives by kind
-    times: Floats  # [S, 5]
-    moved_bytes: Floats  # [S, 5]
-    sent_bytes: Floats  # [S]
-    asked: Floats  # [S, G] seconds of collectives by window (:mod:`toast.cost.overlap`)
-    argument_bytes: Floats  # [S]
-    output_bytes: Floats  # [S]
-    growth: Floats  # [S, moments] bytes by which temporaries grow from one moment to the next
+def highest(growth: Floats) -> Floats:
+    """The most that is in memory besides arguments, which grows as told: ``[S]`` of ``[S, M]``."""
+    live = np.cumsum(growth, axis=1)
+    return np.asarray(np.maximum(live.max(axis=1, initial=0.0), 0.0))
 
 
 def joined(prices: Sequence[Prices]) -> Prices:

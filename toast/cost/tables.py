@@ -9,7 +9,6 @@ counts; only the memory timeline goes back to single values.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -77,7 +76,7 @@ class Tables:
     )
     value_transcendentals: Floats  # [C] exponentials and the like, of all its values in a step
     summed_whole: Bools  # [C] XLA sums it over many devices whole, even where parts would do
-    product_operand: Ints  # [rows] value classes that products take,
+    product_operand: Ints  # [rows] value classes that products take, in order,
     product_result: Ints  # [rows] with the value classes that these make
     product_along: Bools  # [rows, R] dimensions of these that the operand has as well
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
@@ -92,7 +91,8 @@ class Tables:
     use_constant: Floats  # [U] 1 where the value is made of constants: nobody has to send it
     use_share: Floats  # [U] bytes of an element there over those of the value: rounded for products
     #: Sums in parts that are added up before they are summed over devices: rows of a value class,
-    #: one that its collective is merged with, and the share of its values that this holds for.
+    #: one that its collective is merged with, and the share of its values that this holds for;
+    #: by value class.
     merge_class: Ints
     merge_with: Ints
     merge_share: Floats
@@ -112,11 +112,6 @@ class Tables:
     value_class: Ints  # [values]
     use_class: Ints  # [uses]
     live: Liveness
-
-    @functools.cached_property
-    def growth_by_column(self) -> sparse.csc_array:
-        """``growth`` as columns are cut out of it."""
-        return self.growth.tocsc()
 
 
 def build(space: Space, *, product_operands: str = "") -> Tables:
@@ -536,7 +531,7 @@ def _merges(
             key = int(grouped.of_value[waiting[1]]), int(grouped.of_value[waiting[0]])
             found[key] = found.get(key, 0) + 1
             first[number] = waiting[0]
-    rows = [(c, other, count / members[c]) for (c, other), count in found.items()]
+    rows = sorted((c, other, count / members[c]) for (c, other), count in found.items())
     later, earlier, share = zip(*rows, strict=True) if rows else ((), (), ())
     return np.array(later, dtype=np.int64), np.array(earlier, dtype=np.int64), np.array(share)
 

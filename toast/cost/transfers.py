@@ -67,6 +67,7 @@ def moves(
 ) -> Iterator[Moves]:
     """What moves between devices, of all value classes or of all use classes at a time.
 
+    With :func:`trades` that is all that moves.
     ``settled`` and ``used`` are the bytes of every value and use on a device; ``devices`` are those
     on each set of axes.
     """
@@ -81,27 +82,15 @@ def moves(
     if reduced.any():
         spared = _merged(t, reduced, False)
         yield Moves(REDUCE, reduced, settled, settled, once_each, spared)
-    if scattered.any():
-        places = changes_places(layout, layout.defined, layout.settled)
-        places *= layout.partial > 0
-        yield Moves(PERMUTE, places, settled, settled, once_each, places=True)
     # Definitions and uses that disagree.
-    before = layout.settled[:, t.use_value]
     was, now = held[:, t.use_value], axes_of(layout.used >= 0)
-    gather, exchange, sliced = was & ~now, was & now & layout.differs, now & ~was
-    times_used = t.use_count * ((layout.differs > 0) & ~layout.shared)
-    local = settled[:, t.use_value] / devices[sliced] * t.use_share
-    spared, rounded = t.use_constant, t.use_share
-
-    def between(kind: int, axes: Axes, size: Floats, result: Floats) -> Moves:
-        return Moves(kind, axes, size, result, times_used, spared, rounded, of_uses=True)
-
+    gather, exchange = was & ~now, was & now & layout.differs
+    between = _between(t, devices, layout, settled)
     if exchange.any():
-        yield between(ALL_TO_ALL, exchange, local, used)
-    yield between(GATHER, gather, local * devices[gather], used)
-    places = changes_places(layout, before, layout.used)
-    if places.any():
-        yield between(PERMUTE, places, local, local)._replace(places=True)
+        yield between._replace(kind=ALL_TO_ALL, axes=exchange, result=used)
+    yield between._replace(
+        kind=GATHER, axes=gather, size=between.size * devices[gather], result=used
+    )
     # Sharded permutation factors exchange with neighbours.
     factors = t.slot_dim.shape[1]
     flat = np.arange(len(t.halo))[:, None] * factors + layout.held
@@ -117,16 +106,39 @@ def moves(
         yield Moves(PERMUTE, here, shifted, shifted, once_each, edges=True)
 
 
+def trades(t: Tables, devices: Floats, layout: Layout, settled: Floats) -> Iterator[Moves]:
+    """What else moves, because of the order of the axes: shards that change places.
+
+    That order, and nothing else, is one of the whole program (``layout.major``).
+    """
+    if layout.scattered.any():
+        places = changes_places(layout, layout.defined, layout.settled) * (layout.partial > 0)
+        times = np.ones(settled.shape[:1] + (1,)) * t.value_count
+        yield Moves(PERMUTE, places, settled, settled, times, places=True)
+    places = changes_places(layout, layout.settled[:, t.use_value], layout.used)
+    if places.any():
+        yield _between(t, devices, layout, settled)._replace(axes=places, places=True)
+
+
+def _between(t: Tables, devices: Floats, layout: Layout, settled: Floats) -> Moves:
+    """How often, and how much, moves between definitions and uses: of no axes yet."""
+    held, now = axes_of(layout.settled >= 0)[:, t.use_value], axes_of(layout.used >= 0)
+    local = settled[:, t.use_value] / devices[now & ~held] * t.use_share
+    times = t.use_count * ((layout.differs > 0) & ~layout.shared)
+    return Moves(
+        PERMUTE, np.zeros_like(now), local, local, times, t.use_constant, t.use_share, of_uses=True
+    )
+
+
 def _merged(t: Tables, where: Axes, scattered: bool) -> Floats:
     """The share of each value class whose sums over devices wait for a common one."""
     found = np.zeros(where.shape)
-    for later, earlier, share in zip(
-        t.merge_class.tolist(), t.merge_with.tolist(), t.merge_share.tolist(), strict=True
-    ):
-        alike = where[:, later] == where[:, earlier]
-        if scattered and t.summed_whole[later] != t.summed_whole[earlier]:
-            continue
-        found[:, later] += share * alike
+    if len(t.merge_class):
+        alike = where[:, t.merge_class] == where[:, t.merge_with]
+        if scattered:
+            alike &= t.summed_whole[t.merge_class] == t.summed_whole[t.merge_with]
+        first = np.flatnonzero(np.diff(t.merge_class, prepend=-1))
+        found[:, t.merge_class[first]] = np.add.reduceat(alike * t.merge_share, first, axis=1)
     return found
 
 

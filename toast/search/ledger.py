@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost import CostModel, Near
+from toast.cost import CostModel, Memo
 from toast.space import Action, States
 
 Floats = npt.NDArray[np.float64]
@@ -37,6 +37,7 @@ class Ledger:
     def __init__(self, model: CostModel, memory_bytes: float, action_cost: float) -> None:
         self.model = model
         self.memory_bytes = memory_bytes
+        self._memo = Memo(model)
         self._action_cost = action_cost
         self._cost: dict[bytes, float] = {}
         self._fits: dict[bytes, bool] = {}
@@ -49,11 +50,8 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._cost)
 
-    def price(self, states: States, *, near: Near | None = None) -> tuple[list[bytes], Floats]:
-        """A key for each of ``states`` (``[S, classes, axes]``), and its cost C (4.5).
-
-        ``near`` prices them by what differs from a state that they are near.
-        """
+    def price(self, states: States) -> tuple[list[bytes], Floats]:
+        """A key for each of ``states`` (``[S, classes, axes]``), and its cost C (4.5)."""
         keys = [state_key(state) for state in states]
         fresh: dict[bytes, int] = {}
         for number, key in enumerate(keys):
@@ -62,8 +60,7 @@ class Ledger:
         new, rows = list(fresh), list(fresh.values())
         for start in range(0, len(new), _BATCH):
             part = new[start : start + _BATCH]
-            price = near.price if near else self.model.price
-            prices = price(states[rows[start : start + _BATCH]])
+            prices = self._memo.price(states[rows[start : start + _BATCH]])
             costs = self.model.cost(prices, self.memory_bytes)
             fits = prices.peak_bytes <= self.memory_bytes
             self._cost.update(zip(part, costs.tolist(), strict=True))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from toast.cost import Near
 from toast.search.ledger import Ledger, Trajectory
 from toast.space import Action, States
 
@@ -27,13 +26,12 @@ def polish(
     best, improved = start, True
     while improved:
         improved = False
-        near = Near(ledger.model, replay(ledger, best.actions))
         for actions, states in _neighbours(ledger, best.actions, depth):
             if stop():
                 return best
             if not actions:
                 continue  # a mesh of one device has none
-            keys, _ = ledger.price(states, near=near)
+            keys, _ = ledger.price(states)
             found = min(
                 map(ledger.offer, keys, actions),
                 key=lambda trajectory: trajectory.rank,
@@ -91,9 +89,7 @@ def refine(
             most = max(most, len(offered))
             if not offered:
                 continue
-            keys, _ = ledger.price(
-                space.refine_each(state, offered), near=Near(ledger.model, state)
-            )
+            keys, _ = ledger.price(space.refine_each(state, offered))
             for key, action in zip(keys, offered, strict=True):
                 found = ledger.offer(key, (*trajectory.actions, action))
                 if key not in seen and found.rank < grown.get(key, _WORST).rank:

@@ -110,7 +110,7 @@ class Problem:
         model, t = self.model, self.model.tables
         hbm = model.hardware.memory_bytes_per_s
         found = self._by_leader(
-            self.strategies.leader[t.product_class], model.product_seconds(layout)
+            self.strategies.leader[t.product_class], model.product_seconds(layout.held)
         )
         values = self.bytes * (t.value_written * t.value_count / hbm)
         work = t.value_transcendentals / model.hardware.transcendentals_per_s

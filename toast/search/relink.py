@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost import Near
 from toast.graphs import components
 from toast.search.ledger import Ledger, Trajectory
 from toast.search.local import replay
@@ -41,7 +40,6 @@ def relink(
         changes = list(dict.fromkeys(_changes(space, state, target)))
         if not changes or stop():
             break
-        near = Near(ledger.model, state)
         tried: list[tuple[_Change, States]] = []
         for change in changes:
             after = state
@@ -51,7 +49,7 @@ def relink(
                 tried.append((change, after))
         if not tried:
             break
-        keys, costs = ledger.price(np.stack([after for _, after in tried]), near=near)
+        keys, costs = ledger.price(np.stack([after for _, after in tried]))
         order = np.argsort(costs, kind="stable")[:_TOGETHER].tolist()
         found = [ledger.offer(keys[i], (*best.actions, *tried[i][0])) for i in order]
         # The best together: each where it still changes something.
@@ -63,7 +61,7 @@ def relink(
                     together.append(action)
                     after = then
             several.append((tuple(together), after))
-        keys, _ = ledger.price(np.stack([after for _, after in several]), near=near)
+        keys, _ = ledger.price(np.stack([after for _, after in several]))
         found += map(ledger.offer, keys, (actions for actions, _ in several))
         fitting = [f for f in found if len(f.actions) <= depth]
         better = min(fitting, key=lambda f: f.rank, default=best)

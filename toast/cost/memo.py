@@ -1,0 +1,282 @@
+"""Prices of many states of one program, of parts that are priced once.
+
+A price is a sum over value classes.  What one adds to it depends on the op classes around it alone:
+on the one that makes it, on those that use it, and on those around values that it shares sums or
+buffers with.  A search sees thousands of states, but few shardings of each such neighbourhood: each
+is priced when it is first seen, all that are new in a batch together, and what a state costs is
+looked up and added up.
+
+To price neighbourhoods side by side, tables are cut up (:mod:`toast.cost.cut`): each has op, value
+and use classes of its own, and all of them together are priced as one state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from toast.cost.cut import Neighbourhoods, Piece
+from toast.cost.layout import held_by, staying
+from toast.cost.prices import Worth, highest
+from toast.cost.transfers import Timed, moves, trades
+from toast.space import States
+
+if TYPE_CHECKING:
+    from toast.cost.model import CostModel
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int32]
+
+#: Neighbourhoods that are remembered; with more, all are forgotten.
+_MOST = 1_000_000
+
+#: Columns of what a neighbourhood adds to a price; behind them come how often each axis stays where
+#: it should be the major one, the seconds of collectives, and those that may be hidden by window.
+_MEMORY, _ARGUMENTS, _STAYING = range(3)
+
+
+class Memo:
+    """Prices states of one model's space; what it knows grows with every batch."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        t = self._tables = model.tables
+        axes = model.space.initial.shape[1]
+        self._around = Neighbourhoods(t)
+        random = np.random.default_rng(0)
+
+        def drawn(*shape: int) -> Ints:
+            return random.integers(-(2**63), 2**63 - 1, size=shape, endpoint=True)
+
+        # A neighbourhood's key adds up what is drawn for each class in it and its sharding.
+        reached = self._around.classes
+        self._of_factor = drawn(axes, t.slot_dim.shape[1])
+        self._of_class = sparse.csr_array(
+            (drawn(reached.nnz) | 1, reached.indices, reached.indptr), shape=reached.shape
+        )
+        self._of_value = drawn(len(t.value_slot), 1)
+        given = model.space.major
+        #: Orders of the axes that a program may have, each from the most major axis on.
+        self._orders: Ints = np.array(
+            [*itertools.permutations(range(axes))]
+            if given is None
+            else [np.argsort(-given, kind="stable")]
+        ).reshape(-1, axes)
+        self._growth = t.growth.T.tocsr()
+        self._grows = np.diff(self._growth.indptr) > 0
+        self._arguments = np.bincount(t.argument_columns, minlength=len(t.value_slot))
+        self._value_windows: Floats = t.windows.of_value.toarray().T
+        self._use_windows: Floats = t.windows.of_use.toarray().T
+        self._spending = _STAYING + axes
+        self._forget()
+
+    def _forget(self) -> None:
+        spent = 1 + len(self._tables.windows.room)
+        self._numbers = _Numbers()
+        self._sums = _Growing((self._spending + spent,))
+        self._trades = _SparseRows(len(self._orders) * spent)
+        self._grown = _SparseRows(self._growth.shape[1])
+
+    def price(self, states: States) -> Worth:
+        """Step time and peak memory of ``states`` (``[S, classes, axes]``).
+
+        They are those of :meth:`CostModel.price`, but for rounding, and do not depend on what was
+        priced before.
+        """
+        model, numbers = self._model, self._lookup(states)
+        first = np.arange(len(states) + 1, dtype=np.int32) * numbers.shape[1]
+        chosen = sparse.csr_array(
+            (np.ones(numbers.size), numbers.reshape(-1), first),
+            shape=(len(states), len(self._sums.array)),
+        )
+        sums = np.asarray(chosen @ self._sums.array)
+        spent = sums[:, self._spending :]
+        if self._trades.count:
+            moved = self._trades.total(chosen).reshape(len(states), len(self._orders), -1)
+            spent += moved[np.arange(len(states)), self._order(sums[:, _STAYING : self._spending])]
+        matmul = model.product_seconds(held_by(self._tables, states)).sum(axis=1)
+        hidden = model.hidden(matmul, spent[:, 0], spent[:, 1:])
+        return Worth(
+            seconds=matmul + sums[:, _MEMORY] + spent[:, 0] - hidden,
+            peak_bytes=sums[:, _ARGUMENTS] + highest(self._grown.total(chosen)),
+        )
+
+    def _order(self, stays: Floats) -> Ints:
+        """The order of axes that stay so often, as a place in all orders: ``[S]`` of ``[S, A]``."""
+        if len(self._orders) == 1:
+            return np.zeros(len(stays), dtype=np.int64)
+        digits = stays.shape[1] ** np.arange(stays.shape[1])[::-1]
+        order = np.argsort(-stays, axis=1, kind="stable")
+        return np.asarray(np.searchsorted(self._orders @ digits, order @ digits))
+
+    # -- neighbourhoods ----------------------------------------------------------------------
+
+    def _lookup(self, states: States) -> Numbers:
+        """The number of each value class's neighbourhood in each state: ``[S, C]``."""
+        if len(self._sums.array) > _MOST:
+            self._forget()
+        of_op = np.zeros(states.shape[:2], dtype=np.int64)
+        for axis, drawn in enumerate(self._of_factor):
+            of_op += drawn[states[..., axis]]
+        keys = self._of_class @ np.ascontiguousarray(of_op.T) + self._of_value
+        keys = np.ascontiguousarray(keys.T)
+        numbers = self._numbers.of(keys.reshape(-1))
+        unknown = np.flatnonzero(numbers < 0)
+        if len(unknown):
+            new, place, which = np.unique(
+                keys.reshape(-1)[unknown], return_index=True, return_inverse=True
+            )
+            row, value = np.divmod(unknown[place], keys.shape[1])
+            self._learn(value, states, row)
+            numbers[unknown] = self._numbers.add(new)[which.reshape(-1)]
+        return numbers.reshape(keys.shape)
+
+    def _learn(self, values: Ints, states: States, rows: Ints) -> None:
+        """Price the neighbourhoods of value classes, each as it is in one of the states."""
+        piece = self._around.cut(values)
+        t, small = piece.tables, self._model.with_tables(piece.tables, piece.ops, piece.values)
+        layout = small.layout(states[rows[piece.owner], piece.ops][None])
+        settled, used = small.sizes(layout)
+        hbm = small.hardware.memory_bytes_per_s
+        sums = np.zeros((len(values), self._spending))
+        sums[:, _MEMORY] = piece.of_values(settled * (t.value_written * t.value_count) / hbm)
+        sums[:, _MEMORY] += piece.of_values(small.vector_seconds(layout))
+        sums[:, _MEMORY] += piece.of_uses(used * t.use_reads / hbm)
+        for axis, stays in staying(layout.settled[:, t.use_value], layout.used):
+            sums[:, _STAYING + axis] += piece.of_uses(stays * t.use_number)
+        of = t, small.collectives.devices.astype(np.float64), layout, settled
+        spent = self._spent(piece, small.timed_moves(moves(*of, used), layout))
+        traded = []
+        for order in self._orders:
+            major = np.empty_like(order)
+            major[order] = -np.arange(len(order))
+            layout = dataclasses.replace(layout, major=major[None])
+            of = *of[:2], layout, settled
+            traded.append(self._spent(piece, small.timed_moves(trades(*of), layout)))
+        self._trades.append(sparse.csr_array(np.concatenate(traded, axis=1)))
+        settled, used = small.in_memory(layout, settled, used)
+        sums[:, _ARGUMENTS] = piece.of_values(settled) * self._arguments[values]
+        self._sums.append(np.concatenate([sums, spent], axis=1))
+        size = small.columns(layout, settled, used)[0, piece.columns]
+        here = np.flatnonzero((size != 0) & self._grows[piece.column])
+        held = (size[here], (piece.column_owner[here], piece.column[here]))
+        shape = len(values), self._growth.shape[0]
+        self._grown.append(sparse.csr_array(held, shape=shape) @ self._growth)
+
+    def _spent(self, piece: Piece, timed: Iterable[Timed]) -> Floats:
+        """Seconds of collectives of each neighbourhood, all and by window: ``[N, 1 + G]``."""
+        found = np.zeros((piece.number, 1 + self._value_windows.shape[1]))
+        for one in timed:
+            seconds = one.times * (1 - one.move.spared) * one.once
+            of_uses, windows = one.move.of_uses, self._value_windows[piece.values]
+            total = piece.of_values
+            if of_uses:
+                total, windows = piece.of_uses, self._use_windows[piece.uses]
+            found[:, 0] += total(seconds)
+            if self._model.in_background(one.kind):
+                found[:, 1:] += total((seconds[0, :, None] * windows)[None])
+        return found
+
+
+class _Growing:
+    """An array to which rows are added."""
+
+    def __init__(self, row: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> None:
+        self._room = np.zeros((1024, *row), dtype=dtype)
+        self._count = 0
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        return self._room[: self._count]
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        count = self._count + len(rows)
+        if count > len(self._room):
+            room = np.zeros((2 * count, *self._room.shape[1:]), dtype=self._room.dtype)
+            room[: self._count] = self.array
+            self._room = room
+        self._room[self._count : count] = rows
+        self._count = count
+
+
+class _SparseRows:
+    """A sparse array to which rows are added."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._data = _Growing(())
+        self._column = _Growing((), np.int32)
+        self._first = _Growing((), np.int32)
+        self._first.append(np.zeros(1, dtype=np.int32))
+
+    @property
+    def count(self) -> int:
+        """Entries."""
+        return len(self._data.array)
+
+    def append(self, rows: sparse.csr_array) -> None:
+        self._first.append(rows.indptr[1:] + self.count)
+        self._data.append(rows.data)
+        self._column.append(rows.indices)
+
+    def total(self, chosen: sparse.csr_array) -> Floats:
+        """The sums of the chosen rows, dense: ``[S, width]`` of ``[S, rows]``."""
+        if not self.count:
+            return np.zeros((chosen.shape[0], self._width))
+        parts = self._data.array, self._column.array, self._first.array
+        rows = sparse.csr_array(parts, shape=(len(parts[2]) - 1, self._width))
+        return np.asarray((chosen @ rows).toarray())
+
+
+class _Numbers:
+    """Numbers of 64-bit keys, in the order in which they came: a table with open addresses."""
+
+    def __init__(self) -> None:
+        self._keys = _Growing((), np.int64)
+        self._table: Numbers = np.full(4096, -1, dtype=np.int32)
+
+    def of(self, keys: Ints) -> Numbers:
+        """The number of each key; -1 of those that are not known."""
+        mask = len(self._table) - 1
+        slot = keys & mask
+        found: Numbers = self._table[slot]
+        if not len(self._keys.array):
+            return found
+        other = np.flatnonzero((found >= 0) & (self._keys.array[found] != keys))
+        while len(other):
+            slot = (slot[other] if len(slot) > len(other) else slot) + 1 & mask
+            here = self._table[slot]
+            found[other] = here
+            still = (here >= 0) & (self._keys.array[here] != keys[other])
+            other, slot = other[still], slot[still]
+        return found
+
+    def add(self, keys: Ints) -> Numbers:
+        """Numbers for keys that are not known yet, all of them different."""
+        first = len(self._keys.array)
+        self._keys.append(keys)
+        if 2 * len(self._keys.array) > len(self._table):
+            size = 1 << (4 * len(self._keys.array) - 1).bit_length()
+            self._table = np.full(size, -1, dtype=np.int32)
+            self._place(0)
+        else:
+            self._place(first)
+        return np.arange(first, len(self._keys.array)).astype(np.int32)
+
+    def _place(self, first: int) -> None:
+        """Give the keys from ``first`` on their slots."""
+        number = np.arange(first, len(self._keys.array), dtype=np.int32)
+        mask = len(self._table) - 1
+        slot = self._keys.array[first:] & mask
+        while len(number):
+            free = self._table[slot] < 0
+            self._table[slot[free]] = number[free]  # of several, the last
+            left = self._table[slot] != number
+            number, slot = number[left], (slot[left] + 1) & mask
