@@ -13,14 +13,14 @@ from toast.baselines.alpa import alpa, solve
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.search import Search, Settings, pairwise
-from toast.search.parallel import Job
+from toast.search.parallel import Job, Team
 from toast.space import Constraints, Space
 
 
 @pytest.mark.parametrize("name", ["t2b-tiny", "attention", "mlp"])
 def test_the_relaxed_program_is_as_good_as_the_integer_one(name: str) -> None:
     problem = pairwise.Problem(model_of(analyzed(name), "data=4,model=2"))
-    choice = pairwise.relaxed(problem)
+    choice = pairwise.relaxed(pairwise.LinearProgram.of(problem))
     assert choice is not None
     whole = solve(problem, (), np.inf, 60.0)
     assert whole.choice is not None
@@ -31,7 +31,7 @@ def test_proposals_are_legal_and_hold_constraints() -> None:
     pinned = Constraints(pin={"params['layers'][*]['wq']": "P(None, 'model')"})
     space = Space(analyzed("t2b-tiny"), Mesh.parse("data=4,model=2"), constraints=pinned)
     model = CostModel(space, load("tpu-v5e"))
-    (state,) = pairwise.propose(model)
+    (state,) = pairwise.proposing(model)(None)
     for k, rows in enumerate(space.choices):
         assert (rows == state[k]).all(axis=1).any()
 
@@ -40,13 +40,14 @@ def test_nothing_is_proposed_of_large_programs_or_without_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = model_of(analyzed("mlp"), "data=4")
-    assert pairwise.propose(model, 0.0) == ()
-    assert pairwise.propose(model_of(analyzed("mlp"), "data=1")) == ()
-    assert Job(model, np.inf, Settings(rounds=0)).proposed().proposals == ()
-    assert Job(model, np.inf, Settings(hottest=0, widest=0)).proposed().proposals == ()
-    assert Job(model, np.inf, Settings()).proposed().proposals
+    assert pairwise.proposing(model)(0.0) == ()
+    assert pairwise.proposing(model_of(analyzed("mlp"), "data=1"))(None) == ()
+    with Team(1) as team:
+        for settings in (Settings(rounds=0), Settings(hottest=0, widest=0)):
+            assert team.proposed(Job(model, np.inf, settings)).proposals() == ()
+        assert team.proposed(Job(model, np.inf, Settings())).proposals()
     monkeypatch.setattr(pairwise, "_LARGEST", 3)
-    assert pairwise.propose(model) == ()
+    assert pairwise.proposing(model)(None) == ()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,9 @@ def test_no_worse_than_the_integer_program(name: str, mesh: str, hardware: str) 
 def test_a_search_is_no_worse_for_proposals() -> None:
     model = model_of(analyzed("attention"), "data=4,model=2")
     alone = Search(model, memory_bytes=np.inf).run()
-    helped = Search(model, memory_bytes=np.inf, proposals=pairwise.propose(model)).run()
+    helped = Search(
+        model, memory_bytes=np.inf, proposals=lambda: pairwise.proposing(model)(None)
+    ).run()
     assert helped.rank < alone.rank
 
 
@@ -77,7 +80,7 @@ def test_an_interrupt_while_proposing_leaves_a_plan(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("toast.search.parallel.propose", interrupt)
+    monkeypatch.setattr("toast.search.parallel.proposing", interrupt)
     plan = toast.plan(analyzed("mlp"), hardware="tpu-v5e", **where)
     assert "interrupted" in plan.note
     assert plan.cost <= 1.0

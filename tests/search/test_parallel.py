@@ -21,7 +21,7 @@ from toast.cost import CostModel
 from toast.errors import SearchError
 from toast.hardware import Mesh, load
 from toast.search import Found, Round, Search, Settings, find, parallel
-from toast.search.pairwise import propose
+from toast.search.pairwise import proposing
 from toast.space import Space
 
 LIMIT = 1e5
@@ -76,7 +76,7 @@ def test_the_same_on_any_number_of_processes(
 def test_the_first_restart_is_the_search_itself(model: CostModel) -> None:
     alone = Search(
         model, memory_bytes=LIMIT, settings=Settings(seed=5, rounds=2, round_size=8),
-        proposals=propose(model),
+        proposals=lambda: proposing(model)(None),
     ).run()  # fmt: skip
     single = found_by(model, seed=5, rounds=2, round_size=8)
     several = found_by(model, seed=5, rounds=2, round_size=8, restarts=3)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from toast.search.ledger import Ledger, Trajectory
 from toast.space import Action, States
+
+#: Variants of a trajectory that are priced together, at least.
+_BATCH = 64
 
 _WORST = Trajectory(np.inf, ())
 
@@ -26,11 +30,9 @@ def polish(
     best, improved = start, True
     while improved:
         improved = False
-        for actions, states in _neighbours(ledger, best.actions, depth):
+        for actions, states in _together(_neighbours(ledger, best.actions, depth)):
             if stop():
                 return best
-            if not actions:
-                continue  # a mesh of one device has none
             keys, _ = ledger.price(states)
             found = min(
                 map(ledger.offer, keys, actions),
@@ -109,6 +111,20 @@ def replay(ledger: Ledger, actions: Sequence[Action]) -> States:
     for action in actions:
         state = ledger.model.space.apply(state, action)
     return state
+
+
+def _together(variants: Iterator[_Variants]) -> Iterator[_Variants]:
+    """The variants in batches that are worth pricing."""
+    waiting: list[_Variants] = []
+    for variant in itertools.chain(variants, [None]):
+        if variant and variant[0]:
+            waiting.append(variant)
+        if waiting and (variant is None or sum(len(w) for w, _ in waiting) >= _BATCH):
+            yield (
+                [actions for several, _ in waiting for actions in several],
+                np.concatenate([states for _, states in waiting]),
+            )
+            waiting = []
 
 
 def _neighbours(ledger: Ledger, actions: tuple[Action, ...], depth: int) -> Iterator[_Variants]:

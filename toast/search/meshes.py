@@ -89,11 +89,8 @@ def search_meshes(
         if team.stopped != "interrupt":
             team.stopped = ""
             tell(f"search on the best {len(chosen)} meshes, in full")
-            try:
-                each = [restarts(jobs[mesh].proposed(end)) for mesh in chosen]
-            except KeyboardInterrupt:
-                team.stopped, chosen = "interrupt", []
-            results = team.run([job for several in each for job in several], end) if chosen else []
+            each = [restarts(team.proposed(jobs[mesh], end)) for mesh in chosen]
+            results = team.run([job for several in each for job in several], end)
             for mesh in chosen:
                 part, results = results[: settings.restarts], results[settings.restarts :]
                 if any(isinstance(result, Found) for result in part):

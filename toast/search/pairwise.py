@@ -9,7 +9,7 @@ OSDI 2022), whose relaxation is solved in a moment.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -299,35 +299,45 @@ class LinearProgram:
         return np.asarray(self.choices[order[first]])
 
 
-def relaxed(problem: Problem, seconds: float | None = None) -> Ints | None:
-    """The choices of the relaxed program, rounded; none where it is large, or time runs out."""
+def relaxed(program: LinearProgram, seconds: float | None = None) -> Ints | None:
+    """The choices of the relaxed program, rounded; none if it takes more than ``seconds``."""
     from scipy import optimize
 
-    program = LinearProgram.of(problem)
-    if len(program.costs) > _LARGEST:
-        return None
+    # Presolving spares less than it takes.
+    limit = np.inf if seconds is None else seconds
     found = optimize.milp(
         program.costs, bounds=optimize.Bounds(0, 1), constraints=[program.constraint],
-        options={} if seconds is None else {"time_limit": seconds},
+        options={"presolve": False, "time_limit": limit},
     )  # fmt: skip
     return None if found.x is None else program.choice(found.x)
 
 
-def propose(model: CostModel, seconds: float | None = None) -> tuple[States, ...]:
-    """States that are good in pairs, for a search to combine with its own; perhaps none.
+def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
+    """Makes states that are good in pairs, for a search to combine with its own; perhaps none.
 
-    ``seconds`` limits how long it may take, about.
+    The program is written here; solving it, which is what the result does within about so many
+    seconds, is for another thread: it leaves the interpreter alone.
     """
-    if not model.space.actions or (seconds is not None and seconds <= 0):
-        return ()
+    if not model.space.actions:
+        return _nothing
     strategies = enumerate_strategies(model.space)
     if strategies.sizes.sum() > _MOST_CHOICES:
-        return ()
-    problem = Problem(model, strategies)
-    choice = relaxed(problem, seconds)
-    if choice is None:
-        return ()
-    return (model.space.within(problem.strategies.state(choice)),)
+        return _nothing
+    program = LinearProgram.of(Problem(model, strategies))
+    if len(program.costs) > _LARGEST:
+        return _nothing
+
+    def solve(seconds: float | None = None) -> tuple[States, ...]:
+        if seconds is not None and seconds <= 0:
+            return ()
+        choice = relaxed(program, seconds)
+        return () if choice is None else (model.space.within(strategies.state(choice)),)
+
+    return solve
+
+
+def _nothing(_seconds: float | None = None) -> tuple[States, ...]:
+    return ()
 
 
 def _distinct(dims: Dims) -> tuple[Dims, Ints]:

@@ -7,6 +7,7 @@ of equal ones that of the first job counts.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast.cost import CostModel
-from toast.search.pairwise import propose
+from toast.search.pairwise import proposing
 from toast.search.search import Found, Round, Search, Settings
 from toast.space import Action, States
 
@@ -44,16 +45,8 @@ class Job(NamedTuple):
     settings: Settings
     #: Trajectories to begin with.
     start: tuple[tuple[Action, ...], ...] = ()
-    #: States to combine with the best one.
-    proposals: tuple[States, ...] = ()
-
-    def proposed(self, end: float | None = None) -> Job:
-        """The job with proposals, for which a quarter of the time until ``end`` may go."""
-        settings = self.settings
-        if not settings.rounds or not (settings.hottest or settings.widest):
-            return self  # without refinements they are of no use
-        left = None if end is None else (end - time.perf_counter()) / 4
-        return self._replace(proposals=propose(self.model, left))
+    #: Makes states to combine with the best one.
+    proposals: Callable[[], tuple[States, ...]] = tuple
 
 
 def find(
@@ -72,16 +65,10 @@ def find(
     settings = settings or Settings()
     begin = time.perf_counter()
     end = None if settings.budget is None else begin + settings.budget
-    job, interrupted = Job(model, memory_bytes, settings, tuple(start)), False
-    try:
-        job = job.proposed(end)
-    except KeyboardInterrupt:
-        interrupted, end = True, begin
-    proposing = time.perf_counter() - begin
+    job = Job(model, memory_bytes, settings, tuple(start))
     with Team(settings.processes, progress) as team:
-        results = team.run(restarts(job), end)
-    found = best_of(results, "interrupt" if interrupted else team.stopped)
-    return dataclasses.replace(found, seconds=found.seconds + proposing)
+        results = team.run(restarts(team.proposed(job, end)), end)
+    return best_of(results, team.stopped)
 
 
 def restarts(job: Job) -> list[Job]:
@@ -122,6 +109,7 @@ class Team:
         self._workers: list[_Worker] = []
         self._events: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
         self._progress = progress
+        self._proposing = concurrent.futures.ThreadPoolExecutor(1)
         #: What ended searches early: ``budget``, ``interrupt`` or nothing.
         self.stopped = ""
 
@@ -134,8 +122,27 @@ class Team:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
+        self._proposing.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
             worker.end()
+
+    def proposed(self, job: Job, end: float | None = None) -> Job:
+        """The job with proposals, which a thread begins to make: a search needs them late.
+
+        A quarter of the time until ``end`` may go for them.
+        """
+        if not job.settings.rounds or not (job.settings.hottest or job.settings.widest):
+            return job  # without refinements they are of no use
+        try:
+            solve = proposing(job.model)
+        except KeyboardInterrupt:
+            self.stopped = "interrupt"
+            return job
+
+        def in_time() -> tuple[States, ...]:
+            return solve(None if end is None else (end - time.perf_counter()) / 4)
+
+        return job._replace(proposals=self._proposing.submit(in_time).result)
 
     def run(self, jobs: Sequence[Job], end: float | None = None) -> list[Found | str]:
         """What each job found, or why it is lost; at least one is found.
@@ -146,7 +153,7 @@ class Team:
         """
         together = min(self._processes, len(jobs))
         told = _Told(self._progress)
-        if together < 2:
+        if together < 2 or self.stopped == "interrupt":
             return self._run_here(jobs, end, told)
         results = self._run_in_processes(jobs, end, told, together)
         if not any(isinstance(result, Found) for result in results):
@@ -158,10 +165,12 @@ class Team:
     def _run_here(self, jobs: Sequence[Job], end: float | None, told: _Told) -> list[Found | str]:
         results: list[Found | str] = []
         for number, job in enumerate(jobs):
-            if self.stopped == "interrupt" or (number and _over(end)):
+            interrupted = self.stopped == "interrupt"
+            if number and (interrupted or _over(end)):
                 self.stopped = self.stopped or "budget"
                 results.append("")
                 continue
+            end = time.perf_counter() if interrupted else end
             found = Search(
                 job.model,
                 memory_bytes=job.memory_bytes,
@@ -170,7 +179,8 @@ class Team:
                 proposals=job.proposals,
                 progress=functools.partial(told, number),
             ).run()
-            self.stopped = found.stopped or self.stopped
+            if not interrupted:
+                self.stopped = found.stopped or self.stopped
             results.append(found)
         return results
 
@@ -190,6 +200,7 @@ class Team:
                         continue
                     share = turns - number // together
                     job = jobs[number]
+                    job.proposals()  # waited for here, where an interrupt is heard
                     job = job._replace(settings=_within(job.settings, end, share))
                     worker = self._idle_worker(busy)
                     busy[worker] = number
@@ -306,7 +317,7 @@ class _Worker:
                 new = None
                 if job.model is not self._model:
                     self._model, new = job.model, job.model.for_search(threads=threads)
-                task = (new, job.memory_bytes, job.settings, job.start, job.proposals)
+                task = (new, job.memory_bytes, job.settings, job.start, job.proposals())
                 target.write(pickle.dumps(task))
                 target.flush()
                 while isinstance(message := pickle.load(source), Round):

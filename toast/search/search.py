@@ -125,14 +125,14 @@ class Search:
         memory_bytes: float,
         settings: Settings | None = None,
         start: Sequence[tuple[Action, ...]] = (),
-        proposals: Sequence[States] = (),
+        proposals: Callable[[], Sequence[States]] = tuple,
         progress: Callable[[Round], None] | None = None,
     ) -> None:
         """``start`` are trajectories to begin with, for example that of an earlier plan.
 
         What is found costs no more than any of them: only beyond their length are shorter
-        trajectories preferred.  ``proposals`` are states that may be better than the best one
-        somewhere, as :func:`toast.search.pairwise.propose` makes them.
+        trajectories preferred.  ``proposals`` is asked, once they are needed, for states that may
+        be better than the best one somewhere, as :func:`toast.search.pairwise.propose` makes them.
         """
         self._space = model.space
         self._settings = settings or Settings()
@@ -214,7 +214,7 @@ class Search:
                 # Behind all that would have been tried without them.
                 relinked = [
                     relink(ledger, found, state, depth=settings.depth, stop=stop)
-                    for state in self._proposals
+                    for state in (() if stop() else self._proposals())
                     for found in (ledger.best, *([] if number else [origin]))
                 ]
                 if relinked:

@@ -68,7 +68,7 @@ def _search(
         memory_bytes=memory_bytes,
         settings=settings,
         start=start,
-        proposals=proposals,
+        proposals=lambda: proposals,
         progress=lambda event: _send(results, event),
     ).run()
 
