@@ -181,7 +181,7 @@ def test_products_are_padded_to_tiles() -> None:
             jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1 << 16, 4096), (4096, columns))
         ))  # fmt: skip
         model = CostModel(Space(analysis, Mesh.parse("a=2")), load("tpu-v5e"))
-        return float(model._padding(model.layout(model.space.initial[None]))[0, 0]) * columns
+        return float(model._padding(model.layout(model.space.initial[None]).held)[0, 0]) * columns
 
     assert seconds(8) == seconds(128) == 128
     assert seconds(136) == 256

@@ -13,7 +13,7 @@ import pytest
 
 import toast
 from tests.helpers import action, analyzed, f32, mlp, model_of
-from toast.cost import Prices
+from toast.cost import Memo, Worth
 from toast.errors import HardwareError, MeshError, SearchError
 from toast.hardware import Mesh, load
 from toast.models.zoo import attention
@@ -144,19 +144,19 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(
     call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
-    price, calls = model.price, itertools.count()
+    whole, price, calls = model.price, Memo.price, itertools.count()
 
-    def interrupted(states: States) -> Prices:
+    def interrupted(memo: Memo, states: States) -> Worth:
         if next(calls) == call:
             raise KeyboardInterrupt
-        return price(states)
+        return price(memo, states)
 
-    monkeypatch.setattr(model, "price", interrupted)
+    monkeypatch.setattr(Memo, "price", interrupted)
     found = Search(model, memory_bytes=1e5, settings=Settings(rounds=2)).run()
     assert found.stopped == "interrupt"
     assert found.actions
-    cost = model.cost(price(found.state[None]), 1e5)[0]
-    assert cost == found.cost < model.cost(price(model.space.initial[None]), 1e5)[0]
+    cost = model.cost(whole(found.state[None]), 1e5)[0]
+    assert cost == found.cost < model.cost(whole(model.space.initial[None]), 1e5)[0]
 
 
 def test_a_search_can_begin_with_what_an_earlier_one_found() -> None:

@@ -27,9 +27,9 @@ import itertools
 import os
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -61,9 +61,6 @@ Overlap = Literal["none", "partial", "full"]
 
 #: Collectives in the background, as far as XLA goes: it waits for all-reduces and all-to-alls.
 _BACKGROUND = frozenset({"all_gather", "reduce_scatter", "collective_permute"})
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 Ints = npt.NDArray[np.int64]
 
@@ -105,8 +102,6 @@ class CostModel:
         self.space = space
         self.overlap = overlap
         self.hardware = hardware
-        #: Threads that price a large batch; prices do not depend on it.
-        self.threads = _THREADS
         alike = like is not None and like.hardware == hardware
         if like is not None and alike and space.same_classes(like.space):
             self.tables: Tables = like.tables
@@ -128,11 +123,10 @@ class CostModel:
         self.initial_seconds = float(first.seconds[0])
         self.initial_peak = float(first.peak_bytes[0])
 
-    def for_search(self, *, threads: int) -> CostModel:
+    def for_search(self) -> CostModel:
         """The model without the program: it prices states, and can be sent to a process."""
         slim = copy.copy(self)
         slim.space = self.space.for_search()
-        slim.threads = threads
         return slim
 
     def with_tables(self, tables: Tables, classes: Ints, values: Ints) -> CostModel:
@@ -158,9 +152,14 @@ class CostModel:
 
         Many of one program are priced faster by :class:`toast.cost.Memo`.
         """
-        work = len(states) * len(self.tables.value_slot)
-        number = max(self.threads_for(work), -(-len(states) // _BLOCK))
-        return joined(self.on_threads(self._price, np.array_split(states, number), work))
+        # numpy lets go of the interpreter in large arrays only.
+        worth = int(len(states) * len(self.tables.value_slot) / _WORTH)
+        threads = max(1, min(_THREADS, worth))
+        parts = np.array_split(states, max(threads, -(-len(states) // _BLOCK)))
+        if threads < 2:
+            return joined([self._price(part) for part in parts])
+        with ThreadPoolExecutor(threads) as pool:
+            return joined([*pool.map(self._price, parts)])
 
     def _price(self, states: States) -> Prices:
         t, layout = self.tables, self.layout(states)
@@ -200,21 +199,6 @@ class CostModel:
         if self.overlap == "partial":
             return self.tables.windows.hidden(asked, matmul)
         return np.zeros(len(matmul))
-
-    def threads_for(self, work: float) -> int:
-        """Threads that are worth it for ``work``: states times value classes.
-
-        numpy lets go of the interpreter in large arrays only.
-        """
-        return max(1, min(self.threads, int(work / _WORTH)))
-
-    def on_threads(self, price: Callable[[T], R], parts: Sequence[T], work: float) -> list[R]:
-        """What ``price`` makes of each part, in order, on the threads that are worth it."""
-        threads = min(len(parts), self.threads_for(work))
-        if threads < 2:
-            return [price(part) for part in parts]
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(price, parts))
 
     def cost(self, prices: Prices | Worth, memory_bytes: float) -> Floats:
         """C(s) = RT(s) + MP(s), relative to the unsharded program (4.5): ``[S]``."""

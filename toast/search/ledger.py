@@ -14,7 +14,7 @@ from toast.space import Action, States
 
 Floats = npt.NDArray[np.float64]
 
-#: States that are priced at once: enough for two threads.
+#: States that are priced at once.
 _BATCH = 256
 
 #: Actions that a refinement counts for.

@@ -204,7 +204,7 @@ class Team:
                     job = job._replace(settings=_within(job.settings, end, share))
                     worker = self._idle_worker(busy)
                     busy[worker] = number
-                    worker.begin(job, max(1, min(4, (os.cpu_count() or 1) // together)))
+                    worker.begin(job)
                 if not busy:
                     break
                 left = None if end is None else max(0.0, end + _GRACE - time.perf_counter())
@@ -270,7 +270,7 @@ class _Worker:
 
     def __init__(self, events: queue.SimpleQueue[tuple[_Worker, Any]]) -> None:
         self._events = events
-        self._jobs: queue.SimpleQueue[tuple[Job, int] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._model: CostModel | None = None
         path = os.pathsep.join(p for p in sys.path if p)
         self._process = subprocess.Popen(
@@ -285,9 +285,9 @@ class _Worker:
         self._thread = threading.Thread(target=self._talk, daemon=True)
         self._thread.start()
 
-    def begin(self, job: Job, threads: int) -> None:
+    def begin(self, job: Job) -> None:
         """Give the process a job; what comes of it goes to the events."""
-        self._jobs.put((job, threads))
+        self._jobs.put(job)
 
     def interrupt(self) -> None:
         """Have the process answer with its best so far."""
@@ -312,11 +312,10 @@ class _Worker:
         assert source
         assert target
         try:
-            while (given := self._jobs.get()) is not None:
-                job, threads = given
+            while (job := self._jobs.get()) is not None:
                 new = None
                 if job.model is not self._model:
-                    self._model, new = job.model, job.model.for_search(threads=threads)
+                    self._model, new = job.model, job.model.for_search()
                 task = (new, job.memory_bytes, job.settings, job.start, job.proposals())
                 target.write(pickle.dumps(task))
                 target.flush()
