@@ -14,6 +14,7 @@ import pathlib
 import resource
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -30,38 +31,50 @@ from toast.models import build
 from toast.space import Space, States
 
 
-def states_per_second(model: CostModel, batch: int, seconds: float = 2.0) -> float:
-    """Throughput of pricing in batches, of states that one or two actions lead to."""
+def states_to_price(model: CostModel, most: int) -> States:
+    """Distinct states that one or two actions lead to."""
     space = model.space
     every = range(len(space.actions))
     children = space.apply_each(space.initial, every)
     grandchildren = [space.apply_each(child, every) for child in children]
-    states = np.unique(np.concatenate([children, *grandchildren]), axis=0)[: max(batch, 256)]
-    return _rate(model, states, batch, seconds)
+    return np.unique(np.concatenate([children, *grandchildren]), axis=0)[:most]
 
 
-def changes_per_second(model: CostModel, state: States, seconds: float = 2.0) -> float:
-    """Throughput of pricing single changes of the found plan.
+def changes_to_price(model: CostModel, state: States) -> States:
+    """Single changes of the found plan: what local search tries.
 
-    Of colors, of their parts, and of the op classes with most to do: what local search tries.
+    Of colors, of their parts, and of the op classes with most to do.
     """
     space = model.space
     hottest = np.argsort(-model.waiting(state), kind="stable")[:24].tolist()
     single = [action for k in hottest for action in space.single(k)]
-    states = space.refine_each(state, [*space.actions, *space.refinements[:256], *single])
-    return _rate(model, states, 256, seconds)
+    return space.refine_each(state, [*space.actions, *space.refinements[:256], *single])
 
 
-def _rate(model: CostModel, states: States, batch: int, seconds: float) -> float:
-    """States per second, each time from nothing: as long as it takes to see them all once."""
-    priced, begin = 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        memo = Memo(model)
-        for start in range(0, len(states), batch):
-            part = states[start : start + batch]
-            memo.price(part)
+def whole_per_second(model: CostModel, states: States, batch: int) -> float:
+    """Throughput of pricing whole states in batches."""
+    return _rate(lambda: model.price, states, batch)
+
+
+def known_per_second(model: CostModel, states: States, batch: int) -> float:
+    """Throughput of pricing by parts, each time from nothing until all states were seen once."""
+    return _rate(lambda: Memo(model).price, states, batch)
+
+
+def _rate(
+    begin: Callable[[], Callable[[States], object]],
+    states: States,
+    batch: int,
+    seconds: float = 2.0,
+) -> float:
+    priced, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        price = begin()
+        for first in range(0, len(states), batch):
+            part = states[first : first + batch]
+            price(part)
             priced += len(part)
-    return priced / (time.perf_counter() - begin)
+    return priced / (time.perf_counter() - start)
 
 
 def propagation_seconds(plan: toast.Plan) -> float:
@@ -119,19 +132,18 @@ def main() -> None:
     model = CostModel(Space(analysis, Mesh.parse(options.mesh)), load(options.hardware))
     propagation = propagation_seconds(plan)
     print(f"{'Shardy propagation':28s} {propagation:8.3f} s")
-    for batch in (1, 32, 64, 256):
-        rate = states_per_second(model, batch)
+    states, changes = states_to_price(model, 2048), changes_to_price(model, plan.state)
+    for what, rate in (
+        *((f"batches of {n}", whole_per_second(model, states[: 4 * n], n)) for n in (1, 32, 256)),
+        ("by parts, batches of 256", known_per_second(model, states, 256)),
+        ("changes of the plan, by parts", known_per_second(model, changes, 256)),
+    ):
         print(
-            f"states priced, batches of {batch:<4d}{rate:10.0f} /s  "
+            f"{what:32}{rate:8.0f} states/s  "
             f"{rate * propagation:8.0f} states per Shardy propagation"
         )
-    rate = changes_per_second(model, plan.state)
-    print(
-        f"single changes of the plan   {rate:9.0f} /s  "
-        f"{rate * propagation:8.0f} states per Shardy propagation"
-    )
     rate = plan.states / plan.seconds["search"]
-    print(f"states in the search        {rate:10.0f} /s  ({plan.states} states)")
+    print(f"{'the search':32}{rate:8.0f} states/s  ({plan.states} states)")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{'peak RSS':28s} {peak:8.2f} GiB")
 
