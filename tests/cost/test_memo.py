@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toast.cost.memo
 from tests.helpers import analyzed
 from toast.cost import CostModel, Memo
-from toast.cost.memo import _Numbers
+from toast.cost.memo import _Growing, _Numbers
 from toast.hardware import Mesh, load
 from toast.search.exhaustive import random_legal
 from toast.space import Action, Constraints, Space, States
@@ -48,7 +51,7 @@ def near_ones(space: Space, state: States, random: np.random.Generator) -> State
 def test_by_parts(name: str, options: dict[str, int], overlap: str, hardware: str) -> None:
     """Of states that sum, gather, trade places and keep copies, on two and three axes."""
     random = np.random.default_rng(0)
-    for mesh in ("a=2,b=2", "a=2,b=2,c=2"):
+    for mesh in ("a=2,b=2", "a=2,b=2,c=2", *["a=2,b=1,c=2,d=2,e=1,f=1"] * (name == "mlp")):
         space = Space(analyzed(name, **options), Mesh.parse(mesh), min_dimensions=0)
         model = CostModel(space, load(hardware), overlap=overlap)  # type: ignore[arg-type]
         memo = Memo(model)
@@ -75,6 +78,25 @@ def test_prices_do_not_depend_on_what_was_priced_before(several: tuple[CostModel
         found = memo.price(batch[part])
         np.testing.assert_array_equal(found.seconds, at_once.seconds[part])
         np.testing.assert_array_equal(found.peak_bytes, at_once.peak_bytes[part])
+
+
+@pytest.mark.parametrize("call", range(8))
+def test_an_interrupt_amid_what_it_learns_leaves_it_whole(
+    several: tuple[CostModel, States], call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = several
+    memo, append, calls = Memo(model), _Growing.append, itertools.count()
+
+    def interrupted(rows: _Growing, new: npt.NDArray[np.generic]) -> None:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        append(rows, new)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Growing, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            memo.price(batch)
+    np.testing.assert_array_equal(memo.price(batch).seconds, Memo(model).price(batch).seconds)
 
 
 def test_what_is_forgotten_is_priced_again(
@@ -108,6 +130,7 @@ def test_a_mesh_of_one_device() -> None:
     assert found.peak_bytes[0] == pytest.approx(model.initial_peak)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True), max_size=8))
 def test_keys_have_numbers(batches: list[list[int]]) -> None:
     """Also those that fall on one slot of the table."""

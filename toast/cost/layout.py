@@ -124,16 +124,19 @@ def changes_places(layout: Layout, before: Dims, after: Dims) -> Axes:
     ``[S, X]``: an axis that comes or goes stands major to one that stays.
     """
     found = np.zeros(after.shape[:2], dtype=np.uint8)
-    axes = range(after.shape[-1])
-    for stay, move in itertools.permutations(axes, 2):
+    for stay, move, here in meeting(before, after):
         rank = layout.major[:, move] - layout.major[:, stay]
         outside = (rank > 0 if move > stay else rank >= 0)[:, None]
-        here = before[..., stay]
-        stays = (here == after[..., stay]) & (here >= 0)
-        moves = (before[..., move] == here) != (after[..., move] == here)
-        trade = stays & moves & outside
-        found |= trade * np.uint8(1 << stay | 1 << move)
+        found |= (here & outside) * np.uint8(1 << stay | 1 << move)
     return found
+
+
+def meeting(before: Dims, after: Dims) -> Iterator[tuple[int, int, Bools]]:
+    """Pairs of axes, and where (``[S, X]``) the second comes or goes while the first stays."""
+    for stay, move in itertools.permutations(range(after.shape[-1]), 2):
+        dim = before[..., stay]
+        stays = (dim == after[..., stay]) & (dim >= 0)
+        yield stay, move, stays & ((before[..., move] == dim) != (after[..., move] == dim))
 
 
 def _scattered(t: Tables, devices: Floats, defined: Dims, wanted: Dims) -> Dims:

@@ -13,8 +13,7 @@ and use classes of its own, and all of them together are priced as one state.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from toast.cost.cut import Neighbourhoods, Piece
-from toast.cost.layout import held_by, staying
+from toast.cost.layout import held_by, meeting, staying
 from toast.cost.prices import Worth, highest
 from toast.cost.transfers import Timed, moves, trades
 from toast.space import States
@@ -62,13 +61,6 @@ class Memo:
             (drawn(reached.nnz) | 1, reached.indices, reached.indptr), shape=reached.shape
         )
         self._of_value = drawn(len(t.value_slot), 1)
-        given = model.space.major
-        #: Orders of the axes that a program may have, each from the most major axis on.
-        self._orders: Ints = np.array(
-            [*itertools.permutations(range(axes))]
-            if given is None
-            else [np.argsort(-given, kind="stable")]
-        ).reshape(-1, axes)
         self._growth = t.growth.T.tocsr()
         self._grows = np.diff(self._growth.indptr) > 0
         self._arguments = np.bincount(t.argument_columns, minlength=len(t.value_slot))
@@ -81,8 +73,11 @@ class Memo:
         spent = 1 + len(self._tables.windows.room)
         self._numbers = _Numbers()
         self._sums = _Growing((self._spending + spent,))
-        self._trades = _SparseRows(len(self._orders) * spent)
         self._grown = _SparseRows(self._growth.shape[1])
+        # Where shards may have to change places, it depends on the order of the axes.
+        self._trading = _Growing((), np.bool_)
+        self._trade_numbers = _Numbers()
+        self._trades = _Growing((spent,))
 
     def price(self, states: States) -> Worth:
         """Step time and peak memory of ``states`` (``[S, classes, axes]``).
@@ -90,17 +85,19 @@ class Memo:
         They are those of :meth:`CostModel.price`, but for rounding, and do not depend on what was
         priced before.
         """
-        model, numbers = self._model, self._lookup(states)
-        first = np.arange(len(states) + 1, dtype=np.int32) * numbers.shape[1]
-        chosen = sparse.csr_array(
-            (np.ones(numbers.size), numbers.reshape(-1), first),
-            shape=(len(states), len(self._sums.array)),
-        )
-        sums = np.asarray(chosen @ self._sums.array)
-        spent = sums[:, self._spending :]
-        if self._trades.count:
-            moved = self._trades.total(chosen).reshape(len(states), len(self._orders), -1)
-            spent += moved[np.arange(len(states)), self._order(sums[:, _STAYING : self._spending])]
+        if len(self._sums.array) > _MOST:
+            self._forget()
+        try:
+            numbers = self._lookup(states)
+            first = np.arange(len(states) + 1) * numbers.shape[1]
+            chosen = _chosen(numbers.reshape(-1), first, len(self._sums.array))
+            sums = np.asarray(chosen @ self._sums.array)
+            spent = sums[:, self._spending :]
+            spent += self._traded(states, numbers, sums[:, _STAYING : self._spending])
+        except BaseException:
+            self._forget()  # an interrupt, perhaps, amid what it learns
+            raise
+        model = self._model
         matmul = model.product_seconds(held_by(self._tables, states)).sum(axis=1)
         hidden = model.hidden(matmul, spent[:, 0], spent[:, 1:])
         return Worth(
@@ -108,37 +105,39 @@ class Memo:
             peak_bytes=sums[:, _ARGUMENTS] + highest(self._grown.total(chosen)),
         )
 
-    def _order(self, stays: Floats) -> Ints:
-        """The order of axes that stay so often, as a place in all orders: ``[S]`` of ``[S, A]``."""
-        if len(self._orders) == 1:
-            return np.zeros(len(stays), dtype=np.int64)
-        digits = stays.shape[1] ** np.arange(stays.shape[1])[::-1]
-        order = np.argsort(-stays, axis=1, kind="stable")
-        return np.asarray(np.searchsorted(self._orders @ digits, order @ digits))
-
     # -- neighbourhoods ----------------------------------------------------------------------
 
     def _lookup(self, states: States) -> Numbers:
         """The number of each value class's neighbourhood in each state: ``[S, C]``."""
-        if len(self._sums.array) > _MOST:
-            self._forget()
         of_op = np.zeros(states.shape[:2], dtype=np.int64)
         for axis, drawn in enumerate(self._of_factor):
             of_op += drawn[states[..., axis]]
         keys = self._of_class @ np.ascontiguousarray(of_op.T) + self._of_value
         keys = np.ascontiguousarray(keys.T)
-        numbers = self._numbers.of(keys.reshape(-1))
-        unknown = np.flatnonzero(numbers < 0)
-        if len(unknown):
-            new, place, which = np.unique(
-                keys.reshape(-1)[unknown], return_index=True, return_inverse=True
-            )
-            row, value = np.divmod(unknown[place], keys.shape[1])
-            self._learn(value, states, row)
-            numbers[unknown] = self._numbers.add(new)[which.reshape(-1)]
-        return numbers.reshape(keys.shape)
+        return self._numbers.known(
+            keys.reshape(-1), lambda place: self._learn(states, *np.divmod(place, keys.shape[1]))
+        ).reshape(keys.shape)
 
-    def _learn(self, values: Ints, states: States, rows: Ints) -> None:
+    def _traded(self, states: States, numbers: Numbers, stays: Floats) -> Floats:
+        """Seconds of shards that change places in each state, all and by window: ``[S, 1 + G]``.
+
+        ``stays`` says how often each axis stays where it should be the major one: ``[S, A]``.
+        """
+        row, value = np.nonzero(self._trading.array[numbers])
+        given, axes = self._model.space.major, states.shape[2]
+        # Of axes that stay as often the first is the major one.
+        order = np.argsort(-stays if given is None else -given + 0 * stays, axis=1, kind="stable")
+        code = order @ axes ** np.arange(axes)
+        keys = numbers[row, value] + (code[row] << 32)
+
+        def learn(place: Ints) -> None:
+            self._learn_trades(states, row[place], value[place], order[row[place]])
+
+        found = self._trade_numbers.known(keys, learn)
+        first = np.searchsorted(row, np.arange(len(states) + 1))
+        return np.asarray(_chosen(found, first, len(self._trades.array)) @ self._trades.array)
+
+    def _learn(self, states: States, rows: Ints, values: Ints) -> None:
         """Price the neighbourhoods of value classes, each as it is in one of the states."""
         piece = self._around.cut(values)
         t, small = piece.tables, self._model.with_tables(piece.tables, piece.ops, piece.values)
@@ -149,26 +148,44 @@ class Memo:
         sums[:, _MEMORY] = piece.of_values(settled * (t.value_written * t.value_count) / hbm)
         sums[:, _MEMORY] += piece.of_values(small.vector_seconds(layout))
         sums[:, _MEMORY] += piece.of_uses(used * t.use_reads / hbm)
-        for axis, stays in staying(layout.settled[:, t.use_value], layout.used):
+        before = layout.settled[:, t.use_value]
+        for axis, stays in staying(before, layout.used):
             sums[:, _STAYING + axis] += piece.of_uses(stays * t.use_number)
-        of = t, small.collectives.devices.astype(np.float64), layout, settled
-        spent = self._spent(piece, small.timed_moves(moves(*of, used), layout))
-        traded = []
-        for order in self._orders:
-            major = np.empty_like(order)
-            major[order] = -np.arange(len(order))
-            layout = dataclasses.replace(layout, major=major[None])
-            of = *of[:2], layout, settled
-            traded.append(self._spent(piece, small.timed_moves(trades(*of), layout)))
-        self._trades.append(sparse.csr_array(np.concatenate(traded, axis=1)))
+        moved = moves(t, small.collectives.devices.astype(np.float64), layout, settled, used)
+        spent = self._spent(piece, small.timed_moves(moved, layout))
+        trading = np.zeros(len(values), dtype=bool)
+        for _, _, here in meeting(layout.defined, layout.settled):
+            trading |= piece.of_values(here) > 0
+        for _, _, here in meeting(before, layout.used):
+            trading |= piece.of_uses(here) > 0
         settled, used = small.in_memory(layout, settled, used)
         sums[:, _ARGUMENTS] = piece.of_values(settled) * self._arguments[values]
-        self._sums.append(np.concatenate([sums, spent], axis=1))
         size = small.columns(layout, settled, used)[0, piece.columns]
-        here = np.flatnonzero((size != 0) & self._grows[piece.column])
-        held = (size[here], (piece.column_owner[here], piece.column[here]))
+        some = np.flatnonzero((size != 0) & self._grows[piece.column])
+        held = (size[some], (piece.column_owner[some], piece.column[some]))
         shape = len(values), self._growth.shape[0]
+        self._sums.append(np.concatenate([sums, spent], axis=1))
         self._grown.append(sparse.csr_array(held, shape=shape) @ self._growth)
+        self._trading.append(trading)
+
+    def _learn_trades(self, states: States, rows: Ints, values: Ints, order: Ints) -> None:
+        """Price what changes places in neighbourhoods, each as it is in one of the states.
+
+        ``order`` (``[N, A]``) is that of the axes in each, from the most major one on.
+        """
+        found = np.zeros((len(values), self._trades.array.shape[1]))
+        for each in np.unique(order, axis=0):
+            here = np.flatnonzero((order == each).all(axis=1))
+            piece = self._around.cut(values[here])
+            t, small = piece.tables, self._model.with_tables(piece.tables, piece.ops, piece.values)
+            layout = small.layout(states[rows[here][piece.owner], piece.ops][None])
+            major = np.empty_like(each)
+            major[each] = -np.arange(len(each))
+            layout = dataclasses.replace(layout, major=major[None])
+            settled, _ = small.sizes(layout)
+            moved = trades(t, small.collectives.devices.astype(np.float64), layout, settled)
+            found[here] = self._spent(piece, small.timed_moves(moved, layout))
+        self._trades.append(found)
 
     def _spent(self, piece: Piece, timed: Iterable[Timed]) -> Floats:
         """Seconds of collectives of each neighbourhood, all and by window: ``[N, 1 + G]``."""
@@ -183,6 +200,12 @@ class Memo:
             if self._model.in_background(one.kind):
                 found[:, 1:] += total((seconds[0, :, None] * windows)[None])
         return found
+
+
+def _chosen(numbers: Numbers, first: Ints, rows: int) -> sparse.csr_array:
+    """Which rows each state adds up, those of its numbers from ``first`` on: ``[S, rows]``."""
+    parts = np.ones(len(numbers)), numbers, first.astype(np.int32)
+    return sparse.csr_array(parts, shape=(len(first) - 1, rows))
 
 
 class _Growing:
@@ -241,6 +264,16 @@ class _Numbers:
     def __init__(self) -> None:
         self._keys = _Growing((), np.int64)
         self._table: Numbers = np.full(4096, -1, dtype=np.int32)
+
+    def known(self, keys: Ints, learn: Callable[[Ints], None]) -> Numbers:
+        """The number of each key, after ``learn`` was told where those stand that are new."""
+        found = self.of(keys)
+        unknown = np.flatnonzero(found < 0)
+        if len(unknown):
+            new, place, which = np.unique(keys[unknown], return_index=True, return_inverse=True)
+            learn(unknown[place])
+            found[unknown] = self.add(new)[which.reshape(-1)]
+        return found
 
     def of(self, keys: Ints) -> Numbers:
         """The number of each key; -1 of those that are not known."""

@@ -74,6 +74,9 @@ _FEW = 8
 _THREADS = min(4, os.cpu_count() or 1)
 _WORTH = 25_000
 
+#: Ways to shard a value that are looked at one by one.
+_SPLITS = 2048
+
 #: States priced at once on a thread: their arrays stay in its cache.
 _BLOCK = 64
 
@@ -255,6 +258,9 @@ class CostModel:
         if self.hardware.lanes == 1 or not len(large):
             return found
         sizes = t.value_sizes[large]
+        if (sizes.shape[1] + 1) ** len(self._sizes) > _SPLITS:
+            found[large] = True  # perhaps
+            return found
         for split in itertools.product(range(-1, sizes.shape[1]), repeat=len(self._sizes)):
             dims = np.broadcast_to(np.array(split, dtype=np.int8), (1, len(large), len(split)))
             found[large] |= (self.lane_padding(sizes, dims) > 1)[0]

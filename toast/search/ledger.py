@@ -63,14 +63,18 @@ class Ledger:
             prices = self._memo.price(states[rows[start : start + _BATCH]])
             costs = self.model.cost(prices, self.memory_bytes)
             fits = prices.peak_bytes <= self.memory_bytes
-            self._cost.update(zip(part, costs.tolist(), strict=True))
-            self._fits.update(zip(part, fits.tolist(), strict=True))
             self.smallest_peak = min(self.smallest_peak, float(prices.peak_bytes.min()))
+            self._fits.update(zip(part, fits.tolist(), strict=True))
+            self._cost.update(zip(part, costs.tolist(), strict=True))  # last: now they are known
         return keys, np.array([self._cost[key] for key in keys], dtype=np.float64)
 
     def cost(self, key: bytes) -> float:
         """The cost of a priced state."""
         return self._cost[key]
+
+    def fits(self, key: bytes) -> bool:
+        """Whether a priced state fits."""
+        return self._fits[key]
 
     def length_cost(self, cost: float, length: int) -> float:
         """The cost of a trajectory: shorter ones are preferred (4.1).

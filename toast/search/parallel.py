@@ -109,7 +109,8 @@ class Team:
         self._workers: list[_Worker] = []
         self._events: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
         self._progress = progress
-        self._proposing = concurrent.futures.ThreadPoolExecutor(1)
+        self._proposing = threading.Lock()  # one at a time
+        self._over = False
         #: What ended searches early: ``budget``, ``interrupt`` or nothing.
         self.stopped = ""
 
@@ -122,7 +123,7 @@ class Team:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self._proposing.shutdown(wait=False, cancel_futures=True)
+        self._over = True
         for worker in self._workers:
             worker.end()
 
@@ -139,10 +140,19 @@ class Team:
             self.stopped = "interrupt"
             return job
 
-        def in_time() -> tuple[States, ...]:
-            return solve(None if end is None else (end - time.perf_counter()) / 4)
+        future: concurrent.futures.Future[tuple[States, ...]] = concurrent.futures.Future()
 
-        return job._replace(proposals=self._proposing.submit(in_time).result)
+        def in_time() -> None:
+            with self._proposing:
+                try:
+                    left = None if end is None else (end - time.perf_counter()) / 4
+                    future.set_result(() if self._over else solve(left))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        # The threads of an executor would be waited for when the process ends.
+        threading.Thread(target=in_time, daemon=True).start()
+        return job._replace(proposals=future.result)
 
     def run(self, jobs: Sequence[Job], end: float | None = None) -> list[Found | str]:
         """What each job found, or why it is lost; at least one is found.
@@ -200,7 +210,6 @@ class Team:
                         continue
                     share = turns - number // together
                     job = jobs[number]
-                    job.proposals()  # waited for here, where an interrupt is heard
                     job = job._replace(settings=_within(job.settings, end, share))
                     worker = self._idle_worker(busy)
                     busy[worker] = number
@@ -308,17 +317,19 @@ class _Worker:
                 pipe.close()
 
     def _talk(self) -> None:
-        source, target = self._process.stdout, self._process.stdin
+        source = self._process.stdout
         assert source
-        assert target
+        late: threading.Thread | None = None
         try:
             while (job := self._jobs.get()) is not None:
+                if late:
+                    late.join()
                 new = None
                 if job.model is not self._model:
                     self._model, new = job.model, job.model.for_search()
-                task = (new, job.memory_bytes, job.settings, job.start, job.proposals())
-                target.write(pickle.dumps(task))
-                target.flush()
+                self._send((new, job.memory_bytes, job.settings, job.start))
+                late = threading.Thread(target=self._propose, args=(job,), daemon=True)
+                late.start()
                 while isinstance(message := pickle.load(source), Round):
                     self._events.put((self, message))
                 self._events.put((self, message))
@@ -330,6 +341,20 @@ class _Worker:
             self._events.put((self, _Gone(f"its process died{how}")))
         except Exception as error:
             self._events.put((self, _Gone(f"{type(error).__name__}: {error}")))
+
+    def _propose(self, job: Job) -> None:
+        """Send the proposals when they are there; without any the search has to do."""
+        proposals: tuple[States, ...] = ()
+        with contextlib.suppress(Exception, KeyboardInterrupt):
+            proposals = job.proposals()
+        with contextlib.suppress(OSError, ValueError):  # the process has ended
+            self._send(proposals)
+
+    def _send(self, message: object) -> None:
+        target = self._process.stdin
+        assert target
+        target.write(pickle.dumps(message))
+        target.flush()
 
 
 class _Told:

@@ -51,7 +51,7 @@ def relink(
             break
         keys, costs = ledger.price(np.stack([after for _, after in tried]))
         order = np.argsort(costs, kind="stable")[:_TOGETHER].tolist()
-        found = [ledger.offer(keys[i], (*best.actions, *tried[i][0])) for i in order]
+        offered = [(keys[i], (*best.actions, *tried[i][0])) for i in order]
         # The best together: each where it still changes something.
         together, after, several = [*best.actions], state, []
         for i in order:
@@ -62,9 +62,9 @@ def relink(
                     after = then
             several.append((tuple(together), after))
         keys, _ = ledger.price(np.stack([after for _, after in several]))
-        found += map(ledger.offer, keys, (actions for actions, _ in several))
-        fitting = [f for f in found if len(f.actions) <= depth]
-        better = min(fitting, key=lambda f: f.rank, default=best)
+        offered += zip(keys, (actions for actions, _ in several), strict=True)
+        found = [ledger.offer(*each) for each in offered if len(each[1]) <= depth]
+        better = min(found, key=lambda f: f.rank, default=best)
         if not better.rank < best.rank - 1e-9:
             break
         best = better

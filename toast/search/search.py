@@ -24,6 +24,10 @@ from toast.search.tree import Tree
 from toast.space import Action, States
 
 
+#: Op classes below which a program is small: with half as many, twice the effort goes into it.
+_SMALL = 24
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Knobs of the search; the defaults are the paper's where it names any.
@@ -227,9 +231,11 @@ class Search:
 
     def _refine(self, starts: Sequence[Trajectory], groups: bool, stop: Callable[[], bool]) -> None:
         settings = self._settings
+        # States of a few op classes cost next to nothing.
+        times = max(1, _SMALL // max(1, len(self._space.initial)))
         refine(
             self._ledger, sorted(starts), depth=settings.depth, hottest=settings.hottest,
-            widest=settings.widest, groups=groups, effort=settings.effort, stop=stop,
+            widest=settings.widest, groups=groups, effort=times * settings.effort, stop=stop,
         )  # fmt: skip
 
     def _best_cost(self) -> float:

@@ -95,7 +95,7 @@ class Tree:
 
     def wave(self, walkers: int) -> None:
         """Walk down ``walkers`` times, and credit every choice on the way."""
-        wave = [_Walker(self._root) for _ in range(walkers)]
+        wave = [_Walker(self._root, done=not self._depth) for _ in range(walkers)]
         while going := [walker for walker in wave if not walker.done]:
             self._look({walker.node.key: walker.node for walker in going}.values())
             for walker in going:

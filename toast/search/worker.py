@@ -11,6 +11,8 @@ the process.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import pathlib
 import pickle
@@ -22,55 +24,80 @@ import types
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from toast.cost import CostModel
-    from toast.search.search import Settings
+    from toast.search.search import Found, Round, Settings
     from toast.space import Action, States
 
-    #: A model (``None`` for that of the task before), the limit of memory, settings, trajectories
-    #: to begin with, and proposals.
-    Task = tuple[
-        CostModel | None, float, Settings, tuple[tuple[Action, ...], ...], tuple[States, ...]
-    ]
+    #: A model (``None`` for that of the task before), the limit of memory, settings and
+    #: trajectories to begin with; proposals follow when they are there.
+    Task = tuple[CostModel | None, float, Settings, tuple[tuple[Action, ...], ...]]
+
+
+class _Interrupts:
+    """Interrupts are for searches alone; one that comes too early ends its search at once."""
+
+    def __init__(self) -> None:
+        self.asked = self.heard = False
+        # A shell's background jobs, and their children, ignore interrupts.
+        signal.signal(signal.SIGINT, self._note)
+
+    def _note(self, *_: object) -> None:
+        self.asked = True
+        if self.heard:
+            raise KeyboardInterrupt
 
 
 def main() -> None:
     """Search as told until the input ends."""
-    # A shell's background jobs, and their children, ignore interrupts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts = _Interrupts()
     # What is printed by mistake must not stand between results.
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, tasks), daemon=True).start()
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, messages), daemon=True).start()
     model: CostModel | None = None
     while True:
-        new, memory_bytes, settings, start, proposals = tasks.get()
-        model = new or model
+        task: Task = messages.get()
+        model = task[0] or model
         assert model is not None
+        proposals = functools.cache(messages.get)
         try:
-            _send(results, _search(results, model, memory_bytes, settings, start, proposals))
+            _send(results, _search(results, interrupts, model, task, proposals))
         except Exception as error:
             _send(results, f"{type(error).__name__}: {error}")
+        interrupts.asked = interrupts.heard = False
+        proposals()  # they may still be on their way
 
 
 def _search(
     results: BinaryIO,
+    interrupts: _Interrupts,
     model: CostModel,
-    memory_bytes: float,
-    settings: Settings,
-    start: tuple[tuple[Action, ...], ...],
-    proposals: tuple[States, ...],
-) -> object:
+    task: Task,
+    proposals: Callable[[], tuple[States, ...]],
+) -> Found:
     from toast.search.search import Search
 
-    return Search(
-        model,
-        memory_bytes=memory_bytes,
-        settings=settings,
-        start=start,
-        proposals=lambda: proposals,
-        progress=lambda event: _send(results, event),
-    ).run()
+    def tell(event: Round) -> None:
+        interrupts.heard = False  # not in the middle of a message
+        _send(results, event)
+        interrupts.heard = True
+        if interrupts.asked:
+            raise KeyboardInterrupt
+
+    _, memory_bytes, settings, start = task
+    if interrupts.asked:
+        settings = dataclasses.replace(settings, budget=0.0)
+    search = Search(
+        model, memory_bytes=memory_bytes, settings=settings, start=start, proposals=proposals,
+        progress=tell,
+    )  # fmt: skip
+    interrupts.heard = True
+    found = search.run()
+    interrupts.heard = False
+    return found
 
 
 def _send(results: BinaryIO, message: object) -> None:
