@@ -19,6 +19,7 @@ from toast.hardware import Mesh, load
 from toast.models.zoo import attention
 from toast.resources import directory
 from toast.search import Round, Search, Settings
+from toast.search.pairwise import proposing
 from toast.space import Action, States
 
 
@@ -157,6 +158,17 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(
     assert found.actions
     cost = model.cost(whole(found.state[None]), 1e5)[0]
     assert cost == found.cost < model.cost(whole(model.space.initial[None]), 1e5)[0]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_no_trajectory_is_longer_than_told(depth: int) -> None:
+    """Also of those that take over what proposals do better."""
+    model = model_of(analyzed("mlp"), "a=2,b=2,c=2")
+    found = Search(
+        model, memory_bytes=np.inf, settings=Settings(depth=depth),
+        proposals=lambda: proposing(model)(None),
+    ).run()  # fmt: skip
+    assert len(found.actions) <= depth
 
 
 def test_a_search_can_begin_with_what_an_earlier_one_found() -> None:

@@ -49,6 +49,8 @@ def mlp_analysis() -> toast.Analysis:
         ("PartitionSpec(None, ('d', 'm'))", (None, ("d", "m"))),
         ("P(d, (d,m))", (("d",), ("d", "m"))),
         ("P(None, ())", (None, ())),
+        ("P(P.UNCONSTRAINED, d)", (..., ("d",))),
+        ("P(UNCONSTRAINED, PartitionSpec.UNCONSTRAINED)", (..., ...)),
     ],
 )
 def test_shardings_are_written_as_jax_does(text: str, entries: tuple[object, ...]) -> None:

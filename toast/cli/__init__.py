@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 from toast.cli import (
@@ -25,5 +26,6 @@ app.add_typer(rules.app, name="rules")
 
 def main() -> None:
     """Entry point of the ``toast`` command."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # remarks of XLA's on itself
     warnings.showwarning = common.show_warning
     app()

@@ -318,7 +318,6 @@ def warn(lines: Iterable[str]) -> None:
 def use_cpu_devices(count: int) -> None:
     """Ask XLA for ``count`` CPU devices; must come before jax starts its backends."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks on how it reshards
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if not f.startswith("--xla_force_host_platform_device_count")]
     flags.append(f"--xla_force_host_platform_device_count={count}")

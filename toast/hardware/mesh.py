@@ -76,7 +76,8 @@ class Mesh:
                 raise MeshError(f"mesh '{text}': '{part}' is not axis=size; write data=4,model=4")
             if not _SIZE.fullmatch(size):
                 raise MeshError(
-                    f"mesh '{text}': axis {name} has size '{size}'; write a positive number"
+                    f"mesh '{text}': axis {name} has size '{size}'; write a positive number "
+                    "of at most 9 digits"
                 )
             axes.append((name, int(size)))
         names = tuple(name.strip() for name in order.split(",")) if at else ()

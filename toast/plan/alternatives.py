@@ -17,7 +17,7 @@ from toast.plan.explain import CollectiveExplanation, argument_number, explain_c
 from toast.plan.labels import folded, spec_text
 from toast.search import Found, Settings, begin_fixed, find
 from toast.space import Action, Constraints, Space
-from toast.space.constraints import parse_spec
+from toast.space.constraints import is_open, parse_spec
 from toast.units import time_text
 
 if TYPE_CHECKING:
@@ -188,9 +188,7 @@ def _check(plan: Plan, names: Sequence[str], entries: Sequence[Any], what: str) 
 
 
 def _text(spec: Any) -> str:
-    entries = [
-        "?" if type(entry).__name__ == "UnconstrainedSingleton" else repr(entry) for entry in spec
-    ]
+    entries = ["?" if is_open(entry) else repr(entry) for entry in spec]
     while entries and entries[-1] == "None":
         entries.pop()
     return f"P({', '.join(entries)})"

@@ -23,7 +23,6 @@ from toast.search.relink import relink
 from toast.search.tree import Tree
 from toast.space import Action, States
 
-
 #: Op classes below which a program is small: with half as many, twice the effort goes into it.
 _SMALL = 24
 
@@ -77,7 +76,7 @@ class Settings:
                 if value is not None and not (real and value >= 0):
                     text = f"of {value:g} seconds" if real else repr(value)
                     raise SearchError(f"budget {text}: must be positive, or 0")
-            elif not real:
+            elif not real or value == math.inf:
                 raise SearchError(f"{name} {value!r}: must be a number")
             elif field.type == "int" and not isinstance(value, numbers.Integral):
                 raise SearchError(f"{name} {value!r}: must be a whole number")

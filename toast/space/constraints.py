@@ -121,14 +121,16 @@ class _Pin(NamedTuple):
 def parse_spec(text: str) -> tuple[Any, ...]:
     """The entries of a ``PartitionSpec`` as JAX writes it: ``P('data', None, ('a', 'b'))``.
 
-    Axis names need no quotes.  Raises :class:`toast.errors.PinError`.
+    Axis names need no quotes; ``P.UNCONSTRAINED`` becomes ``...``.  Raises
+    :class:`toast.errors.PinError`.
     """
     problem = PinError(f"'{text}' is no sharding; write P('data', None) as JAX does")
     inside = re.fullmatch(r"\s*(?:P|PartitionSpec)\((.*)\)\s*", text, re.DOTALL)
     if inside is None:
         raise problem
     # Names without quotes get some.
-    quoted = re.sub(r"(?<!['\"\w])(?!None\b)[A-Za-z_]\w*(?!['\"\w])", r"'\g<0>'", inside[1])
+    opened = re.sub(r"\b(?:(?:P|PartitionSpec)\s*\.\s*)?UNCONSTRAINED\b", "...", inside[1])
+    quoted = re.sub(r"(?<!['\"\w])(?!None\b)[A-Za-z_]\w*(?!['\"\w])", r"'\g<0>'", opened)
     quoted = quoted.strip().removesuffix(",")
     try:
         found = ast.literal_eval(f"({quoted},)") if quoted else ()
@@ -136,13 +138,19 @@ def parse_spec(text: str) -> tuple[Any, ...]:
         raise problem from None
     entries: list[Any] = []
     for entry in found:
+        if entry is None or entry is ...:
+            entries.append(entry)
+            continue
         names = entry if isinstance(entry, tuple) else (entry,)
-        if entry is not None and not all(
-            isinstance(name, str) and _NAME.fullmatch(name) for name in names
-        ):
+        if not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
             raise problem
-        entries.append(None if entry is None else tuple(names))
+        entries.append(tuple(names))
     return tuple(entries)
+
+
+def is_open(entry: Any) -> bool:
+    """Whether an entry of a sharding is JAX's ``UNCONSTRAINED``: its dimension is left open."""
+    return entry is ... or type(entry).__name__ == "UnconstrainedSingleton"
 
 
 def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolved:
@@ -301,13 +309,16 @@ def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> 
 
 def _spec(wanted: Any, pattern: str) -> Spec:
     """A ``PartitionSpec``, or its text, as axes per dimension."""
-    entries = parse_spec(wanted) if isinstance(wanted, str) else wanted
+    try:
+        entries = parse_spec(wanted) if isinstance(wanted, str) else wanted
+    except PinError as error:
+        raise PinError(f"pin {pattern}: {error}") from None
     if not isinstance(entries, Iterable) or isinstance(entries, Mapping | Set | bytes):
         raise PinError(f"pin {pattern}: {wanted!r} is no sharding; write P('data', None)")
     spec: list[tuple[str, ...] | None] = []
     for entry in entries:
         axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
-        if type(entry).__name__ == "UnconstrainedSingleton":
+        if is_open(entry):
             spec.append(None)
         elif isinstance(axes, tuple | list) and all(isinstance(axis, str) for axis in axes):
             spec.append(tuple(axes))

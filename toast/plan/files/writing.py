@@ -15,7 +15,7 @@ from toast.hardware import Hardware, Mesh
 from toast.plan.files.saved import VERSION, Held, OpKey
 from toast.plan.labels import action_labels, spec_text
 from toast.space import Constraints, Space
-from toast.space.constraints import parse_spec
+from toast.space.constraints import is_open, parse_spec
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
@@ -92,7 +92,7 @@ def constraints_data(constraints: Constraints) -> dict[str, Any]:
     """The user's constraints as plain data; in a pin ``null`` is a dimension that is left open."""
 
     def entry(given: Any) -> Any:
-        if type(given).__name__ == "UnconstrainedSingleton":
+        if is_open(given):
             return None
         return [] if given is None else _several(given)
 
