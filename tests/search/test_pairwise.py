@@ -20,7 +20,7 @@ from toast.space import Constraints, Space
 @pytest.mark.parametrize("name", ["t2b-tiny", "attention", "mlp"])
 def test_the_relaxed_program_is_as_good_as_the_integer_one(name: str) -> None:
     problem = pairwise.Problem(model_of(analyzed(name), "data=4,model=2"))
-    choice = pairwise.relaxed(pairwise.LinearProgram.of(problem))
+    choice = pairwise.relaxed(problem, pairwise.LinearProgram.of(problem))
     assert choice is not None
     whole = solve(problem, (), np.inf, 60.0)
     assert whole.choice is not None

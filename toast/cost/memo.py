@@ -27,6 +27,7 @@ from toast.cost.transfers import Timed, moves, trades
 from toast.space import States
 
 if TYPE_CHECKING:
+    from toast.cost.layout import Layout
     from toast.cost.model import CostModel
 
 Ints = npt.NDArray[np.int64]
@@ -49,6 +50,7 @@ class Memo:
         t = self._tables = model.tables
         axes = model.space.initial.shape[1]
         self._around = Neighbourhoods(t)
+        self._devices = model.collectives.devices.astype(np.float64)
         random = np.random.default_rng(0)
 
         def drawn(*shape: int) -> Ints:
@@ -139,10 +141,8 @@ class Memo:
 
     def _learn(self, states: States, rows: Ints, values: Ints) -> None:
         """Price the neighbourhoods of value classes, each as it is in one of the states."""
-        piece = self._around.cut(values)
-        t, small = piece.tables, self._model.with_tables(piece.tables, piece.ops, piece.values)
-        layout = small.layout(states[rows[piece.owner], piece.ops][None])
-        settled, used = small.sizes(layout)
+        piece, small, layout = self._cut(states, rows, values)
+        t, (settled, used) = piece.tables, small.sizes(layout)
         hbm = small.hardware.memory_bytes_per_s
         sums = np.zeros((len(values), self._spending))
         sums[:, _MEMORY] = piece.of_values(settled * (t.value_written * t.value_count) / hbm)
@@ -151,7 +151,7 @@ class Memo:
         before = layout.settled[:, t.use_value]
         for axis, stays in staying(before, layout.used):
             sums[:, _STAYING + axis] += piece.of_uses(stays * t.use_number)
-        moved = moves(t, small.collectives.devices.astype(np.float64), layout, settled, used)
+        moved = moves(t, self._devices, layout, settled, used)
         spent = self._spent(piece, small.timed_moves(moved, layout))
         trading = np.zeros(len(values), dtype=bool)
         for _, _, here in meeting(layout.defined, layout.settled):
@@ -176,16 +176,19 @@ class Memo:
         found = np.zeros((len(values), self._trades.array.shape[1]))
         for each in np.unique(order, axis=0):
             here = np.flatnonzero((order == each).all(axis=1))
-            piece = self._around.cut(values[here])
-            t, small = piece.tables, self._model.with_tables(piece.tables, piece.ops, piece.values)
-            layout = small.layout(states[rows[here][piece.owner], piece.ops][None])
+            piece, small, layout = self._cut(states, rows[here], values[here])
             major = np.empty_like(each)
             major[each] = -np.arange(len(each))
             layout = dataclasses.replace(layout, major=major[None])
-            settled, _ = small.sizes(layout)
-            moved = trades(t, small.collectives.devices.astype(np.float64), layout, settled)
+            moved = trades(piece.tables, self._devices, layout, small.sizes(layout)[0])
             found[here] = self._spent(piece, small.timed_moves(moved, layout))
         self._trades.append(found)
+
+    def _cut(self, states: States, rows: Ints, values: Ints) -> tuple[Piece, CostModel, Layout]:
+        """Neighbourhoods side by side, each as it is in one of the states."""
+        piece = self._around.cut(values)
+        small = self._model.with_tables(piece.tables, piece.ops, piece.values)
+        return piece, small, small.layout(states[rows[piece.owner], piece.ops][None])
 
     def _spent(self, piece: Piece, timed: Iterable[Timed]) -> Floats:
         """Seconds of collectives of each neighbourhood, all and by window: ``[N, 1 + G]``."""

@@ -39,6 +39,10 @@ _LARGEST = 200_000
 _MOST_CHOICES = 12_000
 
 
+#: Roundings of a solution, of which the best counts.
+_ROUNDINGS = 8
+
+
 @dataclasses.dataclass(frozen=True)
 class Edge:
     """Resharding between the choices of two leaders, whose labels tell what matters of them."""
@@ -294,12 +298,15 @@ class LinearProgram:
 
     def choice(self, values: Floats) -> Ints:
         """The choice of each leader with the largest variable."""
-        order = np.lexsort((-values[: len(self.leaders)], self.leaders))
+        return np.array([np.argmax(share) for share in self.shares(values)], dtype=np.int64)
+
+    def shares(self, values: Floats) -> list[Floats]:
+        """The variables of each leader's choices."""
         first = np.flatnonzero(np.diff(self.leaders, prepend=-1))
-        return np.asarray(self.choices[order[first]])
+        return np.split(values[: len(self.leaders)], first[1:])
 
 
-def relaxed(program: LinearProgram, seconds: float | None = None) -> Ints | None:
+def relaxed(problem: Problem, program: LinearProgram, seconds: float | None = None) -> Ints | None:
     """The choices of the relaxed program, rounded; none if it takes more than ``seconds``."""
     from scipy import optimize
 
@@ -309,7 +316,47 @@ def relaxed(program: LinearProgram, seconds: float | None = None) -> Ints | None
         program.costs, bounds=optimize.Bounds(0, 1), constraints=[program.constraint],
         options={"presolve": False, "time_limit": limit},
     )  # fmt: skip
-    return None if found.x is None else program.choice(found.x)
+    return None if found.x is None else _rounded(problem, program.shares(found.x))
+
+
+def _rounded(problem: Problem, shares: list[Floats]) -> Ints:
+    """The best choices, in pairs, of those that roundings lead to.
+
+    One leader after the other takes what is best beside those that have chosen, and beside the
+    shares of the others; then each takes what is best beside all others, until none changes.
+    """
+    beside: list[list[tuple[Ints, Floats, int, Ints]]] = [[] for _ in shares]
+    for edge in problem.edges:
+        ends = (edge.left, edge.left_label), (edge.right, edge.right_label)
+        for (one, label), (other, labels), seconds in (
+            (*ends, edge.seconds), (*ends[::-1], edge.seconds.T),
+        ):  # fmt: skip
+            beside[one].append((label, seconds, other, labels[: len(shares[other])]))
+
+    def best(leader: int, choice: Ints) -> int:
+        cost = problem.cost[: len(shares[leader]), leader].copy()
+        for label, seconds, other, labels in beside[leader]:
+            if choice[other] >= 0:
+                cost += seconds[label, labels[choice[other]]]
+            else:
+                share = np.bincount(labels, shares[other], minlength=seconds.shape[1])
+                cost += (seconds @ share)[label]
+        if choice[leader] >= 0 and not cost.min() < cost[choice[leader]] * (1 - 1e-9):
+            return int(choice[leader])
+        return int(np.argmin(cost))
+
+    found = []
+    surest = np.argsort([-share.max() for share in shares], kind="stable")
+    random = np.random.default_rng(0)
+    for order in (surest, *(random.permutation(len(shares)) for _ in range(_ROUNDINGS - 1))):
+        choice, changed = np.full(len(shares), -1), True
+        while changed:
+            before = choice.copy()
+            for leader in order.tolist():
+                choice[leader] = best(leader, choice)
+            changed = bool((choice != before).any())
+        found.append(choice)
+    return min(found, key=problem.seconds)
 
 
 def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
@@ -323,14 +370,15 @@ def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
     strategies = enumerate_strategies(model.space)
     if strategies.sizes.sum() > _MOST_CHOICES:
         return _nothing
-    program = LinearProgram.of(Problem(model, strategies))
+    problem = Problem(model, strategies)
+    program = LinearProgram.of(problem)
     if len(program.costs) > _LARGEST:
         return _nothing
 
     def solve(seconds: float | None = None) -> tuple[States, ...]:
         if seconds is not None and seconds <= 0:
             return ()
-        choice = relaxed(program, seconds)
+        choice = relaxed(problem, program, seconds)
         return () if choice is None else (model.space.within(strategies.state(choice)),)
 
     return solve
