@@ -51,22 +51,13 @@ def changes_to_price(model: CostModel, state: States) -> States:
     return space.refine_each(state, [*space.actions, *space.refinements[:256], *single])
 
 
-def whole_per_second(model: CostModel, states: States, batch: int) -> float:
-    """Throughput of pricing whole states in batches."""
-    return _rate(lambda: model.price, states, batch)
-
-
-def known_per_second(model: CostModel, states: States, batch: int) -> float:
-    """Throughput of pricing by parts, each time from nothing until all states were seen once."""
-    return _rate(lambda: Memo(model).price, states, batch)
-
-
 def _rate(
     begin: Callable[[], Callable[[States], object]],
     states: States,
     batch: int,
     seconds: float = 2.0,
 ) -> float:
+    """States per second, of all states again and again, each time with what ``begin`` makes."""
     priced, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         price = begin()
@@ -134,9 +125,12 @@ def main() -> None:
     print(f"{'Shardy propagation':28s} {propagation:8.3f} s")
     states, changes = states_to_price(model, 2048), changes_to_price(model, plan.state)
     for what, rate in (
-        *((f"batches of {n}", whole_per_second(model, states[: 4 * n], n)) for n in (1, 32, 256)),
-        ("by parts, batches of 256", known_per_second(model, states, 256)),
-        ("changes of the plan, by parts", known_per_second(model, changes, 256)),
+        *(
+            (f"batches of {n}", _rate(lambda: model.price, states[: 4 * n], n))
+            for n in (1, 32, 256)
+        ),
+        ("by parts, batches of 256", _rate(lambda: Memo(model).price, states, 256)),
+        ("changes of the plan, by parts", _rate(lambda: Memo(model).price, changes, 256)),
     ):
         print(
             f"{what:32}{rate:8.0f} states/s  "

@@ -363,7 +363,7 @@ def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
     """Makes states that are good in pairs, for a search to combine with its own; perhaps none.
 
     The program is written here; solving it, which is what the result does within about so many
-    seconds, is for another thread: it leaves the interpreter alone.
+    seconds, is for another thread: until it is rounded, the interpreter is left alone.
     """
     if not model.space.actions:
         return _nothing

@@ -55,7 +55,7 @@ class Settings:
     hottest: int = 24
     #: Parts of colors that it tries to shard apart from the rest.
     widest: int = 256
-    #: States that it prices in one step from its best trajectories.
+    #: States that it prices in one step from its best trajectories; of small programs more.
     effort: int = 1024
     #: Share of the cost that an action must save, so that shorter trajectories are preferred (4.1).
     action_cost: float = 1e-3
@@ -135,7 +135,7 @@ class Search:
 
         What is found costs no more than any of them: only beyond their length are shorter
         trajectories preferred.  ``proposals`` is asked, once they are needed, for states that may
-        be better than the best one somewhere, as :func:`toast.search.pairwise.propose` makes them.
+        be better than the best one somewhere, as :func:`toast.search.pairwise.proposing` makes them.
         """
         self._space = model.space
         self._settings = settings or Settings()
