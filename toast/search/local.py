@@ -100,9 +100,11 @@ def refine(
                 break
         width = max(1, effort // max(1, most))
         ranked = sorted(grown, key=lambda key: grown[key].rank)
-        # Half for what does not fit: the way to what does may lead through it.
-        over = [key for key in ranked if not ledger.fits(key)][: width // 2]
-        kept = [*[key for key in ranked if ledger.fits(key)][: width - len(over)], *over]
+        # Half for what does not fit, or all that is left: the way to what does may lead through it.
+        fitting = [key for key in ranked if ledger.fits(key)]
+        over = [key for key in ranked if not ledger.fits(key)]
+        over = over[: max(width // 2, width - len(fitting))]
+        kept = [*fitting[: width - len(over)], *over]
         seen.update(kept)
         beam = [grown[key] for key in kept]
         stale = 0 if ledger.best.rank < before - 1e-12 else stale + 1

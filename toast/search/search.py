@@ -135,7 +135,7 @@ class Search:
 
         What is found costs no more than any of them: only beyond their length are shorter
         trajectories preferred.  ``proposals`` is asked, once they are needed, for states that may
-        be better than the best one somewhere, as :func:`toast.search.pairwise.proposing` makes them.
+        be better than the best one somewhere (:func:`toast.search.pairwise.proposing`).
         """
         self._space = model.space
         self._settings = settings or Settings()
