@@ -25,7 +25,7 @@ SYSTEM = {"mesh": "data=4", "hardware": "tpu-v5e"}
         ({"mesh": None, "devices": 8.0}, "devices 8.0: give a whole number"),
         ({"hardware": 5}, "hardware 5: give a name, or the path of a .toml file"),
         ({"memory_bytes": "1"}, "memory limit '1': give a number of bytes"),
-        ({"memory_bytes": float("nan")}, "memory limit of nan bytes: must be positive"),
+        ({"memory_bytes": float("nan")}, "memory limit of nan bytes (nan GiB): must be positive"),
         ({"overlap": "half"}, "overlap 'half': give one of none, partial and full"),
         ({"resolution": "foo"}, "resolution 'foo': use compatible or independent"),
         ({"constraints": {"x": "P()"}}, "constraints: give toast.Constraints(...), not dict"),
@@ -73,8 +73,11 @@ def test_baselines_take_texts_and_refuse_what_plan_refuses() -> None:
     for name, method in methods.items():
         assert method().method == name
         for changed, message in (
-            ({"memory_bytes": float("nan")}, "memory limit of nan bytes: must be positive"),
-            ({"memory_bytes": -1}, "memory limit of -1 bytes: must be positive"),
+            (
+                {"memory_bytes": float("nan")},
+                "memory limit of nan bytes (nan GiB): must be positive",
+            ),
+            ({"memory_bytes": -1}, "memory limit of -1 bytes (-9.31323e-10 GiB): must be positive"),
             ({"memory_bytes": "much"}, "memory limit 'much': give a number of bytes"),
             ({"mesh": 5}, "mesh 5: give a mesh"),
             ({"overlap": "half"}, "overlap 'half': give one of none, partial and full"),

@@ -1,5 +1,18 @@
-"""``python -m toast``."""
+"""``python -m toast``, and the entry point of the ``toast`` command."""
 
-from toast.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    """Run the command line; an interrupt while it is loaded ends it without a traceback."""
+    try:
+        from toast import cli
+    except KeyboardInterrupt:
+        sys.exit(130)
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

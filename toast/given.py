@@ -70,7 +70,9 @@ def limit_of(memory_bytes: float | None, hardware: Hardware) -> float:
     if not is_number(limit):
         raise SearchError(f"memory limit {limit!r}: give a number of bytes")
     if not limit > 0:  # nor NaN
-        raise SearchError(f"memory limit of {limit:g} bytes: must be positive")
+        raise SearchError(
+            f"memory limit of {limit:g} bytes ({limit / 2**30:g} GiB): must be positive"
+        )
     return float(limit)
 
 

@@ -80,7 +80,7 @@ def test_the_limit_holds_what_is_set_up(method: str, monkeypatch: pytest.MonkeyP
             r"no method called alpha; did you mean alpa\? known: toast,",
         ),
         (("--methods", ","), "no method given; known: toast, manual, automap, alpa, shardy"),
-        (("--memory", "0"), "memory limit of 0 bytes: must be positive"),
+        (("--memory", "0"), "memory limit of 0 bytes (0 GiB): must be positive"),
         (("--mesh", "d=7"), "mesh axis d=7 divides no dimension of mlp"),
         (("--pin", "z=P('d')"), "pin z: matches no argument; near it: x, w1, w2"),
         (("--methods", "shardy", "--forbid", "x=q"), "forbid x: no axis q in mesh d=4; use d"),

@@ -19,6 +19,7 @@ from toast.hardware import Mesh, load
 from toast.models.zoo import attention
 from toast.resources import directory
 from toast.search import Round, Search, Settings
+from toast.search.ledger import Ledger
 from toast.search.pairwise import proposing
 from toast.space import Action, States
 
@@ -250,6 +251,16 @@ def test_states_are_priced_once() -> None:
     one = space.apply(space.apply(space.initial, a), b)
     other = space.apply(space.apply(space.initial, b), a)
     assert one.tobytes() == other.tobytes()
+
+
+def test_what_cannot_beat_the_best_is_not_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the lower bound the MLP is found by its tree search; what it leaves out changes nothing."""
+    analysis = analyzed("mlp")
+    quick = toast.plan(analysis, mesh="data=4,model=4", hardware="tpu-v3")
+    monkeypatch.setattr(Ledger, "beaten", lambda *_: False)
+    whole = toast.plan(analysis, mesh="data=4,model=4", hardware="tpu-v3")
+    assert quick.actions == whole.actions
+    assert 10 * quick.states < whole.states
 
 
 def test_trajectories_stop_at_the_depth_limit() -> None:

@@ -23,6 +23,7 @@ products, which is a lower bound.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import os
 import typing
@@ -128,6 +129,7 @@ class CostModel:
 
     def for_search(self) -> CostModel:
         """The model without the program: it prices states, and can be sent to a process."""
+        assert self.least_seconds >= 0  # found while the program is here
         slim = copy.copy(self)
         slim.space = self.space.for_search()
         return slim
@@ -361,6 +363,11 @@ class CostModel:
         if self.overlap == "partial":
             return COLLECTIVES[kind] in _BACKGROUND
         return self.overlap == "full"
+
+    @functools.cached_property
+    def least_seconds(self) -> float:
+        """The lower bound on what any legal state takes, where memory is no matter."""
+        return self.lower_bound()
 
     def lower_bound(self, memory_bytes: float | None = None) -> float:
         """Seconds that every legal state takes at least, in this mode of overlap.

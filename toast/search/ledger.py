@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 _BATCH = 256
 
 #: Actions that a refinement counts for.
-_REFINEMENT = 5
+REFINEMENT_LENGTH = 5
 
 #: Added to the cost of what does not fit, so that it ranks behind all that does.
 OVER_LIMIT = 1e3
@@ -39,6 +39,7 @@ class Ledger:
         self.memory_bytes = memory_bytes
         self._memo = Memo(model)
         self._action_cost = action_cost
+        self._least = model.least_seconds / max(model.initial_seconds, np.finfo(np.float64).tiny)
         self._cost: dict[bytes, float] = {}
         self._fits: dict[bytes, bool] = {}
         self.best = Trajectory(np.inf, ())
@@ -87,6 +88,10 @@ class Ledger:
         """What the best plan minimises: its cost, after whether it fits at all."""
         return self.length_cost(self._cost[key], length) + (0.0 if self._fits[key] else OVER_LIMIT)
 
+    def beaten(self, length: int) -> bool:
+        """Whether no trajectory that long beats the best one: not even at the lower bound."""
+        return self.length_cost(self._least, length) >= self.best.rank - 1e-9
+
     def offer(self, key: bytes, actions: tuple[Action, ...]) -> Trajectory:
         """Note a trajectory to a priced state; with its rank."""
         found = Trajectory(self.rank(key, length(actions)), actions)
@@ -100,7 +105,7 @@ def length(actions: Sequence[Action]) -> int:
 
     It makes a plan harder to read, so it has to bring more.
     """
-    return sum(_REFINEMENT if action.part else 1 for action in actions)
+    return sum(REFINEMENT_LENGTH if action.part else 1 for action in actions)
 
 
 def state_key(state: States) -> bytes:

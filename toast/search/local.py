@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from toast.search.ledger import Ledger, Trajectory
+from toast.search.ledger import REFINEMENT_LENGTH, Ledger, Trajectory, length
 from toast.space import Action, States
 
 #: Variants of a trajectory that are priced together, at least.
@@ -73,7 +73,8 @@ def refine(
         before = ledger.best.rank
         grown: dict[bytes, Trajectory] = {}
         for trajectory in beam:
-            if len(trajectory.actions) >= depth or stop():
+            longer = length(trajectory.actions) + REFINEMENT_LENGTH
+            if len(trajectory.actions) >= depth or ledger.beaten(longer) or stop():
                 continue
             state = replay(ledger, trajectory.actions)
             seconds = ledger.model.waiting(state)
@@ -135,7 +136,7 @@ def _together(variants: Iterator[_Variants]) -> Iterator[_Variants]:
 def _neighbours(ledger: Ledger, actions: tuple[Action, ...], depth: int) -> Iterator[_Variants]:
     space = ledger.model.space
     every = range(len(space.actions))
-    length = len(actions)
+    count = len(actions)
     before = [space.initial]
     for action in actions:
         before.append(space.apply(before[-1], action))
@@ -145,19 +146,21 @@ def _neighbours(ledger: Ledger, actions: tuple[Action, ...], depth: int) -> Iter
             states = space.apply_all(states, action)
         return states
 
-    single: list[tuple[int, tuple[Action, ...]]] = [
-        (i, actions[i + 1 :]) for i in range(length)
-    ] + [(i, (actions[i + 1], actions[i], *actions[i + 2 :])) for i in range(length - 1)]
+    single: list[tuple[int, tuple[Action, ...]]] = [(i, actions[i + 1 :]) for i in range(count)] + [
+        (i, (actions[i + 1], actions[i], *actions[i + 2 :])) for i in range(count - 1)
+    ]
     if single:
         yield (
             [actions[:i] + rest for i, rest in single],
             np.concatenate([then(before[i][None], rest) for i, rest in single]),
         )
     for skip in (1, 0):  # replace, insert
-        if not skip and length >= depth:
+        if not skip and count >= depth:
             continue
-        for i in range(length + 1 - skip):
+        for i in range(count + 1 - skip):
             rest = actions[i + skip :]
+            if ledger.beaten(length((*actions[:i], *rest)) + 1):
+                continue
             yield (
                 [(*actions[:i], other, *rest) for other in space.actions],
                 then(space.apply_each(before[i], every), rest),

@@ -63,7 +63,7 @@ def search_meshes(
 
     ``prepare`` makes the job of a mesh, given a model of another mesh to take over what it can; a
     mesh for which it raises :class:`toast.errors.MeshError` or :class:`toast.errors.PinError` is
-    skipped.  Where it does for all of them, the first of these errors is raised.
+    skipped.  Where it does for all of them, an error that names the first of these is raised.
 
     The budget of ``settings`` is for all of it: at most half of it for the preparation; then half
     of what is left for the quick searches, the rest for the full ones, in even shares.
@@ -144,6 +144,8 @@ def _prepared(
         else:
             like = jobs[mesh].model
     if not jobs and first:
+        if len(skipped) > 1:
+            raise type(first)(f"none of {len(skipped)} meshes will do, the first as {first}")
         raise first
     return jobs, skipped
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.graphs import components
-from toast.search.ledger import Ledger, Trajectory
+from toast.search.ledger import REFINEMENT_LENGTH, Ledger, Trajectory, length
 from toast.search.local import replay
 from toast.space import Action, Space, States
 
@@ -36,9 +36,11 @@ def relink(
     """
     space, best = ledger.model.space, start
     for _ in range(_ROUNDS):
+        if stop() or ledger.beaten(length(best.actions) + REFINEMENT_LENGTH):
+            break
         state = replay(ledger, best.actions)
         changes = list(dict.fromkeys(_changes(space, state, target)))
-        if not changes or stop():
+        if not changes:
             break
         tried: list[tuple[_Change, States]] = []
         for change in changes:

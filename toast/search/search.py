@@ -17,7 +17,7 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.errors import SearchError
-from toast.search.ledger import Ledger, Trajectory, length, state_key
+from toast.search.ledger import REFINEMENT_LENGTH, Ledger, Trajectory, length, state_key
 from toast.search.local import polish, refine, replay
 from toast.search.relink import relink
 from toast.search.tree import Tree
@@ -215,9 +215,10 @@ class Search:
                     self._refine(starts, groups, stop)
                     starts.append(ledger.best)
                 # Behind all that would have been tried without them.
+                over = stop() or ledger.beaten(REFINEMENT_LENGTH)
                 relinked = [
                     relink(ledger, found, state, depth=settings.depth, stop=stop)
-                    for state in (() if stop() else self._proposals())
+                    for state in (() if over else self._proposals())
                     for found in (ledger.best, *([] if number else [origin]))
                 ]
                 if relinked:
