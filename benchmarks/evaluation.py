@@ -196,20 +196,30 @@ def run(cell: Cell) -> Row:
 
 
 def results(
-    wanted: Sequence[Cell], store: Store, run_cell: Callable[[Cell], Row] = run
+    wanted: Sequence[Cell],
+    store: Store,
+    run_cell: Callable[[Cell], Row] = run,
+    times: float = 0.0,
 ) -> dict[Cell, Row]:
     """The results of all cells: those in the store, and the others run and stored.
 
-    What failed is run again: it may have been the machine.
+    What failed is run again: it may have been the machine.  AutoMap's limit is ``times`` TOAST's
+    search time, where that is longer.
     """
     found: dict[Cell, Row] = {}
+    ours: dict[tuple[str, ...], float] = {}
     for number, cell in enumerate(wanted, 1):
+        if cell.method == "automap":
+            needed = math.ceil(times * ours.get(cell.place, 0.0))
+            cell = dataclasses.replace(cell, limit=max(cell.limit, needed))
         row = store.get(cell)
         if row is None or row["error"]:
             where = " ".join(cell.place)
             print(f"{number}/{len(wanted)} {where} {cell.method}", file=sys.stderr, flush=True)
             row = run_cell(cell)
             store.put(cell, row)
+        if cell.method == "toast":
+            ours[cell.place] = row["search_seconds"]
         found[cell] = row
     return found
 
@@ -370,10 +380,12 @@ def made_with(script: str, options: argparse.Namespace, table: Table) -> str:
     command += "".join(f" --only {word}" for word in options.only)
     if options.limit != (QUICK_LIMIT if options.quick else LIMIT):
         command += f" --limit {options.limit:g}"
+    command += f" --times {options.times:g}" if options.times else ""
+    longer = f", AutoMap to {options.times:g} times TOAST's search" if options.times else ""
     about = (
         f"Made by `{command}` with {versions()} on {os.cpu_count()} cores; AutoMap and "
-        f"Alpa limited to {options.limit:g} s each, with what they set up and with what was under "
-        "way then finished (* where that ended it)."
+        f"Alpa limited to {options.limit:g} s each{longer}, with what they set up and with what "
+        "was under way then finished (* where that ended it)."
     )
     load = statistics.median(row["load"] for methods in table.values() for row in methods.values())
     if load > (os.cpu_count() or 1) + 0.5:
@@ -383,7 +395,7 @@ def made_with(script: str, options: argparse.Namespace, table: Table) -> str:
         )
     if options.quick:
         about += (
-            " **This is the quick grid: a few layers of the models, without the U-Net, few meshes "
+            " **This is the quick grid: few and small models, or a few layers of them, few meshes "
             "and a short limit. It shows that the benchmark works, and says little of the paper's "
             "figure.**"
         )
@@ -518,6 +530,10 @@ def options_of(description: str) -> argparse.Namespace:
         f"(default: {LIMIT:g}; quick: {QUICK_LIMIT:g})",
     )  # fmt: skip
     parser.add_argument(
+        "--times", type=float, default=0.0,
+        help="AutoMap's limit in times of TOAST's search, where that is longer",
+    )  # fmt: skip
+    parser.add_argument(
         "--only", action="append", default=[], metavar="WORD",
         help="a part of the grid: cells with this model, device or mesh (may be given again)",
     )  # fmt: skip
@@ -529,6 +545,8 @@ def options_of(description: str) -> argparse.Namespace:
     # Before the hours that it takes, not behind them.
     if not 0 < options.limit < math.inf:  # nor NaN
         parser.error(f"--limit {options.limit:g}: give a number of seconds above 0")
+    if not 0 <= options.times < math.inf:
+        parser.error(f"--times {options.times:g}: give a number that is not negative")
     if not options.page.is_file():
         parser.error(f"--page {options.page}: no such file; give a page to put the section in")
     try:
@@ -541,7 +559,7 @@ def options_of(description: str) -> argparse.Namespace:
 def chosen(cell: Cell, words: Sequence[str]) -> bool:
     """Whether a cell has all the words, of each kind one."""
     fields = (cell.model, cell.hardware, cell.mesh)
-    kinds = (MODELS, HARDWARE, {cell.mesh, *words} - {*MODELS, *HARDWARE})
+    kinds = (ZOO, HARDWARE, {cell.mesh, *words} - {*ZOO, *HARDWARE})
     return all(
         field in words or not set(words) & set(kind)
         for field, kind in zip(fields, kinds, strict=True)
@@ -554,7 +572,7 @@ def measured(wanted: Sequence[Cell], options: argparse.Namespace) -> Table:
     if not cells:
         raise SystemExit(f"no cell of the grid is of {', '.join(options.only)}")
     try:
-        return by_place(results(cells, Store(options.store, sources())))
+        return by_place(results(cells, Store(options.store, sources()), times=options.times))
     except KeyboardInterrupt:
         print(f"interrupted; what is done is in {options.store}, run again to go on",
               file=sys.stderr)  # fmt: skip

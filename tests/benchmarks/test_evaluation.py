@@ -91,6 +91,34 @@ def test_results_of_other_sources_are_not_mixed(tmp_path: pathlib.Path) -> None:
     assert evaluation.Store(path, "new").get(cell)["step_seconds"] == 2.0
 
 
+@pytest.mark.parametrize(("times", "limit"), [(0.0, 3.0), (1.0, 3.0), (26.0, 52.0)])
+def test_automap_may_take_so_many_times_our_search(
+    times: float, limit: float, tmp_path: pathlib.Path
+) -> None:
+    limits = {}
+
+    def run(cell: object) -> dict[str, object]:
+        limits[cell.method] = cell.limit  # type: ignore[attr-defined]
+        return row(seconds=2.0)
+
+    store = evaluation.Store(tmp_path / "rows", "v")
+    found = evaluation.results(cells(), store, run, times=times)
+    assert limits == {"toast": 0, "manual": 0, "automap": limit, "alpa": 3.0, "shardy": 0}
+    limits.clear()
+    assert evaluation.results(cells(), store, run, times=times) == found
+    assert not limits, "all of them are stored"
+
+
+def test_rows_where_automap_takes_so_many_times_our_search() -> None:
+    far, near = (
+        {"toast": row(seconds=1.0), "automap": row(seconds=s, note=STOPPED)} for s in (26.0, 20.0)
+    )
+    better = far | {"automap": {**far["automap"], "cost": 0.1}}
+    table = {("a",): far, ("b",): near, ("c",): better}
+    (said,) = figure9.automap_findings(table)
+    assert "no better, in 1 of 3 rows. Not in b; c." in said
+
+
 def test_what_failed_is_run_again(tmp_path: pathlib.Path) -> None:
     path, cell = tmp_path / "results.jsonl", cells()[0]
     evaluation.Store(path, "a").put(cell, row(error="out of luck"))
@@ -124,6 +152,7 @@ def test_what_is_hashed_is_what_runs(tmp_path: pathlib.Path) -> None:
     [
         (("--limit", "-3"), "--limit -3: give a number of seconds above 0"),
         (("--limit", "nan"), "--limit nan: give a number of seconds above 0"),
+        (("--times", "-1"), "--times -1: give a number that is not negative"),
         (("--page", "nowhere.md"), "--page nowhere.md: no such file"),
         (("--store", "nowhere/rows"), "nowhere/rows: cannot write: No such file or directory"),
     ],
