@@ -75,10 +75,8 @@ def _read(model: CostModel, layout: Layout) -> Floats:
     return np.asarray(size / parts / model.hardware.memory_bytes_per_s)
 
 
-def lower_bound(model: CostModel, memory_bytes: float | None = None) -> float:
-    """As :meth:`toast.cost.CostModel.lower_bound`."""
-    if memory_bytes is not None and least_argument_bytes(model) > memory_bytes:
-        return math.inf
+def least_seconds(model: CostModel) -> float:
+    """Seconds of the roofline: every op class at its own best choice."""
     return float(sum(each.min() for each in class_seconds(model)))
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import math
 import os
 import typing
 from collections import Counter
@@ -81,6 +82,9 @@ _SPLITS = 2048
 #: States priced at once on a thread: their arrays stay in its cache.
 _BLOCK = 64
 
+#: Axes of a mesh on which the lower bound takes a fraction of a second, of whatever program.
+_QUICK_AXES = 3
+
 #: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
 MEMORY_WEIGHT = 10.0
 
@@ -129,7 +133,7 @@ class CostModel:
 
     def for_search(self) -> CostModel:
         """The model without the program: it prices states, and can be sent to a process."""
-        assert self.least_seconds >= 0  # found while the program is here
+        _ = self.quick_bound  # of the program; kept from here on
         slim = copy.copy(self)
         slim.space = self.space.for_search()
         return slim
@@ -364,11 +368,6 @@ class CostModel:
             return COLLECTIVES[kind] in _BACKGROUND
         return self.overlap == "full"
 
-    @functools.cached_property
-    def least_seconds(self) -> float:
-        """The lower bound on what any legal state takes, where memory is no matter."""
-        return self.lower_bound()
-
     def lower_bound(self, memory_bytes: float | None = None) -> float:
         """Seconds that every legal state takes at least, in this mode of overlap.
 
@@ -377,7 +376,21 @@ class CostModel:
         """
         from toast.cost import bound
 
-        return bound.lower_bound(self, memory_bytes)
+        if memory_bytes is not None and bound.least_argument_bytes(self) > memory_bytes:
+            return math.inf
+        return self._lower_bound
+
+    @functools.cached_property
+    def _lower_bound(self) -> float:
+        from toast.cost import bound
+
+        return bound.least_seconds(self)
+
+    @functools.cached_property
+    def quick_bound(self) -> float:
+        """The lower bound, or 0 on a mesh of so many axes that it takes long to find."""
+        few = (self.space.axis_sizes > 1).sum() <= _QUICK_AXES
+        return self.lower_bound() if few else 0.0
 
     def summed_whole(self, axes: Axes, held: Held, settled: Dims) -> Bools:
         """Sums over ``axes`` that XLA does not take in parts: ``[S, C]``.

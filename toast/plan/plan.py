@@ -413,7 +413,7 @@ def make_plan(
         method=method,
         note=note,
         meshes=meshes,
-        bound_seconds=model.least_seconds,
+        bound_seconds=model.lower_bound(),
         model=model,
         state=found.state,
         actions=actions,

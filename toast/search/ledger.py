@@ -14,6 +14,8 @@ from toast.space import Action, States
 
 Floats = npt.NDArray[np.float64]
 
+_TINY = np.finfo(np.float64).tiny
+
 #: States that are priced at once.
 _BATCH = 256
 
@@ -39,7 +41,6 @@ class Ledger:
         self.memory_bytes = memory_bytes
         self._memo = Memo(model)
         self._action_cost = action_cost
-        self._least = model.least_seconds / max(model.initial_seconds, np.finfo(np.float64).tiny)
         self._cost: dict[bytes, float] = {}
         self._fits: dict[bytes, bool] = {}
         self.best = Trajectory(np.inf, ())
@@ -90,7 +91,8 @@ class Ledger:
 
     def beaten(self, length: int) -> bool:
         """Whether no trajectory that long beats the best one: not even at the lower bound."""
-        return self.length_cost(self._least, length) >= self.best.rank - 1e-9
+        least = self.model.quick_bound / max(self.model.initial_seconds, _TINY)
+        return self.length_cost(least, length) >= self.best.rank - 1e-9
 
     def offer(self, key: bytes, actions: tuple[Action, ...]) -> Trajectory:
         """Note a trajectory to a priced state; with its rank."""
