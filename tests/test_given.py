@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,16 @@ SYSTEM = {"mesh": "data=4", "hardware": "tpu-v5e"}
         ({"overlap": "half"}, "overlap 'half': give one of none, partial and full"),
         ({"resolution": "foo"}, "resolution 'foo': use compatible or independent"),
         ({"constraints": {"x": "P()"}}, "constraints: give toast.Constraints(...), not dict"),
+        (
+            {"settings": {"seed": 1}},
+            "settings {'seed': 1}: give toast.Settings(seed=1), or the like",
+        ),
+        ({"progress": 5}, "progress 5: give a function of one argument"),
+        (
+            {"seed": 1},
+            "seed: of no use with a target of type Analysis; give settings=toast.Settings(seed=...)",
+        ),
+        ({"rules": ("a.lp",)}, "rules: of no use with a target of type Analysis; leave it out"),
         ({"start": 5}, "5 is no plan; give what Plan.to_json wrote"),
     ],
 )
@@ -82,7 +93,7 @@ def test_baselines_take_texts_and_refuse_what_plan_refuses() -> None:
             ({"mesh": 5}, "mesh 5: give a mesh"),
             ({"overlap": "half"}, "overlap 'half': give one of none, partial and full"),
         ):
-            with pytest.raises(ToastError, match=message):
+            with pytest.raises(ToastError, match=re.escape(message)):
                 method(**changed)
     (row,) = compare(analysis, "data=4", "tpu-v5e", ["toast"])
     assert row.fits

@@ -11,7 +11,7 @@ from typing import Any
 from toast import given
 from toast.analysis import Analysis, analyzed
 from toast.cost import CostModel, Overlap
-from toast.errors import MeshError, PlanError, SearchError
+from toast.errors import MeshError, PlanError, SearchError, TargetError
 from toast.frontend import Program
 from toast.given import AnyHardware, AnyMesh
 from toast.hardware import Hardware, Mesh, check_size
@@ -44,7 +44,7 @@ Progress = Callable[[str | Round], None]
 
 
 def program_of(
-    target: Any, *arguments: Any, donate: Sequence[int] = (), **keywords: Any
+    target: Any, *arguments: Any, donate: int | Sequence[int] = (), **keywords: Any
 ) -> Program:
     """The program of a JAX function at example arguments, a model, or a file.
 
@@ -53,6 +53,7 @@ def program_of(
     text or bytecode) or fact base (``.lp``).  Raises :class:`toast.errors.TargetError`.
     """
     if isinstance(target, Program):
+        _check_unused(target, arguments, keywords, donate=donate)
         return target
     # These import jax; keep ``import toast`` light.
     from toast import facts
@@ -60,6 +61,8 @@ def program_of(
     from toast.frontend import stablehlo
     from toast.models import Model
 
+    if isinstance(target, Model | str | pathlib.Path):
+        _check_unused(target, arguments, keywords, donate=donate)
     if isinstance(target, Model):
         return jax_frontend.from_function(
             target.function, *target.arguments, donate=target.donate, name=target.name
@@ -73,7 +76,7 @@ def program_of(
 def analyze(
     target: Any,
     *arguments: Any,
-    donate: Sequence[int] = (),
+    donate: int | Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
     cache: Any = True,
@@ -110,7 +113,7 @@ def plan(
     mesh: AnyMesh | None = None,
     devices: int | None = None,
     hardware: AnyHardware,
-    donate: Sequence[int] = (),
+    donate: int | Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
@@ -158,9 +161,14 @@ def plan(
     machine = given.machine_of(hardware)
     meshes = given.candidate_meshes(mesh, devices, machine)
     limit = given.limit_of(memory_bytes, machine)
-    settings = settings or Settings()
+    settings = Settings() if settings is None else settings
+    if not isinstance(settings, Settings):
+        raise SearchError(f"settings {settings!r}: give toast.Settings(seed=1), or the like")
+    if progress is not None and not callable(progress):
+        raise SearchError(f"progress {progress!r}: give a function of one argument")
     saved = None if start is None else read(start)
     if isinstance(target, Analysis):
+        _check_unused(target, arguments, keywords, donate=donate, rules=rules)
         analysis = target
     else:
         analysis = analyze(
@@ -226,7 +234,7 @@ def apply_plan(
     mesh: AnyMesh | None = None,
     hardware: AnyHardware | None = None,
     memory_bytes: float | None = None,
-    donate: Sequence[int] = (),
+    donate: int | Sequence[int] = (),
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
     **keywords: Any,
@@ -264,6 +272,7 @@ def apply_plan(
         memory_bytes = saved.memory_bytes
     limit = given.limit_of(memory_bytes, machine)
     if isinstance(target, Analysis):
+        _check_unused(target, arguments, keywords, donate=donate, rules=rules)
         analysis = target
     else:
         analysis = analyze(
@@ -278,6 +287,20 @@ def apply_plan(
         progress=progress,
         cache=keywords.get("cache") is not False,
     )
+
+
+def _check_unused(
+    target: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], **options: Any
+) -> None:
+    """Refuse what only a function, or what is not analysed yet, has a use for."""
+    unused = [f"{len(arguments)} more arguments"] if arguments else []
+    unused += [name for name in keywords if name != "cache"]
+    unused += [name for name, given in options.items() if given not in ((), [])]
+    if unused:
+        knobs = {field.name for field in dataclasses.fields(Settings)} & {*unused}
+        remedy = f"give settings=toast.Settings({min(knobs)}=...)" if knobs else "leave it out"
+        kind = type(target).__name__
+        raise TargetError(f"{', '.join(unused)}: of no use with a target of type {kind}; {remedy}")
 
 
 def _notes(settings: Settings, found: Found) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,19 @@ def test_donated_arguments_alias_results() -> None:
     program = api.program_of(lambda a, b: (b * 2.0, a + 1.0), f32(8, 8), f32(4), donate=(0,))
     assert program.aliases == (-1, 0)
     assert program.donated == {0}
+
+
+def test_a_jitted_function_says_what_it_donates_and_what_is_static() -> None:
+    def function(a: jax.Array, *, b: jax.Array, times: int = 2) -> tuple[jax.Array, jax.Array]:
+        return a + times, b * times
+
+    jitted = jax.jit(function, donate_argnums=0, donate_argnames="b", static_argnames="times")
+    program = api.program_of(jitted, f32(8, 8), b=f32(4), times=3)
+    assert program.arguments == ("a", "b")
+    assert program.donated == {0, 1}
+    jitted = jax.jit(lambda a, b: a + b["c"], donate_argnums=(1,))
+    assert api.program_of(jitted, f32(4), {"c": f32(4)}).donated == {1}
+    assert api.program_of(jitted, f32(4), {"c": f32(4)}, donate=0).donated == {0, 1} - {1}
 
 
 def test_dead_ops_are_dropped() -> None:
@@ -216,6 +230,27 @@ def test_named_computations_stand_in_line(tmp_path: pathlib.Path) -> None:
         tmp_path,
     )
     assert kinds(program) == ["argument", "tanh", "return"]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        (jax.jit(jnp.tanh).lower(f32(4)), {}, "Lowered is no function; give that itself"),
+        (jnp.tanh, {"donate": ("x",)}, "donate=('x',): give positions of arguments"),
+        (7, {}, "int is no function; give that itself"),
+    ],
+)
+def test_what_is_no_function(target: object, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        api.program_of(target, f32(4), **options)
+    assert str(caught.value).endswith(message)
+
+
+def test_static_arguments_come_by_name() -> None:
+    power = jax.jit(lambda x, n: x**n, static_argnames="n")
+    with pytest.raises(TargetError, match="give static arguments by name, as in n=3"):
+        api.program_of(power, f32(4), 3)
+    assert api.program_of(power, f32(4), n=3).arguments == ("x",)
 
 
 def test_functions_that_do_not_trace() -> None:

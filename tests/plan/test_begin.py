@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,6 +130,19 @@ def test_another_resolution_does_not_change_the_shardings() -> None:
     again = from_start(first, resolution="independent")
     assert same_shardings(first, again)
     assert again.cost == first.cost
+
+
+@pytest.mark.parametrize("spec", [P(None, "data"), P("data"), P()])
+@pytest.mark.parametrize("pin", [P(None, "data"), P("data"), P()])
+def test_a_pin_on_the_axis_of_the_start_is_told(spec: P, pin: P) -> None:
+    def planned(said: P, **more: Any) -> toast.Plan:
+        return toast.plan(
+            analyzed("mlp"), mesh="data=2", hardware="tpu-v5e",
+            constraints=toast.Constraints(pin={"x": said}), settings=toast.Settings(budget=0), **more,
+        )  # fmt: skip
+
+    again = planned(pin, start=planned(spec))
+    assert ("the constraints hold in place of what it says of x" in again.note) == (spec != pin)
 
 
 def test_constraints_hold_in_place_of_the_start() -> None:

@@ -219,7 +219,7 @@ def test_ops_that_differ_are_classes_of_their_own() -> None:
 
 
 BAD = [
-    ({"pin": {"w3": P()}}, r"^pin w3: matches no argument; near it: x, w1"),
+    ({"pin": {"w3": P()}}, r"^pin w3: matches no argument or named value; near it: x, w1"),
     ({"pin": {"w1": P("q")}}, r"^pin w1=P\('q'\): w1 f32\[32,64\]: no axis q in mesh d=4,m=2; use d, m"),
     ({"pin": {"w1": P("d", "d")}}, r"axis d stands twice; an axis shards one dimension$"),
     ({"pin": {"w1": P("d", "m", None)}}, r"w1 f32\[32,64\] has 2 dimensions, not 3$"),
@@ -229,10 +229,13 @@ BAD = [
     ({"pin": {"w1": (1, None)}}, r"^pin w1: 1 is neither an axis, nor several, nor None; write P"),
     ({"pin": {"w1": [("d", 1)]}}, r"^pin w1: \('d', 1\) is neither an axis, nor several, nor None"),
     ({"pin": {"w1": {"d": 1}}}, r"^pin w1: \{'d': 1\} is no sharding; write P"),
+    ({"pin": {"w1": P("d", unreduced={"m"})}}, r"sums that are left open cannot be pinned$"),
+    ({"pin": {5: P()}}, r"^pin: 5 is no argument path; give \{w: P\('data'\)\}$"),
+    ({"pin": {"w1": P("q", P.UNCONSTRAINED)}}, r"^pin w1=P\('q', P.UNCONSTRAINED\): w1"),
     ({"pin": ["w1"]}, r"^pin: list is no mapping of argument paths; give \{w: P\('data'\)\}$"),
     ({"forbid": "w1"}, r"^forbid: str is no mapping of argument paths"),
     ({"forbid": {"w1": 1}}, r"^forbid w1: 1 is no mesh axis; write 'data', or several in a list$"),
-    ({"fix": {1: "d"}}, r"^fix: dict is no mapping of argument paths"),
+    ({"fix": {1: "d"}}, r"^fix: 1 is no argument path; give"),
     ({"pin": {"": P()}}, r"^pin: empty pattern; write an argument's path, or \* for all$"),
     ({"forbid": {"": "d"}}, r"^forbid: empty pattern"),
     ({"fix": {":0": "d"}}, r"^fix: empty pattern"),
@@ -246,17 +249,17 @@ BAD = [
     ),
     (
         {"fix": {"w1:0": "m"}, "pin": {"w1": P("d", P.UNCONSTRAINED)}},
-        r"^fix: w1:0 does not get axis m: pin w1=P\('d', \?\) keeps it off; drop one$",
+        r"^fix: w1:0 does not get axis m: pin w1=P\('d', P.UNCONSTRAINED\) keeps it off; drop one$",
     ),
     ({"fix": {"w1:0": "d", "w1:1": "d"}}, r"^fix: w1:1 does not get axis d: fix w1:0 has it"),
     (
         {"pin": {"w*": P("d", P.UNCONSTRAINED), "w1": P("m", P.UNCONSTRAINED)}},
-        r"^w1: pin w\*=P\('d', \?\) contradicts pin w1=P\('m', \?\); drop one$",
+        r"^w1: pin w\*=P\('d', P.UNCONSTRAINED\) contradicts pin w1=P\('m', P.UNCONSTRAINED\); drop one$",
     ),
     ({"forbid": {"w1": "q"}}, r"^forbid w1: no axis q in mesh"),
     ({"fix": {"x": "d"}}, r"^fix x: write argument:dimension, for example tokens:0$"),
     ({"fix": {"x:2": "d"}}, r"^fix x:2: x has 2 dimensions$"),
-    ({"fix": {"y:0": "d"}}, r"^fix y:0: matches no argument; near it: "),
+    ({"fix": {"y:0": "d"}}, r"^fix y:0: matches no argument or named value; near it: "),
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,9 @@ import jax
 from toast.errors import TargetError
 from toast.frontend import mlir, stablehlo
 from toast.frontend.program import Program
+
+#: What becomes of functions on the way to an executable.
+_STAGES = (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,29 +28,45 @@ class Calling:
     in_avals: tuple[Any, ...]
     out_tree: Any
     out_avals: tuple[Any, ...]
-    donate: tuple[int, ...]
 
 
 def from_function(
     function: Callable[..., Any],
     *arguments: Any,
-    donate: Sequence[int] = (),
+    donate: int | Sequence[int] = (),
     name: str | None = None,
     **keywords: Any,
 ) -> Program:
     """Trace and lower ``function`` at example ``arguments``.
 
     Arguments are pytrees of arrays or ``jax.ShapeDtypeStruct``; no array is read.  ``donate``
-    lists positions whose buffers results may reuse, as in ``jax.jit(donate_argnums=...)``.
+    lists positions whose buffers results may reuse, as in ``jax.jit(donate_argnums=...)``; what a
+    function that is jitted donates, and which keywords are static, it says itself.
     Raises :class:`toast.errors.TargetError` when JAX cannot trace the function.
     """
     name = name or str(getattr(function, "__name__", "function"))
-    donate = tuple(donate)
+    places: set[Any] = {donate} if isinstance(donate, int) else {*donate}
+    if not all(isinstance(place, int) for place in places):
+        raise TargetError(f"{name}: donate={donate!r}: give positions of arguments")
+    if not callable(function) or isinstance(function, _STAGES):
+        raise TargetError(f"{name}: {type(function).__name__} is no function; give that itself")
+    names: set[str] = set()
     with warnings.catch_warnings():
         # "Some donated buffers were not usable" is the user's business, not an error here.
         warnings.simplefilter("ignore", UserWarning)
         try:
-            jitted = jax.jit(function, donate_argnums=donate, keep_unused=True)
+            if isinstance(function, jax.stages.Wrapped):
+                named = function.trace(*arguments, **keywords).args_info
+                if len(named[0]) < len(arguments):
+                    raise TargetError(f"{name}: give static arguments by name, as in n=3")
+                static = {key: keywords.pop(key) for key in [*keywords] if key not in named[1]}
+                function = functools.partial(function, **static) if static else function
+                places |= {i for i, info in enumerate(named[0]) if _donated(info)}
+                names = {key for key, info in named[1].items() if _donated(info)}
+            jitted = jax.jit(
+                function, donate_argnums=sorted(places), donate_argnames=sorted(names),
+                keep_unused=True,
+            )  # fmt: skip
             traced = jitted.trace(*arguments, **keywords)
             lowered = traced.lower(_private_parameters=mlir.keeping_names())
         except TargetError:
@@ -64,9 +84,14 @@ def from_function(
         in_avals=tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x)) for x in leaves),
         out_tree=out_tree,
         out_avals=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs),
-        donate=donate,
     )
     return stablehlo.from_module(lowered.compiler_ir(), name=name, calling=calling)
+
+
+def _donated(info: Any) -> bool:
+    """Whether an argument, of whatever tree, is donated."""
+    leaves = jax.tree.leaves(info)
+    return bool(leaves) and all(leaf.donated for leaf in leaves)
 
 
 def _dtype(leaf: Any) -> Any:

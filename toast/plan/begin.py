@@ -43,6 +43,8 @@ class Start:
     state: States | None
     #: ``[classes]`` whether the state of a class matters.
     matters: npt.NDArray[np.bool_]
+    #: ``[ops]`` those of which the plan says something else than what is pinned.
+    overruled: npt.NDArray[np.bool_]
 
 
 class Begun(NamedTuple):
@@ -78,9 +80,11 @@ def started(saved: Saved, space: Space, resolution: Resolving) -> Start:
     program = space.analysis.program
     exact = saved.digest == program.digest and dict(saved.mesh.axes) == dict(space.mesh.axes)
     if not exact and saved.replayed:
-        return Start(saved, space, exact, None, np.zeros(0, dtype=bool))
-    work = Work(saved, space, space.of_ops(space.pinned), exact)
-    work.ops()
+        none = np.zeros(0, dtype=bool)
+        return Start(saved, space, exact, None, none, none)
+    pinned = space.of_ops(space.pinned)
+    work = Work(saved, space, pinned.copy(), exact)
+    known = work.ops()
     work.arguments()
     state, matters, alike = by_class(work.state, space)
     if not alike:
@@ -91,7 +95,9 @@ def started(saved: Saved, space: Space, resolution: Resolving) -> Start:
         )  # fmt: skip
         state = op_state[space.classes.representative]
     matter = np.bincount(space.classes.of_op, matters, len(state)) > 0
-    return Start(saved, space, exact, state, matter)
+    against = ((work.wanted != pinned) & (pinned != NONE)).any(axis=1)
+    overruled = (known | work.placed) & matters & against
+    return Start(saved, space, exact, state, matter, overruled)
 
 
 def begun(start: Start) -> Begun:
@@ -150,7 +156,7 @@ def _of_others(start: Start, wanted: int, missing: Sequence[str]) -> str:
 def _kept_off(start: Start, target: States) -> list[str]:
     """Whether constraints hold in place of what the plan says."""
     differ = ((target != start.state) & start.matters[:, None]).any(axis=1)
-    ops = np.flatnonzero(differ[start.space.classes.of_op]).tolist()
+    ops = np.flatnonzero(differ[start.space.classes.of_op] | start.overruled).tolist()
     program = start.space.analysis.program
     named = [
         program.arguments[op] if op < len(program.arguments)

@@ -354,6 +354,8 @@ class Work:
         self.state = state  # [ops, axes]
         #: What the plan says of each op that it knows: ``[ops, axes]``.
         self.wanted = np.full_like(state, NONE)
+        #: Arguments and results whose shardings it says: ``[ops]``.
+        self.placed = np.zeros(len(state), dtype=bool)
         self._program = space.analysis.program
         self._pinned = space.of_ops(space.pinned) != NONE
         self._sizes = dict(space.mesh.axes)
@@ -472,6 +474,7 @@ class Work:
             for axis in axes:
                 if axis in self._sizes:
                     row[self.space.mesh.names.index(axis)] = d
+        self.placed[op], self.wanted[op] = True, row
         self._set(op, row)
         return why
 

@@ -245,7 +245,8 @@ class Team:
         if isinstance(message, _Gone):
             self._workers.remove(worker)
             worker.end()
-            message = message.reason
+            # Before it could listen an interrupt ends a process.
+            message = "" if self.stopped == "interrupt" else message.reason
         elif isinstance(message, Found):
             self.stopped = self.stopped or message.stopped
         results[number] = message

@@ -60,11 +60,13 @@ class Constraints:
         examples = {"pin": "w: P('data')", "forbid": "w: 'data'", "fix": "'tokens:0': 'data'"}
         for option, example in examples.items():
             given = getattr(self, option)
-            if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            if not isinstance(given, Mapping):
                 raise PinError(
                     f"{option}: {type(given).__name__} is no mapping of argument paths; "
                     f"give {{{example}}}"
                 )
+            if wrong := [key for key in given if not isinstance(key, str)]:
+                raise PinError(f"{option}: {wrong[0]!r} is no argument path; give {{{example}}}")
 
     def __bool__(self) -> bool:
         return bool(self.pin or self.forbid or self.fix or self.keep)
@@ -303,12 +305,18 @@ def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> 
     found = [op for op, path in {**named, **paths}.items() if matches(pattern, path)]
     if not found:
         close = ", ".join(near(pattern, [*paths.values(), *named.values()])) or "none"
-        raise PinError(f"{option} {pattern}{rest}: matches no argument; near it: {close}")
+        raise PinError(
+            f"{option} {pattern}{rest}: matches no argument or named value; near it: {close}"
+        )
     return sorted(found)
 
 
 def _spec(wanted: Any, pattern: str) -> Spec:
-    """A ``PartitionSpec``, or its text, as axes per dimension."""
+    """A ``PartitionSpec``, its text, or a ``NamedSharding``, as axes per dimension."""
+    if hasattr(wanted, "spec") and hasattr(wanted, "mesh"):
+        wanted = wanted.spec
+    if getattr(wanted, "unreduced", None) or getattr(wanted, "reduced", None):
+        raise PinError(f"pin {pattern}: {wanted!r}: sums that are left open cannot be pinned")
     try:
         entries = parse_spec(wanted) if isinstance(wanted, str) else wanted
     except PinError as error:
@@ -378,7 +386,11 @@ def _label(analysis: Analysis, op: int) -> str:
 
 def _text(spec: Spec) -> str:
     parts = [
-        "?" if axes is None else "None" if not axes else repr(axes[0] if len(axes) == 1 else axes)
+        "P.UNCONSTRAINED"
+        if axes is None
+        else "None"
+        if not axes
+        else repr(axes[0] if len(axes) == 1 else axes)
         for axes in spec
     ]
     return f"P({', '.join(parts)})"
