@@ -44,7 +44,7 @@ Progress = Callable[[str | Round], None]
 
 
 def program_of(
-    target: Any, *arguments: Any, donate: int | Sequence[int] = (), **keywords: Any
+    target: Any, *arguments: Any, donate: int | Sequence[int] | None = (), **keywords: Any
 ) -> Program:
     """The program of a JAX function at example arguments, a model, or a file.
 
@@ -76,7 +76,7 @@ def program_of(
 def analyze(
     target: Any,
     *arguments: Any,
-    donate: int | Sequence[int] = (),
+    donate: int | Sequence[int] | None = (),
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
     cache: Any = True,
@@ -113,7 +113,7 @@ def plan(
     mesh: AnyMesh | None = None,
     devices: int | None = None,
     hardware: AnyHardware,
-    donate: int | Sequence[int] = (),
+    donate: int | Sequence[int] | None = (),
     rules: Sequence[str | pathlib.Path] = (),
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
@@ -234,7 +234,7 @@ def apply_plan(
     mesh: AnyMesh | None = None,
     hardware: AnyHardware | None = None,
     memory_bytes: float | None = None,
-    donate: int | Sequence[int] = (),
+    donate: int | Sequence[int] | None = (),
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
     **keywords: Any,
@@ -295,7 +295,7 @@ def _check_unused(
     """Refuse what only a function, or what is not analysed yet, has a use for."""
     unused = [f"{len(arguments)} more arguments"] if arguments else []
     unused += [name for name in keywords if name != "cache"]
-    unused += [name for name, given in options.items() if given not in ((), [])]
+    unused += [name for name, given in options.items() if given not in ((), [], None)]
     if unused:
         knobs = {field.name for field in dataclasses.fields(Settings)} & {*unused}
         remedy = f"give settings=toast.Settings({min(knobs)}=...)" if knobs else "leave it out"

@@ -33,7 +33,7 @@ class Calling:
 def from_function(
     function: Callable[..., Any],
     *arguments: Any,
-    donate: int | Sequence[int] = (),
+    donate: int | Sequence[int] | None = (),
     name: str | None = None,
     **keywords: Any,
 ) -> Program:
@@ -45,7 +45,7 @@ def from_function(
     Raises :class:`toast.errors.TargetError` when JAX cannot trace the function.
     """
     name = name or str(getattr(function, "__name__", "function"))
-    places: set[Any] = {donate} if isinstance(donate, int) else {*donate}
+    places: set[Any] = {donate} if isinstance(donate, int) else {*(donate or ())}
     if not all(isinstance(place, int) for place in places):
         raise TargetError(f"{name}: donate={donate!r}: give positions of arguments")
     if not callable(function) or isinstance(function, _STAGES):

@@ -145,7 +145,8 @@ def _prepared(
             like = jobs[mesh].model
     if not jobs and first:
         if len(skipped) > 1:
-            raise type(first)(f"none of {len(skipped)} meshes will do, the first as {first}")
+            text = f"none of {len(skipped)} meshes will do, the first as {first}"
+            raise type(first)(text, shell=first.shell)
         raise first
     return jobs, skipped
 

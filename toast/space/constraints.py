@@ -385,12 +385,10 @@ def _label(analysis: Analysis, op: int) -> str:
 
 
 def _text(spec: Spec) -> str:
-    parts = [
-        "P.UNCONSTRAINED"
-        if axes is None
-        else "None"
-        if not axes
-        else repr(axes[0] if len(axes) == 1 else axes)
-        for axes in spec
-    ]
+    def entry(axes: tuple[str, ...] | None) -> str:
+        if axes is None:
+            return "P.UNCONSTRAINED"
+        return repr(axes[0] if len(axes) == 1 else axes) if axes else "None"
+
+    parts = map(entry, spec)
     return f"P({', '.join(parts)})"
