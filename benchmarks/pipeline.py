@@ -28,7 +28,7 @@ from toast.facts import Relations
 from toast.frontend import mlir
 from toast.hardware import Mesh, load
 from toast.models import build
-from toast.space import Space, States
+from toast.space import Of, Space, States
 
 
 def states_to_price(model: CostModel, most: int) -> States:
@@ -45,10 +45,12 @@ def changes_to_price(model: CostModel, state: States) -> States:
 
     Of colors, of their parts, and of the op classes with most to do.
     """
-    space = model.space
-    hottest = np.argsort(-model.waiting(state), kind="stable")[:24].tolist()
-    single = [action for k in hottest for action in space.single(k)]
-    return space.refine_each(state, [*space.actions, *space.refinements[:256], *single])
+    space, seconds = model.space, model.waiting(state)
+    hottest = np.argsort(-seconds, kind="stable")[:24]
+    classes = space.refinements.rows(Of.CLASS, hottest)
+    rows = np.concatenate([space.parts_by(seconds)[:256], classes])
+    _, refined = space.refine(state, rows)
+    return np.concatenate([space.apply_each(state, range(len(space.actions))), refined])
 
 
 def _rate(

@@ -6,12 +6,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import toast
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.models import build
-from toast.space import Action, Space
+from toast.space import Action, Of, Space
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -42,3 +43,10 @@ def action(space: Space, argument: str, d: int, axis: str, resolution: int = 0) 
     group = int(space.color_group_of(int(names.def_name[names.value_dim[value] + d])))
     bits = (resolution,) * len(space.color_groups[group].bits)
     return Action(group, bits, space.mesh.names.index(axis))
+
+
+def refinements(space: Space, of: Of, *numbers: int) -> list[Action]:
+    """The refinements of families, classes, ..., of these numbers, or all of them."""
+    table = space.refinements
+    every = np.flatnonzero(table.of == of)
+    return table.actions(table.rows(of, np.array(numbers)) if numbers else every)

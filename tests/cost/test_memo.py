@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toast.cost.memo
-from tests.helpers import analyzed
+from tests.helpers import analyzed, refinements
 from toast.cost import CostModel, Memo
 from toast.cost.memo import _Growing, _Numbers
 from toast.hardware import Mesh, load
 from toast.search.exhaustive import random_legal
-from toast.space import Action, Constraints, Space, States
+from toast.space import Action, Constraints, Of, Space, States
 
 PROGRAMS = [
     ("t2b-tiny", {}),
@@ -30,9 +30,9 @@ PROGRAMS = [
 
 def changes(space: Space, random: np.random.Generator) -> list[Action]:
     """Of colors, of their parts and of single op classes."""
-    single = [a for k in random.permutation(len(space.initial))[:20] for a in space.single(int(k))]
-    parts = random.permutation(len(space.refinements))[:40]
-    return [*space.actions, *(space.refinements[i] for i in parts), *single]
+    single = refinements(space, Of.CLASS, *random.permutation(len(space.initial))[:20].tolist())
+    parts = refinements(space, Of.COLOR)
+    return [*space.actions, *(parts[i] for i in random.permutation(len(parts))[:40]), *single]
 
 
 def near_ones(space: Space, state: States, random: np.random.Generator) -> States:

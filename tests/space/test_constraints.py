@@ -14,12 +14,12 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import toast
-from tests.helpers import analyzed, f32, mlp
+from tests.helpers import analyzed, f32, mlp, refinements
 from toast import Constraints
 from toast.errors import PinError, PlanError
 from toast.hardware import Hardware, Mesh, load
 from toast.models import build
-from toast.space import Action, Space
+from toast.space import Action, Of, Space
 from toast.space.constraints import parse_spec
 
 MESH = "d=4,m=2"
@@ -194,7 +194,7 @@ def test_an_open_dimension_of_a_pin_takes_axes_and_the_others_do_not() -> None:
     op = analysis.program.arguments.index("params['embedding']")
     k, d = int(space.classes.of_op[op]), mesh.names.index("d")
     assert {tuple(row) for row in space.choices[k].tolist()} == {(-1, 1), (0, 1)}
-    assert {action.part for action in space.single(k)} == {((k, 0),), ((k, -1),)}
+    assert {action.part for action in refinements(space, Of.CLASS, k)} == {((k, 0),), ((k, -1),)}
     for factor, wanted in ((0, 0), (1, -1)):
         refined = space.apply(space.pinned, Action(-1, (), d, ((k, factor),)))
         assert refined[k].tolist() == [wanted, 1]

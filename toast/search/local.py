@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from toast.search.ledger import REFINEMENT_LENGTH, Ledger, Trajectory, length
-from toast.space import Action, States
+from toast.space import Action, Of, Space, States
+
+Ints = npt.NDArray[np.int64]
 
 #: Variants of a trajectory that are priced together, at least.
 _BATCH = 64
 
-_WORST = Trajectory(np.inf, ())
 
-#: Trajectories with the states that they lead to.
-_Variants = tuple[list[tuple[Action, ...]], States]
+class _Variants(NamedTuple):
+    """Trajectories with the states that they lead to."""
+
+    actions: list[tuple[Action, ...]]
+    lengths: Ints
+    states: States
 
 
 def polish(
@@ -30,14 +37,13 @@ def polish(
     best, improved = start, True
     while improved:
         improved = False
-        for actions, states in _together(_neighbours(ledger, best.actions, depth)):
+        for variants in _together(_neighbours(ledger, best.actions, depth)):
             if stop():
                 return best
-            keys, _ = ledger.price(states)
-            found = min(
-                map(ledger.offer, keys, actions),
-                key=lambda trajectory: trajectory.rank,
-            )
+            keys, _ = ledger.price(variants.states)
+            ranks = ledger.ranks(keys, variants.lengths)
+            place = int(np.argmin(ranks))
+            found = ledger.offer(keys[place], variants.actions[place])
             if found.rank < best.rank - 1e-9:
                 best, improved = found, True
                 break
@@ -64,39 +70,29 @@ def refine(
     parts of colors; the beam is as wide as ``effort`` states per step allow.
     """
     space = ledger.model.space
-    family = space.classes.family
-    several = np.bincount(family)[family] > 1
-    beam = list(dict.fromkeys(starts))
+    beam = [(start, replay(ledger, start.actions)) for start in dict.fromkeys(starts)]
     seen: set[bytes] = set()
     stale = most = 0
     while beam and stale < 3 and not stop():
         before = ledger.best.rank
-        grown: dict[bytes, Trajectory] = {}
-        for trajectory in beam:
+        grown: dict[bytes, _Grown] = {}
+        for trajectory, state in beam:
             longer = length(trajectory.actions) + REFINEMENT_LENGTH
             if len(trajectory.actions) >= depth or ledger.beaten(longer) or stop():
                 continue
-            state = replay(ledger, trajectory.actions)
-            seconds = ledger.model.waiting(state)
-            families = np.argsort(-np.bincount(family, seconds), kind="stable")[:hottest]
-            offered = [action for f in families.tolist() for action in space.of_family(f)]
-            if groups:
-                order = np.argsort(-np.where(several, seconds, -1.0), kind="stable")[:hottest]
-                offered += [
-                    action for k in order.tolist() if several[k] for action in space.single(k)
-                ]
-                hot = np.argsort(-np.bincount(space.alike, seconds), kind="stable")[:hottest]
-                offered += [action for number in hot.tolist() for action in space.together(number)]
-            promising = np.argsort(-space.worth(seconds), kind="stable")[:widest]
-            offered += [space.refinements[i] for i in promising.tolist()]
+            offered = _promising(ledger, state, hottest, widest, groups)
             most = max(most, len(offered))
-            if not offered:
+            rows, states = space.refine(state, offered)
+            if not len(rows):
                 continue
-            keys, _ = ledger.price(space.refine_each(state, offered))
-            for key, action in zip(keys, offered, strict=True):
-                found = ledger.offer(key, (*trajectory.actions, action))
-                if key not in seen and found.rank < grown.get(key, _WORST).rank:
-                    grown[key] = found
+            keys, _ = ledger.price(states)
+            ranks = ledger.ranks(keys, longer).tolist()
+            for place, (key, rank) in enumerate(zip(keys, ranks, strict=True)):
+                if key not in seen and (key not in grown or rank < grown[key].rank):
+                    grown[key] = _Grown(rank, trajectory, int(rows[place]), states[place])
+            best = int(np.argmin(ranks))
+            if ranks[best] < ledger.best.rank:
+                ledger.offer(keys[best], _longer(space, trajectory, rows[best]))
             if len(grown) >= effort:
                 break
         width = max(1, effort // max(1, most))
@@ -107,8 +103,44 @@ def refine(
         over = over[: max(width // 2, width - len(fitting))]
         kept = [*fitting[: width - len(over)], *over]
         seen.update(kept)
-        beam = [grown[key] for key in kept]
+        beam = [
+            (Trajectory(found.rank, _longer(space, found.parent, found.row)), found.state)
+            for found in map(grown.__getitem__, kept)
+        ]
         stale = 0 if ledger.best.rank < before - 1e-12 else stale + 1
+
+
+class _Grown(NamedTuple):
+    """What a refinement makes of a trajectory."""
+
+    rank: float
+    parent: Trajectory
+    row: int  # of ``Space.refinements``
+    state: States
+
+
+def _longer(space: Space, trajectory: Trajectory, row: int) -> tuple[Action, ...]:
+    return (*trajectory.actions, *space.refinements.actions([row]))
+
+
+def _promising(ledger: Ledger, state: States, hottest: int, widest: int, groups: bool) -> Ints:
+    """The refinements that are tried behind a state, as :func:`refine` says."""
+    space, seconds = ledger.model.space, ledger.model.waiting(state)
+    family, refinements = space.classes.family, space.refinements
+
+    def of(kind: Of, numbers: Ints) -> Ints:
+        return refinements.rows(kind, numbers)
+
+    def most(weights: npt.NDArray[Any]) -> Ints:
+        return np.argsort(-weights, kind="stable")[:hottest]
+
+    offered = [of(Of.FAMILY, most(np.bincount(family, seconds)))]
+    if groups:
+        several = np.bincount(family)[family] > 1
+        classes = most(np.where(several, seconds, -1.0))
+        offered.append(of(Of.CLASS, classes[several[classes]]))
+        offered.append(of(Of.ALIKE, most(np.bincount(space.alike, seconds))))
+    return np.concatenate([*offered, space.parts_by(seconds)[:widest]])
 
 
 def replay(ledger: Ledger, actions: Sequence[Action]) -> States:
@@ -123,12 +155,13 @@ def _together(variants: Iterator[_Variants]) -> Iterator[_Variants]:
     """The variants in batches that are worth pricing."""
     waiting: list[_Variants] = []
     for variant in itertools.chain(variants, [None]):
-        if variant and variant[0]:
+        if variant and variant.actions:
             waiting.append(variant)
-        if waiting and (variant is None or sum(len(w) for w, _ in waiting) >= _BATCH):
-            yield (
-                [actions for several, _ in waiting for actions in several],
-                np.concatenate([states for _, states in waiting]),
+        if waiting and (variant is None or sum(len(w.actions) for w in waiting) >= _BATCH):
+            yield _Variants(
+                [actions for several in waiting for actions in several.actions],
+                np.concatenate([several.lengths for several in waiting]),
+                np.concatenate([several.states for several in waiting]),
             )
             waiting = []
 
@@ -136,7 +169,7 @@ def _together(variants: Iterator[_Variants]) -> Iterator[_Variants]:
 def _neighbours(ledger: Ledger, actions: tuple[Action, ...], depth: int) -> Iterator[_Variants]:
     space = ledger.model.space
     every = range(len(space.actions))
-    count = len(actions)
+    count, whole = len(actions), length(actions)
     before = [space.initial]
     for action in actions:
         before.append(space.apply(before[-1], action))
@@ -146,22 +179,27 @@ def _neighbours(ledger: Ledger, actions: tuple[Action, ...], depth: int) -> Iter
             states = space.apply_all(states, action)
         return states
 
-    single: list[tuple[int, tuple[Action, ...]]] = [(i, actions[i + 1 :]) for i in range(count)] + [
-        (i, (actions[i + 1], actions[i], *actions[i + 2 :])) for i in range(count - 1)
-    ]
-    if single:
-        yield (
-            [actions[:i] + rest for i, rest in single],
-            np.concatenate([then(before[i][None], rest) for i, rest in single]),
+    fewer = [(i, actions[i + 1 :]) for i in range(count)]
+    swapped = [(i, (actions[i + 1], actions[i], *actions[i + 2 :])) for i in range(count - 1)]
+    if count:
+        yield _Variants(
+            [actions[:i] + rest for i, rest in (*fewer, *swapped)],
+            np.array([length(actions[:i] + rest) for i, rest in (*fewer, *swapped)]),
+            np.concatenate([then(before[i][None], rest) for i, rest in (*fewer, *swapped)]),
         )
     for skip in (1, 0):  # replace, insert
         if not skip and count >= depth:
             continue
         for i in range(count + 1 - skip):
             rest = actions[i + skip :]
-            if ledger.beaten(length((*actions[:i], *rest)) + 1):
+            longer = whole - length(actions[i : i + skip]) + 1
+            if ledger.beaten(longer):
                 continue
-            yield (
-                [(*actions[:i], other, *rest) for other in space.actions],
-                then(space.apply_each(before[i], every), rest),
+            states = space.apply_each(before[i], every)
+            # What changes nothing is no better than what is there without it.
+            some = np.flatnonzero((states != before[i]).any(axis=(1, 2)))
+            yield _Variants(
+                [(*actions[:i], space.actions[number], *rest) for number in some.tolist()],
+                np.full(len(some), longer),
+                then(states[some], rest),
             )

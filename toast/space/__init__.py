@@ -1,8 +1,9 @@
 """Fourth stage: the decision space of an analysed program on a mesh."""
 
+from toast.space.actions import NONE, Action, Of, Refinements
 from toast.space.classes import PRODUCTS, Classes
 from toast.space.constraints import FREE, Constraints, Resolved, broken, resolve
-from toast.space.space import NONE, Action, ColorGroup, Resolving, Space, States
+from toast.space.space import ColorGroup, Resolving, Space, States
 
 __all__ = [
     "FREE",
@@ -12,6 +13,8 @@ __all__ = [
     "Classes",
     "ColorGroup",
     "Constraints",
+    "Of",
+    "Refinements",
     "Resolved",
     "Resolving",
     "Space",

@@ -17,7 +17,7 @@ import math
 import typing
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from toast.errors import PinError, SearchError
 from toast.graphs import components
 from toast.hardware import Mesh
+from toast.space.actions import NONE, Action, Of, Pairs, Refinements, pairs_of
 from toast.space.classes import PRODUCTS, behaviours, classes_of
 from toast.space.constraints import FREE, Constraints, Resolved, resolve
 
@@ -36,9 +37,6 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 #: A batch of states: ``[states, classes, axes]`` of the factor that holds each axis.
 States = npt.NDArray[np.int8]
-
-#: No factor holds the axis.
-NONE = -1
 
 #: Colors that touch fewer dimensions get no action (4.2).  In programs of a few ops every color
 #: matters, so the limit grows to this with the program: one in fifty of its dimensions.
@@ -52,20 +50,6 @@ MAX_BITS = 4
 
 #: Whether compatible conflicts are resolved alike (3.5), or each by itself.
 Resolving = Literal["compatible", "independent"]
-
-
-class Action(NamedTuple):
-    """Shard all dimensions of a color along a mesh axis, resolving conflicts as told (4.2)."""
-
-    #: Color group: a color with the colors mirrored to it.
-    color: int
-    #: One bit per resolution group of the color.
-    resolution: tuple[int, ...]
-    axis: int
-    #: A part of the color, in which the action takes the axis from whatever holds it: pairs of an
-    #: op class and its factor, or -1 to let go of the axis.  Empty for the whole color, where an
-    #: axis that is held stays.
-    part: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +211,7 @@ class Space:
     def apply_all(self, states: States, action: Action) -> States:
         """Every one of ``states`` (``[states, classes, axes]``) after ``action``."""
         if action.part:
-            return np.concatenate([self.refine_each(state, [action]) for state in states])
+            return self._refined(states, pairs_of([action]))
         after, axis = states.copy(), action.axis
         for classes, factors in self._targets[action]:
             fits = self._fits(states[:, classes], classes, factors, self.axis_sizes[axis])
@@ -281,15 +265,25 @@ class Space:
         return int(self._class_colors[k, factor]) if factor >= 0 else -1
 
     @functools.cached_property
-    def refinements(self) -> tuple[Action, ...]:
-        """Actions on a part of a color: the ops beside some other color, or those that are not.
+    def refinements(self) -> Refinements:
+        """All actions on parts of colors that the search may try."""
+        classes, colors = self.classes, self._class_colors
+        real = np.flatnonzero(self.axis_sizes > 1)
+        shardable = classes.divisor > 1
+        several = np.bincount(self.alike)[self.alike] > 1
+        every = np.arange(len(colors))
+        return Refinements.joined([
+            Refinements.of_labels(Of.FAMILY, classes.family, shardable, colors, real),
+            Refinements.of_labels(Of.CLASS, every, shardable & ~self._shut, colors, real),
+            Refinements.of_labels(
+                Of.ALIKE, np.where(several, self.alike, -1), shardable, colors, real
+            ),
+            self._parts_of_colors(real),
+        ])  # fmt: skip
 
-        What colors tie together need not be sharded alike: an expert's products by expert, and the
-        gates before them, which have experts too, by group.  The search tries these behind all
-        others, where they take an axis from whatever holds it.
-        """
-        found: list[Action] = []
-        known: set[object] = set()
+    def _parts_of_colors(self, axes: Ints) -> Refinements:
+        found: list[tuple[int, Ints, Ints]] = []
+        known: set[tuple[bytes, bytes]] = set()
         colors = self._class_colors
         shardable = (self.classes.divisor > 1) & (colors >= 0)
         for color in dict.fromkeys(action.color for action in self.actions):
@@ -300,24 +294,33 @@ class Space:
             for other in beside[(beside >= 0) & (beside != color)].tolist():
                 inside = (colors[classes] == other).any(axis=1)
                 for chosen in (inside, ~inside):
-                    part = tuple(
-                        zip(classes[chosen].tolist(), factors[chosen].tolist(), strict=True)
-                    )
-                    if part and part not in known:
-                        known.add(part)
-                        found += self._of_part(part, color)
-        return tuple(found)
+                    part = classes[chosen], factors[chosen]
+                    key = part[0].tobytes(), part[1].tobytes()
+                    if len(part[0]) and key not in known:
+                        known.add(key)
+                        found.append((color, *part))
+        sizes = np.array([len(classes) for _, classes, _ in found], dtype=np.int64)
+        none = np.empty(0, dtype=np.int64)
+        return Refinements.table(
+            Of.COLOR, np.arange(len(found)), np.array([c for c, *_ in found], dtype=np.int64),
+            np.cumsum(sizes) - sizes, np.concatenate([none, *(k for _, k, _ in found)]),
+            np.concatenate([none, *(f for *_, f in found)]), axes,
+        )  # fmt: skip
 
-    def worth(self, seconds: Floats) -> Floats:
-        """For each of :attr:`refinements` the sum of ``seconds`` (of op classes) in its part."""
-        row, classes, _ = self._parts
+    def parts_by(self, seconds: Floats) -> Ints:
+        """The refinements of parts of colors, by the ``seconds`` (of op classes) in their parts.
+
+        Those with the most come first.
+        """
+        rows, pairs = self._parts
         # Summed in order, so that equal parts are worth the same.
-        found = np.bincount(row, weights=seconds[classes], minlength=len(self.refinements))
-        return np.asarray(found, dtype=np.float64)
+        worth = np.bincount(pairs.action, seconds[pairs.op_class], minlength=len(rows))
+        return rows[np.argsort(-worth, kind="stable")]
 
     @functools.cached_property
-    def _parts(self) -> tuple[Ints, Ints, Ints]:
-        return _flat(self.refinements)
+    def _parts(self) -> tuple[Ints, Pairs]:
+        rows = np.flatnonzero(self.refinements.of == Of.COLOR)
+        return rows, self.refinements.pairs(rows)
 
     @functools.cached_property
     def alike(self) -> Ints:
@@ -332,39 +335,6 @@ class Space:
             for kind, row in zip(kinds, self._class_colors.tolist(), strict=True)
         ]
         return np.array(numbers, dtype=np.int64)
-
-    def together(self, number: int) -> list[Action]:
-        """Refinements of op classes that are alike, if there are several: as :meth:`single`."""
-        classes = np.flatnonzero(self.alike == number)
-        return self._of_several(classes) if len(classes) > 1 else []
-
-    def of_family(self, number: int) -> list[Action]:
-        """Refinements of the op classes of a family: as :meth:`single`."""
-        return self._of_several(np.flatnonzero(self.classes.family == number))
-
-    def _of_several(self, classes: Ints) -> list[Action]:
-        found = []
-        for factor in (*range(self.classes.divisor.shape[1]), NONE):
-            fit = classes if factor < 0 else classes[self.classes.divisor[classes, factor] > 1]
-            if len(fit):
-                color = int(self._class_colors[fit[0], factor]) if factor >= 0 else -1
-                found += self._of_part(tuple((int(k), factor) for k in fit), color)
-        return found
-
-    def single(self, k: int) -> list[Action]:
-        """Refinements of one op class: each of its factors on each axis, or none."""
-        factors = np.flatnonzero((self.classes.divisor[k] > 1) & ~self._shut[k]).tolist()
-        return [
-            action
-            for factor in (*factors, NONE)
-            for color in [int(self._class_colors[k, factor]) if factor >= 0 else -1]
-            for action in self._of_part(((k, factor),), color)
-        ]
-
-    def _of_part(self, part: tuple[tuple[int, int], ...], color: int) -> list[Action]:
-        """Actions that bring a part to each axis of more than one device."""
-        real = np.flatnonzero(self.axis_sizes > 1).tolist()
-        return [Action(color, (), axis, part) for axis in real]
 
     # -- batches -----------------------------------------------------------------------------
 
@@ -389,16 +359,40 @@ class Space:
         stays.
         """
         after = np.repeat(state[None], len(actions), axis=0)
-        row, k, f = _flat(actions)
-        axis = np.array([action.axis for action in actions])[row]
-        free = self._fixed[k, axis] == FREE
-        row, k, f, axis = row[free], k[free], f[free], axis[free]
-        without = state[k]
-        without[np.arange(len(k)), axis] = NONE
-        fits = self._fits(without, k, f, self.axis_sizes[axis]) & ~self._shut[k, f]
-        fits |= f == NONE
-        after[row, k, axis] = np.where(fits, f, state[k, axis])
+        pairs = pairs_of(actions)
+        after[pairs.action, pairs.op_class, pairs.axis] = self._brought(state[None], pairs)[0]
         return after
+
+    def refine(self, state: States, rows: Ints) -> tuple[Ints, States]:
+        """Those of :attr:`refinements` that change ``state``, and what they make of it.
+
+        Of ``rows``, and ``[those, classes, axes]``.
+        """
+        pairs = self.refinements.pairs(rows)
+        brought = self._brought(state[None], pairs)[0]
+        changes = brought != state[pairs.op_class, pairs.axis]
+        number, k, axis = pairs.action[changes], pairs.op_class[changes], pairs.axis[changes]
+        some, place = np.unique(number, return_inverse=True)
+        after = np.repeat(state[None], len(some), axis=0)
+        after[place, k, axis] = brought[changes]
+        return rows[some], after
+
+    def _refined(self, states: States, pairs: Pairs) -> States:
+        """Each of ``states`` after one refinement."""
+        after = states.copy()
+        after[:, pairs.op_class, pairs.axis] = self._brought(states, pairs)
+        return after
+
+    def _brought(self, states: States, pairs: Pairs) -> States:
+        """What each pair's axis shards of its op class behind it: ``[S, pairs]``."""
+        _, k, f, axis = pairs
+        held = states[:, k]  # [S, pairs, A]
+        here = np.arange(len(k))
+        before = held[:, here, axis]
+        held[:, here, axis] = NONE
+        fits = self._fits(held, k, f, self.axis_sizes[axis]) & ~self._shut[k, f]
+        free = self._fixed[k, axis] == FREE
+        return np.where(free & (fits | (f == NONE)), f, before).astype(np.int8)
 
     def _shards_of(self, held: States, factors: Ints) -> Ints:
         """Devices over which each of ``factors`` is sharded where axes are ``held`` as told."""
@@ -436,17 +430,7 @@ class Space:
         op = self.classes.representative[k]
         first, last = self.analysis.names.first_name[op : op + 2]
         divisor = np.where(self._open[first:last], self.classes.divisor[k, : last - first], 1)
-        offered = [
-            [NONE, *np.flatnonzero(divisor % size == 0)] if fixed == FREE and size > 1
-            else [max(fixed, NONE)]
-            for size, fixed in zip(self.mesh.sizes, self._fixed[k].tolist(), strict=True)
-        ]  # fmt: skip
-        rows = np.array(list(itertools.product(*offered)), dtype=np.int8)
-        fits = np.ones(len(rows), dtype=bool)
-        for f, most in enumerate(divisor.tolist()):
-            chosen = ((rows == f) & (self._fixed[k] == FREE)).any(axis=1)
-            fits &= ~chosen | (most % self._shards_of(rows, np.array([f])) == 0)
-        return np.asarray(rows[fits])
+        return _legal(tuple(divisor.tolist()), tuple(self._fixed[k].tolist()), self.mesh.sizes)
 
     @functools.cached_property
     def tied(self) -> tuple[tuple[int, int, States], ...]:
@@ -544,14 +528,24 @@ class Space:
         return [(classes[rank == layer], factors[rank == layer]) for layer in range(depth)]
 
 
-def _flat(actions: Sequence[Action]) -> tuple[Ints, Ints, Ints]:
-    """The parts of refinements in one: number of the action, op class and factor of each pair."""
-    flat = itertools.chain.from_iterable
-    # Several times as fast as an array of tuples: parts have thousands of pairs.
-    pairs = np.fromiter(flat(flat(action.part for action in actions)), dtype=np.int64)
-    row = np.repeat(np.arange(len(actions)), [len(action.part) for action in actions])
-    classes, factors = pairs.reshape(-1, 2).T
-    return row, classes, factors
+@functools.lru_cache(maxsize=4096)
+def _legal(divisor: tuple[int, ...], fixed: tuple[int, ...], sizes: tuple[int, ...]) -> States:
+    """The states of an op whose factors have these divisors, ``fixed`` as ``Space.fixed``."""
+    offered = [
+        [NONE, *(f for f, most in enumerate(divisor) if most % size == 0)]
+        if here == FREE and size > 1 else [max(here, NONE)]
+        for size, here in zip(sizes, fixed, strict=True)
+    ]  # fmt: skip
+    rows = np.array(list(itertools.product(*offered)), dtype=np.int8)
+    fits = np.ones(len(rows), dtype=bool)
+    free = np.array(fixed) == FREE
+    for f, most in enumerate(divisor):
+        here = rows == f
+        shards = np.where(here, sizes, 1).prod(axis=1)
+        fits &= ~(here & free).any(axis=1) | (most % shards == 0)
+    found: States = rows[fits]
+    found.flags.writeable = False  # of several op classes
+    return found
 
 
 def _largest(groups: tuple[int, ...], weight: Mapping[int, float]) -> set[int]:
