@@ -15,7 +15,7 @@ from toast.space import Action, Of, Space, States
 Ints = npt.NDArray[np.int64]
 
 #: Variants of a trajectory that are priced together, at least.
-_BATCH = 64
+_BATCH = 128
 
 
 class _Variants(NamedTuple):

@@ -122,7 +122,7 @@ class Space:
         }  # fmt: skip
         # Names that no action touches behave alike, whatever their color.
         active = np.array([
-            group.dimensions >= min_dimensions and self._divides(names.divisor[self.names_of(g)])
+            group.dimensions >= min_dimensions and self._divisible(names.divisor[self.names_of(g)])
             for g, group in enumerate(self.color_groups)
         ], dtype=bool)  # fmt: skip
         order = self.resolved.order
@@ -214,16 +214,28 @@ class Space:
             return self._refined(states, pairs_of([action]))
         after, axis = states.copy(), action.axis
         for classes, factors in self._targets[action]:
-            fits = self._fits(states[:, classes], classes, factors, self.axis_sizes[axis])
-            here = after[:, classes, axis]
-            after[:, classes, axis] = np.where(fits & (here == NONE), factors, here)
+            held = after[:, classes]
+            here = held[..., axis]
+            fits = self._fits(held, classes, factors, axis) & (here == NONE)
+            after[:, classes, axis] = np.where(fits, factors, here)
         return after
 
-    def _fits(self, held: States, classes: Ints, factors: Ints, size: Ints) -> Bools:
-        """Whether an axis of ``size`` divides what ``held`` leaves of each class's factor."""
-        return np.asarray(
-            self.classes.divisor[classes, factors] % (self._shards_of(held, factors) * size) == 0
-        )
+    def _fits(self, held: States, classes: Ints, factors: Ints, axis: int | Ints) -> Bools:
+        """Whether ``axis`` divides what the other axes that are ``held`` leave of each factor.
+
+        ``held`` is ``[..., pairs, axes]``; ``axis`` one of all pairs, or one of each.
+        """
+        together = np.left_shift(1, axis).astype(np.uint8)
+        for a in range(held.shape[-1]):
+            together = together | ((held[..., a] == factors).view(np.uint8) << np.uint8(a))
+        return np.asarray(self._divides[together, classes, factors])
+
+    @functools.cached_property
+    def _divides(self) -> Bools:
+        """``[sets of axes, K, F]`` whether the axes of a set together divide a factor."""
+        sets = np.arange(1 << len(self.axis_sizes))[:, None] >> np.arange(len(self.axis_sizes)) & 1
+        devices = np.where(sets, self.axis_sizes, 1).prod(axis=1)
+        return np.asarray(self.classes.divisor % devices[:, None, None] == 0)
 
     # -- refinements -------------------------------------------------------------------------
 
@@ -347,9 +359,9 @@ class Space:
             row = place[action]
             chosen = row >= 0
             row, k, f, a = row[chosen], classes[chosen], factors[chosen], axes[chosen]
-            fits = self._fits(state[k], k, f, self.axis_sizes[a])
             here = after[row, k, a]
-            after[row, k, a] = np.where(fits & (here == NONE), f, here)
+            fits = self._fits(state[k], k, f, a) & (here == NONE)
+            after[row, k, a] = np.where(fits, f, here)
         return after
 
     def refine_each(self, state: States, actions: Sequence[Action]) -> States:
@@ -387,19 +399,10 @@ class Space:
         """What each pair's axis shards of its op class behind it: ``[S, pairs]``."""
         _, k, f, axis = pairs
         held = states[:, k]  # [S, pairs, A]
-        here = np.arange(len(k))
-        before = held[:, here, axis]
-        held[:, here, axis] = NONE
-        fits = self._fits(held, k, f, self.axis_sizes[axis]) & ~self._shut[k, f]
+        before = held[:, np.arange(len(k)), axis]
+        fits = self._fits(held, k, f, axis) & ~self._shut[k, f]
         free = self._fixed[k, axis] == FREE
         return np.where(free & (fits | (f == NONE)), f, before).astype(np.int8)
-
-    def _shards_of(self, held: States, factors: Ints) -> Ints:
-        """Devices over which each of ``factors`` is sharded where axes are ``held`` as told."""
-        found = np.where(held[..., 0] == factors, self.axis_sizes[0], 1)
-        for axis in range(1, len(self.axis_sizes)):
-            found *= np.where(held[..., axis] == factors, self.axis_sizes[axis], 1)
-        return np.asarray(found)
 
     @functools.cached_property
     def _layers_of_all(self) -> list[tuple[Ints, Ints, Ints, Ints]]:
@@ -510,7 +513,7 @@ class Space:
         free = self._pins[:, axis] == FREE
         return [(classes[free[classes]], factors[free[classes]]) for classes, factors in layers]
 
-    def _divides(self, divisors: Ints) -> bool:
+    def _divisible(self, divisors: Ints) -> bool:
         """Whether some axis of more than one device divides some of the divisors."""
         sizes = self.axis_sizes[self.axis_sizes > 1]
         return bool((divisors[:, None] % sizes == 0).any())
