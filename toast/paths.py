@@ -43,9 +43,12 @@ def near(pattern: str, paths: Iterable[str]) -> list[str]:
     """Up to three paths that somebody may have meant by a pattern that matches none.
 
     First those that it matches a part of, then those that have most of its letters in pieces of
-    their own order, ``*`` left out.  Layers that are alike are there once.
+    their own order, ``*`` left out, or a last key like its own.  Layers that are alike are there
+    once.
 
     >>> near("params*wq", ["params['embedding']", "params['layers'][0]['wq']"])[0]
+    "params['layers'][0]['wq']"
+    >>> near("params.layers[*].q", ["params['layers'][0]['up']", "params['layers'][0]['wq']"])[0]
     "params['layers'][0]['wq']"
     """
     known = list(dict.fromkeys(paths))
@@ -62,9 +65,15 @@ def near(pattern: str, paths: Iterable[str]) -> list[str]:
         shared = sum(block.size for block in pieces.get_matching_blocks() if block.size > 1)
         return shared / max(len(letters), 1)
 
-    like = {path: likeness(path) for path in known}
+    last = re.sub(r"[*?]", "", "".join(keys(pattern)[-1:]))
+
+    def ending(path: str) -> float:
+        return difflib.SequenceMatcher(None, last, "".join(keys(path)[-1:])).ratio()
+
+    ends = {path: ending(path) for path in known}
+    like = {path: max(likeness(path), ends[path]) for path in known}
     alike: dict[str, str] = {}
-    for path in sorted(known, key=lambda path: -like[path]):
+    for path in sorted(known, key=lambda path: (-like[path], -ends[path])):
         if like[path] >= _LIKE:
             alike.setdefault(re.sub(r"\[\d+\]", "[*]", path), path)
     return (list(alike.values()) or known)[:3]
