@@ -160,11 +160,11 @@ class Store:
 def analyzed(model: str, options: tuple[tuple[str, int], ...]) -> toast.Analysis:
     """The analysis of a model: one at a time is kept.
 
-    With what follows from it on any mesh, and what that imports: else the first of the methods
-    would pay for the others.
+    With what is imported, and kept, when any program is searched for the first time: else the first
+    of the methods would pay for the others.
     """
     analysis = toast.analyze(build(model, **dict(options)))
-    proposing(CostModel(Space(analysis, Mesh.parse("a=2")), load("tpu-v3")))(None)
+    proposing(CostModel(Space(analysis, Mesh.parse("a=2")), load("tpu-v3")))(1.0)
     return analysis
 
 

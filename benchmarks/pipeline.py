@@ -28,7 +28,7 @@ from toast.facts import Relations
 from toast.frontend import mlir
 from toast.hardware import Mesh, load
 from toast.models import build
-from toast.space import Of, Space, States
+from toast.space import Scope, Space, States
 
 
 def states_to_price(model: CostModel, most: int) -> States:
@@ -47,7 +47,7 @@ def changes_to_price(model: CostModel, state: States) -> States:
     """
     space, seconds = model.space, model.waiting(state)
     hottest = np.argsort(-seconds, kind="stable")[:24]
-    classes = space.refinements.rows(Of.CLASS, hottest)
+    classes = space.refinements.rows(Scope.CLASS, hottest)
     rows = np.concatenate([space.parts_by(seconds)[:256], classes])
     _, refined = space.refine(state, rows)
     return np.concatenate([space.apply_each(state, range(len(space.actions))), refined])

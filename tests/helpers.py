@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import toast
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.models import build
-from toast.space import Action, Of, Space
+from toast.space import Action, Scope, Space, States
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -45,8 +46,13 @@ def action(space: Space, argument: str, d: int, axis: str, resolution: int = 0) 
     return Action(group, bits, space.mesh.names.index(axis))
 
 
-def refinements(space: Space, of: Of, *numbers: int) -> list[Action]:
+def refinements(space: Space, scope: Scope, *numbers: int) -> list[Action]:
     """The refinements of families, classes, ..., of these numbers, or all of them."""
     table = space.refinements
-    every = np.flatnonzero(table.of == of)
-    return table.actions(table.rows(of, np.array(numbers)) if numbers else every)
+    every = np.flatnonzero(table.scope == scope)
+    return table.actions(table.rows(scope, np.array(numbers)) if numbers else every)
+
+
+def after_each(space: Space, state: States, actions: Iterable[Action]) -> States:
+    """``state`` after each of ``actions``: ``[actions, classes, axes]``."""
+    return np.stack([space.apply(state, action) for action in actions])

@@ -65,15 +65,21 @@ def near(pattern: str, paths: Iterable[str]) -> list[str]:
         shared = sum(block.size for block in pieces.get_matching_blocks() if block.size > 1)
         return shared / max(len(letters), 1)
 
-    last = re.sub(r"[*?]", "", "".join(keys(pattern)[-1:]))
+    last = re.sub(r"[*?]", "", _last_key(pattern))
 
     def ending(path: str) -> float:
-        return difflib.SequenceMatcher(None, last, "".join(keys(path)[-1:])).ratio()
+        return difflib.SequenceMatcher(None, last, _last_key(path)).ratio()
 
+    whole = {path: likeness(path) for path in known}
     ends = {path: ending(path) for path in known}
-    like = {path: max(likeness(path), ends[path]) for path in known}
     alike: dict[str, str] = {}
-    for path in sorted(known, key=lambda path: (-like[path], -ends[path])):
-        if like[path] >= _LIKE:
+    # Many paths may have one last key, as layers' kernels do: the others tell them apart.
+    for path in sorted(known, key=lambda path: -whole[path] - ends[path]):
+        if max(whole[path], ends[path]) >= _LIKE:
             alike.setdefault(re.sub(r"\[\d+\]", "[*]", path), path)
     return (list(alike.values()) or known)[:3]
+
+
+def _last_key(path: str) -> str:
+    """The last key that is no number."""
+    return next((key for key in reversed(keys(path)) if not key.isdigit()), "")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import toast.cost.memo
-from tests.helpers import analyzed, refinements
+from tests.helpers import after_each, analyzed, refinements
 from toast.cost import CostModel, Memo
 from toast.cost.memo import _Growing, _Numbers
 from toast.hardware import Mesh, load
 from toast.search.exhaustive import random_legal
-from toast.space import Action, Constraints, Of, Space, States
+from toast.space import Action, Constraints, Scope, Space, States
 
 PROGRAMS = [
     ("t2b-tiny", {}),
@@ -30,16 +30,16 @@ PROGRAMS = [
 
 def changes(space: Space, random: np.random.Generator) -> list[Action]:
     """Of colors, of their parts and of single op classes."""
-    single = refinements(space, Of.CLASS, *random.permutation(len(space.initial))[:20].tolist())
-    parts = refinements(space, Of.COLOR)
+    single = refinements(space, Scope.CLASS, *random.permutation(len(space.initial))[:20].tolist())
+    parts = refinements(space, Scope.COLOR)
     return [*space.actions, *(parts[i] for i in random.permutation(len(parts))[:40]), *single]
 
 
 def near_ones(space: Space, state: States, random: np.random.Generator) -> States:
     """States that one or two changes make of a state, and the state itself."""
     offered = changes(space, random)
-    once = space.refine_each(state, offered)
-    twice = np.concatenate([space.refine_each(s, offered[-30:]) for s in once[-30::10]])
+    once = after_each(space, state, offered)
+    twice = np.concatenate([after_each(space, s, offered[-30:]) for s in once[-30::10]])
     return np.concatenate([state[None], once, twice])
 
 

@@ -12,7 +12,7 @@ from tests.helpers import action, analyzed, f32, model_of, refinements
 from toast.hardware import Mesh, load
 from toast.models import build
 from toast.plan.shard import shardings_of
-from toast.space import Action, Of, Space
+from toast.space import Action, Scope, Space
 
 
 def test_tokens_go_to_their_experts_by_all_to_all() -> None:
@@ -32,10 +32,10 @@ def test_refined_states_are_legal_and_stay_so_whatever_comes_next() -> None:
     model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
     space, random = model.space, np.random.default_rng(0)
     offered = [
-        *refinements(space, Of.COLOR),
-        *refinements(space, Of.CLASS),
+        *refinements(space, Scope.COLOR),
+        *refinements(space, Scope.CLASS),
     ]
-    assert refinements(space, Of.COLOR)
+    assert refinements(space, Scope.COLOR)
     for _ in range(20):
         state = space.initial
         for number in random.integers(len(space.actions), size=2).tolist():
@@ -64,7 +64,7 @@ def test_a_part_takes_the_axis_and_can_let_it_go() -> None:
     assert state[product, 0] == 0
     taken = {
         a.part[0][1]: space.apply(state, a)[product, 0]
-        for a in refinements(space, Of.CLASS, product)
+        for a in refinements(space, Scope.CLASS, product)
     }
     assert taken == {0: 0, 1: 1, 2: 2, -1: -1}
     # Five devices divide nothing here.
@@ -91,16 +91,16 @@ def test_classes_that_differ_in_sizes_only_are_refined_together() -> None:
     space = Space(analysis, Mesh.parse("d=2,m=2"))
     numbers, counts = np.unique(space.alike, return_counts=True)
     assert (counts > 1).any()
-    assert all(not refinements(space, Of.ALIKE, n) for n in numbers[counts == 1].tolist())
+    assert all(not refinements(space, Scope.ALIKE, n) for n in numbers[counts == 1].tolist())
     tried = 0
     for number in numbers[counts > 1].tolist():
-        for chosen in refinements(space, Of.ALIKE, number):
+        for chosen in refinements(space, Scope.ALIKE, number):
             classes = [k for k, _ in chosen.part]
             assert (space.alike[classes] == number).all()
             state = space.initial
             for pair in chosen.part:
                 state = space.apply(state, chosen._replace(part=(pair,)))
-            (together,) = space.refine_each(space.initial, [chosen])
+            together = space.apply(space.initial, chosen)
             assert (together == state).all()
             tried += (together != space.initial).any()
     assert tried

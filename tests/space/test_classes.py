@@ -9,7 +9,7 @@ import numpy as np
 import toast
 from tests.helpers import analyzed, f32, refinements
 from toast.hardware import Mesh
-from toast.space import Of, Space, classes
+from toast.space import Scope, Space, classes
 
 
 def layers(weights: list[jax.Array], x: jax.Array) -> jax.Array:
@@ -66,7 +66,7 @@ def test_a_family_is_refined_as_one() -> None:
     largest = int(np.bincount(family).argmax())
     members = np.flatnonzero(family == largest)
     assert len(members) > 1
-    for action in refinements(space, Of.FAMILY, largest):
+    for action in refinements(space, Scope.FAMILY, largest):
         assert {k for k, _ in action.part} <= set(members.tolist())
         after = space.apply(space.unsharded, action)
         assert (after[members] == after[members[0]]).all()

@@ -19,7 +19,8 @@ from toast import Constraints
 from toast.errors import PinError, PlanError
 from toast.hardware import Hardware, Mesh, load
 from toast.models import build
-from toast.space import Action, Of, Space
+from toast.paths import near
+from toast.space import Action, Scope, Space
 from toast.space.constraints import parse_spec
 
 MESH = "d=4,m=2"
@@ -194,7 +195,7 @@ def test_an_open_dimension_of_a_pin_takes_axes_and_the_others_do_not() -> None:
     op = analysis.program.arguments.index("params['embedding']")
     k, d = int(space.classes.of_op[op]), mesh.names.index("d")
     assert {tuple(row) for row in space.choices[k].tolist()} == {(-1, 1), (0, 1)}
-    assert {action.part for action in refinements(space, Of.CLASS, k)} == {((k, 0),), ((k, -1),)}
+    assert {action.part for action in refinements(space, Scope.CLASS, k)} == {((k, 0),), ((k, -1),)}
     for factor, wanted in ((0, 0), (1, -1)):
         refined = space.apply(space.pinned, Action(-1, (), d, ((k, factor),)))
         assert refined[k].tolist() == [wanted, 1]
@@ -305,6 +306,8 @@ def test_an_axis_of_one_device_holds_what_is_pinned_and_fixed(mlp_analysis: toas
         ("prams*['gate']", "params['layers'][0]['gate']"),
         ("tokn*", "tokens"),
         ("hidden", "params['embedding']"),
+        ("q", "params['layers'][0]['wq']"),
+        ("params.layers[*].q", "params['layers'][0]['wq']"),
     ],
 )
 def test_near_a_pattern_is_what_was_meant(pattern: str, first: str) -> None:
@@ -315,6 +318,26 @@ def test_near_a_pattern_is_what_was_meant(pattern: str, first: str) -> None:
     assert close.split(", ")[0] == first
     layers = [re.sub(r"\d", "*", path) for path in close.split(", ")]
     assert len(set(layers)) == len(layers)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "first"),
+    [
+        ("params['decodr']['Dense_1']['kernel']", "params['decoder']['Dense_1']['kernel']"),
+        ("params.head.Dens_1.bias", "params['head']['Dense_1']['bias']"),
+        ("params['dens'][0]", "params['dense'][0]"),
+    ],
+)
+def test_near_a_pattern_is_what_was_meant_where_last_keys_are_alike(
+    pattern: str, first: str
+) -> None:
+    """As flax names them."""
+    dense = [
+        f"params['{part}']['Dense_{number}']['{name}']"
+        for part in ("encoder", "decoder", "head") for number in (0, 1)
+        for name in ("kernel", "bias")
+    ]  # fmt: skip
+    assert near(pattern, [*dense, "state.opt[0]", "params['dense'][0]"])[0] == first
 
 
 def test_what_is_fixed_stays_so() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,16 +78,12 @@ class Ledger:
         """Whether a priced state fits."""
         return self._fits[key]
 
-    @overload
-    def length_cost(self, cost: float, length: int) -> float: ...
-    @overload
-    def length_cost(self, cost: Floats, length: int | npt.NDArray[np.int64]) -> Floats: ...
-    def length_cost(self, cost: Any, length: Any) -> Any:
+    def length_cost(self, cost: float, length: int) -> float:
         """The cost of a trajectory: shorter ones are preferred (4.1).
 
         An action has to earn a share of the cost: on many devices costs are tiny.
         """
-        return cost * (1.0 + self._action_cost * np.maximum(0, length - self.free))
+        return cost * (1.0 + self._action_cost * max(0, length - self.free))
 
     def rank(self, key: bytes, length: int) -> float:
         """What the best plan minimises: its cost, after whether it fits at all."""
@@ -97,7 +93,8 @@ class Ledger:
         """The ranks of trajectories of that length, or lengths, to priced states."""
         cost = np.array([self._cost[key] for key in keys], dtype=np.float64)
         over = np.array([not self._fits[key] for key in keys], dtype=bool)
-        return self.length_cost(cost, length) + np.where(over, OVER_LIMIT, 0.0)
+        longer = 1.0 + self._action_cost * np.maximum(0, length - self.free)
+        return cost * longer + np.where(over, OVER_LIMIT, 0.0)
 
     def beaten(self, length: int) -> bool:
         """Whether no trajectory that long beats the best one: not even at the lower bound."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.search.ledger import REFINEMENT_LENGTH, Ledger, Trajectory, length
-from toast.space import Action, Of, Space, States
+from toast.space import Action, Scope, Space, States
 
 Ints = npt.NDArray[np.int64]
 
@@ -67,7 +67,8 @@ def refine(
     even if they are no better, until three steps bring nothing.  Tried are the ``hottest`` families
     of op classes, by what the step spends on them, with ``groups`` the ``hottest`` classes of
     larger families and the ``hottest`` groups of classes that are alike as well, and the ``widest``
-    parts of colors; the beam is as wide as ``effort`` states per step allow.
+    parts of colors, and those that change something are priced; the beam is as wide as ``effort``
+    tries per step allow.
     """
     space = ledger.model.space
     beam = [(start, replay(ledger, start.actions)) for start in dict.fromkeys(starts)]
@@ -128,18 +129,16 @@ def _promising(ledger: Ledger, state: States, hottest: int, widest: int, groups:
     space, seconds = ledger.model.space, ledger.model.waiting(state)
     family, refinements = space.classes.family, space.refinements
 
-    def of(kind: Of, numbers: Ints) -> Ints:
-        return refinements.rows(kind, numbers)
-
     def most(weights: npt.NDArray[Any]) -> Ints:
         return np.argsort(-weights, kind="stable")[:hottest]
 
-    offered = [of(Of.FAMILY, most(np.bincount(family, seconds)))]
+    offered = [refinements.rows(Scope.FAMILY, most(np.bincount(family, seconds)))]
     if groups:
         several = np.bincount(family)[family] > 1
         classes = most(np.where(several, seconds, -1.0))
-        offered.append(of(Of.CLASS, classes[several[classes]]))
-        offered.append(of(Of.ALIKE, most(np.bincount(space.alike, seconds))))
+        alike = most(np.bincount(space.alike, seconds))
+        offered.append(refinements.rows(Scope.CLASS, classes[several[classes]]))
+        offered.append(refinements.rows(Scope.ALIKE, alike))
     return np.concatenate([*offered, space.parts_by(seconds)[:widest]])
 
 

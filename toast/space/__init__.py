@@ -1,6 +1,6 @@
 """Fourth stage: the decision space of an analysed program on a mesh."""
 
-from toast.space.actions import NONE, Action, Of, Refinements
+from toast.space.actions import NONE, Action, Refinements, Scope
 from toast.space.classes import PRODUCTS, Classes
 from toast.space.constraints import FREE, Constraints, Resolved, broken, resolve
 from toast.space.space import ColorGroup, Resolving, Space, States
@@ -13,10 +13,10 @@ __all__ = [
     "Classes",
     "ColorGroup",
     "Constraints",
-    "Of",
     "Refinements",
     "Resolved",
     "Resolving",
+    "Scope",
     "Space",
     "States",
     "broken",

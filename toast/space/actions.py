@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -31,8 +32,8 @@ class Action(NamedTuple):
     part: tuple[tuple[int, int], ...] = ()
 
 
-class Of(enum.IntEnum):
-    """What a refinement is of."""
+class Scope(enum.IntEnum):
+    """Which op classes a refinement is of."""
 
     #: The op classes of a family (:class:`toast.space.Classes`).
     FAMILY = 0
@@ -53,7 +54,7 @@ class Pairs(NamedTuple):
     axis: Ints
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Refinements:
     """Actions on parts of colors, ``R`` with ``P`` pairs of an op class and a factor together.
 
@@ -62,8 +63,8 @@ class Refinements:
     where they take an axis from whatever holds it.
     """
 
-    of: Ints  # [R] :class:`Of`
-    number: Ints  # [R] of the family, the class, ...; ordered by what it is of, and this
+    scope: Ints  # [R] :class:`Scope`
+    number: Ints  # [R] of the family, the class, ...; ordered by scope and number
     color: Ints  # [R]
     axis: Ints  # [R]
     first: Ints  # [R + 1] pair that each begins with
@@ -79,7 +80,7 @@ class Refinements:
         last = np.cumsum([0, *(len(part.op_class) for part in parts)])
         first = [part.first[:-1] + start for part, start in zip(parts, last, strict=False)]
         return Refinements(
-            of=np.concatenate([part.of for part in parts]),
+            scope=np.concatenate([part.scope for part in parts]),
             number=np.concatenate([part.number for part in parts]),
             color=np.concatenate([part.color for part in parts]),
             axis=np.concatenate([part.axis for part in parts]),
@@ -90,7 +91,13 @@ class Refinements:
 
     @staticmethod
     def table(
-        of: Of, number: Ints, color: Ints, first: Ints, op_class: Ints, factor: Ints, axes: Ints
+        scope: Scope,
+        number: Ints,
+        color: Ints,
+        first: Ints,
+        op_class: Ints,
+        factor: Ints,
+        axes: Ints,
     ) -> Refinements:
         """Those of parts, each brought to each of ``axes``.
 
@@ -98,9 +105,9 @@ class Refinements:
         """
         parts, times = len(number), len(axes)
         size = np.diff(np.append(first, len(op_class)))
-        place = runs(np.repeat(first, times), np.repeat(size, times))
+        place = ranges(np.repeat(first, times), np.repeat(size, times))
         return Refinements(
-            np.full(parts * times, int(of), dtype=np.int64),
+            np.full(parts * times, int(scope), dtype=np.int64),
             np.repeat(number, times),
             np.repeat(color, times),
             np.tile(axes, parts),
@@ -110,11 +117,11 @@ class Refinements:
         )
 
     @staticmethod
-    def of_labels(of: Of, label: Ints, may: Bools, colors: Ints, axes: Ints) -> Refinements:
+    def of_labels(scope: Scope, label: Ints, may: Bools, colors: Ints, axes: Ints) -> Refinements:
         """Op classes with the same ``label`` (``[K]``; -1 for none) together: factor by factor.
 
-        Each factor is brought where they ``may`` (``[K, F]``) have it; the last one is none.
-        ``colors`` (``[K, F]``) are those of the factors.
+        A factor is for those that ``may`` (``[K, F]``) have it; behind the factors, all of them let
+        go of the axis.  ``colors`` (``[K, F]``) are those of the factors.
         """
         may = np.pad(may, ((0, 0), (0, 1)), constant_values=True)
         colors = np.pad(colors, ((0, 0), (0, 1)), constant_values=NONE)
@@ -126,19 +133,19 @@ class Refinements:
         color = colors[op_class[first], factor[first]]
         factor = np.where(factor < may.shape[1] - 1, factor, NONE)
         number = label[op_class[first]]
-        return Refinements.table(of, number, color, first, op_class, factor, axes)
+        return Refinements.table(scope, number, color, first, op_class, factor, axes)
 
-    def rows(self, of: Of, numbers: Ints) -> Ints:
+    def rows(self, scope: Scope, numbers: Ints) -> Ints:
         """Those of several families, classes, ..., in their order."""
-        span = np.searchsorted(self.of, [of, of + 1])
+        span = np.searchsorted(self.scope, [scope, scope + 1])
         here = self.number[span[0] : span[1]]
         first = np.searchsorted(here, numbers)
-        return np.asarray(span[0] + runs(first, np.searchsorted(here, numbers, "right") - first))
+        return np.asarray(span[0] + ranges(first, np.searchsorted(here, numbers, "right") - first))
 
     def pairs(self, rows: Ints) -> Pairs:
         """The pairs of several."""
         size = self.first[rows + 1] - self.first[rows]
-        place = runs(self.first[rows], size)
+        place = ranges(self.first[rows], size)
         action = np.repeat(np.arange(len(rows)), size)
         return Pairs(action, self.op_class[place], self.factor[place], self.axis[rows][action])
 
@@ -156,12 +163,15 @@ def pairs_of(actions: Sequence[Action]) -> Pairs:
     """The pairs of refinements."""
     size = [len(action.part) for action in actions]
     action = np.repeat(np.arange(len(actions)), size)
-    pairs = np.array([pair for a in actions for pair in a.part], dtype=np.int64).reshape(-1, 2)
+    flat = itertools.chain.from_iterable
+    # Several times as fast as an array of tuples: parts have thousands of pairs.
+    numbers = np.fromiter(flat(flat(action.part for action in actions)), dtype=np.int64)
+    pairs = numbers.reshape(-1, 2)
     axis = np.array([a.axis for a in actions], dtype=np.int64)[action]
     return Pairs(action, pairs[:, 0], pairs[:, 1], axis)
 
 
-def runs(first: Ints, count: Ints) -> Ints:
+def ranges(first: Ints, count: Ints) -> Ints:
     """``count[i]`` numbers from ``first[i]`` on, one after the other."""
     before = np.cumsum(count) - count
     return np.asarray(np.arange(count.sum()) + np.repeat(first - before, count))

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from toast.errors import PinError, SearchError
 from toast.graphs import components
 from toast.hardware import Mesh
-from toast.space.actions import NONE, Action, Of, Pairs, Refinements, pairs_of
+from toast.space.actions import NONE, Action, Pairs, Refinements, Scope, pairs_of
 from toast.space.classes import PRODUCTS, behaviours, classes_of
 from toast.space.constraints import FREE, Constraints, Resolved, resolve
 
@@ -149,6 +149,8 @@ class Space:
         for needed in ("alike", "_shut", "links", "products"):
             getattr(self, needed)  # of the analysis; kept from here on
         slim = copy.copy(self)
+        for made in ("refinements", "_parts", "_divides"):
+            slim.__dict__.pop(made, None)  # made again sooner than sent
         del slim.analysis, slim.constraints, slim.resolved
         return slim
 
@@ -210,9 +212,11 @@ class Space:
 
     def apply_all(self, states: States, action: Action) -> States:
         """Every one of ``states`` (``[states, classes, axes]``) after ``action``."""
-        if action.part:
-            return self._refined(states, pairs_of([action]))
         after, axis = states.copy(), action.axis
+        if action.part:
+            pairs = pairs_of([action])
+            after[:, pairs.op_class, axis] = self._brought(states, pairs)
+            return after
         for classes, factors in self._targets[action]:
             held = after[:, classes]
             here = held[..., axis]
@@ -223,8 +227,10 @@ class Space:
     def _fits(self, held: States, classes: Ints, factors: Ints, axis: int | Ints) -> Bools:
         """Whether ``axis`` divides what the other axes that are ``held`` leave of each factor.
 
-        ``held`` is ``[..., pairs, axes]``; ``axis`` one of all pairs, or one of each.
+        ``held`` is ``[..., pairs, axes]``; ``axis`` one of all pairs, or one of each.  What this
+        says of no factor (-1) means nothing.
         """
+        # A bit for each of the axes, of which a mesh has at most eight.
         together = np.left_shift(1, axis).astype(np.uint8)
         for a in range(held.shape[-1]):
             together = together | ((held[..., a] == factors).view(np.uint8) << np.uint8(a))
@@ -285,10 +291,10 @@ class Space:
         several = np.bincount(self.alike)[self.alike] > 1
         every = np.arange(len(colors))
         return Refinements.joined([
-            Refinements.of_labels(Of.FAMILY, classes.family, shardable, colors, real),
-            Refinements.of_labels(Of.CLASS, every, shardable & ~self._shut, colors, real),
+            Refinements.of_labels(Scope.FAMILY, classes.family, shardable, colors, real),
+            Refinements.of_labels(Scope.CLASS, every, shardable & ~self._shut, colors, real),
             Refinements.of_labels(
-                Of.ALIKE, np.where(several, self.alike, -1), shardable, colors, real
+                Scope.ALIKE, np.where(several, self.alike, -1), shardable, colors, real
             ),
             self._parts_of_colors(real),
         ])  # fmt: skip
@@ -314,7 +320,7 @@ class Space:
         sizes = np.array([len(classes) for _, classes, _ in found], dtype=np.int64)
         none = np.empty(0, dtype=np.int64)
         return Refinements.table(
-            Of.COLOR, np.arange(len(found)), np.array([c for c, *_ in found], dtype=np.int64),
+            Scope.COLOR, np.arange(len(found)), np.array([c for c, *_ in found], dtype=np.int64),
             np.cumsum(sizes) - sizes, np.concatenate([none, *(k for _, k, _ in found)]),
             np.concatenate([none, *(f for *_, f in found)]), axes,
         )  # fmt: skip
@@ -324,15 +330,16 @@ class Space:
 
         Those with the most come first.
         """
-        rows, pairs = self._parts
+        pairs = self._parts
         # Summed in order, so that equal parts are worth the same.
-        worth = np.bincount(pairs.action, seconds[pairs.op_class], minlength=len(rows))
-        return rows[np.argsort(-worth, kind="stable")]
+        worth = np.bincount(pairs.action, seconds[pairs.op_class])
+        return self.refinements.rows(Scope.COLOR, np.argsort(-worth, kind="stable"))
 
     @functools.cached_property
-    def _parts(self) -> tuple[Ints, Pairs]:
-        rows = np.flatnonzero(self.refinements.of == Of.COLOR)
-        return rows, self.refinements.pairs(rows)
+    def _parts(self) -> Pairs:
+        """The pairs of every part of a color, brought to the first axis."""
+        rows = np.flatnonzero(self.refinements.scope == Scope.COLOR)
+        return self.refinements.pairs(rows[np.diff(self.refinements.number[rows], prepend=-1) > 0])
 
     @functools.cached_property
     def alike(self) -> Ints:
@@ -364,21 +371,11 @@ class Space:
             after[row, k, a] = np.where(fits, f, here)
         return after
 
-    def refine_each(self, state: States, actions: Sequence[Action]) -> States:
-        """``state`` after each of ``actions``, all refinements: ``[actions, classes, axes]``.
-
-        An axis comes where the part of an action wants it, wherever it was; what is pinned or held
-        stays.
-        """
-        after = np.repeat(state[None], len(actions), axis=0)
-        pairs = pairs_of(actions)
-        after[pairs.action, pairs.op_class, pairs.axis] = self._brought(state[None], pairs)[0]
-        return after
-
     def refine(self, state: States, rows: Ints) -> tuple[Ints, States]:
         """Those of :attr:`refinements` that change ``state``, and what they make of it.
 
-        Of ``rows``, and ``[those, classes, axes]``.
+        They are some of ``rows``, and as many states: ``[those, classes, axes]``.  An axis comes
+        where a refinement wants it, wherever it was; what is pinned or held stays.
         """
         pairs = self.refinements.pairs(rows)
         brought = self._brought(state[None], pairs)[0]
@@ -389,14 +386,12 @@ class Space:
         after[place, k, axis] = brought[changes]
         return rows[some], after
 
-    def _refined(self, states: States, pairs: Pairs) -> States:
-        """Each of ``states`` after one refinement."""
-        after = states.copy()
-        after[:, pairs.op_class, pairs.axis] = self._brought(states, pairs)
-        return after
-
     def _brought(self, states: States, pairs: Pairs) -> States:
-        """What each pair's axis shards of its op class behind it: ``[S, pairs]``."""
+        """The factor that holds each pair's axis afterwards: ``[S, pairs]``.
+
+        That of the pair, or what held the axis before, where the pair's does not fit or the axis is
+        pinned or held.
+        """
         _, k, f, axis = pairs
         held = states[:, k]  # [S, pairs, A]
         before = held[:, np.arange(len(k)), axis]
@@ -424,7 +419,8 @@ class Space:
         """Every legal state of each op class by itself: ``[choices, axes]``, unsharded ones first.
 
         Each axis has a factor or none; the axes of a factor divide its size together; what is
-        pinned holds.  Whether actions lead there is another question.
+        pinned holds.  Whether actions lead there is another question.  They are not to be written
+        to: op classes that are alike share them.
         """
         return tuple(self.choices_of(k) for k in range(len(self.classes.representative)))
 
