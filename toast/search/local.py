@@ -31,8 +31,9 @@ def polish(
 ) -> Trajectory:
     """The trajectory after the changes that improve it, until none does or ``stop()``.
 
-    Tried in this order, first improvement first: drop an action, swap two neighbours, put another
-    one (or another resolution, or axis) in its place, insert one.
+    Tried in this order, first improvement first: drop an action, swap two neighbours, insert one,
+    put another one (or another resolution, or axis) in its place; the last place first, where what
+    comes before stands as it is.
     """
     best, improved = start, True
     while improved:
@@ -186,10 +187,10 @@ def _neighbours(ledger: Ledger, actions: tuple[Action, ...], depth: int) -> Iter
             np.array([length(actions[:i] + rest) for i, rest in (*fewer, *swapped)]),
             np.concatenate([then(before[i][None], rest) for i, rest in (*fewer, *swapped)]),
         )
-    for skip in (1, 0):  # replace, insert
+    for skip in (0, 1):  # insert, replace
         if not skip and count >= depth:
             continue
-        for i in range(count + 1 - skip):
+        for i in range(count - skip, -1, -1):
             rest = actions[i + skip :]
             longer = whole - length(actions[i : i + skip]) + 1
             if ledger.beaten(longer):
