@@ -27,6 +27,18 @@ def test_the_relaxed_program_is_as_good_as_the_integer_one(name: str) -> None:
     assert problem.seconds(choice) == pytest.approx(problem.seconds(whole.choice), rel=1e-3)
 
 
+def test_a_problem_without_memory_counts_the_same_seconds() -> None:
+    model = model_of(analyzed("t2b-tiny"), "data=4,model=2")
+    problem, timed = pairwise.Problem(model), pairwise.Problem(model, memory=False)
+    sizes = problem.strategies.sizes
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        choice = random.integers(sizes)
+        assert timed.seconds(choice) == pytest.approx(problem.seconds(choice), rel=1e-12)
+    with pytest.raises(ValueError, match="without memory"):
+        timed.memory(-1)
+
+
 def test_proposals_are_legal_and_hold_constraints() -> None:
     pinned = Constraints(pin={"params['layers'][*]['wq']": "P(None, 'model')"})
     space = Space(analyzed("t2b-tiny"), Mesh.parse("data=4,model=2"), constraints=pinned)

@@ -53,7 +53,8 @@ class Edge:
     right_label: Ints  # [choices of right]
     seconds: Floats  # [left labels, right labels]
     uses: Ints  # use classes that are resharded
-    copies: Floats  # [uses, left labels, right labels] bytes of the resharded copy
+    #: ``[uses, left labels, right labels]`` bytes of the resharded copy; without memory of no use.
+    copies: Floats
 
 
 class Row(NamedTuple):
@@ -66,9 +67,16 @@ class Row(NamedTuple):
 class Problem:
     """The cost of every choice and of every pair, in seconds."""
 
-    def __init__(self, model: CostModel, strategies: Strategies | None = None) -> None:
-        """``strategies`` are those of the model's space, if they are known."""
+    def __init__(
+        self, model: CostModel, strategies: Strategies | None = None, *, memory: bool = True
+    ) -> None:
+        """``strategies`` are those of the model's space, if they are known.
+
+        Without ``memory`` the ends of an edge are labelled by what costs time alone; then
+        :meth:`memory` raises ``ValueError``.
+        """
         self.model = model
+        self._with_copies = memory
         self.strategies: Strategies = strategies or enumerate_strategies(model.space)
         t, s = model.tables, self.strategies
         self._devices: Floats = model.collectives.devices.astype(np.float64)
@@ -162,27 +170,27 @@ class Problem:
         self._inner: Ints = inner
         self._inner_copies: Floats = self._copied(size[inner], elements[inner], before, after)
         found: dict[tuple[int, int, bytes, bytes], _Parallel] = {}
-        known: dict[tuple[float, bytes, bytes, bytes], tuple[Floats, Floats]] = {}
+        known: dict[tuple[float, bytes, bytes, bytes], tuple[Floats, list[Floats]]] = {}
         choosing = (sizes[left] > 1) | (sizes[right] > 1)
         for use in np.flatnonzero((left != right) & (times > 0) & choosing).tolist():
             one, other = int(left[use]), int(right[use])
             before, one_label = _distinct(settled[: sizes[one], t.use_value[use]])
             after, other_label = _distinct(used[: sizes[other], use])
-            here = elements[use].tobytes()
-            key = (float(size[use]), here, before.tobytes(), after.tobytes())
+            shape = elements[use].tobytes() if self._with_copies else b""
+            key = (float(size[use]), shape, before.tobytes(), after.tobytes())
             if key not in known:
                 pair = np.broadcast_arrays(before[:, None], after[None])
-                copied = self._copied(size[use], elements[use], *pair)
+                copied = [self._copied(size[use], elements[use], *pair)] * self._with_copies
                 known[key] = self._reshard(size[use], *pair), copied
             seconds, copied = known[key]
             if other < one:
                 one, other, one_label, other_label = other, one, other_label, one_label
-                seconds, copied = seconds.T, copied.T
+                seconds, copied = seconds.T, [copies.T for copies in copied]
             place = (one, other, one_label.tobytes(), other_label.tobytes())
             parallel = found.setdefault(place, _Parallel(one_label, other_label, [], [], []))
             parallel.seconds.append(times[use] * seconds)
             parallel.uses.append(use)
-            parallel.copies.append(copied)
+            parallel.copies.extend(copied)
         floor = _NEGLIGIBLE * self.model.initial_seconds
         for (one, other, *_), parallel in found.items():
             edge = _merged(one, other, parallel)
@@ -207,6 +215,8 @@ class Problem:
 
     def memory(self, moment: int) -> Row:
         """What is alive at a local peak of memory; at -1, arguments alone."""
+        if not self._with_copies:
+            raise ValueError("a problem without memory")
         t = self.model.tables
         values, uses = len(t.value_bytes), len(t.use_value)
         growth = np.asarray(t.growth[: moment + 1].sum(axis=0)).reshape(-1)
@@ -370,7 +380,7 @@ def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
     strategies = enumerate_strategies(model.space)
     if strategies.sizes.sum() > _MOST_CHOICES:
         return _nothing
-    problem = Problem(model, strategies)
+    problem = Problem(model, strategies, memory=False)
     program = LinearProgram.of(problem)
     if len(program.costs) > _LARGEST:
         return _nothing
