@@ -335,9 +335,12 @@ def compare(
     ours = Row(f"TOAST, {PINS[2].replace('==', ' ')}", run(python, job, limit + 60) | search)
     rows = [ours]
     if importlib.util.find_spec("libtpu") is not None:
-        verdict = judge(program, plan.shardings, load(HARDWARE), full=True, timeout=limit)
-        version = importlib.metadata.version("libtpu")
-        rows.append(Row(f"TOAST, libtpu {version}", {"verdict": dataclasses.asdict(verdict)}))
+        who = f"TOAST, libtpu {importlib.metadata.version('libtpu')}"
+        try:
+            verdict = judge(program, plan.shardings, load(HARDWARE), full=True, timeout=limit)
+            rows.append(Row(who, {"verdict": dataclasses.asdict(verdict)}))
+        except PlanError as error:
+            rows.append(Row(who, {"error": str(error)}))
     theirs: dict[str, Sequence[Spec]] = {}
     for budget in budgets:
         who = f"XLA's pass, {'default budget' if budget is None else f'budget {budget} GB'}"
@@ -349,9 +352,8 @@ def compare(
             theirs[who] = result["specs"]
     lines = [dataclasses.replace(row, reference=ours.step_seconds).text() for row in rows]
     loads = [row.result["load"] for row in rows if "load" in row.result]
-    note = (
-        f"Load of the machine, in processes that want to run: {min(loads):.0f} to {max(loads):.0f}."
-    )
+    span = f"{min(loads):.0f} to {max(loads):.0f}" if loads else "not known"
+    note = f"Load of the machine, in processes that want to run: {span}."
     arguments = arguments_table(
         program, [plan.shardings.of(program, v) for v in program.argument_values], theirs
     )

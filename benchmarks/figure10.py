@@ -9,6 +9,7 @@ does not tell the batch; it is 2 here, as the mesh's batch axis, with which the 
 from __future__ import annotations
 
 from evaluation import (
+    HARDWARE,
     QUICK_LAYERS,
     Row,
     bars,
@@ -28,7 +29,6 @@ from toast.compare import METHODS
 
 #: Sequence lengths and devices along the sequence.
 SEQUENCES = ((8192, 8), (16384, 16), (32768, 32))
-HARDWARE = ("tpu-v3", "a100")
 BATCH = 2
 #: Steps within this of the experts' are comparable.
 COMPARABLE = 0.05

@@ -35,6 +35,8 @@ class Compared:
     step_seconds: float = float("nan")
     peak_bytes: float = float("nan")
     fits: bool = False
+    #: What the step takes at least, of every plan: a roofline without collectives.
+    bound_seconds: float = float("nan")
     cost: float = float("nan")
     #: States priced.
     states: int = 0
@@ -199,6 +201,7 @@ def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Com
         step_seconds=plan.after.step_seconds,
         peak_bytes=plan.after.peak_bytes,
         fits=plan.fits,
+        bound_seconds=plan.bound_seconds,
         cost=plan.cost,
         states=plan.states,
         search_seconds=spent,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import sys
+import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +19,7 @@ from tests.helpers import analyzed, f32, mlp, model_of
 from toast import api
 from toast.analysis import Analysis
 from toast.baselines import alpa
-from toast.baselines.alpa import solve
+from toast.baselines.alpa import Solution, solve
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.models import build
@@ -143,6 +146,23 @@ def test_a_solver_that_runs_out_of_time_says_so() -> None:
     assert plan.note.startswith("time limit")
     assert "the best state that shards one kind of dimension" in plan.note
     assert plan.after.step_seconds < plan.before.step_seconds
+
+
+def test_a_limit_that_ends_it_after_a_solution_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["toast.baselines.alpa"]
+    late = 0.0
+
+    def first_only(problem: Problem, _rows: object, *_: float) -> Solution:
+        nonlocal late
+        late = 1e6  # by the clock of which it asks next
+        return Solution("optimal", np.zeros_like(problem.strategies.sizes), 0.0)
+
+    clock = types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + late)
+    monkeypatch.setattr(module, "solve", first_only)
+    monkeypatch.setattr(module, "time", clock)
+    plan = alpa(analyzed("mlp"), Mesh.parse("data=4"), load("tpu-v5e"), memory_bytes=1000.0)
+    assert not plan.fits
+    assert plan.note.endswith("stopped at its time limit")
 
 
 @pytest.mark.parametrize(

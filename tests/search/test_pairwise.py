@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def test_the_relaxed_program_is_as_good_as_the_integer_one(name: str) -> None:
 
 def test_a_problem_without_memory_counts_the_same_seconds() -> None:
     model = model_of(analyzed("t2b-tiny"), "data=4,model=2")
-    problem, timed = pairwise.Problem(model), pairwise.Problem(model, memory=False)
+    problem, timed = pairwise.Problem(model), pairwise.Problem(model, with_memory=False)
     sizes = problem.strategies.sizes
     random = np.random.default_rng(0)
     for _ in range(20):
@@ -96,3 +97,41 @@ def test_an_interrupt_while_proposing_leaves_a_plan(
     plan = toast.plan(analyzed("mlp"), hardware="tpu-v5e", **where)
     assert "interrupted" in plan.note
     assert plan.cost <= 1.0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_search_does_without_proposals_that_fail(
+    processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("no solver")
+
+    settings = Settings(restarts=2, processes=processes)
+    notes = []
+    for place in ("toast.search.parallel.proposing", "toast.search.pairwise.relaxed"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, failing)
+            plan = toast.plan(
+                analyzed("attention"), mesh="data=4", hardware="tpu-v5e", settings=settings
+            )
+        notes.append(plan.note)
+    assert notes == 2 * ["best of 2 searches, without proposals: RuntimeError: no solver"]
+
+
+def test_a_budget_is_not_for_proposals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def slow(_model: CostModel) -> None:
+        begun.set()
+        over.wait()
+
+    monkeypatch.setattr("toast.search.parallel.proposing", slow)
+    analysis = analyzed("attention")
+    alone = toast.plan(analysis, mesh="data=4", hardware="tpu-v5e", settings=Settings(budget=0.0))
+    assert alone.states == 1
+    assert not begun.is_set()
+    plan = toast.plan(analysis, mesh="data=4", hardware="tpu-v5e", settings=Settings(budget=3.0))
+    over.set()
+    assert begun.is_set()
+    assert "stopped at its budget" in plan.note
+    assert plan.cost < 1.0

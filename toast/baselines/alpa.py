@@ -165,15 +165,17 @@ def _best(
     moments = {-1, problem.worst(np.zeros_like(problem.strategies.sizes))}
     rows = {moment: problem.memory(moment) for moment in sorted(moments)}
     candidates: list[_Candidate] = []
-    room, note, suffix = limit, "", ""
+    room, note, suffix, late = limit, "", "", False
     # The least room that has a solution, what that takes over the limit; the most that has none.
     accepted, over, refused = limit, 0.0, 0.0
     for attempt in range(_ATTEMPTS):
         left = end - time.perf_counter()
         if attempt and left <= 0:
+            late = True
             break
         found = solve(problem, rows.values(), room, left)
         note = _note(found) + suffix
+        late |= found.status == "time limit"
         tell(
             f"solver: {note}, {len(rows)} memory rows of {size_text(room)}, "
             f"{time_text(found.seconds)}"
@@ -206,7 +208,11 @@ def _best(
         end_of = "worse than" if candidates else "without a solution; this is"
         note = f"{note}, {end_of} the best state that shards one kind of dimension"
         candidates += _priced(model, _simple_states(model.space), limit, note)
-    return min(candidates, key=lambda c: c.rank), len(candidates)
+    best = min(candidates, key=lambda c: c.rank)
+    if late and "time limit" not in best.note:
+        note = f"{best.note}, of a program that misses some memory; stopped at its time limit"
+        best = dataclasses.replace(best, note=note)
+    return best, len(candidates)
 
 
 def _note(found: Solution) -> str:

@@ -61,10 +61,10 @@ def automap(
 ) -> Plan:
     """The best plan of a search over shardings of arguments.
 
-    ``memory_bytes`` is the limit per device (default: the hardware's).  The search ends as TOAST's
-    does, after two rounds of ``trajectories`` without improvement, or ``budget`` seconds after the
-    call, with the propagation that is under way; the plan's note says so.  Without a budget, the
-    same seed gives the same plan.
+    ``memory_bytes`` is the limit per device (default: the hardware's).  The search ends after two
+    rounds of ``trajectories`` without improvement (TOAST's after one), or ``budget`` seconds after
+    the call, with the propagation that is under way; the plan's note says so.  Without a budget,
+    the same seed gives the same plan.
 
     Of ``constraints``, the search begins with what they say of arguments, and adds nothing there
     that they forbid; propagation knows none of them (:func:`toast.space.broken` says which hold).

@@ -84,7 +84,12 @@ LimitOption = Annotated[
 ]
 MemoryOption = Annotated[float | None, typer.Option("--memory", help="Limit per device in GiB.")]
 TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds a compile may take.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Same seed, same plan.")]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        "--seed", min=0, help="Same seed, same plan, if no budget or interrupt ends the search."
+    ),
+]
 
 
 class _Group(typer.core.TyperGroup):

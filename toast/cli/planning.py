@@ -65,7 +65,9 @@ RestartsOption = Annotated[
 ProcessesOption = Annotated[
     int,
     typer.Option(
-        "--processes", min=1, help="Searches that run at a time; the plan does not depend on it."
+        "--processes",
+        min=1,
+        help="Searches that run at a time; without a budget the plan does not depend on it.",
     ),
 ]
 

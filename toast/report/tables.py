@@ -142,8 +142,8 @@ def _prediction(plan: Plan) -> Table:
     for row in rows:
         table.add_row(*row)
     if plan.bound_seconds > 0:
-        over = max(0.0, 100 * (after.step_seconds / plan.bound_seconds - 1))
-        bound = f"{time_text(plan.bound_seconds)}, plan within {over:,.{int(over < 10)}f} %"
+        over = _over(after.step_seconds, plan.bound_seconds)
+        bound = f"{time_text(plan.bound_seconds)}, plan within {over}"
         table.add_row("lower bound (roofline, no collectives)", "", bound)
     return table
 
@@ -260,6 +260,12 @@ def verification_table(plan: Plan, verification: Verification) -> RenderableType
     )
 
 
+def _over(seconds: float, bound: float) -> str:
+    """How much more a step takes than it takes at least."""
+    over = max(0.0, 100 * (seconds / bound - 1))
+    return f"{over:,.{int(over < 10)}f} %"
+
+
 def comparison_table(
     analysis: Analysis,
     mesh: Mesh,
@@ -270,12 +276,12 @@ def comparison_table(
     """What ``toast compare`` prints: a row per method, and what the judge says where asked."""
     judged = any(row.verdict or row.verdict_error for row in rows)
     ours = next((r.step_seconds for r in rows if r.method == "toast"), math.nan)
-    numbers = ("step", "of TOAST's", "peak", "search", "states", "cost")
+    numbers = ("step", "of TOAST's", "over bound", "peak", "search", "states", "cost")
     table = _table(
         f"{analysis.program.name} on mesh {mesh} of {hardware.name} "
         f"({size_text(memory_bytes)} per device), predicted",
-        "method", "step", "of TOAST's", "peak", "fits", *(("XLA says",) if judged else ()),
-        "search", "states", "cost", "note",
+        "method", "step", "of TOAST's", "over bound", "peak", "fits",
+        *(("XLA says",) if judged else ()), "search", "states", "cost", "note",
         right=numbers,
     )  # fmt: skip
     for row in rows:
@@ -285,10 +291,11 @@ def comparison_table(
             peak = size_text(row.verdict.peak_bytes)
             said = f"out of memory, {peak}" if row.verdict.out_of_memory else peak
         if row.error:
-            cells = ["-"] * 4
+            cells = ["-"] * 5
         else:
             cells = [
                 time_text(row.step_seconds), "-" if math.isnan(ratio) else f"{ratio:.2f}x",
+                _over(row.step_seconds, row.bound_seconds) if row.bound_seconds > 0 else "-",
                 size_text(row.peak_bytes), "yes" if row.fits else "OOM",
             ]  # fmt: skip
         rest = ["-", "-"] if row.error else [str(row.states), f"{row.cost:.4g}"]
@@ -297,4 +304,10 @@ def comparison_table(
             time_text(row.search_seconds), *rest, row.error or row.note,
         )  # fmt: skip
     before = sum(spent for stage, spent in analysis.seconds.items() if stage != "lowering")
-    return Group(table, Text(f"Before any search: analysis, {time_text(before)}, for all methods"))
+    bounds = {row.bound_seconds for row in rows if row.bound_seconds > 0}
+    least = f"Lower bound (roofline, no collectives): {time_text(min(bounds))}" if bounds else ""
+    return Group(
+        table,
+        *([Text(least)] if least else []),
+        Text(f"Before any search: analysis, {time_text(before)}, for all methods"),
+    )

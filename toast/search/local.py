@@ -31,9 +31,9 @@ def polish(
 ) -> Trajectory:
     """The trajectory after the changes that improve it, until none does or ``stop()``.
 
-    Tried in this order, first improvement first: drop an action, swap two neighbours, insert one,
-    put another one (or another resolution, or axis) in its place; the last place first, where what
-    comes before stands as it is.
+    Tried in this order, in batches, of which the first with an improvement gives its best: drop an
+    action, swap two neighbours, insert one, put another one (or another resolution, or axis) in its
+    place; the last place first, where what comes before stands as it is.
     """
     best, improved = start, True
     while improved:

@@ -108,8 +108,9 @@ def search_meshes(
         seconds=time.perf_counter() - begin,
         smallest_peak=min(f.smallest_peak for f in found.values()),
         stopped=stopped,
-        notes=tuple(
-            f"mesh {mesh}: {note}" for mesh in rows if mesh in found for note in found[mesh].notes
+        notes=(
+            *(f"mesh {m}: {note}" for m in rows if m in found for note in found[m].notes),
+            *team.notes,
         ),
     )
     return Best(jobs[best].model, everything, tuple(rows[mesh] for mesh in meshes))

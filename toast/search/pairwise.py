@@ -68,15 +68,15 @@ class Problem:
     """The cost of every choice and of every pair, in seconds."""
 
     def __init__(
-        self, model: CostModel, strategies: Strategies | None = None, *, memory: bool = True
+        self, model: CostModel, strategies: Strategies | None = None, *, with_memory: bool = True
     ) -> None:
         """``strategies`` are those of the model's space, if they are known.
 
-        Without ``memory`` the ends of an edge are labelled by what costs time alone; then
+        Without memory the ends of an edge are labelled by what costs time alone; then
         :meth:`memory` raises ``ValueError``.
         """
         self.model = model
-        self._with_copies = memory
+        self._with_memory = with_memory
         self.strategies: Strategies = strategies or enumerate_strategies(model.space)
         t, s = model.tables, self.strategies
         self._devices: Floats = model.collectives.devices.astype(np.float64)
@@ -88,13 +88,14 @@ class Problem:
         settled = np.where(kept == NONE, layout.defined, kept)
         #: ``[S, C]`` bytes of a value per device.
         self.bytes: Floats = t.value_bytes / self._devices[axes_of(settled >= 0)]
-        scattered = layout.partial & axes_of(settled >= 0)
-        whole = model.summed_whole(scattered, layout.held, settled)
-        #: ``[S, C]`` the same in memory, with padding.
-        self._held: Floats = self.bytes * model.lane_padding(t.value_sizes, settled)
-        #: ``[S, C]`` what a sum is more before it is cut up, and products that are kept for one.
-        self._sums: Floats = self._held * (self._devices[scattered] - 1) * whole
-        self._kept: Floats = self._held * (t.value_merged & (layout.partial > 0))
+        if with_memory:
+            scattered = layout.partial & axes_of(settled >= 0)
+            whole = model.summed_whole(scattered, layout.held, settled)
+            #: ``[S, C]`` the same in memory, with padding.
+            self._held: Floats = self.bytes * model.lane_padding(t.value_sizes, settled)
+            #: ``[S, C]`` what a sum is more before it is cut up, products that are kept for one.
+            self._sums: Floats = self._held * (self._devices[scattered] - 1) * whole
+            self._kept: Floats = self._held * (t.value_merged & (layout.partial > 0))
         #: ``[S, L]``
         self.cost: Floats = self._work(layout, settled)
         self.edges: tuple[Edge, ...] = tuple(self._edges(settled, layout.used))
@@ -166,9 +167,10 @@ class Problem:
         before, after = settled[:, t.use_value[inner]], used[:, inner]
         here = self._reshard(size[inner], before, after)
         self.cost += self._by_leader(left[inner], here * times[inner])
-        #: Uses that follow what they use, and ``[S, uses]`` bytes of their copies.
-        self._inner: Ints = inner
-        self._inner_copies: Floats = self._copied(size[inner], elements[inner], before, after)
+        if self._with_memory:
+            #: Uses that follow what they use, and ``[S, uses]`` bytes of their copies.
+            self._inner: Ints = inner
+            self._inner_copies: Floats = self._copied(size[inner], elements[inner], before, after)
         found: dict[tuple[int, int, bytes, bytes], _Parallel] = {}
         known: dict[tuple[float, bytes, bytes, bytes], tuple[Floats, list[Floats]]] = {}
         choosing = (sizes[left] > 1) | (sizes[right] > 1)
@@ -176,11 +178,11 @@ class Problem:
             one, other = int(left[use]), int(right[use])
             before, one_label = _distinct(settled[: sizes[one], t.use_value[use]])
             after, other_label = _distinct(used[: sizes[other], use])
-            shape = elements[use].tobytes() if self._with_copies else b""
+            shape = elements[use].tobytes() if self._with_memory else b""
             key = (float(size[use]), shape, before.tobytes(), after.tobytes())
             if key not in known:
                 pair = np.broadcast_arrays(before[:, None], after[None])
-                copied = [self._copied(size[use], elements[use], *pair)] * self._with_copies
+                copied = [self._copied(size[use], elements[use], *pair)] * self._with_memory
                 known[key] = self._reshard(size[use], *pair), copied
             seconds, copied = known[key]
             if other < one:
@@ -215,7 +217,7 @@ class Problem:
 
     def memory(self, moment: int) -> Row:
         """What is alive at a local peak of memory; at -1, arguments alone."""
-        if not self._with_copies:
+        if not self._with_memory:
             raise ValueError("a problem without memory")
         t = self.model.tables
         values, uses = len(t.value_bytes), len(t.use_value)
@@ -380,7 +382,7 @@ def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
     strategies = enumerate_strategies(model.space)
     if strategies.sizes.sum() > _MOST_CHOICES:
         return _nothing
-    problem = Problem(model, strategies, memory=False)
+    problem = Problem(model, strategies, with_memory=False)
     program = LinearProgram.of(problem)
     if len(program.costs) > _LARGEST:
         return _nothing

@@ -68,7 +68,10 @@ def find(
     job = Job(model, memory_bytes, settings, tuple(start))
     with Team(settings.processes, progress) as team:
         results = team.run(restarts(team.proposed(job, end)), end)
-    return best_of(results, team.stopped)
+    best = best_of(results, team.stopped)
+    return dataclasses.replace(
+        best, seconds=time.perf_counter() - begin, notes=(*best.notes, *team.notes)
+    )
 
 
 def restarts(job: Job) -> list[Job]:
@@ -81,7 +84,7 @@ def restarts(job: Job) -> list[Job]:
 
 
 def best_of(results: Sequence[Found | str], stopped: str) -> Found:
-    """The best of several results, with what all of them took; a text says why one is lost."""
+    """The best of several results, with the states of all; a text says why one is lost."""
     found = [result for result in results if isinstance(result, Found)]
     best = found[0]
     for other in found[1:]:
@@ -90,7 +93,6 @@ def best_of(results: Sequence[Found | str], stopped: str) -> Found:
     return dataclasses.replace(
         best,
         states=sum(f.states for f in found),
-        seconds=sum(f.seconds for f in found),
         stopped=stopped or max(f.stopped for f in found),
         smallest_peak=min(f.smallest_peak for f in found),
         notes=tuple(
@@ -113,6 +115,8 @@ class Team:
         self._over = False
         #: What ended searches early: ``budget``, ``interrupt`` or nothing.
         self.stopped = ""
+        #: What went wrong, but for searches that are lost.
+        self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Team:
         return self
@@ -130,29 +134,49 @@ class Team:
     def proposed(self, job: Job, end: float | None = None) -> Job:
         """The job with proposals, which a thread begins to make: a search needs them late.
 
-        A quarter of the time until ``end`` may go for them.
+        Solving their program may take a quarter of the time until ``end``, and nobody waits for
+        them behind it.  Where they fail the search does without, and ``notes`` say so.
         """
         if not job.settings.rounds or not (job.settings.hottest or job.settings.widest):
             return job  # without refinements they are of no use
-        try:
-            solve = proposing(job.model)
-        except KeyboardInterrupt:
-            self.stopped = "interrupt"
+        if self.stopped == "interrupt" or _over(end):
             return job
-
         future: concurrent.futures.Future[tuple[States, ...]] = concurrent.futures.Future()
+        write = functools.cache(lambda: proposing(job.model))
+
+        def make() -> tuple[States, ...]:
+            with self._proposing:
+                if self._over:
+                    return ()
+                solve = write()
+                return solve(None if end is None else (end - time.perf_counter()) / 4)
 
         def in_time() -> None:
-            with self._proposing:
-                try:
-                    left = None if end is None else (end - time.perf_counter()) / 4
-                    future.set_result(() if self._over else solve(left))
-                except BaseException as error:
-                    future.set_exception(error)
+            states: tuple[States, ...] = ()
+            try:
+                states = make()
+            except Exception as error:
+                self.notes += (f"without proposals: {type(error).__name__}: {error}",)
+            finally:
+                future.set_result(states)
 
+        def proposals() -> tuple[States, ...]:
+            try:
+                return future.result(None if end is None else max(0.0, end - time.perf_counter()))
+            except TimeoutError:
+                return ()
+
+        if end is None:
+            # Before the search: side by side they would take turns in the interpreter.
+            try:
+                with contextlib.suppress(Exception):  # of which the thread will tell
+                    write()
+            except KeyboardInterrupt:
+                self.stopped = "interrupt"
+                return job
         # The threads of an executor would be waited for when the process ends.
         threading.Thread(target=in_time, daemon=True).start()
-        return job._replace(proposals=future.result)
+        return job._replace(proposals=proposals)
 
     def run(self, jobs: Sequence[Job], end: float | None = None) -> list[Found | str]:
         """What each job found, or why it is lost; at least one is found.
