@@ -48,10 +48,9 @@ def main() -> None:
     layers = (("layers", QUICK_LAYERS),) if options.quick else ()
     models = [
         ("t2b", (*layers, ("sequence", length), ("batch", BATCH)), f"batch=2,seq={size},model=2")
-        for length, size in (SEQUENCES[::2] if options.quick else SEQUENCES)
+        for length, size in SEQUENCES
     ]
-    hardware = HARDWARE[:1] if options.quick else HARDWARE
-    table = measured(cells(models, hardware, options.limit), options)
+    table = measured(cells(models, HARDWARE, options.limit), options)
     near = sum(comparable(methods) for methods in table.values())
     times = "\n".join(
         f"| {' | '.join(place)} | {' | '.join(seconds_text(methods[m]) for m in METHODS)} |"
