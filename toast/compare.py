@@ -35,7 +35,8 @@ class Compared:
     step_seconds: float = float("nan")
     peak_bytes: float = float("nan")
     fits: bool = False
-    #: What the step takes at least, of every plan: a roofline without collectives.
+    #: What the step takes at least in every plan that the method may make: a roofline without
+    #: collectives.  (Constraints are not for all methods.)
     bound_seconds: float = float("nan")
     cost: float = float("nan")
     #: States priced.

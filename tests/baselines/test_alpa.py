@@ -148,21 +148,25 @@ def test_a_solver_that_runs_out_of_time_says_so() -> None:
     assert plan.after.step_seconds < plan.before.step_seconds
 
 
-def test_a_limit_that_ends_it_after_a_solution_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("status", ["optimal", "infeasible"])
+def test_a_limit_between_two_programs_is_told(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules["toast.baselines.alpa"]
     late = 0.0
 
     def first_only(problem: Problem, _rows: object, *_: float) -> Solution:
         nonlocal late
         late = 1e6  # by the clock of which it asks next
-        return Solution("optimal", np.zeros_like(problem.strategies.sizes), 0.0)
+        solved = status == "optimal"
+        choice = np.zeros_like(problem.strategies.sizes) if solved else None
+        return Solution(status, choice, 0.0)
 
     clock = types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + late)
     monkeypatch.setattr(module, "solve", first_only)
     monkeypatch.setattr(module, "time", clock)
     plan = alpa(analyzed("mlp"), Mesh.parse("data=4"), load("tpu-v5e"), memory_bytes=1000.0)
     assert not plan.fits
-    assert plan.note.endswith("stopped at its time limit")
+    assert plan.note.startswith(status)
+    assert plan.note.endswith("one kind of dimension; stopped at its time limit")
 
 
 @pytest.mark.parametrize(

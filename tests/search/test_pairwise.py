@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ from toast.baselines.alpa import alpa, solve
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.search import Search, Settings, pairwise
-from toast.search.parallel import Job, Team
+from toast.search.parallel import Job, Team, restarts
+from toast.search.search import Found
 from toast.space import Constraints, Space
 
 
@@ -28,7 +30,9 @@ def test_the_relaxed_program_is_as_good_as_the_integer_one(name: str) -> None:
     assert problem.seconds(choice) == pytest.approx(problem.seconds(whole.choice), rel=1e-3)
 
 
-def test_a_problem_without_memory_counts_the_same_seconds() -> None:
+def test_a_problem_without_memory_counts_the_same_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = model_of(analyzed("t2b-tiny"), "data=4,model=2")
     problem, timed = pairwise.Problem(model), pairwise.Problem(model, with_memory=False)
     sizes = problem.strategies.sizes
@@ -38,6 +42,8 @@ def test_a_problem_without_memory_counts_the_same_seconds() -> None:
         assert timed.seconds(choice) == pytest.approx(problem.seconds(choice), rel=1e-12)
     with pytest.raises(ValueError, match="without memory"):
         timed.memory(-1)
+    monkeypatch.setattr(pairwise.Problem, "_copied", None)
+    pairwise.Problem(model, with_memory=False)
 
 
 def test_proposals_are_legal_and_hold_constraints() -> None:
@@ -57,8 +63,8 @@ def test_nothing_is_proposed_of_large_programs_or_without_time(
     assert pairwise.proposing(model_of(analyzed("mlp"), "data=1"))(None) == ()
     with Team(1) as team:
         for settings in (Settings(rounds=0), Settings(hottest=0, widest=0)):
-            assert team.proposed(Job(model, np.inf, settings)).proposals() == ()
-        assert team.proposed(Job(model, np.inf, Settings())).proposals()
+            assert team.proposed(Job(model, np.inf, settings)).proposals(None) == ()
+        assert team.proposed(Job(model, np.inf, Settings())).proposals(None)
     monkeypatch.setattr(pairwise, "_LARGEST", 3)
     assert pairwise.proposing(model)(None) == ()
 
@@ -80,9 +86,7 @@ def test_no_worse_than_the_integer_program(name: str, mesh: str, hardware: str) 
 def test_a_search_is_no_worse_for_proposals() -> None:
     model = model_of(analyzed("attention"), "data=4,model=2")
     alone = Search(model, memory_bytes=np.inf).run()
-    helped = Search(
-        model, memory_bytes=np.inf, proposals=lambda: pairwise.proposing(model)(None)
-    ).run()
+    helped = Search(model, memory_bytes=np.inf, proposals=pairwise.proposing(model)).run()
     assert helped.rank < alone.rank
 
 
@@ -114,7 +118,9 @@ def test_a_search_does_without_proposals_that_fail(
             plan = toast.plan(
                 analyzed("attention"), mesh="data=4", hardware="tpu-v5e", settings=settings
             )
+            several = toast.plan(analyzed("attention"), devices=4, hardware="tpu-v5e")
         notes.append(plan.note)
+        assert several.note == "without proposals: RuntimeError: no solver"
     assert notes == 2 * ["best of 2 searches, without proposals: RuntimeError: no solver"]
 
 
@@ -135,3 +141,18 @@ def test_a_budget_is_not_for_proposals_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert begun.is_set()
     assert "stopped at its budget" in plan.note
     assert plan.cost < 1.0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_each_search_waits_for_proposals_in_its_own_time(
+    processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr("toast.search.parallel.proposing", lambda _model: over.wait())
+    settings = Settings(restarts=2 * processes, processes=processes, budget=6.0)
+    end = time.perf_counter() + 6.0
+    job = Job(model_of(analyzed("attention"), "data=4"), np.inf, settings)
+    with Team(processes) as team:
+        results = team.run(restarts(team.proposed(job, end)), end)
+    over.set()
+    assert all(isinstance(result, Found) for result in results)

@@ -76,7 +76,7 @@ def test_the_same_on_any_number_of_processes(
 def test_the_first_restart_is_the_search_itself(model: CostModel) -> None:
     alone = Search(
         model, memory_bytes=LIMIT, settings=Settings(seed=5, rounds=2, round_size=8),
-        proposals=lambda: proposing(model)(None),
+        proposals=proposing(model),
     ).run()  # fmt: skip
     single = found_by(model, seed=5, rounds=2, round_size=8)
     several = found_by(model, seed=5, rounds=2, round_size=8, restarts=3)

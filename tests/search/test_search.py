@@ -167,7 +167,7 @@ def test_no_trajectory_is_longer_than_told(depth: int) -> None:
     model = model_of(analyzed("mlp"), "a=2,b=2,c=2")
     found = Search(
         model, memory_bytes=np.inf, settings=Settings(depth=depth),
-        proposals=lambda: proposing(model)(None),
+        proposals=proposing(model),
     ).run()  # fmt: skip
     assert len(found.actions) <= depth
 

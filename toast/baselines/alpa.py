@@ -204,14 +204,13 @@ def _best(
         room = max(accepted - over, (accepted + refused) / 2)
         if accepted - room < _FINEST * limit:
             break
-    if not candidates or "time limit" in note:
+    if not candidates or late:
         end_of = "worse than" if candidates else "without a solution; this is"
         note = f"{note}, {end_of} the best state that shards one kind of dimension"
         candidates += _priced(model, _simple_states(model.space), limit, note)
     best = min(candidates, key=lambda c: c.rank)
     if late and "time limit" not in best.note:
-        note = f"{best.note}, of a program that misses some memory; stopped at its time limit"
-        best = dataclasses.replace(best, note=note)
+        best = dataclasses.replace(best, note=f"{best.note}; stopped at its time limit")
     return best, len(candidates)
 
 

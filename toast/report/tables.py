@@ -276,6 +276,8 @@ def comparison_table(
     """What ``toast compare`` prints: a row per method, and what the judge says where asked."""
     judged = any(row.verdict or row.verdict_error for row in rows)
     ours = next((r.step_seconds for r in rows if r.method == "toast"), math.nan)
+    # Of methods that hold constraints more is known; but one number is for all.
+    bound = min((row.bound_seconds for row in rows if row.bound_seconds > 0), default=0.0)
     numbers = ("step", "of TOAST's", "over bound", "peak", "search", "states", "cost")
     table = _table(
         f"{analysis.program.name} on mesh {mesh} of {hardware.name} "
@@ -295,7 +297,7 @@ def comparison_table(
         else:
             cells = [
                 time_text(row.step_seconds), "-" if math.isnan(ratio) else f"{ratio:.2f}x",
-                _over(row.step_seconds, row.bound_seconds) if row.bound_seconds > 0 else "-",
+                _over(row.step_seconds, bound) if bound else "-",
                 size_text(row.peak_bytes), "yes" if row.fits else "OOM",
             ]  # fmt: skip
         rest = ["-", "-"] if row.error else [str(row.states), f"{row.cost:.4g}"]
@@ -304,10 +306,9 @@ def comparison_table(
             time_text(row.search_seconds), *rest, row.error or row.note,
         )  # fmt: skip
     before = sum(spent for stage, spent in analysis.seconds.items() if stage != "lowering")
-    bounds = {row.bound_seconds for row in rows if row.bound_seconds > 0}
-    least = f"Lower bound (roofline, no collectives): {time_text(min(bounds))}" if bounds else ""
+    least = f"Lower bound (roofline, no collectives): {time_text(bound)}"
     return Group(
         table,
-        *([Text(least)] if least else []),
+        *([Text(least)] if bound else []),
         Text(f"Before any search: analysis, {time_text(before)}, for all methods"),
     )

@@ -33,7 +33,7 @@ def polish(
 
     Tried in this order, in batches, of which the first with an improvement gives its best: drop an
     action, swap two neighbours, insert one, put another one (or another resolution, or axis) in its
-    place; the last place first, where what comes before stands as it is.
+    place.  Those two begin at the end, where what comes before stands as it is.
     """
     best, improved = start, True
     while improved:

@@ -182,7 +182,9 @@ class Problem:
             key = (float(size[use]), shape, before.tobytes(), after.tobytes())
             if key not in known:
                 pair = np.broadcast_arrays(before[:, None], after[None])
-                copied = [self._copied(size[use], elements[use], *pair)] * self._with_memory
+                copied = []
+                if self._with_memory:
+                    copied = [self._copied(size[use], elements[use], *pair)]
                 known[key] = self._reshard(size[use], *pair), copied
             seconds, copied = known[key]
             if other < one:
@@ -374,8 +376,8 @@ def _rounded(problem: Problem, shares: list[Floats]) -> Ints:
 def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
     """Makes states that are good in pairs, for a search to combine with its own; perhaps none.
 
-    The program is written here; solving it, which is what the result does within about so many
-    seconds, is for another thread: until it is rounded, the interpreter is left alone.
+    The program is written here; the result solves it, within about so many seconds, and leaves the
+    interpreter alone until it rounds: that is for another thread.
     """
     if not model.space.actions:
         return _nothing

@@ -1,7 +1,7 @@
 """Several searches, one after another or some at a time in processes of their own.
 
-What they find does not depend on how many run at a time: each is determined by its job alone, and
-of equal ones that of the first job counts.
+What they find does not depend on how many run at a time, if no budget ends them: each is determined
+by its job alone, and of equal ones that of the first job counts.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Job(NamedTuple):
     settings: Settings
     #: Trajectories to begin with.
     start: tuple[tuple[Action, ...], ...] = ()
-    #: Makes states to combine with the best one.
-    proposals: Callable[[], tuple[States, ...]] = tuple
+    #: Makes states to combine with the best one, within so many seconds.
+    proposals: Callable[[float | None], tuple[States, ...]] = lambda _seconds: ()
 
 
 def find(
@@ -115,8 +115,7 @@ class Team:
         self._over = False
         #: What ended searches early: ``budget``, ``interrupt`` or nothing.
         self.stopped = ""
-        #: What went wrong, but for searches that are lost.
-        self.notes: tuple[str, ...] = ()
+        self._failures: list[str] = []
 
     def __enter__(self) -> Team:
         return self
@@ -132,23 +131,34 @@ class Team:
             worker.end()
 
     def proposed(self, job: Job, end: float | None = None) -> Job:
-        """The job with proposals, which a thread begins to make: a search needs them late.
+        """The job with proposals, which a thread makes beside the search: that needs them late.
 
-        Solving their program may take a quarter of the time until ``end``, and nobody waits for
-        them behind it.  Where they fail the search does without, and ``notes`` say so.
+        Within a budget, the time until ``end``, the thread also writes their program, of which
+        solving may take a quarter of what is left.  Where proposals fail the search does without,
+        and ``notes`` say so.
         """
         if not job.settings.rounds or not (job.settings.hottest or job.settings.widest):
             return job  # without refinements they are of no use
         if self.stopped == "interrupt" or _over(end):
             return job
         future: concurrent.futures.Future[tuple[States, ...]] = concurrent.futures.Future()
-        write = functools.cache(lambda: proposing(job.model))
+        written: Callable[[float | None], tuple[States, ...]] | None = None
+        if end is None:
+            # Not in the thread: they would take turns in the interpreter.
+            try:
+                written = proposing(job.model)
+            except KeyboardInterrupt:
+                self.stopped = "interrupt"
+                return job
+            except Exception as error:
+                self._without(error)
+                return job
 
         def make() -> tuple[States, ...]:
             with self._proposing:
                 if self._over:
                     return ()
-                solve = write()
+                solve = written or proposing(job.model)
                 return solve(None if end is None else (end - time.perf_counter()) / 4)
 
         def in_time() -> None:
@@ -156,27 +166,27 @@ class Team:
             try:
                 states = make()
             except Exception as error:
-                self.notes += (f"without proposals: {type(error).__name__}: {error}",)
+                self._without(error)
             finally:
                 future.set_result(states)
 
-        def proposals() -> tuple[States, ...]:
+        def proposals(seconds: float | None) -> tuple[States, ...]:
             try:
-                return future.result(None if end is None else max(0.0, end - time.perf_counter()))
+                return future.result(seconds)
             except TimeoutError:
                 return ()
 
-        if end is None:
-            # Before the search: side by side they would take turns in the interpreter.
-            try:
-                with contextlib.suppress(Exception):  # of which the thread will tell
-                    write()
-            except KeyboardInterrupt:
-                self.stopped = "interrupt"
-                return job
         # The threads of an executor would be waited for when the process ends.
         threading.Thread(target=in_time, daemon=True).start()
         return job._replace(proposals=proposals)
+
+    def _without(self, error: Exception) -> None:
+        self._failures.append(f"without proposals: {type(error).__name__}: {error}")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What went wrong, but for searches that are lost."""
+        return tuple(dict.fromkeys(self._failures))
 
     def run(self, jobs: Sequence[Job], end: float | None = None) -> list[Found | str]:
         """What each job found, or why it is lost; at least one is found.
@@ -371,7 +381,7 @@ class _Worker:
         """Send the proposals when they are there; without any the search has to do."""
         proposals: tuple[States, ...] = ()
         with contextlib.suppress(Exception, KeyboardInterrupt):
-            proposals = job.proposals()
+            proposals = job.proposals(job.settings.budget)
         with contextlib.suppress(OSError, ValueError):  # the process has ended
             self._send(proposals)
 

@@ -64,7 +64,8 @@ class Settings:
     #: Independent searches, of which the best counts: the first with ``seed``, the others with
     #: seeds made of it.
     restarts: int = 1
-    #: Searches that run at a time, each in a process of its own; the plan does not depend on it.
+    #: Searches that run at a time, each in a process of its own; the plan does not depend on it,
+    #: if no budget or interrupt ends them.
     processes: int = 1
 
     def __post_init__(self) -> None:
@@ -128,14 +129,15 @@ class Search:
         memory_bytes: float,
         settings: Settings | None = None,
         start: Sequence[tuple[Action, ...]] = (),
-        proposals: Callable[[], Sequence[States]] = tuple,
+        proposals: Callable[[float | None], Sequence[States]] = lambda _seconds: (),
         progress: Callable[[Round], None] | None = None,
     ) -> None:
         """``start`` are trajectories to begin with, for example that of an earlier plan.
 
         What is found costs no more than any of them: only beyond their length are shorter
         trajectories preferred.  ``proposals`` is asked, once they are needed, for states that may
-        be better than the best one somewhere (:func:`toast.search.pairwise.proposing`).
+        be better than the best one somewhere (:func:`toast.search.pairwise.proposing`), with the
+        seconds that are left.
         """
         self._space = model.space
         self._settings = settings or Settings()
@@ -218,7 +220,7 @@ class Search:
                 over = stop() or ledger.beaten(REFINEMENT_LENGTH)
                 relinked = [
                     relink(ledger, found, state, depth=settings.depth, stop=stop)
-                    for state in (() if over else self._proposals())
+                    for state in (() if over else self._proposals(self._left(begin)))
                     for found in (ledger.best, *([] if number else [origin]))
                 ]
                 if relinked:
@@ -241,6 +243,10 @@ class Search:
     def _best_cost(self) -> float:
         return self._ledger.cost(state_key(replay(self._ledger, self._ledger.best.actions)))
 
-    def _out_of_time(self, begin: float) -> bool:
+    def _left(self, begin: float) -> float | None:
+        """Seconds until the budget ends."""
         budget = self._settings.budget
-        return budget is not None and time.perf_counter() - begin >= budget
+        return None if budget is None else max(0.0, begin + budget - time.perf_counter())
+
+    def _out_of_time(self, begin: float) -> bool:
+        return self._left(begin) == 0.0

@@ -91,7 +91,8 @@ def _search(
     if interrupts.asked:
         settings = dataclasses.replace(settings, budget=0.0)
     search = Search(
-        model, memory_bytes=memory_bytes, settings=settings, start=start, proposals=proposals,
+        model, memory_bytes=memory_bytes, settings=settings, start=start,
+        proposals=lambda _seconds: proposals(),
         progress=tell,
     )  # fmt: skip
     interrupts.heard = True
