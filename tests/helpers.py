@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import rich.console
 
 import toast
 from toast.cost import CostModel
@@ -18,6 +20,13 @@ from toast.space import Action, Scope, Space, States
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def printed(what: object) -> str:
+    """As on a wide console of the user's own, where markup counts."""
+    console = rich.console.Console(width=250, record=True, file=io.StringIO())
+    console.print(what)
+    return console.export_text()
 
 
 def mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:

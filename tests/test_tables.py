@@ -8,16 +8,10 @@ import pathlib
 import rich.console
 
 import toast
+from tests.helpers import printed
 from toast.tables import Table
 
 ODD = ("[/tmp/x]", "[bold]b[/bold]", "model.py:100:4", "params['w'][0]", "\\[a]")
-
-
-def printed(what: object) -> str:
-    """As on a console of the user's own, where markup counts."""
-    console = rich.console.Console(width=200, record=True, file=io.StringIO())
-    console.print(what)
-    return console.export_text()
 
 
 def test_no_text_is_markup() -> None:

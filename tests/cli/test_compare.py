@@ -16,15 +16,17 @@ from jax.sharding import PartitionSpec as P
 
 import toast
 from tests.cli.test_cli import run
-from tests.helpers import analyzed, f32
+from tests.helpers import analyzed, f32, printed
 from toast import compare as stage
 from toast.errors import PlanError, SearchError
 from toast.hardware import Mesh, load
 from toast.models import ZOO
 from toast.oracle import Verdict
+from toast.report.tables import comparison_table
 from toast.resources import directory
 from toast.search import Settings
 from toast.space import Constraints, Space, broken
+from toast.units import time_text
 
 MESH = Mesh.parse("data=4,model=2")
 
@@ -43,7 +45,7 @@ def test_every_method_has_a_row(target: str, tmp_path: pathlib.Path) -> None:
     for row in rows.values():
         assert row["error"] == ""
         assert row["fits"] is True
-        assert row["step_seconds"] > 0
+        assert row["step_seconds"] >= row["bound_seconds"] > 0
         assert row["states"] >= 1
         assert row["arguments"]
     assert rows["toast"]["cost"] <= rows["shardy"]["cost"] + 0.03  # 30 actions at most
@@ -154,6 +156,26 @@ def test_of_a_value_that_is_pinned_propagation_knows_nothing() -> None:
     )  # fmt: skip
     assert [row.broken for row in rows] == [(), (), ("hidden",)]
     assert rows[2].note == "does not hold the constraints: hidden"
+
+
+def test_every_plan_stands_beside_one_bound() -> None:
+    """A pin raises that of the methods that hold it."""
+
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        return checkpoint_name(x @ w, "product") @ w
+
+    analysis = toast.analyze(function, f32(1024, 512), f32(512, 512))
+    rows = stage.compare(
+        analysis, MESH, load("tpu-v5e"), ["toast", "shardy"],
+        constraints=Constraints(pin={"product": P()}),
+    )  # fmt: skip
+    least = rows[1].bound_seconds
+    assert rows[0].bound_seconds > least
+    shown = printed(comparison_table(analysis, MESH, load("tpu-v5e"), 2.0**34, rows))
+    assert f"Lower bound (roofline, no collectives): {time_text(least)}" in shown
+    for row in rows:
+        over = 100 * (row.step_seconds / least - 1)
+        assert re.search(rf"│ {row.method} .*│ +{over:,.{int(over < 10)}f} % │", shown)
 
 
 def test_what_does_not_fit_is_a_row_too() -> None:

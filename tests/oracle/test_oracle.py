@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
-import io
 import pathlib
 import subprocess
 import sys
@@ -16,10 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import rich.console
 
 import toast
-from tests.helpers import f32, mlp
+from tests.helpers import f32, mlp, printed
 from toast import validate as stage
 from toast.apply import Verification
 from toast.cost import CostModel
@@ -398,12 +396,6 @@ def test_a_compile_that_fails_costs_its_row(
     text = printed(stage.table(found))
     assert "the TPU compiler died: no message" in text
     assert "1 of 1; 1 plans out of memory that seemed to fit" in text
-
-
-def printed(what: object) -> str:
-    console = rich.console.Console(width=250, record=True, file=io.StringIO())
-    console.print(what)
-    return console.export_text()
 
 
 def verdict(peak: float, seconds: float, sent: float = 0.0) -> Verdict:
