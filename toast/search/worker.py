@@ -91,9 +91,8 @@ def _search(
     if interrupts.asked:
         settings = dataclasses.replace(settings, budget=0.0)
     search = Search(
-        model, memory_bytes=memory_bytes, settings=settings, start=start,
-        proposals=lambda _seconds: proposals(),
-        progress=tell,
+        model, memory_bytes=memory_bytes, settings=settings, start=start, progress=tell,
+        proposals=lambda _seconds: proposals(),  # who sends them keeps the time
     )  # fmt: skip
     interrupts.heard = True
     found = search.run()
