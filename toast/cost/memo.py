@@ -37,6 +37,9 @@ Numbers = npt.NDArray[np.int32]
 #: Neighbourhoods that are remembered; with more, all are forgotten.
 _MOST = 1_000_000
 
+#: 2 ** 64 over the golden ratio: multiples of it are spread evenly by their highest bits.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
 #: Columns of what a neighbourhood adds to a price; behind them come how often each axis stays where
 #: it should be the major one, the seconds of collectives, and those that may be hidden by window.
 _MEMORY, _ARGUMENTS, _STAYING = range(3)
@@ -116,9 +119,16 @@ class Memo:
             of_op += drawn[states[..., axis]]
         keys = self._of_class @ np.ascontiguousarray(of_op.T) + self._of_value
         keys = np.ascontiguousarray(keys.T)
-        return self._numbers.known(
-            keys.reshape(-1), lambda place: self._learn(states, *np.divmod(place, keys.shape[1]))
-        ).reshape(keys.shape)
+        values = keys.shape[1]
+        # Most are as in the first state: what is looked up is that, and what differs.
+        differs = values + np.flatnonzero(keys[1:] != keys[0])
+        place = np.concatenate([np.arange(values), differs])
+        found = self._numbers.known(
+            keys.reshape(-1)[place], lambda new: self._learn(states, *np.divmod(place[new], values))
+        )
+        numbers = np.tile(found[:values], len(states))
+        numbers[differs] = found[values:]
+        return numbers.reshape(keys.shape)
 
     def _traded(self, states: States, numbers: Numbers, stays: Floats) -> Floats:
         """Seconds of shards that change places in each state, all and by window: ``[S, 1 + G]``.
@@ -281,7 +291,7 @@ class _Numbers:
     def of(self, keys: Ints) -> Numbers:
         """The number of each key; -1 of those that are not known."""
         mask = len(self._table) - 1
-        slot = keys & mask
+        slot = self._slots(keys)
         found: Numbers = self._table[slot]
         if not len(self._keys.array):
             return found
@@ -306,11 +316,16 @@ class _Numbers:
             self._place(first)
         return np.arange(first, len(self._keys.array)).astype(np.int32)
 
+    def _slots(self, keys: Ints) -> Ints:
+        """Where each key is looked for first: keys may have any of their bits in common."""
+        bits = len(self._table).bit_length() - 1
+        return np.asarray(((keys.view(np.uint64) * _GOLDEN) >> np.uint64(64 - bits)).view(np.int64))
+
     def _place(self, first: int) -> None:
         """Give the keys from ``first`` on their slots."""
         number = np.arange(first, len(self._keys.array), dtype=np.int32)
         mask = len(self._table) - 1
-        slot = self._keys.array[first:] & mask
+        slot = self._slots(self._keys.array[first:])
         while len(number):
             free = self._table[slot] < 0
             self._table[slot[free]] = number[free]  # of several, the last

@@ -25,6 +25,9 @@ REFINEMENT_LENGTH = 5
 #: Added to the cost of what does not fit, so that it ranks behind all that does.
 OVER_LIMIT = 1e3
 
+#: Times the cost of the best trajectory from which on refinements do not catch up with it.
+_FAR = 3.0
+
 
 class Trajectory(NamedTuple):
     """Actions in order, and what they are worth: the search minimises ``rank``."""
@@ -100,6 +103,10 @@ class Ledger:
         """Whether no trajectory that long beats the best one: not even at the lower bound."""
         least = self.model.quick_bound / max(self.model.initial_seconds, _TINY)
         return self.length_cost(least, length) >= self.best.rank - 1e-9
+
+    def far(self, found: Trajectory) -> bool:
+        """Whether a trajectory costs too much to begin refinements with, whether it fits or not."""
+        return found.rank % OVER_LIMIT > _FAR * (self.best.rank % OVER_LIMIT)
 
     def offer(self, key: bytes, actions: tuple[Action, ...]) -> Trajectory:
         """Note a trajectory to a priced state; with its rank."""

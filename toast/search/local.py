@@ -26,6 +26,15 @@ class _Variants(NamedTuple):
     states: States
 
 
+class _Begun(NamedTuple):
+    """Variants of a trajectory as far as they differ from it."""
+
+    actions: list[tuple[Action, ...]]
+    lengths: Ints  # with what is still to come
+    states: States
+    rest: int  # the trajectory's action from which on they go on as it does
+
+
 def polish(
     ledger: Ledger, start: Trajectory, *, depth: int, stop: Callable[[], bool]
 ) -> Trajectory:
@@ -38,7 +47,8 @@ def polish(
     best, improved = start, True
     while improved:
         improved = False
-        for variants in _together(_neighbours(ledger, best.actions, depth)):
+        begun = _neighbours(ledger, best.actions, depth)
+        for variants in _together(ledger.model.space, best.actions, begun):
             if stop():
                 return best
             keys, _ = ledger.price(variants.states)
@@ -60,22 +70,23 @@ def refine(
     widest: int,
     groups: bool,
     effort: int,
+    patience: int,
     stop: Callable[[], bool],
 ) -> None:
     """Put refinements behind trajectories, one after the other; the ledger knows the best.
 
     A beam search: of all that one more refinement makes of the beam's trajectories the best stay,
-    even if they are no better, until three steps bring nothing.  Tried are the ``hottest`` families
-    of op classes, by what the step spends on them, with ``groups`` the ``hottest`` classes of
-    larger families and the ``hottest`` groups of classes that are alike as well, and the ``widest``
-    parts of colors, and those that change something are priced; the beam is as wide as ``effort``
-    tries per step allow.
+    even if they are no better, until ``patience`` steps bring nothing.  Tried are the ``hottest``
+    families of op classes, by what the step spends on them, with ``groups`` the ``hottest`` classes
+    of larger families and the ``hottest`` groups of classes that are alike as well, and the
+    ``widest`` parts of colors, and those that change something are priced; the beam is as wide as
+    ``effort`` tries per step allow.
     """
     space = ledger.model.space
     beam = [(start, replay(ledger, start.actions)) for start in dict.fromkeys(starts)]
     seen: set[bytes] = set()
     stale = most = 0
-    while beam and stale < 3 and not stop():
+    while beam and stale < patience and not stop():
         before = ledger.best.rank
         grown: dict[bytes, _Grown] = {}
         for trajectory, state in beam:
@@ -151,55 +162,64 @@ def replay(ledger: Ledger, actions: Sequence[Action]) -> States:
     return state
 
 
-def _together(variants: Iterator[_Variants]) -> Iterator[_Variants]:
-    """The variants in batches that are worth pricing."""
-    waiting: list[_Variants] = []
+def _together(
+    space: Space, actions: tuple[Action, ...], variants: Iterator[_Begun]
+) -> Iterator[_Variants]:
+    """The variants of a trajectory in batches that are worth pricing."""
+    waiting: list[_Begun] = []
     for variant in itertools.chain(variants, [None]):
         if variant and variant.actions:
             waiting.append(variant)
         if waiting and (variant is None or sum(len(w.actions) for w in waiting) >= _BATCH):
             yield _Variants(
-                [actions for several in waiting for actions in several.actions],
-                np.concatenate([several.lengths for several in waiting]),
-                np.concatenate([several.states for several in waiting]),
+                [begun + actions[w.rest :] for w in waiting for begun in w.actions],
+                np.concatenate([w.lengths for w in waiting]),
+                _finished(space, actions, waiting),
             )
             waiting = []
 
 
-def _neighbours(ledger: Ledger, actions: tuple[Action, ...], depth: int) -> Iterator[_Variants]:
+def _finished(space: Space, actions: tuple[Action, ...], variants: Sequence[_Begun]) -> States:
+    """What variants of a trajectory lead to, in order: they take its actions together."""
+    order = sorted(range(len(variants)), key=lambda number: variants[number].rest)
+    states = variants[order[0]].states[:0]
+    for place in range(variants[order[0]].rest, len(actions) + 1):
+        joining = [variants[number].states for number in order if variants[number].rest == place]
+        states = np.concatenate([states, *joining])
+        if place < len(actions):
+            states = space.apply_all(states, actions[place])
+    ends = np.cumsum([len(variants[number].states) for number in order])
+    parts = dict(zip(order, np.split(states, ends[:-1]), strict=True))
+    return np.concatenate([parts[number] for number in range(len(variants))])
+
+
+def _neighbours(ledger: Ledger, actions: tuple[Action, ...], depth: int) -> Iterator[_Begun]:
     space = ledger.model.space
     every = range(len(space.actions))
     count, whole = len(actions), length(actions)
     before = [space.initial]
     for action in actions:
         before.append(space.apply(before[-1], action))
-
-    def then(states: States, rest: tuple[Action, ...]) -> States:
-        for action in rest:
-            states = space.apply_all(states, action)
-        return states
-
-    fewer = [(i, actions[i + 1 :]) for i in range(count)]
-    swapped = [(i, (actions[i + 1], actions[i], *actions[i + 2 :])) for i in range(count - 1)]
-    if count:
-        yield _Variants(
-            [actions[:i] + rest for i, rest in (*fewer, *swapped)],
-            np.array([length(actions[:i] + rest) for i, rest in (*fewer, *swapped)]),
-            np.concatenate([then(before[i][None], rest) for i, rest in (*fewer, *swapped)]),
-        )
+    for i in range(count):
+        shorter = whole - length(actions[i : i + 1])
+        yield _Begun([actions[:i]], np.array([shorter]), before[i][None], i + 1)
+    for i in range(count - 1):
+        one, other = actions[i : i + 2]
+        state = space.apply(space.apply(before[i], other), one)
+        yield _Begun([(*actions[:i], other, one)], np.array([whole]), state[None], i + 2)
     for skip in (0, 1):  # insert, replace
         if not skip and count >= depth:
             continue
         for i in range(count - skip, -1, -1):
-            rest = actions[i + skip :]
             longer = whole - length(actions[i : i + skip]) + 1
             if ledger.beaten(longer):
                 continue
             states = space.apply_each(before[i], every)
             # What changes nothing is no better than what is there without it.
             some = np.flatnonzero((states != before[i]).any(axis=(1, 2)))
-            yield _Variants(
-                [(*actions[:i], space.actions[number], *rest) for number in some.tolist()],
+            yield _Begun(
+                [(*actions[:i], space.actions[number]) for number in some.tolist()],
                 np.full(len(some), longer),
-                then(states[some], rest),
+                states[some],
+                i + skip,
             )

@@ -23,8 +23,11 @@ from toast.search.relink import relink
 from toast.search.tree import Tree
 from toast.space import Action, States
 
-#: Op classes below which a program is small: with half as many, twice the effort goes into it.
+#: Op classes up to which a program is small: with half as many, twice the effort goes into it.
 _SMALL = 24
+
+#: Steps of refinements, without and with groups, that bring nothing until no more are tried.
+_PATIENCE = {False: 3, True: 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Settings:
     #: Actions that a node looks at before its first visit; after n visits, the root of n more.
     width: int = 32
     #: Best trajectories that local search improves after each round.
-    finalists: int = 2
+    finalists: int = 1
     #: Op classes whose sharding local search tries to change alone, behind the best trajectory; and
     #: groups of classes that differ in sizes only.
     hottest: int = 24
@@ -232,12 +235,13 @@ class Search:
                 return
 
     def _refine(self, starts: Sequence[Trajectory], groups: bool, stop: Callable[[], bool]) -> None:
-        settings = self._settings
+        settings, ledger = self._settings, self._ledger
         # States of a few op classes cost next to nothing.
-        times = max(1, _SMALL // max(1, len(self._space.initial)))
+        times = _SMALL / max(1, len(self._space.initial))
         refine(
-            self._ledger, sorted(starts), depth=settings.depth, hottest=settings.hottest,
-            widest=settings.widest, groups=groups, effort=times * settings.effort, stop=stop,
+            ledger, sorted(start for start in starts if times >= 1 or not ledger.far(start)),
+            depth=settings.depth, hottest=settings.hottest, widest=settings.widest, groups=groups,
+            effort=max(1, int(times)) * settings.effort, patience=_PATIENCE[groups], stop=stop,
         )  # fmt: skip
 
     def _best_cost(self) -> float:
