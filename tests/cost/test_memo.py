@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import toast.cost.memo
 from tests.helpers import after_each, analyzed, refinements
 from toast.cost import CostModel, Memo
-from toast.cost.memo import _Growing, _Numbers
+from toast.cost.memo import _GOLDEN, _Growing, _Numbers
 from toast.hardware import Mesh, load
 from toast.search.exhaustive import random_legal
 from toast.space import Action, Constraints, Scope, Space, States
@@ -135,7 +135,9 @@ def test_a_mesh_of_one_device() -> None:
 def test_keys_have_numbers(batches: list[list[int]]) -> None:
     """Also those that fall on one slot of the table."""
     numbers, known = _Numbers(), {}
-    for batch in (*batches, [*range(0, 4096 * 3000, 4096)]):
+    inverse = pow(int(_GOLDEN), -1, 1 << 64)
+    together = [(number * inverse + (1 << 63)) % (1 << 64) - (1 << 63) for number in range(500)]
+    for batch in (*batches, together):
         keys = np.array(batch, dtype=np.int64)
         expected = [known.get(key, -1) for key in batch]
         assert numbers.of(keys).tolist() == expected

@@ -98,7 +98,7 @@ def test_the_budget_is_for_all_meshes() -> None:
         analyzed("t2b-tiny"), devices=16, hardware=small("t2b-tiny", 16),
         settings=Settings(rounds=10_000, patience=10_000, budget=3.0),
     )  # fmt: skip
-    assert time.perf_counter() - begin < 20
+    assert time.perf_counter() - begin < 20  # with much to spare on a busy machine
     assert plan.steps
     assert not any(row.full for row in plan.meshes)
     at_once = toast.plan(

@@ -179,7 +179,7 @@ def test_the_budget_holds(model: CostModel, number: int) -> None:
     )
     assert found.stopped == "budget"
     assert found.actions
-    assert time.perf_counter() - begin < 20
+    assert time.perf_counter() - begin < 20  # with much to spare on a busy machine
 
 
 def test_progress_is_of_all_searches(model: CostModel) -> None:

@@ -121,8 +121,8 @@ class Memo:
         keys = np.ascontiguousarray(keys.T)
         values = keys.shape[1]
         # Most are as in the first state: what is looked up is that, and what differs.
-        differs = values + np.flatnonzero(keys[1:] != keys[0])
-        place = np.concatenate([np.arange(values), differs])
+        differs = values + np.flatnonzero(keys[1:] != keys[:1])
+        place = np.concatenate([np.arange(keys[:1].size), differs])
         found = self._numbers.known(
             keys.reshape(-1)[place], lambda new: self._learn(states, *np.divmod(place[new], values))
         )

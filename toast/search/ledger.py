@@ -25,7 +25,8 @@ REFINEMENT_LENGTH = 5
 #: Added to the cost of what does not fit, so that it ranks behind all that does.
 OVER_LIMIT = 1e3
 
-#: Times the cost of the best trajectory from which on refinements do not catch up with it.
+#: Times the cost of the best trajectory that one may have which refinements begin with: they hardly
+#: catch up with it from further away.
 _FAR = 3.0
 
 
@@ -34,6 +35,8 @@ class Trajectory(NamedTuple):
 
     rank: float
     actions: tuple[Action, ...]
+    #: That of the state they lead to, however many they are, and whether it fits or not.
+    cost: float
 
 
 class Ledger:
@@ -46,7 +49,7 @@ class Ledger:
         self._action_cost = action_cost
         self._cost: dict[bytes, float] = {}
         self._fits: dict[bytes, bool] = {}
-        self.best = Trajectory(np.inf, ())
+        self.best = Trajectory(np.inf, (), np.inf)
         #: Length that costs nothing: that of what the search begins with.
         self.free = 0
         #: Bytes of the smallest peak among the states priced so far.
@@ -106,11 +109,11 @@ class Ledger:
 
     def far(self, found: Trajectory) -> bool:
         """Whether a trajectory costs too much to begin refinements with, whether it fits or not."""
-        return found.rank % OVER_LIMIT > _FAR * (self.best.rank % OVER_LIMIT)
+        return found.cost > _FAR * self.best.cost
 
     def offer(self, key: bytes, actions: tuple[Action, ...]) -> Trajectory:
         """Note a trajectory to a priced state; with its rank."""
-        found = Trajectory(self.rank(key, length(actions)), actions)
+        found = Trajectory(self.rank(key, length(actions)), actions, self._cost[key])
         if found.rank < self.best.rank - 1e-12:
             self.best = found
         return found

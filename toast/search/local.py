@@ -32,7 +32,7 @@ class _Begun(NamedTuple):
     actions: list[tuple[Action, ...]]
     lengths: Ints  # with what is still to come
     states: States
-    rest: int  # the trajectory's action from which on they go on as it does
+    rest: int  # the number of the trajectory's action with which they go on
 
 
 def polish(
@@ -70,23 +70,22 @@ def refine(
     widest: int,
     groups: bool,
     effort: int,
-    patience: int,
     stop: Callable[[], bool],
 ) -> None:
     """Put refinements behind trajectories, one after the other; the ledger knows the best.
 
     A beam search: of all that one more refinement makes of the beam's trajectories the best stay,
-    even if they are no better, until ``patience`` steps bring nothing.  Tried are the ``hottest``
-    families of op classes, by what the step spends on them, with ``groups`` the ``hottest`` classes
-    of larger families and the ``hottest`` groups of classes that are alike as well, and the
-    ``widest`` parts of colors, and those that change something are priced; the beam is as wide as
-    ``effort`` tries per step allow.
+    even if they are no better, until three steps bring nothing.  Tried are the ``hottest`` families
+    of op classes, by what the step spends on them, with ``groups`` the ``hottest`` classes of
+    larger families and the ``hottest`` groups of classes that are alike as well, and the ``widest``
+    parts of colors, and those that change something are priced; the beam is as wide as ``effort``
+    tries per step allow.
     """
     space = ledger.model.space
     beam = [(start, replay(ledger, start.actions)) for start in dict.fromkeys(starts)]
     seen: set[bytes] = set()
     stale = most = 0
-    while beam and stale < patience and not stop():
+    while beam and stale < 3 and not stop():
         before = ledger.best.rank
         grown: dict[bytes, _Grown] = {}
         for trajectory, state in beam:
@@ -116,10 +115,11 @@ def refine(
         over = over[: max(width // 2, width - len(fitting))]
         kept = [*fitting[: width - len(over)], *over]
         seen.update(kept)
-        beam = [
-            (Trajectory(found.rank, _longer(space, found.parent, found.row)), found.state)
-            for found in map(grown.__getitem__, kept)
-        ]
+        beam = []
+        for key in kept:
+            found = grown[key]
+            actions = _longer(space, found.parent, found.row)
+            beam.append((Trajectory(found.rank, actions, ledger.cost(key)), found.state))
         stale = 0 if ledger.best.rank < before - 1e-12 else stale + 1
 
 
@@ -185,7 +185,8 @@ def _finished(space: Space, actions: tuple[Action, ...], variants: Sequence[_Beg
     states = variants[order[0]].states[:0]
     for place in range(variants[order[0]].rest, len(actions) + 1):
         joining = [variants[number].states for number in order if variants[number].rest == place]
-        states = np.concatenate([states, *joining])
+        if joining:
+            states = np.concatenate([states, *joining])
         if place < len(actions):
             states = space.apply_all(states, actions[place])
     ends = np.cumsum([len(variants[number].states) for number in order])

@@ -1,7 +1,7 @@
 """The search for the best trajectory (paper, sections 4.1 and 4.2).
 
-Rounds of tree search, each followed by a local search from the best trajectories that it found,
-until a round brings nothing better.  The best plan so far is known at every moment: a budget, or
+Rounds of tree search, each followed by a local search from the best new trajectory that it found,
+or several, until a round brings nothing better.  The best plan so far is known at every moment: a budget, or
 an interrupt, ends the search with it.
 """
 
@@ -23,11 +23,9 @@ from toast.search.relink import relink
 from toast.search.tree import Tree
 from toast.space import Action, States
 
-#: Op classes up to which a program is small: with half as many, twice the effort goes into it.
+#: Op classes up to which a program is small: with half as many, twice the effort goes into it; and
+#: refinements begin even with what is far from the best.
 _SMALL = 24
-
-#: Steps of refinements, without and with groups, that bring nothing until no more are tried.
-_PATIENCE = {False: 3, True: 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +239,7 @@ class Search:
         refine(
             ledger, sorted(start for start in starts if times >= 1 or not ledger.far(start)),
             depth=settings.depth, hottest=settings.hottest, widest=settings.widest, groups=groups,
-            effort=max(1, int(times)) * settings.effort, patience=_PATIENCE[groups], stop=stop,
+            effort=max(1, int(times)) * settings.effort, stop=stop,
         )  # fmt: skip
 
     def _best_cost(self) -> float:
