@@ -1,8 +1,8 @@
 """The search for the best trajectory (paper, sections 4.1 and 4.2).
 
 Rounds of tree search, each followed by a local search from the best new trajectory that it found,
-or several, until a round brings nothing better.  The best plan so far is known at every moment: a budget, or
-an interrupt, ends the search with it.
+or several, until a round brings nothing better.  The best plan so far is known at every moment: a
+budget, or an interrupt, ends the search with it.
 """
 
 from __future__ import annotations
