@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import pathlib
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -159,6 +161,28 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(
     assert found.actions
     cost = model.cost(whole(found.state[None]), 1e5)[0]
     assert cost == found.cost < model.cost(whole(model.space.initial[None]), 1e5)[0]
+
+
+def test_an_interrupt_is_not_lost_where_nobody_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a callback of the garbage collector raises is printed and forgotten."""
+    model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
+    price, calls = Memo.price, itertools.count()
+
+    def interrupted(memo: Memo, states: States) -> Worth:
+        if next(calls) == 3:
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        return price(memo, states)
+
+    # A shell that starts tests in the background has them ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(Memo, "price", interrupted)
+        found = Search(model, memory_bytes=1e5).run()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found.stopped == "interrupt"
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast.cost import CostModel
+from toast.search.interrupts import heard
 from toast.search.pairwise import proposing
 from toast.search.search import Found, Round, Search, Settings
 from toast.space import Action, States
@@ -146,7 +147,9 @@ class Team:
         if end is None:
             # Not in the thread: they would take turns in the interpreter.
             try:
-                written = proposing(job.model)
+                with heard() as check:
+                    written = proposing(job.model)
+                    check()
             except KeyboardInterrupt:
                 self.stopped = "interrupt"
                 return job

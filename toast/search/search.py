@@ -17,6 +17,7 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.errors import SearchError
+from toast.search.interrupts import heard
 from toast.search.ledger import REFINEMENT_LENGTH, Ledger, Trajectory, length, state_key
 from toast.search.local import polish, refine, replay
 from toast.search.relink import relink
@@ -153,10 +154,11 @@ class Search:
         rounds: list[Round] = []
         stopped = ""
         try:
-            for event in self._rounds(begin):
-                rounds.append(event)
-                if self._progress:
-                    self._progress(event)
+            with heard() as check:
+                for event in self._rounds(begin, check):
+                    rounds.append(event)
+                    if self._progress:
+                        self._progress(event)
             if self._out_of_time(begin):
                 stopped = "budget"
         except KeyboardInterrupt:
@@ -179,7 +181,7 @@ class Search:
             smallest_peak=self._ledger.smallest_peak,
         )
 
-    def _rounds(self, begin: float) -> Iterator[Round]:
+    def _rounds(self, begin: float, check: Callable[[], None]) -> Iterator[Round]:
         settings, ledger = self._settings, self._ledger
         ledger.free = max(map(length, self._start), default=0)
         tree = Tree(
@@ -198,6 +200,7 @@ class Search:
         first = first or [origin]
 
         def stop() -> bool:
+            check()
             return self._out_of_time(begin)
 
         waves = -(-settings.round_size // settings.wave)
