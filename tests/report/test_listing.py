@@ -109,6 +109,7 @@ def test_the_search_finds_what_the_page_shows(chrome: Any, report: pathlib.Path)
     gathers = {c.op for c in plan.breakdown.collectives if c.kind == "all_gather"}
     layer = within("layers[1]") | taking("['layers'][1]")
     forward = within("", "forward")
+    product = next(op for op in range(len(program.ops)) if program.kind(op) == "dot_general")
     for query, wanted in {
         "params['embedding']": taking("params['embedding']"),
         "params['layers'][1]['wq']": wq,
@@ -123,6 +124,9 @@ def test_the_search_finds_what_the_page_shows(chrome: Any, report: pathlib.Path)
             for c in plan.breakdown.collectives
             if c.kind == "reduce_scatter" and "data" in c.axes
         },
+        f"%{program.ops[product].results[0]}": {product},
+        f"#{product}": {product},
+        f"dot_general#{product}": {product},
     }.items():
         assert wanted, query
         page.locator("#clear").click()

@@ -177,10 +177,10 @@ function graphOf(name, other) {
     const op = opOfName(n), [x, y] = at.get(n), c = colorOf[n];
     const axes = listing.holdings[held[n]];
     const text = nameText(n);
-    const second = `${isArgument(op) ? "argument" : `%${op}`}${axes.length ? `, on ${axes.join("\u00d7")}` : ", whole"}`;
+    const second = `${isArgument(op) ? "argument" : numberText(op)}${axes.length ? `, on ${axes.join("\u00d7")}` : ", whole"}`;
     svg.append(draw("g", { class: "node" + (n === name || n === other ? " torn" : "") },
       draw("a", { href: `#op-${op}`, "aria-label": `${text}, ${second}` },
-        draw("title", {}, `${text} %${op} ${placeText(op)}`),
+        draw("title", {}, `${text} ${numberText(op)} ${placeText(op)}`),
         draw("rect", { x: x - W / 2, y, width: W, height: H, rx: 5 }),
         draw("text", { x, y: y + 16, "text-anchor": "middle" }, shortened(text, 22)),
         draw("text", { x, y: y + 31, "text-anchor": "middle", class: "small" }, shortened(`${c >= 0 ? `${colorLabel(c)}, ` : ""}${second}`, 25)))));
@@ -200,10 +200,10 @@ function choose(i) {
     const op = siteOp(site), use = Array.isArray(site);
     const value = use ? listing.operands[op][site[1]] : site;
     add("tensor", ...typeChips(typeOf(value), use ? useNames(op, site[1]) : defNames(value), null),
-      use ? ` as operand ${site[1]} of ` : " made by ", make("a", { href: `#op-${op}` }, `%${op} ${kindOf(op)}`), ` ${placeText(op)}`);
+      use ? ` as operand ${site[1]} of ` : " made by ", make("a", { href: `#op-${op}` }, opName(op)), ` ${placeText(op)}`);
   }
   const holds = (n) => listing.holdings[held[n]].join(" and ") || "no axis";
-  add("the plan", `${nameText(name)} (%${opOfName(name)}) has ${holds(name)}; ${nameText(other)} (%${opOfName(other)}) has ${holds(other)}`);
+  add("the plan", `${nameText(name)} (${numberText(opOfName(name))}) has ${holds(name)}; ${nameText(other)} (${numberText(opOfName(other))}) has ${holds(other)}`);
   add("resolved with", `compatibility set ${set}, resolution group ${group}`);
   add("explained by", make("code", {}, `${data.explain} --conflict ${i}`));
   const turn = (step) => choose(members[(at + step + members.length) % members.length]);
@@ -217,7 +217,7 @@ function choose(i) {
     make("small", {}, "Red: the two dimensions in conflict. Dashed: conflicts. Bold: the shortest way that ties them" +
       (found.cut ? `, without ${several(found.cut, "step")} in its middle.` : ".")),
     make("details", {}, make("summary", {}, "The same as a list"), make("ul", {}, found.edges.map(([a, b]) =>
-      make("li", {}, make("code", {}, `${nameText(a)} (%${opOfName(a)}) \u2192 ${nameText(b)} (%${opOfName(b)})`))))));
+      make("li", {}, make("code", {}, `${nameText(a)} (${numberText(opOfName(a))}) \u2192 ${nameText(b)} (${numberText(opOfName(b))})`))))));
   /* Fit the width as far as it can still be read. */
   const drawn = view.querySelector(".graph svg");
   drawn.style.maxWidth = `${drawn.getAttribute("width")}px`;

@@ -20,7 +20,7 @@ function tags(op, operand) {
     conflict ? make("span", { class: "tag torn", title: `of ${whose}` }, "conflict") : ""];
 }
 const operandLinks = (op) => listing.operands[op].map((value, i, all) =>
-  [make("span", { class: "operand" }, tags(op, i), make("a", { href: `#op-${made(value)[0]}` }, valueText(value)),
+  [make("span", { class: "operand" }, tags(op, i), make("a", { href: `#op-${valueOp[value]}` }, valueText(value)),
     i + 1 < all.length ? "," : ""), " "]).flat();
 function row(op) {
   const [kind, , , , results] = signature(op);
@@ -30,7 +30,7 @@ function row(op) {
     : listing.operands[op].map((v, i) => typeChips(typeOf(v), useNames(op, i), (reshards.get(op) || new Map()).get(i) || specOf(v))).flat();
   const time = seconds(op);
   const button = make("button", { type: "button", class: "op", "aria-expanded": "false", "aria-controls": `detail-${op}` },
-    make("span", { class: "number" }, `%${op}`), pathText(op) || kind);
+    make("span", { class: "number" }, numberText(op)), pathText(op) || kind);
   const element = make("tr", { id: `op-${op}` }, make("th", { scope: "row" }, button),
     make("td", {}, ...shown, ...tags(op, RESULT)), make("td", {}, ...operandLinks(op)),
     make("td", { class: "where" }, placeText(op)), make("td", { class: "num" }, time ? timeText(time) : ""));
@@ -48,7 +48,7 @@ function detail(op) {
   const list = make("dl");
   const add = (term, ...content) => list.append(make("dt", {}, term), make("dd", {}, ...content));
   const spot = listing.spots[spotOf(op)];
-  add("op", make("code", {}, `%${op} ${kind}`), repeats[op] > 1 ? ` runs ${count(repeats[op])} times` : "",
+  add("op", make("code", {}, opName(op)), repeats[op] > 1 ? ` runs ${count(repeats[op])} times` : "",
     pathText(op) ? " " : "", pathText(op) ? make("code", {}, pathText(op)) : "");
   if (spot[0]) add("source", make("code", {}, placeText(op, true)), spot[3] ? make("br") : "", spot[3] ? make("code", {}, spot[3]) : "");
   if (pathOf(op)) add("path", make("code", {}, pathOf(op)));
@@ -56,14 +56,14 @@ function detail(op) {
   add("sharding rule", make("code", {}, rule));
   listing.operands[op].forEach((value, i) => {
     const changed = (reshards.get(op) || new Map()).get(i);
-    add(`operand ${i}`, make("a", { href: `#op-${made(value)[0]}` }, valueText(value)), " ",
+    add(`operand ${i}`, make("a", { href: `#op-${valueOp[value]}` }, valueText(value)), " ",
       ...typeChips(typeOf(value), useNames(op, i), changed || specOf(value)),
       changed ? make("span", {}, " resharded from ", ...typeChips(typeOf(value), defNames(value), specOf(value))) : "");
   });
   results.forEach((r, i) => {
     const value = firstValue[op] + i;
     const sum = listing.sums.find((s) => s[0] === value);
-    add(results.length > 1 ? `result ${i}` : "result", ...typeChips(listing.types[r[0]], defNames(value), specOf(value)),
+    add(results.length > 1 ? `result ${i}` : "result", make("code", {}, `%${value}`), " ", ...typeChips(listing.types[r[0]], defNames(value), specOf(value)),
       sum ? " summed up in parts" : "", listing.labels[value] ? ` called ${listing.labels[value]}` : "");
   });
   for (const [, operand, k, a, times, took, bytes] of moves.get(op) || [])

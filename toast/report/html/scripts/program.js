@@ -56,11 +56,11 @@ const isResult = (op) => op >= listing.first_return;
 const dotted = (path) => path.replace(/\[(['"])(.*?)\1\]/g, ".$2");
 const pathText = (op) => isArgument(op) ? listing.arguments[op]
   : isResult(op) ? listing.results[op - listing.first_return] : "";
-function opText(op) { return isArgument(op) ? listing.arguments[op] : `%${op}`; }
-function valueText(value) {
-  const [op, result] = made(value);
-  return opText(op) + (firstValue[op + 1] - firstValue[op] > 1 ? `.${result}` : "");
-}
+/* Ops and values have the names that `toast explain` gives them: dot_general#15, %12. */
+const opName = (op) => `${kindOf(op)}#${op}`;
+const valueText = (value) => isArgument(valueOp[value]) ? listing.arguments[valueOp[value]] : `%${value}`;
+/* An op is numbered by its first result, as in MLIR. */
+const numberText = (op) => firstValue[op] < firstValue[op + 1] ? `%${firstValue[op]}` : `#${op}`;
 const reshards = new Map(), moves = new Map(), spent = new Map();
 const torn = new Map(); /* conflicts of ops, by operand; -1 is the result */
 for (const [op, operand, spec] of listing.reshards) {

@@ -27,9 +27,14 @@ function having(word) {
   folds.forEach(({ section }, i) => { if (foldTexts[i].includes(word)) found.fill(1, section.start, section.stop); });
   for (const [op, text] of ownTexts) if (text.includes(word)) called[op] = 1;
   for (const [op, , kind, axes] of listing.moves) if (moveText(kind, axes).toLowerCase().includes(word)) found[op] = 1;
+  const numbered = /^(%|[\w.]*#)(\d+)$/.exec(word);
+  if (numbered) {
+    const op = numbered[1] === "%" ? valueOp[numbered[2]] : Number(numbered[2]);
+    if (op < ops && ["%", "#", `${kindOf(op)}#`].includes(numbered[1])) found[op] = 1;
+  }
   if (word === "conflict") for (const op of torn.keys()) found[op] = 1;
   for (let op = 0; op < ops; op++)
-    if (called[op] || inSignature[listing.signature[op]] || inPlace[listing.place[op]] || word === `%${op}` ||
+    if (called[op] || inSignature[listing.signature[op]] || inPlace[listing.place[op]] ||
       listing.operands[op].some((value) => isArgument(valueOp[value]) && called[valueOp[value]])) found[op] = 1;
   return found;
 }
