@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost import CostModel, Memo
+from toast.cost import CostModel, Memo, Prices, Worth
 from toast.space import Action, States
 
 Floats = npt.NDArray[np.float64]
@@ -18,6 +18,9 @@ _TINY = np.finfo(np.float64).tiny
 
 #: States that are priced at once.
 _BATCH = 256
+
+#: Value classes of all states together up to which they are priced whole: it is faster at first.
+_WHOLE = 1000
 
 #: Actions that a refinement counts for.
 REFINEMENT_LENGTH = 5
@@ -45,7 +48,7 @@ class Ledger:
     def __init__(self, model: CostModel, memory_bytes: float, action_cost: float) -> None:
         self.model = model
         self.memory_bytes = memory_bytes
-        self._memo = Memo(model)
+        self._memo: Memo | None = None
         self._action_cost = action_cost
         self._cost: dict[bytes, float] = {}
         self._fits: dict[bytes, bool] = {}
@@ -68,13 +71,21 @@ class Ledger:
         new, rows = list(fresh), list(fresh.values())
         for start in range(0, len(new), _BATCH):
             part = new[start : start + _BATCH]
-            prices = self._memo.price(states[rows[start : start + _BATCH]])
+            prices = self._priced(states[rows[start : start + _BATCH]])
             costs = self.model.cost(prices, self.memory_bytes)
             fits = prices.peak_bytes <= self.memory_bytes
             self.smallest_peak = min(self.smallest_peak, float(prices.peak_bytes.min()))
             self._fits.update(zip(part, fits.tolist(), strict=True))
             self._cost.update(zip(part, costs.tolist(), strict=True))  # last: now they are known
         return keys, np.array([self._cost[key] for key in keys], dtype=np.float64)
+
+    def _priced(self, states: States) -> Prices | Worth:
+        if self._memo is None:
+            classes = len(self.model.tables.value_slot)
+            if (len(self) + len(states)) * classes <= _WHOLE:
+                return self.model.price(states)
+            self._memo = Memo(self.model)
+        return self._memo.price(states)
 
     def cost(self, key: bytes) -> float:
         """The cost of a priced state."""
