@@ -29,7 +29,7 @@ import toast
 from toast.compare import METHODS, compare
 from toast.cost import CostModel
 from toast.errors import PlanError, ToastError
-from toast.files import check_writable
+from toast.files import check_writable, write_all
 from toast.hardware import Mesh, load
 from toast.models import ZOO, build
 from toast.search.pairwise import proposing
@@ -418,7 +418,8 @@ def write_section(page: pathlib.Path, name: str, text: str) -> None:
     if begin not in whole:
         whole = whole.rstrip("\n") + f"\n\n{begin}{end}"
     head, rest = whole.split(begin)
-    page.write_text(head + begin + text.rstrip("\n") + "\n" + end + rest.split(end)[1])
+    whole = head + begin + text.rstrip("\n") + "\n" + end + rest.split(end)[1]
+    write_all({page: whole}, PlanError)
 
 
 # -- pictures --------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from toast.models import Strategies
 from toast.oracle import Verdict, check, judge
 from toast.plan import Plan, spec_text
 from toast.search import Round, Settings
+from toast.search.interrupts import heard
 from toast.space import Constraints, broken, resolve
 from toast.units import listed
 
@@ -168,16 +169,18 @@ def compare(
     }  # fmt: skip
     rows: list[Compared] = []
     try:
-        for method in methods:
-            told("begins")
-            rows.append(_row(method, makers[method], said))
-            plan = rows[-1].plan
-            # Its search knows interrupts itself.
-            if plan and "interrupted" in re.split(r", |\n", plan.note):
-                raise KeyboardInterrupt
-            if oracle and plan:
-                told("compiling")
-                rows[-1] = _judged(rows[-1], plan, timeout)
+        with heard() as raise_lost:
+            for method in methods:
+                told("begins")
+                rows.append(_row(method, makers[method], said))
+                plan = rows[-1].plan
+                # Its search knows interrupts itself.
+                if plan and "interrupted" in re.split(r", |\n", plan.note):
+                    raise KeyboardInterrupt
+                raise_lost()
+                if oracle and plan:
+                    told("compiling")
+                    rows[-1] = _judged(rows[-1], plan, timeout)
     except KeyboardInterrupt:
         raise Interrupted(rows) from None
     return rows

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+import toast
 from tests.report.browser import SHOTS, embedded, missing, number, opened, says
 from tests.report.test_html import planned
 from toast.plan import Plan
+from toast.report import write_html
 from toast.report.html.sections import sections_of
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -204,3 +206,22 @@ BADGES = """() => [...document.querySelectorAll("tr[id^=op-]")].flatMap((row) =>
   });
   return [...read(row.cells[1], -1), ...[...row.querySelectorAll(".operand")].flatMap(read)];
 })"""
+
+
+def test_values_have_the_names_that_explain_knows(chrome: Any, tmp_path: pathlib.Path) -> None:
+    facts = pathlib.Path(__file__).parents[2] / "facts" / "attention.lp"
+    plan = toast.plan(facts, mesh="data=2", hardware="tpu-v5e")
+    program, path = plan.analysis.program, tmp_path / "report.html"
+    write_html(plan, path)
+    page = opened(chrome, path)
+    page.locator("#query").fill("dot_general")
+    labels = program.value_names
+    for op in (op for op in range(len(program.ops)) if program.kind(op) == "dot_general"):
+        (value,) = program.ops[op].results
+        row = page.locator(f"#op-{op}")
+        assert row.locator("button.op .number").inner_text() == f"%{value}"
+        assert row.locator("button.op code").inner_text().strip() == program.labels[value]
+        operands = [a.inner_text() for a in row.locator(".operand > a").all()]
+        assert operands == [labels[v] for v in program.ops[op].operands]
+    assert page.complaints == []
+    page.close()

@@ -131,6 +131,35 @@ def test_values_by_the_name_that_checkpoint_name_gave() -> None:
     assert "toast_name" not in plan.annotated()
 
 
+def test_each_result_of_an_op_has_its_own_name(tmp_path: pathlib.Path) -> None:
+    facts = [
+        "op(0,argument). op(1,sort). op(2,add). op(3,return).",
+        "result(0,0,x). result(1,0,low). result(1,1,high). result(2,0,both).",
+        "operand(1,0,x). operand(1,1,x). operand(2,0,low). operand(2,1,high). operand(3,0,both).",
+        'attribute(1,combiner,"other"). attribute(1,dimension,1). attribute(1,is_stable,1).',
+    ]
+    for value in ("x", "low", "high", "both"):
+        facts.append(
+            f'dtype({value},"f32"). rank({value},2). dim({value},0,64). dim({value},1,32).'
+        )
+    path = tmp_path / "sorted.lp"
+    path.write_text("\n".join(facts) + "\n")
+    analysis = toast.analyze(path)
+    named = {label: value for value, label in analysis.program.labels.items()}
+    for name in ("low", "high"):
+        plan = planned(analysis, pin={name: P("d")})
+        assert plan.shardings.of(analysis.program, named[name]) == (("d",), ())
+        assert planned(analysis, fix={f"{name}:0": "m"}).steps[0].reason.startswith("fixed: ")
+        with pytest.raises(
+            PinError, match=rf"^{name}: pin {name}=P\('d'\) has axis d, which forbid"
+        ):
+            planned(analysis, pin={name: P("d")}, forbid={name: "d"})
+        with pytest.raises(PinError, match=rf"^pin {name}=.* {name} f32\[64,32\] has 2 dimensions"):
+            planned(analysis, pin={name: P("d", None, None)})
+    with pytest.raises(PinError, match="contradicts"):
+        planned(analysis, pin={"low": P("d"), "high": P()})
+
+
 def test_the_program_s_own_constraints() -> None:
     mesh = AbstractMesh((4, 2), ("d", "m"))
 

@@ -159,6 +159,7 @@ class Search:
                     rounds.append(event)
                     if self._progress:
                         self._progress(event)
+                check()
             if self._out_of_time(begin):
                 stopped = "budget"
         except KeyboardInterrupt:
@@ -184,6 +185,10 @@ class Search:
     def _rounds(self, begin: float, check: Callable[[], None]) -> Iterator[Round]:
         settings, ledger = self._settings, self._ledger
         ledger.free = max(map(length, self._start), default=0)
+        first = []
+        for actions in self._start:
+            (key,), _ = ledger.price(replay(ledger, actions)[None])
+            first.append(ledger.offer(key, actions))
         tree = Tree(
             ledger,
             depth=settings.depth,
@@ -191,10 +196,6 @@ class Search:
             width=settings.width,
             random=np.random.default_rng(settings.seed),
         )
-        first = []
-        for actions in self._start:
-            (key,), _ = ledger.price(replay(ledger, actions)[None])
-            first.append(ledger.offer(key, actions))
         (key,), _ = ledger.price(self._space.initial[None])
         origin = ledger.offer(key, ())
         first = first or [origin]

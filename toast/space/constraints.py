@@ -108,13 +108,17 @@ def broken(
         op = int(names.name_op[name])
         wrong[op, axis] |= holders[op, axis] != name - int(names.first_name[op])
     ops = np.flatnonzero(wrong.any(axis=1)).tolist()
-    return tuple(dict.fromkeys(_label(analysis, op) for op in ops))
+    program = analysis.program
+    made = [program.ops[op].results for op in ops]
+    said = [[value for value in values if value in program.labels] or values for values in made]
+    return tuple(dict.fromkeys(_label(analysis, value) for values in said for value in values))
 
 
 class _Pin(NamedTuple):
-    """One op's sharding."""
+    """The sharding of one value, which an op makes."""
 
     op: int
+    value: int
     spec: Spec
     #: How messages call it: ``pin w*=P('data')``.
     what: str
@@ -169,23 +173,25 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
     for pin in _pins(analysis, constraints):
         row = _row(analysis, mesh, pin)
         for other in pins[pin.op]:
-            if _contradict(pin.spec, other.spec) or _clash(found[pin.op], row):
+            same = pin.value == other.value
+            if (same and _contradict(pin.spec, other.spec)) or _clash(found[pin.op], row):
                 raise PinError(
-                    f"{_label(analysis, pin.op)}: {other.what} contradicts {pin.what}; drop one"
+                    f"{_label(analysis, pin.value)}: {other.what} contradicts {pin.what}; drop one"
                 )
         pins[pin.op].append(pin)
         found[pin.op] = np.where(row == FREE, found[pin.op], row)
         said |= {(pin.op, axis): pin.what for axis in np.flatnonzero(row != FREE).tolist()}
         if None in pin.spec:
-            first = names.value_dim[analysis.program.ops[pin.op].results[0]]
+            first = names.value_dim[pin.value]
             for d, entry in enumerate(pin.spec):
                 closed[names.def_name[first + d]] |= entry is not None
     for pattern, axes in constraints.forbid.items():
-        for op in _matching(analysis, pattern, "forbid"):
+        for value in _matching(analysis, pattern, "forbid"):
+            op = analysis.program.values[value].op
             for axis in _axes(mesh, axes, f"forbid {pattern}"):
                 if found[op, axis] >= 0:
                     raise PinError(
-                        f"{_label(analysis, op)}: {said[op, axis]} has axis {mesh.names[axis]}, "
+                        f"{_label(analysis, value)}: {said[op, axis]} has axis {mesh.names[axis]}, "
                         f"which forbid {pattern} keeps off; drop one"
                     )
                 found[op, axis] = -1
@@ -219,21 +225,22 @@ def _pins(analysis: Analysis, constraints: Constraints) -> list[_Pin]:
     for pattern, wanted in constraints.pin.items():
         spec = _spec(wanted, pattern)
         what = f"pin {pattern}={_text(spec)}"
-        found += [_Pin(op, spec, what) for op in _matching(analysis, pattern, "pin")]
+        values = _matching(analysis, pattern, "pin")
+        found += [_Pin(program.values[value].op, value, spec, what) for value in values]
     if constraints.keep:
         for op, spec in program.constraints.items():
-            found.append(_Pin(op, spec, f"the program's sharding {_text(spec)}"))
+            (value,) = program.ops[op].results
+            found.append(_Pin(op, value, spec, f"the program's sharding {_text(spec)}"))
     return [pin._replace(spec=_whole(analysis, pin)) for pin in found]
 
 
 def _whole(analysis: Analysis, pin: _Pin) -> Spec:
     """The spec with an entry for each dimension; those that it leaves out are not sharded."""
-    (value,) = analysis.program.ops[pin.op].results
-    type_ = analysis.program.values[value].type
+    type_ = analysis.program.values[pin.value].type
     missing = len(type_.shape) - len(pin.spec)
     if missing < 0:
         raise PinError(
-            f"{pin.what}: {_label(analysis, pin.op)} {type_} has {len(type_.shape)} dimensions, "
+            f"{pin.what}: {_label(analysis, pin.value)} {type_} has {len(type_.shape)} dimensions, "
             f"not {len(pin.spec)}"
         )
     return (*pin.spec, *((),) * missing)
@@ -282,29 +289,29 @@ def _fixed(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> tuple[tu
         pattern, colon, dimension = text.rpartition(":")
         if not colon or not re.fullmatch(r"-?\d+", dimension):
             raise PinError(f"fix {text}: write argument:dimension, for example tokens:0")
-        for op in _matching(analysis, pattern, "fix", f":{dimension}"):
-            names, (value,) = analysis.names, analysis.program.ops[op].results
+        for value in _matching(analysis, pattern, "fix", f":{dimension}"):
+            names = analysis.names
             rank = len(analysis.program.values[value].type.shape)
             if not -rank <= int(dimension) < rank:
-                raise PinError(f"fix {text}: {_label(analysis, op)} has {rank} dimensions")
+                raise PinError(f"fix {text}: {_label(analysis, value)} has {rank} dimensions")
             name = int(names.def_name[names.value_dim[value] + int(dimension) % rank])
             found += [(name, axis) for axis in _axes(mesh, axes, f"fix {text}")]
     return tuple(dict.fromkeys(found))
 
 
 def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> list[int]:
-    """Ops that define the arguments and named values that a pattern matches.
+    """The arguments and named values that a pattern matches.
 
     Messages name the pattern with its option and the ``rest`` of what was written.
     """
     if not pattern:
         raise PinError(f"{option}: empty pattern; write an argument's path, or * for all")
     program = analysis.program
-    paths = dict(enumerate(program.arguments))
-    named = {program.values[v].op: label for v, label in program.labels.items()}
-    found = [op for op, path in {**named, **paths}.items() if matches(pattern, path)]
+    paths = dict(zip(program.argument_values, program.arguments, strict=True))
+    named = {**program.labels, **paths}
+    found = [value for value, path in named.items() if matches(pattern, path)]
     if not found:
-        close = ", ".join(near(pattern, [*paths.values(), *named.values()])) or "none"
+        close = ", ".join(near(pattern, [*paths.values(), *program.labels.values()])) or "none"
         raise PinError(
             f"{option} {pattern}{rest}: matches no argument or named value; near it: {close}"
         )
@@ -341,10 +348,9 @@ def _spec(wanted: Any, pattern: str) -> Spec:
 def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
     """The factor of the op that holds each axis, so that its result is sharded as the pin says."""
     names, program = analysis.names, analysis.program
-    op, spec, what = pin
-    (value,) = program.ops[op].results
+    op, value, spec, what = pin
     shape = program.values[value].type.shape
-    where = f"{what}: {_label(analysis, op)} {program.values[value].type}"
+    where = f"{what}: {_label(analysis, value)} {program.values[value].type}"
     # Axes that the spec does not name: to be kept off, unless some dimension is left open.
     row = np.full(len(mesh.axes), FREE if None in spec else -1, dtype=np.int8)
     used: set[str] = set()
@@ -376,11 +382,11 @@ def _axes(mesh: Mesh, axes: Any, what: str) -> list[int]:
     return [mesh.names.index(axis) for axis in listed]
 
 
-def _label(analysis: Analysis, op: int) -> str:
+def _label(analysis: Analysis, value: int) -> str:
     program = analysis.program
+    op = program.values[value].op
     if op < len(program.arguments):
         return program.arguments[op]
-    (value,) = program.ops[op].results
     return program.labels.get(value) or program.describe(op)
 
 

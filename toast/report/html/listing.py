@@ -94,6 +94,9 @@ def listing(plan: Plan, places: Places, colors: Colors) -> dict[str, Any]:
         "arguments": list(program.arguments),
         "results": list(program.results),
         "labels": {number[v]: label for v, label in program.labels.items() if v in number},
+        "names": {
+            number[v]: name for v, name in program.value_names.items() if v in program.labels
+        },
         "paths": places.paths,
         "spots": [[*spot, places.source(spot)] for spot in places.spot_number],
         "path_spot": [places.spot_number[spot] for spot in places.spots],

@@ -30,7 +30,8 @@ function row(op) {
     : listing.operands[op].map((v, i) => typeChips(typeOf(v), useNames(op, i), (reshards.get(op) || new Map()).get(i) || specOf(v))).flat();
   const time = seconds(op);
   const button = make("button", { type: "button", class: "op", "aria-expanded": "false", "aria-controls": `detail-${op}` },
-    make("span", { class: "number" }, numberText(op)), pathText(op) || kind);
+    make("span", { class: "number" }, numberText(op)), pathText(op) || kind,
+    listing.names[value] && !isArgument(op) ? make("code", {}, ` ${listing.names[value]}`) : "");
   const element = make("tr", { id: `op-${op}` }, make("th", { scope: "row" }, button),
     make("td", {}, ...shown, ...tags(op, RESULT)), make("td", {}, ...operandLinks(op)),
     make("td", { class: "where" }, placeText(op)), make("td", { class: "num" }, time ? timeText(time) : ""));

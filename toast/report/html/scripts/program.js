@@ -56,9 +56,10 @@ const isResult = (op) => op >= listing.first_return;
 const dotted = (path) => path.replace(/\[(['"])(.*?)\1\]/g, ".$2");
 const pathText = (op) => isArgument(op) ? listing.arguments[op]
   : isResult(op) ? listing.results[op - listing.first_return] : "";
-/* Ops and values have the names that `toast explain` gives them: dot_general#15, %12. */
+/* Names that `toast explain` knows: dot_general#15; arguments, values with a name that no other has, and %12. */
 const opName = (op) => `${kindOf(op)}#${op}`;
-const valueText = (value) => isArgument(valueOp[value]) ? listing.arguments[valueOp[value]] : `%${value}`;
+const valueText = (value) => isArgument(valueOp[value]) ? listing.arguments[valueOp[value]]
+  : listing.names[value] || `%${value}`;
 /* An op is numbered by its first result, as in MLIR. */
 const numberText = (op) => firstValue[op] < firstValue[op + 1] ? `%${firstValue[op]}` : `#${op}`;
 const reshards = new Map(), moves = new Map(), spent = new Map();
