@@ -1,20 +1,29 @@
-# `make demo` sets everything up and runs the main job; `make test` sets up and runs all checks;
-# `make docs` builds the documentation into docs/_build/html.
-PYTHON ?= python3
-VENV := .venv
+# `make demo` sets everything up and runs the main job; `make test` sets up and runs all checks,
+# `make quick` those that take two minutes; `make docs` builds the documentation into docs/_build/html.
+# The environment is made by the newest Python from 3.11 to 3.13 that runs here, or by
+# `make PYTHON=...`; `make VENV=...` makes another one.
+PYTHON ?= $(or $(shell .ci/pythons | head -n 1),python3)
+VENV ?= .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test docs bench prove clean
+.PHONY: demo test quick lint docs bench prove clean
 
 demo: $(VENV)/.installed
 	$(BIN)/toast plan t2b --mesh data=4,model=4 --hardware tpu-v5e
 	$(BIN)/toast verify t2b --mesh data=4,model=2
 
-test: $(VENV)/.tested
+test: lint
+	$(PYTEST) $(TESTS)
+
+# Lint, types, and a third of each file's tests: quick and slow ones, but none of over a second.
+quick: lint
+	$(PYTEST) --quick $(TESTS)
+
+lint: $(VENV)/.tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 $(TESTS)
 
 docs: $(VENV)/.documented
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build/html
@@ -29,7 +38,7 @@ prove: $(VENV)/.tested
 	$(BIN)/python benchmarks/prove.py
 
 $(VENV)/.created:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "TOAST needs Python 3.11 or newer; try make PYTHON=python3.12")'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "TOAST needs Python 3.11 to 3.13; name one by make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
@@ -46,4 +55,4 @@ $(VENV)/.documented: $(VENV)/.created pyproject.toml
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) build dist docs/_build docs/_generated .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-oldest build dist docs/_build docs/_generated .pytest_cache .mypy_cache .ruff_cache .hypothesis

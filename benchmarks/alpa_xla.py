@@ -41,16 +41,16 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX would look for the TPU of a
 
 import toast
 from toast import api
-from toast.apply import Spec
 from toast.apply.execute import device_grid
 from toast.errors import PlanError
+from toast.evaluation.oracle import Verdict, communication_in, judge
+from toast.evaluation.oracle.schedule import CLOCK_HZ, schedule
 from toast.files import write_all
-from toast.frontend import Program, mlir, stablehlo
+from toast.frontend import mlir, stablehlo
 from toast.hardware import Mesh, load
 from toast.models import Model
 from toast.models.transformer import T2B, TransformerConfig, model
-from toast.oracle import Verdict, communication_in, judge
-from toast.oracle.schedule import CLOCK_HZ, schedule
+from toast.program import Program, Spec
 from toast.units import size_text, time_text
 
 #: The last that have the pass: newer ones refuse it, or do not know it.
@@ -271,7 +271,7 @@ class Row:
 
     @property
     def verdict(self) -> Mapping[str, Any]:
-        """The fields of a :class:`toast.oracle.Verdict`; empty after an error."""
+        """The fields of a :class:`toast.evaluation.oracle.Verdict`; empty after an error."""
         found: Mapping[str, Any] = self.result.get("verdict", {})
         return found
 

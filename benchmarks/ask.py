@@ -27,7 +27,7 @@ from toast.analysis import analyze_program, query
 from toast.hardware import Mesh
 from toast.models import build
 from toast.space import Space
-from toast.space.relations import relations as on_mesh
+from toast.space.mesh_relations import relations as on_mesh
 
 EXAMPLE = "color(D,C), dim(D,V,_,Size), Size > 4096"
 MESH = "data=4,model=4"

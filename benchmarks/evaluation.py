@@ -26,9 +26,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # what runs is what sources() reads, whatever is installed
 
 import toast
-from toast.compare import METHODS, compare
 from toast.cost import CostModel
 from toast.errors import PlanError, ToastError
+from toast.evaluation.compare import METHODS, compare
 from toast.files import check_writable, write_all
 from toast.hardware import Mesh, load
 from toast.models import ZOO, build

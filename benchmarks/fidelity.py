@@ -24,12 +24,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast.cost import CostModel
+from toast.evaluation.oracle.explicit import explicit_collectives
+from toast.evaluation.validate import StateComparison, Validation, plot, states_to_compare, validate
 from toast.hardware import Mesh, load
 from toast.models import ZOO, build
-from toast.oracle.shardy import explicit_collectives
 from toast.plan.shard import shardings_of
 from toast.space import Space
-from toast.validate import Compared, Validation, plot, states_to_compare, validate
 
 MESHES = ("data=4,model=4", "data=16", "data=2,model=2,x=2")
 HARDWARE = "tpu-v5e"
@@ -99,7 +99,7 @@ def like_shardy(analysis: toast.Analysis, mesh: Mesh, plans: int) -> tuple[int, 
     return equal, count
 
 
-def figures(rows: Sequence[Compared]) -> str:
+def figures(rows: Sequence[StateComparison]) -> str:
     found = Validation(tuple(rows), load(HARDWARE).memory_limit_bytes)
     (peak, worst, _), (time, slowest, _) = found.peak_errors(), found.time_errors()
     squeezed = found.squeezed()
@@ -118,13 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plans", type=int, default=6)
     plans = parser.parse_args().plans
-    every: list[Compared] = []
+    every: list[StateComparison] = []
     groups: list[Validation] = []
     lines = []
     taus = []
     refused = misjudged = equal = explicit = 0
     for name, analysis in programs().items():
-        rows: list[Compared] = []
+        rows: list[StateComparison] = []
         strategies = ZOO["t2b"].strategies if name.startswith("t2b") else {}
         for text in MESHES[:1] if name in LARGE else MESHES:
             print(f"{name}, {text}", file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ from evaluation import (
     write_section,
 )
 
-from toast.compare import METHODS
+from toast.evaluation.compare import METHODS
 
 #: Sequence lengths and devices along the sequence.
 SEQUENCES = ((8192, 8), (16384, 16), (32768, 32))

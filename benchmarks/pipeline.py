@@ -22,12 +22,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast import api
-from toast.apply import Shardings, annotate
+from toast.apply import annotate
 from toast.cost import CostModel, Memo
 from toast.facts import Relations
 from toast.frontend import mlir
 from toast.hardware import Mesh, load
 from toast.models import build
+from toast.program import Shardings
 from toast.space import Scope, Space, States
 
 

@@ -18,10 +18,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from tests.rules.test_models import PROGRAMS
 from toast import api
-from toast.frontend import Program
-from toast.instances import KINDS
+from toast.assurance.drawn import prove_kind
+from toast.assurance.instances import KINDS
+from toast.assurance.prove import Proof, prove, record, tally
 from toast.models import ZOO, build
-from toast.prove import Proof, prove, prove_kind, record, tally
+from toast.program import Program
 from toast.resources import directory
 
 

@@ -19,8 +19,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from toast import api
 from toast.analysis import analyze_program, rule_entries
 from toast.analysis import rules as rules_stage
-from toast.frontend import Program
 from toast.models import build
+from toast.program import Program
 
 
 def used_files(program: Program) -> list[pathlib.Path]:

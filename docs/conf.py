@@ -23,7 +23,10 @@ version = release = importlib.metadata.version("toast-partitioner")
 extensions = ["myst_parser", "sphinx.ext.autodoc", "pages"]
 exclude_patterns = ["_build", "_ext"]
 # Pages that are written elsewhere may not be there yet; and no lexer knows all of clingo.
-suppress_warnings = ["misc.highlighting_failure"]
+suppress_warnings = [
+    "misc.highlighting_failure",
+    "ref.python",  # a type ``bytes`` might be one of several fields of that name
+]
 myst_heading_anchors = 3
 smartquotes = False  # options are --options
 

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 import toast
+from toast.search import Polishing, TreeSearch
 
 TOKENS, WIDTH, LABELS = 1024, 512, 50257
 
@@ -44,11 +45,11 @@ def plans() -> dict[str, toast.Plan]:
     labels = jax.ShapeDtypeStruct((TOKENS, LABELS), jnp.float32)
     analysis = toast.analyze(carry_labels, x, labels)
     mesh, hardware = "tokens=4", "tpu-v5e"
-    plain = toast.Settings(hottest=0, widest=0)
+    plain = TreeSearch(), Polishing()
     return {
-        "compatible": toast.plan(analysis, mesh=mesh, hardware=hardware, settings=plain),
+        "compatible": toast.plan(analysis, mesh=mesh, hardware=hardware, stages=plain),
         "independent": toast.plan(
-            analysis, mesh=mesh, hardware=hardware, settings=plain, resolution="independent"
+            analysis, mesh=mesh, hardware=hardware, stages=plain, resolution="independent"
         ),
         "refined": toast.plan(analysis, mesh=mesh, hardware=hardware),
     }

@@ -18,11 +18,24 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
 
+# Less time for LLVM; the programs that are compared, and how XLA partitions them, are the same.
+jax.config.update("jax_disable_most_optimizations", True)
+
+from tests.durations import Durations
+
 assert len(jax.devices()) == 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regenerate", action="store_true", help="Write golden files anew.")
+    parser.addoption("--quick", action="store_true", help="Run a quick third of the tests.")
+    parser.addoption(
+        "--record-durations", action="store_true", help="Write tests/durations.csv anew."
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations(config), "toast-durations")
 
 
 @pytest.fixture

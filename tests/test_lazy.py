@@ -11,6 +11,8 @@ import sys
 import pytest
 
 import toast
+from toast import targets
+from toast.models import ZOO
 
 HEAVY = ("jax", "pandas", "scipy", "clingo", "toast.cost", "toast.plan", "toast.models")
 
@@ -54,7 +56,8 @@ def test_the_function_is_not_hidden_by_the_package() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["query", "--help"], ["plan", "--none"], ["explain", "t2b"]]
+    "arguments",
+    [["--help"], ["--version"], ["query", "--help"], ["plan", "--none"], ["explain", "t2b"]],
 )
 def test_help_and_bad_usage_are_said_at_once(arguments: list[str]) -> None:
     assert imported(command(*arguments)) == []
@@ -80,3 +83,7 @@ def test_questions_about_a_plan_do_without_jax(tmp_path: pathlib.Path) -> None:
     assert "jax" not in imported(
         command("explain", "attention", "--conflict", "0", "--mesh", "data=2"), **kept
     )
+
+
+def test_names_of_models_are_known_without_jax() -> None:
+    assert set(targets.MODEL_NAMES) == set(ZOO)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toast import lazy
+from toast import lazy, ports, records
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
@@ -63,3 +63,28 @@ lazy.package(
         ),
     },
 )
+
+# The methods of records whose work a later stage does.
+records.provide({
+    "Record._repr_html_": "toast.report.notebook:record_html",
+    "Analysis.vocabulary": "toast.analysis.vocabulary:AnalysisVocabulary",
+    "Analysis.explain": "toast.explain.chains:chain",
+    "Analysis.explain_conflict": "toast.explain.collisions:collision",
+    "Plan.vocabulary": "toast.plan.plan_relations:relations",
+    "Plan.argument_table": "toast.plan.listings:argument_table",
+    "Plan.argument_frame": "toast.plan.listings:argument_frame",
+    "Plan.at_peak": "toast.plan.listings:at_peak",
+    "Plan.memory_data": "toast.plan.listings:memory_data",
+    "Plan.to_dict": "toast.plan.files:plan_data",
+    "Plan.explain_argument": "toast.explain.arguments:explain_argument",
+    "Plan.explain_collectives": "toast.explain.collective_causes:explain_collectives",
+    "Plan.explain_collective": "toast.explain.collective_causes:explain_collective",
+    "Plan.why_not": "toast.explain.alternatives:why_not",
+})  # fmt: skip
+
+# What TOAST reads and writes; the JAX frontend is asked last, the models' registers itself.
+ports.register_frontend("toast.frontend.built_in:JAX_FUNCTIONS")
+ports.register_frontend("toast.frontend.built_in:STABLEHLO_FILES")
+ports.register_frontend("toast.facts.base:FACT_BASES")
+ports.register_backend("jax", "toast.apply.backends:JAX")
+ports.register_backend("stablehlo", "toast.apply.backends:ANNOTATED_STABLEHLO")

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from toast import given
+from toast import inputs, ports
 from toast.analysis import Analysis, analyzed
 from toast.cost import CostModel, Overlap
 from toast.errors import MeshError, PlanError, SearchError, TargetError
-from toast.frontend import Program
-from toast.given import AnyHardware, AnyMesh
 from toast.hardware import Hardware, Mesh, check_size
+from toast.inputs import AnyHardware, AnyMesh
 from toast.plan import (
     Applied,
     Plan,
@@ -24,17 +23,23 @@ from toast.plan import (
     check_axes,
     check_program,
     make_plan,
+    provenance,
     read,
     started,
 )
+from toast.program import Program
 from toast.search import (
-    Found,
+    DEFAULT_STAGES,
     Job,
+    MeshResult,
     Round,
+    SearchResult,
     Settings,
-    Tried,
+    Stage,
     begin_fixed,
+    check_stages,
     find,
+    noted_interrupts,
     search_meshes,
 )
 from toast.space import Constraints, Resolving, Space
@@ -50,27 +55,17 @@ def program_of(
 
     ``target`` is a function (with its example ``arguments``: arrays or ``ShapeDtypeStruct``), a
     :class:`toast.models.Model`, a :class:`Program`, or the path of a StableHLO file (``.mlir``,
-    text or bytecode) or fact base (``.lp``).  Raises :class:`toast.errors.TargetError`.
+    text or bytecode) or fact base (``.lp``), or whatever else a registered frontend reads
+    (:mod:`toast.ports`).  Raises :class:`toast.errors.TargetError`.
     """
     if isinstance(target, Program):
         _check_unused(target, arguments, keywords, donate=donate)
         return target
-    # These import jax; keep ``import toast`` light.
-    from toast import facts
-    from toast.frontend import jax as jax_frontend
-    from toast.frontend import stablehlo
-    from toast.models import Model
-
-    if isinstance(target, Model | str | pathlib.Path):
-        _check_unused(target, arguments, keywords, donate=donate)
-    if isinstance(target, Model):
-        return jax_frontend.from_function(
-            target.function, *target.arguments, donate=target.donate, name=target.name
-        )
-    if isinstance(target, str | pathlib.Path):
-        path = pathlib.Path(target)
-        return facts.read(path) if path.suffix == ".lp" else stablehlo.from_file(path)
-    return jax_frontend.from_function(target, *arguments, donate=donate, **keywords)
+    frontend = ports.frontend_of(target)
+    if frontend.takes_arguments:
+        return frontend.program(target, *arguments, donate=donate, **keywords)
+    _check_unused(target, arguments, keywords, donate=donate)
+    return frontend.program(target)
 
 
 def analyze(
@@ -96,6 +91,8 @@ def analyze(
     2
     """
     begin = time.perf_counter()
+    if progress is not None and not callable(progress):
+        raise SearchError(f"progress {progress!r}: give a function of one argument")
     if progress:
         progress("lowering")
     if not isinstance(cache, bool):  # that of a decoder
@@ -121,6 +118,7 @@ def plan(
     resolution: Resolving = "compatible",
     start: Plan | str | pathlib.Path | None = None,
     settings: Settings | None = None,
+    stages: Sequence[Stage] = DEFAULT_STAGES,
     progress: Progress | None = None,
     cache: Any = True,
     **keywords: Any,
@@ -138,7 +136,8 @@ def plan(
     JSON file, of TOAST or of a baseline, that the search begins with: with its very shardings on
     the program and mesh that it was made for, with the actions that have a counterpart on others.
     The plan costs no more than that; its ``note`` says what of the start is not used.
-    ``cache`` is as for :func:`analyze`.
+    ``stages`` are what the search does in every round, in order: functions of a ledger and a budget
+    (:class:`toast.search.Stage`).  ``cache`` is as for :func:`analyze`.
 
     With ``devices`` in place of ``mesh`` every mesh of so many devices is tried
     (:func:`toast.hardware.meshes_of`), and the best plan is returned, on its mesh; its ``meshes``
@@ -158,14 +157,17 @@ def plan(
     >>> made.arguments["x"]
     (('data',), ())
     """
-    machine = given.machine_of(hardware)
-    meshes = given.candidate_meshes(mesh, devices, machine)
-    limit = given.limit_of(memory_bytes, machine)
+    machine = inputs.machine_of(hardware)
+    meshes = inputs.candidate_meshes(mesh, devices, machine)
+    limit = inputs.limit_of(memory_bytes, machine)
     settings = Settings() if settings is None else settings
     if not isinstance(settings, Settings):
-        raise SearchError(f"settings {settings!r}: give toast.Settings(seed=1), or the like")
+        raise SearchError(
+            f"settings {settings!r}: use toast.Settings, such as toast.Settings(seed=1)"
+        )
     if progress is not None and not callable(progress):
-        raise SearchError(f"progress {progress!r}: give a function of one argument")
+        raise SearchError(f"progress {progress!r}: use a function of one argument")
+    stages = check_stages(stages, settings.processes)
     saved = None if start is None else read(start)
     if isinstance(target, Analysis):
         _check_unused(target, arguments, keywords, donate=donate, rules=rules)
@@ -190,33 +192,38 @@ def plan(
         model = CostModel(at.space if at else space, machine, overlap=overlap, like=like)
         begin_fixed(model)
         if at is None:
-            return Job(model, limit, settings)
+            return Job(model, limit, settings, stages)
         actions, remarks[mesh], lost = begun(at)
         if lost and devices is None:
-            raise PlanError(f"{remarks[mesh][0]}; begin without it")
-        return Job(model, limit, settings, (actions,))
+            raise PlanError(f"{remarks[mesh][0]}; do not start from it")
+        return Job(model, limit, settings, stages, (actions,))
 
-    tried: tuple[Tried, ...] = ()
-    if devices is None:
-        begin = time.perf_counter()
-        if progress:
-            progress("decision space")
-        job = prepare(meshes[0])
-        model, starts = job.model, job.start
-        seconds["decision space"] = time.perf_counter() - begin
-    if devices is None:
-        if progress:
-            progress("search")
-        found = find(model, memory_bytes=limit, settings=settings, start=starts, progress=progress)
-    else:
-        model, found, tried = search_meshes(meshes, prepare, settings, progress)
-    seconds["search"] = found.seconds
-    ended = filter(None, [", ".join(_notes(settings, found))])
-    made = make_plan(
-        model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds,
-        note="\n".join([*ended, *remarks.get(model.space.mesh, ())]), meshes=tried,
-        resolution=resolution,
-    )  # fmt: skip
+    tried: tuple[MeshResult, ...] = ()
+    with noted_interrupts():  # until the plan is there
+        if devices is None:
+            begin = time.perf_counter()
+            if progress:
+                progress("decision space")
+            model, _, _, _, starts, _ = prepare(meshes[0])
+            seconds["decision space"] = time.perf_counter() - begin
+            if progress:
+                progress("search")
+            found = find(
+                model, memory_bytes=limit, settings=settings, stages=stages, start=starts,
+                progress=progress,
+            )  # fmt: skip
+        else:
+            model, found, tried = search_meshes(meshes, prepare, settings, progress)
+        seconds["search"] = found.seconds
+        ended = filter(None, [", ".join(_notes(settings, found))])
+        made = make_plan(
+            model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds,
+            note="\n".join([*ended, *remarks.get(model.space.mesh, ())]), meshes=tried,
+            resolution=resolution,
+        )  # fmt: skip
+        returned = [reshard.text for reshard in made.step_reshards]
+        if returned:
+            made = dataclasses.replace(made, note="\n".join(filter(None, [made.note, *returned])))
     if memory_bytes is not None and not made.fits:
         where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
         raise SearchError(
@@ -264,13 +271,14 @@ def apply_plan(
     (False, (('data',), ()))
     """
     saved = read(plan)
-    own: AnyHardware = saved.origin.hardware if saved.origin else ""
-    own = plan.hardware if isinstance(plan, Plan) else own or saved.hardware
-    machine = given.machine_of(own if hardware is None else hardware)
-    parsed = given.system_of(saved.mesh if mesh is None else mesh, machine)[0]
+    if hardware is not None:
+        machine = inputs.machine_of(hardware)
+    else:
+        machine = plan.hardware if isinstance(plan, Plan) else provenance.machine_of(saved)
+    parsed = inputs.system_of(saved.mesh if mesh is None else mesh, machine)[0]
     if memory_bytes is None and machine.name == saved.hardware:
         memory_bytes = saved.memory_bytes
-    limit = given.limit_of(memory_bytes, machine)
+    limit = inputs.limit_of(memory_bytes, machine)
     if isinstance(target, Analysis):
         _check_unused(target, arguments, keywords, donate=donate, rules=rules)
         analysis = target
@@ -298,12 +306,14 @@ def _check_unused(
     unused += [name for name, given in options.items() if given not in ((), [], None)]
     if unused:
         knobs = {field.name for field in dataclasses.fields(Settings)} & {*unused}
-        remedy = f"give settings=toast.Settings({min(knobs)}=...)" if knobs else "leave it out"
+        remedy = f"use settings=toast.Settings({min(knobs)}=...)" if knobs else "remove it"
         kind = type(target).__name__
-        raise TargetError(f"{', '.join(unused)}: of no use with a target of type {kind}; {remedy}")
+        raise TargetError(
+            f"{', '.join(unused)}: has no effect for a target of type {kind}; {remedy}"
+        )
 
 
-def _notes(settings: Settings, found: Found) -> list[str]:
+def _notes(settings: Settings, found: SearchResult) -> list[str]:
     """What else there is to know of a search."""
     several = [f"best of {settings.restarts} searches"] if settings.restarts > 1 else []
     if found.stopped and several:

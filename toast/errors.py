@@ -45,6 +45,10 @@ class RuleWarning(UserWarning):
     """Something odd in a rule file, which may be meant."""
 
 
+class ArgumentWarning(UserWarning):
+    """An example argument is not what the program computes with."""
+
+
 class CacheWarning(UserWarning):
     """Something cannot be kept for the next time."""
 

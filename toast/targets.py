@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import pathlib
 import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from toast.errors import TargetError
-from toast.frontend import Program, store
+from toast import ports
+from toast.boundary.printable import shortened
+from toast.boundary.regular_files import beside, is_regular, read_bytes
+from toast.errors import ArgumentWarning, PlanError, TargetError, ToastError
+from toast.files import is_plan
+from toast.frontend import program_cache
+from toast.program import Program
 
-_SUFFIXES = {".mlir", ".mlirbc", ".bc", ".stablehlo", ".lp", ".txt"}
+if TYPE_CHECKING:
+    from toast.plan import Saved
+
+#: Sizes whose parts are ops of their own.
+_LARGEST_SIZES = {"layers": 1000, "experts": 10_000}
+
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,\s]*)\]")
+
+#: The names of ``toast.models.ZOO``, which cannot be imported without JAX; a test holds them equal.
+MODEL_NAMES = (
+    "t2b", "t2b-scan", "t2b-tiny", "t7b", "t7b-scan", "llama3-8b", "llama3-8b-scan", "gns",
+    "gns-scan", "unet", "itx", "itx-scan", "itx-decode", "moe", "moe-scan", "mlp", "attention",
+)  # fmt: skip
 
 #: StableHLO names of element types that JAX calls otherwise.
 _DTYPES = {
@@ -31,31 +49,38 @@ def load(
     shapes: Sequence[str] = (),
     small: bool = False,
     module: bool = True,
+    donate: Sequence[int] = (),
 ) -> Program:
     """The program that TARGET names.
 
     ``options`` (layers, batch, edges ...) change a model's size, ``shapes`` (``f32[8,4]``) are the
-    example arguments of a ``module:function``, ``small`` asks for a model's small form.  Without
-    its MLIR ``module``, which says how to run it and how to write shardings into it, a program may
-    be one that was kept (:mod:`toast.frontend.store`): of a model or a StableHLO file, since what a
-    ``module:function`` follows from is not known.
+    example arguments of a ``module:function``, ``donate`` the positions of arguments that results
+    may overwrite, besides those that a model names; ``small`` asks for a model's small form.
+    Without its MLIR ``module``, which says how to run it and how to write shardings into it, a
+    program may be a cached one (:mod:`toast.frontend.program_cache`): of a model or a StableHLO
+    file, since what a ``module:function`` follows from is not known.
     """
     chosen = {key: value for key, value in (options or {}).items() if value is not None}
     path = pathlib.Path(target)
 
     def lower() -> Program:
-        return _lowered(target, path, chosen, shapes, small)
+        return _lowered(target, path, chosen, shapes, small, donate)
 
-    there = path.is_file()
-    if module or shapes or path.suffix == ".lp" or (":" in target and not there):
+    there = is_regular(path)
+    if there and not ports.frontend_of(path).cacheable:
         return lower()
-    try:
-        content = path.read_bytes() if there else b""
-    except OSError:
-        return lower()  # which says so
-    parts: list[str | bytes] = [target, repr((sorted(chosen.items()), small)), content]
+    if module or shapes or (":" in target and not there):
+        return lower()
+    content = read_bytes(path, TargetError) if there else b""
+    parts: list[str | bytes] = [target, repr((sorted(chosen.items()), small, *donate)), content]
     here = pathlib.Path(__file__).parent
-    return store.lowered(parts, [here, here / "models"], lower)
+    return program_cache.lowered(parts, [here, here / "models"], lower)
+
+
+def is_stablehlo(target: str) -> bool:
+    """Whether TARGET is a StableHLO file."""
+    path = pathlib.Path(target)
+    return is_regular(path) and ports.frontend_of(path).name == "stablehlo"
 
 
 def _lowered(
@@ -64,21 +89,102 @@ def _lowered(
     chosen: dict[str, int],
     shapes: Sequence[str],
     small: bool,
+    donate: Sequence[int],
 ) -> Program:
     # These import JAX, which a kept program does without.
-    from toast import api
-    from toast.models import ZOO, build
+    try:
+        from toast import api
+        from toast.models import ZOO, build
+    except (ImportError, ValueError) as error:
+        # A variable such as JAX_ENABLE_X64 that JAX cannot read.
+        raise TargetError(
+            f"JAX cannot be imported: {shortened(str(error))}; check its installation and JAX_ "
+            "variables"
+        ) from None
 
+    for size, number in chosen.items():
+        if number > _LARGEST_SIZES.get(size, number):
+            raise TargetError(
+                f"--{size} {number}: more than {_LARGEST_SIZES[size]:,}, each with ops of its "
+                "own; give fewer"
+            )
     if target in ZOO:
         if shapes:
-            raise TargetError(f"--arg is for module:function targets, {target} is a model; drop it")
-        return api.program_of(build(target, small=small, **chosen))
-    is_file = path.suffix in _SUFFIXES or path.is_file()
+            raise TargetError(
+                f"--arg is for module:function targets, and {target} is a model; remove it"
+            )
+        return api.program_of(_donating(build(target, small=small, **chosen), donate))
+    is_file = ports.reads(path) or os.path.exists(path)
     if not is_file and ":" not in target:
         return api.program_of(build(target))  # unknown name: the error lists the known
     if chosen:
-        raise TargetError(f"--{next(iter(chosen))} is for models, {target} is none; drop it")
-    return api.program_of(path) if is_file else _from_module(target, shapes)
+        raise TargetError(
+            f"--{next(iter(chosen))} is for models, and {target} is not a model; remove it"
+        )
+    if is_file and donate:
+        raise TargetError(
+            f"--donate {donate[0]}: {target} is a file, which sets its own donation; lower "
+            "it with donate_argnums"
+        )
+    if is_file and path.suffix == ".json" and is_plan(path):
+        raise TargetError(
+            f"{target}: is a plan; use toast explain, report, query or apply, or give the TARGET "
+            "that it was made from"
+        )
+    return api.program_of(path) if is_file else _from_module(target, shapes, donate)
+
+
+def _donating(model: Any, donate: Sequence[int]) -> Any:
+    """A model with further donated arguments."""
+    places = tuple(dict.fromkeys((*model.donate, *donate)))
+    for place in donate:
+        if place >= len(model.arguments):
+            raise TargetError(
+                f"--donate {place}: {model.name} has {len(model.arguments)} arguments, counted "
+                "from 0; use the position of one"
+            )
+    return dataclasses.replace(model, donate=places)
+
+
+def of_plan(saved: Saved) -> tuple[str, bool]:
+    """The TARGET that a plan's file was made from, where the file may say so; and if it is a file.
+
+    A plan is data: it may name a model that comes with TOAST, or a program's file beside itself.
+    A ``module:function`` would be run, and other paths would be opened, so the user has to name
+    these.  Raises :class:`toast.errors.PlanError`.
+    """
+    origin = saved.origin
+    if origin is None:
+        raise PlanError(
+            f"{saved.name}: the file does not record its TARGET; add TARGET after the file name"
+        )
+    if origin.target in MODEL_NAMES:
+        return origin.target, False
+    if saved.path is not None and ports.reads(pathlib.Path(origin.target)):
+        near = beside(saved.path, origin.target)
+        if near is not None:
+            return str(near), True
+    raise PlanError(
+        f"{saved.name}: its TARGET is {shortened(origin.target)!r}, and a plan file runs no code "
+        "and opens only files in its own folder; add TARGET after the file name"
+    )
+
+
+def rules_of_plan(saved: Saved) -> tuple[pathlib.Path, ...]:
+    """The rule files that a plan's file names, which must lie beside it.
+
+    Raises :class:`toast.errors.PlanError`.
+    """
+    found = []
+    for rules in saved.origin.rules if saved.origin else ():
+        near = beside(saved.path, rules) if saved.path and rules.endswith(".lp") else None
+        if near is None:
+            raise PlanError(
+                f"{saved.name}: its rules {shortened(rules)!r} are no .lp file in its folder; add "
+                "--rules FILE"
+            )
+        found.append(near)
+    return tuple(found)
 
 
 def references(texts: Sequence[str]) -> dict[str, Callable[..., Any]]:
@@ -90,43 +196,55 @@ def references(texts: Sequence[str]) -> dict[str, Callable[..., Any]]:
             raise TargetError(f"--reference {text}: write target=module:function")
         found[target] = _imported(name)
         if not callable(found[target]):
-            raise TargetError(f"--reference {text}: {name} is no function")
+            raise TargetError(f"--reference {text}: {name} is not a function")
     return found
 
 
 def _imported(target: str) -> Any:
-    """The object that ``module:object`` names."""
+    """The object that ``module:object`` names.
+
+    The user names a module to be run; whatever it raises, also on its way out, is said in one line.
+    """
     module_name, _, attribute = target.partition(":")
+    what = f"importing {module_name}"
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module_name)
+        what = f"reading {attribute} of {module_name}"
+        for part in attribute.split("."):
+            if not hasattr(found, part):
+                raise TargetError(f"{target}: module {module_name} has no {attribute}")
+            found = getattr(found, part)
+    except (KeyboardInterrupt, TargetError):
+        raise
     except ImportError as error:
         raise TargetError(f"{target}: cannot import {module_name}: {error}") from None
-    except Exception as error:
-        raise TargetError(
-            f"{target}: importing {module_name} failed: {type(error).__name__}: {error}"
-        ) from error
+    except BaseException as error:
+        raise _failed(target, what, error) from error
     finally:
         sys.path.pop(0)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise TargetError(f"{target}: module {module_name} has no {attribute}")
-        found = getattr(found, part)
     return found
 
 
-def _from_module(target: str, shapes: Sequence[str]) -> Program:
+def _failed(target: str, what: str, error: BaseException) -> TargetError:
+    if isinstance(error, SystemExit):
+        return TargetError(f"{target}: {what} ended the program (exit code {error.code})")
+    lines = str(error).strip().splitlines() or [""]
+    return TargetError(f"{target}: {what} failed: {type(error).__name__}: {shortened(lines[0])}")
+
+
+def _from_module(target: str, shapes: Sequence[str], donate: Sequence[int]) -> Program:
     from toast import api
     from toast.models import Model
 
     found = _imported(target)
     arguments = [parse_shape(text) for text in shapes]
     if isinstance(found, Model):
-        return api.program_of(found)
+        return api.program_of(_donating(found, donate))
     if not callable(found):
-        raise TargetError(f"{target}: neither a function nor a toast.models.Model")
+        raise TargetError(f"{target}: is neither a function nor a toast.models.Model")
     if arguments:
-        return api.program_of(found, *arguments)
+        return api.program_of(found, *arguments, donate=donate)
     try:
         made = found()
     except TypeError as error:
@@ -134,8 +252,12 @@ def _from_module(target: str, shapes: Sequence[str]) -> Program:
             f"{target}: needs example arguments: pass --arg f32[8,4] once per argument, or name "
             f"a function without parameters that returns a toast.models.Model ({error})"
         ) from None
+    except (KeyboardInterrupt, ToastError):
+        raise
+    except BaseException as error:
+        raise _failed(target, "calling it", error) from error
     if isinstance(made, Model):
-        return api.program_of(made)
+        return api.program_of(_donating(made, donate))
     raise TargetError(
         f"{target}: called without arguments it returned {type(made).__name__}, not a "
         "toast.models.Model; pass --arg f32[8,4] once per argument"
@@ -154,6 +276,14 @@ def parse_shape(text: str) -> Any:
     try:
         dtype = jax.numpy.dtype(_DTYPES.get(name, name))
     except TypeError:
-        raise TargetError(f"--arg {text}: no element type {name}; write for example f32") from None
+        raise TargetError(
+            f"--arg {text}: unknown element type {name}; write for example f32"
+        ) from None
+    used = jax.dtypes.canonicalize_dtype(dtype)
+    if used != dtype:
+        warnings.warn(
+            f"--arg {text}: JAX computes in {used} unless JAX_ENABLE_X64=1 is set",
+            ArgumentWarning, stacklevel=2,
+        )  # fmt: skip
     shape = tuple(int(size) for size in sizes.split(",") if size.strip())
     return jax.ShapeDtypeStruct(shape, np.dtype(dtype))

@@ -33,6 +33,7 @@ PAGES = {
     "rules": "rules/README.md",
     "facts": "facts/README.md",
     "hardware": "hardware/README.md",
+    "contributing": "CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
 }
 #: A link to a file: its text, the file, and the place in it.

@@ -14,8 +14,8 @@ from toast import api
 from toast.analysis import find_dimension, value_label
 from toast.analysis.dimensions import dimension_of
 from toast.errors import ExplainError
-from toast.frontend import Program
 from toast.models import build
+from toast.program import Program
 from toast.resources import directory
 
 
@@ -62,7 +62,7 @@ MESSAGES = {
     "weights:0":
         "weights: no such argument, result or value; there are params['layers'][0], params['layers'][1], x and 5 more",
     "%999:0": "%999: no such value; values are %0 to %N",
-    "twice:0": "twice: several values have this name: %N (f32[16,8]), %N (f32[16,8]); write one",
+    "twice:0": "twice: several values have this name; use one of %N (f32[16,8]), %N (f32[16,8])",
 }  # fmt: skip
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+import toast
 from toast.cli import app
 from toast.resources import directory
 
@@ -85,7 +89,7 @@ def test_a_plan_begins_with_an_earlier_one(tmp_path: pathlib.Path) -> None:
     assert re.search(r"^Note: stopped at its budget\nNote: start ", result.stdout, re.M)
     result = run("plan", "gns", "--layers", 1, *start)
     assert result.exit_code == 2
-    assert "plan.json: it is a plan of t2b, and gns has" in result.stderr
+    assert "plan.json: is a plan of t2b; gns has" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -114,7 +118,7 @@ def test_functions_by_module_and_name(
         (("users_module:g",), "module users_module has no g"),
         (("users_module:f",), "needs example arguments: pass --arg f32[8,4] once per argument"),
         (("users_module:f", "--arg", "bf16[4096"), "--arg bf16[4096: not a shape"),
-        (("users_module:f", "--arg", "q7[4]"), "no element type q7"),
+        (("users_module:f", "--arg", "q7[4]"), "unknown element type q7"),
         (("missing_module:f",), "cannot import missing_module"),
     ):
         failed = run("analyze", *arguments)
@@ -139,7 +143,7 @@ def test_ops_without_a_rule_are_named_and_the_analysis_goes_on(tmp_path: pathlib
     result = run("analyze", path)
     assert result.exit_code == 0, result.output
     assert (
-        "no rule for custom_call @mystery f32[8,8] at net.py:7: its dimensions stay whole"
+        "no rule for custom_call @mystery f32[8,8] at net.py:7: its dimensions are not sharded"
         in result.stderr
     )
 
@@ -147,15 +151,15 @@ def test_ops_without_a_rule_are_named_and_the_analysis_goes_on(tmp_path: pathlib
 T = ("t2b-tiny", "--mesh", "d=2")
 BAD = {
     "mesh": (("plan", "mlp", "--mesh", "data4"), "mesh 'data4': 'data4' is not axis=size"),
-    "no mesh": (("plan", "mlp"), "neither a mesh nor a number of devices given; give one of --mesh"),
-    "two meshes": (("plan", *T, "--devices", "4"), "both a mesh and a number of devices given; give one of"),
+    "no mesh": (("plan", "mlp"), "neither a mesh nor a number of devices given; use either --mesh"),
+    "two meshes": (("plan", *T, "--devices", "4"), "both a mesh and a number of devices given; use either"),
     "prime": (("plan", "mlp", "--devices", "7"), "mesh axis a=7 divides no dimension of mlp"),
     "axis": (("plan", "mlp", "--mesh", "d=7"), "mesh axis d=7 divides no dimension of mlp"),
     "large axis": (("plan", "mlp", "--mesh", "d=4096", "--hardware", "h100"), "divides no dimension of mlp (the largest has 256"),
-    "hardware": (("plan", *T, "--hardware", "h10"), "no hardware called h10; did you mean h100?"),
-    "model": (("plan", "t2c", "--mesh", "d=2"), "no model called t2c; did you mean t2b?"),
-    "model in capitals": (("plan", "T2B", "--mesh", "d=2"), "no model called T2B; did you mean t2b?"),
-    "model with an option": (("plan", "t2bb", "--layers", "1", "--mesh", "d=2"), "no model called t2bb; did you mean t2b?"),
+    "hardware": (("plan", *T, "--hardware", "h10"), "no hardware named h10; did you mean h100?"),
+    "model": (("plan", "t2c", "--mesh", "d=2"), "no model named t2c; did you mean t2b?"),
+    "model in capitals": (("plan", "T2B", "--mesh", "d=2"), "no model named T2B; did you mean t2b?"),
+    "model with an option": (("plan", "t2bb", "--layers", "1", "--mesh", "d=2"), "no model named t2bb; did you mean t2b?"),
     "option of a file": (("plan", FACTS / "mlp.lp", "--layers", "1", "--mesh", "d=2"), "--layers is for models"),
     "file": (("plan", "none.mlir", "--mesh", "d=2"), "none.mlir: cannot read: No such file"),
     "option": (("plan", "mlp", "--mesh", "d=2", "--layers", "3"), "model mlp has no option layers"),
@@ -163,11 +167,11 @@ BAD = {
     "memory": (("plan", *T, "--memory", "0.0001"), "the smallest peak found is"),
     "negative memory": (("plan", *T, "--memory", "-1"), "must be positive"),
     "rules": (("plan", *T, "--rules", "nowhere"), "nowhere: no such rule file or folder"),
-    "system": (("plan", "mlp", "--mesh", "d=512", "--hardware", "tpu-v5e"), "tpu-v5e is built of at most 256; use a smaller mesh"),
+    "system": (("plan", "mlp", "--mesh", "d=512", "--hardware", "tpu-v5e"), "a tpu-v5e system has at most 256; use a smaller mesh"),
     "no table": (("hardware", "calibrate", "h100", "--collectives", "none.csv"), "none.csv: cannot read: No such file"),
     "torus": (("hardware", "calibrate", "tpu-v4", "--collectives", FACTS / "mlp.lp"), "mlp.lp:"),
-    "cpu devices": (("validate", "mlp", "--mesh", "d=512", "--oracle", "cpu"), "at most 256 CPU devices"),
-    "devices": (("verify", "mlp", "--mesh", "d=512"), "verify runs on at most 256 CPU devices"),
+    "cpu devices": (("validate", "mlp", "--mesh", "d=512", "--oracle", "cpu"), "--oracle cpu runs at most 256 devices"),
+    "devices": (("verify", "mlp", "--mesh", "d=512"), "toast verify runs at most 256 devices"),
     "json": (("plan", *T, "--json", "/nowhere/x.json"), "/nowhere/x.json: cannot write"),
     "value": (("plan", *T, "--seed", "x"), "toast: Invalid value for '--seed': Input should be a valid integer"),
     "word": (("plan", *T, "--overlap", "foo"), "'--overlap': Value error, 'foo' is not one of 'none', 'partial', 'full'; see"),
@@ -270,7 +274,7 @@ def test_hardware_is_calibrated(tmp_path: pathlib.Path) -> None:
 def test_plans_are_validated_on_cpu_devices() -> None:
     result = run("validate", "mlp", "--mesh", "data=4", "--oracle", "cpu", "--plans", 1)
     assert result.exit_code == 0, result.output
-    assert "plans give the numbers of one device" in result.stdout
+    assert "plans give the same numbers as one device" in result.stdout
     assert "Megatron" in result.stdout
 
 
@@ -290,7 +294,7 @@ def test_rules_are_checked(tmp_path: pathlib.Path) -> None:
     for path, text, message in (
         (bad, "rule(my_op).\nfactor(Op,D,T,D) :- op(Op,my_op).\n", "bad.lp:2: unsafe variables"),
         (bad, "rule(my_op).\nfacter(1).\n", "bad.lp:2: predicate facter/1 is not declared"),
-        (second, "rule(my_op).\n", "second.lp:1: a second rule for my_op, which"),
+        (second, "rule(my_op).\n", "second.lp:1: duplicate rule for my_op, which"),
     ):
         path.write_text(text)
         result = run("rules", "check", *((good, path) if path == second else (path,)))
@@ -317,3 +321,23 @@ def convolve(x: Any, k: Any) -> Any:
     from jax import lax
 
     return lax.conv(x, k, (1, 1), "SAME")
+
+
+def test_the_versions_are_printed() -> None:
+    result = run("--version")
+    assert result.exit_code == 0, result.output
+    assert re.fullmatch(
+        r"toast [\d.]+ \(Python [\d.]+, jax [\d.]+, clingo [\d.]+\)\n", result.stdout
+    )
+    assert f"toast {toast.__version__} " in result.stdout
+
+
+def test_shells_complete_commands_and_options() -> None:
+    assert "--install-completion" in run("--help").stdout
+    for words, completions in (("toast pl", ["plan"]), ("toast plan --me", ["--mesh", "--memory"])):
+        typed = {"_TOAST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", "from toast.cli import app; app(prog_name='toast')"],
+            env={**os.environ, **typed}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout.split() == completions

@@ -17,7 +17,7 @@ def test_a_chain(tmp_path: pathlib.Path) -> None:
     target = tmp_path / "chain.json"
     result = run("explain", X_XT, "x:0", "z:-1", "--json", target)
     assert result.exit_code == 0, result.output
-    assert "x:0 f32[32,4] and z:1 f32[32,32] are one dimension, by 4 steps:" in result.stdout
+    assert "x:0 f32[32,4] and z:1 f32[32,32] have one color, by 4 steps:" in result.stdout
     assert re.search(r"2  I +factor 0 of transpose#1.*\[rules/ops/shape.lp:31, 32\]", result.stdout)
     chain = json.loads(target.read_text())["chain"]
     assert chain["tied"] is True
@@ -41,8 +41,8 @@ def test_arguments_of_one_group_are_mirrored() -> None:
         "explain", "t2b", "--layers", 2, "params.layers[0].gate:1", "params.layers[1].gate:1"
     )
     assert result.exit_code == 0, result.output
-    assert "are not one dimension" in result.stdout
-    assert "An action on one is mirrored to the other all the same" in result.stdout
+    assert "have different colors" in result.stdout
+    assert "An action on one is still mirrored to the other" in result.stdout
     for pair in (("x:0", "x:1"), ("x:0", "z:0")):
         assert "mirrored" not in run("explain", X_XT, *pair).stdout
 
@@ -56,7 +56,7 @@ def test_a_conflict_with_prices(tmp_path: pathlib.Path) -> None:
         "Flow 1, from x:0 f32[32,4] to z:0:",
         "Flow 2, from x:0 f32[32,4] to z:1:",
         "Resolution 1: the axis goes to dot_general#2:rhs(1)",
-        "Either resolution on mesh data=4 of tpu-v5e",
+        "Both resolutions on mesh data=4 of tpu-v5e",
         "P(None, 'data')",
     ):
         assert part in result.stdout, part
@@ -77,15 +77,15 @@ def test_the_list_of_conflicts(tmp_path: pathlib.Path) -> None:
 
 
 MESSAGES = {
-    (): "nothing to explain: give either two dimensions (x:0 w:1), or --conflict K, or --conflicts",
-    ("x:0", "z:0", "--conflicts"): "several things to explain: give either two dimensions",
-    ("x:0",): "1 dimension given (x:0): a chain has two ends; give two, such as x:0 w:1",
-    ("x:0", "y:0", "z:0"): "3 dimensions given (x:0, y:0, z:0): a chain has two ends",
-    ("x:0", "z:0", "--mesh", "data=2"): "--mesh prices the resolutions of a conflict; give --conflict K",
-    ("--conflict", 0, "--axis", "data"): "--axis data: an axis of which mesh? give --mesh as well",
-    ("--conflict", 0, "--hardware", "h100"): "--hardware h100: prices the resolutions of a conflict on a mesh",
-    ("x:0", "z:0", "--hardware", "nosuch"): "--hardware nosuch: prices the resolutions of a conflict",
-    ("x:0", "z:0", "--budget", 3): "--budget 3: of --why-not, which asks a plan; leave it out",
+    (): "nothing to explain: use either two dimensions (x:0 w:1), --conflict K or --conflicts",
+    ("x:0", "z:0", "--conflicts"): "several explanations requested: use either two dimensions",
+    ("x:0",): "1 dimension (x:0): use exactly two, such as x:0 w:1",
+    ("x:0", "y:0", "z:0"): "3 dimensions (x:0, y:0, z:0): use exactly two",
+    ("x:0", "z:0", "--mesh", "data=2"): "--mesh prices the resolutions of a conflict; add --conflict K",
+    ("--conflict", 0, "--axis", "data"): "--axis data: has no effect without a mesh; add --mesh",
+    ("--conflict", 0, "--hardware", "h100"): "--hardware h100: has no effect without a mesh; add --mesh",
+    ("x:0", "z:0", "--hardware", "nosuch"): "--hardware nosuch: has no effect without a mesh",
+    ("x:0", "z:0", "--budget", 3): "--budget 3: is only for --why-not on a plan; remove --budget",
     ("--conflict", 3): "conflict 3: x_xt has only conflict 0; --conflicts lists them",
     ("--conflict", 0, "--mesh", "data=2", "--axis", "model"): "axis model: not in mesh data=2; use data",
     ("--conflict", 0, "--mesh", "data"): "mesh",

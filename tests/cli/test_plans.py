@@ -32,6 +32,7 @@ def test_plans_say_what_they_were_made_from(folder: pathlib.Path) -> None:
     jsonschema.validate(data, schema())
     assert data["origin"] == {
         "target": "t2b", "sizes": {"layers": 1}, "shapes": [], "rules": [], "hardware": "tpu-v5e",
+        "donate": [],
     }  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def test_apply_to_the_same_and_to_more_layers(folder: pathlib.Path) -> None:
     more = run("apply", folder / "a.json", "t2b", "--layers", 2)
     assert more.exit_code == 0, more.output
     assert "note: the plan was made for another program, " in more.stderr
-    for part in ("are like some", "in the plan", "step time", "peak memory"):
+    for part in ("by group", "in the plan", "step time", "peak memory"):
         assert part in more.stdout
     other = run("apply", folder / "a.json", "t2b", "--layers", 1, "--mesh", "data=2,model=2")
     assert other.exit_code == 0, other.output
@@ -76,7 +77,7 @@ def test_reports_of_plans_that_do_not_say_what_they_were_made_from(folder: pathl
     plan.write_text(json.dumps({**data, "origin": None}))
     bare = run("report", plan, "-o", page)
     assert bare.exit_code == 2
-    assert "does not say which TARGET it was made from; name it behind the file" in bare.stderr
+    assert "the file does not record its TARGET; add TARGET after the file name" in bare.stderr
     assert not page.exists()
     named = run("report", plan, "t2b", "--layers", 1, "-o", page)
     assert named.exit_code == 0, named.output
@@ -84,7 +85,7 @@ def test_reports_of_plans_that_do_not_say_what_they_were_made_from(folder: pathl
     assert page.exists()
     wrong = run("report", "t2b", "mlp", "--mesh", "data=4", "-o", page)
     assert wrong.exit_code == 2
-    assert "mlp: one TARGET at a time; only a plan has a PROGRAM behind it" in wrong.stderr
+    assert "mlp: PROGRAM is only for plans; report on one TARGET at a time" in wrong.stderr
 
 
 def test_explain_a_plan(folder: pathlib.Path) -> None:
@@ -93,26 +94,38 @@ def test_explain_a_plan(folder: pathlib.Path) -> None:
         "explain", folder / "a.json", "--argument", "tokens", "--collective", 1, "--json", target
     )
     assert shown.exit_code == 0, shown.output
-    for part in ("What holds the axes of tokens", "action of", "Collective 1:", "as wanted", "why"):
+    for part in ("Mesh axes of tokens", "action of", "Collective 1:", "to sharding", "why"):
         assert part in shown.stdout, part
     argument, collective = json.loads(target.read_text())["explained"]
     assert argument["argument"] == "tokens"
     assert collective["number"] == 1
     (folder / "a.plan").write_text((folder / "a.json").read_text())
     listed = run("explain", folder / "a.plan", "--collective", "all")
-    assert "Collectives, the longest first" in listed.stdout
+    assert "Collectives, longest time first" in listed.stdout
     why = run("explain", folder / "a.json", "--why-not", "tokens=P(None, 'data')", "--budget", 1)
     assert why.exit_code == 0, why.output
-    for part in ("tokens = P(None, 'data'), where the plan has P(", "Pinned, all else as in the"):
+    for part in ("tokens = P(None, 'data') instead of P(", "Pinned, rest of the plan"):
         assert part in why.stdout
+    kept = run(
+        "explain", folder / "a.json", "--why-not", "tokens=P(None, 'data')", "--budget", 0,
+        "-o", folder / "kept.json",
+    )  # fmt: skip
+    assert kept.exit_code == 0, kept.output
+    data = json.loads((folder / "kept.json").read_text())
+    jsonschema.validate(data, schema())
+    assert data["arguments"]["tokens"]["sharding"] == [[], ["data"]]
+    assert data["origin"]["target"] == "t2b"
+    lonely = run("explain", folder / "a.json", "--argument", "tokens", "-o", folder / "no.json")
+    assert lonely.exit_code == 2
+    assert "needs --why-not" in lonely.stderr
     several = run("explain", folder / "a.json", "--why-not", "params.*.wq=P('data')", "--budget", 0)
     assert several.exit_code == 0, several.output
-    assert "params.*.wq = P('data'), where the plan has" in " ".join(several.stdout.split())
+    assert "params.*.wq = P('data') instead of" in " ".join(several.stdout.split())
     group = run("explain", folder / "b.json", "--argument", "params['layers'][*]['wq']")
     assert group.exit_code == 0, group.output
     cannot = run("explain", folder / "a.json", "--why-not", "tokens=P('data', 'data')")
     assert cannot.exit_code == 0
-    assert "it cannot be: pin tokens=P('data', 'data')" in " ".join(cannot.stdout.split())
+    assert "impossible: pin tokens=P('data', 'data')" in " ".join(cannot.stdout.split())
 
 
 def test_a_plan_that_costs_something_else_now(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -138,7 +151,7 @@ def test_another_target_for_a_plan(folder: pathlib.Path, tmp_path: pathlib.Path)
     (tmp_path / "none.json").write_text(json.dumps({**data, "origin": None}))
     failed = run("explain", tmp_path / "none.json", "--argument", "tokens")
     assert failed.exit_code == 2
-    assert "does not say which TARGET it was made from; name it behind the file" in failed.stderr
+    assert "the file does not record its TARGET; add TARGET after the file name" in failed.stderr
     shown = run("explain", tmp_path / "none.json", "t2b", "--layers", 2, "--argument", "tokens")
     assert shown.exit_code == 0, shown.output
     assert "the plan was made for another program" in shown.stderr
@@ -151,31 +164,37 @@ def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
     (tmp_path / "bad.json").write_text("{")
     plan = folder / "a.json"
     for arguments, message in (
-        (("diff", plan, tmp_path / "newer.json"), "was written by a newer TOAST, this one reads"),
-        (("diff", plan, tmp_path / "bad.json"), "bad.json is no plan: no JSON at line 1, column 2"),
-        (("diff", plan, tmp_path / "gone.json"), "gone.json: No such file or directory"),
+        (("diff", plan, tmp_path / "newer.json"), "was written by a newer TOAST; this one reads"),
+        (
+            ("diff", plan, tmp_path / "bad.json"),
+            "bad.json is not a plan: invalid JSON at line 1, column 2",
+        ),
+        (
+            ("diff", plan, tmp_path / "gone.json"),
+            "gone.json: cannot read: No such file or directory; check",
+        ),
         (("diff", plan, plan, "--json", tmp_path), "cannot write"),
-        (("apply", tmp_path / "newer.json", "t2b"), "version 99 of plans"),
-        (("apply", plan, "mlp"), "nothing of it matches mlp"),
+        (("apply", tmp_path / "newer.json", "t2b"), "plan version 99 was"),
+        (("apply", plan, "mlp"), "does not match mlp"),
         (("apply", plan, "nonsense"), "nonsense"),
         (
             ("apply", plan, "t2b", "--layers", 1, "--memory", 0.01, "--json", tmp_path / "no.json"),
             "memory limit of 0.01 GiB per device: ",
         ),
         (("apply", plan, "mlp", "--mesh", "a=3,b"), "is not axis=size"),
-        (("explain", plan), "ask a plan with --argument, --collective or --why-not"),
-        (("explain", plan, "--conflict", 0, "--argument", "x"), "are those of a TARGET"),
-        (("explain", "t2b", "--argument", "x"), "ask a plan; give the JSON file"),
+        (("explain", plan), "is a plan; use --argument, --collective or --why-not"),
+        (("explain", plan, "--conflict", 0, "--argument", "x"), "or a TARGET that is not a plan"),
+        (("explain", "t2b", "--argument", "x"), "need a plan; use a JSON file"),
         (("explain", plan, "--argument", "tokns"), "tokns: no such argument; did you mean tokens"),
         (
             ("explain", plan, "--argument", "tokens", "--hardware", "h100"),
-            "--hardware h100: a plan is explained on its own; toast apply prices it on other",
+            "--hardware h100: a plan is explained on its own hardware; use toast apply",
         ),
         (
             ("explain", plan, "--argument", "tokens", "--budget", 3),
-            "--budget 3: only --why-not searches; give it as well",
+            "--budget 3: needs --why-not; add --why-not",
         ),
-        (("explain", plan, "--collective", "first"), "--collective first: give a number, or all"),
+        (("explain", plan, "--collective", "first"), "--collective first: use a number, or all"),
         (("explain", plan, "--collective", 10_000), "no collective 10000 in the plan of t2b"),
         (("explain", plan, "--why-not", "tokens"), "write params['wq']=P('model', None)"),
         (
@@ -186,7 +205,7 @@ def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
             ("explain", plan, "--why-not", "tokens=P(None, None, 'data')"),
             "and has 2 dimensions, not 3",
         ),
-        (("explain", plan, "--why-not", "tokens=P(3)"), "is no sharding; write P('data', None)"),
+        (("explain", plan, "--why-not", "tokens=P(3)"), "is not a sharding; write P('data', None)"),
     ):
         failed = run(*arguments)
         assert failed.exit_code == 2, arguments

@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers import analyzed, model_of
 from toast.cost import CostModel, break_down
+from toast.cost.entities import Entity
 from toast.hardware import COLLECTIVES
 from toast.space import States
 
@@ -63,15 +64,15 @@ def test_one_that_uses_share_stands_at_the_first_of_them() -> None:
     program, names = analysis.program, analysis.names
     shared = 0
     for state in states(model):
-        layout = model.layout(state[None])
-        moved = [timed for timed in model.timed(layout, *model.sizes(layout)) if timed.move.of_uses]
         there = {(c.op, c.operand, c.kind) for c in break_down(model, state).collectives}
-        for timed in moved:
-            for x in np.flatnonzero(timed.times[0] * (1 - timed.move.spared)).tolist():
+        for traffic in model.traffic(model.layout(state[None])):
+            if traffic.term.scope is not Entity.USE_CLASS:
+                continue
+            for x in np.flatnonzero(traffic.count[0]).tolist():
                 uses = np.flatnonzero(model.tables.use_class == x)
                 for value in np.unique(names.use_value[uses]).tolist():
                     mine = [
-                        (int(names.use_op[u]), int(names.use_index[u]), COLLECTIVES[timed.kind])
+                        (int(names.use_op[u]), int(names.use_index[u]), COLLECTIVES[traffic.kind])
                         for u in uses.tolist() if names.use_value[u] == value
                     ]  # fmt: skip
                     shared += len(mine) > 1

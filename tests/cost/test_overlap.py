@@ -16,13 +16,15 @@ import toast
 from tests.helpers import action, analyzed, f32, mlp
 from toast.analysis import Names
 from toast.cost import CostModel
+from toast.cost.entities import Entity
 from toast.cost.overlap import independent_products, windows
+from toast.cost.terms.kernels import ProductWork
 from toast.errors import SearchError
-from toast.frontend import Program
+from toast.evaluation.validate import states_to_compare
 from toast.hardware import COLLECTIVES, Mesh, load
+from toast.program import Program
 from toast.search.exhaustive import random_legal, with_ties
 from toast.space import Space, States
-from toast.validate import states_to_compare
 
 
 def layers(x: jax.Array, w: list[jax.Array]) -> jax.Array:
@@ -73,11 +75,12 @@ def test_a_second_of_products_hides_one_of_gathers(asked: list[float], hidden: f
         np.arange(len(program.values)), np.arange(len(names.use_op)),
     )  # fmt: skip
     np.testing.assert_array_equal(found.bins, 0.25)
-    np.testing.assert_array_equal(found.use_free[uses], [0, 0.25, 0.5, 0.75])
+    np.testing.assert_array_equal(found.free(Entity.USE_CLASS)[uses], [0, 0.25, 0.5, 0.75])
     moved = np.zeros((1, len(names.use_op)))
     moved[0, uses] = asked
-    nothing = np.zeros((1, len(program.values)))
-    assert found.hidden(found.asked(nothing, moved), np.array([4.0]))[0] == pytest.approx(hidden)
+    assert found.hidden(found.asked(Entity.USE_CLASS, moved), np.array([4.0]))[0] == pytest.approx(
+        hidden
+    )
 
 
 @pytest.fixture(scope="module")
@@ -134,10 +137,10 @@ def test_windows_hide_no_more_than_their_products(data: st.DataObject) -> None:
         np.arange(len(program.values)), np.arange(len(names.use_op)),
     )  # fmt: skip
     asked = np.array(data.draw(st.lists(numbers, min_size=4, max_size=4)))
-    moved, nothing = np.zeros((2, len(names.use_op))), np.zeros((2, len(program.values)))
+    moved = np.zeros((2, len(names.use_op)))
     moved[0, uses] = asked
     moved[1, uses] = asked + np.array(data.draw(st.lists(numbers, min_size=4, max_size=4)))
-    seconds, more = found.hidden(found.asked(nothing, moved), np.full(2, work.sum()))
+    seconds, more = found.hidden(found.asked(Entity.USE_CLASS, moved), np.full(2, work.sum()))
     # The windows are nested, so what is hidden is known: the least over where the chain is cut.
     most = min(work[:i].sum() + asked[i + 1 :].sum() for i in range(4))
     assert seconds == pytest.approx(most, abs=1e-9)
@@ -181,7 +184,7 @@ def test_products_are_padded_to_tiles() -> None:
             jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1 << 16, 4096), (4096, columns))
         ))  # fmt: skip
         model = CostModel(Space(analysis, Mesh.parse("a=2")), load("tpu-v5e"))
-        return float(model._padding(model.layout(model.space.initial[None]).held)[0, 0]) * columns
+        return float(ProductWork().padding(model.layout(model.space.initial[None]))[0, 0]) * columns
 
     assert seconds(8) == seconds(128) == 128
     assert seconds(136) == 256

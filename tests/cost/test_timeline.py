@@ -31,9 +31,9 @@ def test_what_is_alive_adds_up(name: str, options: dict[str, int]) -> None:
     tables = model.tables
     for state in random_legal(space, 10, np.random.default_rng(0)):
         layout = model.layout(state[None])
-        (columns,) = model.columns(layout, *model.in_memory(layout, *model.sizes(layout)))
-        live = np.cumsum(columns[tables.event_column] * tables.event_sign)
-        last = np.flatnonzero(np.diff(tables.event_op, append=-1))  # of each op
+        (columns,) = model.columns(layout)
+        live = np.cumsum(columns[tables.events.column] * tables.events.sign)
+        last = np.flatnonzero(np.diff(tables.events.op, append=-1))  # of each op
         assert live[last].min() > -1  # bytes, but for rounding
         line = model.timeline(state)
         assert line.peak_bytes == pytest.approx(model.price(state[None]).peak_bytes[0])
@@ -53,13 +53,10 @@ def test_copies_for_a_kernel_that_begins_earlier() -> None:
     analysis = toast.analyze(step, *[f32(1024, 1024)] * 4)
     space = Space(analysis, Mesh.parse("m=4"), min_dimensions=0)
     model = CostModel(space, load("tpu-v5e"))
-    tables = model.tables
-    copies = (tables.event_column >= len(tables.value_slot)) & (
-        tables.event_column < len(tables.value_slot) + len(tables.use_slot)
-    )
-    for column in np.unique(tables.event_column[copies]):
-        here = tables.event_column == column
-        assert (np.cumsum(tables.event_sign[here]) >= 0).all()
+    events, copies = model.tables.events, model.tables.columns["copies"]
+    columns = np.unique(events.column)
+    for column in columns[(columns >= copies.start) & (columns < copies.stop)]:
+        assert (np.cumsum(events.sign[events.column == column]) >= 0).all()
 
 
 @pytest.mark.parametrize("hardware", ["tpu-v5e", "h100"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.analysis.test_chains import dimensions, small
+from tests.explain.test_chains import dimensions, small
 from tests.helpers import model_of
 from toast.explain import mirrored
 

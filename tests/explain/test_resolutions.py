@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import toast
-from tests.analysis.test_chains import fact_base, small
+from tests.explain.test_chains import fact_base, small
 from tests.helpers import model_of
 from toast.errors import ExplainError, HardwareError, MeshError
 from toast.explain import resolutions

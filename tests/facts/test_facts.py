@@ -72,7 +72,7 @@ BAD = {
     "script": (GOOD + "#script (python)\nimport os\n#end.\n", r"base.lp:2: not a fact"),
     "derived": (GOOD + "color(x,x).\n", r"base.lp:2: predicate color/2 is not declared"),
     "order": (GOOD + "op(y,abs). operand(y,0,z). result(y,0,y). rank(y,0).\n", r"op y uses z"),
-    "rank": (GOOD.replace("rank(x,1)", "rank(x,2)"), r"rank\(x,2\) does not fit"),
+    "rank": (GOOD.replace("rank(x,1)", "rank(x,2)"), r"rank\(x,2\) does not match"),
 }  # fmt: skip
 
 

@@ -13,9 +13,9 @@ from jax import lax
 import toast
 from tests.helpers import f32
 from toast import api
-from toast.frontend import Program
 from toast.hardware import Mesh, load
 from toast.models import transformer
+from toast.program import Program
 from toast.report import missing_rules
 
 

@@ -12,8 +12,9 @@ import pytest
 from tests.helpers import f32, mlp
 from toast import api
 from toast.errors import TargetError
-from toast.frontend import Location, Program, mlir
+from toast.frontend import mlir
 from toast.models import build
+from toast.program import Location, Program
 
 SHAPES = (f32(256, 32), f32(32, 64), f32(64, 16))
 
@@ -149,7 +150,7 @@ BAD = {
         b" %0 = func.call @f(%a) : (tensor<4xf32>) -> tensor<4xf32>\n return %0 : tensor<4xf32> }\n"
         b"func.func private @f(%a: tensor<4xf32>) -> tensor<4xf32> {\n"
         b" %0 = func.call @f(%a) : (tensor<4xf32>) -> tensor<4xf32>\n return %0 : tensor<4xf32> }",
-        r"recursive.mlir: function @f calls itself",
+        r"recursive.mlir: function @f is recursive",
     ),
     "bounded.mlir": (
         b"func.func public @main(%a: tensor<?xf32, #stablehlo.bounds<8>>) -> tensor<f32> {\n"
@@ -235,9 +236,13 @@ def test_named_computations_stand_in_line(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("target", "options", "message"),
     [
-        (jax.jit(jnp.tanh).lower(f32(4)), {}, "Lowered is no function; give that itself"),
-        (jnp.tanh, {"donate": ("x",)}, "donate=('x',): give positions of arguments"),
-        (7, {}, "int is no function; give that itself"),
+        (
+            jax.jit(jnp.tanh).lower(f32(4)),
+            {},
+            "Lowered is not a function; pass the function itself",
+        ),
+        (jnp.tanh, {"donate": ("x",)}, "donate=('x',): use positions of arguments"),
+        (7, {}, "int is not a function; pass the function itself"),
     ],
 )
 def test_what_is_no_function(target: object, options: dict[str, Any], message: str) -> None:
@@ -248,7 +253,7 @@ def test_what_is_no_function(target: object, options: dict[str, Any], message: s
 
 def test_static_arguments_come_by_name() -> None:
     power = jax.jit(lambda x, n: x**n, static_argnames="n")
-    with pytest.raises(TargetError, match="give static arguments by name, as in n=3"):
+    with pytest.raises(TargetError, match="pass static arguments by name, as in n=3"):
         api.program_of(power, f32(4), 3)
     assert api.program_of(power, f32(4), n=3).arguments == ("x",)
 

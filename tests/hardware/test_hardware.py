@@ -107,7 +107,7 @@ BAD = {
     "missing interconnect": (
         "[interconnect]  #", "#", "# Sources", "missing table interconnect; add [interconnect]",
     ),
-    "no element type": ("bf16 = 197e12", "bf61 = 197e12", None, "bf61 is no element type; write for example bf16"),
+    "no element type": ("bf16 = 197e12", "bf61 = 197e12", None, "bf61 is not an element type; write for example bf16"),
     "text for a number": ("dimensions = 2", 'dimensions = "two"', None, "dimensions is 'two'; write 2 or 3"),
     "number for a text": ('name = "tpu-v5e"', "name = 5", None, "name is 5; write a printable text"),
     "empty text": ('name = "tpu-v5e"', 'name = " "', None, "name is ' '; write a printable text"),
@@ -134,18 +134,18 @@ BAD = {
     "fraction": ("matmul = 0.9", "matmul = 1.9", None, "matmul is 1.9; write a fraction from 0.001 to 1"),
     "topology": ('"torus"', '"star"', None, "topology is 'star'; write \"torus\" or \"switch\""),
     "limit": (
-        "limit_bytes = 16911433728", "limit_bytes = 99e9", None, "limit_bytes above capacity_bytes; lower it",
+        "limit_bytes = 16911433728", "limit_bytes = 99e9", None, "limit_bytes exceeds capacity_bytes; lower it",
     ),
     "limit of another unit": (
         "limit_bytes = 16911433728", "limit_bytes = 1e6", None,
-        "limit_bytes below a hundredth of capacity_bytes; check the unit; --memory limits a plan",
+        "limit_bytes is less than a hundredth of capacity_bytes; check the unit; use --memory to limit a plan",
     ),
     "peak of another unit": (
-        "i8 = 393e12", "i8 = 393e15", None, "i8 above 10000 FLOP for each byte that the memory moves; check the units of both",
+        "i8 = 393e12", "i8 = 393e15", None, "i8 exceeds 10000 FLOP per byte of memory traffic; check the units of both",
     ),
     "transcendentals": (
         "transcendentals_per_s = 50e9", "transcendentals_per_s = 50e15", None,
-        "transcendentals_per_s above the peak of products; check the unit",
+        "transcendentals_per_s exceeds the peak of matrix products; check the unit",
     ),
     "too many devices": (
         "max_devices = 256", "max_devices = 2000000", None,
@@ -156,7 +156,7 @@ BAD = {
         f"max_devices is {'7' * 60}... (400 characters); write a whole number from 1 to 1000000",
     ),
     "thousands of digits": (
-        "max_devices = 256", "max_devices = " + "7" * 5000, None, "a number of thousands of digits; correct the line",
+        "max_devices = 256", "max_devices = " + "7" * 5000, None, "a number has thousands of digits; correct the line",
     ),
     "thousands of hexadecimal digits": (
         "max_devices = 256", "max_devices = 0x" + "7" * 5000, None,
@@ -164,10 +164,10 @@ BAD = {
     ),
     "link faster than memory": (
         "link_bandwidth_bytes_per_s = 50e9", "link_bandwidth_bytes_per_s = 50e12", None,
-        "link_bandwidth_bytes_per_s above that of the memory; check the unit",
+        "link_bandwidth_bytes_per_s exceeds that of the memory; check the unit",
     ),
     "compute slower than memory": (
-        "[memory]  #", "bf16 = 1e9\n[memory]  #", None, "bf16 below the memory's bytes/s; check the unit",
+        "[memory]  #", "bf16 = 1e9\n[memory]  #", None, "bf16 is less than the memory's bytes/s; check the unit",
     ),
     "syntax": ("dimensions = 2", "dimensions = = 2", None, "not TOML: Invalid value; correct the line"),
     "key twice": ("dimensions = 2", "dimensions = 2\ndimensions = 3", "wraparound_from", "not TOML: Cannot overwrite a value; correct the line"),
@@ -198,7 +198,7 @@ BAD_COLLECTIVES = {
     "unknown key": ('algorithm = "ring"', 'algorithm = "ring"\nx = 1', "protocol", "unknown key x; known: kind, algorithm, protocol, latency_s, step_latency_s, memory_bandwidth_bytes_per_s, link_bandwidth_bytes_per_s"),
     "unknown algorithm": ('algorithm = "ring"', 'algorithm = "star"', None, "algorithm of all_gather is 'star'; write \"ring\" or \"recursive doubling\""),
     "another collective's": ('algorithm = "ring"', 'algorithm = "tree"', None, "algorithm of all_gather is 'tree'; write \"ring\" or \"recursive doubling\""),
-    "a second one": ('protocol = "middle"', 'protocol = "low latency"', 'SECOND', "a second all_gather ring low latency; remove it, or give it a protocol of its own"),
+    "a second one": ('protocol = "middle"', 'protocol = "low latency"', 'SECOND', "duplicate all_gather ring low latency; remove it, or set another protocol"),
     "one table": ("[[collective]]", "[collective]", None, "not TOML: "),
 }  # fmt: skip
 
@@ -228,7 +228,7 @@ def test_measured_links_faster_than_memory(tmp_path: pathlib.Path) -> None:
     line = text[:last].count("\n") + 1
     with pytest.raises(HardwareError) as caught:
         load(str(path))
-    reason = "link_bandwidth_bytes_per_s above that of the memory; check the unit"
+    reason = "link_bandwidth_bytes_per_s exceeds that of the memory; check the unit"
     assert str(caught.value) == f"{path}:{line}: {reason}"
 
 
@@ -236,7 +236,9 @@ def test_a_torus_has_no_measured_collectives(tmp_path: pathlib.Path) -> None:
     h100, text = ((directory("hardware") / f"{n}.toml").read_text() for n in ("h100", "tpu-v5e"))
     path = tmp_path / "mine.toml"
     path.write_text(text + h100[h100.index("[[collective]]") :])
-    with pytest.raises(HardwareError, match="measured collectives of a torus; remove them"):
+    with pytest.raises(
+        HardwareError, match="a torus cannot have measured collectives; remove them"
+    ):
         load(str(path))
 
 
@@ -257,7 +259,10 @@ def test_no_peaks_at_all(tmp_path: pathlib.Path) -> None:
     line = text[: text.index("[flops_per_s]")].count("\n") + 1
     with pytest.raises(HardwareError) as caught:
         load(str(path))
-    assert str(caught.value) == f"{path}:{line}: no element type; add for example bf16 = 197e12"
+    assert (
+        str(caught.value)
+        == f"{path}:{line}: no figure for any element type; add for example bf16 = 197e12"
+    )
 
 
 def test_network_faster_than_memory(tmp_path: pathlib.Path) -> None:
@@ -271,7 +276,7 @@ def test_network_faster_than_memory(tmp_path: pathlib.Path) -> None:
     line = text[: text.index("network_bandwidth_bytes_per_s")].count("\n") + 1
     with pytest.raises(HardwareError) as caught:
         load(str(path))
-    reason = "network_bandwidth_bytes_per_s above that of the memory; check the unit"
+    reason = "network_bandwidth_bytes_per_s exceeds that of the memory; check the unit"
     assert str(caught.value) == f"{path}:{line}: {reason}"
 
 
@@ -283,7 +288,7 @@ def test_network_faster_than_links(tmp_path: pathlib.Path) -> None:
     line = text[: text.index(old)].count("\n") + 1
     with pytest.raises(HardwareError) as caught:
         load(str(path))
-    reason = "network_bandwidth_bytes_per_s above that of the links inside a node; check the unit"
+    reason = "network_bandwidth_bytes_per_s exceeds that of the links inside a node; check the unit"
     assert str(caught.value) == f"{path}:{line}: {reason}"
 
 
@@ -330,6 +335,6 @@ def test_unknown_names(name: str, hint: str) -> None:
     with pytest.raises(HardwareError) as caught:
         load(name)
     assert str(caught.value) == (
-        f"no hardware called {name}; {hint}known: {', '.join(names())}; "
-        "or give the path of a .toml file"
+        f"no hardware named {name}; {hint}known: {', '.join(names())}; "
+        "or use the path of a .toml file"
     )

@@ -14,7 +14,7 @@ from jax._src import mesh_utils
 
 from toast.errors import MeshError
 from toast.hardware import COLLECTIVES, Algorithm, Collectives, Hardware, Mesh, load, names
-from toast.hardware.layout import lay_out, slice_of
+from toast.hardware.links import lay_out, slice_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -80,18 +80,18 @@ LETTERS = "use letters, digits and underscores"
         ("data=2.5", "axis data has size '2.5'; write a positive number of at most 9 digits"),
         ("data=٤", "axis data has size '٤'; write a positive number of at most 9 digits"),
         ("data=4=4", "axis data has size '4=4'; write a positive number of at most 9 digits"),
-        ("4=4", f"'4' is no axis name; {LETTERS}"),
-        ("=4", f"'' is no axis name; {LETTERS}"),
-        ("my axis=4", f"'my axis' is no axis name; {LETTERS}"),
+        ("4=4", f"'4' is not an axis name; {LETTERS}"),
+        ("=4", f"'' is not an axis name; {LETTERS}"),
+        ("my axis=4", f"'my axis' is not an axis name; {LETTERS}"),
         ("a=2,a=2", "axis a occurs twice; rename one"),
         (NINE, "9 axes, more than 8; merge some"),
         (
             "a=2,b=2@a",
-            "the order of devices, a, does not name every axis once; reorder a,b",
+            "the device order a does not name every axis once; use each of a,b once",
         ),
         (
             "a=2,b=2@b,b",
-            "the order of devices, b,b, does not name every axis once; reorder a,b",
+            "the device order b,b does not name every axis once; use each of a,b once",
         ),
     ],
 )
@@ -401,7 +401,7 @@ def test_meshes_larger_than_the_system() -> None:
     with pytest.raises(MeshError) as caught:
         Collectives(load("tpu-v5e"), Mesh.parse("data=32,model=16"))
     assert str(caught.value) == (
-        "mesh data=32,model=16 has 512 devices; tpu-v5e is built of at most 256; use a smaller mesh"
+        "mesh data=32,model=16 has 512 devices; a tpu-v5e system has at most 256; use a smaller mesh"
     )
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import pytest
 
 import toast
+from tests.assurance.test_interchange import compare
 from tests.helpers import f32
-from tests.rules.test_shardy import compare
 from toast import api
 from toast.apply import verify
 from toast.hardware import Mesh, load

@@ -14,8 +14,8 @@ import pytest
 
 import toast
 from tests.helpers import model_of
-from toast.baselines import manual_states
 from toast.errors import TargetError
+from toast.evaluation.baselines import manual_states
 from toast.models import ZOO, Model, build, itx, moe
 from toast.models.parameters import initial
 
@@ -190,8 +190,8 @@ def test_expert_layer_is_a_weighted_sum_of_experts() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": 3}, "layers 3: every other layer has experts"),
-        ({"sequence": 1, "batch": 3}, "3 tokens are not 128 equal groups"),
+        ({"layers": 3}, "layers 3: every second layer has experts"),
+        ({"sequence": 1, "batch": 3}, "3 tokens cannot form 128 equal groups"),
     ],
 )
 def test_moe_sizes_that_cannot_be_are_refused(options: dict[str, int], message: str) -> None:

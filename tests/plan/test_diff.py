@@ -78,7 +78,9 @@ def test_programs_that_differ() -> None:
 
 
 def test_what_is_no_plan(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(PlanError, match=r"gone.json: No such file or directory"):
+    with pytest.raises(
+        PlanError, match=r"gone.json: cannot read: No such file or directory; check"
+    ):
         toast.diff(tmp_path / "gone.json", planned())
-    with pytest.raises(PlanError, match=r"version 9 of plans was written by a newer TOAST"):
+    with pytest.raises(PlanError, match=r"plan version 9 was written by a newer TOAST"):
         toast.diff(planned(), {"version": 9, "program": "f"})

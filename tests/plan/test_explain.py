@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 from collections import Counter
 
 import jax
@@ -12,13 +13,13 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import toast
-from tests.helpers import analyzed, f32, mlp
+from tests.helpers import analyzed, f32, mlp, printed
 from tests.plan.conftest import MESH, machine
+from toast import report
 from toast.errors import PinError, PlanError
-from toast.plan import Plan
+from toast.plan import Plan, make_plan
 from toast.plan.labels import shown_labels
-from toast.plan.plan import make_plan
-from toast.search import Found
+from toast.search import SearchResult
 from toast.space import Action
 
 
@@ -118,7 +119,7 @@ def test_an_axis_that_a_later_step_took_off_again() -> None:
     off = Action(-1, (), model_axis, ((int(space.classes.of_op[0]), -1),))
     state = space.apply(space.apply(space.unsharded, put), off)
     plan = make_plan(
-        made.model, Found((put, off), state, 1.0, 1, 0.0, ()),
+        made.model, SearchResult((put, off), state, 1.0, 1, 0.0, ()),
         memory_bytes=made.memory_bytes, seed=0, seconds={},
     )  # fmt: skip
     free = {(f.dimension, f.axis): f for f in plan.explain_argument("x").free}
@@ -148,7 +149,7 @@ def test_labels_in_words() -> None:
 
 def test_what_is_forbidden_is_said(pinned: Plan) -> None:
     kinds = {(f.kind, f.why) for f in pinned.explain_argument("w1").free}
-    assert kinds == {("constraint", "a pin, or what is forbidden, keeps it off")}
+    assert kinds == {("constraint", "a pin or forbid excludes it")}
 
 
 def test_dimensions_that_conflict() -> None:
@@ -160,7 +161,7 @@ def test_dimensions_that_conflict() -> None:
 
 
 def test_a_baselines_plan_names_its_method(plan: Plan) -> None:
-    from toast.baselines import shardy
+    from toast.evaluation.baselines import shardy
     from toast.hardware import Mesh
 
     made = shardy(analyzed("t2b-tiny"), Mesh.parse(MESH), machine())
@@ -200,12 +201,10 @@ def test_patterns_of_arguments(plan: Plan) -> None:
         assert dataclasses.replace(found, alike=()) == first
     one = plan.explain_argument("token?")
     assert (one.argument, one.alike) == ("tokens", ())
-    with pytest.raises(
-        PlanError, match=r"^params\.\*: matches \d+ arguments that are not sharded al"
-    ):
+    with pytest.raises(PlanError, match=r"^params\.\*: matches \d+ arguments with different sh"):
         plan.explain_argument("params.*")
     for ask in (plan.explain_argument, lambda name: plan.why_not(name, "P()")):
-        with pytest.raises(PlanError, match=r"^params.layers\[\*\].wqq: matches no argument; give"):
+        with pytest.raises(PlanError, match=r"^params.layers\[\*\].wqq: matches no argument; use"):
             ask("params.layers[*].wqq")
     found = plan.why_not("params.layers[*].wq", "P('model')", search=False)
     assert found.kept is not None
@@ -322,6 +321,40 @@ def test_an_alternative_is_priced_line_by_line() -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+def test_a_search_that_finds_nothing_better_prints_no_second_tables() -> None:
+    plan = planned("d=4")
+    found = plan.why_not("w1", "P(None, 'd')")
+    assert found.searched is found.kept
+    text = printed(report.why_not_tables(found))
+    assert text.count("step time") == 1
+    assert "A search from there finds no better plan" in text
+
+
+def test_what_beats_a_plan_can_be_kept(tmp_path: pathlib.Path) -> None:
+    """A plan of a search without time, as any plan that an alternative beats."""
+    poor = planned("d=4", settings=toast.Settings(budget=0.0))
+    found = poor.why_not("x", "P('d')")
+    assert found.better
+    assert found.best is found.searched
+    kept = found.accept()
+    assert kept.cost < poor.cost
+    assert kept.fits
+    assert kept.arguments["x"] == (("d",), ())
+    assert kept.constraints.pin == {"x": "P('d')"}
+    kept.to_json(tmp_path / "kept.json")
+    shapes = f32(4096, 512), f32(512, 2048), f32(2048, 512)
+    again = toast.apply_plan(tmp_path / "kept.json", mlp, *shapes).plan
+    assert again.arguments == kept.arguments
+    text = printed(report.why_not_tables(found))
+    assert f"Better than the plan: cost {kept.cost:.4g}, not {poor.cost:.4g} (" in text
+    assert "-o FILE.json, or accept() in Python" in text
+    good = planned("d=4").why_not("w1", "P(None, 'd')")
+    assert not good.better
+    assert "Better" not in printed(report.why_not_tables(good))
+    with pytest.raises(PlanError, match="x=P\\('d', 'd'\\) cannot be"):
+        poor.why_not("x", "P('d', 'd')").accept()
+
+
 def test_a_partition_spec_and_patterns(plan: Plan) -> None:
     found = plan.why_not("params['layers'][*]['wq']", P("model"), search=False)
     assert found.searched is None
@@ -356,8 +389,8 @@ def test_an_alternative_on_a_refined_and_a_pinned_plan(pinned: Plan) -> None:
             "P(None, None, 'd')",
             "w1=P(None, None, 'd'): w1 is f32[512,2048] and has 2 dimensions, not 3",
         ),
-        (None, "w1: None is no sharding; write P('data', None)"),
-        (5, "w1: 5 is no sharding; write P('data', None)"),
+        (None, "w1: None is not a sharding; write P('data', None)"),
+        (5, "w1: 5 is not a sharding; write P('data', None)"),
     ],
 )
 def test_a_sharding_that_is_none_of_the_argument(spec: object, why: str) -> None:
@@ -369,24 +402,24 @@ def test_a_sharding_that_is_none_of_the_argument(spec: object, why: str) -> None
 def test_what_is_no_name_or_number() -> None:
     plan = planned()
     for ask in (plan.explain_argument, lambda name: plan.why_not(name, "P()")):
-        with pytest.raises(PlanError, match=r"^None: no name; give a text"):
+        with pytest.raises(PlanError, match=r"^None: not a name; use a string"):
             ask(None)  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match=r"^collective '1': no number of a collective; give a"):
+    with pytest.raises(PlanError, match=r"^collective '1': not a collective number; use a"):
         plan.explain_collective("1")  # type: ignore[arg-type]
 
 
 def test_what_cannot_be() -> None:
     found = planned().why_not("w1", "P('d', 'd')")
     assert found.kept is found.searched is None
-    assert "axis d stands twice" in found.impossible
+    assert "axis d occurs twice" in found.impossible
 
 
 def test_what_does_not_divide_or_is_fixed_cannot_be(pinned: Plan) -> None:
     odd = toast.plan(mlp, f32(4096, 511), f32(511, 2048), f32(2048, 512), mesh="d=4",
                      hardware="tpu-v5e")  # fmt: skip
     assert "4 devices (d) do not divide dimension 0" in odd.why_not("w1", "P('d')").impossible
-    assert "drop one" in pinned.why_not("x", "P()").impossible
+    assert "remove one" in pinned.why_not("x", "P()").impossible
     with pytest.raises(PlanError, match="w9: no such argument; there are x, w1, w2"):
         pinned.why_not("w9", "P()")
-    with pytest.raises(PinError, match=r"'d' is no sharding; write P\('data', None\) as JAX does"):
+    with pytest.raises(PinError, match=r"'d' is not a sharding; write P\('data', None\) as in JAX"):
         pinned.why_not("w1", "d")

@@ -19,14 +19,15 @@ from jax.sharding import PartitionSpec as P
 import toast
 from tests.helpers import analyzed, f32, mlp
 from tests.plan.conftest import MESH, machine
-from toast.baselines import automap
-from toast.baselines.alpa import alpa
-from toast.baselines.manual import manual
 from toast.errors import MeshError, PlanError
+from toast.evaluation.baselines import automap
+from toast.evaluation.baselines.alpa import alpa
+from toast.evaluation.baselines.manual import manual
 from toast.facts import read as read_facts
-from toast.hardware import Mesh, load
+from toast.hardware import COLLECTIVES, Mesh, load
 from toast.models import ZOO
 from toast.plan import VERSION, Plan, is_plan, read, schema
+from toast.plan.files.format import schema_text
 from toast.resources import directory
 
 TINY = Mesh.parse(MESH)
@@ -201,7 +202,7 @@ def test_constraints_that_no_longer_hold_are_dropped() -> None:
         plan, lambda x, w1: jax.nn.relu(x @ w1), f32(4096, 512), f32(512, 2048)
     )
     assert (
-        "no longer holds: pin w2: matches no argument or named value; near it: x, w1"
+        "no longer holds: pin w2: matches no argument or named value; similar: x, w1"
         in applied.notes
     )
     assert applied.plan.arguments["w1"] == ((), ("d",))
@@ -256,8 +257,8 @@ def test_plans_of_newer_versions_are_refused(plan: Plan) -> None:
     with pytest.raises(PlanError) as error:
         toast.apply_plan(data, plan.analysis)
     assert str(error.value) == (
-        f"t2b-tiny: version {VERSION + 1} of plans was written by a newer TOAST, this one reads "
-        f"up to {VERSION}; update toast-partitioner, or make the plan anew"
+        f"t2b-tiny: plan version {VERSION + 1} was written by a newer TOAST; this one reads versions "
+        f"up to {VERSION}; update toast-partitioner, or make a new plan"
     )
 
 
@@ -265,13 +266,13 @@ def test_nothing_that_matches_is_an_error(plan: Plan) -> None:
     with pytest.raises(PlanError) as error:
         toast.apply_plan(plan, lambda a: a + 1, f32(8), hardware="tpu-v5e")
     assert str(error.value) == (
-        "t2b-tiny is a plan of t2b-tiny; nothing of it matches <lambda>: no argument, no action "
-        "and no op that it shards; give the program that it was made for"
+        "t2b-tiny is a plan of t2b-tiny and does not match <lambda>: no argument, "
+        "action or sharded op is the same; use the program of the plan"
     )
     with pytest.raises(PlanError) as error:
         toast.apply_plan(plan, plan.analysis, mesh="x=2,y=2")
     assert str(error.value) == (
-        "t2b-tiny: mesh x=2,y=2 has none of the plan's axes, data, model; "
+        "t2b-tiny: mesh x=2,y=2 lacks the plan's axes data, model; "
         "name its axes as in data=2,model=2"
     )
     with pytest.raises(MeshError):
@@ -281,15 +282,18 @@ def test_nothing_that_matches_is_an_error(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no JSON at line 1, column 1 (Expecting value)"),
-        ('{"version": 2,\n "argu', "no JSON at line 2, column 2 (Unterminated string starting at)"),
-        ("[" * 99, "no JSON at line 1, column 100 (Expecting value)"),
+        ("", "invalid JSON at line 1, column 1 (Expecting value)"),
+        (
+            '{"version": 2,\n "argu',
+            "invalid JSON at line 2, column 2 (Unterminated string starting at)",
+        ),
+        ("[" * 99, "invalid JSON at line 1, column 100 (Expecting value)"),
         ("[]", "a list in place of an object"),
         ("3", "3 in place of an object"),
         ("{}", "no key 'version'"),
-        ('{"version": "2"}', "version '2' is no positive whole number"),
-        ('{"version": true}', "version True is no positive whole number"),
-        ('{"version": 0}', "version 0 is no positive whole number"),
+        ('{"version": "2"}', "version '2' is not a positive whole number"),
+        ('{"version": true}', "version True is not a positive whole number"),
+        ('{"version": 0}', "version 0 is not a positive whole number"),
     ],
 )
 def test_what_is_no_plan(text: str, why: str, tmp_path: pathlib.Path) -> None:
@@ -297,7 +301,7 @@ def test_what_is_no_plan(text: str, why: str, tmp_path: pathlib.Path) -> None:
     path.write_text(text)
     with pytest.raises(PlanError) as error:
         read(path)
-    assert str(error.value) == f"{path} is no plan: {why}; give what Plan.to_json wrote"
+    assert str(error.value) == f"{path} is not a plan: {why}; use a file written by Plan.to_json"
     with pytest.raises(PlanError, match="No such file or directory"):
         read(tmp_path / "gone.json")
 
@@ -305,16 +309,16 @@ def test_what_is_no_plan(text: str, why: str, tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("place", "damage", "why"),
     [
-        (("mesh", "data"), 0, "in 'mesh', mesh 'data=0,model=2@data,model': axis data has size '0'"),
-        (("mesh",), [], "in 'mesh', a list is not what a plan has there"),
-        (("arguments",), [], "in 'arguments', a list is not what a plan has there"),
-        (("arguments", "tokens"), 7, "in 'arguments', 'tokens', 7 in place of an object with key"),
+        (("mesh", "data"), 0, "in 'mesh', 'data', 0: expected a whole number >= 1"),
+        (("mesh",), [], "in 'mesh', a list: expected an object"),
+        (("arguments",), [], "in 'arguments', a list: expected an object"),
+        (("arguments", "tokens"), 7, "in 'arguments', 'tokens', 7: expected an object"),
         (("arguments", "tokens", "sharding"), "data", "in 'arguments', 'tokens', 'sharding', 'dat"),
         (("actions", 0, "after", "step_seconds"), math.nan,
-         "in 'actions', '0', 'after', 'step_seconds', nan is no amount: it is negative or not"),
-        (("after", "peak_bytes"), -1, "in 'after', 'peak_bytes', -1 is no amount"),
+         "in 'actions', '0', 'after', 'step_seconds', nan: expected a number >= 0.0"),
+        (("after", "peak_bytes"), -1, "in 'after', 'peak_bytes', -1: expected a number >= 0.0"),
         (("after", "collectives", 1, "seconds"), math.inf, "in 'after', 'collectives', '1', 'se"),
-        (("collectives", 0, "bytes"), None, "in 'collectives', '0', 'bytes', None is not what"),
+        (("collectives", 0, "bytes"), None, "in 'collectives', '0', 'bytes', None: expected a number"),
     ],
 )  # fmt: skip
 def test_damage_names_its_key(
@@ -329,8 +333,8 @@ def test_damage_names_its_key(
     path.write_text(json.dumps(data))
     with pytest.raises(PlanError) as error:
         read(path)
-    assert str(error.value).startswith(f"{path} is no plan: {why}")
-    assert str(error.value).endswith("; give what Plan.to_json wrote")
+    assert str(error.value).startswith(f"{path} is not a plan: {why}")
+    assert str(error.value).endswith("; use a file written by Plan.to_json")
     del parent[place[-1]]
     if isinstance(place[-1], str) and place[0] not in ("mesh", "arguments"):
         with pytest.raises(PlanError, match=f"no key '{place[-1]}'"):
@@ -392,7 +396,7 @@ def test_damage_is_an_error_of_one_line() -> None:
         for damage in (None, 7, -1.5, "text", [], {"a": 1}, [None], math.nan):
             assert "\n" not in complaint({**data, key: damage}, plan)
         missing = complaint({k: v for k, v in data.items() if k != key}, plan)
-        assert ("is no plan" in missing) is (key not in OPTIONAL), key
+        assert ("is not a plan" in missing) is (key not in OPTIONAL), key
 
 
 def inner(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -431,6 +435,12 @@ def test_damage_inside_is_an_error_of_one_line() -> None:
             assert toast.diff(data, damaged).to_dict()
 
 
+def test_the_schema_in_the_docs_is_that_of_the_types() -> None:
+    """Else: ``python -m toast.plan.files.schema_file docs/plan.schema.json``."""
+    assert (directory("rules").parent / "docs" / "plan.schema.json").read_text() == schema_text()
+    assert schema()["$defs"]["TransferEntry"]["properties"]["kind"]["enum"] == sorted(COLLECTIVES)
+
+
 def test_the_schema_is_strict(plan: Plan) -> None:
     validator = jsonschema.Draft202012Validator(schema())
     jsonschema.Draft202012Validator.check_schema(schema())
@@ -440,10 +450,10 @@ def test_the_schema_is_strict(plan: Plan) -> None:
     assert not validator.is_valid({key: value for key, value in data.items() if key != "values"})
 
 
-def test_what_is_read_is_as_the_schema_says(plan: Plan) -> None:
+def test_what_is_read_is_as_the_schema_says() -> None:
     """Three hundred places at random, of those that something follows from."""
     validator = jsonschema.Draft202012Validator(schema())
-    data = written(plan)
+    data = written(PLANS["order"]())
     places = [p for p in inner(data) if p[0] not in OPTIONAL and p[-1] not in ("spec", "edges")]
     rng = random.Random(1)
     for place in rng.choices(places, k=300):
@@ -456,5 +466,5 @@ def test_what_is_read_is_as_the_schema_says(plan: Plan) -> None:
         "overlap": "some", "resolution": "none", "op_classes": "x", "program_hash": "0", "cost": -1,
     }.items():  # fmt: skip
         assert not validator.is_valid({**data, key: damage})
-        with pytest.raises(PlanError, match=f"is no plan: in '{key}', "):
+        with pytest.raises(PlanError, match=f"is not a plan: in '{key}', "):
             read({**data, key: damage})

@@ -10,8 +10,8 @@ import sys
 
 import toast
 from tests.helpers import f32
-from toast import html as pieces
 from toast.plan import Plan
+from toast.report import boxes as pieces
 from toast.resources import directory
 
 
@@ -76,7 +76,7 @@ def test_answers(plan: Plan) -> None:
         "bytes per device": plan,
         "Not along": plan.explain_argument(path),
         "Collective 1": plan.explain_collective(1),
-        "are one dimension, by": analysis.explain("tokens:0", "targets:0"),
+        "have one color, by": analysis.explain("tokens:0", "targets:0"),
         "Compatibility set": analysis.explain_conflict(0),
         "All else as in the plan": plan.why_not("tokens", "P()", search=False),
     }

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,10 +14,11 @@ import pytest
 import toast
 from tests.report.browser import SHOTS, embedded, missing, number, opened, says
 from tests.report.test_html import HOSTILE, QUICK, hostile, planned
-from toast.compare import compare
+from toast.evaluation.compare import compare
 from toast.hardware import load
 from toast.models import ZOO, build
 from toast.report import comparison_html, html_text, write_html
+from toast.resources import directory
 from toast.units import size_text, time_text
 
 if not missing():
@@ -25,7 +29,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 @pytest.mark.parametrize("name", ZOO)
 def test_reports_of_the_zoo_open(name: str, chrome: Any, tmp_path: pathlib.Path) -> None:
-    plan = toast.plan(build(name, small=True), mesh="data=2", hardware="tpu-v5e", settings=QUICK)
+    plan = toast.plan(build(name, small=True), mesh="data=2", hardware="tpu-v5e", **QUICK)
     write_html(plan, tmp_path / "r.html")
     page = opened(chrome, tmp_path / "r.html")
     assert page.locator("h1").inner_text() == plan.analysis.program.name
@@ -99,14 +103,17 @@ def test_what_is_alive_adds_up(chrome: Any, report: pathlib.Path) -> None:
         table = page.locator(f"#alive-{which}")
         more = page.locator(f"button[data-table=alive-{which}]")
         for shown in (12, len(listed)):
-            count = len(listed) - shown + memory["more"]
+            count = sum(b["count"] for b in memory["at_peak"][shown:]) + memory["more"]
             rest = size_text(sum(listed[shown:]) + memory["more_bytes"])
             rows = table.locator("tbody tr:visible")
             texts = [row.inner_text().split("\t") for row in rows.all()]
             assert [t[0] for t in texts[1 : shown + 1]] == [*map(size_text, listed[:shown])]
-            assert [(t[0], t[3]) for t in texts[shown + 1 :]] == (
-                [(rest, f"{count} smaller {'one' if count == 1 else 'ones'}")] if count else []
-            )
+            assert [(t[0], t[2], t[4]) for t in texts[shown + 1 :]] == (
+                [(rest, f"{count:,}", f"smaller {'one' if count == 1 else 'ones'}")]
+                if count else []
+            )  # fmt: skip
+            if which == "after":  # the rows that are named are most of it
+                assert sum(listed[:shown]) + memory["argument_bytes"] > 0.75 * memory["peak_bytes"]
             if shown == 12:
                 more.click()
     page.close()
@@ -346,3 +353,23 @@ def test_methods_are_beside_it(chrome: Any, tmp_path: pathlib.Path) -> None:
     assert shown.nth(0).locator("td").first.inner_text() == time_text(rows[0].step_seconds)
     assert page.complaints == []
     page.close()
+
+
+def test_the_documentation_fits_into_the_window(chrome: Any, tmp_path: pathlib.Path) -> None:
+    """Its right column is whole, or folded away, however wide the window is."""
+    pytest.importorskip("furo", reason="furo is of the extra docs")
+    source = tmp_path / "source"
+    (source / "_static").mkdir(parents=True)
+    shutil.copy(directory("docs") / "_static" / "toast.css", source / "_static")
+    (source / "conf.py").write_text(
+        'html_theme = "furo"\nhtml_static_path = ["_static"]\nhtml_css_files = ["toast.css"]\n'
+    )
+    (source / "index.rst").write_text("Page\n====\n\nOne\n---\n\nText.\n\nTwo\n---\n\nText.\n")
+    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", source, tmp_path / "site"]
+    subprocess.run(command, check=True, capture_output=True)
+    for width in (1280, 1320, 1400, 1600, 1632, 1920):
+        page = chrome.new_page(viewport={"width": width, "height": 700})
+        page.goto((tmp_path / "site" / "index.html").as_uri())
+        right = page.locator(".toc-drawer").bounding_box()
+        assert right["x"] >= width or right["x"] + right["width"] <= width, width
+        page.close()

@@ -19,25 +19,28 @@ import toast
 from tests.cli.test_cli import run
 from tests.helpers import analyzed, f32
 from toast.cli.common import Source
-from toast.compare import compare
 from toast.errors import PlanError
-from toast.frontend import Program
+from toast.evaluation.compare import compare
 from toast.hardware import Mesh, load
 from toast.models import build
 from toast.plan import Origin, Plan
+from toast.program import Program
 from toast.report import comparison_html, html_text, write_html
 from toast.report.html import data as report_data
 from toast.report.html import gather
 from toast.report.html.sections import sections_of
-from toast.search import Settings
+from toast.search import Polishing, Settings, TreeSearch
 
 #: Little search: reports do not ask for the best plan.
-QUICK = Settings(depth=6, round_size=4, rounds=1, effort=16, widest=2, hottest=1)
+QUICK = {
+    "settings": Settings(depth=6, rounds=1),
+    "stages": (TreeSearch(effort=16), Polishing(), TreeSearch(parts=True, effort=8)),
+}
 
 
 @functools.cache
 def planned(name: str, mesh: str = "data=4,model=2", **options: int) -> Plan:
-    return toast.plan(analyzed(name, **options), mesh=mesh, hardware="tpu-v5e", settings=QUICK)
+    return toast.plan(analyzed(name, **options), mesh=mesh, hardware="tpu-v5e", **QUICK)
 
 
 def embedded(text: str) -> dict:
@@ -93,7 +96,7 @@ def test_ops_without_a_source_line_have_a_row(tmp_path: pathlib.Path) -> None:
         "  return %c : tensor<64x64xf32> loc(unknown)\n"
         "}\n"
     )
-    plan = toast.plan(path, mesh="a=1", hardware="tpu-v5e", settings=QUICK)
+    plan = toast.plan(path, mesh="a=1", hardware="tpu-v5e", **QUICK)
     rows = gather(plan)["lines"]
     assert [row["what"] for row in rows] == ["line", "no source line"]
     assert rows[1]["product_seconds"] == plan.after.matmul_seconds > 0
@@ -228,7 +231,7 @@ def hostile() -> Plan:
         return [jnp.tanh(p[name] @ p[name].T) for name in names]
 
     return toast.plan(
-        function, {name: f32(64, 64) for name in names}, mesh="a=2", hardware="tpu-v5e", settings=QUICK
+        function, {name: f32(64, 64) for name in names}, mesh="a=2", hardware="tpu-v5e", **QUICK
     )  # fmt: skip
 
 
@@ -267,7 +270,7 @@ def test_methods_are_beside_the_plan() -> None:
     assert data["summary"]["method"] == "toast"
     assert embedded(comparison_html(rows[1:]))["summary"]["method"] == "shardy"
     assert embedded(comparison_html(rows[:1]))["compared"] == []
-    with pytest.raises(PlanError, match="experts"):
+    with pytest.raises(PlanError, match="no expert strategies"):
         comparison_html(rows[2:])
 
 
@@ -311,9 +314,7 @@ def test_groups_are_counted_where_layers_repeat() -> None:
         return [jnp.tanh(x @ x.T) for x in xs]
 
     for count in (1, 3):
-        plan = toast.plan(
-            layers, [f32(64, 64)] * count, mesh="a=2", hardware="tpu-v5e", settings=QUICK
-        )
+        plan = toast.plan(layers, [f32(64, 64)] * count, mesh="a=2", hardware="tpu-v5e", **QUICK)
         counts = plan.analysis.counts()
         assert (counts["compatibility_sets"], counts["resolution_groups"]) == (count, 1)
         assert ("1 group of repeated layers" in html_text(plan)) == (count == 3)
@@ -362,10 +363,10 @@ def test_a_plan_file_has_a_report(tmp_path: pathlib.Path) -> None:
 
 def test_a_scalar_program_and_one_without_arguments() -> None:
     for function, arguments in ((lambda x: x + 1, (f32(),)), (lambda: jnp.zeros((8, 8)), ())):
-        found = toast.plan(function, *arguments, mesh="a=1", hardware="tpu-v5e", settings=QUICK)
+        found = toast.plan(function, *arguments, mesh="a=1", hardware="tpu-v5e", **QUICK)
         assert embedded(html_text(found))["summary"]["devices"] == 1
 
 
 def test_meshes_tried_are_a_table() -> None:
-    found = toast.plan(build("mlp"), devices=4, hardware="tpu-v5e", settings=QUICK)
+    found = toast.plan(build("mlp"), devices=4, hardware="tpu-v5e", **QUICK)
     assert 'id="meshes"' in html_text(found)

@@ -9,6 +9,7 @@ import pytest
 import toast
 from toast.errors import RuleError
 from toast.logic import check_rules, schema, solve
+from toast.logic.strata import FUNCTIONS
 from toast.resources import directory
 
 RULES = [
@@ -19,7 +20,7 @@ RULES = [
 
 @pytest.mark.parametrize("path", RULES, ids=lambda p: p.stem)
 def test_shipped_rules_declare_all_they_use(path: pathlib.Path) -> None:
-    check_rules(path)
+    check_rules(path, functions=FUNCTIONS if path.stem == "built_in" else ())
     assert path.read_text().startswith("%%% "), "a rule file opens with its purpose"
 
 

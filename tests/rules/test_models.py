@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 import toast
+from tests.assurance.test_interchange import compare
 from tests.helpers import f32, model_of
-from tests.rules.test_shardy import compare
 from toast import api
 from toast.apply import verify
 from toast.hardware import Mesh, load

@@ -11,12 +11,13 @@ import pytest
 
 import toast
 from tests.helpers import analyzed, model_of
-from toast.baselines.alpa import alpa, solve
 from toast.cost import CostModel
+from toast.evaluation.baselines.alpa import alpa, solve
 from toast.hardware import Mesh, load
-from toast.search import Search, Settings, pairwise
-from toast.search.parallel import Job, Team, restarts
-from toast.search.search import Found
+from toast.search import Polishing, Search, SearchResult, Settings, TreeSearch, pairwise
+from toast.search.jobs import Job, Runner
+from toast.search.proposals import Proposer
+from toast.search.restarts import restarts, with_proposals
 from toast.space import Constraints, Space
 
 
@@ -42,7 +43,7 @@ def test_a_problem_without_memory_counts_the_same_seconds(
         assert timed.seconds(choice) == pytest.approx(problem.seconds(choice), rel=1e-12)
     with pytest.raises(ValueError, match="without memory"):
         timed.memory(-1)
-    monkeypatch.setattr(pairwise.Problem, "_copied", None)
+    monkeypatch.setattr(pairwise.Problem, "_uses_kept", None)
     pairwise.Problem(model, with_memory=False)
 
 
@@ -50,9 +51,11 @@ def test_proposals_are_legal_and_hold_constraints() -> None:
     pinned = Constraints(pin={"params['layers'][*]['wq']": "P(None, 'model')"})
     space = Space(analyzed("t2b-tiny"), Mesh.parse("data=4,model=2"), constraints=pinned)
     model = CostModel(space, load("tpu-v5e"))
-    (state,) = pairwise.proposing(model)(None)
-    for k, rows in enumerate(space.choices):
-        assert (rows == state[k]).all(axis=1).any()
+    states = pairwise.proposing(model)(None)
+    assert states
+    for state in states:
+        for k, rows in enumerate(space.choices):
+            assert (rows == state[k]).all(axis=1).any()
 
 
 def test_nothing_is_proposed_of_large_programs_or_without_time(
@@ -61,10 +64,15 @@ def test_nothing_is_proposed_of_large_programs_or_without_time(
     model = model_of(analyzed("mlp"), "data=4")
     assert pairwise.proposing(model)(0.0) == ()
     assert pairwise.proposing(model_of(analyzed("mlp"), "data=1"))(None) == ()
-    with Team(1) as team:
-        for settings in (Settings(rounds=0), Settings(hottest=0, widest=0)):
-            assert team.proposed(Job(model, np.inf, settings)).proposals(None) == ()
-        assert team.proposed(Job(model, np.inf, Settings())).proposals(None)
+    with Proposer(threading.Event()) as proposer:
+        none = Settings(rounds=0)
+        for job in (
+            Job(model, np.inf, none), Job(model, np.inf, Settings(), (TreeSearch(), Polishing())),
+        ):  # fmt: skip
+            assert with_proposals(job, proposer).proposals is None
+        proposals = with_proposals(Job(model, np.inf, Settings()), proposer).proposals
+        assert proposals is not None
+        assert proposals(None)
     monkeypatch.setattr(pairwise, "_LARGEST", 3)
     assert pairwise.proposing(model)(None) == ()
 
@@ -97,7 +105,7 @@ def test_an_interrupt_while_proposing_leaves_a_plan(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("toast.search.parallel.proposing", interrupt)
+    monkeypatch.setattr("toast.search.proposals.proposing", interrupt)
     plan = toast.plan(analyzed("mlp"), hardware="tpu-v5e", **where)
     assert "interrupted" in plan.note
     assert plan.cost <= 1.0
@@ -112,7 +120,7 @@ def test_a_search_does_without_proposals_that_fail(
 
     settings = Settings(restarts=2, processes=processes)
     notes = []
-    for place in ("toast.search.parallel.proposing", "toast.search.pairwise.relaxed"):
+    for place in ("toast.search.proposals.proposing", "toast.search.pairwise.relaxed"):
         with monkeypatch.context() as patch:
             patch.setattr(place, failing)
             plan = toast.plan(
@@ -131,7 +139,7 @@ def test_a_budget_is_not_for_proposals_alone(monkeypatch: pytest.MonkeyPatch) ->
         begun.set()
         over.wait()
 
-    monkeypatch.setattr("toast.search.parallel.proposing", slow)
+    monkeypatch.setattr("toast.search.proposals.proposing", slow)
     analysis = analyzed("attention")
     alone = toast.plan(analysis, mesh="data=4", hardware="tpu-v5e", settings=Settings(budget=0.0))
     assert alone.states == 1
@@ -148,11 +156,12 @@ def test_each_search_waits_for_proposals_in_its_own_time(
     processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
-    monkeypatch.setattr("toast.search.parallel.proposing", lambda _model: over.wait())
+    monkeypatch.setattr("toast.search.proposals.proposing", lambda _model: over.wait())
     settings = Settings(restarts=2 * processes, processes=processes, budget=6.0)
     end = time.perf_counter() + 6.0
     job = Job(model_of(analyzed("attention"), "data=4"), np.inf, settings)
-    with Team(processes) as team:
-        results = team.run(restarts(team.proposed(job, end)), end)
+    interrupt = threading.Event()
+    with Proposer(interrupt) as proposer, Runner(processes, interrupt) as runner:
+        results = runner.run(restarts(with_proposals(job, proposer, end)), end)
     over.set()
-    assert all(isinstance(result, Found) for result in results)
+    assert all(isinstance(result, SearchResult) for result in results)

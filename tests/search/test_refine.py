@@ -12,6 +12,7 @@ from tests.helpers import action, analyzed, f32, model_of, refinements
 from toast.hardware import Mesh, load
 from toast.models import build
 from toast.plan.shard import shardings_of
+from toast.search import Polishing, TreeSearch
 from toast.space import Action, Scope, Space
 
 
@@ -23,8 +24,8 @@ def test_tokens_go_to_their_experts_by_all_to_all() -> None:
     assert count["all_to_all"] > 0
     assert plan.arguments["params['pairs']['experts']['up']"][1] == ("devices",)
     assert any(step.part for step in plan.steps)
-    plain = toast.Settings(hottest=0, widest=0)
-    without = toast.plan(analysis, mesh="devices=32", hardware="tpu-v3", settings=plain)
+    plain = TreeSearch(), Polishing()
+    without = toast.plan(analysis, mesh="devices=32", hardware="tpu-v3", stages=plain)
     assert plan.after.step_seconds < without.after.step_seconds
 
 

@@ -20,7 +20,7 @@ from toast.errors import HardwareError, MeshError, SearchError
 from toast.hardware import Mesh, load
 from toast.models.zoo import attention
 from toast.resources import directory
-from toast.search import Round, Search, Settings
+from toast.search import Polishing, Round, Search, Settings, TreeSearch
 from toast.search.ledger import Ledger
 from toast.search.pairwise import proposing
 from toast.space import Action, States
@@ -200,7 +200,11 @@ def test_a_search_can_begin_with_what_an_earlier_one_found() -> None:
     model = model_of(analyzed("t2b-tiny"), "d=2,m=2")
     first = Search(model, memory_bytes=1e5).run()
     again = Search(
-        model, memory_bytes=1e5, start=[first.actions], settings=Settings(rounds=1, round_size=1)
+        model,
+        memory_bytes=1e5,
+        start=[first.actions],
+        settings=Settings(rounds=1),
+        stages=(Polishing(), TreeSearch(parts=True)),
     ).run()
     assert again.cost <= first.cost
     assert again.states < first.states
@@ -218,9 +222,12 @@ def test_what_is_found_costs_no_more_than_the_start() -> None:
             state = space.apply(state, start[-1])
     assert (state == first.state).all()
     assert len(start) > 50
-    settings = Settings(rounds=1, round_size=1, hottest=1, widest=1, effort=1)
+    stages = Polishing(), TreeSearch(parts=True, hottest=1, widest=1, effort=1)
+    settings = Settings(rounds=1)
     for given, limit in ((settings, 1e5), (Settings(budget=0.0), 1e5)):
-        again = Search(model, memory_bytes=limit, start=[tuple(start)], settings=given).run()
+        again = Search(
+            model, memory_bytes=limit, start=[tuple(start)], settings=given, stages=stages
+        ).run()
         assert again.cost <= first.cost
     assert again.actions == tuple(start)
 
@@ -246,9 +253,9 @@ def test_a_mesh_of_one_device(mesh: str) -> None:
 
 def test_arguments_that_are_none_of_those_there_are(tmp_path: pathlib.Path) -> None:
     analysis = analyzed("t2b-tiny")
-    with pytest.raises(SearchError, match="overlap 'half': give one of none, partial and full"):
+    with pytest.raises(SearchError, match="overlap 'half': use none, partial or full"):
         toast.plan(analysis, mesh="d=2", hardware="h100", overlap="half")  # type: ignore[arg-type]
-    with pytest.raises(HardwareError, match="hardware None: give a name, or the path"):
+    with pytest.raises(HardwareError, match="hardware None: use a device name or the path"):
         toast.plan(analysis, mesh="d=2", hardware=None)  # type: ignore[arg-type]
     path = tmp_path / "mine.toml"
     path.write_text((directory("hardware") / "h100.toml").read_text())

@@ -1,21 +1,23 @@
 """Third stage: factors, names, colors, conflicts and groups (paper, section 3)."""
 
-from toast.analysis.analysis import Analysis, Resolution, analyze_program
-from toast.analysis.chains import Chain, Place, Step
-from toast.analysis.collisions import Conflict, Neighbour, Side, Site
+from toast.analysis.analysis import Analysis, analyze_program
+from toast.analysis.analysis_cache import analyzed
+from toast.analysis.derivation import Orders, Resolution
 from toast.analysis.dimensions import Dimension, find_dimension, find_value, value_label
+from toast.analysis.evidence import Chain, ChainStep, Conflict, Neighbour, Place, Side, Site
 from toast.analysis.names import Names
 from toast.analysis.rules import Factor, RuleEntry, RuleLine, SignatureRule, rule_entries
-from toast.analysis.store import analyzed
 
 __all__ = [
     "Analysis",
     "Chain",
+    "ChainStep",
     "Conflict",
     "Dimension",
     "Factor",
     "Names",
     "Neighbour",
+    "Orders",
     "Place",
     "Resolution",
     "RuleEntry",
@@ -23,7 +25,6 @@ __all__ = [
     "Side",
     "SignatureRule",
     "Site",
-    "Step",
     "analyze_program",
     "analyzed",
     "find_dimension",

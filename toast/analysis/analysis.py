@@ -6,26 +6,23 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from toast import lazy
-from toast.analysis import chains, closure, collisions
-from toast.analysis.chains import Chain
-from toast.analysis.collisions import Conflict
+from toast.analysis.derivation import Orders, Resolution, derive, derive_independent
 from toast.analysis.dimensions import Dimension
-from toast.analysis.names import Bools, Ints, Names, instantiate, tied_names
-from toast.analysis.notebook import analysis_html
-from toast.analysis.query import evaluate, prepare
-from toast.analysis.rules import SignatureRule, solve_rules, strata
-from toast.analysis.vocabulary import Vocabulary
+from toast.analysis.evidence import Chain, Conflict
+from toast.analysis.names import Ints, Names, instantiate
+from toast.analysis.query import Vocabulary, evaluate, prepare
+from toast.analysis.rules import SignatureRule, solve_signatures
+from toast.errors import TargetError
 from toast.facts import Relations
-from toast.frontend import Program
-from toast.graphs import components
-from toast.logic import Term, solve
+from toast.logic import Edges
+from toast.program import Program
+from toast.records import Record, late
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,17 +38,7 @@ def silent(_stage: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Resolution:
-    """One conflict as the search sees it: resolution 0 of ``group`` picks ``names[0]``."""
-
-    names: tuple[int, int]
-    #: Compatibility set (3.5) and resolution group (3.6), numbered from 0.
-    set: int
-    group: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Analysis:
+class Analysis(Record):
     """Names, colors, conflicts and groups of a program (paper, section 3).
 
     Arrays serve the search; every relation is also a DataFrame for audits.
@@ -72,6 +59,10 @@ class Analysis:
     inconsistent: int
     #: ``[arguments]`` first argument of each argument's group.
     argument_group: Ints
+    #: ``[names]`` of a color the first color that actions shard with it: its mirror images (4.4).
+    color_group: Ints
+    #: The ways to resolve the conflicts of each color group (4.2), by its first color.
+    orders: Orders
     #: Seconds per stage: facts and rules, names, conflicts ...
     seconds: dict[str, float] = dataclasses.field(compare=False)
 
@@ -93,23 +84,13 @@ class Analysis:
         return len({r.group for r in self.resolutions})
 
     @functools.cached_property
-    def independent(self) -> tuple[Resolution, ...]:
+    def independent(self) -> tuple[tuple[Resolution, ...], Orders]:
         """The conflicts, each a resolution group of its own, whatever is compatible (3.5).
 
-        Conflicts of repeated layers are still resolved alike (3.6): those that no walk along the
-        edges and conflicts of their sets tells apart, by the signatures of ops.
+        Conflicts of repeated layers are still resolved alike (3.6).  And the orders offered then.
         """
-        sets: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        for resolution in self.resolutions:
-            sets[resolution.set, 0].append(resolution.names)
-        kinds = {}
-        for name in {n for r in self.resolutions for n in r.names}:
-            op = int(self.names.name_op[name])
-            kinds[name] = (int(self.names.signature[op]), name - int(self.names.first_name[op]))
-        groups = closure.isomorphic_conflicts(sets, map(tuple, self.names.edges.tolist()), kinds)
-        number = {g: i for i, g in enumerate(dict.fromkeys(groups.values()))}
-        return tuple(
-            dataclasses.replace(r, group=number[groups[r.names]]) for r in self.resolutions
+        return derive_independent(
+            self.program, self.names, self.color, self.color_group, self.resolutions, self.sites
         )
 
     @functools.cached_property
@@ -148,10 +129,6 @@ class Analysis:
             "ops_without_rule": len(self.without_rule),
         }
 
-    def _repr_html_(self) -> str:
-        """How notebooks show it."""
-        return analysis_html(self)
-
     def name_label(self, name: int) -> str:
         """A name for people: ``dot_general#12:lhs(0)``, or ``x:0`` for an argument."""
         op = int(self.names.name_op[name])
@@ -167,9 +144,10 @@ class Analysis:
     # -- queries -----------------------------------------------------------------------------
 
     @functools.cached_property
+    @late
     def vocabulary(self) -> Vocabulary:
-        """What queries are given."""
-        return Vocabulary(self)
+        """The relations that queries may use."""
+        raise NotImplementedError
 
     def query(
         self, body: str | pathlib.Path, *, rules: Sequence[str | pathlib.Path] = ()
@@ -193,6 +171,7 @@ class Analysis:
 
     # -- explanations ------------------------------------------------------------------------
 
+    @late
     def explain(self, one: str | Dimension, other: str | Dimension) -> Chain:
         """Why two dimensions are one, step by step, or what keeps them apart (3.1, 3.2).
 
@@ -206,15 +185,16 @@ class Analysis:
         >>> [step.kind for step in chain.steps]
         ['def_use', 'identity', 'def_use', 'identity']
         """
-        return chains.chain(self, one, other)
+        raise NotImplementedError
 
+    @late
     def explain_conflict(self, number: int) -> Conflict:
         """Where and why two names of one color meet: conflict ``number`` of :attr:`conflict` (3.4).
 
         :func:`toast.explain.resolutions` prices both ways to resolve it.  Raises
         :class:`toast.errors.ExplainError` where there are not so many conflicts.
         """
-        return collisions.collision(self, number)
+        raise NotImplementedError
 
     # -- relations ---------------------------------------------------------------------------
 
@@ -305,173 +285,23 @@ def analyze_program(
         stages.append(name)
         clock = now
 
+    if not program.ops:
+        raise TargetError(f"{program.name}: has no ops, and there is nothing to shard")
     stages: list[str] = []
     stage("rules")
-    solved = solve_rules(program, rules)
+    signatures = solve_signatures(program, rules)
     stage("names")
-    names = instantiate(program, solved)
-    tied = tied_names(program, solved, names)
-    color = components(names.count, np.concatenate([names.edges, tied]))
+    names = instantiate(program, signatures)
+    joined = Edges(names.count, np.concatenate([names.edges, names.tied]))
+    color = joined.components
     stage("conflicts")
-    sites, pairs, boxes = _conflicts(names, color)
-    stage("compatibility")
-    crossing = set(closure.crossings(_edges_within(names, color, pairs), boxes))
-    crossed = [(n, o, x, y, (n, y) in crossing or (o, x) in crossing) for n, o, x, y in boxes]
-    compatible_sets, inconsistent = _compatibility(pairs, boxes, crossing)
-    groups = closure.isomorphic_sets(
-        compatible_sets, map(tuple, names.edges.tolist()), _kinds(program, solved, names, pairs)
-    )
-    stage("argument groups")
-    argument_group = _argument_groups(program)
+    derived = derive(program, signatures.rules, names, joined)
     stage("")
-    set_number = {s: i for i, s in enumerate(compatible_sets)}
-    group_number = {g: i for i, g in enumerate(dict.fromkeys(groups.values()))}
     return Analysis(
         program=program,
-        rules=solved,
+        rules=signatures.rules,
         names=names,
         color=color,
-        resolutions=tuple(
-            Resolution(pair, set_number[s], group_number[groups[s]])
-            for s, members in compatible_sets.items()
-            for pair in members
-        ),
-        sites=tuple(sites),
-        boxes=tuple(crossed),
-        inconsistent=inconsistent,
-        argument_group=argument_group,
+        **{field.name: getattr(derived, field.name) for field in dataclasses.fields(derived)},
         seconds=seconds,
     )
-
-
-def _conflicts(
-    names: Names, color: Ints
-) -> tuple[list[tuple[int, int, str, int]], list[tuple[int, int]], list[tuple[int, int, int, int]]]:
-    """Conflict sites, conflicts and boxes, by ``rules/conflicts.lp``.
-
-    The rules are given only the sites where a color occurs twice: no other can hold a conflict.
-    """
-    defined = np.repeat(np.arange(len(names.value_op)), np.diff(names.value_dim))
-    used = np.repeat(np.arange(len(names.use_op)), np.diff(names.use_dim))
-    values = len(names.value_op)
-    site = np.concatenate([defined, used + values])
-    d = np.concatenate(
-        [
-            np.arange(len(defined)) - names.value_dim[defined],
-            np.arange(len(used)) - names.use_dim[used],
-        ]
-    )
-    name = np.concatenate([names.def_name, names.use_name])
-    keep = names.shardable[name]
-    site, d, name = site[keep], d[keep], name[keep]
-    doubled = _occur_twice(site * names.count + color[name])
-    if not doubled.any():
-        return [], [], []
-    site, d, name = site[doubled], d[doubled], name[doubled]
-    involved = np.zeros(names.count, dtype=bool)
-    involved[name] = True
-    # One site stands for all sites with the same names: repeated uses add no conflict.
-    facts = [
-        f"annotates({n},site({s}),{e})."
-        for s, e, n in zip(site.tolist(), d.tolist(), name.tolist(), strict=True)
-    ]
-    inner = names.edges[involved[names.edges].all(axis=1)]
-    facts += [f"def_use({n},{m})." for n, m in inner.tolist()]
-    listed = np.flatnonzero(involved).tolist()
-    facts += [
-        f"color({n},{c}). shardable({n})." for n, c in zip(listed, color[listed], strict=True)
-    ]
-    atoms = solve(strata("conflicts"), "\n".join(facts), ("conflict/3", "box/4"))
-    sites = []
-    for n, o, place in atoms["conflict/3"]:
-        number = int(place[1])  # type: ignore[index, arg-type]
-        where = ("def", number) if number < values else ("use", number - values)
-        sites.append((_int(n), _int(o), *where))
-    pairs = sorted({(min(n, o), max(n, o)) for n, o, *_ in sites})
-    boxes = sorted((_int(n), _int(o), _int(x), _int(y)) for n, o, x, y in atoms["box/4"])
-    return sorted(sites, key=lambda s: (s[2], s[3], s[0])), pairs, boxes
-
-
-def _int(term: Term) -> int:
-    assert isinstance(term, int)
-    return term
-
-
-def _occur_twice(keys: Ints) -> Bools:
-    _, inverse, count = np.unique(keys, return_inverse=True, return_counts=True)
-    return np.asarray(count[inverse] > 1, dtype=bool)
-
-
-def _edges_within(names: Names, color: Ints, pairs: list[tuple[int, int]]) -> Ints:
-    """Edges of the colors that have conflicts: paths across boxes stay within a color."""
-    wanted = np.zeros(names.count, dtype=bool)
-    wanted[color[[n for n, _ in pairs]]] = True
-    return np.asarray(names.edges[wanted[color[names.edges[:, 0]]]], dtype=np.int64)
-
-
-def _compatibility(
-    pairs: list[tuple[int, int]],
-    boxes: Iterable[tuple[int, int, int, int]],
-    crossing: set[tuple[int, int]],
-) -> tuple[dict[tuple[int, int], list[tuple[int, int]]], int]:
-    """Compatibility sets and how many conflicts are inconsistent, by ``rules/compatibility.lp``."""
-    if not pairs:
-        return {}, 0
-    facts = [f"box({n},{o},{x},{y})." for n, o, x, y in boxes]
-    facts += [f"crossing({n},{m})." for n, m in crossing]
-    found = solve(strata("compatibility"), "\n".join(facts), ("compatible/4",))["compatible/4"]
-    compatible = [(_int(n), _int(o), _int(x), _int(y)) for n, o, x, y in found]
-    classes = closure.choice_classes(pairs, compatible)
-    facts = [f"choice_class({n},{o},({a},{b}))." for (n, o), (a, b) in classes.items()]
-    atoms = solve(
-        strata("compatibility"), "\n".join(facts), ("compatibility_set/3", "inconsistent/1")
-    )
-    sets: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for n, o, label in atoms["compatibility_set/3"]:
-        sets[tuple(label[1:])].append((_int(n), _int(o)))  # type: ignore[index]
-    broken = {tuple(label[1:]) for (label,) in atoms["inconsistent/1"]}  # type: ignore[index]
-    inconsistent = sum(1 for n, o in pairs if classes[n, o] in broken)
-    return {s: sorted(members) for s, members in sorted(sets.items())}, inconsistent
-
-
-def _kinds(
-    program: Program,
-    rules: tuple[SignatureRule, ...],
-    names: Names,
-    pairs: list[tuple[int, int]],
-) -> dict[int, tuple[str, str]]:
-    """``kind_of``: what an isomorphism must preserve, for the names in conflicts."""
-    found = {}
-    for name in {n for pair in pairs for n in pair}:
-        op = int(names.name_op[name])
-        factor = rules[names.signature[op]].factors[name - names.first_name[op]]
-        found[name] = (program.kind(op), factor.label)
-    return found
-
-
-def _argument_groups(program: Program) -> Ints:
-    """Groups of arguments with equal keys, by ``rules/groups.lp``."""
-    count = len(program.arguments)
-    users: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, op in enumerate(program.ops):
-        for index, value in enumerate(op.operands):
-            users[value].append((number, index))
-    # The rules look two uses ahead: only those ops are given to them.
-    near = {op for value in program.argument_values for op, _ in users[value]}
-    near |= {op for first in list(near) for v in program.ops[first].results for op, _ in users[v]}
-    lines = []
-    for number in {*near, *range(count)}:
-        op_ = program.ops[number]
-        lines.append(f"op({number},{program.kind(number)}).")
-        lines += [f"operand({number},{i},{v})." for i, v in enumerate(op_.operands)]
-        lines += [f"result({number},{i},{v})." for i, v in enumerate(op_.results)]
-    atoms = solve(strata("groups"), "\n".join(lines), ("argument_use/3",))
-    uses: dict[int, set[tuple[Term, ...]]] = {v: set() for v in program.argument_values}
-    for argument, use, following in atoms["argument_use/3"]:
-        uses[_int(argument)].add((use, following))
-    keys = {
-        index: (program.values[value].type, frozenset(uses[value]))
-        for index, value in enumerate(program.argument_values)
-    }
-    groups = closure.key_groups(keys)
-    return np.array([groups[index] for index in range(count)], dtype=np.int64)

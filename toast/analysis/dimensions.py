@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 
 from toast.errors import ExplainError
-from toast.frontend import Program
 from toast.paths import keys
+from toast.program import Program
 from toast.units import listed
 
 #: Near names that a message offers.
@@ -66,7 +66,7 @@ def find_dimension(program: Program, text: str) -> Dimension:
 
 def _text(name: object) -> str:
     if not isinstance(name, str):
-        raise ExplainError(f"{name!r}: no name; give a text such as x or params['w']")
+        raise ExplainError(f"{name!r}: not a name; use a string such as x or params['w']")
     return name
 
 
@@ -119,7 +119,7 @@ def _find(
             found = {value: label for value, label in kind if wanted(label)}
             if len(found) > 1:
                 several = listed([f"%{v} ({program.values[v].type})" for v in found], _NEAR)
-                raise ExplainError(f"{name}: several values have this name: {several}; write one")
+                raise ExplainError(f"{name}: several values have this name; use one of {several}")
             if found:
                 return next(iter(found))
     raise ExplainError(f"{name}: no such {what}; {_hint(name, known)}")

@@ -1,19 +1,21 @@
 """Names, definitions and uses of a whole program, as arrays (paper, sections 3.1 and 3.2).
 
-A name is (op, factor) and gets the number ``first_name[op] + factor``.  Names of later ops are
-larger than those of earlier ones, so name order is a topological order of the dimension graph.
+``rules/names.lp`` says what they are of one op per signature, and of one use per pair of
+signatures; here that is repeated for every op and use, by array joins.  A name is (op, factor) and
+gets the number ``first_name[op] + factor``.  Names of later ops are larger than those of earlier
+ones, so name order is a topological order of the dimension graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
+from collections import defaultdict
 
 import numpy as np
 import numpy.typing as npt
 
-from toast.analysis.rules import SignatureRule
-from toast.frontend import Program
+from toast.analysis.rules import Signatures
+from toast.program import Program
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -38,21 +40,18 @@ class Names:
     use_dim: Ints  # [U + 1] dimensions of use u are rows use_dim[u] : use_dim[u + 1]
     use_name: Ints  # [rows] name of each dimension at the use
     use_def_name: Ints  # [rows] name of the same dimension where the value is defined
+    edges: Ints  # [edges, 2] M: from definition name to use name; sorted, without duplicates
+    tied: Ints  # [pairs, 2] names of tied ops that are the same: they have one color
 
     @property
     def count(self) -> int:
         """Number of names."""
         return len(self.name_op)
 
-    @functools.cached_property
-    def edges(self) -> Ints:
-        """M, without duplicates: ``[edges, 2]`` from definition name to use name, sorted."""
-        keys = np.unique(self.use_def_name * self.count + self.use_name)
-        return np.stack([keys // self.count, keys % self.count], axis=1)
 
-
-def instantiate(program: Program, rules: tuple[SignatureRule, ...]) -> Names:
+def instantiate(program: Program, signatures: Signatures) -> Names:
     """Join every op with the solved rule of its signature; no Python work per factor."""
+    rules = signatures.rules
     signature = np.array([op.signature for op in program.ops], dtype=np.int64)
     factor_counts = np.array([len(rule.factors) for rule in rules], dtype=np.int64)
     first_name = np.concatenate([[0], np.cumsum(factor_counts[signature])])
@@ -73,6 +72,11 @@ def instantiate(program: Program, rules: tuple[SignatureRule, ...]) -> Names:
     ranks = np.diff(value_dim)[use_value]
     use_dim = np.concatenate([[0], np.cumsum(ranks)])
     starts = np.repeat(value_dim[use_value] - use_dim[:-1], ranks)
+    value_result = np.array([value.result for value in program.values], dtype=np.int64)
+    edges = _edges(
+        signatures, signature, first_name,
+        np.stack([value_op[use_value], value_result[use_value], use_op, use_index], axis=1),
+    )  # fmt: skip
     return Names(
         signature=signature,
         first_name=first_name,
@@ -89,7 +93,33 @@ def instantiate(program: Program, rules: tuple[SignatureRule, ...]) -> Names:
         use_dim=use_dim,
         use_name=operand_rows,
         use_def_name=result_rows[starts + np.arange(len(operand_rows))],
+        edges=edges,
+        tied=_tied(program, signatures, first_name),
     )
+
+
+def _edges(signatures: Signatures, signature: Ints, first_name: Ints, uses: Ints) -> Ints:
+    """The edges of every use: those of its link.  ``uses`` are ops and places, as links are."""
+    key = uses.copy()
+    key[:, 0], key[:, 2] = signature[uses[:, 0]], signature[uses[:, 2]]
+    wide = key.max(axis=0, initial=0) + 1
+    link = np.searchsorted(_mixed(signatures.links, wide), _mixed(key, wide))
+    first = np.searchsorted(signatures.edges[:, 0], np.arange(len(signatures.links) + 1))
+    count = np.diff(first)[link]
+    use = np.repeat(np.arange(len(uses)), count)
+    row = first[link[use]] + np.arange(len(use)) - (np.cumsum(count) - count)[use]
+    name = first_name[uses[use, 0]] + signatures.edges[row, 1]
+    use_name = first_name[uses[use, 2]] + signatures.edges[row, 2]
+    keys = np.unique(name * first_name[-1] + use_name)
+    return np.stack([keys // first_name[-1], keys % first_name[-1]], axis=1)
+
+
+def _mixed(rows: Ints, wide: Ints) -> Ints:
+    """A number for each row, in the order of rows; column ``c`` is below ``wide[c]``."""
+    found = np.zeros(len(rows), dtype=np.int64)
+    for column, most in zip(rows.T, wide, strict=True):
+        found = found * most + column
+    return found
 
 
 def _places(
@@ -109,14 +139,14 @@ def _places(
     return names, index, np.repeat(np.arange(len(signature)), tensors)
 
 
-def tied_names(program: Program, rules: tuple[SignatureRule, ...], names: Names) -> Ints:
-    """``[pairs, 2]`` of names that tied ops share: the same factor of both."""
-    pairs = []
-    for op, other in program.ties:
-        one, two = (
-            {f.label: n for n, f in enumerate(rules[names.signature[o]].factors)}
-            for o in (op, other)
-        )
-        first = names.first_name
-        pairs += [(first[op] + n, first[other] + two[f]) for f, n in one.items() if f in two]
+def _tied(program: Program, signatures: Signatures, first_name: Ints) -> Ints:
+    """The same names of tied ops: ``[pairs, 2]``."""
+    of: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
+    for one, other, *factors in signatures.same_names.tolist():
+        of[one, other].append(factors)
+    pairs = [
+        (first_name[op] + one, first_name[other] + two)
+        for op, other in program.ties
+        for one, two in of[program.ops[op].signature, program.ops[other].signature]
+    ]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)

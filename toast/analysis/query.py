@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toast import lazy
-from toast.analysis.vocabulary import GIVEN, Relations, facts
 from toast.errors import QueryError
 from toast.logic import (
+    LARGEST,
     Declaration,
     Predicate,
     Query,
@@ -27,6 +27,62 @@ if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = lazy.module("pandas")
+
+#: Columns of terms, as clingo writes them; numbers may be numbers.
+Columns = Sequence[Iterable[Any]]
+#: How to make each relation.
+Relations = Mapping[Predicate, Callable[[], Columns]]
+
+#: Predicates that queries may use of ``facts/schema.lp``.
+GIVEN: frozenset[Predicate] = frozenset({
+    ("op", 2), ("operand", 3), ("result", 3), ("dtype", 2), ("rank", 2), ("dim", 3),
+    ("attribute", 3), ("attribute", 4), ("tied", 2), ("repeats", 2),
+    ("factor", 5), ("factor_size", 3), ("reduction", 3), ("need_replication", 2),
+    ("permutation", 2), ("halo", 3), ("without_rule", 1),
+    ("annotates", 3), ("def_use", 2), ("shardable", 1), ("color", 2), ("conflict", 3), ("box", 4),
+    ("compatibility_set", 3), ("isomorphic", 2), ("argument_group", 2), ("color_group", 2),
+    ("same_name", 2),
+})  # fmt: skip
+
+
+def facts(relations: Relations, mentions: Iterable[Predicate]) -> dict[Predicate, list[str]]:
+    """The relations that are mentioned: a term ``(a,b)`` for each row.
+
+    Raises :class:`toast.errors.QueryError` for a number that clingo would wrap.
+    """
+    found = {}
+    for predicate in sorted(mentions):
+        row = f"({','.join(['%s'] * predicate[1])})"
+        columns = [list(column) for column in relations[predicate]()]
+        for column in columns:
+            _check_range(predicate, column)
+        found[predicate] = [*map(row.__mod__, zip(*columns, strict=True))]
+    return found
+
+
+def _check_range(predicate: Predicate, column: list[Any]) -> None:
+    """Columns hold numbers, or terms."""
+    if column and isinstance(column[0], int):
+        beyond = next((n for n in (max(column), -min(column) - 1) if n > LARGEST), None)
+        if beyond is not None:
+            name, arity = predicate
+            raise QueryError(
+                f"query: {name}/{arity} has numbers beyond {LARGEST}, the limit of 32 bits; "
+                "remove it from the query"
+            )
+
+
+class Vocabulary(Protocol):
+    """The relations of a program and its analysis."""
+
+    @property
+    def relations(self) -> Relations:
+        """How to make the relation of every predicate."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """``[names]`` the term of each name."""
+
 
 #: What is missing, by the section of the vocabulary.
 _MISSING = {2: "a mesh", 3: "a plan"}
@@ -74,11 +130,11 @@ def prepare(body: str | pathlib.Path, rules: Sequence[str | pathlib.Path] = ()) 
     """
     if not isinstance(body, str | pathlib.Path):
         raise QueryError(
-            f"query: {type(body).__name__} is no query; give a text, or the Path of a file"
+            f"query: {type(body).__name__} is not a query; use a string or the Path of a file"
         )
     listed = isinstance(rules, Sequence) and not isinstance(rules, str)
     if not listed or not all(isinstance(path, str | pathlib.Path) for path in rules):
-        raise QueryError("query: rules are a list of paths; give rules=['mine.lp']")
+        raise QueryError("query: rules must be a list of paths; use rules=['mine.lp']")
     known = {*GIVEN, *vocabulary()}
     files = [pathlib.Path(path) for path in rules]
     text = str(body).strip()
@@ -87,7 +143,7 @@ def prepare(body: str | pathlib.Path, rules: Sequence[str | pathlib.Path] = ()) 
     if _WORD.fullmatch(text):
         shipped = audits()
         if text not in shipped:
-            raise QueryError(f"there is no audit {text}; {_near(text, shipped)}")
+            raise QueryError(f"no audit named {text}; {_near(text, shipped)}")
         return read_audit(shipped[text], known, files)
     return read_query(str(body), known, files)
 

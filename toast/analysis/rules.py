@@ -10,19 +10,41 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import pathlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from toast.errors import RuleError
 from toast.facts import Relations
-from toast.frontend import Program, Signature
-from toast.logic import Term, check_rules, derivations, kind_line, rule_line, show_term, solve
+from toast.logic import (
+    LogicModel,
+    Term,
+    check_ends,
+    check_rules,
+    derivations,
+    kind_line,
+    rule_line,
+    show_term,
+    solve,
+)
+from toast.program import Program, Signature
 from toast.resources import directory
 
-_SHOW = (
-    "factor/5", "factor_size/3", "reduction/3", "need_replication/2", "permutation/2",
-    "halo/3", "without_rule/1",
+Ints = npt.NDArray[np.int64]
+
+#: What the op rules say of a signature, with what names follow from besides.
+_FACTORS = (
+    "op/2", "result/3", "factor/5", "factor_size/3", "reduction/3", "need_replication/2",
+    "permutation/2", "halo/3", "without_rule/1",
+)  # fmt: skip
+#: What ``rules/names.lp`` says of it.
+_NAMES = (
+    "annotates/3", "stacked/5", "shardable/1", "kind_of/2", "edge/4", "same_name/2",
 )  # fmt: skip
 
 
@@ -45,11 +67,10 @@ class Factor:
     #: It is not the major-most factor of some dimension, so that sharding it would leave devices
     #: with strided pieces.
     minor: bool
-
-    @property
-    def shardable(self) -> bool:
-        """Whether a mesh axis can lie on it at all."""
-        return self.size > 1 and not self.need_replication and not self.minor
+    #: Whether a mesh axis can lie on it at all.
+    shardable: bool
+    #: What an isomorphism of layers preserves: op kind and label, as a number.
+    kind: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,9 +114,12 @@ def factor_files() -> list[pathlib.Path]:
 
 def user_files(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
     """The ``.lp`` files among ``paths`` (files or folders), each checked to be safe data."""
+    listed = isinstance(paths, Sequence) and not isinstance(paths, str)
+    if not listed or not all(isinstance(path, str | pathlib.Path) for path in paths):
+        raise RuleError(f"rules {paths!r}: give a list of paths, such as rules=['mine.lp']")
     files: list[pathlib.Path] = []
     for path in map(pathlib.Path, paths):
-        if not path.exists():
+        if not os.path.exists(path):
             raise RuleError(f"{path}: no such rule file or folder; check the path")
         files += sorted(path.glob("*.lp")) if path.is_dir() else [path]
     for file in files:
@@ -103,41 +127,177 @@ def user_files(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
     return files
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Signatures:
+    """What the rules say of the signatures of a program: of one op each, and of one use each.
+
+    Factors are numbered as in :class:`SignatureRule`.  Two signatures are linked where some op of
+    the second uses what some op of the first defines.
+    """
+
+    rules: tuple[SignatureRule, ...]
+    #: ``[links, 4]`` signature and result that define, signature and operand that use; sorted.
+    links: Ints
+    #: ``[edges, 3]`` link, factor where the value is defined, factor where it is used; sorted.
+    edges: Ints
+    #: ``[pairs, 4]`` two signatures of tied ops, and a factor of each: the same name.
+    same_names: Ints
+
+
 def solve_rules(
     program: Program, rules: Sequence[str | pathlib.Path] = ()
 ) -> tuple[SignatureRule, ...]:
-    """The rule of each of ``program.signatures``.
+    """The rule of each of ``program.signatures``; as :func:`solve_signatures`."""
+    return solve_signatures(program, rules).rules
+
+
+def solve_signatures(program: Program, rules: Sequence[str | pathlib.Path] = ()) -> Signatures:
+    """The factors and names of one op of each of ``program.signatures``, and how uses join them.
 
     ``rules`` lists further rule files or folders; a later file's rule for a kind takes the place of
     all earlier ones.  Raises :class:`toast.errors.RuleError` when a rule contradicts itself: a
     factor with dimensions of different size, or a dimension without.
     """
-    atoms, files = _solve_by_file(program, user_files(rules))
+    relations = Relations(program)
+    model, files = _derive_factors(program, relations, user_files(rules))
+    links = _links(program)
+    first = relations.first_values
+    width = np.array([len(s.operands) for s in program.signatures], dtype=np.int64)
+    defined = (first[:-1] + width)[links[:, 0]] + links[:, 1]
+    ties = sorted({(program.ops[a].signature, program.ops[b].signature) for a, b in program.ties})
+    model.state_rows({
+        "operand/3": [
+            f"({s},{i},{v})"
+            for (_, _, s, i), v in zip(links.tolist(), defined.tolist(), strict=True)
+        ],
+        "tied/2": [f"({one},{other})" for one, other in ties],
+    })  # fmt: skip
+    model.derive([stratum("names")], _NAMES, stated=("need_replication/2", "factor_size/3"))
+    solved = _signature_rules(program, first.tolist(), model, files)
+    number = [{f.label: n for n, f in enumerate(rule.factors)} for rule in solved]
+
+    def factor(name: Any) -> int:
+        _, signature, label = name
+        at: int = number[signature][show_term(label)]
+        return at
+
+    link_of = {
+        (value, s, i): link
+        for link, ((_, _, s, i), value) in enumerate(
+            zip(links.tolist(), defined.tolist(), strict=True)
+        )
+    }
+    edges = sorted(
+        (link_of[value, site[1], site[2]], factor(name), factor(use_name))
+        for value, site, name, use_name in model.atoms("edge/4")
+    )
+    same_names = sorted(
+        (one[1], other[1], factor(one), factor(other)) for one, other in model.atoms("same_name/2")
+    )
+    return Signatures(
+        solved,
+        links,
+        np.array(edges, dtype=np.int64).reshape(-1, 3),
+        np.array(same_names, dtype=np.int64).reshape(-1, 4),
+    )
+
+
+def _links(program: Program) -> Ints:
+    """``[links, 4]`` as in :class:`Signatures`."""
+    signatures = program.signatures
+    signature = np.array([op.signature for op in program.ops], dtype=np.int64)
+    result = np.array([value.result for value in program.values], dtype=np.int64)
+    made_by = np.array([value.op for value in program.values], dtype=np.int64)
+    used = np.array([v for op in program.ops for v in op.operands], dtype=np.int64)
+    counts = np.array([len(s.operands) for s in signatures], dtype=np.int64)[signature]
+    index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns = signature[made_by[used]], result[used], np.repeat(signature, counts), index
+    return np.unique(np.stack(columns, axis=1), axis=0)
+
+
+def _signature_rules(
+    program: Program,
+    first: list[int],
+    model: LogicModel,
+    files: Mapping[int, pathlib.Path],
+) -> tuple[SignatureRule, ...]:
+    """The rule of each signature, from the atoms of a model."""
     places: dict[Term, list[tuple[Term, ...]]] = defaultdict(list)
-    for op, factor, tensor, d, position in atoms["factor/5"]:
+    for (_, op, factor), site, d in model.atoms("annotates/3"):
+        if site[0] == "use":
+            tensor: Term = ("operand", site[2])
+        else:
+            own = program.signatures[op]
+            tensor = ("result", site[1] - first[op] - len(own.operands))
+        places[op].append((factor, tensor, d, 0))
+    for op, factor, tensor, d, position in model.atoms("stacked/5"):
         places[op].append((factor, tensor, d, position))
     sizes: dict[Term, dict[Term, set[Term]]] = defaultdict(lambda: defaultdict(set))
-    for op, factor, size in atoms["factor_size/3"]:
+    for op, factor, size in model.atoms("factor_size/3"):
         sizes[op][factor].add(size)
-    combiners = {(op, factor): str(combiner) for op, factor, combiner in atoms["reduction/3"]}
-    replicated = set(atoms["need_replication/2"])
-    halos = {(op, factor): float(str(count)) for op, factor, count in atoms["halo/3"]}
-    permuted = {
-        (op, factor): halos.get((op, factor), math.inf) for op, factor in atoms["permutation/2"]
+    halos = {
+        (op, factor): float(_counted("halo", factor, count))
+        for op, factor, count in model.atoms("halo/3")
     }
-    missing = {op for (op,) in atoms["without_rule/1"]}
+    for _, factor, size in model.atoms("factor_size/3"):
+        _counted("factor_size", factor, size)
+    for _, factor, combiner in model.atoms("reduction/3"):
+        if combiner not in _COMBINERS:
+            raise RuleError(
+                f"rule: reduction(Op,{show_term(factor)},{show_term(combiner)}): not a combiner; "
+                f"use one of {', '.join(sorted(_COMBINERS))}"
+            )
+    numbers: dict[Term, int] = {}
+    said = _Said(
+        combiners={(op, f): str(combiner) for op, f, combiner in model.atoms("reduction/3")},
+        replicated=set(model.atoms("need_replication/2")),
+        permuted={of: halos.get(of, math.inf) for of in model.atoms("permutation/2")},
+        shardable={(op, f) for ((_, op, f),) in model.atoms("shardable/1")},
+        kinds={
+            (op, f): numbers.setdefault(kind, len(numbers))
+            for (_, op, f), kind in model.atoms("kind_of/2")
+        },
+    )
+    missing = {op for (op,) in model.atoms("without_rule/1")}
     solved = []
     for number, signature in enumerate(program.signatures):
         try:
             solved.append(
                 _signature_rule(
-                    signature, number, places[number], sizes[number], combiners, replicated,
-                    permuted, number in missing, files.get(number),
+                    signature, number, places[number], sizes[number], said, number in missing,
+                    files.get(number),
                 )
             )  # fmt: skip
         except RuleError as error:
             raise RuleError(f"{_place(signature, files.get(number))}: {error}") from None
     return tuple(solved)
+
+
+#: How partial results are put together; ``other`` and ``replace`` are no sum of parts.
+_COMBINERS = frozenset({
+    "add", "multiply", "maximum", "minimum", "and", "or", "xor", "other", "replace",
+})  # fmt: skip
+
+
+def _counted(predicate: str, factor: Term, number: Term) -> int:
+    """A size that a rule derives; raises :class:`toast.errors.RuleError` for what is none."""
+    if not isinstance(number, int) or number < 0:
+        shown = show_term(number)
+        raise RuleError(
+            f"rule: {predicate}(Op,{show_term(factor)},{shown}): not a whole number from 0 on"
+        )
+    return number
+
+
+@dataclasses.dataclass(frozen=True)
+class _Said:
+    """What rules say of factors, by signature and factor."""
+
+    combiners: Mapping[tuple[Term, ...], str]
+    replicated: Set[tuple[Term, ...]]
+    permuted: Mapping[tuple[Term, ...], float]
+    shardable: Set[tuple[Term, ...]]
+    kinds: Mapping[tuple[Term, ...], int]
 
 
 def _key(signature: Signature) -> tuple[str, bool]:
@@ -155,27 +315,31 @@ def _place(signature: Signature, file: pathlib.Path | None) -> str:
     return f"{file}:{kind_line(file, key[0])}"
 
 
-def _solve_by_file(
-    program: Program, files: Sequence[pathlib.Path]
-) -> tuple[dict[str, list[tuple[Term, ...]]], dict[int, pathlib.Path]]:
-    """The atoms of every signature, each from the file whose rule holds for its kind.
+def _derive_factors(
+    program: Program, relations: Relations, files: Sequence[pathlib.Path]
+) -> tuple[LogicModel, dict[int, pathlib.Path]]:
+    """The factors of every signature, each from the file whose rule holds for its kind.
 
     And the user's file of each signature that one holds for.
     """
     shipped = factor_files()
     owner = {key: file for file in files for key in known_rules(file)}
-    numbers: dict[pathlib.Path | None, list[int]] = defaultdict(list)
+    numbers: dict[pathlib.Path | None, list[int]] = {None: []}
     for number, signature in enumerate(program.signatures):
-        numbers[owner.get(_key(signature))].append(number)
-    atoms: dict[str, list[tuple[Term, ...]]] = {shown: [] for shown in _SHOW}
-    relations = Relations(program)
+        numbers.setdefault(owner.get(_key(signature)), []).append(number)
+    model = LogicModel()
     for file, chosen in numbers.items():
         used = shipped if file is None else [*shipped[:2], file]
         facts = relations.signatures_to_lp(chosen)
-        for shown, found in solve(used, facts, _SHOW, doubted=file).items():
-            atoms[shown] += found
-    users = {n: file for file, chosen in numbers.items() if file is not None for n in chosen}
-    return atoms, users
+        doubted = file or (program.name if program.foreign else None)
+        if doubted is not None:
+            check_ends(used, facts, doubted)
+        part = model if file is None else LogicModel()
+        part.state(facts, ())
+        part.load(used, _FACTORS)
+        if file is not None:
+            model.take(part, _FACTORS)
+    return model, {n: file for file, chosen in numbers.items() if file for n in chosen}
 
 
 def _whole(file: pathlib.Path) -> set[str]:
@@ -199,9 +363,7 @@ def _signature_rule(
     number: int,
     places: list[tuple[Term, ...]],
     sizes: dict[Term, set[Term]],
-    combiners: dict[tuple[Term, Term], str],
-    replicated: set[tuple[Term, ...]],
-    permuted: dict[tuple[Term, Term], float],
+    said: _Said,
     missing: bool,
     file: pathlib.Path | None,
 ) -> SignatureRule:
@@ -242,8 +404,8 @@ def _signature_rule(
     for factor in order:
         found = sizes.get(factor, set())
         size = max((int(s) for s in found), default=1)  # type: ignore[arg-type]
-        permutation = (number, factor) in permuted
-        whole = (number, factor) in replicated
+        permutation = (number, factor) in said.permuted
+        whole = (number, factor) in said.replicated
         if not (permutation or whole or factor in blocked) and divisors.get(factor, size) != size:
             raise RuleError(
                 f"rule of {signature.kind}: factor {show_term(factor)} maps dimensions of "
@@ -254,11 +416,13 @@ def _signature_rule(
                 label=show_term(factor),
                 size=size,
                 divisor=divisors.get(factor, size),
-                combiner=combiners.get((number, factor), ""),
+                combiner=said.combiners.get((number, factor), ""),
                 need_replication=whole,
                 permutation=permutation,
-                halo=permuted.get((number, factor), 0.0),
+                halo=said.permuted.get((number, factor), 0.0),
                 minor=factor in blocked,
+                shardable=(number, factor) in said.shardable,
+                kind=said.kinds.get((number, factor), -1),
             )
         )
     operands, results = tuple(sides["operand"]), tuple(sides["result"])
@@ -309,8 +473,8 @@ class RuleLines:
         if found is None:
             file = self.file[signature] or directory("rules")
             raise RuleError(
-                f"{file}: factor {factor} of {tensor} dimension {d} follows from no rule: it has "
-                "changed since the analysis; analyze again"
+                f"{file}: factor {factor} of {tensor} dimension {d} is not derived by any rule: "
+                "it has changed since the analysis; run the analysis again"
             )
         return found
 
@@ -376,8 +540,8 @@ def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, .
         for key in sorted(known_rules(file)):
             if key in users:
                 raise RuleError(
-                    f"{file}:{kind_line(file, key[0])}: a second rule for {key[0]}, which "
-                    f"{users[key]} has; keep one of them"
+                    f"{file}:{kind_line(file, key[0])}: duplicate rule for {key[0]}, which "
+                    f"{users[key]} already has; keep one of them"
                 )
             users[key] = file
     entries = {**found, **users}
@@ -388,7 +552,6 @@ def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, .
     )
 
 
-@functools.cache
-def strata(*names: str) -> list[pathlib.Path]:
-    """The schema and the named strata of ``rules/``, for the analysis of names."""
-    return [directory("facts") / "schema.lp", *(directory("rules") / f"{n}.lp" for n in names)]
+def stratum(name: str) -> pathlib.Path:
+    """A file of ``rules/``, for the analysis of names."""
+    return directory("rules") / f"{name}.lp"

@@ -6,63 +6,19 @@ The predicates are those of ``facts/schema.lp`` and of section 1 of ``rules/quer
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from toast.errors import QueryError
+from toast.analysis.analysis import Analysis
+from toast.analysis.query import Columns, Relations
 from toast.facts.relations import constant, quoted, written
-from toast.frontend import element_bytes
-from toast.logic import LARGEST, Predicate, as_term
-
-if TYPE_CHECKING:
-    from toast.analysis.analysis import Analysis
-
-#: Columns of terms, as clingo writes them; numbers may be numbers.
-Columns = Sequence[Iterable[Any]]
-#: How to make each relation.
-Relations = Mapping[Predicate, Callable[[], Columns]]
-
-#: What queries are given of ``facts/schema.lp``.
-GIVEN: frozenset[Predicate] = frozenset({
-    ("op", 2), ("operand", 3), ("result", 3), ("dtype", 2), ("rank", 2), ("dim", 3),
-    ("attribute", 3), ("attribute", 4), ("tied", 2), ("repeats", 2),
-    ("factor", 5), ("factor_size", 3), ("reduction", 3), ("need_replication", 2),
-    ("permutation", 2), ("halo", 3), ("without_rule", 1),
-    ("annotates", 3), ("def_use", 2), ("shardable", 1), ("color", 2), ("conflict", 3), ("box", 4),
-    ("compatibility_set", 3), ("isomorphic", 2), ("argument_group", 2),
-})  # fmt: skip
+from toast.logic import LARGEST, as_term
+from toast.program import element_bytes
 
 
-def facts(relations: Relations, mentions: Iterable[Predicate]) -> dict[Predicate, list[str]]:
-    """The relations that are mentioned: a term ``(a,b)`` for each row.
-
-    Raises :class:`toast.errors.QueryError` for a number that clingo would wrap.
-    """
-    found = {}
-    for predicate in sorted(mentions):
-        row = f"({','.join(['%s'] * predicate[1])})"
-        columns = [list(column) for column in relations[predicate]()]
-        for column in columns:
-            _check_range(predicate, column)
-        found[predicate] = [*map(row.__mod__, zip(*columns, strict=True))]
-    return found
-
-
-def _check_range(predicate: Predicate, column: list[Any]) -> None:
-    """Columns hold numbers, or terms."""
-    if column and isinstance(column[0], int):
-        beyond = next((n for n in (max(column), -min(column) - 1) if n > LARGEST), None)
-        if beyond is not None:
-            name, arity = predicate
-            raise QueryError(
-                f"query: {name}/{arity} has numbers beyond {LARGEST}, which are 32 bits; "
-                "ask without it"
-            )
-
-
-class Vocabulary:
+class AnalysisVocabulary:
     """The relations of one analysis."""
 
     def __init__(self, analysis: Analysis) -> None:
@@ -105,6 +61,8 @@ class Vocabulary:
             ("compatibility_set", 3): self._sets,
             ("isomorphic", 2): self._isomorphic,
             ("argument_group", 2): self._argument_groups,
+            ("color_group", 2): self._color_groups,
+            ("same_name", 2): lambda: [self._named(c) for c in self.analysis.names.tied.T],
             ("dim", 4): self._dims,
             ("label", 2): lambda: [
                 self.names,
@@ -303,6 +261,10 @@ class Vocabulary:
     def _argument_groups(self) -> Columns:
         values = self.program.argument_values
         return [values, [values[leader] for leader in self.analysis.argument_group.tolist()]]
+
+    def _color_groups(self) -> Columns:
+        colors = np.unique(self.analysis.color)
+        return [self._named(colors), self._named(self.analysis.color_group[colors])]
 
     def _extents(self) -> Columns:
         analysis = self.analysis

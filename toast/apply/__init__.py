@@ -5,21 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from toast import lazy
-from toast.apply.shardings import Shardings, Spec
+from toast.program import Shardings, Spec
 
 if TYPE_CHECKING:
     from toast.apply.annotate import annotate
     from toast.apply.execute import (
+        JitShardings,
         Runnable,
         callable_of,
         collectives_in,
         in_shardings,
         jax_mesh,
+        jit_shardings,
         out_shardings,
     )
     from toast.apply.verify import OutputCheck, Verification, verify
 
 __all__ = [
+    "JitShardings",
     "OutputCheck",
     "Runnable",
     "Shardings",
@@ -30,6 +33,7 @@ __all__ = [
     "collectives_in",
     "in_shardings",
     "jax_mesh",
+    "jit_shardings",
     "out_shardings",
     "verify",
 ]
@@ -40,11 +44,13 @@ lazy.package(
     {
         "annotate": ("annotate",),
         "execute": (
+            "JitShardings",
             "Runnable",
             "callable_of",
             "collectives_in",
             "in_shardings",
             "jax_mesh",
+            "jit_shardings",
             "out_shardings",
         ),
         "verify": (

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from toast.apply.shardings import Shardings
 from toast.errors import PlanError
-from toast.frontend import Program, mlir, stablehlo
-from toast.frontend.mlir import Source
+from toast.frontend import mlir, stablehlo
+from toast.frontend.mlir import ModuleSource
+from toast.program import Program, Shardings
 
 
 def annotate(program: Program, shardings: Shardings) -> Any:
@@ -23,8 +23,8 @@ def annotate(program: Program, shardings: Shardings) -> Any:
     fact base and has no module.
     """
     source = program.source
-    if not isinstance(source, Source):
-        raise PlanError(f"{program.name} is a fact base: there is no program to annotate or run")
+    if not isinstance(source, ModuleSource):
+        raise PlanError(f"{program.name} is a fact base and has no program to annotate or run")
     shardings.check(program)
     module = mlir.clone(source.module)
     copy = stablehlo.from_module(module, name=program.name)

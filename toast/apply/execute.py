@@ -8,18 +8,18 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
 from toast.apply.annotate import annotate
-from toast.apply.shardings import Shardings, Spec
 from toast.errors import PlanError
-from toast.frontend import Program, TensorType, mlir
+from toast.frontend import mlir
 from toast.frontend.jax import Calling
 from toast.hardware import Mesh
+from toast.program import Program, Shardings, Spec, TensorType
 
 #: Collectives as XLA's compiled text spells them.
 _COLLECTIVE = re.compile(
@@ -65,15 +65,20 @@ def jax_mesh(shardings: Shardings, devices: Devices | None = None) -> jax.shardi
     if isinstance(devices, jax.sharding.Mesh):
         if devices.axis_sizes != mesh.sizes:
             raise PlanError(
-                f"the plan is for mesh {mesh}, this one is {Mesh.of(devices)}; plan for it, or "
-                "give one of the same sizes"
+                f"the plan is for mesh {mesh}, not {Mesh.of(devices)}; make a new plan, or "
+                "use a mesh of the same sizes"
             )
         return jax.sharding.Mesh(devices.devices, mesh.names)
-    found = list(jax.devices() if devices is None else devices)
+    try:
+        found = list(jax.devices() if devices is None else devices)
+    except TypeError:
+        raise PlanError(
+            f"devices {devices!r}: give a jax.sharding.Mesh, or a list of devices"
+        ) from None
     if len(found) < mesh.devices:
         raise PlanError(
-            f"mesh {mesh} needs {mesh.devices} devices, JAX sees {len(found)}; to try it on CPU "
-            f"set XLA_FLAGS=--xla_force_host_platform_device_count={mesh.devices}"
+            f"mesh {mesh} needs {mesh.devices} devices, but JAX has {len(found)}; to run on CPU "
+            f"devices, set XLA_FLAGS=--xla_force_host_platform_device_count={mesh.devices}"
         )
     return jax.sharding.Mesh(device_grid(mesh, found[: mesh.devices]), mesh.names)
 
@@ -128,9 +133,8 @@ def _wrapped(result: Any, aval: Any) -> Any:
 def in_shardings(program: Program, shardings: Shardings) -> Any:
     """PartitionSpecs in the structure of the arguments.
 
-    A tuple with one pytree per positional argument, as ``jax.jit(in_shardings=...)`` takes it; for
-    a function planned with keyword arguments the pair of that tuple and their dictionary; for a
-    program from a file a flat tuple.
+    A tuple with one pytree per positional argument; for a function planned with keyword arguments
+    the pair of that tuple and their dictionary; for a program from a file a flat tuple.
     """
     specs = [shardings.of(program, v) for v in program.argument_values]
     calling = _calling(program)
@@ -146,6 +150,28 @@ def out_shardings(program: Program, shardings: Shardings) -> Any:
     if calling is None:
         return tuple(_partition(spec) for spec in shardings.results)
     return jax.tree.unflatten(calling.out_tree, _specs(shardings.results, calling.out_avals))
+
+
+class JitShardings(NamedTuple):
+    """What ``jax.jit`` takes: pytrees of ``jax.sharding.NamedSharding``."""
+
+    in_shardings: Any
+    out_shardings: Any
+
+
+def jit_shardings(
+    program: Program, shardings: Shardings, *, devices: Devices | None = None
+) -> JitShardings:
+    """The shardings of arguments and results on real devices, as ``jax.jit`` takes them.
+
+    In the structures of :func:`in_shardings` and :func:`out_shardings`.
+    """
+    mesh = jax_mesh(shardings, devices)
+    return JitShardings(*jax.tree.map(
+        lambda spec: jax.sharding.NamedSharding(mesh, spec),
+        (in_shardings(program, shardings), out_shardings(program, shardings)),
+        is_leaf=lambda leaf: isinstance(leaf, jax.sharding.PartitionSpec),
+    ))  # fmt: skip
 
 
 def word_size(program: Program) -> contextlib.AbstractContextManager[Any]:
@@ -172,8 +198,8 @@ def _refuse_callbacks(program: Program) -> None:
         signature = program.signatures[program.ops[op].signature]
         if _CALLBACK.search(str(signature.attribute("call_target_name") or "")):
             raise PlanError(
-                f"{program.name}: {program.describe(op)} calls Python, which only JAX itself can "
-                "arrange; leave out debug prints and callbacks, or give plan.in_shardings and "
+                f"{program.name}: {program.describe(op)} calls Python, which only JAX can "
+                "arrange; remove debug prints and callbacks, or pass plan.in_shardings and "
                 "plan.out_shardings to jax.jit of your function"
             )
 
@@ -279,7 +305,7 @@ class Runnable:
         if shape != type_.shape or dtype != numpy_dtype(type_.dtype):
             raise PlanError(
                 f"{self._program.name}: argument {self._program.arguments[index]} was planned as "
-                f"{type_}, got {dtype.name}{list(shape)}; pass it as planned or plan again"
+                f"{type_}, got {dtype.name}{list(shape)}; pass the planned type or make a new plan"
             )
         return jax.device_put(leaf, _named(self.mesh, self.shardings.of(self._program, value)))
 
@@ -296,8 +322,8 @@ class Runnable:
         flat, tree = jax.tree.flatten((arguments, keywords))
         if tree != self._calling.in_tree:
             raise PlanError(
-                f"{self._program.name} was planned for arguments of another structure; call it "
-                "with pytrees like those it was planned with"
+                f"{self._program.name} was planned for arguments of another pytree structure; "
+                "pass the structure that was planned"
             )
         return flat
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from typing import Annotated
 
+import typer
+
+from toast.boundary import streams
 from toast.cli import (
     asking,
     common,
@@ -14,18 +18,51 @@ from toast.cli import (
     planning,
     plans,
     reporting,
-    rules,
+    rule_commands,
 )
 
-app = common.group("The automatic partitioner for JAX: find, explain and run the best sharding.")
+app = common.group(
+    "Automatic partitioner for JAX: find, explain and run the best sharding.", completion=True
+)
 for commands in (planning, asking, explaining, reporting, plans, judging):
     app.add_typer(commands.app)
 app.add_typer(hardware.app, name="hardware")
-app.add_typer(rules.app, name="rules")
+app.add_typer(rule_commands.app, name="rules")
+
+
+def _print_version(asked: bool) -> None:
+    """Print the versions of TOAST and of what its plans depend on."""
+    if asked:
+        import platform
+        from importlib import metadata
+
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("jax", "clingo"))
+        print(
+            f"toast {metadata.version('toast-partitioner')} "
+            f"(Python {platform.python_version()}, {versions})"
+        )
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            show_default=False,
+            help="Print the versions of TOAST, Python, JAX and clingo.",
+        ),
+    ] = False,
+) -> None:
+    """Options of the ``toast`` command itself."""
 
 
 def main() -> None:
     """Entry point of the ``toast`` command."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # remarks of XLA's on itself
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides XLA's own log messages
     warnings.showwarning = common.show_warning
-    app()
+    with streams.prepared():
+        app()

@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from toast.analysis import Analysis
-    from toast.analysis.vocabulary import Relations
+    from toast.analysis.query import Relations
 
 app = group("")
 
 
 class _Alone(typer.core.TyperCommand):
-    """A command whose lists are asked for without anything else."""
+    """A command whose ``--list`` and ``--predicates`` take no other argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         asked = [argument for argument in args if argument in ("--list", "--predicates")]
         if asked and len(args) > 1:
             args = [*args]
             args.remove(asked[0])
-            ctx.fail(f"{asked[0]} goes alone; remove '{args[0]}'")
+            ctx.fail(f"{asked[0]} takes no other arguments; remove '{args[0]}'")
         return super().parse_args(ctx, args)
 
 
 def _list(asked: bool) -> None:
-    """Print the audits and leave."""
+    """Print the audits and exit."""
     if not asked:
         return
     from toast.analysis import query
-    from toast.tables import Table
+    from toast.text_tables import TextTable
 
-    table = Table("audit", "needs", "what it answers")
+    table = TextTable("audit", "needs", "answer")
     for name, path in query.audits().items():
         need = _NEEDS[query.needs(query.prepare(path))]
         table.add_row(name, need, query.purpose(path))
@@ -60,23 +60,23 @@ def _list(asked: bool) -> None:
 
 
 def _predicates(asked: bool) -> None:
-    """Print what queries may ask and leave."""
+    """Print the predicates that queries may use and exit."""
     if not asked:
         return
     from toast.analysis import query
-    from toast.tables import Table
+    from toast.text_tables import TextTable
 
-    table = Table("predicate", "needs", "meaning")
+    table = TextTable("predicate", "needs", "meaning")
     for declared, need in query.meanings():
         meaning = declared.text.split("\nWritten by:")[0].replace("\n", " ")
         atom = f"{declared.name}({', '.join(declared.arguments)})"
         table.add_row(atom, _NEEDS[need], meaning)
     console().print(table)
-    print("Numbers have 32 bits: sums and products beyond 2147483647 wrap around.")
+    print("Numbers have 32 bits: a sum or a product above 2147483647 is an error.")
     raise typer.Exit
 
 
-#: A plan's file in place of TARGET says all of it.
+#: Options that a query needs by level; a plan file in place of TARGET needs none.
 _NEEDS = {1: "", 2: "--mesh", 3: "--mesh"}
 
 
@@ -88,49 +88,57 @@ def query(
         str,
         typer.Argument(
             metavar="QUERY",
-            help="A rule body, 'color(D,C), dim(D,V,_,Size), Size > 4096'; rules with heads, of "
-            "which the last is the answer; the name of an audit (--list); or a file of your own.",
+            help="Rule body, such as 'color(D,C), dim(D,V,_,Size), Size > 4096'; rules, the last "
+            "of which is the answer; name of an audit (see --list); or query file.",
         ),
     ],
     listed: Annotated[
         bool,
         typer.Option(
-            "--list", callback=_list, is_eager=True, help="List the audits, and what they need."
+            "--list",
+            callback=_list,
+            is_eager=True,
+            help="List the audits and the options they need.",
         ),
     ] = False,
     predicates: Annotated[
         bool,
         typer.Option(
-            "--predicates", callback=_predicates, is_eager=True, help="List what queries may ask."
+            "--predicates",
+            callback=_predicates,
+            is_eager=True,
+            help="List the predicates for queries.",
         ),
     ] = False,
     program: ProgramArgument = None,
     definitions: Annotated[
         list[pathlib.Path] | None,
-        typer.Option("--with", help="A file of rules that the query may use; repeatable."),
+        typer.Option("--with", help="File with rules that the query may use; repeatable."),
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option("--mesh", help="For queries of a mesh, or of the plan on it: data=4,model=4."),
+        typer.Option(
+            "--mesh", help="Mesh, for queries about a mesh or a plan, such as data=4,model=4."
+        ),
     ] = None,
     hardware: HardwareOption = "tpu-v5e",
     seed: SeedOption = 0,
     rows: Annotated[
-        int, typer.Option("--rows", min=0, help="Rows to print; 0 for all of them.")
+        int, typer.Option("--rows", min=0, help="Number of rows to print; 0 prints all.")
     ] = 40,
     csv: Annotated[
         pathlib.Path | None,
-        typer.Option("--csv", help="Write all rows to this CSV file; - prints it."),
+        typer.Option("--csv", help="Write all rows to this CSV file; - is standard output."),
     ] = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Ask TARGET's analysis, or its plan, anything: a logic query over the solved relations.
+    """Query the relations of TARGET's analysis or plan.
 
-    The answer has a column per variable. What a query asks of a mesh or of a plan needs --mesh; the
-    plan is searched for only then. Or TARGET is the JSON file of a plan, which says itself what it
-    was made from, unless that is named behind QUERY.
+    The answer has one column per variable. Queries about a mesh or a plan need --mesh; a plan is
+    searched only if the query needs one. If TARGET is a plan's JSON file, the query uses that plan.
+    Add PROGRAM if the plan was not made from a zoo model or from a file in the same folder.
 
-    Numbers have 32 bits: sums and products beyond 2147483647 wrap around.
+    Numbers have 32 bits: a sum or a product above 2147483647 is an error.
     """
     from toast.analysis import query as stage
     from toast.files import check_writable, is_plan, write_all
@@ -141,7 +149,9 @@ def query(
     if mesh is None and stage.needs(asked) > 1 and not is_plan(source.target):
         raise stage.missing(asked)
     if is_plan(source.target):
-        made = load_plan(source, program, module=False).plan
+        own = context.get_parameter_source("hardware")
+        chosen = hardware if own and own.name == "COMMANDLINE" else None
+        made = load_plan(source, program, hardware=chosen, module=False).plan
         analysis, relations = made.analysis, made.vocabulary
     else:
         analysis, relations = _solved(source, stage.needs(asked), mesh, hardware, seed)
@@ -168,29 +178,29 @@ def _check(
     csv: pathlib.Path | None,
     json_file: pathlib.Path | None,
 ) -> None:
-    """Complain before the long work where options do not go together."""
+    """Reject contradictory options before the analysis starts."""
     from toast.files import is_plan
 
     if csv and json_file and csv.resolve() == json_file.resolve():
-        raise QueryError(f"{csv}: --csv and --json are the same file; give two")
+        raise QueryError(f"{csv}: --csv and --json name the same file; use two files")
     origin = {name: context.get_parameter_source(name) for name in ("mesh", "hardware", "seed")}
     given = [name for name, found in origin.items() if found and found.name == "COMMANDLINE"]
     if is_plan(source.target):
-        if given:
+        if said := [name for name in given if name != "hardware"]:
             raise QueryError(
-                f"--{given[0]}: {source.target} says itself on which mesh and hardware it is; "
-                "leave it out, or give a TARGET that is no plan"
+                f"--{said[0]}: {source.target} is a plan with its own mesh and hardware; remove "
+                f"--{said[0]}, or use a TARGET that is not a plan"
             )
     elif program is not None:
-        raise QueryError(f"{program}: one query at a time; only a plan has a PROGRAM behind it")
+        raise QueryError(f"{program}: PROGRAM is only for plans; run one query at a time")
     elif given and "mesh" not in given:
-        raise QueryError(f"--{given[0]}: says nothing without a mesh; give --mesh as well")
+        raise QueryError(f"--{given[0]}: has no effect without a mesh; add --mesh")
 
 
 def _solved(
     source: Source, need: int, mesh: str | None, hardware: str, seed: int
 ) -> tuple[Analysis, Relations]:
-    """The analysis of TARGET and its relations, with those of the mesh or of a plan if needed."""
+    """TARGET's analysis and its relations, with those of a mesh or a plan if ``need`` says so."""
     if mesh is None:
         with progress() as show:
             analysis = source.analysis(show, module=False)
@@ -199,7 +209,7 @@ def _solved(
     from toast.hardware import Mesh, load
     from toast.search import Settings
     from toast.space import Space
-    from toast.space.relations import relations as on_mesh
+    from toast.space.mesh_relations import relations as on_mesh
 
     parsed, machine = Mesh.parse(mesh), load(hardware)
     with progress() as show:
@@ -222,9 +232,9 @@ def _print(frame: pd.DataFrame, limit: int) -> None:
         return
     from pandas.api.types import is_integer_dtype
 
-    from toast.tables import Table
+    from toast.text_tables import TextTable
 
-    table = Table(header_style="")
+    table = TextTable(header_style="")
     for name, kind in frame.dtypes.items():
         right = is_integer_dtype(kind)
         table.add_column(str(name), justify="right" if right else "left", overflow="fold")

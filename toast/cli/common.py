@@ -1,4 +1,4 @@
-"""What all commands share: the console, errors in one line, TARGET and its options."""
+"""Shared by all commands: the console, one-line errors, TARGET and its options."""
 
 from __future__ import annotations
 
@@ -10,90 +10,118 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
 
-from toast.errors import ToastError
+from toast.boundary.printable import printable, shortened
+from toast.boundary.regular_files import is_regular
+from toast.errors import TargetError, ToastError
 
 if TYPE_CHECKING:
     import rich.console
 
     from toast.analysis import Analysis
-    from toast.compare import Compared
-    from toast.frontend import Program
+    from toast.evaluation.compare import MethodResult
     from toast.plan import Origin
+    from toast.program import Program
 
 Target = Annotated[
     str,
     typer.Argument(
-        help="A model's name (toast models), a StableHLO file, a fact base (.lp), or "
-        "module:function; for toast report and explain also a plan's JSON file."
+        help="Model name (see toast models), StableHLO file, fact base (.lp) or module:function; "
+        "toast report, explain and query also take a plan's JSON file."
     ),
 ]
 MeshOption = Annotated[
     str,
     typer.Option(
-        "--mesh", help="Axes and sizes: data=4,model=4; @model,data behind it lays data innermost."
+        "--mesh",
+        help="Mesh axes and sizes: data=4,model=4; append @model,data to make data the innermost "
+        "axis.",
     ),
 ]
 HardwareOption = Annotated[
-    str, typer.Option("--hardware", help="A name (tpu-v5e) or the path of a hardware file.")
+    str,
+    typer.Option("--hardware", help="Device name (see toast hardware list) or hardware file."),
 ]
 ArgOption = Annotated[
     list[str] | None,
-    typer.Option("--arg", help="Example argument of a module:function, as f32[8,4]; repeatable."),
+    typer.Option(
+        "--arg", help="Type of an argument of module:function, such as f32[8,4]; repeatable."
+    ),
+]
+DonateOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--donate",
+        min=0,
+        help="Position of an argument that results may overwrite, from 0; repeatable.",
+    ),
 ]
 RulesOption = Annotated[
     list[pathlib.Path] | None,
-    typer.Option("--rules", help="A further rule file, or folder of them; repeatable."),
+    typer.Option("--rules", help="Additional rule file, or folder of rule files; repeatable."),
 ]
 JsonOption = Annotated[
     pathlib.Path | None,
-    typer.Option("--json", help="Write everything to this JSON file; - prints it."),
+    typer.Option("--json", help="Write all results to this JSON file; - is standard output."),
 ]
 ReportOption = Annotated[
     pathlib.Path | None,
-    typer.Option("--report", help="Write a report to this HTML file; it opens offline."),
+    typer.Option("--report", help="Write an HTML report to this file; it opens offline."),
 ]
-LayersOption = Annotated[int | None, typer.Option("--layers", help="Layers of a model.")]
+SourcesOption = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        "--sources", help="Quote source lines from this folder (for a program from a file)."
+    ),
+]
+LayersOption = Annotated[int | None, typer.Option("--layers", help="Number of layers.")]
 SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence length.")]
 BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
-EdgesOption = Annotated[int | None, typer.Option("--edges", help="Edges of a graph.")]
+EdgesOption = Annotated[int | None, typer.Option("--edges", help="Number of graph edges.")]
 ExpertsOption = Annotated[int | None, typer.Option("--experts", help="Experts per layer.")]
 CacheOption = Annotated[
     bool,
     typer.Option(
-        "--no-cache", help="Analyse anew, and keep nothing in ~/.cache/toast.", show_default=False
+        "--no-cache", help="Do not read or write the cache in ~/.cache/toast.", show_default=False
     ),
 ]
 OutputOption = Annotated[
     pathlib.Path | None,
-    typer.Option("-o", "--output", help="Write the StableHLO with Shardy annotations here."),
+    typer.Option("-o", "--output", help="Write StableHLO with Shardy annotations to this file."),
 ]
 LimitOption = Annotated[
     float,
     typer.Option(
         "--limit",
         min=0.0,
-        help="Seconds that AutoMap and Alpa may take each, set-up included; what is under way then "
-        "is finished. The others end by themselves.",
+        help="Time limit in seconds for each of AutoMap and Alpa, setup included; the step in "
+        "progress is finished. Other methods are not limited.",
     ),
 ]
-MemoryOption = Annotated[float | None, typer.Option("--memory", help="Limit per device in GiB.")]
-TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds a compile may take.")]
+MemoryOption = Annotated[
+    float | None, typer.Option("--memory", help="Memory limit per device in GiB.")
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", help="Time limit of each compilation in seconds.")
+]
 SeedOption = Annotated[
     int,
     typer.Option(
-        "--seed", min=0, help="Same seed, same plan, if no budget or interrupt ends the search."
+        "--seed",
+        min=0,
+        help="Random seed; the same seed gives the same plan unless a budget or an interrupt ends "
+        "the search.",
     ),
 ]
 
 
 class _Group(typer.core.TyperGroup):
-    """Commands whose callers get one line where an option or argument is wrong."""
+    """Commands that report a wrong option or argument in one line."""
 
     def main(
         self,
@@ -109,7 +137,7 @@ class _Group(typer.core.TyperGroup):
                 args, prog_name, complete_var, False, windows_expand_args, **extra
             )
         except Exception as error:
-            # Click's own, which typer has a copy of that is not public.
+            # Click's errors; typer's copies of their classes are not public.
             if not standalone_mode or not hasattr(error, "format_message"):
                 raise
             if type(error).__name__ == "NoArgsIsHelpError":
@@ -125,10 +153,10 @@ class _Group(typer.core.TyperGroup):
         return result
 
 
-def group(help: str) -> typer.Typer:
-    """Commands under one name."""
+def group(help: str, *, completion: bool = False) -> typer.Typer:
+    """A group of commands with the text ``help``; with ``completion``, options that install it."""
     return typer.Typer(
-        cls=_Group, help=help, no_args_is_help=True, add_completion=False,
+        cls=_Group, help=help, no_args_is_help=True, add_completion=completion,
         pretty_exceptions_enable=False, rich_markup_mode=None,
     )  # fmt: skip
 
@@ -138,7 +166,7 @@ def command(
 ) -> Callable[[Callable[..., None]], Any]:
     """Make a function a command of ``app``.
 
-    A parameter of type :class:`Source` becomes TARGET and the options that say how to read it.
+    A parameter of type :class:`Source` becomes TARGET and the options that control how it is read.
     A ToastError is printed as one line, with exit code 2.
     """
 
@@ -149,7 +177,7 @@ def command(
     return register
 
 
-#: Parameters of commands that name a file to write; ``-`` is the standard output.
+#: Parameters of commands that name an output file; ``-`` is the standard output.
 _OUTPUTS = ("json_file", "csv", "facts", "html", "output", "plot")
 
 
@@ -162,15 +190,49 @@ def _errors(command: Callable[..., None]) -> Callable[..., None]:
 
         try:
             with standard_output(keywords.get(name) for name in _OUTPUTS):
+                _check_outputs(keywords)
                 command(*arguments, **keywords)
         except ToastError as error:
             fail(error.in_shell)
-            raise typer.Exit(2) from None
         except KeyboardInterrupt:
             fail("interrupted")
             raise typer.Exit(130) from None
+        except (typer.Exit, typer.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            if os.environ.get("TOAST_DEBUG"):
+                raise
+            fail(_unexpected(error))
+            raise typer.Exit(2 if isinstance(error, OSError | MemoryError) else 70) from None
+        else:
+            return
+        raise typer.Exit(2)
 
     return wrapped
+
+
+def _unexpected(error: Exception) -> str:
+    """One line for what no stage has turned into a ToastError."""
+    if isinstance(error, OSError):
+        where = error.filename if isinstance(error.filename, str) else "the standard output"
+        return f"{shortened(where)}: {error.strerror or error}; check the path"
+    if isinstance(error, MemoryError):
+        return "out of memory; give a smaller program, or run it where there is more"
+    lines = str(error).strip().splitlines() or [""]
+    return (
+        f"internal error: {type(error).__name__}: {shortened(lines[0])}; please report it, with "
+        "the traceback that TOAST_DEBUG=1 prints"
+    )
+
+
+def _check_outputs(keywords: Mapping[str, Any]) -> None:
+    """Raise a ToastError if an output file is the TARGET that is read."""
+    target = keywords.get("target")
+    if not isinstance(target, str) or not is_regular(target):
+        return
+    for path in (keywords.get(name) for name in _OUTPUTS):
+        if isinstance(path, pathlib.Path) and is_regular(path) and os.path.samefile(path, target):
+            raise ToastError(f"{path}: is TARGET itself; write to another file")
 
 
 def _with_source(function: Callable[..., None]) -> Callable[..., None]:
@@ -183,15 +245,15 @@ def _with_source(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def wrapped(**keywords: Any) -> None:
-        from toast.frontend import store
+        from toast.frontend import program_cache
 
         source = Source.of(**{name: keywords.pop(name) for name in read})
-        if not store.accelerators():
-            # Before JAX is imported: an installed libtpu complains at length where there is no TPU.
+        if not program_cache.accelerators():
+            # Before JAX is imported: without a TPU, an installed libtpu prints long warnings.
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         function(**{replaced[0]: source}, **keywords)
 
-    # TARGET stands where the source does, the options that say how to read it stand last.
+    # TARGET takes the place of the source; the options that control how it is read come last.
     listed = [read["target"] if n in replaced else p for n, p in own.items()]
     listed += read.values()
     parameters = {p.name: p.replace(kind=p.KEYWORD_ONLY) for p in listed}
@@ -201,15 +263,17 @@ def _with_source(function: Callable[..., None]) -> Callable[..., None]:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """TARGET, and how to read it."""
+    """TARGET, and the options that control how it is read."""
 
     target: str
     #: The options that change a model's size, by name.
     sizes: dict[str, int | None]
     shapes: tuple[str, ...]
     rules: tuple[pathlib.Path, ...]
-    #: Whether an analysis may be one that was kept.
+    #: Whether a cached program or analysis may be used.
     cache: bool
+    #: Positions of donated arguments, beside those that a model names.
+    donate: tuple[int, ...] = ()
 
     @staticmethod
     def of(
@@ -220,32 +284,53 @@ class Source:
         edges: EdgesOption = None,
         experts: ExpertsOption = None,
         arg: ArgOption = None,
+        donate: DonateOption = None,
         rules: RulesOption = None,
         no_cache: CacheOption = False,
     ) -> Source:
-        """What the options say."""
+        """The source that the command-line options describe."""
         sizes = {
             "layers": layers, "sequence": sequence, "batch": batch, "edges": edges,
             "experts": experts,
         }  # fmt: skip
-        return Source(target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache)
+        return Source(
+            target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache, tuple(donate or ())
+        )
 
     def program(self, *, small: bool = False, module: bool = True) -> Program:
-        """The program; a model in its ``small`` form where that is asked for.
+        """Load the program, a model in its ``small`` form if asked.
 
-        Who does not need its MLIR ``module`` may get one that was kept.
+        Callers that do not need the MLIR ``module`` may get a cached program.  Raises
+        :class:`toast.errors.TargetError` if the program cannot be loaded or lowered.
         """
         from toast import targets
 
         return targets.load(
             self.target, options=self.sizes, shapes=self.shapes, small=small,
-            module=module or not self.cache,
+            module=module or not self.cache, donate=self.donate,
         )  # fmt: skip
+
+    def functions(self, name: str | None = None) -> tuple[Program, ...]:
+        """The program; of a StableHLO file without an entry function, one for each function.
+
+        ``name`` is that of the entry.
+        """
+        from toast import targets
+
+        if targets.is_stablehlo(self.target):
+            from toast.frontend import stablehlo
+
+            if name is None:
+                return stablehlo.functions_of(self.target)
+            return (stablehlo.from_file(self.target, function=name),)
+        if name is not None:
+            raise TargetError(f"--function {name}: {self.target} is no StableHLO file; drop it")
+        return (self.program(),)
 
     def analysis(
         self, progress: Callable[[Any], None], *, small: bool = False, module: bool = True
     ) -> Analysis:
-        """The program's analysis, its seconds of lowering included."""
+        """Analyze the program; ``seconds`` of the result include lowering."""
         from toast.analysis import analyzed
 
         progress("lowering")
@@ -257,14 +342,15 @@ class Source:
         return analysis
 
     def origin(self, hardware: str) -> Origin:
-        """What a plan's file says that it was made from."""
+        """The origin that a plan file records: TARGET, its options and ``hardware``."""
         from toast.plan import Origin
 
         sizes = {name: size for name, size in self.sizes.items() if size is not None}
-        return Origin(self.target, sizes, self.shapes, tuple(map(str, self.rules)), hardware)
+        rules = tuple(map(str, self.rules))
+        return Origin(self.target, sizes, self.shapes, rules, hardware, self.donate)
 
-    def marked(self, rows: Sequence[Compared], hardware: str) -> list[Compared]:
-        """Methods' rows, with the origin in their plans."""
+    def marked(self, rows: Sequence[MethodResult], hardware: str) -> list[MethodResult]:
+        """Copies of ``rows`` whose plans record their origin."""
         origin = self.origin(hardware)
         return [
             dataclasses.replace(row, plan=row.plan and dataclasses.replace(row.plan, origin=origin))
@@ -273,25 +359,31 @@ class Source:
 
     @property
     def strategies(self) -> Any:
-        """What experts write for a model; None for what is no model of the zoo."""
+        """The expert strategies of a model of the zoo; None for other targets."""
         from toast.models import ZOO
 
         return ZOO[self.target].strategies if self.target in ZOO else None
 
 
 def console() -> rich.console.Console:
-    """Where results are printed."""
+    """The console that results are printed on."""
     import rich.console
 
     # Pipes get wide lines instead of wrapped cells.
     width = None if sys.stdout.isatty() else 160
-    # Texts are the user's: brackets and colons in them are no markup.
+    # The user's texts may contain brackets and colons; they are not markup.
     return rich.console.Console(width=width, soft_wrap=False, markup=False, emoji=False)
 
 
 def fail(message: str) -> None:
     """Print one line on the error stream."""
-    print(f"toast: {' '.join(message.split())}", file=sys.stderr)
+    _say(" ".join(message.split()))
+
+
+def _say(message: str) -> None:
+    """Print on the error stream what terminals cannot take for commands."""
+    with contextlib.suppress(OSError, ValueError):  # there is no other place to say it
+        print(f"toast: {printable(message)}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -304,7 +396,7 @@ def progress() -> Iterator[Callable[[Any], None]]:
 
         def show(event: Any) -> None:
             if isinstance(event, str):
-                status.update(Text(event))  # with names in it that are no markup
+                status.update(Text(event))  # names in it are not markup
             else:
                 status.update(
                     f"search: round {event.number + 1}, {event.states} states, "
@@ -315,13 +407,13 @@ def progress() -> Iterator[Callable[[Any], None]]:
 
 
 def warn(lines: Iterable[str]) -> None:
-    """Print notes, a line each, on the error stream."""
+    """Print notes on the error stream, one per line."""
     for line in lines:
-        print(f"toast: note: {line}", file=sys.stderr)
+        _say(f"note: {line}")
 
 
 def use_cpu_devices(count: int) -> None:
-    """Ask XLA for ``count`` CPU devices; must come before jax starts its backends."""
+    """Make XLA provide ``count`` CPU devices; call it before JAX starts its backends."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     flags = os.environ.get("XLA_FLAGS", "").split()
     flags = [f for f in flags if not f.startswith("--xla_force_host_platform_device_count")]
@@ -330,5 +422,5 @@ def use_cpu_devices(count: int) -> None:
 
 
 def show_warning(message: Warning | str, *_where: Any, **_more: Any) -> None:
-    """Python's warnings as notes."""
+    """Print a Python warning as a note."""
     warn([str(message)])

@@ -1,4 +1,4 @@
-"""``toast explain``: why two dimensions are one, and where they conflict."""
+"""``toast explain``: why two dimensions have one color, and where they conflict."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from toast.cli.plans import (
     CollectiveOption,
     WhyNotBudget,
     WhyNotOption,
+    WhyNotOutput,
     explain_plan,
     load_plan,
 )
@@ -32,28 +33,28 @@ def explain(
     dimensions: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Two dimensions: \"params['wq']:0\", params.wq:0, result[0]:-1 or %12:1.",
+            help="Two dimensions, such as \"params['wq']:0\", params.wq:0, result[0]:-1 or %12:1.",
             show_default=False,
         ),
     ] = None,
     conflict: Annotated[
-        int | None, typer.Option("--conflict", help="Explain a conflict, by its number.")
+        int | None, typer.Option("--conflict", help="Explain the conflict with this number.")
     ] = None,
     conflicts: Annotated[
         bool, typer.Option("--conflicts", help="List all conflicts with their numbers.")
     ] = False,
     mesh: Annotated[
         str | None,
-        typer.Option("--mesh", help="Price both resolutions of the conflict on this mesh."),
+        typer.Option("--mesh", help="Mesh on which to price both resolutions of the conflict."),
     ] = None,
     axis: Annotated[
-        str | None, typer.Option("--axis", help="Price them along this axis; else along each.")
+        str | None, typer.Option("--axis", help="Mesh axis to price them on; default: each axis.")
     ] = None,
     hardware: Annotated[
         str | None,
         typer.Option(
             "--hardware",
-            help="Of --mesh: a name or the path of a hardware file.",
+            help="Device name or hardware file, for use with --mesh.",
             show_default="tpu-v5e",
         ),
     ] = None,
@@ -61,49 +62,49 @@ def explain(
     collective: CollectiveOption = None,
     why_not: WhyNotOption = None,
     budget: WhyNotBudget = None,
+    output: WhyNotOutput = None,
     json_file: JsonOption = None,
 ) -> None:
-    """Explain why two dimensions of TARGET are sharded alike, one of its conflicts, or a plan.
+    """Explain two dimensions or a conflict of TARGET, or a plan.
 
-    A plan is a file that toast plan --json wrote, in place of TARGET; it says itself which TARGET
-    it was made from, unless one is named behind it.
+    Two dimensions: why they have one color, or what separates them. To explain a plan, use its JSON
+    file as TARGET. If the plan was not made from a zoo model or from a file in the same folder, add
+    its program after the file.
 
-    The chain between two dimensions has a step for each op that gives both one factor (I), and for
-    each use of a value (M), with the rule that says so; or it ends at the op that keeps them apart.
+    The chain between two dimensions has one step for each op in which they share a factor (I) and
+    for each use of a value (M), with the rule that derives it. If the dimensions have no common
+    color, the chain ends at the op that separates them.
     """
     from toast.files import check_writable, is_plan, write_all
 
-    check_writable((json_file,), ExplainError)
+    check_writable((json_file, output), ExplainError)
+    if output is not None and why_not is None:
+        raise ExplainError(f"--output {output}: needs --why-not, whose plan it keeps")
     asked_of_plan = [option for option in (argument, collective, why_not) if option is not None]
     plan_file = is_plan(source.target)
     if asked_of_plan or plan_file:
         if not plan_file:
             raise ExplainError(
-                f"{source.target}: --argument, --collective and --why-not ask a plan; give the "
-                "JSON file that toast plan --json wrote"
+                f"{source.target}: --argument, --collective and --why-not need a plan; use a JSON "
+                "file written by toast plan --json"
             )
         others = (conflict, mesh, axis, conflicts or None)
         if not asked_of_plan or len(dimensions or ()) > 1 or any(o is not None for o in others):
             raise ExplainError(
-                f"{source.target}: ask a plan with --argument, --collective or --why-not; "
-                "dimensions and conflicts are those of a TARGET"
-            )
-        if hardware is not None:
-            raise ExplainError(
-                f"--hardware {hardware}: a plan is explained on its own; toast apply prices it on "
-                "other hardware"
+                f"{source.target}: is a plan; use --argument, --collective or --why-not, or a "
+                "TARGET that is not a plan"
             )
         if budget is not None and why_not is None:
-            raise ExplainError(f"--budget {budget:g}: only --why-not searches; give it as well")
-        applied = load_plan(source, *(dimensions or ()), module=False)
+            raise ExplainError(f"--budget {budget:g}: needs --why-not; add --why-not")
+        applied = load_plan(source, *(dimensions or ()), hardware=hardware, module=False)
         explain_plan(
             applied.plan, argument=argument, collective=collective, alternative=why_not,
-            budget=10.0 if budget is None else budget, json_file=json_file,
+            budget=10.0 if budget is None else budget, json_file=json_file, output=output,
         )  # fmt: skip
         return
     _check(dimensions, conflict, conflicts, mesh, axis, hardware)
     if budget is not None:
-        raise ExplainError(f"--budget {budget:g}: of --why-not, which asks a plan; leave it out")
+        raise ExplainError(f"--budget {budget:g}: is only for --why-not on a plan; remove --budget")
     from toast import report
     from toast.explain import mirrored
 
@@ -118,8 +119,8 @@ def explain(
         shown.append(report.chain_text(chain))
         if data["mirrored"]:
             shown.append(
-                "An action on one is mirrored to the other all the same: arguments that are used "
-                "alike are sharded alike."
+                "An action on one is still mirrored to the other: arguments of one group are "
+                "sharded alike."
             )
     elif conflict is not None:
         shown += _conflict(
@@ -147,7 +148,7 @@ def _conflict(
     *,
     cache: bool,
 ) -> list[Any]:
-    """A conflict, and what resolving it costs where a mesh is given; ``data`` gets both."""
+    """Explain a conflict and, with a mesh, price its resolutions; both are added to ``data``."""
     from toast import report
 
     found = analysis.explain_conflict(number)
@@ -170,25 +171,21 @@ def _check(
     axis: str | None,
     hardware: str | None,
 ) -> None:
-    """Complain before the long work where options do not go together."""
+    """Reject contradictory options before the analysis starts."""
     asked = bool(dimensions) + (conflict is not None) + conflicts
     if asked != 1:
-        given = "several things" if asked else "nothing"
+        given = "several explanations requested" if asked else "nothing to explain"
         raise ExplainError(
-            f"{given} to explain: give either two dimensions (x:0 w:1), or --conflict K, or "
-            "--conflicts"
+            f"{given}: use either two dimensions (x:0 w:1), --conflict K or --conflicts"
         )
     if dimensions and len(dimensions) != 2:
         raise ExplainError(
-            f"{len(dimensions)} dimension{'s' if len(dimensions) > 1 else ''} given "
-            f"({', '.join(dimensions)}): a chain has two ends; give two, such as x:0 w:1"
+            f"{len(dimensions)} dimension{'s' if len(dimensions) > 1 else ''} "
+            f"({', '.join(dimensions)}): use exactly two, such as x:0 w:1"
         )
     if mesh is not None and conflict is None:
-        raise ExplainError("--mesh prices the resolutions of a conflict; give --conflict K as well")
+        raise ExplainError("--mesh prices the resolutions of a conflict; add --conflict K")
     if axis is not None and mesh is None:
-        raise ExplainError(f"--axis {axis}: an axis of which mesh? give --mesh as well")
+        raise ExplainError(f"--axis {axis}: has no effect without a mesh; add --mesh")
     if hardware is not None and mesh is None:
-        raise ExplainError(
-            f"--hardware {hardware}: prices the resolutions of a conflict on a mesh; give --mesh "
-            "as well"
-        )
+        raise ExplainError(f"--hardware {hardware}: has no effect without a mesh; add --mesh")

@@ -9,15 +9,13 @@ import typer
 
 from toast.cli.common import command, console, group, progress
 
-app = group("Devices: what there are, what is known of them, and how to fit them to measurements.")
-Device = Annotated[
-    str, typer.Argument(metavar="NAME", help="A device's name, or the path of a hardware file.")
-]
+app = group("List, show and calibrate hardware descriptions.")
+Device = Annotated[str, typer.Argument(metavar="NAME", help="Device name or hardware file.")]
 
 
 @command(app, "list")
 def hardware_list() -> None:
-    """List the devices that --hardware may name."""
+    """List the devices that TOAST has a description of."""
     from toast import report
     from toast.hardware import load, names
 
@@ -28,10 +26,10 @@ def hardware_list() -> None:
 def hardware_show(
     device: Device,
     mesh: Annotated[
-        str | None, typer.Option("--mesh", help="Show collectives on this mesh: data=4,model=4.")
+        str | None, typer.Option("--mesh", help="Mesh for the collectives, such as data=4,model=4.")
     ] = None,
 ) -> None:
-    """Show what is known of a device, and what its collectives cost on a mesh."""
+    """Show a device's figures and the cost of collectives on a mesh."""
     from toast import report
     from toast.hardware import Mesh, load
 
@@ -44,19 +42,21 @@ def hardware_calibrate(
     collectives: Annotated[
         pathlib.Path,
         typer.Option(
-            help="CSV of measured times: columns collective,devices,bytes,seconds, as nccl-tests "
-            "counts them."
+            help="CSV file of measured times with columns collective,devices,bytes,seconds; bytes "
+            "are counted as in nccl-tests."
         ),
     ],
     output: Annotated[
         pathlib.Path | None,
-        typer.Option("-o", "--output", help="The file to write; default: NAME-calibrated.toml."),
+        typer.Option(
+            "-o", "--output", help="Hardware file to write; default: NAME-calibrated.toml."
+        ),
     ] = None,
     source: Annotated[
-        str, typer.Option("--source", help="What the fitted figures are marked with.")
+        str, typer.Option("--source", help="Source to record for the fitted figures.")
     ] = "Measured",
 ) -> None:
-    """Fit the collectives of a switched device to measured times and write a hardware file."""
+    """Fit the collectives of a switched device to measurements and write a hardware file."""
     from toast import report
     from toast.errors import HardwareError
     from toast.files import check_writable, write_all
@@ -65,7 +65,7 @@ def hardware_calibrate(
     machine, times = load(device), calibrate.read_table(collectives)
     place = output or pathlib.Path(f"{pathlib.Path(device).stem}-calibrated.toml")
     if place.suffix != ".toml":
-        raise HardwareError(f"--output {place}: hardware files end in .toml")
+        raise HardwareError(f"--output {place}: the name of a hardware file must end in .toml")
     check_writable((place,), HardwareError)
     with progress() as show:
         fitted = calibrate.calibrate(machine, times, progress=show)

@@ -1,4 +1,4 @@
-"""``toast verify`` and ``validate``: what XLA says of plans."""
+"""``toast verify`` and ``validate``: check plans with XLA."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ def verify(
     hardware: HardwareOption = "tpu-v5e",
     seed: SeedOption = 0,
 ) -> None:
-    """Plan TARGET (a model in its small form), run it on CPU devices, sharded and not, and compare.
+    """Run TARGET sharded and unsharded and compare the outputs.
 
-    The plan is made as if links had no latency and memory were scarce, so that a small program is
-    sharded as a large one would be.  Exits with code 1 when an output differs.
+    The program runs on CPU devices. A model is planned and run in its small form. The search
+    assumes links without latency and scarce memory, so that a small program is sharded like a large
+    one. Exits with code 1 if an output differs.
     """
     from toast.errors import MeshError
     from toast.hardware import Mesh
 
     parsed = Mesh.parse(mesh)
     if parsed.devices > 256:
-        raise MeshError(f"mesh {mesh}: verify runs on at most 256 CPU devices; use a smaller mesh")
+        raise MeshError(f"mesh {mesh}: toast verify runs at most 256 devices; use a smaller mesh")
     use_cpu_devices(parsed.devices)
     from toast import api, report
     from toast.hardware import load
@@ -61,7 +62,7 @@ def verify(
 
 
 class Judge(enum.StrEnum):
-    """Who judges plans."""
+    """What a plan is checked with."""
 
     tpu = "tpu"
     cpu = "cpu"
@@ -76,28 +77,33 @@ def validate(
         Judge,
         typer.Option(
             "--oracle",
-            help="tpu: the TPU compiler. cpu: run on CPU devices (a model in its small form), for "
-            "numbers and kinds of collectives.",
+            help="tpu: compile with XLA's TPU compiler. cpu: run on CPU devices (a model in its "
+            "small form) and compare the collectives.",
         ),
     ] = Judge.tpu,
     plans: Annotated[
-        int, typer.Option("--plans", min=0, help="Single actions and random states, by turns.")
+        int,
+        typer.Option(
+            "--plans",
+            min=0,
+            help="Number of additional plans, alternately single actions and random states.",
+        ),
     ] = 8,
     full: Annotated[
         bool,
-        typer.Option("--full", help="Let the compiler finish, for the time of its schedule."),
+        typer.Option("--full", help="Compile to the end, to compare step times as well."),
     ] = False,
     plot: Annotated[
-        pathlib.Path | None, typer.Option("--plot", help="Write a scatter plot (SVG) here.")
+        pathlib.Path | None, typer.Option("--plot", help="Write a scatter plot (SVG) to this file.")
     ] = None,
     timeout: TimeoutOption = 600,
     seed: SeedOption = 0,
 ) -> None:
-    """Compare predictions with what XLA says of the same plans; no TPU is needed.
+    """Compare predictions with XLA's results for the same plans.
 
-    The found plan, the unsharded program, the strategies that experts write for a model, single
-    actions and random states. Verdicts are kept in ~/.cache/toast. The TPU compiler comes with the
-    extra toast-partitioner[tpu].
+    No TPU is needed. The plans are TOAST's, the unsharded program, the expert strategies of a
+    model, single actions and random states. Results are cached in ~/.cache/toast. The TPU compiler
+    needs the extra toast-partitioner[tpu].
     """
     from toast.errors import MeshError, PlanError
     from toast.files import check_writable, write_all
@@ -107,12 +113,14 @@ def validate(
     check_writable((plot,), PlanError)
     if oracle is Judge.cpu:
         if parsed.devices > 256:
-            raise MeshError(f"mesh {mesh}: at most 256 CPU devices; use a smaller mesh")
+            raise MeshError(
+                f"mesh {mesh}: --oracle cpu runs at most 256 devices; use a smaller mesh"
+            )
         if full or plot:
-            raise PlanError("--full and --plot are for --oracle tpu; CPU devices only run plans")
+            raise PlanError("--full and --plot need --oracle tpu; remove them, or add --oracle tpu")
         use_cpu_devices(parsed.devices)
     from toast import api
-    from toast import validate as stage
+    from toast.evaluation import validate as stage
 
     small = oracle is Judge.cpu
     with progress() as show:

@@ -20,6 +20,7 @@ from toast.cli.common import (
     ReportOption,
     SeedOption,
     Source,
+    SourcesOption,
     TimeoutOption,
     command,
     console,
@@ -28,7 +29,6 @@ from toast.cli.common import (
     warn,
 )
 from toast.errors import PinError
-from toast.units import size_text
 
 if TYPE_CHECKING:
     from toast.space import Constraints
@@ -37,43 +37,53 @@ app = group("")
 
 PinOption = Annotated[
     list[str] | None,
-    typer.Option("--pin", help="Fix shardings: \"params['wq']=P('model', None)\"; * is any."),
+    typer.Option(
+        "--pin",
+        help="Fix the sharding of arguments or named values: \"params['wq']=P('model', None)\"; * "
+        "matches any text.",
+    ),
 ]
 ForbidOption = Annotated[
     list[str] | None,
-    typer.Option("--forbid", help='Keep arguments off mesh axes: "params*=data".'),
+    typer.Option("--forbid", help='Do not shard arguments along mesh axes: "params*=data".'),
 ]
 FixOption = Annotated[
     list[str] | None,
-    typer.Option("--fix", help='Shard a dimension, wherever it goes, first: "tokens:0=data".'),
+    typer.Option(
+        "--fix", help='Shard a dimension and its color before the search: "tokens:0=data".'
+    ),
 ]
 KeepOption = Annotated[
     bool,
-    typer.Option("--keep-constraints", help="Hold the program's own shardings, of arguments too."),
+    typer.Option(
+        "--keep-constraints", help="Keep the shardings in the program, including its arguments'."
+    ),
 ]
 DevicesOption = Annotated[
     int | None,
-    typer.Option("--devices", help="Try every mesh of so many devices; in place of --mesh."),
+    typer.Option(
+        "--devices", help="Number of devices; the mesh is searched too. Use it instead of --mesh."
+    ),
 ]
 BudgetOption = Annotated[
-    float | None, typer.Option("--budget", min=0.0, help="Seconds that TOAST's search may take.")
+    float | None, typer.Option("--budget", min=0.0, help="Time limit of TOAST's search in seconds.")
 ]
 RestartsOption = Annotated[
     int,
-    typer.Option("--restarts", min=1, help="Independent searches of TOAST; the best counts."),
+    typer.Option("--restarts", min=1, help="Number of searches; the best plan is kept."),
 ]
 ProcessesOption = Annotated[
     int,
     typer.Option(
         "--processes",
         min=1,
-        help="Searches that run at a time; without a budget the plan does not depend on it.",
+        help="Number of parallel searches; without a budget it does not change the plan.",
     ),
 ]
 
 
 class Beside(enum.StrEnum):
-    """Which collectives run beside products."""
+    """Which collectives overlap with matrix products."""
 
     none = "none"
     partial = "partial"
@@ -84,14 +94,14 @@ OverlapOption = Annotated[
     Beside,
     typer.Option(
         "--overlap",
-        help="Collectives that run beside products: none; partial, those of the background "
-        "where products are independent of them; full, all.",
+        help="Collectives that overlap with matrix products: none; partial, asynchronous "
+        "collectives with independent products; full, all.",
     ),
 ]
 
 
 class Resolve(enum.StrEnum):
-    """Whether compatible conflicts are resolved alike."""
+    """Whether compatible conflicts are resolved together."""
 
     compatible = "compatible"
     independent = "independent"
@@ -104,15 +114,17 @@ def plan(
         str | None,
         typer.Option(
             "--mesh",
-            help="Axes and sizes: data=4,model=4; @model,data behind it lays "
-            "data innermost. Or give --devices.",
+            help="Mesh axes and sizes: data=4,model=4; append @model,data to make data the "
+            "innermost axis. Alternatively, use --devices.",
         ),
     ] = None,
     devices: DevicesOption = None,
     hardware: HardwareOption = "tpu-v5e",
     memory: Annotated[
         float | None,
-        typer.Option("--memory", help="Limit per device in GiB; an error if no plan fits."),
+        typer.Option(
+            "--memory", help="Memory limit per device in GiB; it is an error if no plan fits."
+        ),
     ] = None,
     budget: BudgetOption = None,
     overlap: OverlapOption = Beside.partial,
@@ -127,29 +139,30 @@ def plan(
         Resolve,
         typer.Option(
             "--resolution",
-            help="Conflicts: compatible ones alike, or each independent of the others.",
+            help="Resolve compatible conflicts together, or each conflict independently.",
         ),
     ] = Resolve.compatible,
     start: Annotated[
         pathlib.Path | None,
-        typer.Option("--start", help="Begin the search with the plan in this JSON file."),
+        typer.Option("--start", help="Start the search from the plan in this JSON file."),
     ] = None,
     json_file: JsonOption = None,
     output: OutputOption = None,
     html: ReportOption = None,
+    sources: SourcesOption = None,
 ) -> None:
     """Find the best sharding of TARGET on a mesh and explain it.
 
-    With --devices in place of --mesh, find the best mesh too.
+    With --devices instead of --mesh, find the best mesh too.
     """
-    from toast import api, given, report
+    from toast import api, inputs, report
     from toast.errors import PlanError
     from toast.files import check_writable, write_all
     from toast.hardware import load
     from toast.search import Settings
 
     machine = load(hardware)
-    given.candidate_meshes(mesh, devices, machine)  # complain before the long work
+    inputs.candidate_meshes(mesh, devices, machine)  # complain before the long work
     check_writable((json_file, output, html), PlanError)
     with progress() as show:
         analysis = source.analysis(show)
@@ -174,14 +187,11 @@ def plan(
     if output:
         texts[output] = made.annotated()
     if html:
-        texts[html] = report.html_text(made)
+        texts[html] = report.html_text(made, sources=sources)
     write_all(texts, PlanError)
     console().print(report.plan_tables(made))
     if not made.fits:
-        warn([
-            f"the plan needs {size_text(made.after.peak_bytes)} per device, more than the "
-            f"{size_text(made.memory_bytes)} of {machine.name}; use a larger mesh"
-        ])  # fmt: skip
+        raise typer.Exit(1)
 
 
 @command(app)
@@ -190,10 +200,13 @@ def analyze(
     json_file: JsonOption = None,
     facts: Annotated[
         pathlib.Path | None,
-        typer.Option("--facts", help="Write the fact base as text for clingo to this file."),
+        typer.Option("--facts", help="Write the fact base to this file as text for clingo."),
     ] = None,
 ) -> None:
-    """Print the counts of TARGET's analysis: names, colors, conflicts, groups; and stage times."""
+    """Analyze TARGET: count its names, colors, conflicts and groups.
+
+    The time of each stage is printed as well.
+    """
     from toast import report
     from toast.errors import PlanError
     from toast.files import check_writable, write_all
@@ -221,7 +234,7 @@ def analyze(
 def _constraints(
     pin: list[str] | None, forbid: list[str] | None, fix: list[str] | None, keep: bool
 ) -> Constraints:
-    """The user's constraints; raises :class:`toast.errors.PinError` where they do not parse."""
+    """Parse the user's constraints; raises :class:`toast.errors.PinError`."""
     from toast.space import Constraints
 
     return Constraints(
@@ -256,7 +269,7 @@ def _several(given: list[str] | None, option: str, example: str) -> dict[str, li
 
 
 class Compiler(enum.StrEnum):
-    """Who judges plans without running them."""
+    """Compilers that check plans without running them."""
 
     tpu = "tpu"
 
@@ -270,9 +283,9 @@ def compare(
         str,
         typer.Option(
             "--methods",
-            help="toast; manual, the best of what experts write for a model, and of all "
-            "combinations; automap, a search that propagates after every action; alpa, an integer "
-            "linear program; shardy, the batch on all axes, and propagation.",
+            help="Comma-separated: toast; manual, the best combination of expert strategies; "
+            "automap, a search that propagates after every action; alpa, an integer linear "
+            "program; shardy, the batch sharded along all axes, then propagation.",
         ),
     ] = "toast,manual,automap,alpa,shardy",
     limit: LimitOption = 60.0,
@@ -285,7 +298,7 @@ def compare(
     keep_constraints: KeepOption = False,
     oracle: Annotated[
         Compiler | None,
-        typer.Option("--oracle", help="tpu: XLA's TPU compiler judges every plan as well."),
+        typer.Option("--oracle", help="tpu: also compile every plan with XLA's TPU compiler."),
     ] = None,
     timeout: TimeoutOption = 600,
     seed: SeedOption = 0,
@@ -293,18 +306,20 @@ def compare(
     processes: ProcessesOption = 1,
     json_file: JsonOption = None,
     html: ReportOption = None,
+    sources: SourcesOption = None,
 ) -> None:
-    """Partition TARGET by TOAST and by other methods; all priced by the same cost model.
+    """Compare TOAST's plan for TARGET with those of other methods.
 
-    A search that reaches its limit gives the best that it has, and says so. An interrupt ends it
-    with the rows so far. The TPU compiler comes with the extra toast-partitioner[tpu].
+    The same cost model prices all plans. A search that reaches its limit returns its best plan so
+    far, with a note. An interrupt prints the rows so far. The TPU compiler needs the extra
+    toast-partitioner[tpu].
 
-    Pins and other constraints go to all methods. A plan that does not hold them, as AutoMap's and
-    Shardy's may not, has that in its note.
+    Pins and other constraints apply to all methods. AutoMap and Shardy may violate them; a note
+    then names the violation.
     """
-    from toast import compare as stage
     from toast import report
     from toast.errors import PlanError
+    from toast.evaluation import compare as stage
     from toast.files import check_writable, write_all
     from toast.hardware import Mesh, load
     from toast.search import Settings
@@ -330,7 +345,7 @@ def compare(
     warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if html:
-        texts[html] = report.comparison_html(source.marked(rows, hardware))
+        texts[html] = report.comparison_html(source.marked(rows, hardware), sources)
     if json_file:
         data = {
             "version": 1, "program": analysis.program.name, "mesh": dict(parsed.axes),
@@ -348,11 +363,11 @@ def compare(
 
 @command(app)
 def models() -> None:
-    """List the models that TARGET may name."""
+    """List the models of the zoo."""
     from toast.models import ZOO
-    from toast.tables import Table
+    from toast.text_tables import TextTable
 
-    table = Table("name", "what it is")
+    table = TextTable("name", "description")
     table.add_column("parameters", justify="right")
     table.add_column("options")
     for name, entry in ZOO.items():

@@ -1,4 +1,4 @@
-"""``toast diff`` and ``apply``, and what ``toast explain`` says of plans."""
+"""``toast diff`` and ``apply``, and the part of ``toast explain`` for plans."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from toast.cli.common import (
     OutputOption,
     ReportOption,
     Source,
+    SourcesOption,
     command,
     console,
     group,
@@ -23,7 +24,8 @@ from toast.cli.common import (
 from toast.units import size_text
 
 if TYPE_CHECKING:
-    from toast.plan import Applied, Plan
+    from toast.hardware import Hardware
+    from toast.plan import Applied, Plan, Saved
 
 app = group("")
 
@@ -31,7 +33,8 @@ ProgramArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="PROGRAM",
-        help="Where TARGET is a plan: another TARGET than the one it was made from.",
+        help="If TARGET is a plan: its program. Needed unless the plan was made from a zoo model "
+        "or from a file in the same folder.",
         show_default=False,
     ),
 ]
@@ -39,30 +42,38 @@ ArgumentOption = Annotated[
     str | None,
     typer.Option(
         "--argument",
-        help="Of a plan: why this argument is sharded as it is; with * all of a group, such as "
+        help="For a plan: explain the sharding of this argument; * selects a group, such as "
         "params.layers[*].wq.",
     ),
 ]
 CollectiveOption = Annotated[
     str | None,
-    typer.Option("--collective", help="Of a plan: why a collective is there; a number, or all."),
+    typer.Option(
+        "--collective", help="For a plan: explain the collective with this number, or all."
+    ),
 ]
 WhyNotOption = Annotated[
     str | None,
     typer.Option(
         "--why-not",
-        help="Of a plan: what another sharding would do: \"params['wq']=P('model', None)\"; * in "
-        "the path stands for anything.",
+        help="For a plan: show the effect of another sharding: \"params['wq']=P('model', None)\"; "
+        "* matches any text.",
     ),
 ]
 WhyNotBudget = Annotated[
     float | None,
-    typer.Option("--budget", min=0.0, help="Seconds that --why-not may search.", show_default="10"),
+    typer.Option(
+        "--budget", min=0.0, help="Time limit of --why-not in seconds.", show_default="10"
+    ),
+]
+WhyNotOutput = Annotated[
+    pathlib.Path | None,
+    typer.Option("-o", "--output", help="Write the plan of --why-not to this JSON file."),
 ]
 
 
 def _plan_file(metavar: str) -> Any:
-    return typer.Argument(metavar=metavar, help="A plan, as toast plan --json wrote it.")
+    return typer.Argument(metavar=metavar, help="Plan file, written by toast plan --json.")
 
 
 @command(app)
@@ -71,9 +82,10 @@ def diff(
     second: Annotated[pathlib.Path, _plan_file("B.json")],
     json_file: JsonOption = None,
 ) -> None:
-    """Compare two plans: arguments, actions, collectives, time and memory; only what differs.
+    """Print the differences between two plans.
 
-    Exits with code 1 when they differ.
+    They may be in the arguments, actions, other values, collectives, time and memory. Exits with
+    code 1 if the plans differ.
     """
     from toast import report
     from toast.errors import PlanError
@@ -92,28 +104,29 @@ def diff(
 def apply(
     plan: Annotated[pathlib.Path, _plan_file("PLAN.json")],
     source: Source,
-    mesh: Annotated[
-        str | None, typer.Option("--mesh", help="Another mesh than the plan's: data=4,model=4.")
-    ] = None,
+    mesh: Annotated[str | None, typer.Option("--mesh", help="Mesh; default: the plan's.")] = None,
     hardware: Annotated[
         str | None,
-        typer.Option("--hardware", help="Other hardware than the plan's: a name or a file."),
+        typer.Option("--hardware", help="Device name or hardware file; default: the plan's."),
     ] = None,
     memory: Annotated[
         float | None,
         typer.Option(
             "--memory",
-            help="Limit per device in GiB, default: the plan's; an error if the plan does not fit.",
+            help="Memory limit per device in GiB; default: the plan's. If it is set, it is an "
+            "error if the plan does not fit.",
         ),
     ] = None,
     json_file: JsonOption = None,
     output: OutputOption = None,
     html: ReportOption = None,
+    sources: SourcesOption = None,
 ) -> None:
-    """Apply an earlier plan to TARGET, which may have changed; say what no longer matches.
+    """Apply a saved plan to TARGET, which may have changed.
 
-    Arguments are found by their paths, other values by the ops that make them, actions by the
-    dimensions that they shard. The plan is priced anew, beside what it said then.
+    The output lists the parts of the plan that do not match. Arguments are matched by their paths,
+    other values by the ops that define them, and actions by the dimensions that they shard. The old
+    and the new price are printed side by side.
     """
     from toast import api, report
     from toast.errors import PlanError
@@ -144,47 +157,80 @@ def apply(
     if output:
         texts[output] = made.annotated()
     if html:
-        texts[html] = report.html_text(made)
+        texts[html] = report.html_text(made, sources=sources)
     write_all(texts, PlanError)
     warn([*report.missing_rules(analysis), *applied.notes])
     console().print(report.applied_tables(applied))
     if not made.fits:
-        warn([
-            f"the plan needs {size_text(made.after.peak_bytes)} per device, more than "
-            f"{size_text(made.memory_bytes)}"
-        ])  # fmt: skip
+        raise typer.Exit(1)
 
 
-def load_plan(source: Source, target: str | None = None, *, module: bool = True) -> Applied:
-    """The plan that ``source`` names, on ``target``, or on the one that its file says.
+def load_plan(
+    source: Source,
+    target: str | None = None,
+    *,
+    hardware: str | None = None,
+    module: bool = True,
+) -> Applied:
+    """Load the plan file that ``source`` names and apply it to a program.
 
-    Options of ``source`` that say how to read TARGET go before those in the file; ``module`` is as
-    for :meth:`Source.program`.  Raises
-    :class:`toast.errors.PlanError` where neither says any TARGET.
+    The program is ``target``, or else the one that the file records.  The file is data: it may name
+    a model of the zoo, or files in its own folder.  A function, or a file elsewhere, must be the
+    user's ``target``, ``hardware`` or rules.  Options of ``source`` take precedence over those in
+    the file; ``module`` is as for :meth:`Source.program`.  Raises
+    :class:`toast.errors.PlanError` if neither names a program, and if the file beside the plan
+    holds another program.
     """
-    from toast import api
+    from toast import api, targets
     from toast.errors import PlanError
     from toast.plan import Origin, read
 
     saved = read(source.target)
-    if saved.origin is None and target is None:
-        raise PlanError(
-            f"{saved.name}: does not say which TARGET it was made from; name it behind the file"
-        )
+    machine = _machine(saved, hardware)
     origin = saved.origin or Origin("")
-    if target is not None and target != origin.target:
-        origin = Origin(target)
+    if target is not None:
+        if target != origin.target:
+            origin = Origin(target)
+        named, is_file = target, False
+    else:
+        named, is_file = targets.of_plan(saved)
+    rules = source.rules or (targets.rules_of_plan(saved) if origin.rules else ())
     given = {name: size for name, size in source.sizes.items() if size is not None}
     found = Source(
-        origin.target, {**origin.sizes, **given}, source.shapes or origin.shapes,
-        source.rules or tuple(map(pathlib.Path, origin.rules)), source.cache,
+        named, {**origin.sizes, **given}, source.shapes or origin.shapes, rules, source.cache,
+        source.donate or origin.donate,
     )  # fmt: skip
     with progress() as show:
         analysis = found.analysis(show, module=module)
-        applied = api.apply_plan(saved, analysis, progress=show, cache=source.cache)
+        if is_file and analysis.program.digest != saved.digest:
+            raise PlanError(
+                f"{saved.name}: {named} is not the program that the plan was made for; add TARGET "
+                "after the file name"
+            )
+        applied = api.apply_plan(
+            saved, analysis, hardware=machine, progress=show, cache=source.cache
+        )
     warn(applied.remarks)
-    made_from = found.origin(origin.hardware or saved.hardware)
+    made_from = found.origin(hardware or origin.hardware or saved.hardware)
     return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=made_from))
+
+
+def _machine(saved: Saved, hardware: str | None) -> Hardware:
+    """The hardware of a plan; ``hardware`` is what the user says that it was."""
+    from toast.errors import PlanError
+    from toast.hardware import load
+    from toast.plan import provenance
+    from toast.plan.files import hardware_digest
+
+    if hardware is None:
+        return provenance.machine_of(saved)
+    machine = load(hardware)
+    if hardware_digest(machine) != saved.hardware_digest:
+        raise PlanError(
+            f"--hardware {hardware}: a plan is explained on its own hardware; use toast apply to "
+            "price it on other hardware"
+        )
+    return machine
 
 
 def explain_plan(
@@ -195,8 +241,9 @@ def explain_plan(
     alternative: str | None = None,
     budget: float = 10.0,
     json_file: pathlib.Path | None = None,
+    output: pathlib.Path | None = None,
 ) -> None:
-    """Print what is asked of a plan: an argument, a collective (by number, or all), a why-not."""
+    """Print explanations of a plan: an argument, a collective (number or all), an alternative."""
     from toast import report
     from toast.errors import PlanError
     from toast.files import write_all
@@ -208,7 +255,7 @@ def explain_plan(
         shown.append(report.argument_explanation(found[-1]))
     if collective is not None and collective != "all":
         if not collective.isdecimal():
-            raise PlanError(f"--collective {collective}: give a number, or all")
+            raise PlanError(f"--collective {collective}: use a number, or all")
         found.append(plan.explain_collective(int(collective)))
         shown.append(report.collective_explanation(found[-1]))
     if collective == "all":
@@ -223,8 +270,12 @@ def explain_plan(
             show("search")
             found.append(plan.why_not(pattern, "P" + spec, budget=budget))
         shown.append(report.why_not_tables(found[-1]))
+    texts: dict[str | pathlib.Path, str] = {}
     if json_file:
         data = {"version": 1, "explained": [part.to_dict() for part in found]}
-        write_all({json_file: json.dumps(data, indent=2) + "\n"}, PlanError)
+        texts[json_file] = json.dumps(data, indent=2) + "\n"
+    if output:
+        texts[output] = found[-1].accept().json_text()
+    write_all(texts, PlanError)
     for part in shown:
         console().print(part)

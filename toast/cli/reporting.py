@@ -14,6 +14,7 @@ from toast.cli.common import (
     MemoryOption,
     SeedOption,
     Source,
+    SourcesOption,
     command,
     group,
     progress,
@@ -33,36 +34,39 @@ def report(
         str | None,
         typer.Option(
             "--mesh",
-            help="Axes and sizes: data=4,model=4; @model,data behind it lays data innermost. A "
-            "plan has its own.",
+            help="Mesh axes and sizes: data=4,model=4; append @model,data to make data the "
+            "innermost axis. A plan has its own mesh.",
         ),
     ] = None,
     output: Annotated[
-        pathlib.Path, typer.Option("-o", "--output", help="The HTML file to write.")
+        pathlib.Path, typer.Option("-o", "--output", help="HTML file to write.")
     ] = pathlib.Path("report.html"),
     hardware: HardwareOption = "tpu-v5e",
     methods: Annotated[
         str,
         typer.Option(
             "--methods",
-            help="Methods to compare, as of toast compare: toast,manual,alpa.",
+            help="Comma-separated methods to compare, as for toast compare: toast,manual,alpa.",
         ),
     ] = "toast",
     limit: LimitOption = 60.0,
     memory: MemoryOption = None,
     seed: SeedOption = 0,
+    sources: SourcesOption = None,
 ) -> None:
-    """Plan TARGET and write a report: one HTML file that opens offline.
+    """Plan TARGET and write an HTML report that opens offline.
 
-    TARGET may be a plan, as toast plan --json wrote it: the report is its own then, and nothing is
-    searched for. It says itself what it was made from, unless that is named behind it.
+    If TARGET is a plan's JSON file, the report describes that plan, and there is no search. If the
+    plan was not made from a zoo model or from a file in the same folder, add its program after the
+    file.
 
-    Arguments and their shardings, actions with reasons, where time and memory go, conflicts, and
-    every op with its source line. With --methods, other methods' plans beside it.
+    The report shows the arguments with their shardings, the actions with their reasons, the time
+    and memory of each part, the conflicts, and every op with its source line. --methods adds the
+    plans of other methods.
     """
-    from toast import compare as stage
     from toast import report as reports
     from toast.errors import PlanError
+    from toast.evaluation import compare as stage
     from toast.files import check_writable, is_plan, write_all
     from toast.hardware import Mesh, load
     from toast.search import Settings
@@ -70,17 +74,19 @@ def report(
     check_writable((output,), PlanError)
     if is_plan(source.target):
         _refuse(context, source.target)
-        applied = load_plan(source, program)
-        # Who gets the page sees no error stream.
+        own = context.get_parameter_source("hardware")
+        chosen = hardware if own and own.name == "COMMANDLINE" else None
+        applied = load_plan(source, program, hardware=chosen)
+        # Readers of the page do not see the error stream.
         note = "; ".join(filter(None, (applied.plan.note, *applied.remarks)))
         plan = dataclasses.replace(applied.plan, note=note)
-        write_all({output: reports.html_text(plan)}, PlanError)
+        write_all({output: reports.html_text(plan, sources=sources)}, PlanError)
         print(f"written to {output}")
         return
     if program is not None:
-        raise PlanError(f"{program}: one TARGET at a time; only a plan has a PROGRAM behind it")
+        raise PlanError(f"{program}: PROGRAM is only for plans; report on one TARGET at a time")
     if mesh is None:
-        raise PlanError("--mesh is missing: give the axes and sizes, --mesh data=4,model=4")
+        raise PlanError("--mesh is missing; add the axes and sizes, such as --mesh data=4,model=4")
     wanted = stage.chosen(methods)
     parsed, machine = Mesh.parse(mesh), load(hardware)
     with progress() as show:
@@ -92,18 +98,19 @@ def report(
             settings=Settings(seed=seed), progress=show,
         )  # fmt: skip
         show("writing the report")
-        write_all({output: reports.comparison_html(source.marked(rows, hardware))}, PlanError)
+        page = reports.comparison_html(source.marked(rows, hardware), sources)
+        write_all({output: page}, PlanError)
     warn(reports.missing_rules(analysis))
     print(f"written to {output}")
 
 
 def _refuse(context: typer.Context, plan: str) -> None:
-    """Complain of options that a plan has its own of."""
+    """Reject options whose values a plan file already has."""
     from toast.errors import PlanError
 
-    for name in ("mesh", "hardware", "methods", "limit", "memory", "seed"):
+    for name in ("mesh", "methods", "limit", "memory", "seed"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise PlanError(
-                f"{plan}: a plan's report has no --{name}; plan its TARGET anew for that"
+                f"{plan}: --{name} cannot be used with a plan; use toast plan to make a new plan"
             )

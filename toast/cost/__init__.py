@@ -1,14 +1,30 @@
 """Fifth stage: vectorised prices of states (paper, section 4.5)."""
 
 from toast.cost.breakdown import Breakdown, OpCollective, break_down
+from toast.cost.entities import Entity
 from toast.cost.layout import Layout
 from toast.cost.memo import Memo
 from toast.cost.model import CostModel, Overlap
-from toast.cost.prices import Prices, Worth
+from toast.cost.prices import Prices, Transfer, Worth
+from toast.cost.terms import DEFAULT_TERMS, LocalTerm, StepPart, Term, Traffic
 from toast.cost.timeline import Buffer, Timeline
-from toast.cost.transfers import Transfer
 
 __all__ = [
-    "Breakdown", "Buffer", "CostModel", "Layout", "Memo", "OpCollective", "Overlap", "Prices",
-    "Timeline", "Transfer", "Worth", "break_down",
+    "DEFAULT_TERMS",
+    "Breakdown",
+    "Buffer",
+    "CostModel", "Entity",
+    "Layout",
+    "LocalTerm",
+    "Memo",
+    "OpCollective",
+    "Overlap",
+    "Prices",
+    "StepPart",
+    "Term",
+    "Timeline",
+    "Traffic",
+    "Transfer",
+    "Worth",
+    "break_down",
 ]  # fmt: skip

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
+from toast.cost.entities import OP_SCOPES, Entity, Floats, Ints
 from toast.cost.model import CostModel
+from toast.cost.terms import StepPart
 from toast.hardware import COLLECTIVES
 from toast.space import States
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +41,8 @@ class Breakdown:
     product_seconds: Floats  # [ops]
     memory_seconds: Floats  # [ops]
     collectives: tuple[OpCollective, ...]
+    #: The seconds of both by the name of the term that they are of: ``[ops]`` each.
+    term_seconds: Mapping[str, Floats]
 
     def __repr__(self) -> str:
         return f"<Breakdown of {len(self.product_seconds):,} ops>"
@@ -57,45 +58,49 @@ def break_down(model: CostModel, state: States) -> Breakdown:
     program, names = model.space.analysis.program, model.space.analysis.names
     repeats = np.array(program.repeats, dtype=np.float64)
     value_op = np.array([value.op for value in program.values], dtype=np.int64)
-    of_op = _Spread(model.space.classes.of_op, repeats, np.arange(len(repeats)))
-    of_value = _Spread(t.value_class, repeats[value_op], value_op)
-    of_use = _Spread(t.use_class, repeats[names.use_op], names.use_op)
-
-    products = np.zeros(len(t.count))
-    if len(t.tensor_class):
-        products[np.unique(t.tensor_class)] = model.product_seconds(layout.held)[0]
-    settled, used = model.sizes(layout)
-    rate = model.hardware.memory_bytes_per_s
-    shards = model.collectives.devices[_held(layout.defined[0])]
-    made = settled[0] * t.value_written * t.value_count / rate
-    made += t.value_transcendentals / model.hardware.transcendentals_per_s / shards
-    read = used[0] * t.use_reads / rate
-    found: list[OpCollective] = []
-    made_at = _Members(t.value_class, np.arange(len(value_op)), repeats[value_op])
-    moved_at = _Members(t.use_class, names.use_value, repeats[names.use_op])
-    for timed in model.timed(layout, settled, used):
-        members, op = (moved_at, names.use_op) if timed.move.of_uses else (made_at, value_op)
-        times = (timed.times * (1 - timed.move.spared))[0]
-        kind = COLLECTIVES[timed.kind]
-        for x in np.flatnonzero(times > 0).tolist():
-            held = int(timed.move.axes[0, x])
-            axes = tuple(n for a, n in enumerate(model.space.mesh.names) if held >> a & 1)
-            once, size = float(timed.once[0, x]), float(timed.result[0, x])
-            for member, count in members.counts(x, float(times[x])):
-                operand = int(names.use_index[member]) if timed.move.of_uses else -1
-                found.append(
-                    OpCollective(int(op[member]), operand, kind, axes, count, count * once, size)
+    every_op, every_value = np.arange(len(repeats)), np.arange(len(value_op))
+    of_op = _Spread(model.space.classes.of_op, repeats, every_op)
+    spreads = {
+        Entity.VALUE_CLASS: _Spread(t.value_class, repeats[value_op], value_op),
+        Entity.USE_CLASS: _Spread(t.use_class, repeats[names.use_op], names.use_op),
+    }
+    parts, by_term = np.zeros((len(StepPart), len(repeats))), {}
+    for term, seconds in model.work(layout):
+        spread, amount = spreads.get(term.scope, of_op), seconds[0]
+        if term.scope in OP_SCOPES:
+            amount = np.bincount(t.op_class(term.scope), amount, minlength=len(t.ops))
+        by_term[term.name] = spread.over_ops(amount, len(repeats))
+        parts[term.part] += by_term[term.name]
+    movers = {
+        Entity.VALUE_CLASS: (_Members(t.value_class, every_value, repeats[value_op]), value_op),
+        Entity.USE_CLASS: (
+            _Members(t.use_class, names.use_value, repeats[names.use_op]), names.use_op,
+        ),
+    }  # fmt: skip
+    collectives: list[OpCollective] = []
+    for traffic in model.traffic(layout):
+        members, op = movers[traffic.term.scope]
+        for x in np.flatnonzero(traffic.count[0]).tolist():
+            axes, once = model.axis_names(traffic.axes[0, x]), float(traffic.once[0, x])
+            for member, count in members.counts(x, float(traffic.count[0, x])):
+                of_use = traffic.term.scope is Entity.USE_CLASS
+                collectives.append(
+                    OpCollective(
+                        op=int(op[member]),
+                        operand=int(names.use_index[member]) if of_use else -1,
+                        kind=COLLECTIVES[traffic.kind],
+                        axes=axes,
+                        count=count,
+                        seconds=count * once,
+                        bytes=float(traffic.result[0, x]),
+                    )
                 )
     return Breakdown(
-        product_seconds=of_op.over_ops(products, len(repeats)),
-        memory_seconds=of_value.over_ops(made, len(repeats)) + of_use.over_ops(read, len(repeats)),
-        collectives=tuple(sorted(found, key=lambda c: (c.op, c.operand, c.kind))),
+        product_seconds=parts[StepPart.PRODUCTS],
+        memory_seconds=parts[StepPart.MEMORY],
+        collectives=tuple(sorted(collectives, key=lambda c: (c.op, c.operand, c.kind))),
+        term_seconds=by_term,
     )
-
-
-def _held(dims: npt.NDArray[np.int8]) -> Ints:
-    """The set of axes, as a bit mask, that shard each of ``[C, A]``."""
-    return np.asarray(((dims >= 0) << np.arange(dims.shape[1])).sum(axis=1))
 
 
 class _Spread:

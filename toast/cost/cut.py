@@ -1,17 +1,28 @@
-"""Tables cut up into neighbourhoods: value classes, each with all that its price depends on."""
+"""Tables cut up into neighbourhoods: value classes, each with all that its price depends on.
+
+To price neighbourhoods side by side, each gets op, value and use classes of its own, and all of
+them together are priced as one state.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from toast.cost.tables import Tables
+from toast.cost.entities import Entity, Floats, Ints
+from toast.cost.tables import CopyPairs, Tables
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """The entities of one kind that neighbourhoods are made of; behind them may be others."""
+
+    owner: Ints  # neighbourhood that each is in
+    row: Ints  # its row in the tables of the whole program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,27 +35,20 @@ class Piece:
 
     tables: Tables
     number: int
-    #: Op classes of the whole program: ``[K]``; and the neighbourhood that each is in.
-    ops: Ints
-    owner: Ints
-    #: Value and use classes of the whole program: ``[C]`` and ``[U]``.
-    values: Ints
-    uses: Ints
-    #: Columns of the timeline that count, which column of the whole program each is, and the
-    #: neighbourhood that it is in.
-    columns: Ints
-    column: Ints
-    column_owner: Ints
-    #: ``[number, U]`` whose use classes they are.
+    ops: Members
+    members: dict[Entity, Members]
+    #: ``[number, members]`` whose use classes they are.
     used: sparse.csr_array
 
-    def of_values(self, amount: npt.NDArray[np.generic]) -> Floats:
-        """``[number, ...]`` of what value classes amount to: ``[1, C, ...]``."""
-        return np.asarray(amount[0, : self.number])
+    def total(self, entity: Entity, amount: npt.NDArray[Any]) -> Floats:
+        """``[number, ...]`` sums by neighbourhood of ``[1, entities, ...]``, of values or uses."""
+        if entity is Entity.VALUE_CLASS:
+            return np.asarray(amount[0, : self.number])
+        return np.asarray(self.used @ amount[0, : self.used.shape[1]])
 
-    def of_uses(self, amount: npt.NDArray[np.generic]) -> Floats:
-        """``[number, ...]``, the sums of what use classes amount to: ``[1, U, ...]``."""
-        return np.asarray(self.used @ amount[0])
+    def own(self, entity: Entity, amount: Floats) -> Floats:
+        """``[members]`` of ``[1, entities]``: what neighbourhoods are made of."""
+        return amount[0, : len(self.members[entity].owner)]
 
 
 class Neighbourhoods:
@@ -52,96 +56,75 @@ class Neighbourhoods:
 
     def __init__(self, tables: Tables) -> None:
         t = self._tables = tables
-        values, uses = len(t.value_slot), len(t.use_slot)
+        values = len(t.values)
         every = np.arange(values)
         # Rows of each value class in the tables, from the first one on.
-        self._uses = _Rows.of(t.use_value, values)
-        self._merges = _Rows.of(t.merge_class, values)
-        self._products = _Rows.of(t.product_operand, values)
-        # Pairs of use classes: all distances in one, by value class.
-        sizes = [len(later) for later, _ in t.pairs]
-        empty = np.zeros((2, 0), dtype=np.int64)
-        later, earlier = np.concatenate([empty, *map(np.stack, t.pairs)], axis=1)
-        order = np.argsort(t.use_value[later], kind="stable")
-        self._pair = np.stack([later, earlier])[:, order]
-        self._distance = np.repeat(np.arange(len(sizes)), sizes)[order]
-        self._pair_column = values + uses + order
-        self._pairs = _Rows.of(t.use_value[later[order]], values)
-        self._after_pairs = values + uses + len(order)
+        self._uses = _Rows.of(t.uses.value, values)
+        self._sums = _Rows.of(t.joint_sums.value, values)
+        self._products = _Rows.of(t.operands.value, values)
+        #: Pairs of use classes by value class, instead of by distance.
+        self._pair = np.argsort(t.uses.value[t.pairs.later], kind="stable")
+        self._pairs = _Rows.of(t.uses.value[t.pairs.later[self._pair]], values)
         # Op classes that each depends on: around it, and around those that it shares with.
-        of_op = np.concatenate([t.slot_class[t.value_slot], t.slot_class[t.use_slot]])
-        around = _marks(np.concatenate([every, t.use_value]), of_op, (values, len(t.count)))
-        depends = np.concatenate([every, t.merge_class, t.product_operand])
-        on = np.concatenate([every, t.merge_with, t.product_result])
+        of_op = np.concatenate([t.op_class(Entity.VALUE_CLASS), t.op_class(Entity.USE_CLASS)])
+        around = _marks(np.concatenate([every, t.uses.value]), of_op, (values, len(t.ops)))
+        depends = np.concatenate([every, t.joint_sums.value, t.operands.value])
+        on = np.concatenate([every, t.joint_sums.other, t.operands.result])
         #: ``[C, K]`` whose sharding a value class's neighbourhood depends on.
         self.classes: sparse.csr_array = _marks(depends, on, (values, values)) @ around
         self.classes.sum_duplicates()
 
     def cut(self, values: Ints) -> Piece:
         """The neighbourhoods of ``values``, which may name a value class several times."""
-        t, n = self._tables, len(values)
-        whole = len(t.value_slot)
-        merging, merge = self._merges.among(values)
-        operand, product = self._products.among(values)
-        value = np.concatenate([values, t.merge_with[merge], t.product_result[product]])
-        inside = np.concatenate([np.arange(n), merging, operand])
+        t, number = self._tables, np.arange(len(values))
+        summing, sums = self._sums.among(values)
+        taking, products = self._products.among(values)
+        value = np.concatenate([values, t.joint_sums.other[sums], t.operands.result[products]])
+        inside = np.concatenate([number, summing, taking])
         user, use = self._uses.among(value)
-        own = int(np.searchsorted(user, n))
-        slot = np.concatenate([t.value_slot[value], t.use_slot[use]])
-        op = t.slot_class[slot]
-        first = np.flatnonzero(np.diff(user, prepend=-1))
-        paired, pair = self._pairs.among(values)
-        start = np.searchsorted(user, np.arange(n)) - self._uses.first[values]
-        later, earlier = self._pair[:, pair] + start[paired]
-        # By distance, as columns of the timeline are.
-        order = np.argsort(self._distance[pair], kind="stable")
-        ends = np.flatnonzero(np.diff(self._distance[pair][order])) + 1
-        number, places = np.arange(n), [np.arange(len(value)), len(value) + np.arange(len(use))]
-        behind = len(value) + len(use) + len(pair)
+        own = int(np.searchsorted(user, len(values)))
+        slot = np.concatenate([t.values.slot[value], t.uses.slot[use]])
+        slots, op = np.arange(len(slot)), t.slots.op_class[slot]
+        paired, place = self._pairs.among(values)
+        # By distance, as in the tables of the whole program.
+        order = np.argsort(self._pair[place], kind="stable")
+        paired, pair = paired[order], self._pair[place[order]]
+        start = np.searchsorted(user, number) - self._uses.first[values]
+        beside = len(values) + np.arange(len(sums) + len(products))
         none = np.zeros(0, dtype=np.int64)
         tables = dataclasses.replace(
             t,
-            slot_class=np.arange(len(slot)), slot_dim=t.slot_dim[slot],
-            count=t.count[op], flops=t.flops[op], matmul=t.matmul[op], halo=t.halo[op],
-            tensor_slot=none, tensor_class=none, tensor_bytes=t.tensor_bytes[:0],
-            product_class=none, product_size=t.product_size[:0],
-            product_group=t.product_group[:0],
-            value_slot=places[0], value_count=t.value_count[value],
-            value_bytes=t.value_bytes[value], value_sizes=t.value_sizes[value],
-            value_written=t.value_written[value], value_merged=t.value_merged[value],
-            value_transcendentals=t.value_transcendentals[value],
-            summed_whole=t.summed_whole[value], reduces=t.reduces[value],
-            product_operand=operand, product_result=n + len(merge) + np.arange(len(product)),
-            product_along=t.product_along[product],
-            use_value=user, use_slot=places[1], use_first=first, used_value=user[first],
-            use_count=t.use_count[use], use_number=t.use_number[use], use_reads=t.use_reads[use],
-            use_constant=t.use_constant[use], use_share=t.use_share[use],
-            merge_class=merging, merge_with=n + np.arange(len(merge)),
-            merge_share=t.merge_share[merge],
-            pairs=tuple(zip(np.split(later[order], ends), np.split(earlier[order], ends),
-                            strict=True)) if len(pair) else (),
+            slots=dataclasses.replace(t.slots.take(slot), op_class=slots),
+            ops=t.ops.take(op),
+            products=t.products.take(none),
+            tensors=t.tensors.take(none),
+            values=dataclasses.replace(t.values.take(value), slot=slots[: len(value)]),
+            uses=dataclasses.replace(t.uses.take(use), value=user, slot=slots[len(value) :]),
+            pairs=CopyPairs(
+                t.pairs.later[pair] + start[paired], t.pairs.earlier[pair] + start[paired],
+                t.pairs.distance[pair],
+            ),
+            joint_sums=dataclasses.replace(
+                t.joint_sums.take(sums), value=summing, other=beside[: len(sums)]
+            ),
+            operands=dataclasses.replace(
+                t.operands.take(products), value=taking, result=beside[len(sums) :]
+            ),
         )  # fmt: skip
         return Piece(
             tables=tables,
-            number=n,
-            ops=op,
-            owner=np.concatenate([inside, inside[user]]),
-            values=value,
-            uses=use,
-            columns=np.concatenate([
-                number, len(value) + np.arange(own), len(value) + len(use) + np.arange(len(pair)),
-                *(behind + i * len(value) + number for i in range(3)),
-            ]),
-            column=np.concatenate([
-                values, whole + use[:own], self._pair_column[pair][order],
-                *(self._after_pairs + i * whole + values for i in range(3)),
-            ]),
-            column_owner=np.concatenate([number, user[:own], paired[order], *[number] * 3]),
+            number=len(values),
+            ops=Members(np.concatenate([inside, inside[user]]), op),
+            members={
+                Entity.VALUE_CLASS: Members(number, values),
+                Entity.USE_CLASS: Members(user[:own], use[:own]),
+                Entity.COPY_PAIR: Members(paired, pair),
+            },
             used=sparse.csr_array(
-                (np.ones(own), np.arange(own), np.searchsorted(user, np.arange(n + 1))),
-                shape=(n, len(use)),
+                (np.ones(own), np.arange(own), np.searchsorted(user, np.arange(len(values) + 1))),
+                shape=(len(values), own),
             ),
-        )  # fmt: skip
+        )
 
 
 @dataclasses.dataclass(frozen=True)

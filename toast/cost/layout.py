@@ -1,134 +1,345 @@
-"""Where values are sharded in batches of states: on which axes, and what follows from it."""
+"""Where values are sharded in batches of states, and the bytes that a device has of each."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from toast.cost.entities import Bools, Dims, Floats, Ints
 from toast.cost.tables import Tables
+from toast.hardware import Collectives, Hardware
 from toast.space import NONE, States
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
-Dims = npt.NDArray[np.int8]
 #: ``[S, K, A]`` the factor of an op class that holds an axis; F for none.
 Held = npt.NDArray[np.intp]
 #: Sets of mesh axes: axis ``a`` is bit ``a``, as in :meth:`toast.hardware.Collectives.seconds`.
 Axes = npt.NDArray[np.uint8]
 
+#: Kinds of collectives, as :data:`toast.hardware.COLLECTIVES` numbers them.
+GATHER, REDUCE, SCATTER, ALL_TO_ALL, PERMUTE = range(5)
+
+#: Devices up to which XLA unrolls the loop of a product that is summed in parts.
+UNROLLED = 4
+
+#: Devices up to which XLA sums what gathers and scatters make in parts.
+_FEW = 8
+
+#: A product is summed whole where it takes less than this share of the transfer of its parts.
+_SHORT = 0.4
+
+#: Values smaller than this fraction of all memory do not shape the timeline's peak.
+NEGLIGIBLE = 1e-6
+
+#: Ways to shard a value that are looked at one by one.
+_SPLITS = 2048
+
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """Where every value is sharded, for ``S`` states: dimension per axis, or -1."""
+class Machine:
+    """Hardware with a mesh laid on it."""
 
+    hardware: Hardware
+    collectives: Collectives
+    axis_sizes: Floats  # [A] devices along each axis
+
+    @functools.cached_property
+    def devices(self) -> Floats:
+        """``[2 ** A]`` devices on each set of axes."""
+        return self.collectives.devices.astype(np.float64)
+
+    def lane_padding(self, sizes: Ints, dims: Dims) -> Floats:
+        """Bytes in memory over bytes, of tensors sharded along ``dims``: ``[...]``.
+
+        One dimension is padded to a multiple of the hardware's lanes: that for which it is least.
+        ``dims`` is ``[..., A]``, ``sizes`` (their elements, unsharded) ``[R]`` or ``[X, R]``.
+        """
+        lanes = self.hardware.lanes
+        if lanes == 1:
+            return np.ones(dims.shape[:-1])
+        local = np.broadcast_to(sizes, (*dims.shape[:-1], sizes.shape[-1])).astype(np.float64)
+        for axis, devices in enumerate(self.axis_sizes.tolist()):
+            here = dims[..., axis, None] == np.arange(sizes.shape[-1])
+            local = np.where(here, local / devices, local)
+        local = np.maximum(local, 1.0)
+        return np.asarray((np.ceil(local / lanes) * lanes / local).min(axis=-1))
+
+    def tables(self, tables: Tables) -> Tables:
+        """``tables`` with what follows from this hardware and mesh."""
+        peaks = np.array([self.hardware.peak(dtype) for dtype in tables.dtypes])
+        return tables.on_hardware(peaks, self._may_pad(tables))
+
+    def _may_pad(self, tables: Tables) -> Bools:
+        """``[C]`` whether some sharding of a value class takes more than its bytes.
+
+        Of small ones, which shape no peak, that does not matter.
+        """
+        values = tables.values
+        padded = np.zeros(len(values), dtype=bool)
+        large = np.flatnonzero(values.bytes > NEGLIGIBLE * (values.bytes * values.count).sum())
+        if self.hardware.lanes == 1 or not len(large):
+            return padded
+        sizes, axes = values.sizes[large], len(self.axis_sizes)
+        if (sizes.shape[1] + 1) ** axes > _SPLITS:
+            padded[large] = True  # perhaps
+            return padded
+        for split in itertools.product(range(-1, sizes.shape[1]), repeat=axes):
+            dims = np.broadcast_to(np.array(split, dtype=np.int8), (1, len(large), axes))
+            padded[large] |= (self.lane_padding(sizes, dims) > 1)[0]
+        return padded
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalLayout:
+    """What follows for ``S`` states from the sharding of each op class alone.
+
+    Bytes are the least that a device can have, whatever the neighbours of the op class do.
+    """
+
+    tables: Tables
+    machine: Machine
     held: Held  # [S, K, A] factor that holds each axis; F for none
-    defined: Dims  # [S, C, A] as the op computes it
-    settled: Dims  # [S, C, A] after a reduce-scatter
-    used: Dims  # [S, U, A] as each use demands it
-    partial: Axes  # [S, C] the op's result is a partial sum over these axes
-    differs: Axes  # [S, U] axes on which a use sees another sharding than the definition's
-    shared: Bools  # [S, U] an earlier use class already made the same copy
-    scattered: Axes  # [S, C] axes of partial sums that are kept in parts
-    whole: Bools  # [S, C] ... and that XLA sums whole nevertheless
-    #: ``[S, A]`` how much each axis should be the major one where several shard one dimension.
-    major: npt.NDArray[np.int64]
+
+    @property
+    def devices(self) -> Floats:
+        """``[2 ** A]`` devices on each set of axes."""
+        return self.machine.devices
+
+    @functools.cached_property
+    def defined(self) -> Dims:
+        """``[S, C, A]`` dimension of a value that each axis shards as its op computes it, or -1."""
+        return slot_dims(self.tables, self.held, self.tables.values.slot)
+
+    @functools.cached_property
+    def used(self) -> Dims:
+        """``[S, U, A]`` the same as each use demands it."""
+        return slot_dims(self.tables, self.held, self.tables.uses.slot)
+
+    @functools.cached_property
+    def summed(self) -> Bools:
+        """``[S, C, A]`` whether the op reduces over what each axis shards."""
+        t = self.tables
+        factors = t.values.reduces.shape[1]
+        held = np.take(self.held, t.slots.op_class[t.values.slot], axis=1)
+        places = np.arange(len(t.values))[:, None] * factors + held
+        return np.asarray(np.take(t.values.reduces, places))
+
+    @functools.cached_property
+    def partial(self) -> Axes:
+        """``[S, C]`` axes over which an op's result is a partial sum."""
+        return axes_of(self.summed)
+
+    @functools.cached_property
+    def defined_axes(self) -> Axes:
+        """``[S, C]`` axes that shard a value as its op computes it."""
+        return axes_of(self.defined >= 0)
+
+    @functools.cached_property
+    def used_axes(self) -> Axes:
+        """``[S, U]`` axes that shard a value as a use demands it."""
+        return axes_of(self.used >= 0)
+
+    @functools.cached_property
+    def value_bytes(self) -> Floats:
+        """``[S, C]`` bytes of a value on a device: a sum may be left scattered over its axes."""
+        shards = self.devices[self.defined_axes | self.partial]
+        return np.asarray(self.tables.values.bytes / shards)
+
+    @functools.cached_property
+    def use_bytes(self) -> Floats:
+        """``[S, U]`` bytes on a device of a value where it is used: it may be rounded before."""
+        uses, values = self.tables.uses, self.tables.values
+        size = values.bytes[uses.value] * np.minimum(uses.share, 1.0)
+        return np.asarray(size / self.devices[self.used_axes])
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout(LocalLayout):
+    """Where every value is sharded in ``S`` states, and the bytes that a device has of it."""
+
+    #: ``[A]`` how much each axis should be the major one where several shard one dimension; none
+    #: for the order that suits a state.
+    order: Ints | None = None
+    #: Shardings as :attr:`settled` and :attr:`used` to be taken as they are.
+    fixed_settled: Dims | None = None
+    fixed_used: Dims | None = None
+    #: Take no sum as whole that is kept in parts.
+    in_parts: bool = False
+
+    @functools.cached_property
+    def used(self) -> Dims:
+        """``[S, U, A]`` dimension of a value that each axis shards as a use demands it."""
+        return super().used if self.fixed_used is None else self.fixed_used
+
+    @functools.cached_property
+    def settled(self) -> Dims:
+        """``[S, C, A]`` as ``defined``, but with sums scattered where all uses want them so."""
+        if self.fixed_settled is not None:
+            return self.fixed_settled
+        if not self.summed.any():
+            return self.defined
+        uses = self.tables.uses
+        wanted = np.full(self.defined.shape, NONE, dtype=np.int8)
+        if len(uses):
+            low = np.minimum.reduceat(self.used, uses.first, axis=1)
+            high = np.maximum.reduceat(self.used, uses.first, axis=1)
+            wanted[:, uses.value[uses.first]] = np.where(low == high, low, NONE)
+        return self._scattered_to(np.where(self.summed, wanted, NONE))
+
+    def _scattered_to(self, wanted: Dims) -> Dims:
+        """``defined`` with sums scattered where wanted, if the dimension has room."""
+        settled = np.where(wanted >= 0, wanted, self.defined)
+        sizes, rank = self.tables.values.sizes.ravel(), self.tables.values.sizes.shape[1]
+        row = np.arange(len(self.tables.values)) * rank
+        for axis in range(wanted.shape[-1]):
+            asked = wanted[:, :, axis] >= 0
+            if not asked.any():
+                continue
+            here = settled[:, :, axis]
+            shards = self.devices[axes_of(settled == here[:, :, None])]
+            full = asked & (sizes[row + np.maximum(here, 0)] % shards != 0)
+            settled[:, :, axis] = np.where(full, self.defined[:, :, axis], here)
+        return settled
+
+    @functools.cached_property
+    def before(self) -> Dims:
+        """``[S, U, A]`` the sharding of a value that a use finds."""
+        return np.take(self.settled, self.tables.uses.value, axis=1)
+
+    @functools.cached_property
+    def before_axes(self) -> Axes:
+        """``[S, U]`` axes that shard a value as a use finds it."""
+        return axes_of(self.before >= 0)
+
+    @functools.cached_property
+    def settled_axes(self) -> Axes:
+        """``[S, C]`` axes that shard a value."""
+        return axes_of(self.settled >= 0)
+
+    @functools.cached_property
+    def scattered(self) -> Axes:
+        """``[S, C]`` axes of partial sums that are kept in parts."""
+        return self.partial & self.settled_axes
+
+    @functools.cached_property
+    def differs(self) -> Axes:
+        """``[S, U]`` axes on which a use sees another sharding than the definition's."""
+        return axes_of(self.before != self.used)
+
+    @functools.cached_property
+    def shared(self) -> Bools:
+        """``[S, U]`` whether an earlier use class already made the same copy."""
+        pairs, shared = self.tables.pairs, np.zeros(self.used.shape[:2], dtype=bool)
+        for step in pairs.steps:
+            later, earlier = pairs.later[step], pairs.earlier[step]
+            shared[:, later] |= axes_of(self.used[:, later] != self.used[:, earlier]) == 0
+        return shared
+
+    @functools.cached_property
+    def whole(self) -> Bools:
+        """``[S, C]`` whether XLA sums whole what is kept in parts.
+
+        It does so for scatters and gathers over many devices, for sums scattered along several
+        dimensions, and for products that are too short to run beside the transfer of their parts.
+        """
+        t, axes = self.tables, self.scattered
+        if self.in_parts or not axes.any():
+            return np.zeros(axes.shape, dtype=bool)
+        op_class = t.slots.op_class[t.values.slot]
+        parts = self.devices[axes]
+        shards = self.devices[axes_of(self.held < t.slots.dim.shape[1] - 1)]
+        once = np.take(t.ops.peak_seconds / shards, op_class, axis=1)
+        seconds = self.machine.collectives.seconds(SCATTER, self.value_bytes * parts, axes)
+        whole = (once < _SHORT * seconds) & t.ops.product[op_class] & (parts > UNROLLED)
+        whole |= t.values.summed_whole & (parts > _FEW)
+        for a, b in itertools.combinations(range(self.settled.shape[-1]), 2):
+            both = (axes >> np.uint8(a)) & (axes >> np.uint8(b)) & 1
+            whole |= (both > 0) & (self.settled[..., a] != self.settled[..., b])
+        return np.asarray(whole)
+
+    @functools.cached_property
+    def major(self) -> Ints:
+        """``[S, A]`` how often each axis stays while another of its dimension is gathered.
+
+        Where several axes shard one dimension their order decides what a gather costs: shards that
+        stay must be the major ones, or they have to change places first.  One order holds for the
+        whole program: only then are a sum's parts in the order that its scattered shards need.
+        """
+        shape = len(self.used), self.used.shape[-1]
+        if self.order is not None:
+            return np.broadcast_to(self.order, shape)
+        votes = np.zeros(shape, dtype=np.int64)
+        for axis, here in self.staying():
+            votes[:, axis] += here @ self.tables.uses.number
+        return votes
+
+    def staying(self) -> Iterator[tuple[int, Bools]]:
+        """Axes, and the uses (``[S, U]``) at which each stays while one of its dimension goes."""
+        before, used = self.before, self.used
+        for a, b in itertools.combinations(range(used.shape[-1]), 2):
+            together = (before[..., a] == before[..., b]) & (before[..., a] >= 0)
+            if together.any():
+                stays_a, stays_b = (before[..., x] == used[..., x] for x in (a, b))
+                yield a, together & stays_a & ~stays_b
+                yield b, together & stays_b & ~stays_a
+
+    @functools.cached_property
+    def value_bytes(self) -> Floats:
+        """``[S, C]`` bytes of a value on a device."""
+        return np.asarray(self.tables.values.bytes / self.devices[self.settled_axes])
+
+    @functools.cached_property
+    def use_bytes(self) -> Floats:
+        """``[S, U]`` bytes on a device of a value where it is used."""
+        uses = self.tables.uses
+        share = np.where(self.differs > 0, uses.share, 1.0)
+        size = self.tables.values.bytes[uses.value] * share
+        return np.asarray(size / self.devices[self.used_axes])
+
+    @functools.cached_property
+    def value_memory(self) -> Floats:
+        """``[S, C]`` bytes that a value takes in the memory of a device, with padding."""
+        return self._padded(self.value_bytes, self.settled, np.arange(len(self.tables.values)))
+
+    @functools.cached_property
+    def use_memory(self) -> Floats:
+        """``[S, U]`` bytes that a value takes where it is used, with padding."""
+        return self._padded(self.use_bytes, self.used, self.tables.uses.value)
+
+    @functools.cached_property
+    def copies(self) -> Floats:
+        """``[S, U]`` bytes of the copy that a use makes of a value which is sharded otherwise."""
+        return np.asarray(self.use_memory * (self.differs > 0))
+
+    def _padded(self, size: Floats, dims: Dims, values: Ints) -> Floats:
+        padded = np.flatnonzero(self.tables.values.may_pad[values])
+        if not len(padded):
+            return size
+        size, sizes = size.copy(), self.tables.values.sizes[values[padded]]
+        size[:, padded] *= self.machine.lane_padding(sizes, dims[:, padded])
+        return size
 
 
 def axes_of(condition: Bools) -> Axes:
-    """``[S, X]`` sets of the axes for which ``[S, X, A]`` holds."""
-    found = condition[..., 0].astype(np.uint8)
+    """``[...]`` sets of the axes for which ``[..., A]`` holds."""
+    axes = condition[..., 0].astype(np.uint8)
     for axis in range(1, condition.shape[-1]):
-        found |= condition[..., axis].astype(np.uint8) << np.uint8(axis)
-    return found
+        axes |= condition[..., axis].astype(np.uint8) << np.uint8(axis)
+    return axes
 
 
-def held_by(t: Tables, states: States) -> Held:
+def axis_numbers(axes: int) -> list[int]:
+    """The axes of a set."""
+    return [axis for axis in range(axes.bit_length()) if axes >> axis & 1]
+
+
+def held_by(tables: Tables, states: States) -> Held:
     """The factors that hold axes in ``states`` (``[S, K, A]``), as tables are indexed."""
-    return np.where(states < 0, t.slot_dim.shape[1] - 1, states).astype(np.intp)
-
-
-def lay_out(
-    t: Tables,
-    devices: Floats,
-    states: States,
-    order: npt.NDArray[np.int64] | None,
-    whole: Callable[[Axes, Held, Dims], Bools],
-) -> Layout:
-    """Shardings of all value and use classes in ``states``.
-
-    ``devices`` are those on each set of axes, ``[2 ** A]``.  ``order`` is that of the mesh's axes,
-    if it has one.  ``whole`` says which sums over ``[S, C]`` axes XLA does not take in parts.
-    """
-    factors = t.slot_dim.shape[1] - 1
-    held = held_by(t, states)
-    defined = slot_dims(t, held, t.value_slot)
-    used = slot_dims(t, held, t.use_slot)
-    value_class = t.slot_class[t.value_slot]
-    flat = np.arange(len(t.value_slot))[:, None] * (factors + 1) + held[:, value_class]
-    summed = t.reduces.ravel()[flat]
-    settled = defined
-    if summed.any():
-        wanted = np.full(defined.shape, NONE, dtype=np.int8)
-        if len(t.use_first):
-            low = np.minimum.reduceat(used, t.use_first, axis=1)
-            high = np.maximum.reduceat(used, t.use_first, axis=1)
-            wanted[:, t.used_value] = np.where(low == high, low, NONE)
-        settled = _scattered(t, devices, defined, np.where(summed, wanted, NONE))
-    shared = np.zeros(used.shape[:2], dtype=bool)
-    for later, earlier in t.pairs:
-        shared[:, later] |= axes_of(used[:, later] != used[:, earlier]) == 0
-    major = _major_axes(t, settled, used, order)
-    partial, differs = axes_of(summed), axes_of(settled[:, t.use_value] != used)
-    scattered = partial & axes_of(settled >= 0)
-    kept_whole = whole(scattered, held, settled)
-    return Layout(
-        held, defined, settled, used, partial, differs, shared, scattered, kept_whole, major
-    )
-
-
-def _major_axes(
-    t: Tables, settled: Dims, used: Dims, order: npt.NDArray[np.int64] | None
-) -> npt.NDArray[np.int64]:
-    """How often each axis stays while another of its dimension is gathered: ``[S, A]``.
-
-    Where several axes shard one dimension their order decides what a gather costs: shards that
-    stay must be the major ones, or they have to change places first.  One order holds for the
-    whole program: only then are a sum's parts in the order that its scattered shards need.
-    """
-    axes = used.shape[-1]
-    if order is not None:
-        return np.broadcast_to(order, (len(used), axes))
-    kept = np.zeros((len(used), axes), dtype=np.int64)
-    for axis, here in staying(settled[:, t.use_value], used):
-        kept[:, axis] += here @ t.use_number
-    return kept
-
-
-def staying(before: Dims, used: Dims) -> Iterator[tuple[int, Bools]]:
-    """Axes, and the uses ``[S, U]`` at which each stays while another one of its dimension goes."""
-    for a, b in itertools.combinations(range(used.shape[-1]), 2):
-        together = (before[..., a] == before[..., b]) & (before[..., a] >= 0)
-        if together.any():
-            stays_a, stays_b = (before[..., x] == used[..., x] for x in (a, b))
-            yield a, together & stays_a & ~stays_b
-            yield b, together & stays_b & ~stays_a
-
-
-def changes_places(layout: Layout, before: Dims, after: Dims) -> Axes:
-    """Axes that must trade places along their dimension on the way from before to after.
-
-    ``[S, X]``: an axis that comes or goes stands major to one that stays.
-    """
-    found = np.zeros(after.shape[:2], dtype=np.uint8)
-    for stay, move, here in meeting(before, after):
-        rank = layout.major[:, move] - layout.major[:, stay]
-        outside = (rank > 0 if move > stay else rank >= 0)[:, None]
-        found |= (here & outside) * np.uint8(1 << stay | 1 << move)
-    return found
+    return np.where(states < 0, tables.slots.dim.shape[1] - 1, states).astype(np.intp)
 
 
 def meeting(before: Dims, after: Dims) -> Iterator[tuple[int, int, Bools]]:
@@ -139,24 +350,21 @@ def meeting(before: Dims, after: Dims) -> Iterator[tuple[int, int, Bools]]:
         yield stay, move, stays & ((before[..., move] == dim) != (after[..., move] == dim))
 
 
-def _scattered(t: Tables, devices: Floats, defined: Dims, wanted: Dims) -> Dims:
-    """``defined`` with partial sums scattered where wanted, if the dimension has room."""
-    settled = np.where(wanted >= 0, wanted, defined)
-    sizes, rank = t.value_sizes.ravel(), t.value_sizes.shape[1]
-    row = np.arange(len(t.value_sizes)) * rank
-    for axis in range(wanted.shape[-1]):
-        asked = wanted[:, :, axis] >= 0
-        if not asked.any():
-            continue
-        here = settled[:, :, axis]
-        shards = devices[axes_of(settled == here[:, :, None])]
-        full = asked & (sizes[row + np.maximum(here, 0)] % shards != 0)
-        settled[:, :, axis] = np.where(full, defined[:, :, axis], here)
-    return settled
+def changes_places(layout: Layout, before: Dims, after: Dims) -> Axes:
+    """Axes that must trade places along their dimension on the way from before to after.
+
+    ``[S, X]``: an axis that comes or goes stands major to one that stays.
+    """
+    places = np.zeros(after.shape[:2], dtype=np.uint8)
+    for stay, move, here in meeting(before, after):
+        rank = layout.major[:, move] - layout.major[:, stay]
+        outside = (rank > 0 if move > stay else rank >= 0)[:, None]
+        places |= (here & outside) * np.uint8(1 << stay | 1 << move)
+    return places
 
 
-def slot_dims(t: Tables, held: Held, slots: npt.NDArray[np.int64]) -> Dims:
+def slot_dims(tables: Tables, held: Held, slots: Ints) -> Dims:
     """Dimension of each slot that each axis shards, or -1: ``[S, X, A]``."""
-    table = t.slot_dim
-    flat = slots[:, None] * table.shape[1] + held[:, t.slot_class[slots]]
-    return np.asarray(table.ravel()[flat])
+    dims = tables.slots.dim
+    held = np.take(held, tables.slots.op_class[slots], axis=1)
+    return np.asarray(np.take(dims, slots[:, None] * dims.shape[1] + held))

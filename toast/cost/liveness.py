@@ -8,17 +8,17 @@ op, or the caller, needs in memory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from toast.frontend import Program, element_bytes
+from toast.cost.entities import Bools, Floats, Ints
+from toast.cost.tables import CopyPairs, EntityTable
+from toast.program import Program, element_bytes
 from toast.space import PRODUCTS
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: Ops that XLA's fusion stops at: their operands and results are in memory.
 BARRIERS = PRODUCTS | {
@@ -68,6 +68,72 @@ class Liveness:
     early: Ints
     #: ``[ops]`` the last kernel that an op is computed in, if nothing is moved forward.
     late: Ints
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifetimes(EntityTable):
+    """Buffers of entities: alive from before op ``start`` to before op ``end``."""
+
+    entity: Ints
+    start: Ints
+    end: Ints
+    value: Ints  # of the program
+
+    @staticmethod
+    def joined(parts: Sequence[Lifetimes]) -> Lifetimes:
+        """Some after others."""
+        empty = np.zeros((4, 0), dtype=np.int64)
+        rows = [np.stack([p.entity, p.start, p.end, p.value]) for p in parts]
+        return Lifetimes(*np.concatenate([empty, *rows], axis=1))
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveRanges:
+    """What a term is told to say when its buffers are alive."""
+
+    program: Program
+    live: Liveness
+    use_op: Ints  # [uses]
+    use_value: Ints  # [uses]
+    value_class: Ints  # [values]
+    use_class: Ints  # [uses]
+    use_classes: int
+    pairs: CopyPairs
+    operands: Ints  # value classes that products take
+    size: Floats  # [values] bytes
+    floor: float  # bytes up to which a value shapes no peak
+    reduces: Bools  # [values] whether the op that makes it reduces
+
+    @functools.cached_property
+    def maker(self) -> Ints:
+        """``[values]`` op that makes each value."""
+        return np.array([value.op for value in self.program.values], dtype=np.int64)
+
+    @functools.cached_property
+    def stored(self) -> Ints:
+        """Values besides arguments that have memory of their own."""
+        own = self.live.exists & ~self.live.aliased & (self.size > self.floor)
+        own[list(self.program.argument_values)] = False
+        return np.flatnonzero(own)
+
+    @functools.cached_property
+    def summed(self) -> Ints:
+        """Values that may be sums over devices."""
+        return np.flatnonzero(self.reduces & (self.size > self.floor))
+
+    @functools.cached_property
+    def copies(self) -> Lifetimes:
+        """One copy of each value for each of its use classes, by value."""
+        large = np.flatnonzero(self.size[self.use_value] > self.floor)
+        key = self.use_value[large] * self.use_classes + self.use_class[large]
+        unique, copy = np.unique(key, return_inverse=True)
+        start = np.full(len(unique), len(self.program.ops), dtype=np.int64)
+        end = np.zeros(len(unique), dtype=np.int64)
+        # A use may be part of an earlier kernel.
+        np.minimum.at(start, copy, np.minimum(self.use_op[large], self.live.use_end[large]))
+        np.maximum.at(end, copy, self.live.use_end[large] + 1)
+        value, use_class = np.divmod(unique, max(self.use_classes, 1))
+        return Lifetimes(use_class, start, end, value)
 
 
 def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
@@ -142,10 +208,10 @@ def _existing(
     made_of: list[frozenset[int]] = [frozenset()] * len(values)
     costly = np.zeros(len(values), dtype=bool)
     for number, value in enumerate(values):
-        found: set[int] = set()
+        large_parts: set[int] = set()
         for operand in program.ops[value.op].operands:
-            found |= {operand} if exists[operand] else made_of[operand]
-        made_of[number] = frozenset(found)
+            large_parts |= {operand} if exists[operand] else made_of[operand]
+        made_of[number] = frozenset(large_parts)
         costly[number] = kinds[value.op] in EXPENSIVE or any(
             costly[v] and not exists[v] for v in program.ops[value.op].operands
         )
@@ -153,22 +219,22 @@ def _existing(
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
     merged: list[int] = []
     for number in range(len(values) - 1, -1, -1):
-        found = set()
+        computed_in: set[int] = set()
         for user in uses[number]:
             results = program.ops[user].results
             fused = results and not exists[results[0]]
-            found |= kernels[results[0]] if fused else {user}
-        kernels[number] = frozenset(found)
+            computed_in |= kernels[results[0]] if fused else {user}
+        kernels[number] = frozenset(computed_in)
         kind = kinds[values[number].op]
-        if kind in PRODUCTS and len(found) == 1:
+        if kind in PRODUCTS and len(computed_in) == 1:
             # A product takes in the one elementwise kernel that consumes it, if all else is there.
-            (kernel,) = found
+            (kernel,) = computed_in
             if kinds[kernel] not in _MADE | _NEEDING and early[kernel] == values[number].op:
                 merged.append(kernel)
                 exists[number] = False
-        elif not exists[number] and kind not in SOURCES and len(found) > 1:
+        elif not exists[number] and kind not in SOURCES and len(computed_in) > 1:
             large = [v for v in made_of[number] if 2 * size[v] >= size[number]]
-            products = sum(kinds[kernel] in PRODUCTS for kernel in found)
+            products = sum(kinds[kernel] in PRODUCTS for kernel in computed_in)
             again = costly[number] and products > 1
             again &= kinds[early[values[number].op]] not in PRODUCTS
             kept = len(large) > 1 or (again and len(large) > 0)

@@ -12,26 +12,21 @@ and use classes of its own, and all of them together are priced as one state.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
 from toast.cost.cut import Neighbourhoods, Piece
-from toast.cost.layout import held_by, meeting, staying
+from toast.cost.entities import Entity, Floats, Ints
+from toast.cost.layout import Layout, held_by, meeting
+from toast.cost.model import CostModel
 from toast.cost.prices import Worth, highest
-from toast.cost.transfers import Timed, moves, trades
+from toast.cost.terms import OrderedTerm, StepPart, Traffic
 from toast.space import States
 
-if TYPE_CHECKING:
-    from toast.cost.layout import Layout
-    from toast.cost.model import CostModel
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.int32]
 
 #: Neighbourhoods that are remembered; with more, all are forgotten.
@@ -40,9 +35,10 @@ _MOST = 1_000_000
 #: 2 ** 64 over the golden ratio: multiples of it are spread evenly by their highest bits.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-#: Columns of what a neighbourhood adds to a price; behind them come how often each axis stays where
-#: it should be the major one, the seconds of collectives, and those that may be hidden by window.
-_MEMORY, _ARGUMENTS, _STAYING = range(3)
+#: Columns of what a neighbourhood adds to a price: seconds by part, bytes that are always there;
+#: behind them come how often each axis stays where it should be the major one, the seconds of
+#: collectives, and those that may be hidden by window.
+_RESIDENT, _STAYING = len(StepPart), len(StepPart) + 1
 
 
 class Memo:
@@ -53,7 +49,6 @@ class Memo:
         t = self._tables = model.tables
         axes = model.space.initial.shape[1]
         self._around = Neighbourhoods(t)
-        self._devices = model.collectives.devices.astype(np.float64)
         random = np.random.default_rng(0)
 
         def drawn(*shape: int) -> Ints:
@@ -61,16 +56,18 @@ class Memo:
 
         # A neighbourhood's key adds up what is drawn for each class in it and its sharding.
         reached = self._around.classes
-        self._of_factor = drawn(axes, t.slot_dim.shape[1])
+        self._of_factor = drawn(axes, t.slots.dim.shape[1])
         self._of_class = sparse.csr_array(
             (drawn(reached.nnz) | 1, reached.indices, reached.indptr), shape=reached.shape
         )
-        self._of_value = drawn(len(t.value_slot), 1)
+        self._of_value = drawn(len(t.values), 1)
         self._growth = t.growth.T.tocsr()
         self._grows = np.diff(self._growth.indptr) > 0
-        self._arguments = np.bincount(t.argument_columns, minlength=len(t.value_slot))
-        self._value_windows: Floats = t.windows.of_value.toarray().T
-        self._use_windows: Floats = t.windows.of_use.toarray().T
+        self._windows = {
+            entity: t.windows.shares(entity).toarray().T
+            for entity in (Entity.VALUE_CLASS, Entity.USE_CLASS)
+        }
+        self._ordered = [term for term in model.terms if isinstance(term, OrderedTerm)]
         self._spending = _STAYING + axes
         self._forget()
 
@@ -102,12 +99,13 @@ class Memo:
         except BaseException:
             self._forget()  # an interrupt, perhaps, amid what it learns
             raise
-        model = self._model
-        matmul = model.product_seconds(held_by(self._tables, states)).sum(axis=1)
-        hidden = model.hidden(matmul, spent[:, 0], spent[:, 1:])
+        parts = sums[:, : len(StepPart)].T
+        for term, seconds in self._model.op_work(held_by(self._tables, states)):
+            parts[term.part] += seconds.sum(axis=1)
+        hidden = self._model.hidden(parts[StepPart.PRODUCTS], spent[:, 0], spent[:, 1:])
         return Worth(
-            seconds=matmul + sums[:, _MEMORY] + spent[:, 0] - hidden,
-            peak_bytes=sums[:, _ARGUMENTS] + highest(self._grown.total(chosen)),
+            seconds=parts.sum(axis=0) + spent[:, 0] - hidden,
+            peak_bytes=sums[:, _RESIDENT] + highest(self._grown.total(chosen)),
         )
 
     # -- neighbourhoods ----------------------------------------------------------------------
@@ -123,11 +121,11 @@ class Memo:
         # Most are as in the first state: what is looked up is that, and what differs.
         differs = values + np.flatnonzero(keys[1:] != keys[:1])
         place = np.concatenate([np.arange(keys[:1].size), differs])
-        found = self._numbers.known(
+        known = self._numbers.known(
             keys.reshape(-1)[place], lambda new: self._learn(states, *np.divmod(place[new], values))
         )
-        numbers = np.tile(found[:values], len(states))
-        numbers[differs] = found[values:]
+        numbers = np.tile(known[:values], len(states))
+        numbers[differs] = known[values:]
         return numbers.reshape(keys.shape)
 
     def _traded(self, states: States, numbers: Numbers, stays: Floats) -> Floats:
@@ -145,74 +143,78 @@ class Memo:
         def learn(place: Ints) -> None:
             self._learn_trades(states, row[place], value[place], order[row[place]])
 
-        found = self._trade_numbers.known(keys, learn)
+        trades = self._trade_numbers.known(keys, learn)
         first = np.searchsorted(row, np.arange(len(states) + 1))
-        return np.asarray(_chosen(found, first, len(self._trades.array)) @ self._trades.array)
+        return np.asarray(_chosen(trades, first, len(self._trades.array)) @ self._trades.array)
 
     def _learn(self, states: States, rows: Ints, values: Ints) -> None:
         """Price the neighbourhoods of value classes, each as it is in one of the states."""
-        piece, small, layout = self._cut(states, rows, values)
-        t, (settled, used) = piece.tables, small.sizes(layout)
-        hbm = small.hardware.memory_bytes_per_s
+        piece, layout = self._cut(states, rows, values)
+        model, t = self._model, piece.tables
         sums = np.zeros((len(values), self._spending))
-        sums[:, _MEMORY] = piece.of_values(settled * (t.value_written * t.value_count) / hbm)
-        sums[:, _MEMORY] += piece.of_values(small.vector_seconds(layout))
-        sums[:, _MEMORY] += piece.of_uses(used * t.use_reads / hbm)
-        before = layout.settled[:, t.use_value]
-        for axis, stays in staying(before, layout.used):
-            sums[:, _STAYING + axis] += piece.of_uses(stays * t.use_number)
-        moved = moves(t, self._devices, layout, settled, used)
-        spent = self._spent(piece, small.timed_moves(moved, layout))
+        for term, seconds in model.work(layout):
+            if term.scope in piece.members:  # not what op classes decide alone
+                sums[:, term.part] += piece.total(term.scope, seconds)
+        for term in model.terms:
+            if term.resident:
+                sums[:, _RESIDENT] += piece.total(term.scope, term.bytes(layout))
+        for axis, stays in layout.staying():
+            sums[:, _STAYING + axis] += piece.total(Entity.USE_CLASS, stays * t.uses.number)
+        spent = self._spent(piece, model.traffic(layout, ordered=False))
         trading = np.zeros(len(values), dtype=bool)
-        for _, _, here in meeting(layout.defined, layout.settled):
-            trading |= piece.of_values(here) > 0
-        for _, _, here in meeting(before, layout.used):
-            trading |= piece.of_uses(here) > 0
-        settled, used = small.in_memory(layout, settled, used)
-        sums[:, _ARGUMENTS] = piece.of_values(settled) * self._arguments[values]
-        size = small.columns(layout, settled, used)[0, piece.columns]
-        some = np.flatnonzero((size != 0) & self._grows[piece.column])
-        held = (size[some], (piece.column_owner[some], piece.column[some]))
-        shape = len(values), self._growth.shape[0]
+        for ordered in self._ordered:
+            for _, _, here in meeting(*ordered.ends(layout)):
+                trading |= piece.total(ordered.scope, here) > 0
         self._sums.append(np.concatenate([sums, spent], axis=1))
-        self._grown.append(sparse.csr_array(held, shape=shape) @ self._growth)
+        self._grown.append(self._held(piece, layout) @ self._growth)
         self._trading.append(trading)
+
+    def _held(self, piece: Piece, layout: Layout) -> sparse.csr_array:
+        """``[N, columns]`` bytes of the timeline's columns in each neighbourhood."""
+        none = np.zeros(0, dtype=np.int64)
+        parts = [(np.zeros(0), none, none)]
+        for term in self._model.buffers:
+            size, members = piece.own(term.scope, term.bytes(layout)), piece.members[term.scope]
+            column = members.row + self._tables.columns[term.name].start
+            some = np.flatnonzero((size != 0) & self._grows[column])
+            parts.append((size[some], members.owner[some], column[some]))
+        size, owner, column = map(np.concatenate, zip(*parts, strict=True))
+        return sparse.csr_array((size, (owner, column)), (piece.number, self._growth.shape[0]))
 
     def _learn_trades(self, states: States, rows: Ints, values: Ints, order: Ints) -> None:
         """Price what changes places in neighbourhoods, each as it is in one of the states.
 
         ``order`` (``[N, A]``) is that of the axes in each, from the most major one on.
         """
-        found = np.zeros((len(values), self._trades.array.shape[1]))
+        spent = np.zeros((len(values), self._trades.array.shape[1]))
         for each in np.unique(order, axis=0):
             here = np.flatnonzero((order == each).all(axis=1))
-            piece, small, layout = self._cut(states, rows[here], values[here])
             major = np.empty_like(each)
             major[each] = -np.arange(len(each))
-            layout = dataclasses.replace(layout, major=major[None])
-            moved = trades(piece.tables, self._devices, layout, small.sizes(layout)[0])
-            found[here] = self._spent(piece, small.timed_moves(moved, layout))
-        self._trades.append(found)
+            piece, layout = self._cut(states, rows[here], values[here], major)
+            spent[here] = self._spent(piece, self._model.traffic(layout, ordered=True))
+        self._trades.append(spent)
 
-    def _cut(self, states: States, rows: Ints, values: Ints) -> tuple[Piece, CostModel, Layout]:
+    def _cut(
+        self, states: States, rows: Ints, values: Ints, order: Ints | None = None
+    ) -> tuple[Piece, Layout]:
         """Neighbourhoods side by side, each as it is in one of the states."""
         piece = self._around.cut(values)
-        small = self._model.with_tables(piece.tables, piece.ops, piece.values)
-        return piece, small, small.layout(states[rows[piece.owner], piece.ops][None])
+        state = states[rows[piece.ops.owner], piece.ops.row][None]
+        held = held_by(self._tables, state)
+        return piece, Layout(piece.tables, self._model.machine, held, order)
 
-    def _spent(self, piece: Piece, timed: Iterable[Timed]) -> Floats:
+    def _spent(self, piece: Piece, moved: Iterable[Traffic]) -> Floats:
         """Seconds of collectives of each neighbourhood, all and by window: ``[N, 1 + G]``."""
-        found = np.zeros((piece.number, 1 + self._value_windows.shape[1]))
-        for one in timed:
-            seconds = one.times * (1 - one.move.spared) * one.once
-            of_uses, windows = one.move.of_uses, self._value_windows[piece.values]
-            total = piece.of_values
-            if of_uses:
-                total, windows = piece.of_uses, self._use_windows[piece.uses]
-            found[:, 0] += total(seconds)
-            if self._model.in_background(one.kind):
-                found[:, 1:] += total((seconds[0, :, None] * windows)[None])
-        return found
+        spent = np.zeros((piece.number, 1 + len(self._tables.windows.room)))
+        for traffic in moved:
+            entity, seconds = traffic.term.scope, traffic.seconds
+            spent[:, 0] += piece.total(entity, seconds)
+            if self._model.in_background(traffic.kind):
+                windows = self._windows[entity][piece.members[entity].row]
+                own = piece.own(entity, seconds)[:, None] * windows
+                spent[:, 1:] += piece.total(entity, own[None])
+        return spent
 
 
 def _chosen(numbers: Numbers, first: Ints, rows: int) -> sparse.csr_array:
@@ -280,29 +282,29 @@ class _Numbers:
 
     def known(self, keys: Ints, learn: Callable[[Ints], None]) -> Numbers:
         """The number of each key, after ``learn`` was told where those stand that are new."""
-        found = self.of(keys)
-        unknown = np.flatnonzero(found < 0)
+        number = self.of(keys)
+        unknown = np.flatnonzero(number < 0)
         if len(unknown):
             new, place, which = np.unique(keys[unknown], return_index=True, return_inverse=True)
             learn(unknown[place])
-            found[unknown] = self.add(new)[which.reshape(-1)]
-        return found
+            number[unknown] = self.add(new)[which.reshape(-1)]
+        return number
 
     def of(self, keys: Ints) -> Numbers:
         """The number of each key; -1 of those that are not known."""
         mask = len(self._table) - 1
         slot = self._slots(keys)
-        found: Numbers = self._table[slot]
+        number: Numbers = self._table[slot]
         if not len(self._keys.array):
-            return found
-        other = np.flatnonzero((found >= 0) & (self._keys.array[found] != keys))
+            return number
+        other = np.flatnonzero((number >= 0) & (self._keys.array[number] != keys))
         while len(other):
             slot = (slot[other] if len(slot) > len(other) else slot) + 1 & mask
             here = self._table[slot]
-            found[other] = here
+            number[other] = here
             still = (here >= 0) & (self._keys.array[here] != keys[other])
             other, slot = other[still], slot[still]
-        return found
+        return number
 
     def add(self, keys: Ints) -> Numbers:
         """Numbers for keys that are not known yet, all of them different."""

@@ -17,15 +17,13 @@ import numpy.typing as npt
 from scipy import sparse
 
 from toast import lazy
-from toast.frontend import Program
+from toast.cost.entities import Entity, Floats, Ints
+from toast.program import Program
 
 if TYPE_CHECKING:
     from scipy.cluster import hierarchy
 else:
     hierarchy = lazy.module("scipy.cluster.hierarchy")
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 #: The most bins of products, and the most windows.
 _BINS = 24
@@ -46,23 +44,21 @@ class Windows:
     room: Floats  # [G, B] of it, what each window has
     of_value: sparse.csr_array  # [G, C] share of a class whose sums have this window
     of_use: sparse.csr_array  # [G, U] the same of moves between definition and use
-    value_free: Floats  # [C] mean width of the windows of a class
-    use_free: Floats  # [U]
 
-    def of_classes(self, values: Ints, uses: Ints) -> Windows:
-        """The same windows of some value and use classes only."""
-        return dataclasses.replace(
-            self, of_value=self.of_value[:, values], of_use=self.of_use[:, uses],
-            value_free=self.value_free[values], use_free=self.use_free[uses],
-        )  # fmt: skip
+    def shares(self, entity: Entity) -> sparse.csr_array:
+        """``[G, classes]`` the share of each value class, or use class, with each window."""
+        return self.of_use if entity is Entity.USE_CLASS else self.of_value
 
-    def asked(self, of_values: Floats, of_uses: Floats) -> Floats:
-        """Seconds of collectives in each window: ``[S, G]``.
+    def free(self, entity: Entity) -> Floats:
+        """``[classes]`` the mean width of the windows of each value class, or use class."""
+        return np.asarray(self.shares(entity).T @ self.room.sum(axis=1))
 
-        ``of_values`` (``[S, C]``) and ``of_uses`` (``[S, U]``) are the seconds of all collectives
-        of each class in a step.
+    def asked(self, entity: Entity, seconds: Floats) -> Floats:
+        """Seconds in each window, of those that collectives of each class take in a step.
+
+        ``[S, G]`` of ``[S, classes]``.
         """
-        return np.asarray(self.of_value @ of_values.T + self.of_use @ of_uses.T).T
+        return np.asarray(self.shares(entity) @ seconds.T).T
 
     def hidden(self, asked: Floats, products: Floats) -> Floats:
         """Seconds that products hide of what is :meth:`asked`: ``[S]``, at most ``products``.
@@ -70,7 +66,7 @@ class Windows:
         ``products`` (``[S]``) are the seconds of all products.
         """
         left = self.bins * products[:, None]  # [S, B]
-        found = np.zeros((len(products), 1))
+        covered = np.zeros((len(products), 1))
         for room, seconds in zip(self.room, asked.T[:, :, None], strict=True):
             if not seconds.any():
                 continue
@@ -78,8 +74,8 @@ class Windows:
             total = near.sum(axis=1, keepdims=True)
             taken = np.minimum(seconds, total)
             left -= near * np.divide(taken, total, out=np.zeros_like(total), where=total > 0)
-            found += taken
-        return np.minimum(found[:, 0], products)
+            covered += taken
+        return np.minimum(covered[:, 0], products)
 
 
 def windows(
@@ -113,8 +109,7 @@ def windows(
     # Uses of one value in one class share a copy, which is made for the first of them.
     first = np.unique(np.stack([use_value, use_class]), axis=1, return_index=True)[1]
     of_use = _shares(window[values:][first], use_class[first], len(room))
-    width = room.sum(axis=1)
-    return Windows(bins, room, of_value, of_use, of_value.T @ width, of_use.T @ width)
+    return Windows(bins, room, of_value, of_use)
 
 
 def independent_products(
@@ -129,22 +124,22 @@ def independent_products(
     bit = {op: 1 << number for number, op in enumerate(products)}
     above = [0] * len(program.values)  # products that a value needs
     for number, op in enumerate(program.ops):
-        found = bit.get(number, 0)
+        reach = bit.get(number, 0)
         for value in op.operands:
-            found |= above[value]
+            reach |= above[value]
         for value in op.results:
-            above[value] = found
+            above[value] = reach
     # Products that need what an op makes, the op included.
     below = [0] * len(program.ops)
     reached = [0] * len(program.values)
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
-        found = bit.get(number, 0)
+        reach = bit.get(number, 0)
         for value in op.results:
-            found |= reached[value]
-        below[number] = found
+            reach |= reached[value]
+        below[number] = reach
         for value in op.operands:
-            reached[value] |= found
+            reached[value] |= reach
     of_value = [above[v] | reached[v] for v in range(len(program.values))]
     of_use = [
         above[value] | below[op]
@@ -191,5 +186,4 @@ def _shares(window: Ints, of: Ints, windows: int) -> sparse.csr_array:
     members = np.bincount(of)
     here = np.flatnonzero(window >= 0)
     shape = windows, len(members)
-    found = sparse.coo_array((1 / members[of[here]], (window[here], of[here])), shape=shape)
-    return found.tocsr()
+    return sparse.coo_array((1 / members[of[here]], (window[here], of[here])), shape=shape).tocsr()

@@ -29,6 +29,23 @@ class Prices:
     output_bytes: Floats  # [S] results, those in donated arguments included
 
 
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """Collectives that are alike, as XLA leaves them; all of them add up to a state's prices."""
+
+    kind: str
+    axes: tuple[str, ...]
+    #: Of the result that a device holds after each.
+    bytes: float
+    #: In a step: of those that stand in the program, XLA merges some, and makes constants anew.
+    count: float
+    #: The cheapest that the links allow, and what one takes.
+    algorithm: str
+    seconds: float
+    #: Whether shards exchange their edges (of a window, slice or pad).
+    edges: bool = False
+
+
 class Worth(NamedTuple):
     """What a search asks of ``S`` states."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from toast.cost.layout import Floats, Layout, axes_of
+from toast.cost.entities import Floats, Ints
 from toast.cost.tables import Tables
-from toast.cost.transfers import UNROLLED
 from toast.units import size_text
 
 
@@ -33,7 +32,7 @@ class Timeline:
     """Memory of one device in program order."""
 
     #: ``[events]`` the op before which memory changes, in order.
-    op: npt.NDArray[np.int64]
+    op: Ints
     #: ``[events]`` bytes from there on, arguments included.
     live_bytes: Floats
     argument_bytes: float
@@ -51,14 +50,19 @@ class Timeline:
         return max(self.argument_bytes, float(self.live_bytes.max(initial=0.0)))
 
     @classmethod
-    def of(cls, tables: Tables, columns: Floats, argument_bytes: float) -> Timeline:
-        """From the bytes of every column of the tables' events."""
-        steps = columns[tables.event_column] * tables.event_sign
-        live = argument_bytes + np.cumsum(steps)
-        peak = int(tables.event_op[np.argmax(live)]) if len(live) else 0
-        at_peak = (b for b in _buffers(tables, columns) if b.start <= peak < b.end)
+    def of(
+        cls, tables: Tables, labels: Mapping[str, str], columns: Floats, argument_bytes: float
+    ) -> Timeline:
+        """From the bytes of every column of the tables' events.
+
+        ``labels`` are what the buffers of each block of columns are called.
+        """
+        events = tables.events
+        live = argument_bytes + np.cumsum(columns[events.column] * events.sign)
+        peak = int(events.op[np.argmax(live)]) if len(live) else 0
+        at_peak = (b for b in _buffers(tables, labels, columns) if b.start <= peak < b.end)
         return cls(
-            op=tables.event_op,
+            op=events.op,
             live_bytes=np.maximum(live, argument_bytes),
             argument_bytes=argument_bytes,
             peak_op=peak,
@@ -66,78 +70,47 @@ class Timeline:
         )
 
 
-def _buffers(t: Tables, row: Floats) -> list[Buffer]:
+def _buffers(t: Tables, labels: Mapping[str, str], columns: Floats) -> list[Buffer]:
     """Every buffer, given the bytes of each column; a shared copy is one buffer."""
-    values, uses = len(t.value_bytes), len(t.use_value)
-    sums = len(row) - 3 * values
-    # The use class whose copy each column is, and that which it is shared with.
-    of = np.concatenate([np.arange(uses), *(later for later, _ in t.pairs)]).tolist()
-    root = list(range(uses))
-    offset = values + uses
-    for later, earlier in t.pairs:
-        for i in np.flatnonzero(row[offset : offset + len(later)] > 0).tolist():
-            root[int(later[i])] = int(earlier[i])
-        offset += len(later)
-    for use in range(uses):  # those that it may be shared with come before it
-        root[use] = root[root[use]]
+    copies = _copies(t, columns)
     opened: dict[tuple[int, int], int] = {}
-    found: list[Buffer] = []
+    buffers: list[Buffer] = []
     shared: dict[tuple[int, int], int] = {}  # copies of a value, to be continued
-    for column, value, sign, op in zip(
-        t.event_column.tolist(), t.event_value.tolist(), t.event_sign.tolist(),
-        t.event_op.tolist(), strict=True,
-    ):  # fmt: skip
-        size = float(row[column])
+    events = (t.events.column, t.events.value, t.events.sign, t.events.op)
+    for column, value, sign, op in zip(*(each.tolist() for each in events), strict=True):
+        size = float(columns[column])
         if size <= 0:
             continue
         if sign > 0:
             opened[column, value] = op
             continue
         start = opened.pop((column, value), op)
-        if values <= column < sums:
-            copy = value, root[of[column - values]]
+        if column in copies:
+            copy = value, copies[column]
             last = shared.get(copy, -1)
-            if last >= 0 and found[last].end >= start:
-                found[last] = dataclasses.replace(
-                    found[last], start=min(start, found[last].start), end=max(op, found[last].end)
+            if last >= 0 and buffers[last].end >= start:
+                other = buffers[last]
+                buffers[last] = dataclasses.replace(
+                    other, start=min(start, other.start), end=max(op, other.end)
                 )
                 continue
-            shared[copy] = len(found)
-        kinds = ("value", "copy", "sum", "second")
-        what = kinds[(column >= values) + (column >= sums) + (column >= sums + 2 * values)]
-        found.append(Buffer(value, size, what, start, op))
-    return found
+            shared[copy] = len(buffers)
+        buffers.append(Buffer(value, size, labels[t.columns.block_of(column)[0]], start, op))
+    return buffers
 
 
-def columns(t: Tables, devices: Floats, layout: Layout, settled: Floats, used: Floats) -> Floats:
-    """Bytes of every column of the timeline's events: ``[S, columns]``.
-
-    ``settled`` and ``used`` are the bytes of every value and use in the memory of a device,
-    ``devices`` those on each set of axes.
-    """
-    copies = used * (layout.differs > 0)
-    columns = [settled, copies]
-    bridged = copies == 0  # or no copy to bridge to
-    for later, earlier in t.pairs:
-        same = axes_of(layout.used[:, later] != layout.used[:, earlier]) == 0
-        same &= ~bridged[:, later]
-        bridged[:, later] |= same
-        columns.append(np.where(same, copies[:, later], 0.0))
-    rest, whole = devices[layout.scattered] - 1, layout.whole
-    merged = t.value_merged & (layout.partial > 0)
-    columns += [settled * (rest * whole), settled * merged]
-    # A product that is summed in parts is a loop, whose operands are made before it begins;
-    # a short one takes slices of those that have the dimension that is scattered.
-    loops = (rest + 1 > UNROLLED) & ~whole
-    beside = np.zeros(settled.shape, dtype=bool)
-    operand, result = t.product_operand, t.product_result
-    if len(operand):
-        made, sliced = np.arange(len(result)), np.zeros((len(settled), len(result)), dtype=bool)
-        for axis in range(layout.held.shape[-1]):
-            here = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
-            sliced |= here & t.product_along[made, layout.settled[:, result, axis]]
-        needed = loops[:, result] | (sliced & ~whole[:, result])
-        first = np.flatnonzero(np.diff(operand, prepend=-1))
-        beside[:, operand[first]] = np.logical_or.reduceat(needed, first, axis=1)
-    columns.append(settled * beside)
-    return np.concatenate(columns, axis=1)
+def _copies(t: Tables, columns: Floats) -> dict[int, int]:
+    """Columns of copies, and the first use class that has each copy."""
+    if not {"copies", "shared copies"} <= {*t.columns.names}:
+        return {}
+    copies, shared = t.columns["copies"], t.columns["shared copies"]
+    first = list(range(len(t.uses)))
+    for pair in np.flatnonzero(columns[shared] > 0).tolist():
+        first[int(t.pairs.later[pair])] = int(t.pairs.earlier[pair])
+    for use in range(len(t.uses)):  # those that it may be shared with come before it
+        first[use] = first[first[use]]
+    later = t.pairs.later.tolist()
+    return {
+        **{copies.start + use: first[use] for use in range(len(t.uses))},
+        **{shared.start + pair: first[use] for pair, use in enumerate(later)},
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from toast.analysis import Analysis, Dimension
-from toast.space.space import color_groups
 
 
 def mirrored(analysis: Analysis, one: Dimension, other: Dimension) -> bool:
@@ -11,9 +10,10 @@ def mirrored(analysis: Analysis, one: Dimension, other: Dimension) -> bool:
 
     So it is with the same dimension of the arguments of one group: parameters of repeated layers.
     """
-    names, (group_of_color, _) = analysis.names, color_groups(analysis, ())
+    names = analysis.names
     colors = [
         int(analysis.color[names.def_name[names.value_dim[end.value] + end.d]])
         for end in (one, other)
     ]
-    return colors[0] != colors[1] and len({int(group_of_color[color]) for color in colors}) == 1
+    groups = analysis.color_group[colors]
+    return colors[0] != colors[1] and bool(groups[0] == groups[1])

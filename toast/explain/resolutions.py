@@ -10,7 +10,7 @@ import numpy as np
 from toast.analysis import Analysis, value_label
 from toast.cost import CostModel
 from toast.errors import ExplainError
-from toast.given import AnyHardware, AnyMesh, system_of
+from toast.inputs import AnyHardware, AnyMesh, system_of
 from toast.plan import Prediction, spec_text
 from toast.plan.shard import shardings_of
 from toast.space import Action, Space

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
+import re
 from collections import defaultdict
+from typing import Any
 
+from toast.boundary.printable import printable, shortened
 from toast.errors import FactError
-from toast.frontend.program import Attribute, Builder, Program, TensorType
 from toast.logic import Term, read_facts, show_term
+from toast.program import Attribute, Builder, Program, TensorType
 
 
 def read(path: str | pathlib.Path) -> Program:
@@ -24,25 +28,43 @@ def read(path: str | pathlib.Path) -> Program:
         shapes[value][d] = size
     types: dict[Term, Term] = {row[0]: row[1] for row in facts["dtype", 2]}
     for value, rank in facts["rank", 2]:
-        if sorted(shapes[value]) != list(range(int(str(rank)))):
+        if sorted(shapes[value]) != list(range(_whole(path, "rank", value, rank))):
             raise FactError(
-                f"{path}: rank({show_term(value)},{rank}) does not fit the dim facts of "
+                f"{path}: rank({show_term(value)},{rank}) does not match the dim facts of "
                 f"{show_term(value)}: {len(shapes[value])} found"
             )
-    operands = _by_index(facts["operand", 3])
-    results = _by_index(facts["result", 3])
+    for value, dtype in types.items():
+        if not _ELEMENT.fullmatch(str(dtype)):
+            raise FactError(
+                f"{path}: dtype({show_term(value)},{shortened(str(dtype), 60)}): not an element "
+                "type such as f32, bf16 or i1"
+            )
+    for value, sizes in shapes.items():
+        if len(sizes) > _LARGEST_RANK or math.prod(sizes.values()) > _LARGEST_SIZE:
+            raise FactError(
+                f"{path}: dim({show_term(value)},...): more than {_LARGEST_RANK} dimensions, or "
+                f"more than {_LARGEST_SIZE} elements"
+            )
+    operands = _by_index(path, facts["operand", 3], "operand")
+    results = _by_index(path, facts["result", 3], "result")
     attributes: dict[Term, dict[str, Attribute]] = defaultdict(dict)
     for op, name, term in facts["attribute", 3]:
         attributes[op][str(name)] = term if isinstance(term, int) else show_term(term)
     arrays: dict[Term, dict[str, dict[int, int | str]]] = defaultdict(lambda: defaultdict(dict))
     for op, name, index, term in facts["attribute", 4]:
-        arrays[op][str(name)][int(str(index))] = term if isinstance(term, int) else show_term(term)
+        arrays[op][str(name)][_whole(path, "attribute", op, index)] = (
+            term if isinstance(term, int) else show_term(term)
+        )
     for op, named in arrays.items():
         for array, items in named.items():
             attributes[op][array] = tuple(items[i] for i in sorted(items))
 
     builder = Builder()
-    repeats = {op: int(str(count)) for op, count in facts["repeats", 2]}
+    repeats: dict[Term, int] = {}
+    for op, times in facts["repeats", 2]:
+        if op in repeats:
+            raise FactError(f"{path}: repeats({show_term(op)},...): stands twice; remove one")
+        repeats[op] = _whole(path, "repeats", op, times, 1)
     places: dict[Term, int] = {}
     numbers: dict[Term, int] = {}
     ordered = sorted(facts["op", 2], key=lambda f: {"argument": 0, "return": 2}.get(str(f[1]), 1))
@@ -76,18 +98,59 @@ def read(path: str | pathlib.Path) -> Program:
             aliases[result] = places[other]
         else:
             builder.tie(places[op], places[other])
-    labels = {number: show_term(value) for value, number in numbers.items()}
+    labels = {
+        number: printable(show_term(value), breaks=False) for value, number in numbers.items()
+    }
     return builder.build(
         path.stem,
         [labels[i] for i in range(kinds.count("argument"))],
         [f"result[{i}]" for i in range(kinds.count("return"))],
         aliases,
         labels=labels,
+        foreign=True,
     )
 
 
-def _by_index(rows: list[tuple[Term, ...]]) -> dict[Term, list[Term]]:
+#: What an element type looks like, and the largest tensor.
+_ELEMENT = re.compile(r"bf16|tf32|token|index|pred|(?:f|u?i|c)[0-9][0-9a-z]*")
+_LARGEST_RANK, _LARGEST_SIZE = 64, 2**48
+
+
+def _whole(path: pathlib.Path, predicate: str, of: Term, number: Term, least: int = 0) -> int:
+    """A number of a fact; raises :class:`toast.errors.FactError` for what is none."""
+    if not isinstance(number, int) or number < least:
+        shown = shortened(show_term(number), 60)
+        raise FactError(
+            f"{path}: {predicate}({show_term(of)},{shown}): not a whole number from {least} on"
+        )
+    return number
+
+
+def _by_index(
+    path: pathlib.Path, rows: list[tuple[Term, ...]], predicate: str
+) -> dict[Term, list[Term]]:
     found: dict[Term, list[Term]] = defaultdict(list)
-    for op, _, value in sorted(rows, key=lambda row: (str(row[0]), int(str(row[1])))):
+    for op, index, _ in rows:
+        _whole(path, predicate, op, index)
+    for op, _, value in sorted(rows, key=lambda row: (str(row[0]), row[1])):
         found[op].append(value)
     return found
+
+
+class _FactBases:
+    """The frontend for fact bases."""
+
+    name = "facts"
+    suffixes = frozenset({".lp"})
+    takes_arguments = False
+    cacheable = False
+
+    def accepts(self, target: Any) -> bool:
+        path = isinstance(target, str | pathlib.Path)
+        return path and pathlib.Path(target).suffix in self.suffixes
+
+    def program(self, target: Any, *arguments: Any, **options: Any) -> Program:
+        return read(target)
+
+
+FACT_BASES = _FactBases()

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from toast import lazy
+from toast.boundary.printable import printable
 from toast.errors import FactError
-from toast.frontend import Program, Signature, TensorType
+from toast.program import Program, Signature, TensorType
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,6 +107,12 @@ class Relations:
         lines += [f"tied({op},{other})." for op, other in program.ties]
         return "\n".join(lines) + "\n"
 
+    @functools.cached_property
+    def first_values(self) -> npt.NDArray[np.int64]:
+        """``[signatures + 1]`` each representative's first value: operands, then results."""
+        counts = [len(s.operands) + len(s.results) for s in self.program.signatures]
+        return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
     def signatures_to_lp(self, numbers: Iterable[int] | None = None) -> str:
         """One representative op per distinct signature, or per signature in ``numbers``.
 
@@ -112,14 +120,12 @@ class Relations:
         every op with its signature; each operand is a value of its own here.
         """
         lines: list[str] = []
-        first = 0
+        first = self.first_values.tolist()
         signatures = self.program.signatures
         for number in range(len(signatures)) if numbers is None else numbers:
             signature = signatures[number]
-            count = len(signature.operands)
-            operands = range(first, first + count)
-            results = range(first + count, first + count + len(signature.results))
-            first = results.stop
+            operands = range(first[number], first[number] + len(signature.operands))
+            results = range(operands.stop, first[number + 1])
             lines += _op_lines(str(number), signature, operands, results)
             lines += _value_lines(zip(operands, signature.operands, strict=True))
             lines += _value_lines(zip(results, signature.results, strict=True))
@@ -159,11 +165,11 @@ def _op_lines(
 
 def _value_lines(values: Iterator[tuple[int, TensorType]]) -> Iterator[str]:
     for value, type_ in values:
-        yield f'dtype({value},"{type_.dtype}"). rank({value},{len(type_.shape)}).'
+        yield f"dtype({value},{quoted(type_.dtype)}). rank({value},{len(type_.shape)})."
         for d, size in enumerate(type_.shape):
             if size > _LARGEST:
                 raise FactError(
-                    f"dimension {d} of {type_} has {size} elements, more than a rule can count "
+                    f"dimension {d} of {type_} has {size} elements, more than rules can count "
                     f"({_LARGEST}); split the dimension"
                 )
             yield f"dim({value},{d},{size})."
@@ -175,16 +181,19 @@ def constant(name: str) -> str:
 
 
 def written(item: int | str) -> str:
-    """Numbers beyond 32 bits are sentinels of the dialect; they become strings."""
+    """A number or a string of clingo; numbers beyond 32 bits become strings.
+
+    Those are sentinels of the dialect.
+    """
     if isinstance(item, str):
         return quoted(item)
-    return str(item) if abs(item) <= _LARGEST else f'"{item}"'
+    return str(item) if abs(item) <= _LARGEST else quoted(str(item))
 
 
 def quoted(text: str) -> str:
-    """A string of clingo."""
-    return '"' + _escape(text) + '"'
+    """A string of clingo: the one way in which a stranger's text enters a logic program.
 
-
-def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    Control characters are written out: clingo's texts end at a NUL.
+    """
+    plain = printable(text)
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

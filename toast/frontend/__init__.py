@@ -1,6 +1,6 @@
 """First stage: a JAX function or StableHLO becomes a :class:`Program` (flat SSA)."""
 
-from toast.frontend.program import (
+from toast.program import (
     Builder,
     Location,
     Op,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 
 from toast.errors import TargetError
 from toast.frontend import mlir, stablehlo
-from toast.frontend.program import Program
+from toast.program import Program
 
 #: What becomes of functions on the way to an executable.
 _STAGES = (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
@@ -22,7 +22,6 @@ _STAGES = (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
 class Calling:
     """What a plan needs to be called like the traced function."""
 
-    function: Callable[..., Any]
     #: Tree of ``(args, kwargs)`` and the abstract leaves, in the order of the arguments.
     in_tree: Any
     in_avals: tuple[Any, ...]
@@ -45,11 +44,14 @@ def from_function(
     Raises :class:`toast.errors.TargetError` when JAX cannot trace the function.
     """
     name = name or str(getattr(function, "__name__", "function"))
-    places: set[Any] = {donate} if isinstance(donate, int) else {*(donate or ())}
-    if not all(isinstance(place, int) for place in places):
-        raise TargetError(f"{name}: donate={donate!r}: give positions of arguments")
+    listed = donate is None or isinstance(donate, int | Iterable)
+    places: set[Any] = {donate} if isinstance(donate, int) else {*((listed and donate) or ())}
+    if not listed or not all(isinstance(place, int) for place in places):
+        raise TargetError(f"{name}: donate={donate!r}: use positions of arguments")
     if not callable(function) or isinstance(function, _STAGES):
-        raise TargetError(f"{name}: {type(function).__name__} is no function; give that itself")
+        raise TargetError(
+            f"{name}: {type(function).__name__} is not a function; pass the function itself"
+        )
     names: set[str] = set()
     with warnings.catch_warnings():
         # "Some donated buffers were not usable" is the user's business, not an error here.
@@ -58,7 +60,7 @@ def from_function(
             if isinstance(function, jax.stages.Wrapped):
                 named = function.trace(*arguments, **keywords).args_info
                 if len(named[0]) < len(arguments):
-                    raise TargetError(f"{name}: give static arguments by name, as in n=3")
+                    raise TargetError(f"{name}: pass static arguments by name, as in n=3")
                 static = {key: keywords.pop(key) for key in [*keywords] if key not in named[1]}
                 function = functools.partial(function, **static) if static else function
                 places |= {i for i, info in enumerate(named[0]) if _donated(info)}
@@ -79,7 +81,6 @@ def from_function(
     leaves, in_tree = jax.tree.flatten((arguments, keywords))
     outputs, out_tree = jax.tree.flatten(traced.out_info)
     calling = Calling(
-        function=function,
         in_tree=in_tree,
         in_avals=tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x)) for x in leaves),
         out_tree=out_tree,

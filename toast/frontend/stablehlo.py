@@ -2,28 +2,110 @@
 
 from __future__ import annotations
 
+import copyreg
+import dataclasses
+import json
 import pathlib
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
 
+from toast.boundary import children
+from toast.boundary.printable import printable, shortened
+from toast.boundary.regular_files import read_bytes, shown
 from toast.errors import TargetError
 from toast.frontend import mlir
-from toast.frontend.program import Attribute, Builder, Program, TensorType
+from toast.program import Attribute, Builder, Program, TensorType
 
 
-def from_file(path: str | pathlib.Path) -> Program:
+def from_file(path: str | pathlib.Path, *, function: str = "") -> Program:
     """Read a ``.mlir`` file (text, bytecode or portable artifact).
 
-    Raises :class:`toast.errors.TargetError` when the file is missing or not StableHLO.
+    ``function`` names the entry; default: the public function ``main``, or the only public one.
+    Raises :class:`toast.errors.TargetError` when the file is missing or not StableHLO, or has no
+    such function.
     """
     path = pathlib.Path(path)
+    path = pathlib.Path(path)
+    _, content = _confined(path, "program", function)
+    module = mlir.parse(content, shown(path))
+    return from_module(module, name=printable(function or path.stem), file=str(path))
+
+
+def _reread(data: bytes, calling: Any, file: str) -> mlir.ModuleSource:
+    source: mlir.ModuleSource = from_module(mlir.parse(data, file), name="", calling=calling).source
+    return dataclasses.replace(source, file=file)
+
+
+def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
+    """A source for pickles and copies: its module as bytecode, calls inlined already.
+
+    How to call it is left out where JAX cannot pickle the structure of its arguments.
+    """
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TargetError(f"{path}: cannot read: {error.strerror}; check the path") from None
-    return from_module(mlir.parse(data, str(path)), name=path.stem, file=str(path))
+        pickle.dumps(source.calling)
+        calling = source.calling
+    except Exception:  # whatever a node of the user's raises
+        calling = None
+    return _reread, (mlir.bytecode(source.module), calling, source.file)
+
+
+copyreg.pickle(mlir.ModuleSource, _reduced)
+
+
+def functions_of(path: str | pathlib.Path) -> tuple[Program, ...]:
+    """What is in a file: its program, or where it has no entry, a program for each function.
+
+    These share one module, as it stands in the file: calls are ops like others, so they serve those
+    who look at single ops.  Raises :class:`toast.errors.TargetError` as :func:`from_file`.
+    """
+    path = pathlib.Path(path)
+    kind, content = _confined(path, "functions", "")
+    module = mlir.parse(content, shown(path))
+    if kind == PROGRAM:
+        return (from_module(module, name=printable(path.stem), file=str(path)),)
+    return separate(module, str(path))
+
+
+def separate(module: ir.Module, origin: str) -> tuple[Program, ...]:
+    """A program for each function of a module, as it stands there; ``origin`` is its file."""
+    with module.context:
+        return tuple(
+            _Reader(module, origin, origin).read(function, printable(name), None)
+            for name, function in mlir.functions_of(module).items()
+        )
+
+
+def _confined(path: pathlib.Path, what: str, function: str) -> tuple[bytes, bytes]:
+    """What :mod:`toast.frontend.confined` says of a file: a kind of answer, and bytecode."""
+    data = read_bytes(path, TargetError, most=_LARGEST_BYTES)
+    name = shown(path)
+    request = {
+        "bytes": _MEMORY_BYTES, "seconds": _SECONDS, "name": name, "what": what,
+        "function": function,
+    }  # fmt: skip
+    answer = children.answer(
+        _CONFINED, json.dumps(request).encode() + b"\n" + data,
+        seconds=_SECONDS, needs_toast=True,
+    )  # fmt: skip
+    kind, content = answer.output[:1], answer.output[1:]
+    if kind == ERROR:
+        raise TargetError(content.decode(errors="replace"))
+    if answer.failure or answer.status or not kind:
+        reason = answer.failure or "crashes its reader"
+        raise TargetError(f"{name}: reading it {reason}; check that it is valid StableHLO")
+    return kind, content
+
+
+_CONFINED = pathlib.Path(__file__).with_name("confined.py")
+
+#: Kinds of its answers: an inlined module, a module whose functions are read apart, an error.
+PROGRAM, FUNCTIONS, ERROR = b"M", b"F", b"E"
+
+#: What reading a file may take, in a process of its own.
+_LARGEST_BYTES, _MEMORY_BYTES, _SECONDS = 2**31, 12 * 2**30, 40.0
 
 
 def from_module(module: ir.Module, *, name: str, file: str = "", calling: Any = None) -> Program:
@@ -31,12 +113,25 @@ def from_module(module: ir.Module, *, name: str, file: str = "", calling: Any = 
 
     ``file`` is the one that it was read from.
     """
-    origin = file or name
+    function = inlined(module, file or name)
+    return flattened(module, function, name=name, file=file, calling=calling)
+
+
+def inlined(module: ir.Module, origin: str) -> Any:
+    """The main function of a module, calls in it inlined in place; ``origin`` is for errors."""
     with module.context:
         mlir.inline_calls(module, origin)
         function = mlir.main_function(module, origin)
         mlir.drop_dead_ops(function)
-        return _Reader(module, origin, file).read(function, name, calling)
+        return function
+
+
+def flattened(
+    module: ir.Module, function: Any, *, name: str, file: str = "", calling: Any = None
+) -> Program:
+    """The program of a function without calls."""
+    with module.context:
+        return _Reader(module, file or name, file).read(function, name, calling)
 
 
 #: Custom calls with which GSPMD and Shardy enter and leave code written for one device.
@@ -44,6 +139,10 @@ _MANUAL_CALLS = frozenset({
     "SPMDFullToShardShape", "SPMDShardToFullShape",
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
 })  # fmt: skip
+
+
+#: Ops that loops run more often than this cannot be priced: a double has 53 bits.
+_MOST_REPEATS = 2**48
 
 
 class _Reader:
@@ -70,18 +169,21 @@ class _Reader:
         self._constraints: dict[int, tuple[tuple[str, ...] | None, ...]] = {}
 
     def read(self, function: Any, name: str, calling: Any) -> Program:
-        block = function.operation.regions[0].blocks[0]
+        block = self._only_block(function.operation.regions[0])
         arguments = []
         for index, argument in enumerate(block.arguments):
+            if mlir.is_tuple(argument):
+                raise TargetError(
+                    f"{self._origin}: argument {index} is a tuple; make its elements arguments"
+                )
             try:
                 type_ = self._type(argument.type)
             except TargetError as error:
                 raise TargetError(f"{self._origin}: argument {index}: {error}") from None
             (self._numbers[argument],) = self._add(None, "argument", (), (type_,))
             place = argument.location
-            arguments.append(
-                place.name_str if mlir.is_location(place, "NameLoc") else f"arg{index}"
-            )
+            named = place.name_str if mlir.is_location(place, "NameLoc") else ""
+            arguments.append(printable(named, breaks=False) or f"arg{index}")
         returned = self._block(block, 1)
         for index, value in enumerate(returned.operands):
             if mlir.is_tuple(value):
@@ -91,28 +193,67 @@ class _Reader:
             self._sites[self._builder.next_op, 0] = (returned, index)
             self._add(None, "return", (self._numbers[value],), ())
         count = len(returned.operands)
-        aliases = [-1] * count
         attributes = function.operation.attributes
+        aliases = self._aliases(block, returned, attributes)
         if "arg_attrs" in attributes:
             for index, entry in enumerate(attributes["arg_attrs"]):
-                if "tf.aliasing_output" in entry:
-                    aliases[entry["tf.aliasing_output"].value] = index
                 if demanded := mlir.argument_constraint(entry):
                     self._constraints[index] = demanded
         results = [f"result[{index}]" for index in range(count)]
         if "res_attrs" in attributes:
             for index, entry in enumerate(attributes["res_attrs"]):
                 if "jax.result_info" in entry:
-                    results[index] = entry["jax.result_info"].value or "result"
+                    said = entry["jax.result_info"]
+                    text = said.value if isinstance(said, ir.StringAttr) else str(said)
+                    results[index] = printable(text, breaks=False) or "result"
         self._constrain_arguments(block)
-        source = mlir.Source(
+        source = mlir.ModuleSource(
             self._module, tuple(self._operations), self._sites, tuple(self._results), calling,
             self._file,
         )  # fmt: skip
         return self._builder.build(
             name, arguments, results, aliases, labels=self._labels,
-            constraints=self._constraints, source=source,
+            constraints=self._constraints, source=source, foreign=bool(self._file),
         )  # fmt: skip
+
+    def _aliases(self, block: Any, returned: Any, attributes: Any) -> list[int]:
+        """For each result the argument that it overwrites, or -1."""
+        count = len(returned.operands)
+        aliases = [-1] * count
+        if "arg_attrs" not in attributes:
+            return aliases
+        for index, entry in enumerate(attributes["arg_attrs"]):
+            if "tf.aliasing_output" not in entry:
+                continue
+            said = entry["tf.aliasing_output"]
+            result = said.value if isinstance(said, ir.IntegerAttr) else -1
+            if not 0 <= result < count:
+                raise TargetError(
+                    f"{self._origin}: argument {index}: tf.aliasing_output = "
+                    f"{shortened(str(said))} is none of the {count} results; correct or remove it"
+                )
+            if aliases[result] >= 0:
+                raise TargetError(
+                    f"{self._origin}: arguments {aliases[result]} and {index} alias result "
+                    f"{result}; remove one tf.aliasing_output"
+                )
+            given, made = block.arguments[index].type, returned.operands[result].type
+            if given != made:
+                raise TargetError(
+                    f"{self._origin}: argument {index} aliases result {result} of another type; "
+                    "remove its tf.aliasing_output"
+                )
+            aliases[result] = index
+        return aliases
+
+    def _only_block(self, region: Any) -> Any:
+        blocks = list(region.blocks)
+        if len(blocks) != 1:
+            raise TargetError(
+                f"{self._origin}: a region of {len(blocks)} blocks; lower branches (cf.br) to "
+                "stablehlo.if, case or while"
+            )
+        return blocks[0]
 
     def _at(self, operation: Any) -> str:
         """Where an operation stands, for errors."""
@@ -145,6 +286,11 @@ class _Reader:
     def _block(self, block: Any, repeats: int) -> Any:
         """Read the ops of a block, each running ``repeats`` times; returns its terminator."""
         *body, terminator = [op.operation for op in block.operations]
+        if repeats > _MOST_REPEATS:
+            raise TargetError(
+                f"{self._at(terminator)}: loops run it {shortened(str(repeats), 30)} times, more "
+                f"than {_MOST_REPEATS}; lower the trip counts"
+            )
         special = {
             "stablehlo.while": self._while,
             "stablehlo.case": self._branches,
@@ -206,7 +352,7 @@ class _Reader:
             self._numbers[result] = self._numbers[part]
 
     def _named(self, operation: Any, repeats: int) -> None:
-        body = operation.regions[0].blocks[0]
+        body = self._only_block(operation.regions[0])
         for argument, operand in zip(body.arguments, operation.operands, strict=True):
             self._numbers[argument] = self._numbers[operand]
         end = self._block(body, repeats)
@@ -215,8 +361,8 @@ class _Reader:
 
     def _manual(self, operation: Any, _repeats: int) -> None:
         raise TargetError(
-            f"{self._at(operation)}: shard_map fixes its own mesh, which a "
-            "plan replaces; plan the function without it"
+            f"{self._at(operation)}: shard_map has its own mesh, which conflicts with "
+            "the plan's; use the function without shard_map"
         )
 
     def _barrier(self, operation: Any, repeats: int) -> None:
@@ -230,7 +376,7 @@ class _Reader:
         self._define(operation, values)
 
     def _branches(self, operation: Any, repeats: int) -> None:
-        ends = [self._block(region.blocks[0], repeats) for region in operation.regions]
+        ends = [self._block(self._only_block(r), repeats) for r in operation.regions]
         values: list[int] = []
         for index, type_ in enumerate(self._types(operation)):
             number = self._builder.next_op
@@ -243,7 +389,7 @@ class _Reader:
     def _while(self, operation: Any, repeats: int) -> None:
         trips = mlir.trip_count(operation)
         types = self._types(operation)
-        body = operation.regions[1].blocks[0]
+        body = self._only_block(operation.regions[1])
         end = list(body.operations)[-1].operation
         values = [self._numbers[value] for value in operation.operands]
         carried = [

@@ -14,8 +14,9 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import least_squares
 
+from toast.boundary.regular_files import read_text
 from toast.errors import HardwareError
-from toast.hardware.collectives import Collectives, steps, wire_share
+from toast.hardware.collective_prices import Collectives, steps, wire_share
 from toast.hardware.description import Hardware, Measured, load, parse
 from toast.hardware.mesh import Mesh
 from toast.resources import directory
@@ -46,6 +47,9 @@ _FIGURES = 4
 _WORTH = 0.95
 _STARTS = 24
 
+#: The largest table that is read, in bytes and in rows: each row is looked at in every fit.
+_LARGEST_BYTES, _MOST_ROWS = 2**24, 5000
+
 #: Sizes from which errors matter most: programs move megabytes.
 _LARGE, _MIDDLE = 64e6, 1e6
 
@@ -66,11 +70,8 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
     Raises :class:`toast.errors.HardwareError` with file and line of the first bad row.
     """
     path = pathlib.Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise HardwareError(f"{path}: cannot read: {reason}; check the path") from None
+    text = read_text(path, HardwareError, most=_LARGEST_BYTES, encoding="utf-8-sig")
+    lines = text.splitlines()
     rows: list[tuple[str, int, float, float]] = []
     columns: list[str] = []
     for number, line in enumerate(lines, 1):
@@ -83,7 +84,8 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
                 raise HardwareError(f"{path}:{number}: column {twice[0]} occurs twice; remove one")
             if missing := [c for c in COLUMNS if c not in cells]:
                 raise HardwareError(
-                    f"{path}:{number}: no column {missing[0]}; name the columns {','.join(COLUMNS)}"
+                    f"{path}:{number}: column {missing[0]} is missing; the columns are "
+                    f"{','.join(COLUMNS)}"
                 )
             continue
         try:
@@ -94,7 +96,7 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
             )  # fmt: skip
         except ValueError:
             raise HardwareError(
-                f"{path}:{number}: '{line}' is no {','.join(COLUMNS)}; write for example "
+                f"{path}:{number}: '{line}' is not {','.join(COLUMNS)}; write for example "
                 "all_gather,8,1048576,1.7e-05"
             ) from None
         if row[0] not in _OFFERED:
@@ -103,14 +105,20 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
             )
         if not (row[1] > 1 and 0 < row[2] < np.inf and 0 < row[3] < np.inf):
             raise HardwareError(
-                f"{path}:{number}: '{line}': devices must be at least 2, bytes and seconds positive"
+                f"{path}:{number}: '{line}': devices must be at least 2, and bytes and seconds "
+                "positive"
             )
         if row[3] > _SLOW + row[2] / _SLOW_RATE:
             raise HardwareError(
-                f"{path}:{number}: '{line}': {row[3]:g} s is too slow to be true; give seconds, "
-                "not the microseconds of nccl-tests"
+                f"{path}:{number}: '{line}': {row[3]:g} s is implausibly slow; use seconds, "
+                "not microseconds as in nccl-tests"
             )
         rows.append(row)
+        if len(rows) > _MOST_ROWS:
+            raise HardwareError(
+                f"{path}:{number}: more than {_MOST_ROWS:,} times; keep one for each collective, "
+                "number of devices and size"
+            )
     if not rows:
         raise HardwareError(f"{path}: no measured times; write rows of {','.join(COLUMNS)}")
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -127,21 +135,21 @@ def calibrate(
     """
     if hardware.interconnect.topology != "switch":
         raise HardwareError(
-            f"{hardware.name} is a torus, whose collectives follow from its links; calibrate "
-            "switched devices, and a torus by efficiency.link"
+            f"{hardware.name} is a torus, and its collectives are computed from its links; "
+            "calibrate only switched devices, and set efficiency.link of a torus"
         )
     most = int(table["devices"].max())
     if most > hardware.interconnect.devices_per_node:
         raise HardwareError(
             f"{hardware.name} has {hardware.interconnect.devices_per_node} devices per node, the "
-            f"table {most}; leave out rows of several nodes"
+            f"table {most}; remove rows for several nodes"
         )
     for kind, sizes in table.groupby("collective")["bytes"].nunique().items():
         if sizes < _FIGURES:
             raise HardwareError(
-                f"the table has {sizes} size{'s' if sizes > 1 else ''} of {kind}, and a fit needs "
-                f"{_FIGURES} or more, small and large; add rows, or leave out those of {kind} to "
-                f"keep what {hardware.name} says of it"
+                f"the table has {sizes} size{'s' if sizes > 1 else ''} of {kind}, but a fit needs "
+                f"{_FIGURES} or more, small and large; add rows, or remove those of {kind} to "
+                f"keep the figures of {hardware.name}"
             )
     fitted: list[Measured] = []
     for kind in (kind for kind in _OFFERED if kind in set(table["collective"])):
@@ -265,7 +273,7 @@ def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
         path = directory("hardware") / f"{name_or_path}.toml"
     load(str(path))
     fitted = set(calibration.errors["collective"])
-    rest, kept = _collective_blocks(path.read_text(encoding="utf-8-sig"))
+    rest, kept = _collective_blocks(read_text(path, HardwareError, encoding="utf-8-sig"))
     blocks = [block for kind, block in kept if kind not in fitted]
     for m in (m for m in calibration.measured if m.kind in fitted):
         of = calibration.errors[calibration.errors["collective"] == m.kind]

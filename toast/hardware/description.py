@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
+from toast.boundary.regular_files import read_text
 from toast.errors import HardwareError
 from toast.resources import directory
 
@@ -168,6 +169,8 @@ _DEFAULTS: dict[str, Any] = {
 _INTENSITY = 1e4
 #: Of the memory, what a program may use at least.
 _LEAST_LIMIT = 0.01
+#: The largest file that is read.
+_LARGEST_BYTES = 2**20
 #: Characters of a bad value that messages repeat.
 _SHOWN = 60
 #: Collectives that can be measured, and what runs them.
@@ -195,23 +198,20 @@ def load(name_or_path: str | pathlib.Path) -> Hardware:
     a file as one line ``file:line: reason; what to do``.
     """
     if not isinstance(name_or_path, str | pathlib.Path):
-        raise HardwareError(f"hardware {name_or_path!r}: give a name, or the path of a .toml file")
+        raise HardwareError(
+            f"hardware {name_or_path!r}: use a device name or the path of a .toml file"
+        )
     path = pathlib.Path(name_or_path)
     if path.suffix != ".toml":
         if str(name_or_path) not in names():
             near = difflib.get_close_matches(str(name_or_path).lower(), names(), 1, 0.5)
             hint = f"did you mean {near[0]}? " if near else ""
             raise HardwareError(
-                f"no hardware called {name_or_path}; {hint}known: {', '.join(names())}; "
-                "or give the path of a .toml file"
+                f"no hardware named {name_or_path}; {hint}known: {', '.join(names())}; "
+                "or use the path of a .toml file"
             )
         path = directory("hardware") / f"{name_or_path}.toml"
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise HardwareError(f"{path}: cannot read: {reason}; check the path") from None
-    return parse(path, text)
+    return parse(path, read_text(path, HardwareError, most=_LARGEST_BYTES, encoding="utf-8-sig"))
 
 
 def parse(path: pathlib.Path, text: str) -> Hardware:
@@ -219,7 +219,7 @@ def parse(path: pathlib.Path, text: str) -> Hardware:
     try:
         data = tomllib.loads(text)
     except RecursionError:
-        raise HardwareError(f"{path}: not TOML: too deep; write plain tables") from None
+        raise HardwareError(f"{path}: not TOML: nested too deeply; write plain tables") from None
     except tomllib.TOMLDecodeError as error:
         found = re.search(r" \(at (?:line (\d+).*|end of document)\)$", str(error))
         line = (found and found[1]) or max(1, len(text.splitlines()))
@@ -228,7 +228,7 @@ def parse(path: pathlib.Path, text: str) -> Hardware:
     except ValueError:  # Python reads no number of so many digits
         long = (n for n, line in enumerate(text.splitlines(), 1) if re.search(r"[\d_]{4000}", line))
         raise HardwareError(
-            f"{path}:{next(long, 1)}: a number of thousands of digits; correct the line"
+            f"{path}:{next(long, 1)}: a number has thousands of digits; correct the line"
         ) from None
     return _Checked(path, text, data).hardware()
 
@@ -288,9 +288,13 @@ class _Checked:
     def _measured(self) -> tuple[Measured, ...]:
         entries = self._data.get("collective", [])
         if not isinstance(entries, list) or not all(isinstance(e, dict) for e in entries):
-            self._fail("", "collective", "collective is no list of tables", "write [[collective]]")
+            self._fail(
+                "", "collective", "collective is not a list of tables", "write [[collective]]"
+            )
         if entries and self._data["interconnect"]["topology"] != "switch":
-            self._fail("collective#0", "", "measured collectives of a torus", "remove them")
+            self._fail(
+                "collective#0", "", "a torus cannot have measured collectives", "remove them"
+            )
         memory = self._data["memory"]["bandwidth_bytes_per_s"]
         seen: set[tuple[str, str, str]] = set()
         for number, entry in enumerate(entries):
@@ -306,12 +310,12 @@ class _Checked:
                 self._fail(table, "algorithm", reason, f"write {_one_of(known)}")
             name = kind, algorithm, entry.get("protocol", "")
             if name in seen:
-                reason = f"a second {' '.join(filter(None, name))}"
-                self._fail(table, "", reason, "remove it, or give it a protocol of its own")
+                reason = f"duplicate {' '.join(filter(None, name))}"
+                self._fail(table, "", reason, "remove it, or set another protocol")
             seen.add(name)
             for key in ("memory_bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s"):
                 if entry[key] > memory:
-                    self._fail(table, key, f"{key} above that of the memory", "check the unit")
+                    self._fail(table, key, f"{key} exceeds that of the memory", "check the unit")
         return tuple(Measured(**{"protocol": _DEFAULTS["protocol"], **entry}) for entry in entries)
 
     def _interconnect_keys(self) -> dict[str, _Kind]:
@@ -334,10 +338,14 @@ class _Checked:
         if table == "flops_per_s":
             for key in entries:
                 if not _ELEMENT_TYPE.fullmatch(key):
-                    self._fail(table, key, f"{key} is no element type", "write for example bf16")
+                    self._fail(
+                        table, key, f"{key} is not an element type", "write for example bf16"
+                    )
             keys = dict.fromkeys(entries, _FLOPS_PER_S)
             if not entries:
-                self._fail(table, "", "no element type", "add for example bf16 = 197e12")
+                self._fail(
+                    table, "", "no figure for any element type", "add for example bf16 = 197e12"
+                )
         self._check_entries(table, entries, keys)
 
     def _check_entries(self, table: str, entries: dict[str, Any], keys: dict[str, _Kind]) -> None:
@@ -361,25 +369,31 @@ class _Checked:
         memory, link, flops = (self._data[t] for t in ("memory", "interconnect", "flops_per_s"))
         bandwidth = memory["bandwidth_bytes_per_s"]
         if memory["limit_bytes"] > memory["capacity_bytes"]:
-            self._fail("memory", "limit_bytes", "limit_bytes above capacity_bytes", "lower it")
+            self._fail("memory", "limit_bytes", "limit_bytes exceeds capacity_bytes", "lower it")
         if memory["limit_bytes"] < _LEAST_LIMIT * memory["capacity_bytes"]:
-            reason = "limit_bytes below a hundredth of capacity_bytes"
-            self._fail("memory", "limit_bytes", reason, "check the unit; --memory limits a plan")
+            reason = "limit_bytes is less than a hundredth of capacity_bytes"
+            self._fail(
+                "memory", "limit_bytes", reason, "check the unit; use --memory to limit a plan"
+            )
         for key in link:
             if key.endswith("bytes_per_s") and link[key] > bandwidth:
-                self._fail("interconnect", key, f"{key} above that of the memory", "check the unit")
+                self._fail(
+                    "interconnect", key, f"{key} exceeds that of the memory", "check the unit"
+                )
         network = "network_bandwidth_bytes_per_s"
         if link.get(network, 0) > link.get("node_bandwidth_bytes_per_s", math.inf):
-            reason = f"{network} above that of the links inside a node"
+            reason = f"{network} exceeds that of the links inside a node"
             self._fail("interconnect", network, reason, "check the unit")
         best = max(flops, key=lambda dtype: float(flops[dtype]))
         if flops[best] < bandwidth:
-            self._fail("flops_per_s", best, f"{best} below the memory's bytes/s", "check the unit")
+            self._fail(
+                "flops_per_s", best, f"{best} is less than the memory's bytes/s", "check the unit"
+            )
         if flops[best] > _INTENSITY * bandwidth:
-            reason = f"{best} above {_INTENSITY:.0f} FLOP for each byte that the memory moves"
+            reason = f"{best} exceeds {_INTENSITY:.0f} FLOP per byte of memory traffic"
             self._fail("flops_per_s", best, reason, "check the units of both")
         if self._data.get("transcendentals_per_s", 0) > flops[best]:
-            reason = "transcendentals_per_s above the peak of products"
+            reason = "transcendentals_per_s exceeds the peak of matrix products"
             self._fail("", "transcendentals_per_s", reason, "check the unit")
 
     def _fail(self, table: str, key: str, reason: str, remedy: str) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import re
 from typing import Any
 
@@ -35,12 +36,18 @@ class Mesh:
     order: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.axes, tuple | list) or not all(map(_is_axis, self.axes)):
+            raise MeshError(
+                f"mesh {self.axes!r}: give pairs of a name and a size, such as (('data', 4),), or "
+                "Mesh.parse('data=4,model=4')"
+            )
         if not self.axes:
             raise MeshError("mesh '': no axes; write axis=size, for example data=4,model=4")
         for number, (name, size) in enumerate(self.axes):
             if not _NAME.fullmatch(name):
                 raise MeshError(
-                    f"mesh '{self}': '{name}' is no axis name; use letters, digits and underscores"
+                    f"mesh '{self}': '{name}' is not an axis name; use letters, digits and "
+                    "underscores"
                 )
             if size < 1:
                 raise MeshError(
@@ -50,8 +57,8 @@ class Mesh:
                 raise MeshError(f"mesh '{self}': axis {name} occurs twice; rename one")
         if self.order and sorted(self.order) != sorted(self.names):
             raise MeshError(
-                f"mesh '{self}': the order of devices, {','.join(self.order)}, does not name every "
-                f"axis once; reorder {','.join(self.names)}"
+                f"mesh '{self}': the device order {','.join(self.order)} does not name every "
+                f"axis once; use each of {','.join(self.names)} once"
             )
         if self.order == self.names:
             object.__setattr__(self, "order", ())  # as it is anyway: meshes compare equal
@@ -68,6 +75,8 @@ class Mesh:
         innermost.  Raises :class:`toast.errors.MeshError` with one line: what is wrong and what to
         write.
         """
+        if not isinstance(text, str):
+            raise MeshError(f"mesh {text!r}: give text such as 'data=4,model=4'")
         axes: list[tuple[str, int]] = []
         sizes, at, order = text.partition("@")
         for part in sizes.split(",") if sizes.strip() else ():
@@ -91,9 +100,9 @@ class Mesh:
         the one that JAX would choose.
         """
         if not hasattr(mesh, "axis_names"):
-            raise MeshError(f"mesh {mesh!r}: give a mesh, or text such as data=4,model=4")
+            raise MeshError(f"mesh {mesh!r}: use a mesh or a string such as data=4,model=4")
         if not all(isinstance(name, str) for name in mesh.axis_names):
-            raise MeshError(f"mesh {mesh}: its axes have no names; name them with texts")
+            raise MeshError(f"mesh {mesh}: its axes have no names; use strings as axis names")
         axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
         if mesh.abstract_mesh is mesh or not axes:
             return Mesh(axes)
@@ -135,6 +144,14 @@ class Mesh:
     def __str__(self) -> str:
         sizes = ",".join(f"{name}={size}" for name, size in self.axes)
         return f"{sizes}@{','.join(self.order)}" if self.order else sizes
+
+
+def _is_axis(axis: Any) -> bool:
+    """Whether something is a name and a whole number."""
+    if not isinstance(axis, tuple | list) or len(axis) != 2:
+        return False
+    name, size = axis
+    return isinstance(name, str) and isinstance(size, numbers.Integral)
 
 
 def _physical(device: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 
 from toast.errors import MeshError
-from toast.hardware.collectives import COLLECTIVES, Collectives, check_size
+from toast.hardware.collective_prices import COLLECTIVES, Collectives, check_size
 from toast.hardware.description import Hardware
 from toast.hardware.mesh import Mesh
 
@@ -23,7 +23,7 @@ def meshes_of(devices: int, hardware: Hardware) -> tuple[Mesh, ...]:
     Raises :class:`toast.errors.MeshError` for fewer than two devices, or more than the system has.
     """
     if devices < 2:
-        raise MeshError(f"{devices} devices form no mesh; give at least 2")
+        raise MeshError(f"{devices} devices do not form a mesh; use at least 2")
     check_size(hardware, devices)
     found = []
     for axes in range(1, len(_AXES) + 1):

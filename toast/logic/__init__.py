@@ -1,9 +1,11 @@
 """The boundary to clingo: nothing else in TOAST imports it."""
 
+from toast.logic.closures import Edges
 from toast.logic.engine import (
     Declaration,
     Predicate,
     Term,
+    check_ends,
     check_rules,
     declarations,
     derivations,
@@ -16,15 +18,19 @@ from toast.logic.engine import (
     solve,
 )
 from toast.logic.queries import LARGEST, Query, as_term, ask, read_audit, read_query
+from toast.logic.strata import LogicModel
 
 __all__ = [
     "LARGEST",
     "Declaration",
+    "Edges",
+    "LogicModel",
     "Predicate",
     "Query",
     "Term",
     "as_term",
     "ask",
+    "check_ends",
     "check_rules",
     "declarations",
     "derivations",

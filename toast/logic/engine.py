@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,9 @@ from typing import Any
 import clingo
 from clingo import ast
 
+from toast.boundary import children, regular_files
+from toast.boundary.printable import shortened
+from toast.boundary.regular_files import is_within, read_text
 from toast.errors import FactError, RuleError, RuleWarning, ToastError
 from toast.logic import trial
 from toast.resources import directory
@@ -34,6 +36,7 @@ Predicate = tuple[str, int]
 #: What grounding a user's rules may take; it need not end at all.
 GROUND_SECONDS = 30.0
 GROUND_ATOMS = 2_000_000
+GROUND_BYTES = 6 * 2**30
 
 
 def solve(
@@ -41,18 +44,19 @@ def solve(
     facts: str,
     show: Iterable[str],
     *,
-    doubted: pathlib.Path | None = None,
+    doubted: pathlib.Path | str | None = None,
 ) -> dict[str, list[tuple[Term, ...]]]:
     """Ground ``files`` over ``facts`` and return the atoms of the predicates in ``show``.
 
     ``show`` holds ``"name/arity"``; the result maps each to its atoms' arguments, in clingo's
-    order of derivation.  ``doubted`` is the file among them that a user wrote: whether grounding
-    it ends is tried in a process of its own first.  What clingo finds odd, but no error, is a
-    :class:`toast.errors.RuleWarning`.  Raises :class:`toast.errors.RuleError` with file and line
+    order of derivation.  ``doubted`` is the user's file among them, or the name of a stranger's
+    facts: then grounding is tried in a process of its own first.  What clingo finds odd, but no
+    error, is a :class:`toast.errors.RuleWarning`.
+    Raises :class:`toast.errors.RuleError` with file and line
     when a file does not parse, is unsafe, or does not end within the limits.
     """
     if doubted is not None:
-        _try(files, facts, doubted)
+        check_ends(files, facts, doubted)
     messages: list[str] = []
     control = clingo.Control(["--warn=all"], logger=lambda _code, text: messages.append(text))
     try:
@@ -114,7 +118,7 @@ def _traced(file: pathlib.Path, _written: int, shown: frozenset[Predicate]) -> s
     lines = []
     for statement in parse(file, RuleError):
         lines.append(str(statement))
-        head = _head(statement) if statement.ast_type is ast.ASTType.Rule else None
+        head = head_of(statement) if statement.ast_type is ast.ASTType.Rule else None
         if head is not None and (head.name, len(head.arguments)) in shown:
             at = head.location
             place = (clingo.String(str(file)), clingo.Number(statement.location.begin.line))
@@ -125,7 +129,7 @@ def _traced(file: pathlib.Path, _written: int, shown: frozenset[Predicate]) -> s
     return "\n".join(lines)
 
 
-def _head(statement: Any) -> Any:
+def head_of(statement: Any) -> Any:
     """The function that a rule's head is; None for any other head."""
     head = statement.head
     if head.ast_type is not ast.ASTType.Literal or head.atom.ast_type is not (
@@ -139,7 +143,7 @@ def rule_line(path: pathlib.Path, predicate: Predicate, using: str = "") -> int:
     """The line of the first rule for ``predicate`` with an atom ``using`` in its body."""
     for statement in parse(path, RuleError):
         if statement.ast_type is ast.ASTType.Rule:
-            head = _head(statement)
+            head = head_of(statement)
             body = " ".join(map(str, statement.body))
             if head and (head.name, len(head.arguments)) == predicate and using in body:
                 line: int = statement.location.begin.line
@@ -147,11 +151,17 @@ def rule_line(path: pathlib.Path, predicate: Predicate, using: str = "") -> int:
     raise RuleError(f"{path}: no rule for {predicate[0]}/{predicate[1]}; check the installation")
 
 
-def _try(files: Sequence[pathlib.Path], facts: str, doubted: pathlib.Path) -> None:
-    failure = ground_apart(files, facts)
+def check_ends(files: Sequence[pathlib.Path], facts: str, doubted: pathlib.Path | str) -> None:
+    """Refuse what a user, or a stranger, wrote (``doubted``) where grounding meets a limit."""
+    failure = ground_apart(files, facts, memory_bytes=GROUND_BYTES)
     if isinstance(failure, str):
         raise RuleError(
             f"{doubted}: grounding {failure}; bound its recursion, or join fewer variables at once"
+        )
+    if failure["undecided"]:
+        raise RuleError(
+            f"{doubted}: {failure['undecided'][0]} is not decided: a rule derives it from the "
+            "negation of itself, or by choice; write rules with one answer"
         )
 
 
@@ -163,29 +173,28 @@ def ground_apart(
     *,
     rows: Mapping[Predicate, Sequence[str]] | None = None,
     memory_bytes: int | None = None,
+    checks: Sequence[str] = (),
 ) -> dict[str, Any] | str:
     """Ground in a process of its own, within the limits: what :mod:`toast.logic.trial` says.
 
     ``rows`` are further facts, by predicate: a term ``(a,b)`` for ``name(a,b)``.  A text says which
-    limit was met: ``takes more than 30 seconds``.
+    limit was met: ``takes more than 30 seconds``.  ``checks`` are bodies that must not hold.
     """
     given = {
         "files": list(map(str, files)), "facts": facts, "rules": rules, "answer": answer,
         "rows": [[*predicate, ",".join(given)] for predicate, given in (rows or {}).items()],
-        "atoms": GROUND_ATOMS, "bytes": memory_bytes,
+        "atoms": GROUND_ATOMS, "bytes": memory_bytes, "checks": list(checks),
     }  # fmt: skip
-    try:
-        done = subprocess.run(
-            [sys.executable, trial.__file__], input=json.dumps(given), text=True,
-            timeout=GROUND_SECONDS, check=False, capture_output=True,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"takes more than {GROUND_SECONDS:g} seconds"
-    if done.returncode == trial.BEYOND:
+    done = children.answer(
+        pathlib.Path(trial.__file__), json.dumps(given).encode(), seconds=GROUND_SECONDS
+    )
+    if done.failure:
+        return done.failure
+    if done.status == trial.BEYOND:
         return f"makes more than {GROUND_ATOMS} atoms"
-    if done.returncode:
+    if done.status:
         return "ran out of memory"
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.output)
     return "ran out of memory" if "bad_alloc" in found["error"] else found
 
 
@@ -273,23 +282,84 @@ def input_predicates() -> frozenset[Predicate]:
 
 
 def parse(path: pathlib.Path, error: type[ToastError], *, columns: bool = False) -> list[Any]:
-    """The statements of a logic file; raises ``error`` with file:line, or with the column too."""
+    """The statements of a logic file; raises ``error`` with file:line, or with the column too.
+
+    What is not shipped is parsed first where it can do no harm (:func:`probe`).
+    """
+    text = read_logic(path, error)
+    if not _is_shipped(path):
+        probed = probe(text)
+        if reason := refusal(probed):
+            line, why = reason
+            raise error(f"{path}:{line}: {why}" if line else f"{path}: {why}")
+        if probed["failed"]:
+            said = one_line(_named(probed["messages"], path), columns=columns)
+            raise error(f"{said or probed['failed']}; correct the syntax")
     messages: list[str] = []
     statements: list[Any] = []
-    if not path.is_file():
-        raise error(f"{path}: no such file; check the path")
-    if not str(path).isprintable():
-        raise error(f"{str(path)!a}: not a name that can be printed; rename the file")
-    _refuse_includes(path, error)
     try:
-        ast.parse_files(
-            [str(path)], statements.append, logger=lambda _code, text: messages.append(text)
-        )
+        # The text that was looked at, not the file, which may be another one by now.
+        ast.parse_string(text, statements.append, logger=lambda _code, text: messages.append(text))
     except RuntimeError as failure:
-        raise error(
-            f"{one_line(messages, columns=columns) or failure}; correct the syntax"
-        ) from None
+        said = one_line(_named(messages, path), columns=columns)
+        raise error(f"{said or failure}; correct the syntax") from None
     return statements
+
+
+#: What parsing and reading a text may take, in a process of its own.
+_PROBE_SECONDS, _PROBE_BYTES = 30.0, 2 * 2**30
+
+#: Terms, sums and conditions in one another: how deep they may be.
+DEEPEST = 100
+
+#: The largest rule file, and the largest fact base, in bytes.
+LARGEST_RULES, LARGEST_FACTS = 2**20, 2**26
+
+_PROBE = pathlib.Path(__file__).with_name("probe.py")
+
+_NOT_OPENED = re.compile(r":(\d+):\d+[-\d:]*: error: file could not be opened")
+
+
+def probe(text: str, *, facts: bool = False) -> dict[str, Any]:
+    """What :mod:`toast.logic.probe` says of a text, in a process that opens no file.
+
+    A key ``failure`` says which limit it met, or how its process died.
+    """
+    return _probed(text, facts)
+
+
+@functools.lru_cache(maxsize=64)
+def _probed(text: str, facts: bool) -> dict[str, Any]:
+    request = {
+        "text": text, "facts": facts, "bytes": _PROBE_BYTES, "seconds": _PROBE_SECONDS,
+        "depth": DEEPEST,
+    }  # fmt: skip
+    said = children.answer(_PROBE, json.dumps(request).encode(), seconds=_PROBE_SECONDS)
+    if said.failure or said.status:
+        return {"failure": said.failure or "cannot be parsed", "messages": [], "failed": ""}
+    found: dict[str, Any] = json.loads(said.output)
+    return found
+
+
+def refusal(probed: Mapping[str, Any]) -> tuple[int, str] | None:
+    """Why a text that was probed must not be used at all: its line, 0 for none, and the reason."""
+    if "failure" in probed:
+        return 0, f"parsing it {probed['failure']}; write it in smaller pieces"
+    for message in probed["messages"]:
+        if opened := _NOT_OPENED.search(message):
+            return int(opened[1]), "#include is not allowed: pass each file by name"
+    if probed["deep"]:
+        return probed["deep"], f"nested more than {DEEPEST} deep; write it in smaller pieces"
+    return None
+
+
+def _named(messages: Sequence[str], path: pathlib.Path) -> list[str]:
+    """Messages of clingo on a text, with the file that it is from."""
+    return [text.replace("<string>", str(path), 1) for text in messages]
+
+
+def _is_shipped(path: pathlib.Path) -> bool:
+    return any(is_within(path, directory(name)) for name in ("rules", "facts"))
 
 
 #: Comments and strings, then the one directive that clingo's parser obeys while parsing, and
@@ -305,13 +375,20 @@ def foreign(text: str) -> int:
     return next((m.start() for m in _TOKENS.finditer(text) if m.group("foreign")), -1)
 
 
-def _refuse_includes(path: pathlib.Path, error: type[ToastError]) -> None:
-    """Refuse ``#include`` before parsing: the parser itself would open the other file."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as failure:
-        reason = getattr(failure, "strerror", None) or "not text"
-        raise error(f"{path}: cannot read: {reason}; check the path") from None
+def read_logic(path: pathlib.Path, error: type[ToastError], *, most: int = LARGEST_RULES) -> str:
+    """The text of a logic file without what its parser must not see.
+
+    Raises ``error``: it is no regular file, too large, no text, or has an ``#include``, which
+    clingo's parser would open at once.  A scan cannot see all of those: :func:`probe` does.
+    """
+    if not str(path).isprintable():
+        raise error(f"{regular_files.shown(path)}: the name cannot be printed; rename the file")
+    if not os.path.lexists(path):
+        raise error(f"{regular_files.shown(path)}: no such file; check the path")
+    text = read_text(path, error, most=most)
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise error(f"{path}:{line}: not text; remove the NUL character")
     for found in _TOKENS.finditer(text):
         if found.group("include"):
             line = text.count("\n", 0, found.start()) + 1
@@ -321,48 +398,75 @@ def _refuse_includes(path: pathlib.Path, error: type[ToastError]) -> None:
         raise error(
             f"{path}:{line}: {text[place]!a} outside of strings and comments; write plain ASCII"
         )
+    return text
 
 
 def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...]]]:
     """The facts of a fact base by predicate, in the order of the file.
 
     Only ground facts of declared input predicates are allowed; raises
-    :class:`toast.errors.FactError` with file:line otherwise.
+    :class:`toast.errors.FactError` with file:line otherwise.  The file is parsed in a process of
+    its own.
     """
     path = pathlib.Path(path)
+    text = read_logic(path, FactError, most=LARGEST_FACTS)
+    if beyond := numbers_beyond(text):
+        line, number = beyond
+        raise FactError(f"{path}:{line}: {number} is beyond {LARGEST}: numbers have 32 bits")
+    probed = probe(text, facts=True)
+    if reason := refusal(probed):
+        line, why = reason
+        raise FactError(f"{path}:{line}: {why}" if line else f"{path}: {why}")
+    if probed["failed"]:
+        said = one_line(_named(probed["messages"], path))
+        raise FactError(f"{said or probed['failed']}; correct the syntax")
     found: dict[Predicate, list[tuple[Term, ...]]] = {}
-    for statement in parse(path, FactError):
-        if statement.ast_type in (ast.ASTType.Program, ast.ASTType.Comment):
-            continue
-        where = f"{path}:{statement.location.begin.line}"
-        if statement.ast_type is not ast.ASTType.Rule or len(statement.body):
-            shown = str(statement).splitlines()[0]
-            raise FactError(f"{where}: not a fact: {shown}; a fact base holds facts only")
-        try:
-            symbol = clingo.parse_term(str(statement.head))
-        except RuntimeError:
+    for line, name, arguments in probed["facts"]:
+        if name is None:
             raise FactError(
-                f"{where}: not a ground fact: {statement}; write one fact with no variables, "
-                "pools or intervals"
-            ) from None
-        predicate = (symbol.name, len(symbol.arguments))
+                f"{path}:{line}: {shortened(arguments)}; a fact base holds facts only, with no "
+                "variables, pools or intervals"
+            )
+        predicate = (name, len(arguments))
         if predicate not in input_predicates():
-            raise FactError(f"{where}: {_undeclared(predicate, input_predicates())}")
-        found.setdefault(predicate, []).append(tuple(_term(a) for a in symbol.arguments))
+            raise FactError(f"{path}:{line}: {_undeclared(predicate, input_predicates())}")
+        found.setdefault(predicate, []).append(tuple(map(_from_json, arguments)))
     return found
 
 
-def check_rules(path: str | pathlib.Path) -> None:
+#: Clingo's numbers have 32 bits: it takes the low ones of all beyond, and does not say so.
+LARGEST = 2**31 - 1
+
+_ASIDE = re.compile(r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w'])[1-9][0-9]{9,}")
+
+
+def numbers_beyond(text: str) -> tuple[int, str] | None:
+    """The line and the text of the first number of more than 32 bits outside strings."""
+    plain = _ASIDE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+    for found in _NUMBER.finditer(plain):
+        if len(found[0]) > 10 or int(found[0]) > LARGEST:
+            return plain.count("\n", 0, found.start()) + 1, shortened(found[0], 24)
+    return None
+
+
+def _from_json(term: Any) -> Term:
+    return tuple(map(_from_json, term)) if isinstance(term, list) else term
+
+
+def check_rules(path: str | pathlib.Path, *, functions: Iterable[str] = ()) -> None:
     """Refuse a rule file that could run code, read other files, or uses unknown predicates.
+
+    ``functions`` are the ``@`` functions that a shipped file may call.
 
     A predicate must stand in ``facts/schema.lp`` or be documented in the file itself with a
     ``%! name(Arguments): meaning`` line.  Raises :class:`toast.errors.RuleError` with file:line.
     """
     path = pathlib.Path(path)
     statements = parse(path, RuleError)
-    known = {*schema(), *(d.predicate for d in declarations(path.read_text()))}
+    known = {*schema(), *(d.predicate for d in declarations(read_logic(path, RuleError)))}
     for statement in statements:
-        _check_statement(path, statement, known)
+        _check_statement(path, statement, known, frozenset(functions))
 
 
 #: Predicates with which a rule file says what it has a rule for.
@@ -380,18 +484,33 @@ def kind_line(path: pathlib.Path, kind: str) -> int:
     return 1
 
 
+#: What a rule file may hold besides rules.
+_STATEMENTS = frozenset({
+    "Rule", "Defined", "Definition", "Program", "Comment", "ShowSignature", "ShowTerm",
+})  # fmt: skip
+
 _CODE = {"Script": "#script", "External": "#external"}
 
 
-def _check_statement(path: pathlib.Path, statement: Any, known: set[Predicate]) -> None:
+def _check_statement(
+    path: pathlib.Path, statement: Any, known: set[Predicate], functions: frozenset[str]
+) -> None:
     where = f"{path}:{statement.location.begin.line}"
     kind = statement.ast_type.name
     if kind in _CODE:
-        raise RuleError(f"{where}: {_CODE[kind]} is not allowed: a rule file is data; remove it")
+        raise RuleError(f"{where}: {_CODE[kind]} is not allowed in a rule file; remove it")
+    if kind not in _STATEMENTS:
+        raise RuleError(f"{where}: {kind} is not allowed: a rule file has rules only; remove it")
+    if kind == "Rule" and (head_of(statement) is None or statement.head.sign):
+        raise RuleError(
+            f"{where}: a head is one atom: choices, disjunctions and constraints are not allowed; "
+            "write rules with one answer"
+        )
     for node in walk(statement):
-        if node.ast_type is ast.ASTType.Function and bool(node.external):
+        external = node.ast_type is ast.ASTType.Function and bool(node.external)
+        if external and node.name not in functions:
             raise RuleError(
-                f"{where}: @{node.name} is not allowed: a rule file runs no code; remove it"
+                f"{where}: @{node.name} is not allowed: rule files cannot run code; remove it"
             )
         if node.ast_type is ast.ASTType.SymbolicAtom:
             predicate = predicate_of(node.symbol)

@@ -46,6 +46,8 @@ class Query:
     order: tuple[tuple[int, bool], ...] = ()
     #: Characters of ``rules`` before the user's own.
     before: int = 0
+    #: Bodies that hold where a sum or a product of the rules has more than 32 bits.
+    checks: tuple[str, ...] = ()
 
 
 def as_term(text: str) -> str:
@@ -70,14 +72,14 @@ def read_query(
     further predicates.  Raises :class:`toast.errors.QueryError` with the column.
     """
     if not _bare(text).strip(" .\n\t"):
-        raise QueryError("query: is empty; give a rule body such as 'color(D,C), dim(D,V,_,Size)'")
+        raise QueryError("query: is empty; write a rule body such as 'color(D,C), dim(D,V,_,Size)'")
     whole = ":-" in _bare(text)
     source = text if whole else f"{_PREFIX}{text.rstrip().removesuffix('.')}\n."
     place = _Place("query", text, 0 if whole else len(_PREFIX))
     statements = _parse(source, place)
     rules = [statement for statement in statements if not _silent(statement)]
     if not whole and (len(rules) != 1 or _head(rules[0]) is not None):
-        raise QueryError("query: give one rule body, or rules with heads: head(X) :- body.")
+        raise QueryError("query: write one rule body, or rules with heads: head(X) :- body.")
     mentions = _survey([*_read(files), (statements, place)], known)
     if whole:
         rules = [statement for statement in rules if _head(statement)]
@@ -85,13 +87,17 @@ def read_query(
             raise QueryError("query: no rule has a head; write head(X) :- body.")
         head = rules[-1].head.atom.symbol
         columns = _distinct([str(argument) for argument in head.arguments])
-        return Query(source, tuple(files), (head.name, len(columns)), columns, mentions)
+        return Query(
+            source, tuple(files), (head.name, len(columns)), columns, mentions,
+            checks=tuple(_overflow_checks([*_read(files), (statements, place)])),
+        )  # fmt: skip
     columns = tuple(dict.fromkeys(_variables(rules[0].body)))
     answered = f"{_ANSWER}({','.join(columns)})" if columns else _ANSWER
     name = (_ANSWER, len(columns))
     rules_text = f"{answered} {source}"
     before = rules_text.index(source) + len(_PREFIX)
-    return Query(rules_text, tuple(files), name, columns, mentions, before=before)
+    checks = tuple(_overflow_checks([*_read(files), (statements, place)]))
+    return Query(rules_text, tuple(files), name, columns, mentions, before=before, checks=checks)
 
 
 def read_audit(
@@ -104,11 +110,11 @@ def read_audit(
     :class:`toast.errors.QueryError` with file and line.
     """
     mentions = _survey(_read([*files, path]), known)
-    text = path.read_text(encoding="utf-8")
+    text = engine.read_logic(path, QueryError)
     found = [d for d in declarations(text) if d.name == path.stem]
     if not found:
         raise QueryError(
-            f"{path}: does not say what it answers; define {path.stem}(...) and document it with a "
+            f"{path}: has no answer predicate; define {path.stem}(...) and document it with a "
             f"line '%! {path.stem}(Column, ...): meaning.'"
         )
     columns = _distinct(found[0].arguments if found[0].arguments != ("",) else ())
@@ -117,11 +123,13 @@ def read_audit(
         for part in map(str.strip, named.split(",")):
             if part.removeprefix("-") not in columns:
                 raise QueryError(
-                    f"{path}: sorted by {part}, which is none of its columns {', '.join(columns)}"
+                    f"{path}: sorted by {part}, which is not one of its columns "
+                    f"{', '.join(columns)}"
                 )
             order.append((columns.index(part.removeprefix("-")), part.startswith("-")))
     answered = (path.stem, len(columns))
-    return Query("", (*files, path), answered, columns, mentions, tuple(order))
+    checks = tuple(_overflow_checks(_read([*files, path])))
+    return Query("", (*files, path), answered, columns, mentions, tuple(order), checks=checks)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
@@ -182,7 +190,7 @@ def _read(files: Sequence[pathlib.Path]) -> list[_Part]:
     found = []
     for path in files:
         statements = engine.parse(path, QueryError, columns=True)
-        text = path.read_text(encoding="utf-8")
+        text = engine.read_logic(path, QueryError)
         found.append((statements, _Place(str(path), text, file=True)))
     return found
 
@@ -245,11 +253,11 @@ _WHERE = re.compile(r"<string>:(\d+):(\d+)[-\d:]*: error: (.*)", re.DOTALL)
 def _parse(source: str, place: _Place) -> list[Any]:
     if "#include" in _bare(source):
         raise QueryError(
-            "query: #include is not allowed; name files as rules=['mine.lp']",
-            shell="name files with --with",
+            "query: #include is not allowed; pass files as rules=['mine.lp']",
+            shell="pass files with --with",
         )
     if "\0" in source:
-        raise QueryError("query: not text")
+        raise QueryError("query: is not text")
     if (offset := engine.foreign(source)) >= 0:
         line = source.count("\n", 0, offset) + 1
         start = source.rfind("\n", 0, offset) + 1
@@ -259,6 +267,9 @@ def _parse(source: str, place: _Place) -> list[Any]:
         )
     messages: list[str] = []
     statements: list[Any] = []
+    probed = engine.probe(source)
+    if reason := engine.refusal(probed):
+        raise QueryError(f"query: {reason[1]}")
     try:
         ast.parse_string(
             source, statements.append, logger=lambda _code, text: messages.append(text)
@@ -296,8 +307,8 @@ def _allowed(statements: Sequence[Any], place: _Place) -> None:
             continue
         if kind != "Rule":
             raise QueryError(
-                f"{place.of(statement)}: {_NAMES.get(kind, kind)} is not allowed: a query is "
-                "data, and has rules only; remove it"
+                f"{place.of(statement)}: {_NAMES.get(kind, kind)} is not allowed: a query "
+                "may only contain rules; remove it"
             )
         head = statement.head.ast_type.name
         plain = head == "Literal" and not statement.head.sign
@@ -306,13 +317,11 @@ def _allowed(statements: Sequence[Any], place: _Place) -> None:
         elif str(statement.head) != "#false":
             plain = False
         if not plain:
-            raise QueryError(
-                f"{place.of(statement)}: a head is one atom: a query has one answer, and no choices"
-            )
+            raise QueryError(f"{place.of(statement)}: a head must be one atom, without choices")
         for node in walk(statement):
             if node.ast_type is ast.ASTType.Function and bool(node.external):
                 raise QueryError(
-                    f"{place.of(node)}: @{node.name} is not allowed: a query runs no code"
+                    f"{place.of(node)}: @{node.name} is not allowed: queries cannot run code"
                 )
             value = _constant(node)
             if value is not None and not _holds(value):
@@ -353,7 +362,7 @@ def _survey(parts: Sequence[_Part], known: Collection[Predicate]) -> frozenset[P
             name, arity = head
             if head in known or (name == _ANSWER and place.file):
                 raise QueryError(
-                    f"{place.of(statement)}: {name}/{arity} is given; name yours otherwise"
+                    f"{place.of(statement)}: {name}/{arity} already exists; use another name"
                 )
             if place.file and head not in documented:
                 arguments = ", ".join("ABCDEFGH"[:arity])
@@ -390,7 +399,7 @@ def _unknown(
     if arities:
         listed = " or ".join(arities)
         return QueryError(
-            f"{what} {name}/{arity}; {name} has another number of arguments: {listed}"
+            f"{what} {name}/{arity}; {name} has a different number of arguments: {listed}"
         )
     near = difflib.get_close_matches(name, sorted({n for n, _ in every}), 3)
     shown = [f"{n}/{a}" for close in near for n, a in sorted(every) if n == close]
@@ -427,6 +436,84 @@ def _global(node: Any) -> Iterator[str]:
                 yield from _global(inner)
 
 
+# -- overflow ------------------------------------------------------------------------------------
+
+
+def _overflow_checks(parts: Sequence[_Part]) -> Iterator[str]:
+    """Bodies that hold where arithmetic of a rule has more than 32 bits.
+
+    Clingo takes the low bits then, and does not say so.  A product is divided again; a sum is made
+    a second time of its parts above and below 2^16.
+    """
+    for statements, _ in parts:
+        for rule in statements:
+            if rule.ast_type is not ast.ASTType.Rule:
+                continue
+            sums = [part for part in rule.body if _is_sum(part)]
+            plain = [part for part in rule.body if not _is_aggregate(part)]
+            for aggregate in sums:
+                bound = {
+                    *_names_in(aggregate.atom.left_guard),
+                    *_names_in(aggregate.atom.right_guard),
+                }
+                rest = [str(part) for part in plain if not bound & {*_names_in(part)}]
+                yield from _sum_checks(aggregate.atom.elements, rest)
+            for wrapped in (one for part in plain for one in _wrapped(part)):
+                yield ", ".join([*map(str, plain), wrapped])
+
+
+def _sum_checks(elements: Any, rest: Sequence[str]) -> Iterator[str]:
+    high, low = [], []
+    for element in elements:
+        weight, *others = map(str, element.terms)
+        condition = ", ".join(map(str, element.condition))
+        tail = ",".join(["", *others])
+        high.append(f"({weight})/65536,0{tail} : {condition}")
+        low.append(f"(({weight})\\65536),1{tail} : {condition}")
+        for wrapped in _wrapped(element.terms[0]):
+            yield ", ".join([*rest, *map(str, element.condition), wrapped])
+    sums = [
+        f"OverflowHigh = #sum {{ {'; '.join(high)} }}",
+        f"OverflowLow = #sum {{ {'; '.join(low)} }}",
+        "|OverflowHigh + OverflowLow/65536| > 32767",
+    ]
+    yield ", ".join([*rest, *sums])
+
+
+def _wrapped(term: Any) -> Iterator[str]:
+    """Conditions under which a product, a sum or a difference in a term has wrapped."""
+    for node in walk(term):
+        if node.ast_type is not ast.ASTType.BinaryOperation:
+            continue
+        left, right = f"({node.left})", f"({node.right})"
+        if node.operator_type == ast.BinaryOperator.Multiplication:
+            yield f"{right} != 0, ({node}) / {right} != {left}"
+        if node.operator_type == ast.BinaryOperator.Plus:
+            yield f"{left} > 0, {right} > 0, ({node}) < 0"
+            yield f"{left} < 0, {right} < 0, ({node}) >= 0"
+        if node.operator_type == ast.BinaryOperator.Minus:
+            yield f"{left} >= 0, {right} < 0, ({node}) < 0"
+            yield f"{left} < 0, {right} > 0, ({node}) >= 0"
+
+
+def _is_aggregate(part: Any) -> bool:
+    kinds = (ast.ASTType.BodyAggregate, ast.ASTType.Aggregate)
+    return part.ast_type is ast.ASTType.Literal and part.atom.ast_type in kinds
+
+
+def _is_sum(part: Any) -> bool:
+    if not _is_aggregate(part) or part.atom.ast_type is not ast.ASTType.BodyAggregate:
+        return False
+    sums = (ast.AggregateFunction.Sum, ast.AggregateFunction.SumPlus)
+    return part.atom.function in sums
+
+
+def _names_in(node: Any) -> Iterator[str]:
+    for inner in walk(node) if node is not None else ():
+        if inner.ast_type is ast.ASTType.Variable:
+            yield str(inner.name)
+
+
 # -- answering -----------------------------------------------------------------------------------
 
 
@@ -440,18 +527,24 @@ def ask(query: Query, facts: Mapping[Predicate, Sequence[str]]) -> list[tuple[st
     end within the limits.
     """
     found = engine.ground_apart(
-        query.files, "", query.rules, query.answer, rows=facts, memory_bytes=_MEMORY_BYTES
-    )
+        query.files, "", query.rules, query.answer, rows=facts, memory_bytes=_MEMORY_BYTES,
+        checks=query.checks,
+    )  # fmt: skip
     if isinstance(found, str):
         raise QueryError(f"query: {found}; join fewer variables at once, or bound the recursion")
     if found["error"]:
         said = _unsafe(query, found["messages"]) or one_line(found["messages"])
         raise QueryError(_placed(said or found["error"]))
+    if found["overflow"]:
+        raise QueryError(
+            f"query: a sum or a product goes beyond {LARGEST}: numbers have 32 bits; divide first, "
+            "as in Size / 1024"
+        )
     if found["open"]:
         name, arity = query.answer
         raise QueryError(
-            f"query: {found['open']} atoms of {name}/{arity} are neither true nor false: a rule "
-            "uses the negation of what it derives"
+            f"query: {found['open']} atoms of {name}/{arity} are neither true nor false because a "
+            "rule uses the negation of its own head"
         )
     for message in found["messages"]:
         warnings.warn(_placed(one_line([message])), RuleWarning, stacklevel=2)
@@ -469,7 +562,7 @@ def _unsafe(query: Query, messages: Sequence[str]) -> str:
     if found is None or not names:
         return ""
     file = found[1] != "<block>"
-    text = pathlib.Path(found[1]).read_text(encoding="utf-8") if file else query.rules
+    text = engine.read_logic(pathlib.Path(found[1]), QueryError) if file else query.rules
     before = 0 if file else query.before
     bare = _ASIDE.sub(lambda aside: re.sub(r"[^\n]", " ", aside[0]), text)
     lines = bare.splitlines(keepends=True)

@@ -5,8 +5,9 @@ standard input: ``facts``, ``rows`` of further ones (name, arity, and a term ``(
 commas between), ``files``, ``rules``, the ``answer`` (name and arity; none where only whether
 grounding ends is asked), and the limits ``atoms`` and ``bytes`` (none: no limit).  Writes
 JSON: clingo's ``messages``, an ``error`` or none, the ``rows``, one atom of the answer each as
-clingo writes it, and how many atoms are ``open``: no one answer set decides them.  Exits with 3
-beyond the limit of atoms.
+clingo writes it, and how many atoms are ``open``: no one answer set decides them; ``undecided``
+predicates of such atoms, and whether one of the ``checks``, bodies that find an ``overflow``,
+holds.  Exits with 3 beyond the limit of atoms.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import clingo
 
@@ -61,8 +62,34 @@ def main() -> None:
     except RuntimeError as failure:
         error = str(failure)
     rows = [str(atom.symbol) for atom in found if atom.is_fact]
-    answer = {"messages": messages, "error": error, "rows": rows, "open": len(found) - len(rows)}
+    answer = {
+        "messages": list(messages), "error": error, "rows": rows, "open": len(found) - len(rows),
+        "undecided": sorted(_undecided(control))[:3],
+        "overflow": _overflow(control, given.get("checks", ())),
+    }  # fmt: skip
     json.dump(answer, sys.stdout)
+
+
+def _undecided(control: clingo.Control) -> set[str]:
+    """Predicates of atoms that no one answer set decides."""
+    return {
+        f"{atom.symbol.name}/{len(atom.symbol.arguments)}"
+        for atom in control.symbolic_atoms if not atom.is_fact
+    }  # fmt: skip
+
+
+def _overflow(control: clingo.Control, checks: Sequence[str]) -> bool:
+    """Whether one of the checks of arithmetic holds; one that cannot be asked says nothing."""
+    for number, check in enumerate(checks):
+        part, name = f"check{number}", f"overflow{number}"
+        try:
+            control.add(part, [], f"{name} :- {check}.")
+            control.ground([(part, [])])
+        except RuntimeError:
+            continue
+        if any(True for _ in control.symbolic_atoms.by_signature(name, 0)):
+            return True
+    return False
 
 
 def _arguments(term: str) -> Callable[[], list[clingo.Symbol]]:

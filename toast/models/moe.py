@@ -50,10 +50,13 @@ class MoEConfig:
 
     def __post_init__(self) -> None:
         if self.layers % 2:
-            raise TargetError(f"layers {self.layers}: every other layer has experts; make it even")
+            raise TargetError(
+                f"layers {self.layers}: every second layer has experts; use an even number"
+            )
         if self.tokens % self.group_count:
             raise TargetError(
-                f"{self.tokens} tokens are not {self.group_count} equal groups; change the batch"
+                f"{self.tokens} tokens cannot form {self.group_count} equal groups; change the "
+                "batch"
             )
 
     @property

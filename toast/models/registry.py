@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from toast import ports
 from toast.models.parameters import count
+from toast.program import Program
 
 #: What experts write for a model, by name: dimensions of arguments (paths with ``*``; negative
 #: ones count from the last) with the mesh axes they lie on, ``"first"``, ``"last"`` or ``"all"``.
@@ -81,3 +83,25 @@ def builder(model: Callable[[Any, str], Model], config: Any, name: str) -> Calla
         return model(dataclasses.replace(config, **options), name)
 
     return build
+
+
+class _Models:
+    """The frontend for models: their functions, traced at their example arguments."""
+
+    name = "models"
+    suffixes: frozenset[str] = frozenset()
+    takes_arguments = False
+    cacheable = False
+
+    def accepts(self, target: Any) -> bool:
+        return isinstance(target, Model)
+
+    def program(self, target: Any, *arguments: Any, **options: Any) -> Program:
+        frontend = ports.frontend_of(target.function)
+        return frontend.program(
+            target.function, *target.arguments, donate=target.donate, name=target.name
+        )
+
+
+# Whoever has a model has imported this module.
+ports.register_frontend(_Models())

@@ -77,12 +77,12 @@ def build(name: str, *, small: bool = False, **options: Any) -> Model:
     if name not in ZOO:
         near = difflib.get_close_matches(name.lower(), ZOO, 1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise TargetError(f"no model called {name}; {hint}known: {', '.join(ZOO)}")
+        raise TargetError(f"no model named {name}; {hint}known: {', '.join(ZOO)}")
     entry = ZOO[name]
     given = {key: value for key, value in options.items() if value is not None}
     for key, value in given.items():
         if key not in entry.options:
-            raise TargetError(f"model {name} has no option {key}; drop it")
+            raise TargetError(f"model {name} has no option {key}; remove it")
         if value < 1:
             raise TargetError(f"{key} {value}: must be at least 1")
     return (entry.small if small else entry.build)(**given)

@@ -1,29 +1,27 @@
 """Eighth stage: the plan, its reasons, how to run it, and plans as files."""
 
 from toast.files import is_plan
-from toast.plan.alternatives import Alternative, CollectiveCount, WhyNot
 from toast.plan.begin import begun, check_program, started
 from toast.plan.diff import (
     ActionChange,
     Change,
     CollectiveChange,
     Difference,
-    NumberChange,
     diff,
 )
-from toast.plan.explain import (
+from toast.plan.files import VERSION, Origin, Saved, read, schema
+from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
+from toast.plan.making import make_plan
+from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
+from toast.plan.prediction import Collective, NumberChange, Prediction
+from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
+from toast.plan.reasons import (
     ArgumentExplanation,
     Cause,
     CollectiveExplanation,
     FreeAxis,
     HeldAxis,
-    numbered,
 )
-from toast.plan.files import VERSION, Origin, Saved, read, schema
-from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
-from toast.plan.plan import ArgumentRow, Plan, Step, make_plan
-from toast.plan.prediction import Collective, Prediction
-from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
 
 __all__ = [
     "VERSION",
@@ -59,7 +57,6 @@ __all__ = [
     "folded",
     "is_plan",
     "make_plan",
-    "numbered",
     "place_of",
     "read",
     "schema",

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.errors import PlanError
-from toast.frontend import Program
 from toast.plan.files import Saved
 from toast.plan.labels import describe_value, folded
 from toast.plan.matching import Offered
 from toast.plan.reapply import Work, by_class
+from toast.program import Program
 from toast.space import NONE, Action, Resolving, Space, States
 from toast.units import listed
 
@@ -70,8 +70,8 @@ def check_program(saved: Saved, program: Program) -> None:
     here = sum((folded(path), len(said.spec)) in ranks for path, said in saved.arguments.items())
     if here < _LEAST * len(saved.arguments):
         raise PlanError(
-            f"start {saved.name}: it is a plan of {saved.program}, and {program.name} has "
-            f"{here or 'none'} of its {len(saved.arguments)} arguments; begin without it"
+            f"start {saved.name}: is a plan of {saved.program}; {program.name} has "
+            f"{here or 'none'} of its {len(saved.arguments)} arguments; do not start from it"
         )
 
 

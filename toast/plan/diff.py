@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import pathlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toast.plan import notebook
 from toast.plan.files import OpKey, Run, Saved, SavedAction, constraints_data, read
 from toast.plan.labels import spec_text
-from toast.plan.prediction import Prediction
+from toast.plan.plan import Plan
+from toast.plan.prediction import NumberChange, close, numbers
+from toast.records import Record
 from toast.space import Constraints
-
-if TYPE_CHECKING:
-    from toast.plan.plan import Plan
-
-#: Predictions that differ by less are equal: sums may be taken in another order.
-_EQUAL = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +51,7 @@ class CollectiveChange:
 
 
 @dataclasses.dataclass(frozen=True)
-class NumberChange:
-    """A prediction that differs."""
-
-    what: str
-    #: ``seconds``, ``bytes`` or nothing.
-    unit: str
-    first: float
-    second: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
+class Difference(Record):
     """All that two plans do differently.  Seeds, and how long the searches took, do not count."""
 
     #: How messages call the plans.
@@ -88,10 +71,6 @@ class Difference:
         counts = {kind: len(getattr(self, kind)) for kind in kinds}
         said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
         return f"<Difference of {self.names[0]} and {self.names[1]}: {said or 'none'}>"
-
-    def _repr_html_(self) -> str:
-        """How notebooks show it."""
-        return notebook.difference_html(self)
 
     @property
     def same(self) -> bool:
@@ -258,26 +237,5 @@ def _collectives(one: Saved, two: Saved) -> Iterator[CollectiveChange]:
         tables.append(table)
     for kind, axes in sorted({**tables[0], **tables[1]}):
         (c1, b1, s1), (c2, b2, s2) = (table.get((kind, axes), (0.0, 0.0, 0.0)) for table in tables)
-        if not _close(c1, c2) or not _close(b1, b2) or not _close(s1, s2):
+        if not close(c1, c2) or not close(b1, b2) or not close(s1, s2):
             yield CollectiveChange(kind, axes, (c1, c2), (b1, b2), (s1, s2))
-
-
-def numbers(was: Prediction, now: Prediction, suffix: str = "") -> Iterator[NumberChange]:
-    """The figures in which two predictions differ."""
-    rows = [
-        ("step time", "seconds", was.step_seconds, now.step_seconds),
-        ("matrix products", "seconds", was.matmul_seconds, now.matmul_seconds),
-        ("memory traffic", "seconds", was.memory_seconds, now.memory_seconds),
-        ("collectives", "seconds", was.collective_seconds, now.collective_seconds),
-        ("hidden behind products", "seconds", was.hidden_seconds, now.hidden_seconds),
-        ("peak memory", "bytes", was.peak_bytes, now.peak_bytes),
-        ("arguments", "bytes", was.argument_bytes, now.argument_bytes),
-        ("results", "bytes", was.output_bytes, now.output_bytes),
-    ]
-    for what, unit, first, second in rows:
-        if not _close(first, second):
-            yield NumberChange(what + suffix, unit, first, second)
-
-
-def _close(first: float, second: float) -> bool:
-    return math.isclose(first, second, rel_tol=_EQUAL, abs_tol=1e-15)

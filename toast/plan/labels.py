@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from toast.apply import Spec
-from toast.frontend import Program
+from toast.program import Program, Spec
 from toast.space import Action, Space
 from toast.units import listed
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from toast.plan.files import OpKey, Part, SavedAction, class_places
+from toast.plan.files import OpKey, SavedAction, SavedPart, class_places
 from toast.plan.labels import action_labels
 from toast.space import NONE, Action, Space
 
@@ -91,7 +91,7 @@ class Offered:
         except IndexError:  # a factor that the op does not have
             return None
 
-    def _of_part(self, part: Part) -> Iterator[tuple[int, int]]:
+    def _of_part(self, part: SavedPart) -> Iterator[tuple[int, int]]:
         exact, loose = self._classes
         found = exact.get(part.key.place) or loose.get(part.key.loose, [])
         if len(found) == part.of:
@@ -107,7 +107,7 @@ def _unplaced(label: str) -> str:
     return label.partition(" at ")[0]
 
 
-def _factor(analysis: Analysis, op: int, part: Part) -> int | None:
+def _factor(analysis: Analysis, op: int, part: SavedPart) -> int | None:
     """The factor of an op with the label of a part; -1 for none, None where there is no such."""
     if not part.factor:
         return NONE

@@ -1,11 +1,11 @@
-"""The plan: what the search found, why, what it costs, and how to run it."""
+"""The plan, and the alternatives to it, as records."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
+import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,34 +13,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from toast import apply, lazy
+from toast import apply, ports
 from toast.analysis import Analysis
-from toast.analysis.query import evaluate, prepare
-from toast.analysis.vocabulary import Relations
-from toast.apply import Shardings, Spec
+from toast.analysis.query import Relations, evaluate, prepare
 from toast.cost import Breakdown, CostModel, Timeline, Transfer, break_down
 from toast.errors import PlanError
 from toast.files import write_all
-from toast.frontend import element_bytes
 from toast.hardware import Hardware, Mesh
-from toast.plan import alternatives, explain, relations
-from toast.plan.alternatives import WhyNot
-from toast.plan.explain import ArgumentExplanation, CollectiveExplanation
-from toast.plan.files import Origin, plan_data
-from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
-from toast.plan.notebook import plan_html
-from toast.plan.prediction import Prediction, reason_of
-from toast.plan.shard import shardings_of
-from toast.search import Found, Round, Tried
+from toast.plan.origin import Origin
+from toast.plan.prediction import NumberChange, Prediction
+from toast.plan.reasons import ArgumentExplanation, CollectiveExplanation
+from toast.plan.returned import StepReshard, step_reshards
+from toast.program import Shardings, Spec
+from toast.records import Record, late
+from toast.search import MeshResult, Round
 from toast.space import Action, Constraints, Resolving, States
 from toast.units import size_text, time_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from toast.apply import Verification
-else:
-    pd = lazy.module("pandas")
+    from toast.apply import JitShardings, Verification
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +66,7 @@ class ArgumentRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(Record):
     """A sharding of a program on a mesh: shardings, predictions, reasons; and how to run it."""
 
     analysis: Analysis
@@ -97,7 +90,7 @@ class Plan:
     #: What else there is to know of it, such as that its search ran out of time.
     note: str = ""
     #: How every mesh did, where a number of devices was given and no mesh.
-    meshes: tuple[Tried, ...] = dataclasses.field(default=(), repr=False)
+    meshes: tuple[MeshResult, ...] = dataclasses.field(default=(), repr=False)
     #: Seconds that the step of every plan on this mesh and hardware takes at least.
     bound_seconds: float = 0.0
     #: What prices it, and the state of the model's space that it is: ``[classes, axes]``.
@@ -171,46 +164,35 @@ class Plan:
             for name, value in zip(program.arguments, program.argument_values, strict=True)
         }
 
+    @functools.cached_property
+    def step_reshards(self) -> tuple[StepReshard, ...]:
+        """Arguments that the program returns but does not donate, and the reshard that this costs.
+
+        One for each tree of arrays that comes in as an argument and leaves as a result, updated.
+        The step time does not have that reshard in it.
+        """
+        values = self.analysis.program.argument_values
+        return step_reshards(
+            self.model, lambda number: self.value_spec(values[number]), self.shardings.results
+        )
+
+    @late
     def argument_table(self) -> tuple[ArgumentRow, ...]:
         """Arguments by group and sharding, those with most bytes on the device first."""
-        program, analysis = self.analysis.program, self.analysis
-        rows: dict[Any, list[str]] = {}
-        for index, (name, spec) in enumerate(self.arguments.items()):
-            type_ = program.values[program.argument_values[index]].type
-            rows.setdefault((int(analysis.argument_group[index]), type_, spec), []).append(name)
-        sizes = dict(self.mesh.axes)
-        table = []
-        for (_, type_, spec), names in rows.items():
-            shards = int(np.prod([sizes[a] for axes in spec for a in axes], dtype=np.int64))
-            size = int(np.prod(type_.shape, dtype=np.int64)) * element_bytes(type_.dtype)
-            patterns = tuple(dict.fromkeys(map(folded, names))) if len(names) > 1 else (names[0],)
-            table.append(
-                ArgumentRow(
-                    patterns, len(names), type_.shape, type_.dtype, spec,
-                    size // shards * len(names),
-                )
-            )  # fmt: skip
-        return tuple(sorted(table, key=lambda row: -row.device_bytes))
+        raise NotImplementedError
 
+    @late
     def argument_frame(self) -> pd.DataFrame:
         """``argument, shape, dtype, spec``: one row per argument."""
-        program = self.analysis.program
-        types = [program.values[v].type for v in program.argument_values]
-        return pd.DataFrame(
-            {
-                "argument": list(self.arguments),
-                "shape": [t.shape for t in types],
-                "dtype": [t.dtype for t in types],
-                "spec": [spec_text(spec) for spec in self.arguments.values()],
-            }
-        )
+        raise NotImplementedError
 
     # -- queries -----------------------------------------------------------------------------
 
     @functools.cached_property
+    @late
     def vocabulary(self) -> Relations:
-        """What queries are given."""
-        return relations.relations(self)
+        """The relations that queries may use."""
+        raise NotImplementedError
 
     def query(
         self, body: str | pathlib.Path, *, rules: Sequence[str | pathlib.Path] = ()
@@ -218,25 +200,34 @@ class Plan:
         """:meth:`Analysis.query`, with the relations of the mesh and of the plan as well."""
         return evaluate(prepare(body, rules), self.vocabulary, self.analysis.label)
 
-    def _repr_html_(self) -> str:
-        """How notebooks show it."""
-        return plan_html(self)
-
     # -- running -----------------------------------------------------------------------------
 
     @property
     def in_shardings(self) -> Any:
-        """PartitionSpecs in the structure of the arguments, as ``jax.jit(in_shardings=...)`` takes.
+        """PartitionSpecs in the structure of the arguments.
 
-        ``jax.jit`` with these alone leaves intermediate values to XLA; :meth:`jit` does not.  With
-        keyword arguments it is the pair of positional and keyword shardings.
+        With keyword arguments it is the pair of positional and keyword shardings.  ``jax.jit``
+        takes PartitionSpecs under ``jax.set_mesh`` only: give it those of :meth:`shardings_for`.
         """
         return apply.in_shardings(self.analysis.program, self.shardings)
 
     @property
     def out_shardings(self) -> Any:
-        """PartitionSpecs in the structure of the result, for ``jax.jit(out_shardings=...)``."""
+        """PartitionSpecs in the structure of the result; see :attr:`in_shardings`."""
         return apply.out_shardings(self.analysis.program, self.shardings)
+
+    def shardings_for(self, mesh: Any = None) -> JitShardings:
+        """``in_shardings`` and ``out_shardings`` for ``jax.jit``, on real devices.
+
+        ``mesh`` is as for :meth:`jit`.  Both are pytrees of ``jax.sharding.NamedSharding`` in the
+        structures of :attr:`in_shardings` and :attr:`out_shardings`.  ``jax.jit`` with these alone
+        leaves intermediate values to XLA; :meth:`jit` does not.  Raises
+        :class:`toast.errors.PlanError` when there are too few devices.
+        """
+        found: JitShardings = apply.jit_shardings(
+            self.analysis.program, self.shardings, devices=mesh
+        )
+        return found
 
     def jit(self, mesh: Any = None) -> Callable[..., Any]:
         """The sharded program as a function that XLA compiles and runs.
@@ -246,15 +237,21 @@ class Plan:
         returns the pytrees of the one that was planned; for a program from a file, flat arguments
         and a list.  Raises :class:`toast.errors.PlanError` when there are too few devices.
         """
-        runnable: Callable[..., Any] = apply.callable_of(
-            self.analysis.program, self.shardings, devices=mesh
-        )
+        runnable: Callable[..., Any] = self.build("jax", devices=mesh)
         return runnable
+
+    def build(self, backend: str, **options: Any) -> Any:
+        """What a registered backend makes of the plan, with ``options`` of its own.
+
+        ``"jax"`` is :meth:`jit`, ``"stablehlo"`` is :meth:`annotated`.  Raises
+        :class:`toast.errors.PlanError` for a backend that there is not; :mod:`toast.ports` says how
+        one is registered.
+        """
+        return ports.backend(backend).build(self.analysis.program, self.shardings, **options)
 
     def annotated(self) -> str:
         """StableHLO text with the plan as Shardy annotations."""
-        module = apply.annotate(self.analysis.program, self.shardings)
-        return str(module.operation.get_asm(enable_debug_info=True))
+        return str(self.build("stablehlo"))
 
     def verify(self, *, seed: int = 0) -> Verification:
         """Run the program sharded and unsharded on small random inputs and compare outputs."""
@@ -262,6 +259,7 @@ class Plan:
 
     # -- explanations ------------------------------------------------------------------------
 
+    @late
     def explain_argument(self, name: str) -> ArgumentExplanation:
         """Why an argument is sharded as it is: which step gave it each axis, with its effect.
 
@@ -269,23 +267,26 @@ class Plan:
         of arguments that are sharded alike.  Raises :class:`toast.errors.PlanError` for an argument
         that does not exist, and a pattern of arguments that differ.
         """
-        return explain.explain_argument(self, name)
+        raise NotImplementedError
 
+    @late
     def explain_collectives(self) -> tuple[CollectiveExplanation, ...]:
         """Every collective of a step with its cause, those that take most time first.
 
         ``total_seconds`` of all of a kind sum to what is predicted for it.
         """
-        return explain.explain_collectives(self)
+        raise NotImplementedError
 
+    @late
     def explain_collective(self, number: int) -> CollectiveExplanation:
         """Why a collective is there: the value that moves, between which ops, by which steps.
 
         ``number`` is its place in :meth:`explain_collectives`, from 1.  Raises
         :class:`toast.errors.PlanError` for a number that there is not.
         """
-        return explain.explain_collective(self, number)
+        raise NotImplementedError
 
+    @late
     def why_not(
         self, argument: str, spec: Any, *, search: bool = True, budget: float | None = 10.0
     ) -> WhyNot:
@@ -297,14 +298,16 @@ class Plan:
         argument that does not exist, :class:`toast.errors.PinError` for what is no sharding of it
         on a mesh with these axes.
         """
-        return alternatives.why_not(self, argument, spec, search=search, budget=budget)
+        raise NotImplementedError
 
     # -- files -------------------------------------------------------------------------------
 
+    @late
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, for JSON: ``docs/plan.schema.json`` says what it looks like."""
-        return plan_data(self)
+        raise NotImplementedError
 
+    @late
     def at_peak(self) -> pd.DataFrame:
         """What is alive where a device needs most memory, the largest first.
 
@@ -312,33 +315,20 @@ class Plan:
         ``what`` of it (the value, a resharded copy ...), and the source lines where it begins and
         ends, or ``end of the step``.
         """
-        program = self.analysis.program
-        return pd.DataFrame([
-            {
-                "bytes": buffer.bytes,
-                "value": describe_value(program, buffer.value),
-                "what": buffer.what,
-                "from": place_of(program, buffer.start),
-                "to": place_of(program, buffer.end),
-            }
-            for buffer in self.timeline.at_peak
-        ], columns=["bytes", "value", "what", "from", "to"])  # fmt: skip
+        raise NotImplementedError
 
+    @late
     def memory_data(self) -> dict[str, Any]:
         """The timeline as plain data: bytes after the last change before each op."""
-        line, program = self.timeline, self.analysis.program
-        last = np.flatnonzero(np.diff(line.op, append=len(program.ops) + 1))
-        return {
-            "argument_bytes": line.argument_bytes,
-            "peak_bytes": line.peak_bytes,
-            "peak_at": place_of(program, line.peak_op),
-            "at_peak": self.at_peak().head(50).to_dict("records"),
-            "op": line.op[last].tolist(),
-            "live_bytes": line.live_bytes[last].tolist(),
-        }
+        raise NotImplementedError
 
     def to_json(self, path: str | pathlib.Path) -> None:
-        """Write :meth:`to_dict` to ``path``, whole or not at all."""
+        """Write :meth:`to_dict` to ``path``, whole or not at all.
+
+        Raises :class:`toast.errors.PlanError` where it cannot be written.
+        """
+        if not isinstance(path, str | pathlib.Path):
+            raise PlanError(f"path {path!r}: give the path of a file")
         write_all({path: self.json_text()}, PlanError)
 
     def json_text(self) -> str:
@@ -346,76 +336,114 @@ class Plan:
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
-def make_plan(
-    model: CostModel,
-    found: Found,
-    *,
-    memory_bytes: float,
-    seed: int,
-    seconds: dict[str, float],
-    method: str = "toast",
-    note: str = "",
-    meshes: tuple[Tried, ...] = (),
-    resolution: Resolving = "compatible",
-) -> Plan:
-    """The plan for a search's result, every action replayed for its effect.
+@dataclasses.dataclass(frozen=True)
+class CollectiveCount:
+    """Collectives that one side has more of than the other."""
 
-    A state that was found without actions, by a baseline, has no steps.
-    """
-    space = model.space
-    states = [space.unsharded]
-    pinned = (space.pinned != space.unsharded).any()
-    if pinned:
-        states.append(space.pinned)
-    actions = (*space.begun, *found.actions)
-    for action in actions:
-        states.append(space.apply(states[-1], action))
-    if (states[-1] != found.state).any():
-        states.append(found.state)  # a baseline's, that no actions lead to
-    prices = model.price(np.stack(states))
-    predictions = [Prediction.of(prices, i) for i in range(len(states))]
-    reasons = [
-        reason_of(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
-    ]
-    own = ("the program's own shardings",) if space.constraints.keep else ()
-    pins = [
-        Step((*space.constraints.pin, *own), "", (), after, f"pinned: {reason}")
-        for after, reason in zip(predictions[1 : 1 + pinned], reasons, strict=False)
-    ]
-    steps = tuple(pins) + tuple(
-        Step(
-            dimensions=dimension_labels(space, action),
-            axis=space.mesh.names[action.axis],
-            resolution=action.resolution,
-            after=after,
-            reason=f"fixed: {reason}" if i < len(space.begun) else reason,
-            part=action.part,
+    kind: str
+    axes: tuple[str, ...]
+    #: The op that makes what moves, and the op that wants it otherwise (none of a sum).
+    value: str
+    use: str
+    count: float
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Alternative:
+    """A plan with the other sharding, and how it differs from the one that is explained."""
+
+    plan: Plan = dataclasses.field(repr=False)
+    #: Every figure that differs: the plan's, and the alternative's.
+    numbers: tuple[NumberChange, ...]
+    appear: tuple[CollectiveCount, ...]
+    vanish: tuple[CollectiveCount, ...]
+    #: Arguments that are sharded otherwise than in the plan: path, plan's, alternative's.
+    arguments: tuple[tuple[str, str, str], ...]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Alternative: {len(self.numbers)} figures, {len(self.arguments)} arguments differ; "
+            f"{self.plan!r}>"
         )
-        for i, (action, after, reason) in enumerate(
-            zip(actions, predictions[1 + pinned :], reasons[int(pinned) :], strict=False)
-        )
-    )
-    return Plan(
-        analysis=space.analysis,
-        mesh=space.mesh,
-        hardware=model.hardware,
-        memory_bytes=memory_bytes,
-        shardings=shardings_of(model, found.state),
-        steps=steps,
-        before=predictions[0],
-        after=predictions[-1],
-        cost=found.cost,
-        states=found.states,
-        rounds=found.rounds,
-        seed=seed,
-        transfers=tuple(model.transfers(found.state)),
-        seconds=seconds,
-        method=method,
-        note=note,
-        meshes=meshes,
-        bound_seconds=model.lower_bound(),
-        model=model,
-        state=found.state,
-        actions=actions,
-        resolution=resolution,
-    )
+
+    @property
+    def fits(self) -> bool:
+        """Whether its peak is within the memory limit."""
+        return self.plan.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """The difference as plain data, for JSON; of its plan the prediction."""
+        data = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self) if field.name != "plan"
+        }  # fmt: skip
+        rows = {name: [_plain(row) for row in rows] for name, rows in data.items()}
+        after = dataclasses.asdict(self.plan.after)
+        return {**rows, "after": after, "fits": self.fits, "cost": self.plan.cost}
+
+
+@dataclasses.dataclass(frozen=True)
+class WhyNot(Record):
+    """What another sharding of an argument would do."""
+
+    argument: str
+    spec: str
+    #: The plan's own shardings of the arguments that are meant.
+    now: tuple[str, ...]
+    #: Why it cannot be; empty where it can.
+    impossible: str = ""
+    #: The sharding pinned, all else as in the plan.
+    kept: Alternative | None = None
+    #: The best that a search finds that begins there.
+    searched: Alternative | None = None
+    #: The cost of the plan that was asked, and whether it fits.
+    plan_cost: float = math.inf
+    plan_fits: bool = False
+
+    def __repr__(self) -> str:
+        said = [self.impossible] if self.impossible else []
+        for what, side in (("step", self.kept), ("with a search", self.searched)):
+            if side is not None:
+                said.append(f"{what} {time_text(side.plan.after.step_seconds)}")
+        said += ["better than the plan"] if self.better else []
+        return f"<WhyNot {self.argument}={self.spec}: {', '.join(said)}>"
+
+    @property
+    def best(self) -> Alternative | None:
+        """The alternative that fits, if one does, and costs least; nothing if it cannot be."""
+        sides = [side for side in (self.kept, self.searched) if side is not None]
+        return min(sides, key=lambda side: (not side.fits, side.plan.cost), default=None)
+
+    @property
+    def better(self) -> bool:
+        """Whether the best alternative beats the plan: it costs less, and fits if the plan does."""
+        best = self.best
+        if best is None or best.fits < self.plan_fits:
+            return False
+        return best.fits > self.plan_fits or best.plan.cost * (1 + 1e-9) < self.plan_cost
+
+    def accept(self) -> Plan:
+        """The best alternative as a plan to keep, with the sharding pinned.
+
+        Raises :class:`toast.errors.PlanError` where the sharding cannot be.
+        """
+        if self.best is None:
+            raise PlanError(f"{self.argument}={self.spec} cannot be: {self.impossible}")
+        return self.best.plan
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data, for JSON."""
+        sides = {"kept": self.kept, "searched": self.searched}
+        return {
+            "argument": self.argument,
+            "spec": self.spec,
+            "now": list(self.now),
+            "impossible": self.impossible,
+            "better": self.better,
+            **{name: side and side.to_dict() for name, side in sides.items()},
+        }
+
+
+def _plain(row: Any) -> Any:
+    return list(row) if isinstance(row, tuple) else dataclasses.asdict(row)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
 
 from toast.cost import Prices
 from toast.hardware import COLLECTIVES
@@ -115,3 +117,40 @@ def _moved(before: Prediction, after: Prediction) -> str:
         # Others are smaller, or over fewer devices.
         time = f"yet collectives take {time_text(was - now)} less"
     return f"{what} {', '.join(come)} ({time})"
+
+
+#: Predictions that differ by less are equal: sums may be taken in another order.
+_EQUAL = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberChange:
+    """A prediction that differs."""
+
+    what: str
+    #: ``seconds``, ``bytes`` or nothing.
+    unit: str
+    first: float
+    second: float
+
+
+def numbers(was: Prediction, now: Prediction, suffix: str = "") -> Iterator[NumberChange]:
+    """The figures in which two predictions differ."""
+    rows = [
+        ("step time", "seconds", was.step_seconds, now.step_seconds),
+        ("matrix products", "seconds", was.matmul_seconds, now.matmul_seconds),
+        ("memory traffic", "seconds", was.memory_seconds, now.memory_seconds),
+        ("collectives", "seconds", was.collective_seconds, now.collective_seconds),
+        ("hidden behind products", "seconds", was.hidden_seconds, now.hidden_seconds),
+        ("peak memory", "bytes", was.peak_bytes, now.peak_bytes),
+        ("arguments", "bytes", was.argument_bytes, now.argument_bytes),
+        ("results", "bytes", was.output_bytes, now.output_bytes),
+    ]
+    for what, unit, first, second in rows:
+        if not close(first, second):
+            yield NumberChange(what + suffix, unit, first, second)
+
+
+def close(first: float, second: float) -> bool:
+    """Whether two figures are equal but for rounding."""
+    return math.isclose(first, second, rel_tol=_EQUAL, abs_tol=1e-15)

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from toast.apply import Spec
 from toast.cost import CostModel
 from toast.errors import PinError, PlanError
-from toast.frontend import Program
 from toast.hardware import Hardware, Mesh
-from toast.plan import notebook
 from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_digest, keyed_ops
 from toast.plan.labels import action_labels, folded, shown_labels
+from toast.plan.making import make_plan
 from toast.plan.matching import Offered
-from toast.plan.plan import Plan, Step, make_plan
+from toast.plan.plan import Plan, Step
 from toast.plan.prediction import Prediction
-from toast.search import Found
+from toast.program import Program, Spec
+from toast.records import Record
+from toast.search import SearchResult
 from toast.space import NONE, Action, Constraints, Space, States
 from toast.units import listed, size_text, time_text
 
@@ -55,7 +55,7 @@ class ArgumentChange:
 
 
 @dataclasses.dataclass(frozen=True)
-class Applied:
+class Applied(Record):
     """A plan applied to a program that may have changed, and what did not match."""
 
     plan: Plan
@@ -85,14 +85,10 @@ class Applied:
             f"{len(self.changed):,} changed, {len(self.gone):,} gone; {self.plan!r}>"
         )
 
-    def _repr_html_(self) -> str:
-        """How notebooks show it."""
-        return notebook.applied_html(self)
-
     @property
     def remarks(self) -> tuple[str, ...]:
         """What to know of the plan where the rest is not shown, a line each."""
-        return (*self.notes, *(f"no counterpart here: {text}" for text in self.actions_gone))
+        return (*self.notes, *(f"no counterpart: {text}" for text in self.actions_gone))
 
     def to_dict(self) -> dict[str, Any]:
         """What matched and what did not, as plain data, for JSON."""
@@ -158,8 +154,8 @@ def apply_saved(
     work.arguments()
     if not same and not found and not work.matched and not work.sharded:
         raise PlanError(
-            f"{saved.name} is a plan of {saved.program}; nothing of it matches {program.name}: no "
-            "argument, no action and no op that it shards; give the program that it was made for"
+            f"{saved.name} is a plan of {saved.program} and does not match {program.name}: no "
+            "argument, action or sharded op is the same; use the program of the plan"
         )
     notes = [*_setting_notes(saved, program, mesh, hardware), *notes]
     tell("prices")
@@ -176,7 +172,7 @@ def apply_saved(
     best.model.space.begin_with(best.actions[:fixed])
     spent = time.perf_counter() - begin
     made = make_plan(
-        best.model, Found(best.actions[fixed:], best.state, best.rank[1], 1, spent, ()),
+        best.model, SearchResult(best.actions[fixed:], best.state, best.rank[1], 1, spent, ()),
         memory_bytes=memory_bytes, seed=saved.seed,
         seconds={**analysis.seconds, "plan applied": spent},
         method=saved.method, note=saved.note, resolution=resolution_of(saved),
@@ -212,7 +208,7 @@ def check_axes(saved: Saved, mesh: Mesh) -> None:
     used |= {action.axis for action in saved.actions} - {""}
     if used and not used & set(mesh.names):
         raise PlanError(
-            f"{saved.name}: mesh {mesh} has none of the plan's axes, {', '.join(sorted(used))}; "
+            f"{saved.name}: mesh {mesh} lacks the plan's axes {', '.join(sorted(used))}; "
             f"name its axes as in {saved.mesh}"
         )
 
@@ -251,7 +247,7 @@ class _Pricing:
 def resolution_of(saved: Saved) -> Any:
     """How conflicts are resolved, as :class:`toast.space.Space` takes it."""
     if saved.resolution not in ("compatible", "independent"):
-        raise PlanError(f"{saved.name}: resolution {saved.resolution!r} is not known")
+        raise PlanError(f"{saved.name}: unknown resolution {saved.resolution!r}")
     return saved.resolution
 
 

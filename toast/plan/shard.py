@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from toast.apply import Shardings, Spec
 from toast.cost import CostModel, Layout
+from toast.program import Shardings, Spec
 from toast.space import States
 
 Ints = npt.NDArray[np.int64]

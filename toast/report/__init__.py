@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         resolution_tables,
     )
     from toast.report.html import comparison_html, html_text, write_html
-    from toast.report.plans import (
+    from toast.report.plan_tables import (
         applied_tables,
         argument_explanation,
         collective_explanation,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         difference_tables,
         why_not_tables,
     )
-    from toast.report.tables import (
+    from toast.report.summaries import (
         analysis_table,
         comparison_table,
         missing_rules,
@@ -58,14 +58,14 @@ __all__ = [
 lazy.package(
     __name__,
     {
-        "tables": (
+        "summaries": (
             "analysis_table",
             "comparison_table",
             "missing_rules",
             "plan_tables",
             "verification_table",
         ),
-        "plans": (
+        "plan_tables": (
             "applied_tables",
             "argument_explanation",
             "collective_explanation",

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from toast.hardware import COLLECTIVES, Collectives, Hardware, Mesh
 from toast.hardware.calibrate import Calibration
-from toast.tables import Table
+from toast.text_tables import TextTable
 from toast.units import rate_text, size_text, time_text
 
 #: Sizes that collectives are priced at.
@@ -19,9 +19,9 @@ _SIZES = (2**20, 2**26)
 
 def hardware_list(machines: Iterable[Hardware]) -> RenderableType:
     """What ``toast hardware list`` prints; rates are achievable ones."""
-    table = Table(
-        "name", "what it is", "products", "memory", "HBM", "links", "largest",
-        title="Devices, with the rates that programs reach", title_justify="left",
+    table = TextTable(
+        "name", "description", "matrix products", "memory", "bandwidth", "links", "max devices",
+        title="Devices (rates that programs reach)", title_justify="left",
     )  # fmt: skip
     for machine in machines:
         link = machine.interconnect
@@ -44,7 +44,7 @@ def hardware_list(machines: Iterable[Hardware]) -> RenderableType:
 def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableType:
     """What ``toast hardware show`` prints; rates are achievable ones."""
     link = machine.interconnect
-    table = Table("figure", "value", title=f"{machine.name}: {machine.description}")
+    table = TextTable("figure", "value", title=f"{machine.name}: {machine.description}")
     for dtype, flops in machine.flops_per_s.items():
         reached = flops * machine.matmul_efficiency
         table.add_row(f"{dtype} products", f"{reached / 1e12:.4g} of {flops / 1e12:.4g} TFLOP/s")
@@ -71,9 +71,9 @@ def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableTy
     return Group(table, _collectives(machine, mesh or Mesh.parse(default)))
 
 
-def _collectives(machine: Hardware, mesh: Mesh) -> Table:
+def _collectives(machine: Hardware, mesh: Mesh) -> TextTable:
     costs = Collectives(machine, mesh)
-    table = Table(
+    table = TextTable(
         "collective", "axes",
         *map(size_text, _SIZES), "algorithm at each size",
         title=f"Collectives on {mesh}",
@@ -93,7 +93,7 @@ def _collectives(machine: Hardware, mesh: Mesh) -> Table:
 
 def calibration_table(fitted: Calibration) -> RenderableType:
     """What ``toast hardware calibrate`` prints: how far the fit is from the table."""
-    table = Table("collective", "devices", "bytes", "rows", "mean error", "worst error")
+    table = TextTable("collective", "devices", "bytes", "rows", "mean error", "worst error")
     for row in fitted.errors.to_dict("records"):
         table.add_row(
             str(row["collective"]), str(row["devices"]), str(row["size"]), str(row["rows"]),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from toast.analysis import Analysis, Chain, Conflict, Place, RuleLine, Site, Step
-from toast.frontend import Location
-from toast.tables import Table
+from toast.analysis import Analysis, Chain, ChainStep, Conflict, Place, RuleLine, Site
+from toast.program import Location
+from toast.text_tables import TextTable
 from toast.units import listed, size_text, time_text
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def chain_text(chain: Chain) -> str:
     return "\n".join([verdict, *_ladder(chain.steps)])
 
 
-def _ladder(steps: Iterable[Step]) -> Iterator[str]:
+def _ladder(steps: Iterable[ChainStep]) -> Iterator[str]:
     """A line for each dimension, and between them one for each step."""
     shown, last = "", -1
     for number, step in enumerate(steps, 1):
@@ -50,7 +50,7 @@ def _ladder(steps: Iterable[Step]) -> Iterator[str]:
             yield f"        {shown}"
 
 
-def _why(step: Step) -> str:
+def _why(step: ChainStep) -> str:
     one, other = step.one, step.other
     if step.kind == "identity":
         role = "" if one.role == "pass_through" else f", {_ROLES[one.role]}"
@@ -58,7 +58,7 @@ def _why(step: Step) -> str:
     if step.kind == "def_use":
         return _end(other)
     if step.kind == "loop":
-        return f"round the loop: factor {one.factor} of {one.op_text} and of {other.op_text} is one"
+        return f"around the loop: {one.op_text} and {other.op_text} share factor {one.factor}"
     if step.kind == "donation":
         ends = sorted((one, other), key=lambda place: place.op_kind != "return")
         return f"{ends[0].op_text} overwrites the donated {ends[1].op_text}"
@@ -69,10 +69,10 @@ def _why(step: Step) -> str:
 def _end(place: Place) -> str:
     """Where a step along a definition and a use comes to."""
     if place.op_kind == "argument":
-        return f"given as {place.op_text}"
+        return f"defined by {place.op_text}"
     if place.op_kind == "return":
         return f"returned by {place.op_text}"
-    how = "used" if place.tensor.startswith("operand") else "made"
+    how = "used" if place.tensor.startswith("operand") else "defined"
     return f"{how} by {place.op_text}, {place.where.partition(' dimension')[0]}"
 
 
@@ -100,7 +100,7 @@ def conflict_text(conflict: Conflict) -> str:
     lines = [f"Conflict {conflict.number}: {one.label} and {other.label} have one color", ""]
     lines.append("They meet where one mesh axis cannot shard both:")
     for site in conflict.sites:
-        what = "made by" if site.kind == "def" else "used by"
+        what = "defined by" if site.kind == "def" else "used by"
         first, second = site.dimensions
         lines.append(f"    {first.label} and {second}, {what} {site.op_kind}#{site.op}{_at(site)}")
     ends = conflict.sites[0].dimensions
@@ -108,10 +108,12 @@ def conflict_text(conflict: Conflict) -> str:
         lines += ["", f"Flow {number}, from {conflict.source} to {end.label}:", *_ladder(flow)]
     if not conflict.flows:
         lines += ["", f"From {ends[0]} to {ends[1].label}:", *_ladder(conflict.chain.steps)]
-    lines += ["", "Boxes, by which conflicts are resolved together:"]
+    lines += ["", "Boxes (conflicts that are resolved together):"]
     for neighbour in conflict.neighbours:
         pairs = ", ".join(f"{mine} goes with {theirs}" for mine, theirs in neighbour.pairs)
-        crossed = "; a path leads across, so they are not compatible" if neighbour.crossed else ""
+        crossed = (
+            "; a path crosses the box, so they are not compatible" if neighbour.crossed else ""
+        )
         lines.append(f"    conflict {neighbour.number}: {pairs}{crossed}")
     if not conflict.neighbours:
         lines.append("    none")
@@ -135,8 +137,8 @@ def _numbers(what: str, numbers: tuple[int, ...]) -> str:
 
 def resolution_tables(priced: Priced) -> RenderableType:
     """What either resolution of a conflict costs."""
-    table = Table(
-        title=f"Either resolution on mesh {priced.mesh} of {priced.hardware}, all else unsharded",
+    table = TextTable(
+        title=f"Both resolutions on mesh {priced.mesh} of {priced.hardware}, rest unsharded",
         title_justify="left", title_style="bold", header_style="",
     )  # fmt: skip
     for column in ("axis", "resolution", "picks", priced.tensor, "step", "peak", "collectives"):
@@ -165,7 +167,11 @@ def _costs(prediction: Prediction) -> tuple[str, str, str]:
 
 def conflict_list(analysis: Analysis) -> RenderableType:
     """What ``toast explain TARGET --conflicts`` prints."""
-    table = Table(
+    if not analysis.resolutions:
+        return Text(
+            f"{analysis.program.name} has no conflicts: no value has two dimensions of one color"
+        )
+    table = TextTable(
         title=f"Conflicts of {analysis.program.name}",
         title_justify="left", title_style="bold", header_style="",
     )  # fmt: skip

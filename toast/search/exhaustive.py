@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost import CostModel
-from toast.cost.bound import Term, terms
+from toast.cost.joint import JointBound, joint_bounds
 from toast.cost.model import MEMORY_WEIGHT
 from toast.errors import SearchError
 from toast.search.ledger import OVER_LIMIT, Ledger
-from toast.search.search import Search, Settings
+from toast.search.search import Search
+from toast.search.settings import Settings
 from toast.space import Action, Space, States
 
 Ints = npt.NDArray[np.int64]
@@ -103,7 +104,7 @@ def best_legal(
 
     Branch and bound.  Op classes choose one after the other, and a partial state is dropped where
     it cannot be better than the best state known: its seconds and its live bytes are bounded by
-    the terms of :mod:`toast.cost.bound` for what has been chosen, and for the rest by bucket
+    the bounds of :mod:`toast.cost.joint` for what has been chosen, and for the rest by bucket
     elimination (mini-buckets where tables would grow).  What is left at the end is priced.  Ops
     that are tied choose together; those that can shard nothing choose nothing.
 
@@ -184,7 +185,7 @@ class _Branching:
         fits = prices.peak_bytes[0] <= memory_bytes
         room = float(prices.seconds[0]) if fits else math.inf
         try:
-            self._terms = terms(model, room, most=_TABLE)
+            self._terms = joint_bounds(model, room, most=_TABLE)
         except ValueError as error:
             raise SearchError(
                 f"{self._space.analysis.program.name} on mesh {self._space.mesh}: a value is used "
@@ -257,7 +258,7 @@ class _Branching:
             order.append(k)
         return order[::-1]
 
-    def _reduced(self, term: Term) -> Term:
+    def _reduced(self, term: JointBound) -> JointBound:
         """The term by places in the order, the classes that have no choice left out.
 
         A tied class has no say: the tables of its tensors are those of the op it is tied to.
@@ -265,7 +266,7 @@ class _Branching:
         index = tuple(slice(None) if k in self._place else 0 for k in term.scope)
         places = [self._place[k] for k in term.scope if k in self._place]
         turn = sorted(range(len(places)), key=lambda axis: places[axis])
-        return Term(
+        return JointBound(
             tuple(sorted(places)),
             np.asarray(term.seconds[index]).transpose(turn),
             np.asarray(term.memory[index]).transpose(*turn, len(turn)),
@@ -319,7 +320,7 @@ class _Branching:
         if self._looked > self._max_states:
             raise SearchError(
                 f"{self._space.analysis.program.name} on mesh {self._space.mesh}: more than "
-                f"{self._max_states:,} partial states are left to look at; use a smaller program "
+                f"{self._max_states:,} partial states remain; use a smaller program "
                 "or raise max_states"
             )
         chosen = np.repeat(part.chosen, size, axis=0)
@@ -350,7 +351,7 @@ class _Branching:
         cost = seconds / max(model.initial_seconds, 1e-300)
         return cost + MEMORY_WEIGHT * over / max(model.initial_peak, 1.0) + OVER_LIMIT * (over > 0)
 
-    def _least(self, term: Term, classes: int) -> Floats:
+    def _least(self, term: JointBound, classes: int) -> Floats:
         """Bytes of a term where only the first ``classes`` of the order have chosen, at least."""
         later = tuple(axis for axis, p in enumerate(term.scope) if p >= classes)
         return np.asarray(term.memory.min(axis=later))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,10 @@ OVER_LIMIT = 1e3
 _FAR = 3.0
 
 
+class SearchEnd(Exception):
+    """The budget of a search is over; the best trajectory so far is its result."""
+
+
 class Trajectory(NamedTuple):
     """Actions in order, and what they are worth: the search minimises ``rank``."""
 
@@ -45,24 +49,48 @@ class Trajectory(NamedTuple):
 class Ledger:
     """Prices states once (transpositions, 4.3) and keeps the best trajectory."""
 
-    def __init__(self, model: CostModel, memory_bytes: float, action_cost: float) -> None:
+    def __init__(
+        self,
+        model: CostModel,
+        memory_bytes: float,
+        action_cost: float,
+        *,
+        depth: int = 30,
+        seed: int = 0,
+        check: Callable[[], None] | None = None,
+    ) -> None:
+        """``check`` is called before states are priced: it may raise :class:`SearchEnd`."""
         self.model = model
+        #: The limit per device.
         self.memory_bytes = memory_bytes
-        self._memo: Memo | None = None
-        self._action_cost = action_cost
-        self._cost: dict[bytes, float] = {}
-        self._fits: dict[bytes, bool] = {}
+        #: Actions that a trajectory has at most.
+        self.depth = depth
+        #: For every random choice of the stages.
+        self.random = np.random.default_rng(seed)
         self.best = Trajectory(np.inf, (), np.inf)
+        #: What the next stage begins with.
+        self.starts: list[Trajectory] = []
+        #: What stages remember from one round to the next.
+        self.memory: dict[Hashable, Any] = {}
+        #: Answers, within so many seconds, with states that may be better than the best one
+        #: somewhere.
+        self.proposals: Callable[[float | None], Sequence[States]] = lambda _seconds: ()
         #: Length that costs nothing: that of what the search begins with.
         self.free = 0
         #: Bytes of the smallest peak among the states priced so far.
         self.smallest_peak = np.inf
+        self.check = check or (lambda: None)
+        self._memo: Memo | None = None
+        self._action_cost = action_cost
+        self._cost: dict[bytes, float] = {}
+        self._fits: dict[bytes, bool] = {}
 
     def __len__(self) -> int:
         return len(self._cost)
 
     def price(self, states: States) -> tuple[list[bytes], Floats]:
         """A key for each of ``states`` (``[S, classes, axes]``), and its cost C (4.5)."""
+        self.check()
         keys = [state_key(state) for state in states]
         fresh: dict[bytes, int] = {}
         for number, key in enumerate(keys):
@@ -70,6 +98,8 @@ class Ledger:
                 fresh.setdefault(key, number)
         new, rows = list(fresh), list(fresh.values())
         for start in range(0, len(new), _BATCH):
+            if start:
+                self.check()
             part = new[start : start + _BATCH]
             prices = self._priced(states[rows[start : start + _BATCH]])
             costs = self.model.cost(prices, self.memory_bytes)
@@ -81,7 +111,7 @@ class Ledger:
 
     def _priced(self, states: States) -> Prices | Worth:
         if self._memo is None:
-            classes = len(self.model.tables.value_slot)
+            classes = len(self.model.tables.values)
             if (len(self) + len(states)) * classes <= _WHOLE:
                 return self.model.price(states)
             self._memo = Memo(self.model)
@@ -118,16 +148,28 @@ class Ledger:
         least = self.model.quick_bound / max(self.model.initial_seconds, _TINY)
         return self.length_cost(least, length) >= self.best.rank - 1e-9
 
-    def far(self, found: Trajectory) -> bool:
+    def far(self, trajectory: Trajectory) -> bool:
         """Whether a trajectory costs too much to begin refinements with, whether it fits or not."""
-        return found.cost > _FAR * self.best.cost
+        return trajectory.cost > _FAR * self.best.cost
 
     def offer(self, key: bytes, actions: tuple[Action, ...]) -> Trajectory:
         """Note a trajectory to a priced state; with its rank."""
-        found = Trajectory(self.rank(key, length(actions)), actions, self._cost[key])
-        if found.rank < self.best.rank - 1e-12:
-            self.best = found
-        return found
+        trajectory = Trajectory(self.rank(key, length(actions)), actions, self._cost[key])
+        if trajectory.rank < self.best.rank - 1e-12:
+            self.best = trajectory
+        return trajectory
+
+    def begin(self, actions: tuple[Action, ...] = ()) -> Trajectory:
+        """Price what actions lead to, and note them."""
+        (key,), _ = self.price(self.replay(actions)[None])
+        return self.offer(key, actions)
+
+    def replay(self, actions: Sequence[Action]) -> States:
+        """The state that actions lead to."""
+        state = self.model.space.initial
+        for action in actions:
+            state = self.model.space.apply(state, action)
+        return state
 
 
 def length(actions: Sequence[Action]) -> int:

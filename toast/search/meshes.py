@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -10,8 +11,12 @@ from typing import NamedTuple
 from toast.cost import CostModel
 from toast.errors import MeshError, PinError
 from toast.hardware import Mesh
-from toast.search.parallel import Job, Team, best_of, restarts
-from toast.search.search import Found, Round, Settings
+from toast.search.interrupts import noted_interrupts
+from toast.search.jobs import Job, Runner
+from toast.search.proposals import Proposer
+from toast.search.restarts import best_of, restarts, with_proposals
+from toast.search.search import Round, SearchResult
+from toast.search.settings import Settings
 
 #: Of the meshes that are searched quickly, the share that is searched in full, and how many at
 #: least.
@@ -19,11 +24,12 @@ _SHARE = 4
 _LEAST = 3
 
 _NO_TIME = "the budget ran out"
+_INTERRUPTED = "interrupted"
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
-    """One mesh and the best that was found on it."""
+class MeshResult:
+    """One mesh and the best plan on it."""
 
     mesh: Mesh
     #: Whether it was searched in full; if not, for a round, or as long as there was time.
@@ -44,13 +50,13 @@ class Tried:
         return bool(self.skipped), not self.fits, self.cost or 0.0
 
 
-class Best(NamedTuple):
+class BestMesh(NamedTuple):
     """The best plan of all meshes."""
 
     model: CostModel
-    found: Found
+    result: SearchResult
     #: Every mesh, as it was given.
-    meshes: tuple[Tried, ...]
+    meshes: tuple[MeshResult, ...]
 
 
 def search_meshes(
@@ -58,7 +64,7 @@ def search_meshes(
     prepare: Callable[[Mesh, CostModel | None], Job],
     settings: Settings,
     progress: Callable[[str | Round], None] | None = None,
-) -> Best:
+) -> BestMesh:
     """A quick search on every mesh, of one round; then one in full on the best quarter of them.
 
     ``prepare`` makes the job of a mesh, given a model of another mesh to take over what it can; a
@@ -71,49 +77,51 @@ def search_meshes(
     tell = progress or (lambda _event: None)
     begin = time.perf_counter()
     end = None if settings.budget is None else begin + settings.budget
-    jobs, skipped = _prepared(meshes, prepare, _half(end), tell)
-    quick = dataclasses.replace(settings, rounds=min(1, settings.rounds), restarts=1)
-    found: dict[Mesh, Found] = {}
-    with Team(settings.processes, tell) as team:
+    with (
+        noted_interrupts() as interrupt,
+        Proposer(interrupt) as proposer,
+        Runner(settings.processes, interrupt, tell) as runner,
+    ):
+        jobs, skipped = _prepared(meshes, prepare, _half(end), tell, interrupt)
+        quick = dataclasses.replace(settings, rounds=min(1, settings.rounds), restarts=1)
+        best: dict[Mesh, SearchResult] = {}
         tell(f"search on {len(jobs)} meshes, one round each")
-        results = team.run([job._replace(settings=quick) for job in jobs.values()], _half(end))
+        results = runner.run([job._replace(settings=quick) for job in jobs.values()], _half(end))
         for mesh, result in zip(jobs, results, strict=True):
-            if isinstance(result, Found):
-                found[mesh] = result
+            if isinstance(result, SearchResult):
+                best[mesh] = result
             else:
-                interrupted = team.stopped == "interrupt"
-                skipped[mesh] = result or ("interrupted" if interrupted else _NO_TIME)
-        rows = {mesh: _row(jobs[mesh], mesh, found[mesh]) for mesh in found}
+                skipped[mesh] = result or (_INTERRUPTED if interrupt.is_set() else _NO_TIME)
+        rows = {mesh: _row(jobs[mesh], mesh, best[mesh]) for mesh in best}
         ranked = sorted(rows, key=lambda mesh: rows[mesh].order)
         chosen = ranked[: max(_LEAST, -(-len(ranked) // _SHARE))]
-        if team.stopped != "interrupt":
-            team.stopped = ""
+        if not interrupt.is_set():
+            runner.stopped = ""
             tell(f"search on the best {len(chosen)} meshes, in full")
-            each = [restarts(team.proposed(jobs[mesh], end)) for mesh in chosen]
-            results = team.run([job for several in each for job in several], end)
+            each = [restarts(with_proposals(jobs[mesh], proposer, end)) for mesh in chosen]
+            results = runner.run([job for several in each for job in several], end)
             for mesh in chosen:
                 part, results = results[: settings.restarts], results[settings.restarts :]
-                if any(isinstance(result, Found) for result in part):
+                if any(isinstance(result, SearchResult) for result in part):
                     # Out of time a full search may not come as far as the quick one did.
-                    again = best_of([*part, found[mesh]], "")
-                    found[mesh] = dataclasses.replace(again, notes=best_of(part, "").notes)
-                    whole = all(isinstance(r, Found) and not r.stopped for r in part)
-                    rows[mesh] = _row(jobs[mesh], mesh, found[mesh], full=whole)
-        stopped = team.stopped
-    best = min(rows, key=lambda mesh: rows[mesh].order)
-    rows |= {mesh: Tried(mesh, skipped=reason) for mesh, reason in skipped.items()}
-    everything = dataclasses.replace(
-        found[best],
-        states=sum(f.states for f in found.values()),
-        seconds=time.perf_counter() - begin,
-        smallest_peak=min(f.smallest_peak for f in found.values()),
-        stopped=stopped,
-        notes=(
-            *(f"mesh {m}: {note}" for m in rows if m in found for note in found[m].notes),
-            *team.notes,
-        ),
-    )
-    return Best(jobs[best].model, everything, tuple(rows[mesh] for mesh in meshes))
+                    again = best_of([*part, best[mesh]], "")
+                    best[mesh] = dataclasses.replace(again, notes=best_of(part, "").notes)
+                    whole = all(isinstance(r, SearchResult) and not r.stopped for r in part)
+                    rows[mesh] = _row(jobs[mesh], mesh, best[mesh], full=whole)
+        first = min(rows, key=lambda mesh: rows[mesh].order)
+        rows |= {mesh: MeshResult(mesh, skipped=reason) for mesh, reason in skipped.items()}
+        result = dataclasses.replace(
+            best[first],
+            states=sum(each.states for each in best.values()),
+            seconds=time.perf_counter() - begin,
+            smallest_peak=min(each.smallest_peak for each in best.values()),
+            stopped=runner.stopped,
+            notes=(
+                *(f"mesh {m}: {note}" for m in rows if m in best for note in best[m].notes),
+                *proposer.notes,
+            ),
+        )
+        return BestMesh(jobs[first].model, result, tuple(rows[mesh] for mesh in meshes))
 
 
 def _half(end: float | None) -> float | None:
@@ -126,6 +134,7 @@ def _prepared(
     prepare: Callable[[Mesh, CostModel | None], Job],
     end: float | None,
     tell: Callable[[str], None],
+    interrupt: threading.Event,
 ) -> tuple[dict[Mesh, Job], dict[Mesh, str]]:
     """The jobs of meshes, as far as there is time, and why the others have none."""
     jobs: dict[Mesh, Job] = {}
@@ -135,6 +144,9 @@ def _prepared(
     for mesh in meshes:
         if jobs and end is not None and time.perf_counter() >= end:
             skipped[mesh] = _NO_TIME
+            continue
+        if jobs and interrupt.is_set():
+            skipped[mesh] = _INTERRUPTED
             continue
         tell(f"decision space of mesh {mesh}")
         try:
@@ -152,13 +164,13 @@ def _prepared(
     return jobs, skipped
 
 
-def _row(job: Job, mesh: Mesh, found: Found, *, full: bool = False) -> Tried:
-    prices = job.model.price(found.state[None])
+def _row(job: Job, mesh: Mesh, result: SearchResult, *, full: bool = False) -> MeshResult:
+    prices = job.model.price(result.state[None])
     peak = float(prices.peak_bytes[0])
-    return Tried(
+    return MeshResult(
         mesh=mesh,
         full=full,
-        cost=found.cost,
+        cost=result.cost,
         step_seconds=float(prices.seconds[0]),
         peak_bytes=peak,
         fits=peak <= job.memory_bytes,

@@ -8,26 +8,24 @@ OSDI 2022), whose relaxation is solved in a moment.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 
-from toast.cost import CostModel, Layout
-from toast.cost.layout import axes_of
-from toast.cost.transfers import ALL_TO_ALL, GATHER, PERMUTE, REDUCE, SCATTER
+from toast.cost import CostModel, Layout, LocalTerm
+from toast.cost.entities import OP_SCOPES, Bools, Dims, Entity, Floats, Ints
+from toast.cost.layout import LocalLayout, held_by, slot_dims
+from toast.cost.tables import Tables
 from toast.search.strategies import Strategies, enumerate_strategies
 from toast.space import NONE, States
 
 if TYPE_CHECKING:
     from scipy import optimize
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Dims = npt.NDArray[np.int8]
 
 #: Fractions of the unsharded step time below which a resharding does not count.
 _NEGLIGIBLE = 1e-9
@@ -53,8 +51,8 @@ class Edge:
     right_label: Ints  # [choices of right]
     seconds: Floats  # [left labels, right labels]
     uses: Ints  # use classes that are resharded
-    #: ``[uses, left labels, right labels]`` bytes of the resharded copy; without memory of no use.
-    copies: Floats
+    #: ``[terms, uses, left labels, right labels]`` bytes that uses keep; without memory of no term.
+    kept: Floats
 
 
 class Row(NamedTuple):
@@ -65,7 +63,13 @@ class Row(NamedTuple):
 
 
 class Problem:
-    """The cost of every choice and of every pair, in seconds."""
+    """The cost of every choice and of every pair, in seconds.
+
+    It is the sum of the terms of a price: those of op classes and of values go by the choices of
+    one leader each, those of uses by the choices of two.  What depends on more than that (copies
+    that uses share, joint sums, the order of the axes, memory of what other values need) counts as
+    if a value stood alone; in memory that is the most it can be.
+    """
 
     def __init__(
         self, model: CostModel, strategies: Strategies | None = None, *, with_memory: bool = True
@@ -79,36 +83,57 @@ class Problem:
         self._with_memory = with_memory
         self.strategies: Strategies = strategies or enumerate_strategies(model.space)
         t, s = model.tables, self.strategies
-        self._devices: Floats = model.collectives.devices.astype(np.float64)
-        #: ``[C]`` leader that each value class follows; ``[U]`` the same of use classes.
-        self.value_leader: Ints = s.leader[t.slot_class[t.value_slot]]
-        self._use_leader: Ints = s.leader[t.slot_class[t.use_slot]]
-        layout = model.layout(s.factors)
-        kept = s.scattered[:, t.slot_class[t.value_slot]]
-        settled = np.where(kept == NONE, layout.defined, kept)
-        #: ``[S, C]`` bytes of a value per device.
-        self.bytes: Floats = t.value_bytes / self._devices[axes_of(settled >= 0)]
+        scopes = (*OP_SCOPES, Entity.VALUE_CLASS, Entity.USE_CLASS)
+        #: The leader that each entity follows: of a value, that of the op which makes it.
+        self._leader: dict[Entity, Ints] = {scope: s.leader[t.op_class(scope)] for scope in scopes}
+        none = np.zeros(0, dtype=np.int64)
+        alone = dataclasses.replace(
+            t, pairs=t.pairs.take(none), joint_sums=t.joint_sums.take(none),
+            operands=t.operands.take(none),
+        )  # fmt: skip
+        held = held_by(t, s.factors)
+        kept = s.scattered[:, t.op_class(Entity.VALUE_CLASS)]
+        settled = np.where(kept == NONE, slot_dims(t, held, t.values.slot), kept)
+        layout = Layout(alone, model.machine, held, fixed_settled=settled)
+        #: Uses that follow what they use.
+        self._inner: Ints = np.flatnonzero(
+            self._leader[Entity.VALUE_CLASS][t.uses.value] == self._leader[Entity.USE_CLASS]
+        )
         if with_memory:
-            scattered = layout.partial & axes_of(settled >= 0)
-            whole = model.summed_whole(scattered, layout.held, settled)
-            #: ``[S, C]`` the same in memory, with padding.
-            self._held: Floats = self.bytes * model.lane_padding(t.value_sizes, settled)
-            #: ``[S, C]`` what a sum is more before it is cut up, products that are kept for one.
-            self._sums: Floats = self._held * (self._devices[scattered] - 1) * whole
-            self._kept: Floats = self._held * (t.value_merged & (layout.partial > 0))
+            self._values_kept: dict[str, Floats] = {
+                term.name: term.most_bytes(layout)
+                for term in model.terms
+                if term.scope is Entity.VALUE_CLASS and (term.resident or term in model.buffers)
+            }
+            self._inner_kept: Floats = self._uses_kept(layout)[:, :, self._inner]
         #: ``[S, L]``
-        self.cost: Floats = self._work(layout, settled)
-        self.edges: tuple[Edge, ...] = tuple(self._edges(settled, layout.used))
+        self.cost: Floats = self._own_seconds(layout)
+        self.edges: tuple[Edge, ...] = tuple(self._edges(layout))
         # What differs between choices that are not there is nobody's business.
-        self.cost[np.arange(len(self.cost))[:, None] >= s.sizes] = 0.0
+        choices = np.arange(len(self.cost))[:, None] < s.sizes
+        self.cost *= choices
+        parts = dataclasses.replace(layout, in_parts=True)
+        saved = _spent(model, parts, Entity.VALUE_CLASS) - _spent(model, layout, Entity.VALUE_CLASS)
+        self._saved: Floats = choices * self._by_leader(self._leader[Entity.VALUE_CLASS], saved)
+
+    def in_parts(self) -> Problem | None:
+        """The problem as if XLA took no sum whole that is kept in parts; none if that is the same.
+
+        What it says of seconds is too little.  Its solution is near others, which may be better.
+        """
+        if not self._saved.any():
+            return None
+        other = copy.copy(self)
+        other.cost = self.cost + self._saved
+        return other
 
     def seconds(self, choice: Ints) -> float:
         """The objective at one choice per leader."""
-        found = float(self.cost[choice, np.arange(len(choice))].sum())
+        seconds = float(self.cost[choice, np.arange(len(choice))].sum())
         for edge in self.edges:
             row, column = edge.left_label[choice[edge.left]], edge.right_label[choice[edge.right]]
-            found += float(edge.seconds[row, column])
-        return found
+            seconds += float(edge.seconds[row, column])
+        return seconds
 
     # -- choices -----------------------------------------------------------------------------
 
@@ -118,138 +143,149 @@ class Problem:
         rows = np.arange(len(leader))
         return np.asarray(values @ sparse.csr_array((np.ones(len(leader)), (rows, leader)), shape))
 
-    def _work(self, layout: Layout, settled: Dims) -> Floats:
-        """Products, kernels that memory bounds, sums over devices and halos."""
-        model, t = self.model, self.model.tables
-        hbm = model.hardware.memory_bytes_per_s
-        found = self._by_leader(
-            self.strategies.leader[t.product_class], model.product_seconds(layout.held)
+    def _own_seconds(self, layout: Layout) -> Floats:
+        """``[S, L]`` what depends on one leader alone."""
+        model = self.model
+        local = LocalLayout(layout.tables, layout.machine, layout.held)
+        seconds = np.zeros((len(layout.held), len(self.strategies.sizes)))
+        for term, spent in model.op_work(layout.held):
+            seconds += self._by_leader(self._leader[term.scope], spent)
+        for term in model.terms:
+            if term.scope is Entity.USE_CLASS and isinstance(term, LocalTerm):
+                spent = term.seconds(local) * ~_rounded_uses(layout.tables)
+                seconds += self._by_leader(self._leader[term.scope], spent)
+        values = _spent(model, layout, Entity.VALUE_CLASS)
+        seconds += self._by_leader(self._leader[Entity.VALUE_CLASS], values)
+        inner, leader = self._inner, self._leader[Entity.USE_CLASS]
+        return seconds + self._by_leader(
+            leader[inner], _spent(model, layout, Entity.USE_CLASS)[:, inner]
         )
-        values = self.bytes * (t.value_written * t.value_count / hbm)
-        work = t.value_transcendentals / model.hardware.transcendentals_per_s
-        values += work / self._devices[axes_of(layout.defined >= 0)]
-        scattered = layout.partial & axes_of(settled >= 0) & ~axes_of(layout.defined >= 0)
-        reduced = layout.partial & ~scattered
-        seconds = model.collectives.seconds
-        whole = self.bytes * self._devices[scattered]
-        values += t.value_count * (
-            seconds(SCATTER, whole, scattered) + seconds(REDUCE, self.bytes, reduced)
-        )
-        halo = t.halo[np.arange(len(t.halo))[:, None], layout.held]
-        part = halo[:, t.slot_class[t.value_slot]]
-        here = axes_of(part > 0)
-        shards, furthest = self._devices[here], part.max(axis=2)
-        moved = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
-        values += t.value_count * seconds(PERMUTE, np.where(here, moved * self.bytes, 0.0), here)
-        found += self._by_leader(self.value_leader, values)
-        read = t.value_bytes[t.use_value] / self._devices[axes_of(layout.used >= 0)]
-        return found + self._by_leader(self._use_leader, read * (t.use_reads / hbm))
 
     # -- edges -------------------------------------------------------------------------------
 
-    def _reshard(self, size: Floats, before: Dims, after: Dims) -> Floats:
-        """Seconds to reshard ``size`` bytes (unsharded): ``[...]`` from ``[..., A]``."""
-        was, now, differs = axes_of(before >= 0), axes_of(after >= 0), axes_of(before != after)
-        gather, exchange = was & ~now, was & now & differs
-        local = size / self._devices[was | now]
-        seconds = self.model.collectives.seconds
-        return seconds(GATHER, local * self._devices[gather], gather) + seconds(
-            ALL_TO_ALL, local, exchange
-        )
-
-    def _edges(self, settled: Dims, used: Dims) -> Iterable[Edge]:
+    def _edges(self, layout: Layout) -> Iterable[Edge]:
         t, sizes = self.model.tables, self.strategies.sizes
-        left, right = self.value_leader[t.use_value], self._use_leader
-        # What is made of constants, nobody has to send.
-        times = t.use_count * (1 - t.use_constant)
-        size, elements = t.value_bytes[t.use_value] * t.use_share, t.value_sizes[t.use_value]
-        inner = np.flatnonzero(left == right)
-        before, after = settled[:, t.use_value[inner]], used[:, inner]
-        here = self._reshard(size[inner], before, after)
-        self.cost += self._by_leader(left[inner], here * times[inner])
-        if self._with_memory:
-            #: Uses that follow what they use, and ``[S, uses]`` bytes of their copies.
-            self._inner: Ints = inner
-            self._inner_copies: Floats = self._copied(size[inner], elements[inner], before, after)
-        found: dict[tuple[int, int, bytes, bytes], _Parallel] = {}
-        known: dict[tuple[float, bytes, bytes, bytes], tuple[Floats, list[Floats]]] = {}
-        choosing = (sizes[left] > 1) | (sizes[right] > 1)
-        for use in np.flatnonzero((left != right) & (times > 0) & choosing).tolist():
-            one, other = int(left[use]), int(right[use])
-            before, one_label = _distinct(settled[: sizes[one], t.use_value[use]])
-            after, other_label = _distinct(used[: sizes[other], use])
-            shape = elements[use].tobytes() if self._with_memory else b""
-            key = (float(size[use]), shape, before.tobytes(), after.tobytes())
-            if key not in known:
-                pair = np.broadcast_arrays(before[:, None], after[None])
-                copied = []
-                if self._with_memory:
-                    copied = [self._copied(size[use], elements[use], *pair)]
-                known[key] = self._reshard(size[use], *pair), copied
-            seconds, copied = known[key]
-            if other < one:
-                one, other, one_label, other_label = other, one, other_label, one_label
-                seconds, copied = seconds.T, [copies.T for copies in copied]
-            place = (one, other, one_label.tobytes(), other_label.tobytes())
-            parallel = found.setdefault(place, _Parallel(one_label, other_label, [], [], []))
-            parallel.seconds.append(times[use] * seconds)
-            parallel.uses.append(use)
-            parallel.copies.extend(copied)
+        left = self._leader[Entity.VALUE_CLASS][t.uses.value]
+        right = self._leader[Entity.USE_CLASS]
+        choosing = (left != right) & ((sizes[left] > 1) | (sizes[right] > 1))
+        ends = [
+            _Ends(
+                use, left, right,
+                *_distinct(layout.settled[: sizes[left], t.uses.value[use]]),
+                *_distinct(layout.used[: sizes[right], use]),
+            )
+            for use, left, right in zip(
+                np.flatnonzero(choosing).tolist(), left[choosing].tolist(),
+                right[choosing].tolist(), strict=True,
+            )
+        ]  # fmt: skip
+        parallel: dict[tuple[int, int, bytes, bytes], list[tuple[_Ends, Floats]]] = {}
+        for end, amounts in zip(ends, self._amounts(layout, ends), strict=True):
+            if end.right < end.left:
+                end, amounts = end.turned(), amounts.swapaxes(1, 2)
+            place = end.left, end.right, end.left_label.tobytes(), end.right_label.tobytes()
+            parallel.setdefault(place, []).append((end, amounts))
         floor = _NEGLIGIBLE * self.model.initial_seconds
-        for (one, other, *_), parallel in found.items():
-            edge = _merged(one, other, parallel)
+        for uses in parallel.values():
+            edge = _merged(uses)
             rows, columns = edge.seconds.shape
             if edge.seconds.max() <= floor:
                 continue
             # What depends on one end alone is that end's cost.
             if columns == 1:
-                self.cost[: sizes[one], one] += edge.seconds[edge.left_label, 0]
+                self.cost[: sizes[edge.left], edge.left] += edge.seconds[edge.left_label, 0]
             elif rows == 1:
-                self.cost[: sizes[other], other] += edge.seconds[0, edge.right_label]
+                self.cost[: sizes[edge.right], edge.right] += edge.seconds[0, edge.right_label]
             else:
                 yield edge
 
-    def _copied(self, size: Floats, elements: Ints, before: Dims, after: Dims) -> Floats:
-        """Bytes of a resharded copy in memory: ``[...]`` from ``[..., A]``."""
-        copied = np.where((before != after).any(axis=-1), size, 0.0)
-        padding = self.model.lane_padding(elements, after)
-        return np.asarray(copied / self._devices[axes_of(after >= 0)] * padding)
+    def _amounts(self, layout: Layout, ends: Sequence[_Ends]) -> list[Floats]:
+        """Of each use, by the labels of its ends: seconds, and behind them what it keeps.
+
+        ``[1 + terms, left labels, right labels]``.  All uses are priced as one state, one value and
+        one use for each pair of labels; uses that are alike are priced once.
+        """
+        t = layout.tables
+        alike = _alike(t)
+        known: dict[tuple[int, bytes, bytes], int] = {}
+        number = [
+            known.setdefault((alike[end.use], end.before.tobytes(), end.after.tobytes()), n)
+            for n, end in enumerate(ends)
+        ]
+        chosen = [ends[n] for n in known.values()]
+        shapes = [(len(end.before), len(end.after)) for end in chosen]
+        use = np.repeat([end.use for end in chosen], [m * n for m, n in shapes]).astype(np.int64)
+        axes = layout.settled.shape[-1]
+        before, after = np.zeros((2, 1, len(use), axes), dtype=np.int8)
+        places = np.cumsum([0, *(m * n for m, n in shapes)])
+        for end, (m, n), first, last in zip(chosen, shapes, places, places[1:], strict=False):
+            before[0, first:last] = np.repeat(end.before, n, axis=0)
+            after[0, first:last] = np.tile(end.after, (m, 1))
+        pairs = dataclasses.replace(
+            layout,
+            tables=dataclasses.replace(
+                t, values=t.values.take(t.uses.value[use]),
+                uses=dataclasses.replace(t.uses.take(use), value=np.arange(len(use))),
+            ),
+            held=layout.held[:1], fixed_settled=before, fixed_used=after,
+        )  # fmt: skip
+        amounts = _spent(self.model, pairs, Entity.USE_CLASS)
+        if self._with_memory:
+            amounts = np.concatenate([amounts, self._uses_kept(pairs)[:, 0]])
+        by_use = {
+            n: amounts[:, first:last].reshape(-1, *shape)
+            for n, shape, first, last in zip(
+                known.values(), shapes, places, places[1:], strict=False
+            )
+        }
+        return [by_use[n] for n in number]
 
     # -- memory ------------------------------------------------------------------------------
+
+    def _uses_kept(self, layout: Layout) -> Floats:
+        """``[terms, S, U]`` bytes of the terms by which uses keep something in memory."""
+        shape = layout.used.shape[:2]
+        kept = [t.most_bytes(layout) for t in self.model.buffers if t.scope is Entity.USE_CLASS]
+        return np.array(kept, dtype=np.float64).reshape(-1, *shape)
 
     def memory(self, moment: int) -> Row:
         """What is alive at a local peak of memory; at -1, arguments alone."""
         if not self._with_memory:
             raise ValueError("a problem without memory")
         t = self.model.tables
-        values, uses = len(t.value_bytes), len(t.use_value)
-        growth = np.asarray(t.growth[: moment + 1].sum(axis=0)).reshape(-1)
-        alive = growth[:values] + np.bincount(t.argument_columns, minlength=values)
-        copied = growth[values : values + uses]
-        # A copy is kept for a later use that wants the same: here that is any later use.
-        offset, shared = values + uses, np.zeros_like(copied)
-        for later, _ in t.pairs:
-            shared[later] = np.maximum(shared[later], growth[offset : offset + len(later)])
-            offset += len(later)
-        copied = copied + shared
-        sums, kept, second = growth[len(growth) - 3 * values :].reshape(3, values)
-        # A second buffer depends on who takes the value: here it is always needed.
-        own = self._held * (alive + second) + self._sums * sums + self._kept * kept
-        return Row(
-            self._by_leader(self.value_leader, own)
-            + self._by_leader(
-                self._use_leader[self._inner], self._inner_copies * copied[self._inner]
-            ),
-            tuple(np.tensordot(copied[edge.uses], edge.copies, 1) for edge in self.edges),
+        growth: Floats = np.asarray(t.growth[: moment + 1].sum(axis=0), dtype=np.float64).ravel()
+        own = sum(
+            size if name not in t.columns.names else size * growth[t.columns[name]]
+            for name, size in self._values_kept.items()
         )
+        alive = self._uses_alive(growth)
+        inner = (self._inner_kept * alive[:, None, self._inner]).sum(axis=0)
+        return Row(
+            self._by_leader(self._leader[Entity.VALUE_CLASS], np.asarray(own))
+            + self._by_leader(self._leader[Entity.USE_CLASS][self._inner], inner),
+            tuple(np.tensordot(alive[:, edge.uses], edge.kept, 2) for edge in self.edges),
+        )
+
+    def _uses_alive(self, growth: Floats) -> Floats:
+        """``[terms, U]`` how many of the buffers of :meth:`_uses_kept` are alive."""
+        t, alive = self.model.tables, []
+        for term in self.model.buffers:
+            if term.scope is Entity.USE_CLASS:
+                alive.append(growth[t.columns[term.name]].copy())
+            elif term.scope is Entity.COPY_PAIR:
+                # A copy is kept for a later use that wants the same: here that is any later use.
+                shared = np.zeros(len(t.uses))
+                np.maximum.at(shared, t.pairs.later, growth[t.columns[term.name]])
+                alive[-1] += shared
+        return np.array(alive, dtype=np.float64).reshape(-1, len(t.uses))
 
     def alive(self, row: Row, choice: Ints) -> float:
         """The bytes of a row at one choice per leader."""
-        found = float(row.choices[choice, np.arange(len(choice))].sum())
+        size = float(row.choices[choice, np.arange(len(choice))].sum())
         for edge, pairs in zip(self.edges, row.pairs, strict=True):
             left, right = edge.left_label[choice[edge.left]], edge.right_label[choice[edge.right]]
-            found += float(pairs[left, right])
-        return found
+            size += float(pairs[left, right])
+        return size
 
     def worst(self, choice: Ints) -> int:
         """The local peak of memory that is the highest; -1 where arguments are all there is."""
@@ -388,12 +424,19 @@ def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
     program = LinearProgram.of(problem)
     if len(program.costs) > _LARGEST:
         return _nothing
+    programs = [(problem, program)]
+    if (other := problem.in_parts()) is not None:
+        programs.append((other, LinearProgram.of(other)))
 
     def solve(seconds: float | None = None) -> tuple[States, ...]:
-        if seconds is not None and seconds <= 0:
-            return ()
-        choice = relaxed(problem, program, seconds)
-        return () if choice is None else (model.space.within(strategies.state(choice)),)
+        end = np.inf if seconds is None else time.perf_counter() + seconds
+        states = []
+        for each in programs:
+            left = end - time.perf_counter()
+            choice = relaxed(*each, None if seconds is None else left) if left > 0 else None
+            if choice is not None:
+                states.append(model.space.within(strategies.state(choice)))
+        return tuple(states)
 
     return solve
 
@@ -412,24 +455,68 @@ def _distinct(dims: Dims) -> tuple[Dims, Ints]:
     return dims[first[order]], rank[label.reshape(-1)]
 
 
-class _Parallel(NamedTuple):
-    """Uses whose ends have the same leaders and labels."""
+class _Ends(NamedTuple):
+    """A use whose ends have different leaders, and what it depends on of their choices."""
 
-    left_label: Ints
+    use: int
+    left: int
+    right: int
+    before: Dims  # [left labels, A]
+    left_label: Ints  # [choices of left]
+    after: Dims  # [right labels, A]
     right_label: Ints
-    seconds: list[Floats]  # of each use
-    uses: list[int]
-    copies: list[Floats]
+
+    def turned(self) -> _Ends:
+        """The same with its ends exchanged."""
+        return self._replace(
+            left=self.right, right=self.left, left_label=self.right_label,
+            right_label=self.left_label,
+        )  # fmt: skip
 
 
-def _merged(left: int, right: int, parallel: _Parallel) -> Edge:
-    """One edge, whose labels with equal costs and copies are one."""
-    stacked = np.stack([np.sum(parallel.seconds, axis=0), *parallel.copies])
+def _spent(model: CostModel, layout: Layout, entity: Entity) -> Floats:
+    """``[S, entities]`` seconds of terms of one scope; of uses, of those that both ends decide."""
+    seconds = np.zeros((len(layout.settled), layout.tables.size(entity)))
+    for term in model.terms:
+        spent = term.seconds(layout) if term.scope is entity else None
+        if spent is not None and entity is Entity.USE_CLASS and isinstance(term, LocalTerm):
+            spent = spent * _rounded_uses(layout.tables)
+        seconds += 0.0 if spent is None else spent
+    for traffic in model.traffic(layout, ordered=False):
+        if traffic.term.scope is entity:
+            seconds += traffic.seconds
+    return seconds
+
+
+def _rounded_uses(t: Tables) -> Bools:
+    """``[U]`` whether a copy has fewer bytes than the value: then both ends decide the bytes."""
+    return np.asarray(t.uses.share != 1.0)
+
+
+def _alike(t: Tables) -> list[int]:
+    """``[U]`` numbers that are equal where all is but the places of a value and of its use."""
+    values = dataclasses.replace(t.values, slot=0 * t.values.slot).take(t.uses.value)
+    uses = dataclasses.replace(t.uses, slot=0 * t.uses.slot, value=0 * t.uses.value)
+    columns = [
+        np.asarray(getattr(table, field.name), dtype=np.float64).reshape(len(t.uses), -1)
+        for table in (values, uses)
+        for field in dataclasses.fields(table)
+    ]
+    return [*map(int, np.unique(np.concatenate(columns, axis=1), axis=0, return_inverse=True)[1])]
+
+
+def _merged(uses: Sequence[tuple[_Ends, Floats]]) -> Edge:
+    """One edge of uses with the same leaders and labels; equal rows and columns become one."""
+    ends, terms = uses[0][0], len(uses[0][1]) - 1
+    seconds = np.sum([amounts[0] for _, amounts in uses], axis=0)
+    kept = np.stack([amounts[1:] for _, amounts in uses], axis=1)  # [terms, uses, ...]
+    stacked = np.concatenate([seconds[None], kept.reshape(-1, *seconds.shape)])
     stacked, rows = np.unique(stacked, axis=1, return_inverse=True)
     stacked, columns = np.unique(stacked, axis=2, return_inverse=True)
     return Edge(
-        left, right, rows.reshape(-1)[parallel.left_label],
-        columns.reshape(-1)[parallel.right_label], stacked[0], np.array(parallel.uses), stacked[1:],
+        ends.left, ends.right, rows.reshape(-1)[ends.left_label],
+        columns.reshape(-1)[ends.right_label], stacked[0], np.array([end.use for end, _ in uses]),
+        stacked[1:].reshape(terms, len(uses), *stacked.shape[1:]),
     )  # fmt: skip
 
 

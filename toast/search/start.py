@@ -25,7 +25,7 @@ def begin_fixed(model: CostModel) -> None:
         if not offered:
             raise PinError(
                 f"fix: {space.analysis.name_label(name)} cannot be sharded along "
-                f"{space.mesh.names[axis]}; it has {int(names.divisor[name])} elements to share"
+                f"{space.mesh.names[axis]}; it has {int(names.divisor[name])} elements"
             )
         if any(a.color == group and a.axis == axis for a in actions):
             continue  # another argument of the same color has brought it
@@ -38,11 +38,11 @@ def begin_fixed(model: CostModel) -> None:
         held = int(space.initial[k, axis])
         if held != factor:
             why = (
-                "its size, or another fix, keeps it off" if held < 0
+                "its size or another fix excludes it" if held < 0
                 else f"{space.analysis.name_label(name - factor + held)} has it"
             )  # fmt: skip
             raise PinError(
-                f"fix: {space.analysis.name_label(name)} does not get axis "
-                f"{space.mesh.names[axis]}: {why}; drop one"
+                f"fix: {space.analysis.name_label(name)} cannot get axis "
+                f"{space.mesh.names[axis]}: {why}; remove one"
             )
         space.hold(k, axis)

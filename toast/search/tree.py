@@ -1,177 +1,457 @@
-"""Monte Carlo tree search over actions (paper, sections 4.1 and 4.2).
+"""Monte Carlo tree search over colors, parts of colors and regions (paper, sections 4.1 and 4.2).
 
 The tree is a graph: a node is a state, not a sequence of actions, so transpositions share their
-statistics by construction (4.3).  The cost of each child after one step is its prior: it directs
-the first visits.  Where a program has many actions, a node looks at the most promising of them
-first, as its parent saw them, and at more with every visit (progressive widening).
+statistics by construction (4.3).  A node's children are what one more change makes of it: an action
+on a color, a refinement (an action on a part of one), or the refinements that give a region of op
+classes the sharding that a proposal has there.
 
-Trajectories go in waves: all of a wave take their next step together, so that the children of all
-the nodes that they reach are priced in one batch.
+Children are priced in batches.  A start prices all of its children.  Any other node has hundreds,
+too, but what a change brings is much the same before and after some other change: a node looks at
+its children in the order of what they brought to its parent, a few at first and more with every
+visit (progressive widening).  The rollout from a node follows the same prices: the changes that
+made it better are taken together, the best one, the best two, and so on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from toast.search.ledger import Ledger, Trajectory
-from toast.space import Action, States
+from toast.search.ledger import OVER_LIMIT, REFINEMENT_LENGTH, Ledger, Trajectory, length
+from toast.search.regions import region_changes
+from toast.search.stage import Budget
+from toast.space import Action, Scope, States
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+#: Op classes up to which a program is small: with half as many, twice the effort goes into it; and
+#: refinements begin even with what is far from the best.
+_SMALL = 48
+
+#: Share of the cost by which a state that does not fit counts as worse than it is: the way to what
+#: fits may lead through it.
+_OVER = 0.1
+
+#: Children of a node whose values are the scale of exploration.
+_SCALE = 8
+
+#: Selections that end at no new node, one after the other, after which a tree has ended.
+_IDLE = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeSearch:
+    """A stage: Monte Carlo tree search from the trajectories that it begins with.
+
+    Its actions are those on whole colors, and more with each of the flags.
+    """
+
+    #: Families of op classes, and parts of colors, alone.
+    parts: bool = False
+    #: Single op classes of larger families, and groups of classes that differ in sizes only.
+    classes: bool = False
+    #: Regions of proposals: what uses tie together takes their sharding.
+    regions: bool = False
+    #: States without improvement after which the stage ends; of small programs more.
+    effort: int = 256
+    #: Children that a node prices at its first visit.
+    width: int = 64
+    #: Nodes that are chosen together, to be priced together.
+    wave: int = 4
+    #: UCT's weight of exploration, in units of the distance between a node's best children.
+    exploration: float = 1.0
+    #: Weight of chance in the same units.
+    temperature: float = 0.1
+    #: Changes that a rollout takes together at most.
+    rollout: int = 16
+    #: Families, classes and groups that are changed alone: those that the step spends most time on.
+    hottest: int = 24
+    #: Parts of colors that are sharded apart from the rest.
+    widest: int = 256
+
+    @property
+    def uses_proposals(self) -> bool:
+        """Whether the stage asks for proposals."""
+        return self.regions
+
+    def __call__(self, ledger: Ledger, budget: Budget) -> list[Trajectory]:
+        """What the stage begins with, and the best new trajectory of its tree."""
+        if self.parts and ledger.beaten(REFINEMENT_LENGTH):
+            return ledger.starts
+        if self not in ledger.memory:
+            ledger.memory[self] = _Tree(ledger, self)
+        tree: _Tree = ledger.memory[self]
+        if self.regions and not tree.propose(ledger.proposals(budget.left)):
+            return ledger.starts
+        # States of a few op classes cost next to nothing.
+        times = _SMALL / max(1, len(ledger.model.space.initial))
+        for start in sorted(dict.fromkeys(ledger.starts or [ledger.begin()])):
+            if times >= 1 or not ledger.far(start):
+                tree.begin(start)
+        tree.grow(max(1, int(times)) * self.effort)
+        return [*ledger.starts, *tree.take_best()]
+
 
 class _Node:
-    """A state and its children, as far as they are priced."""
+    """A state, and its children as far as they are priced."""
 
     __slots__ = (
-        "actions",
-        "cost",
-        "key",
-        "keys",
-        "looked",
-        "order",
-        "prior",
-        "state",
-        "total",
-        "value",
-        "visits",
-    )
-
-    def __init__(self, key: bytes, state: States, cost: float, prior: Floats) -> None:
-        self.key = key
-        self.state = state
-        self.cost = cost
-        self.prior = prior.copy()  # [all actions] logarithm of what each does to the cost
-        self.order: Ints = np.argsort(prior, kind="stable")  # in which they are looked at
-        self.looked = 0
-        self.actions: list[int] = []  # of each child, by number
-        self.keys: list[bytes] = []  # of each child
-        # Of each child, and last of the choice to stop here.
-        self.visits: Floats = np.zeros(1)
-        self.value: Floats = np.array([-np.log(cost)])  # best reward found below
-        self.total = 0
-
-
-@dataclasses.dataclass
-class _Walker:
-    """A trajectory on its way down."""
-
-    node: _Node
-    actions: tuple[Action, ...] = ()
-    path: list[tuple[_Node, int]] = dataclasses.field(default_factory=list)
-    done: bool = False
-
-
-class Tree:
-    """A search tree that grows wave by wave."""
+        "actions", "changes", "gains", "is_start", "key", "keys", "order", "priced", "state",
+        "states", "total", "value", "values", "visits",
+    )  # fmt: skip
 
     def __init__(
         self,
-        ledger: Ledger,
+        key: bytes,
+        state: States,
+        actions: tuple[Action, ...],
+        value: float,
+        gains: Floats,
+        changes: Ints,
         *,
-        depth: int,
-        exploration: float,
-        width: int,
-        random: np.random.Generator,
+        is_start: bool,
     ) -> None:
+        self.key = key
+        self.state = state
+        self.actions = actions
+        self.value = value
+        self.is_start = is_start
+        #: ``[all changes]`` what each adds to the value, here or where it was priced last.
+        self.gains = gains
+        #: In which the node's changes are priced, and how many of them are.
+        self.order: Ints = changes[np.argsort(gains[changes], kind="stable")]
+        self.priced = 0
+        # Of each child: the changes that make it, and what is known of it.
+        self.changes: list[tuple[int, ...]] = []
+        self.keys: list[bytes] = []
+        self.states: list[States] = []
+        self.values: Floats = np.empty(0)  # the best in the tree below it
+        self.visits: Floats = np.empty(0)  # infinite where there is nothing to see
+        self.total = 0
+
+    @property
+    def best(self) -> float:
+        """The best value of the node and of the tree below it."""
+        return min(self.value, float(self.values.min(initial=np.inf)))
+
+
+#: Nodes from a start on, each with the number of the child that comes next; none behind the last.
+_Path = list[tuple[_Node, int]]
+
+
+class _Tree:
+    """A search tree that grows by a wave of nodes at a time."""
+
+    def __init__(self, ledger: Ledger, settings: TreeSearch) -> None:
         self._ledger = ledger
         self._space = ledger.model.space
-        self._depth = depth
-        self._exploration = exploration
-        self._width = width
-        self._random = random
+        self._settings = settings
+        #: Changes are numbered: colors, refinements, regions.
+        self._colors = len(self._space.actions)
+        self._refined = self._colors + (len(self._space.refinements) if settings.parts else 0)
+        self._regions: dict[tuple[Action, ...], None] = {}
+        self._targets: set[bytes] = set()
+        self._number()
         self._nodes: dict[bytes, _Node] = {}
-        self._found: dict[bytes, Trajectory] = {}
+        self._starts: list[_Node] = []
+        self._visits: Floats = np.empty(0)  # of each start
+        self._best: dict[bytes, Trajectory] = {}
         self._taken: set[bytes] = set()
-        initial = self._space.initial
-        (key,), (cost,) = ledger.price(initial[None])
-        ledger.offer(key, ())
-        self._root = _Node(key, initial, float(cost), np.zeros(len(self._space.actions)))
-        self._nodes[key] = self._root
 
-    def wave(self, walkers: int) -> None:
-        """Walk down ``walkers`` times, and credit every choice on the way."""
-        wave = [_Walker(self._root, done=not self._depth) for _ in range(walkers)]
-        while going := [walker for walker in wave if not walker.done]:
-            self._look({walker.node.key: walker.node for walker in going}.values())
-            for walker in going:
-                self._step(walker)
-        for walker in wave:
-            cost = self._ledger.length_cost(walker.node.cost, len(walker.actions))
-            for node, choice in walker.path:
-                node.value[choice] = max(node.value[choice], -np.log(cost))
+    # -- what a search begins with -----------------------------------------------------------
 
-    def take_best(self, count: int) -> list[Trajectory]:
-        """The best trajectories to ``count`` states, the best first; each state only once ever."""
-        ranked = sorted(self._found, key=lambda key: self._found[key].rank)
-        taken = [key for key in ranked if key not in self._taken][:count]
-        self._taken.update(taken)
-        return [self._found[key] for key in taken]
+    def begin(self, start: Trajectory) -> None:
+        """Let the tree have a trajectory for a start."""
+        state = self._ledger.replay(start.actions)
+        (key,), _ = self._ledger.price(state[None])
+        self._taken.add(key)
+        node = self._nodes.get(key)
+        if node is None or not node.is_start:
+            (value,) = self._values(self._ledger.ranks([key], length(start.actions)), [key])
+            node = self._node(key, state, start.actions, value, None)
+            self._nodes[key] = node
+            self._starts.append(node)
+            self._visits = np.append(self._visits, 0.0)
 
-    def _step(self, walker: _Walker) -> None:
-        node = walker.node
-        choice = self._select(node)
+    def propose(self, targets: Iterable[States]) -> bool:
+        """Add the regions in which proposals differ from the best trajectory and from none.
+
+        False where there are no proposals.
+        """
+        any_target = False
+        for target in targets:
+            any_target = True
+            for actions in (self._ledger.best.actions, ()):
+                state = self._ledger.replay(actions)
+                self._regions.update(dict.fromkeys(region_changes(self._space, state, target)))
+        self._number()
+        return any_target
+
+    def take_best(self) -> list[Trajectory]:
+        """The best trajectory, if it is none of those that were taken or begun with before."""
+        key = min(self._best, key=lambda key: self._best[key].rank, default=b"")
+        if not key or key in self._taken:
+            return []
+        self._taken.add(key)
+        return [self._best.pop(key)]
+
+    def grow(self, effort: int) -> None:
+        """Grow until ``effort`` states bring nothing better, or there is nothing left to see."""
+        ledger = self._ledger
+        rank, states, idle = ledger.best.rank, len(ledger), 0
+        while len(ledger) - states < effort and idle < _IDLE:
+            paths = [path for _ in range(self._settings.wave) if (path := self._select())]
+            before = len(ledger)
+            self._expand({path[-1][0].key: path[-1][0] for path in paths}.values())
+            for path in paths:
+                best = path[-1][0].best
+                for node, child in path[:-1]:
+                    node.values[child] = min(node.values[child], best)
+            idle = idle + 1 if len(ledger) == before else 0
+            if ledger.best.rank < rank - 1e-12:
+                rank, states = ledger.best.rank, len(ledger)
+
+    # -- selection ---------------------------------------------------------------------------
+
+    def _select(self) -> _Path:
+        """The way to the next node that is to be expanded; empty where it ends at none."""
+        values = np.array([start.best for start in self._starts])
+        number = self._choose(values, self._visits)
+        if number < 0:
+            return []
         # At once, so that the others of the wave rather go elsewhere.
-        node.visits[choice] += 1
-        node.total += 1
-        walker.path.append((node, choice))
-        if choice == len(node.actions):
-            walker.done = True
-            return
-        action = self._space.actions[node.actions[choice]]
-        walker.actions = (*walker.actions, action)
-        walker.done = len(walker.actions) >= self._depth
-        key = node.keys[choice]
-        found = self._ledger.offer(key, walker.actions)
-        if key not in self._found or found.rank < self._found[key].rank:
-            self._found[key] = found
+        self._visits[number] += 1
+        node, visits = self._starts[number], self._visits
+        path: _Path = []
+        known: set[bytes] = set()
+        while node.changes and not self._is_narrow(node):
+            known.add(node.key)
+            child = self._choose(node.values, node.visits)
+            if child < 0:
+                break
+            visits, number = node.visits, child
+            if node.keys[child] in known:  # back where it came from
+                visits[number] = np.inf
+                return []
+            visits[number] += 1
+            node.total += 1
+            path.append((node, child))
+            node = self._child(node, child)
+        if node.priced >= len(node.order) and not np.isfinite(node.visits).any():
+            visits[number] = np.inf  # there is nothing below it
+            return []
+        return [*path, (node, -1)]
+
+    def _is_narrow(self, node: _Node) -> bool:
+        """Whether it is time for a node to price more children (progressive widening)."""
+        times = node.priced / self._settings.width
+        return node.priced < len(node.order) and node.total >= 4 * times**2
+
+    def _choose(self, values: Floats, visits: Floats) -> int:
+        """UCT: on the best values below, which children have before they are visited; -1 for none.
+
+        What seems likely differs from program to program by orders of magnitude; the distance
+        between the best children is the scale.  Chance is Gumbel's: the best one is chosen as if
+        drawn by its value.
+        """
+        finite = np.isfinite(visits)
+        if not finite.any():
+            return -1
+        best, last = float(values.min()), min(_SCALE, len(values) - 1)
+        scale = max(1e-4, float(np.partition(values, last)[last]) - best)
+        settings, chance = self._settings, self._ledger.random.gumbel(size=len(values))
+        bonus = np.sqrt(np.log(visits[finite].sum() + 1.0) / (visits + 1.0))
+        score = (best - values) / scale + settings.exploration * bonus
+        score += settings.temperature * chance
+        return int(np.argmax(np.where(finite, score, -np.inf)))
+
+    def _child(self, node: _Node, child: int) -> _Node:
+        key = node.keys[child]
         if key not in self._nodes:
-            state = self._space.apply(node.state, action)
-            self._nodes[key] = _Node(key, state, self._ledger.cost(key), node.prior)
-        walker.node = self._nodes[key]
+            actions = (*node.actions, *self._actions(node.changes[child]))
+            self._nodes[key] = self._node(
+                key, node.states[child], actions, float(node.values[child]), node.gains
+            )
+        return self._nodes[key]
 
-    def _select(self, node: _Node) -> int:
-        """UCT on the best reward below each choice; unvisited ones stand at their own price."""
-        bonus = self._exploration * np.sqrt(np.log(node.total + 1.0) / (node.visits + 1.0))
-        score = node.value + bonus + 1e-9 * self._random.random(len(node.value))
-        return int(np.argmax(score))
+    def _node(
+        self,
+        key: bytes,
+        state: States,
+        actions: tuple[Action, ...],
+        value: float,
+        gains: Floats | None,
+    ) -> _Node:
+        """A node; one without the ``gains`` of a parent is a start."""
+        start = gains is None
+        known = np.zeros(len(self._lengths))
+        if gains is not None:
+            known[: len(gains)] = gains
+        changes = self._changes(state)
+        if self._ledger.beaten(length(actions) + 1):
+            changes = changes[:0]
+        fits = len(actions) + self._counts[changes] <= self._ledger.depth
+        return _Node(key, state, actions, value, known, changes[fits], is_start=start)
 
-    def _look(self, nodes: Iterable[_Node]) -> None:
-        """Price the children that it is time for, of all ``nodes`` at once."""
-        fresh: list[tuple[_Node, list[int]]] = []
-        states: list[States] = []
+    # -- changes -----------------------------------------------------------------------------
+
+    def _number(self) -> None:
+        """``[changes]`` the length that each adds to a trajectory, and its actions."""
+        lengths, refined = np.ones(self._colors, dtype=np.int64), self._refined - self._colors
+        regions = [*self._regions]
+        self._region_list = regions
+        self._lengths: Ints = np.concatenate([
+            lengths, np.full(refined, REFINEMENT_LENGTH),
+            np.array([length(region) for region in regions], dtype=np.int64),
+        ])  # fmt: skip
+        self._counts: Ints = np.ones_like(self._lengths)
+        self._counts[self._refined :] = [len(region) for region in regions]
+
+    def _changes(self, state: States) -> Ints:
+        """The changes that are tried behind a state."""
+        space, settings = self._space, self._settings
+        colors = np.arange(self._colors)
+        if not settings.parts:
+            return colors
+        seconds = self._ledger.model.waiting(state)
+        family, refinements = space.classes.family, space.refinements
+
+        def most(weights: npt.NDArray[Any]) -> Ints:
+            return np.argsort(-weights, kind="stable")[: settings.hottest]
+
+        rows = [refinements.rows(Scope.FAMILY, most(np.bincount(family, seconds)))]
+        if settings.classes:
+            several = np.bincount(family)[family] > 1
+            classes = most(np.where(several, seconds, -1.0))
+            rows.append(refinements.rows(Scope.CLASS, classes[several[classes]]))
+            rows.append(refinements.rows(Scope.ALIKE, most(np.bincount(space.alike, seconds))))
+        rows.append(space.parts_by(seconds)[: settings.widest])
+        regions = np.arange(self._refined, len(self._lengths))
+        return np.concatenate([regions, np.concatenate(rows) + self._colors, colors])
+
+    def _actions(self, changes: Iterable[int]) -> tuple[Action, ...]:
+        """The actions of changes, in order."""
+        actions: list[Action] = []
+        for change in changes:
+            if change < self._colors:
+                actions.append(self._space.actions[change])
+            elif change < self._refined:
+                actions += self._space.refinements.actions([change - self._colors])
+            else:
+                actions += self._region_list[change - self._refined]
+        return tuple(actions)
+
+    def _after(self, state: States, changes: Ints) -> tuple[Ints, States]:
+        """What changes make of a state, each alone; without some that change nothing."""
+        colors = changes[changes < self._colors]
+        refined = changes[(changes >= self._colors) & (changes < self._refined)] - self._colors
+        regions = changes[changes >= self._refined]
+        numbers, after = [colors], [self._space.apply_each(state, colors.tolist())]
+        if len(refined):
+            rows, states = self._space.refine(state, refined)
+            numbers.append(rows + self._colors)
+            after.append(states)
+        for region in regions.tolist():
+            changed = state
+            for action in self._actions([region]):
+                changed = self._space.apply(changed, action)
+            after.append(changed[None])
+        return np.concatenate([*numbers, regions]), np.concatenate(after)
+
+    # -- expansion ---------------------------------------------------------------------------
+
+    def _expand(self, nodes: Iterable[_Node]) -> None:
+        """Price more children of nodes, all in one batch; then roll out from each."""
+        parts: list[tuple[_Node, Ints, States]] = []
         for node in nodes:
-            # Nothing is known of any action at the root: it looks at all of them.
-            all_of_them = node is self._root
-            most = len(node.order) if all_of_them else self._width + int(np.sqrt(node.total))
-            if node.looked < min(most, len(node.order)):
-                actions = node.order[node.looked : most].tolist()
-                node.looked = most
-                fresh.append((node, actions))
-                states.append(self._space.apply_each(node.state, actions))
-        if not fresh:
+            all_of_them = node.is_start and not node.priced
+            last = len(node.order) if all_of_them else node.priced + self._settings.width
+            changes = node.order[node.priced : last]
+            node.priced = min(last, len(node.order))
+            if len(changes):
+                node.gains[changes] = np.inf  # what changes nothing here does not below, either
+                changes, states = self._after(node.state, changes)
+                if len(changes):
+                    parts.append((node, changes, states))
+        if not parts:
             return
-        keys, costs = self._ledger.price(np.concatenate(states))
+        keys, _ = self._ledger.price(np.concatenate([states for *_, states in parts]))
         first = 0
-        for node, actions in fresh:
-            last = first + len(actions)
-            self._add(node, actions, keys[first:last], costs[first:last])
-            first = last
+        for node, changes, states in parts:
+            here = keys[first : first + len(changes)]
+            first += len(changes)
+            values = self._add(node, [(change,) for change in changes.tolist()], here, states)
+            unchanged = np.array([key == node.key for key in here], dtype=bool)
+            node.gains[changes] = np.where(unchanged, np.inf, values - node.value)
+        rollouts = [rollout for node, *_ in parts if (rollout := self._rollout(node))[1]]
+        if rollouts:
+            keys, _ = self._ledger.price(np.concatenate([states for *_, states in rollouts]))
+            for node, together, states in rollouts:
+                self._add(node, together, keys[: len(together)], states, some=1)
+                keys = keys[len(together) :]
 
-    def _add(self, node: _Node, actions: list[int], keys: list[bytes], costs: Floats) -> None:
-        """New children of a node, without those that change nothing or are there already."""
-        node.prior[actions] = np.log(costs / node.cost)
+    def _rollout(self, node: _Node) -> tuple[_Node, list[tuple[int, ...]], States]:
+        """The changes that make a node better together, the best two, the best three, ..."""
+        order = np.argsort(node.values, kind="stable")[: self._settings.rollout]
+        state, together = node.state, tuple[int, ...]()
+        changes: list[tuple[int, ...]] = []
+        states: list[States] = []
+        room = self._ledger.depth - len(node.actions)
+        for child in order[node.values[order] < node.value].tolist():
+            if len(node.changes[child]) > 1:
+                continue  # an earlier rollout
+            after = state
+            for action in self._actions(node.changes[child]):
+                after = self._space.apply(after, action)
+            longer = (*together, *node.changes[child])
+            if (after != state).any() and self._counts[list(longer)].sum() <= room:
+                state, together = after, longer
+                changes.append(together)
+                states.append(state)
+        if len(changes) < 2:
+            return node, [], node.state[None]
+        return node, changes[1:], np.stack(states[1:])
+
+    def _add(
+        self,
+        node: _Node,
+        changes: Sequence[tuple[int, ...]],
+        keys: Sequence[bytes],
+        states: States,
+        *,
+        some: int | None = None,
+    ) -> Floats:
+        """New children of a node, or ``some`` best of them; the values of all."""
+        added = [int(self._lengths[list(change)].sum()) for change in changes]
+        lengths = length(node.actions) + np.array(added, dtype=np.int64)
+        ranks = self._ledger.ranks(keys, lengths)
+        values = self._values(ranks, keys)
+        best = int(np.argmin(ranks))
+        leader = min((offer.rank for offer in self._best.values()), default=np.inf)
+        if keys[best] not in self._taken and ranks[best] < leader:
+            actions = (*node.actions, *self._actions(changes[best]))
+            self._best = {keys[best]: self._ledger.offer(keys[best], actions)}
         known = {node.key, *node.keys}
         new = []
-        for number, key in enumerate(keys):
-            if key not in known:
-                known.add(key)
-                new.append(number)
-        node.actions += [actions[number] for number in new]
-        node.keys += [keys[number] for number in new]
-        node.value = np.concatenate([node.value[:-1], -np.log(costs[new]), node.value[-1:]])
-        node.visits = np.concatenate([node.visits[:-1], np.zeros(len(new)), node.visits[-1:]])
+        for child in (
+            np.argsort(values, kind="stable")[:some].tolist() if some else range(len(keys))
+        ):
+            if keys[child] not in known:
+                known.add(keys[child])
+                new.append(child)
+        node.changes += [changes[child] for child in new]
+        node.keys += [keys[child] for child in new]
+        node.states += [states[child] for child in new]
+        node.values = np.concatenate([node.values, values[new]])
+        node.visits = np.concatenate([node.visits, np.zeros(len(new))])
+        return values
+
+    def _values(self, ranks: Floats, keys: Sequence[bytes]) -> Floats:
+        """The logarithm of the costs of these ranks, a little more of what does not fit."""
+        over = np.array([not self._ledger.fits(key) for key in keys], dtype=bool)
+        return np.log(ranks - OVER_LIMIT * over) + _OVER * over

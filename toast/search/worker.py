@@ -1,130 +1,125 @@
 """A process that searches: tasks come in through its standard input, results leave by its output.
 
-    python -P toast/search/worker.py
+    python -P -c "from toast.search.worker import main; main()"
 
-It reads :data:`Task` after :data:`Task` and answers each with its :class:`Round` as they come and
-then a :class:`Found`, or the text of an error.  It is a fresh interpreter: a fork is unsafe beside
-JAX's threads, and the ``spawn`` of ``multiprocessing`` would run the user's script again.  An
-interrupt ends a search with the best so far; the end of the input, as when the parent dies, ends
-the process.
+It is a fresh interpreter: a fork is unsafe beside JAX's threads, and the ``spawn`` and
+``forkserver`` of ``multiprocessing`` would run the user's script again.  It imports neither JAX nor
+what analyses programs.  The end of the input, as when the parent dies, ends the process.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
-import pathlib
 import pickle
 import queue
 import signal
 import sys
 import threading
-import types
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from toast.cost import CostModel
-    from toast.search.search import Found, Round, Settings
-    from toast.space import Action, States
-
-    #: A model (``None`` for that of the task before), the limit of memory, settings and
-    #: trajectories to begin with; proposals follow when they are there.
-    Task = tuple[CostModel | None, float, Settings, tuple[tuple[Action, ...], ...]]
+from toast.cost import CostModel
+from toast.search.proposals import Proposals
+from toast.search.search import Search
+from toast.search.settings import Settings
+from toast.search.stage import Stage
+from toast.space import Action, States
 
 
-class _Interrupts:
-    """Interrupts are for searches alone; one that comes too early ends its search at once."""
+class Task(NamedTuple):
+    """A search."""
 
-    def __init__(self) -> None:
-        self.asked = self.heard = False
-        # A shell's background jobs, and their children, ignore interrupts.
-        signal.signal(signal.SIGINT, self._note)
+    number: int
+    #: ``None`` for that of the task before.
+    model: CostModel | None
+    memory_bytes: float
+    settings: Settings
+    stages: tuple[Stage, ...]
+    start: tuple[tuple[Action, ...], ...]
+    #: Whether proposals follow, when they are there.
+    proposed: bool
 
-    def _note(self, *_: object) -> None:
-        self.asked = True
-        if self.heard:
-            raise KeyboardInterrupt
+
+class Proposed(NamedTuple):
+    """The proposals for a task."""
+
+    number: int
+    states: tuple[States, ...]
+
+
+class Stop(NamedTuple):
+    """A task is to end with its best so far."""
+
+    number: int
+
+
+def send(target: IO[bytes], message: object) -> None:
+    """Write a message, however little of it a pipe takes at a time."""
+    rest = memoryview(pickle.dumps(message))
+    while rest:
+        rest = rest[target.write(rest) :]
+    target.flush()
+
+
+class _Inbox:
+    """Messages of the parent, sorted by the task that they are for."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._source = source
+        self._interrupts: dict[int, threading.Event] = {}
+        self._proposals: dict[int, Proposals] = {}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def interrupt(self, number: int) -> threading.Event:
+        """Set when the task is to stop."""
+        return self._interrupts[number]
+
+    def proposals(self, number: int) -> Proposals:
+        """Those of the task."""
+        return self._proposals[number]
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message: Any = pickle.load(self._source)
+                if isinstance(message, Task):
+                    interrupt = self._interrupts[message.number] = threading.Event()
+                    proposals = self._proposals[message.number] = Proposals(interrupt)
+                    if not message.proposed:
+                        proposals.future.set_result(())
+                    self.tasks.put(message)
+                elif isinstance(message, Stop):
+                    self._interrupts[message.number].set()
+                elif isinstance(message, Proposed):
+                    self._proposals[message.number].future.set_result(message.states)
+        finally:  # nobody waits for an answer when there are no more
+            os._exit(0)
 
 
 def main() -> None:
     """Search as told until the input ends."""
-    interrupts = _Interrupts()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and sends a message
     # What is printed by mistake must not stand between results.
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, messages), daemon=True).start()
+    inbox = _Inbox(sys.stdin.buffer)
     model: CostModel | None = None
     while True:
-        task: Task = messages.get()
-        model = task[0] or model
+        task = inbox.tasks.get()
+        model = task.model or model
         assert model is not None
-        proposals = functools.cache(messages.get)
+        search = Search(
+            model,
+            memory_bytes=task.memory_bytes,
+            settings=task.settings,
+            stages=task.stages,
+            start=task.start,
+            proposals=inbox.proposals(task.number),
+            progress=lambda event: send(results, event),
+            interrupt=inbox.interrupt(task.number),
+        )
         try:
-            _send(results, _search(results, interrupts, model, task, proposals))
+            message: object = search.run()
         except Exception as error:
-            _send(results, f"{type(error).__name__}: {error}")
-        interrupts.asked = interrupts.heard = False
-        proposals()  # they may still be on their way
-
-
-def _search(
-    results: BinaryIO,
-    interrupts: _Interrupts,
-    model: CostModel,
-    task: Task,
-    proposals: Callable[[], tuple[States, ...]],
-) -> Found:
-    from toast.search.search import Search
-
-    def tell(event: Round) -> None:
-        interrupts.heard = False  # not in the middle of a message
-        _send(results, event)
-        interrupts.heard = True
-        if interrupts.asked:
-            raise KeyboardInterrupt
-
-    _, memory_bytes, settings, start = task
-    if interrupts.asked:
-        settings = dataclasses.replace(settings, budget=0.0)
-    search = Search(
-        model, memory_bytes=memory_bytes, settings=settings, start=start, progress=tell,
-        proposals=lambda _seconds: proposals(),  # who sends them keeps the time
-    )  # fmt: skip
-    interrupts.heard = True
-    found = search.run()
-    interrupts.heard = False
-    return found
-
-
-def _send(results: BinaryIO, message: object) -> None:
-    rest = memoryview(pickle.dumps(message))
-    while rest:
-        rest = rest[results.write(rest) :]
-
-
-def _read(source: BinaryIO, tasks: queue.SimpleQueue[Any]) -> None:
-    """Pass on tasks; nobody waits for an answer when there are no more."""
-    try:
-        while True:
-            tasks.put(pickle.load(source))
-    finally:
-        os._exit(0)
-
-
-def _without_init() -> None:
-    """Let ``toast.search`` be imported without ``toast/__init__.py``.
-
-    That would bring jax, pandas and clingo, which a search does not need.
-    """
-    package = types.ModuleType("toast")
-    package.__path__ = [str(pathlib.Path(__file__).resolve().parent.parent)]
-    sys.modules["toast"] = package
-
-
-if __name__ == "__main__":
-    _without_init()
-    main()
+            message = f"{type(error).__name__}: {error}"
+        send(results, message)

@@ -62,11 +62,11 @@ class Constraints:
             given = getattr(self, option)
             if not isinstance(given, Mapping):
                 raise PinError(
-                    f"{option}: {type(given).__name__} is no mapping of argument paths; "
-                    f"give {{{example}}}"
+                    f"{option}: {type(given).__name__} is not a mapping from argument paths; "
+                    f"use {{{example}}}"
                 )
             if wrong := [key for key in given if not isinstance(key, str)]:
-                raise PinError(f"{option}: {wrong[0]!r} is no argument path; give {{{example}}}")
+                raise PinError(f"{option}: {wrong[0]!r} is not an argument path; use {{{example}}}")
 
     def __bool__(self) -> bool:
         return bool(self.pin or self.forbid or self.fix or self.keep)
@@ -130,7 +130,7 @@ def parse_spec(text: str) -> tuple[Any, ...]:
     Axis names need no quotes; ``P.UNCONSTRAINED`` becomes ``...``.  Raises
     :class:`toast.errors.PinError`.
     """
-    problem = PinError(f"'{text}' is no sharding; write P('data', None) as JAX does")
+    problem = PinError(f"'{text}' is not a sharding; write P('data', None) as in JAX")
     inside = re.fullmatch(r"\s*(?:P|PartitionSpec)\((.*)\)\s*", text, re.DOTALL)
     if inside is None:
         raise problem
@@ -176,7 +176,8 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
             same = pin.value == other.value
             if (same and _contradict(pin.spec, other.spec)) or _clash(found[pin.op], row):
                 raise PinError(
-                    f"{_label(analysis, pin.value)}: {other.what} contradicts {pin.what}; drop one"
+                    f"{_label(analysis, pin.value)}: {other.what} contradicts {pin.what}; remove "
+                    "one"
                 )
         pins[pin.op].append(pin)
         found[pin.op] = np.where(row == FREE, found[pin.op], row)
@@ -192,7 +193,7 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
                 if found[op, axis] >= 0:
                     raise PinError(
                         f"{_label(analysis, value)}: {said[op, axis]} has axis {mesh.names[axis]}, "
-                        f"which forbid {pattern} keeps off; drop one"
+                        f"which forbid {pattern} excludes; remove one"
                     )
                 found[op, axis] = -1
                 said.setdefault((op, axis), f"forbid {pattern}")
@@ -203,14 +204,14 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
         factor = name - int(names.first_name[op])
         earlier = taken.setdefault((op, axis), name)
         if found[op, axis] not in (FREE, factor) or (closed[name] and found[op, axis] == FREE):
-            why = f"{said.get((op, axis)) or pins[op][0].what} keeps it off"
+            why = f"{said.get((op, axis)) or pins[op][0].what} excludes it"
         elif earlier != name:
             why = f"fix {analysis.name_label(earlier)} has it"
         else:
             continue
         raise PinError(
-            f"fix: {analysis.name_label(name)} does not get axis {mesh.names[axis]}: {why}; "
-            "drop one"
+            f"fix: {analysis.name_label(name)} cannot get axis {mesh.names[axis]}: {why}; "
+            "remove one"
         )
     order = _order(mesh, itertools.chain.from_iterable(pins.values()))
     # An axis of one device shards nothing: what is fixed on it holds, as what is pinned does.
@@ -268,8 +269,8 @@ def _order(mesh: Mesh, pins: Iterable[_Pin]) -> tuple[str, ...]:
                 before[first, then] = pin.what
                 if (then, first) in before:
                     raise PinError(
-                        f"{pin.what}: axes {first} and {then} in another order than "
-                        f"{before[then, first]} has them; shards lie in one order, so drop one"
+                        f"{pin.what}: the order of axes {first} and {then} contradicts "
+                        f"{before[then, first]}; remove one of the two pins"
                     )
     if not before:
         return ()
@@ -279,7 +280,7 @@ def _order(mesh: Mesh, pins: Iterable[_Pin]) -> tuple[str, ...]:
     try:
         return tuple(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError:
-        raise PinError("pins have axes in orders that contradict each other; drop one") from None
+        raise PinError("pins have contradictory axis orders; remove one") from None
 
 
 def _fixed(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> tuple[tuple[int, int], ...]:
@@ -305,7 +306,7 @@ def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> 
     Messages name the pattern with its option and the ``rest`` of what was written.
     """
     if not pattern:
-        raise PinError(f"{option}: empty pattern; write an argument's path, or * for all")
+        raise PinError(f"{option}: empty pattern; write an argument path, or * for all")
     program = analysis.program
     paths = dict(zip(program.argument_values, program.arguments, strict=True))
     named = {**program.labels, **paths}
@@ -313,7 +314,7 @@ def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> 
     if not found:
         close = ", ".join(near(pattern, [*paths.values(), *program.labels.values()])) or "none"
         raise PinError(
-            f"{option} {pattern}{rest}: matches no argument or named value; near it: {close}"
+            f"{option} {pattern}{rest}: matches no argument or named value; similar: {close}"
         )
     return sorted(found)
 
@@ -323,13 +324,13 @@ def _spec(wanted: Any, pattern: str) -> Spec:
     if hasattr(wanted, "spec") and hasattr(wanted, "mesh"):
         wanted = wanted.spec
     if getattr(wanted, "unreduced", None) or getattr(wanted, "reduced", None):
-        raise PinError(f"pin {pattern}: {wanted!r}: sums that are left open cannot be pinned")
+        raise PinError(f"pin {pattern}: {wanted!r}: unreduced axes cannot be pinned")
     try:
         entries = parse_spec(wanted) if isinstance(wanted, str) else wanted
     except PinError as error:
         raise PinError(f"pin {pattern}: {error}") from None
     if not isinstance(entries, Iterable) or isinstance(entries, Mapping | Set | bytes):
-        raise PinError(f"pin {pattern}: {wanted!r} is no sharding; write P('data', None)")
+        raise PinError(f"pin {pattern}: {wanted!r} is not a sharding; write P('data', None)")
     spec: list[tuple[str, ...] | None] = []
     for entry in entries:
         axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
@@ -339,7 +340,7 @@ def _spec(wanted: Any, pattern: str) -> Spec:
             spec.append(tuple(axes))
         else:
             raise PinError(
-                f"pin {pattern}: {entry!r} is neither an axis, nor several, nor None; "
+                f"pin {pattern}: {entry!r} is not an axis, a tuple of axes, or None; "
                 "write P('data', None)"
             )
     return tuple(spec)
@@ -358,7 +359,9 @@ def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
         for axis in axes or ():
             (number,) = _axes(mesh, axis, where)
             if axis in used:
-                raise PinError(f"{where}: axis {axis} stands twice; an axis shards one dimension")
+                raise PinError(
+                    f"{where}: axis {axis} occurs twice; an axis can shard only one dimension"
+                )
             used.add(axis)
             name = int(names.def_name[names.value_dim[value] + d])
             row[number] = name - int(names.first_name[op])
@@ -368,14 +371,14 @@ def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
                 f"{where}: {shards} devices ({', '.join(axes or ())}) do not divide dimension {d}"
             )
     if used and not math.prod(shape):
-        raise PinError(f"{where} has no elements to share; drop the pin")
+        raise PinError(f"{where} has no elements to shard; remove the pin")
     return row
 
 
 def _axes(mesh: Mesh, axes: Any, what: str) -> list[int]:
     listed = [axes] if isinstance(axes, str) else axes
     if not isinstance(listed, Sequence | Set) or not all(isinstance(axis, str) for axis in listed):
-        raise PinError(f"{what}: {axes!r} is no mesh axis; write 'data', or several in a list")
+        raise PinError(f"{what}: {axes!r} is not a mesh axis; write 'data', or a list of axes")
     for axis in listed:
         if axis not in mesh.names:
             raise PinError(f"{what}: no axis {axis} in mesh {mesh}; use {', '.join(mesh.names)}")

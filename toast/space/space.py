@@ -13,24 +13,22 @@ import copy
 import dataclasses
 import functools
 import itertools
-import math
 import typing
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from toast.errors import PinError, SearchError
-from toast.graphs import components
 from toast.hardware import Mesh
 from toast.space.actions import NONE, Action, Pairs, Refinements, Scope, pairs_of
 from toast.space.classes import PRODUCTS, behaviours, classes_of
 from toast.space.constraints import FREE, Constraints, Resolved, resolve
 
 if TYPE_CHECKING:
-    from toast.analysis import Analysis, Resolution
+    from toast.analysis import Analysis, Orders, Resolution
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -42,11 +40,6 @@ States = npt.NDArray[np.int8]
 #: matters, so the limit grows to this with the program: one in fifty of its dimensions.
 MIN_DIMENSIONS = 10
 _PROGRAM_SHARE = 50
-
-#: Resolution groups of one color that are enumerated, those of the largest tensors first; further
-#: ones are all at resolution 0, or all at 1.  With independent resolution, further ones do as their
-#: compatibility sets.
-MAX_BITS = 4
 
 #: Whether compatible conflicts are resolved alike (3.5), or each by itself.
 Resolving = Literal["compatible", "independent"]
@@ -62,6 +55,8 @@ class ColorGroup:
     dimensions: int
     #: Resolution groups of its conflicts: bit ``i`` of an action's resolution is for ``bits[i]``.
     bits: tuple[int, ...]
+    #: The resolutions that actions are offered: ``rules/orders.lp``.
+    orders: tuple[tuple[int, ...], ...]
 
 
 class Space:
@@ -84,8 +79,7 @@ class Space:
         ``collapse=False`` gives every op a class of its own, and ops that differ in ``apart``
         (``[ops, axes]``) are of different classes.  ``resolution="independent"`` makes
         every conflict a resolution group of its own; those of repeated layers are still resolved
-        alike (3.6).  Of a color with more than ``MAX_BITS`` conflicts, those of its largest tensors
-        are resolved in every way; the others follow their compatibility sets.  Raises
+        alike (3.6).  ``rules/orders.lp`` says in which ways conflicts are then resolved.  Raises
         :class:`toast.errors.PinError` where constraints cannot hold.
         """
         self.analysis = analysis
@@ -95,7 +89,7 @@ class Space:
             )
         if not isinstance(constraints, Constraints | None):
             raise PinError(
-                f"constraints: give toast.Constraints(...), not {type(constraints).__name__}"
+                f"constraints: use toast.Constraints(...), not {type(constraints).__name__}"
             )
         self.constraints = constraints or Constraints()
         self.resolved: Resolved = resolve(analysis, mesh, self.constraints)
@@ -103,9 +97,12 @@ class Space:
         self.begun: tuple[Action, ...] = ()
         self.mesh = mesh
         self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
-        independent = resolution == "independent"
-        resolutions = analysis.independent if independent else analysis.resolutions
-        group_of_color, self.color_groups = color_groups(analysis, resolutions)
+        resolutions, orders = (
+            analysis.independent
+            if resolution == "independent"
+            else (analysis.resolutions, analysis.orders)
+        )
+        group_of_color, self.color_groups = color_groups(analysis, orders)
         names = analysis.names
         if min_dimensions is None:
             annotated = len(names.def_name) + len(names.use_name)
@@ -114,12 +111,6 @@ class Space:
         self.min_dimensions = min_dimensions
         self._group_of_name: Ints = group_of_color[analysis.color]
         wanted = _requirements(resolutions)
-        self._weight = _weights(analysis, resolutions)
-        #: The compatible group of each independent one.
-        self._leader = {
-            r.group: c.group
-            for r, c in zip(resolutions, analysis.resolutions, strict=True) if independent
-        }  # fmt: skip
         # Names that no action touches behave alike, whatever their color.
         active = np.array([
             group.dimensions >= min_dimensions and self._divisible(names.divisor[self.names_of(g)])
@@ -146,7 +137,7 @@ class Space:
 
         It has states and actions, but no program: no ``analysis``, and no constraints.
         """
-        for needed in ("alike", "_shut", "links", "products"):
+        for needed in ("alike", "_shut", "links", "products", "arguments"):
             getattr(self, needed)  # of the analysis; kept from here on
         slim = copy.copy(self)
         for made in ("refinements", "_parts", "_divides"):
@@ -277,6 +268,11 @@ class Space:
         """``[K]`` whether the ops of a class are matrix products or convolutions."""
         kinds = [self.analysis.program.kind(op) for op in self.classes.representative.tolist()]
         return np.array([kind in PRODUCTS for kind in kinds], dtype=bool)
+
+    @functools.cached_property
+    def arguments(self) -> Ints:
+        """The op classes of arguments, in order."""
+        return np.unique(self.classes.of_op[: len(self.analysis.program.arguments)])
 
     def color_of(self, k: int, factor: int) -> int:
         """The color group of a factor of an op class; -1 for none."""
@@ -472,7 +468,7 @@ class Space:
             group, members = self.color_groups[number], self.names_of(number)
             divisors = names.divisor[members]
             torn = [(i, wanted[n]) for i, n in enumerate(members.tolist()) if n in wanted]
-            for bits in self._resolution_orders(group.bits):
+            for bits in group.orders:
                 picked = dict(zip(group.bits, bits, strict=True))
                 allowed = np.ones(len(members), dtype=bool)
                 for place, pairs in torn:
@@ -482,27 +478,6 @@ class Space:
                     if size > 1 and (divisors % size == 0).any():
                         targets[Action(number, bits, axis)] = self._not_pinned(layers, axis)
         return targets
-
-    def _resolution_orders(self, groups: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """The resolution orders offered for a color with these resolution groups."""
-        orders = _orders(groups, self._weight)
-        if self._leader:
-            together = tuple(sorted({self._leader[g] for g in groups}))
-            weight = dict.fromkeys(together, 0.0)
-            for g in groups:
-                weight[self._leader[g]] = max(weight[self._leader[g]], self._weight[g])
-            place = {group: i for i, group in enumerate(together)}
-            alike = [
-                tuple(order[place[self._leader[g]]] for g in groups)
-                for order in _orders(together, weight)
-            ]
-            freed = _largest(groups, self._weight)
-            orders = list(dict.fromkeys(
-                tuple(own[i] if g in freed else base[i] for i, g in enumerate(groups))
-                for base in alike for own in orders
-            ))  # fmt: skip
-            orders += [order for order in alike if order not in orders]
-        return orders
 
     def _not_pinned(self, layers: list[tuple[Ints, Ints]], axis: int) -> list[tuple[Ints, Ints]]:
         """The targets of an action on ``axis`` that are free there."""
@@ -547,68 +522,25 @@ def _legal(divisor: tuple[int, ...], fixed: tuple[int, ...], sizes: tuple[int, .
     return found
 
 
-def _largest(groups: tuple[int, ...], weight: Mapping[int, float]) -> set[int]:
-    """The groups that are enumerated."""
-    return set(sorted(groups, key=lambda g: -weight[g])[:MAX_BITS])
-
-
-def _orders(groups: tuple[int, ...], weight: Mapping[int, float]) -> list[tuple[int, ...]]:
-    """All resolutions of the largest groups, the others at 0; and all at 1."""
-    free = _largest(groups, weight)
-    orders = list(itertools.product(*((0, 1) if g in free else (0,) for g in groups)))
-    return orders if len(free) == len(groups) else [*orders, (1,) * len(groups)]
-
-
-def color_groups(
-    analysis: Analysis, resolutions: tuple[Resolution, ...]
-) -> tuple[Ints, tuple[ColorGroup, ...]]:
-    """Colors joined by argument groups (4.4); group of each color (indexed by color)."""
-    names, color = analysis.names, analysis.color
-    members: dict[int, list[int]] = defaultdict(list)
-    for argument, group in enumerate(analysis.argument_group.tolist()):
-        members[group].append(argument)
-    edges: list[tuple[int, int]] = []
-    for arguments in members.values():
-        values = [analysis.program.argument_values[a] for a in arguments]
-        rank = len(analysis.program.values[values[0]].type.shape)
-        rows = names.value_dim[values][:, None] + np.arange(rank)
-        table = color[names.def_name[rows]]  # [arguments, rank]
-        columns = [set(table[:, d].tolist()) for d in range(rank)]
-        # A color that stands at different places in one group ties nothing: mirroring would merge
-        # the sides of the matrices of a plain MLP with equal widths.
-        if sum(map(len, columns)) > len(set().union(*columns)):
-            columns = [c for c in columns if sum(bool(c & other) for other in columns) == 1]
-        edges += [(first, other) for c in columns for first in [min(c)] for other in c - {first}]
-    joined = components(names.count, np.array(edges, dtype=np.int64).reshape(-1, 2))
-    group_color = joined[color]
-    leaders, index = np.unique(group_color, return_inverse=True)
+def color_groups(analysis: Analysis, orders: Orders) -> tuple[Ints, tuple[ColorGroup, ...]]:
+    """Colors with their mirror images (4.4); the group of each color, indexed by color."""
+    names = analysis.names
+    colors = np.unique(analysis.color)
+    leaders, index = np.unique(analysis.color_group[colors], return_inverse=True)
     group_of_color = np.zeros(names.count, dtype=np.int64)
-    group_of_color[color] = index
+    group_of_color[colors] = index
+    group_of_name = group_of_color[analysis.color]
     dimensions = np.bincount(
-        np.concatenate([index[names.def_name], index[names.use_name]]), minlength=len(leaders)
+        np.concatenate([group_of_name[names.def_name], group_of_name[names.use_name]]),
+        minlength=len(leaders),
     )
-    bits: dict[int, set[int]] = defaultdict(set)
-    for resolution in resolutions:
-        bits[int(index[resolution.names[0]])].add(resolution.group)
-    colors: dict[int, list[int]] = defaultdict(list)
-    for c in np.unique(color).tolist():
-        colors[int(group_of_color[c])].append(c)
+    members: dict[int, list[int]] = defaultdict(list)
+    for color, group in zip(colors.tolist(), index.tolist(), strict=True):
+        members[group].append(color)
     return group_of_color, tuple(
-        ColorGroup(tuple(colors[g]), int(dimensions[g]), tuple(sorted(bits[g])))
-        for g in range(len(leaders))
+        ColorGroup(tuple(members[g]), int(dimensions[g]), *orders.get(leader, ((), ((),))))
+        for g, leader in enumerate(leaders.tolist())
     )
-
-
-def _weights(analysis: Analysis, resolutions: tuple[Resolution, ...]) -> dict[int, float]:
-    """Elements of the largest tensor that each resolution group has a conflict at."""
-    names, values = analysis.names, analysis.program.values
-    group = {frozenset(r.names): r.group for r in resolutions}
-    found = dict.fromkeys(group.values(), 0.0)
-    for name, other, where, number in analysis.sites:
-        value = number if where == "def" else int(names.use_value[number])
-        g = group[frozenset((name, other))]
-        found[g] = max(found[g], float(math.prod(values[value].type.shape)))
-    return found
 
 
 def _requirements(

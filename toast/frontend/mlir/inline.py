@@ -23,10 +23,30 @@ def inline_calls(module: ir.Module, origin: str) -> None:
     }
     main = main_function(module, origin)
     with module.context:
-        _inline_region(main.operation.regions[0], functions, (), origin)
+        _inline_region(main.operation.regions[0], functions, (), _Work(origin))
         for function in functions.values():
             if function != main:
                 function.operation.erase()
+
+
+#: More copies than this are calls of calls of calls, which are no program that can be planned.
+_MOST_COPIES = 1_500_000
+
+
+class _Work:
+    """Whose calls are inlined, and how many ops were copied for them."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self._left = _MOST_COPIES
+
+    def copied(self) -> None:
+        """Count one more; raises :class:`TargetError` where it is one too many."""
+        self._left -= 1
+        if self._left < 0:
+            raise TargetError(
+                f"{self.origin}: its calls stand for more than {_MOST_COPIES:,} ops; call less"
+            )
 
 
 #: Ops that stand for a function's body, and the attribute that names the function.
@@ -34,7 +54,7 @@ _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
 
 def _inline_region(
-    region: Any, functions: dict[str, Any], stack: tuple[str, ...], origin: str
+    region: Any, functions: dict[str, Any], stack: tuple[str, ...], work: _Work
 ) -> None:
     for block in region.blocks:
         for op in list(block.operations):
@@ -42,23 +62,30 @@ def _inline_region(
             symbol = _CALLS.get(operation.name)
             if symbol is None:
                 for inner in operation.regions:
-                    _inline_region(inner, functions, stack, origin)
+                    _inline_region(inner, functions, stack, work)
                 continue
             name = ir.FlatSymbolRefAttr(operation.attributes[symbol]).value
             if name in stack:
-                raise TargetError(f"{origin}: function @{name} calls itself; unroll the recursion")
+                raise TargetError(
+                    f"{work.origin}: function @{name} is recursive; unroll the recursion"
+                )
             callee = functions.get(name)
+            if callee is not None and len(callee.operation.regions[0].blocks) > 1:
+                raise TargetError(
+                    f"{work.origin}: function @{name} has several blocks; lower branches (cf.br) "
+                    "to stablehlo.if, case or while"
+                )
             if callee is None or not callee.operation.regions[0].blocks:
                 raise TargetError(
-                    f"{origin}: call of @{name}, which the module does not define; "
+                    f"{work.origin}: call of @{name}, which the module does not define; "
                     "link its definition into the file"
                 )
             body = callee.operation.regions[0]
-            _inline_region(body, functions, (*stack, name), origin)
-            _inline_call(operation, body.blocks[0])
+            _inline_region(body, functions, (*stack, name), work)
+            _inline_call(operation, body.blocks[0], work)
 
 
-def _inline_call(call: Any, body: Any) -> None:
+def _inline_call(call: Any, body: Any, work: _Work) -> None:
     """Copy the ops of ``body`` before ``call``, rewire, and erase the call."""
     mapping = dict(zip(body.arguments, call.operands, strict=True))
     insertion = ir.InsertionPoint(call)
@@ -68,6 +95,7 @@ def _inline_call(call: Any, body: Any) -> None:
             for old, new in zip(call.results, source.operands, strict=True):
                 old.replace_all_uses_with(mapping.get(new, new))
             break
+        work.copied()
         copy = source.clone(insertion).operation
         copy.location = ir.Location.callsite(source.location, [call.location])
         _remap(copy, mapping)

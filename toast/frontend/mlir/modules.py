@@ -7,19 +7,38 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jax._src.interpreters import mlir as jax_mlir
-from jax._src.lib import _jax as jax_extension
 from jaxlib.mlir import ir, passmanager
-from jaxlib.mlir.dialects import stablehlo
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir.dialects import chlo, mhlo, sdy, stablehlo
 
 from toast.errors import TargetError
-from toast.frontend.program import TensorType
+from toast.program import TensorType
+from toast.units import listed
+
+
+class _Context(ir.Context):  # type: ignore[misc]
+    """A context with no dialects, where that of the bindings would load all there are."""
+
+    def __init__(self) -> None:
+        super(ir.Context, self).__init__()
 
 
 @functools.cache
 def context() -> ir.Context:
-    """One MLIR context with JAX's dialects and Shardy registered, kept for the process."""
-    made: ir.Context = jax_mlir.make_ir_context()
+    """One MLIR context with JAX's dialects and Shardy registered, kept for the process.
+
+    It is made as JAX makes its own, without importing JAX.  It has no threads: one that reports an
+    error waits for the interpreter, which waits for the parser.
+    """
+    made: ir.Context = _Context()
+    registry = ir.DialectRegistry()
+    _jax_mlir_ext.register_dialects(registry)
+    made.append_dialect_registry(registry)
+    made.load_all_available_dialects()
+    made.enable_multithreading(False)
+    for dialect in (sdy, chlo, stablehlo):
+        dialect.register_dialect(made)
+    mhlo.register_mhlo_dialect(made)
     made.allow_unregistered_dialects = False
     return made
 
@@ -85,18 +104,54 @@ def text_without_locations(module: ir.Module) -> str:
     return str(module.operation.get_asm(enable_debug_info=False))
 
 
+def functions_of(module: ir.Module) -> dict[str, Any]:
+    """The functions of a module that have a body, by name."""
+    return {
+        ir.StringAttr(f.attributes["sym_name"]).value: f
+        for f in module.body.operations
+        if f.operation.name == "func.func" and f.operation.regions[0].blocks
+    }
+
+
+def make_entry(module: ir.Module, name: str, origin: str) -> None:
+    """Make the function called ``name`` the only public one, so that it is the entry.
+
+    Raises :class:`TargetError` where there is no such function.
+    """
+    functions = functions_of(module)
+    if name not in functions:
+        known = listed([f"@{known}" for known in functions], 5) or "none"
+        raise TargetError(f"{origin}: no function @{name} with a body; the functions are {known}")
+    with module.context:
+        for known, function in functions.items():
+            attributes = function.operation.attributes
+            if known != name:
+                attributes["sym_visibility"] = ir.StringAttr.get("private")
+            elif "sym_visibility" in attributes:
+                del attributes["sym_visibility"]
+
+
 def main_function(module: ir.Module, origin: str) -> Any:
     """The entry: the public function called ``main``, or else the only public one."""
+    entries = _entries(module)
+    if len(entries) != 1:
+        raise TargetError(
+            f"{origin}: expected one public function (or one called main), found {len(entries)}; "
+            "name the entry function main"
+        )
+    return entries[0]
+
+
+def has_entry(module: ir.Module) -> bool:
+    """Whether :func:`main_function` finds the entry of a module."""
+    return len(_entries(module)) == 1
+
+
+def _entries(module: ir.Module) -> list[Any]:
     functions = [f for f in module.body.operations if f.operation.name == "func.func"]
     public = [f for f in functions if not _is_private(f)]
     named = [f for f in public if ir.StringAttr(f.attributes["sym_name"]).value == "main"]
-    found = named or public
-    if len(found) != 1:
-        raise TargetError(
-            f"{origin}: expected one public function (or one called main), found {len(public)}; "
-            "name the entry function main"
-        )
-    return found[0]
+    return named or public
 
 
 def _is_private(function: Any) -> bool:
@@ -113,6 +168,8 @@ def portable_artifact(module: ir.Module) -> bytes:
     version = stablehlo.get_version_from_compatibility_requirement(
         stablehlo.StablehloCompatibilityRequirement.WEEK_4
     )
+    from jax._src.lib import _jax as jax_extension
+
     return bytes(jax_extension.mlir.serialize_portable_artifact(bytecode(module), version, True))
 
 

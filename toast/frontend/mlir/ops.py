@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
+from toast.boundary.printable import printable, shortened
 from toast.errors import TargetError
-from toast.frontend.program import Attribute, Location, TensorType
+from toast.program import Attribute, Location, TensorType
 
 #: StableHLO ops drop their dialect's name; others keep it, as ``chlo_square``.
 _BARE_DIALECT = "stablehlo."
@@ -115,7 +117,7 @@ class TypeReader:
 
 def _read_type(type_: Any) -> TensorType:
     if not isinstance(type_, ir.RankedTensorType):
-        return TensorType((), "token")
+        return _other_type(type_)
     if not type_.has_static_shape:
         raise TargetError(
             f"dynamic shape {type_}: TOAST needs static shapes; "
@@ -124,7 +126,39 @@ def _read_type(type_: Any) -> TensorType:
     element = str(type_.element_type)
     for mlir_name, name in (("complex<f32>", "c64"), ("complex<f64>", "c128")):
         element = name if element == mlir_name else element
-    return TensorType(tuple(type_.shape), element.lower())
+    if not _ELEMENT.fullmatch(element):
+        raise TargetError(
+            f"element type {shortened(element)} is none of StableHLO's; lower the program further"
+        )
+    shape = tuple(type_.shape)
+    if len(shape) > _LARGEST_RANK:
+        raise TargetError(
+            f"a tensor of {len(shape)} dimensions, more than {_LARGEST_RANK}; reshape it"
+        )
+    if math.prod(shape) > _LARGEST_SIZE:
+        raise TargetError(
+            f"{shortened(str(type_))} has more than {_LARGEST_SIZE} elements; split it"
+        )
+    return TensorType(shape, element.lower())
+
+
+#: The most dimensions and elements of a tensor: prices are doubles.
+_LARGEST_RANK, _LARGEST_SIZE = 64, 2**48
+
+
+def _other_type(type_: Any) -> TensorType:
+    """A token, and a tuple of what the program never takes apart, have no dimensions."""
+    text = str(type_)
+    if text == "!stablehlo.token" or text.startswith("tuple<"):
+        return TensorType((), "token")
+    kind = "unranked tensor" if text.startswith("tensor<*") else text.partition("<")[0]
+    raise TargetError(
+        f"{kind} {shortened(text, 60)} is no tensor of a static shape; lower the program further"
+    )
+
+
+#: Element types as MLIR writes them, complex ones renamed.
+_ELEMENT = re.compile(r"[a-zA-Z][a-zA-Z0-9]*")
 
 
 class AttributeReader:
@@ -180,7 +214,7 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
     elif isinstance(attribute, ir.BoolAttr | ir.IntegerAttr):
         yield name, int(attribute.value)
     elif isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
-        yield name, attribute.value
+        yield name, printable(attribute.value)
     elif found := re.fullmatch(r"#\w+<(\w+) (\w+)>", text):  # an enum: #stablehlo<x Y>
         yield name, found.group(2).lower()
 
@@ -263,11 +297,12 @@ def location(operation: Any, text: str = "") -> Location:
             file = text or file if file == _UNNAMED else file
         else:
             here = None
+    path, file, function = (printable(text, breaks=False) for text in (path, file, function))
     return Location(path, file, line, function)
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ModuleSource:
     """An inlined module, and where in it the program's ops and values stand."""
 
     module: ir.Module

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax._src.ad_checkpoint import name_p
-from jax._src.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
+from toast.boundary.printable import printable
 from toast.frontend.mlir.modules import clone, main_function, walk
 
 #: Mesh axes of each dimension, major to minor.
@@ -26,6 +25,8 @@ def keeping_names() -> Any:
 
     The op is a sharding constraint that demands nothing.
     """
+    from jax._src.ad_checkpoint import name_p
+    from jax._src.interpreters import mlir as jax_mlir
 
     def rule(_context: Any, value: Any, *, name: str) -> list[Any]:
         anything = sdy.DimensionShardingAttr.get([], is_closed=False)
@@ -42,7 +43,7 @@ def take_name(operation: Any) -> str:
     """The name that :func:`keeping_names` wrote, taken off the op; empty for none."""
     if _NAME not in operation.attributes:
         return ""
-    name = str(operation.attributes[_NAME].value)
+    name = printable(str(operation.attributes[_NAME].value), breaks=False)
     del operation.attributes[_NAME]
     return name
 

@@ -6,18 +6,17 @@ that share these.  What an op computes in is said by the labels of its factors, 
 ``docs/plan.schema.json`` says what the JSON looks like.
 """
 
+from toast.plan.files.format import schema
 from toast.plan.files.reading import read
 from toast.plan.files.saved import (
     VERSION,
     Held,
     OpKey,
-    Origin,
-    Part,
     Run,
     Saved,
     SavedAction,
     SavedArgument,
-    schema,
+    SavedPart,
 )
 from toast.plan.files.writing import (
     class_places,
@@ -26,17 +25,18 @@ from toast.plan.files.writing import (
     keyed_ops,
     plan_data,
 )
+from toast.plan.origin import Origin
 
 __all__ = [
     "VERSION",
     "Held",
     "OpKey",
     "Origin",
-    "Part",
     "Run",
     "Saved",
     "SavedAction",
     "SavedArgument",
+    "SavedPart",
     "class_places",
     "constraints_data",
     "hardware_digest",

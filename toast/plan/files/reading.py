@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from toast.apply import Spec
+import msgspec
+
+from toast.boundary.regular_files import read_text
+from toast.boundary.typed import Misfit, checked, kind_text
 from toast.errors import PlanError, ToastError
-from toast.hardware import COLLECTIVES, Mesh
+from toast.hardware import Mesh
+from toast.plan.files.format import (
+    ActionEntry,
+    ConstraintsEntry,
+    PartEntry,
+    PlanFile,
+    PredictionEntry,
+    RunEntry,
+    ValueEntry,
+)
 from toast.plan.files.saved import (
     VERSION,
-    Held,
     OpKey,
-    Origin,
-    Part,
     Run,
     Saved,
     SavedAction,
     SavedArgument,
+    SavedPart,
 )
 from toast.plan.files.writing import plan_data
+from toast.plan.origin import Origin
+from toast.plan.plan import Plan
 from toast.plan.prediction import Collective, Prediction
 from toast.space import Constraints
-
-if TYPE_CHECKING:
-    from toast.plan.plan import Plan
 
 
 def read(plan: Plan | Saved | Mapping[str, Any] | str | pathlib.Path) -> Saved:
@@ -45,50 +52,53 @@ def read(plan: Plan | Saved | Mapping[str, Any] | str | pathlib.Path) -> Saved:
         data = _loaded(plan)
     else:
         if not isinstance(plan, Mapping) and not hasattr(plan, "analysis"):
-            raise PlanError(f"{plan!r} is no plan; {_GIVE}", shell=_GIVE_IN_SHELL)
+            raise PlanError(f"{plan!r} is not a plan; {_GIVE}", shell=_GIVE_IN_SHELL)
         data = plan if isinstance(plan, Mapping) else plan_data(plan)
         name = str(data.get("program", "the data"))
     if not isinstance(data, Mapping):
-        raise _no_plan(name, f"{_kind(data)} in place of an object")
+        raise _no_plan(name, f"{kind_text(data)} in place of an object")
     if "version" not in data:
         raise _no_plan(name, "no key 'version'")
     version = data["version"]
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise _no_plan(name, f"version {version!r} is no positive whole number")
+        raise _no_plan(name, f"version {version!r} is not a positive whole number")
     if version > VERSION:
         raise PlanError(
-            f"{name}: version {version} of plans was written by a newer TOAST, this one reads up "
-            f"to {VERSION}; update toast-partitioner, or make the plan anew"
+            f"{name}: plan version {version} was written by a newer TOAST; this one reads "
+            f"versions up to {VERSION}; update toast-partitioner, or make a new plan"
         )
+    path = pathlib.Path(plan) if isinstance(plan, str | pathlib.Path) else None
     try:
-        return _saved(name, data)
-    except _Damage as damage:
-        raise _no_plan(name, str(damage)) from None
+        return _saved(name, path, _checked(data), old=version == 1)
+    except Misfit as misfit:
+        raise _no_plan(name, str(misfit)) from None
 
 
 def _no_plan(name: str, why: str) -> PlanError:
-    return PlanError(f"{name} is no plan: {why}; {_GIVE}", shell=_GIVE_IN_SHELL)
+    return PlanError(f"{name} is not a plan: {why}; {_GIVE}", shell=_GIVE_IN_SHELL)
 
 
-_GIVE, _GIVE_IN_SHELL = "give what Plan.to_json wrote", "give what toast plan --json wrote"
+_GIVE, _GIVE_IN_SHELL = (
+    "use a file written by Plan.to_json",
+    "use a file written by toast plan --json",
+)
 
 
 def _loaded(path: str | pathlib.Path) -> Any:
     """The JSON of a file, its texts without control characters: they are printed."""
+    text = read_text(path, PlanError, most=_LARGEST_BYTES)
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
         data = json.loads(text)
         return _printable(data) if _MAY_CONTROL.search(text) else data
-    except OSError as error:
-        raise PlanError(f"{path}: {error.strerror or error}") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise _no_plan(str(path), f"no JSON at {where} ({error.msg})") from None
-    except UnicodeDecodeError:
-        raise _no_plan(str(path), "no UTF-8 text") from None
+        raise _no_plan(str(path), f"invalid JSON at {where} ({error.msg})") from None
     except (ValueError, RecursionError):
-        raise _no_plan(str(path), "no JSON that can be read") from None
+        raise _no_plan(str(path), "the JSON cannot be read") from None
 
+
+#: The largest file that is read: those of programs of 100,000 ops have 40 MB.
+_LARGEST_BYTES = 2**29
 
 #: What terminals take for commands.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -107,297 +117,122 @@ def _printable(data: Any) -> Any:
     return [*map(_printable, data)] if isinstance(data, list) else data
 
 
-class _Damage(Exception):
-    """What is wrong in a file; the text says where."""
+def _checked(data: Mapping[str, Any]) -> PlanFile:
+    """The data of a file by its types; raises :class:`Misfit`."""
+    return checked(data if data["version"] == VERSION else _upgraded(data), PlanFile)
 
 
-_Read = TypeVar("_Read")
+#: What files of version 1 do not say.
+_SINCE_VERSION_2 = {
+    "program_hash": "0" * 64, "overlap": "partial", "resolution": "compatible",
+    "constraints": {"pin": {}, "forbid": {}, "fix": {}, "keep": False}, "op_classes": "alike",
+    "values": [],
+}  # fmt: skip
+_NO_KEY = {"kind": "", "path": "", "file": "", "line": 0, "function": "", "label": ""}
 
 
-def _at(given: Any, key: str, make: Callable[[Any], _Read]) -> _Read:
-    """What ``make`` makes of an entry; raises :class:`_Damage`, which names the keys to it."""
-    if not isinstance(given, Mapping):
-        raise _Damage(f"{_kind(given)} in place of an object with key '{key}'")
-    if key not in given:
-        raise _Damage(f"no key '{key}'")
-    return _within(key, given[key], make)
+def _upgraded(data: Mapping[str, Any]) -> Any:
+    """A file of version 1 as one of today; what is wrong in it is left for the types to find."""
+    known = {**_SINCE_VERSION_2, "replayed": data.get("method") == "toast", **data}
+    arguments, actions = data.get("arguments"), data.get("actions")
+    if isinstance(arguments, Mapping):
+        known["arguments"] = {
+            path: {"shape": [], "dtype": "", **entry} if isinstance(entry, Mapping) else entry
+            for path, entry in arguments.items()
+        }
+    if isinstance(actions, list):
+        known["actions"] = [*map(_upgraded_action, actions)]
+    return {**known, "version": VERSION}
 
 
-def _within(key: str, value: Any, make: Callable[[Any], _Read]) -> _Read:
+def _upgraded_action(action: Any) -> Any:
+    if not isinstance(action, Mapping) or not isinstance(action.get("part"), list):
+        return action
+    part = [{**_NO_KEY, "place": 0, "of": 0, "factor": "", "numbers": p} for p in action["part"]]
+    return {**action, "part": part}
+
+
+def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -> Saved:
+    """What a file says; an ``old`` one, of version 1, knows neither programs nor shapes."""
     try:
-        return make(value)
-    except _Damage as damage:
-        inner = str(damage)
-        raise _Damage(f"in '{key}', {inner.removeprefix('in ')}") from None
+        mesh = Mesh(tuple(file.mesh.items()), file.device_order)
     except ToastError as error:
-        raise _Damage(f"in '{key}', {str(error).partition(';')[0]}") from None
-    except KeyError as error:
-        raise _Damage(f"in '{key}', no key {error}") from None
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-        shown = repr(value) if not isinstance(value, Mapping | list) else _kind(value)
-        raise _Damage(f"in '{key}', {shown[:40]} is not what a plan has there") from None
-
-
-def _kind(value: Any) -> str:
-    """How messages call what JSON has."""
-    if isinstance(value, Mapping):
-        return "an object"
-    return "a list" if isinstance(value, list) else repr(value)[:40]
-
-
-def _entries(given: Any, make: Callable[[Any], _Read]) -> tuple[_Read, ...]:
-    """What ``make`` makes of the entries of a list."""
-    if not isinstance(given, list | tuple):
-        raise TypeError("no list")
-    return tuple(_within(str(number), entry, make) for number, entry in enumerate(given))
-
-
-def _named(given: Any, make: Callable[[Any], _Read]) -> dict[str, _Read]:
-    """What ``make`` makes of the entries of an object."""
-    return {str(key): _within(str(key), entry, make) for key, entry in given.items()}
-
-
-def _text(given: Any) -> str:
-    if not isinstance(given, str):
-        raise TypeError("no text")
-    return given
-
-
-def _flag(given: Any) -> bool:
-    if not isinstance(given, bool):
-        raise TypeError("neither true nor false")
-    return given
-
-
-def _whole(given: Any) -> int:
-    if not isinstance(given, int) or isinstance(given, bool):
-        raise TypeError("no whole number")
-    return given
-
-
-def _count(given: Any) -> int:
-    if _whole(given) < 0:
-        raise _Damage(f"{given!r} is negative")
-    return int(given)
-
-
-def _one_of(*known: str) -> Callable[[Any], str]:
-    """A text that is one of those."""
-
-    def make(given: Any) -> str:
-        if given not in known:
-            raise _Damage(f"{given!r} is none of {', '.join(known)}")
-        return _text(given)
-
-    return make
-
-
-def _amount(given: Any) -> float:
-    """Seconds, bytes or a cost."""
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise TypeError("no number")
-    amount = float(given)
-    if not 0 <= amount < math.inf:
-        raise _Damage(f"{given!r} is no amount: it is negative or not finite")
-    return amount
-
-
-def _saved(name: str, data: Mapping[str, Any]) -> Saved:
-    old = _at(data, "version", int) == 1
-
-    def of(key: str, make: Callable[[Any], _Read]) -> _Read:
-        return _at(data, key, make)
-
-    def later(key: str, make: Callable[[Any], _Read], before: _Read) -> _Read:
-        """What version 1 did not have."""
-        return before if old else of(key, make)
-
-    order = of("device_order", _texts)
+        raise Misfit(f"in 'mesh', {str(error).partition(';')[0]}") from None
     return Saved(
         name=name,
-        program=of("program", _text),
-        digest=later("program_hash", _hash, ""),
-        origin=_within("origin", data.get("origin"), _origin),
-        method=of("method", _text),
-        note=of("note", _text),
-        mesh=of("mesh", lambda axes: Mesh(
-            tuple((axis, _whole(size)) for axis, size in axes.items()), order
-        )),
-        hardware=of("hardware", _text),
-        hardware_digest=_within("hardware_hash", data.get("hardware_hash", ""), _text),
-        memory_bytes=of("memory_bytes", _amount),
-        overlap=later("overlap", _one_of("none", "partial", "full"), "partial"),
-        resolution=later("resolution", _one_of("compatible", "independent"), "compatible"),
-        constraints=later("constraints", _constraints, Constraints()),
-        single=later("op_classes", _one_of("alike", "single"), "alike") == "single",
-        arguments=of("arguments", lambda given: _named(given, _argument)),
-        results=of("results", lambda given: _named(given, _spec)),
-        actions=of("actions", lambda given: _entries(given, lambda entry: _action(entry, old))),
-        replayed=data["method"] == "toast" if old else of("replayed", _flag),
-        ops=later("values", lambda given: dict(_entries(given, _runs)), {}),
-        cost=of("cost", _amount),
-        seed=of("seed", _count),
-        before=of("before", _prediction),
-        after=of("after", _prediction),
-        collectives=of("collectives", lambda given: _entries(given, _transfer)),
-    )  # fmt: skip
-
-
-def _origin(given: Any) -> Origin | None:
-    return None if given is None else Origin(
-        target=_at(given, "target", _text),
-        sizes=_at(given, "sizes", lambda sizes: _named(sizes, _whole)),
-        shapes=_at(given, "shapes", _texts),
-        rules=_at(given, "rules", _texts),
-        hardware=_at(given, "hardware", _text),
-    )  # fmt: skip
-
-
-def _argument(entry: Mapping[str, Any]) -> SavedArgument:
-    return SavedArgument(
-        _at(entry, "sharding", _spec),
-        _at(entry, "shape", lambda shape: _entries(shape, _count)) if "shape" in entry else None,
-        _within("dtype", entry.get("dtype", ""), _text),
-    )
-
-
-def _runs(entry: Mapping[str, Any]) -> tuple[OpKey, tuple[Run, ...]]:
-    return _key(entry), _at(entry, "shardings", lambda runs: _entries(runs, _run))
-
-
-def _run(run: Mapping[str, Any]) -> Run:
-    return Run(_at(run, "count", _some), _at(run, "axes", _held), _at(run, "specs", _specs))
-
-
-def _transfer(entry: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Callable[[Any], Any]] = {
-        "kind": _one_of(*COLLECTIVES), "axes": _axes, "bytes": _amount, "count": _amount,
-        "algorithm": _text, "seconds": _amount,
-    }  # fmt: skip
-    return {key: _at(entry, key, make) for key, make in made.items()}
-
-
-def _bit(given: Any) -> int:
-    if _whole(given) not in (0, 1):
-        raise _Damage(f"{given!r} is neither 0 nor 1")
-    return int(given)
-
-
-def _hash(given: Any) -> str:
-    if not re.fullmatch(r"[0-9a-f]{64}", _text(given)):
-        raise _Damage(f"{given[:40]!r} is no hash of a program")
-    return str(given)
-
-
-def _texts(given: Sequence[Any]) -> tuple[str, ...]:
-    if not isinstance(given, list | tuple):
-        raise TypeError("no list")
-    return tuple(map(_text, given))
-
-
-def _spec(given: Sequence[Sequence[str]]) -> Spec:
-    if not isinstance(given, list | tuple):
-        raise TypeError("no list")
-    return tuple(map(_axes, given))
-
-
-def _some(given: Any) -> int:
-    if not _count(given):
-        raise _Damage("there are none")
-    return int(given)
-
-
-def _specs(given: Any) -> tuple[str, ...]:
-    specs = _texts(given)
-    for spec in specs:
-        if not (spec.startswith("P(") and spec.endswith(")")):
-            raise _Damage(f"{spec[:40]!r} is no sharding")
-    return specs
-
-
-def _axes(given: Any) -> tuple[str, ...]:
-    axes = _texts(given)
-    for axis in axes:
-        if not _AXIS.fullmatch(axis):
-            raise _Damage(f"{axis!r} is no name of a mesh axis")
-    return axes
-
-
-_AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def _held(given: Mapping[str, Any]) -> Held:
-    return tuple(zip(_axes([*given]), map(_text, given.values()), strict=True))
-
-
-def _key(entry: Mapping[str, Any]) -> OpKey:
-    def text(key: str) -> str:
-        return _at(entry, key, _text)
-
-    return OpKey(
-        text("kind"), text("path"), text("file"), _at(entry, "line", _count), text("function"),
-        text("label"),
-    )  # fmt: skip
-
-
-def _action(entry: Mapping[str, Any], old: bool) -> SavedAction:
-    def part(given: Any) -> Part:
-        if old:
-            k, factor = given
-            return Part(OpKey("", "", "", 0, "", ""), 0, 0, "", (int(k), int(factor)))
-        k, factor = given["numbers"]
-        return Part(
-            _key(given), _at(given, "place", _count), _at(given, "of", _some),
-            _at(given, "factor", _text), (_whole(k), _whole(factor)),
-        )  # fmt: skip
-
-    return SavedAction(
-        dimensions=_at(entry, "dimensions", _texts),
-        factors=_within("factors", entry.get("factors", ()), _texts),
-        axis=_at(entry, "axis", _text),
-        resolution=_at(entry, "resolution", lambda bits: _entries(bits, _bit)),
-        color=_within("color", entry.get("color", -1), _whole),
-        part=_at(entry, "part", lambda parts: _entries(parts, part)),
-        fixed=_within("fixed", entry.get("fixed", False), _flag),
-        reason=_at(entry, "reason", _text),
-        after=_at(entry, "after", _prediction),
-    )
-
-
-def _prediction(given: Mapping[str, Any]) -> Prediction:
-    fields = dataclasses.fields(Prediction)
-    needed = {f.name for f in fields if f.default is dataclasses.MISSING} | set(given)
-    return Prediction(
-        **{
-            field.name: _at(given, field.name, _amount)
-            for field in fields if field.name in needed - {"collectives"}
+        program=file.program,
+        digest="" if old else file.program_hash,
+        origin=None if file.origin is None else Origin(**msgspec.structs.asdict(file.origin)),
+        method=file.method,
+        note=file.note,
+        mesh=mesh,
+        hardware=file.hardware,
+        hardware_digest=file.hardware_hash,
+        memory_bytes=file.memory_bytes,
+        overlap=file.overlap,
+        resolution=file.resolution,
+        constraints=_constraints(file.constraints),
+        single=file.op_classes == "single",
+        arguments={
+            path: SavedArgument(a.sharding, None if old else a.shape, a.dtype)
+            for path, a in file.arguments.items()
         },
-        collectives=_at(given, "collectives", lambda rows: _entries(rows, _collective)),
-    )  # fmt: skip
-
-
-def _collective(given: Mapping[str, Any]) -> Collective:
-    return Collective(
-        _at(given, "kind", _one_of(*COLLECTIVES)), _at(given, "count", _count),
-        _at(given, "bytes", _amount), _at(given, "seconds", _amount),
-    )  # fmt: skip
-
-
-def _constraints(given: Mapping[str, Any]) -> Constraints:
-    return Constraints(
-        pin={pattern: _pin(spec) for pattern, spec in given["pin"].items()},
-        forbid={pattern: list(_axes(axes)) for pattern, axes in given["forbid"].items()},
-        fix={dimension: list(_axes(axes)) for dimension, axes in given["fix"].items()},
-        keep=_flag(given["keep"]),
+        results=file.results,
+        actions=tuple(map(_action, file.actions)),
+        replayed=file.replayed,
+        ops={_key(value): tuple(map(_run, value.shardings)) for value in file.values},
+        cost=file.cost,
+        seed=file.seed,
+        before=_prediction(file.before),
+        after=_prediction(file.after),
+        collectives=tuple(
+            {key: getattr(row, key) for key in row.__struct_fields__ if key != "edges"}
+            for row in file.collectives
+        ),
+        path=path,
     )
 
 
-def _pin(spec: Any) -> Any:
+def _key(entry: ValueEntry | PartEntry) -> OpKey:
+    return OpKey(*(getattr(entry, name) for name in OpKey._fields))
+
+
+def _run(entry: RunEntry) -> Run:
+    return Run(entry.count, tuple(entry.axes.items()), entry.specs)
+
+
+def _action(entry: ActionEntry) -> SavedAction:
+    parts = (SavedPart(_key(p), p.place, p.of, p.factor, p.numbers) for p in entry.part)
+    return SavedAction(
+        dimensions=entry.dimensions,
+        factors=entry.factors,
+        axis=entry.axis,
+        resolution=entry.resolution,
+        color=entry.color,
+        part=tuple(parts),
+        fixed=entry.fixed,
+        reason=entry.reason,
+        after=_prediction(entry.after),
+    )
+
+
+def _prediction(entry: PredictionEntry) -> Prediction:
+    collectives = (Collective(c.kind, c.count, c.bytes, c.seconds) for c in entry.collectives)
+    return Prediction(**{**msgspec.structs.asdict(entry), "collectives": tuple(collectives)})
+
+
+def _constraints(entry: ConstraintsEntry) -> Constraints:
+    return Constraints(
+        pin={pattern: _pin(spec) for pattern, spec in entry.pin.items()},
+        forbid={pattern: [*axes] for pattern, axes in entry.forbid.items()},
+        fix={dimension: [*axes] for dimension, axes in entry.fix.items()},
+        keep=entry.keep,
+    )
+
+
+def _pin(spec: tuple[tuple[str, ...] | None, ...]) -> Any:
     from jax.sharding import PartitionSpec  # which plans without pins do without
 
-    def entry(axes: Any) -> Any:
-        return PartitionSpec.UNCONSTRAINED if axes is None else _axes(axes) or None
-
-    if not isinstance(spec, list | tuple):
-        raise TypeError("no list")
-    return PartitionSpec(*map(entry, spec))
+    return PartitionSpec(
+        *(PartitionSpec.UNCONSTRAINED if axes is None else axes or None for axes in spec)
+    )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from toast.apply import Spec
 from toast.hardware import Mesh
+from toast.plan.origin import Origin
 from toast.plan.prediction import Prediction
-from toast.resources import directory
+from toast.program import Spec
 from toast.space import Constraints
 from toast.units import time_text
 
@@ -20,29 +18,6 @@ VERSION = 2
 
 #: Mesh axes, each with the label of the factor that holds it; axes without one are absent.
 Held = tuple[tuple[str, str], ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Origin:
-    """What a plan was made from on the command line, so that it can be found again."""
-
-    target: str
-    #: Options that changed a model's size, by name.
-    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    #: Example arguments of a function: ``f32[8,4]``.
-    shapes: tuple[str, ...] = ()
-    #: Further rule files.
-    rules: tuple[str, ...] = ()
-    #: A name, or the path of a hardware file.
-    hardware: str = ""
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """TARGET and the options that say how to read it, as on the command line."""
-        options = [(name, str(size)) for name, size in self.sizes.items()]
-        options += [("arg", shape) for shape in self.shapes]
-        options += [("rules", path) for path in self.rules]
-        return (self.target, *(word for name, value in options for word in (f"--{name}", value)))
 
 
 class OpKey(NamedTuple):
@@ -82,7 +57,7 @@ class SavedArgument:
     dtype: str
 
 
-class Part(NamedTuple):
+class SavedPart(NamedTuple):
     """An op class of a refinement: its ops, and the factor that takes the axis, or none."""
 
     key: OpKey
@@ -105,7 +80,7 @@ class SavedAction:
     resolution: tuple[int, ...]
     #: Its color by number, of use for the same program only; -1 where the file does not say.
     color: int
-    part: tuple[Part, ...]
+    part: tuple[SavedPart, ...]
     fixed: bool
     reason: str
     after: Prediction
@@ -159,16 +134,11 @@ class Saved:
     after: Prediction
     #: By kind, axes and algorithm.
     collectives: tuple[dict[str, Any], ...]
+    #: The file that it was read from, if any.
+    path: pathlib.Path | None = None
 
     def __repr__(self) -> str:
         return (
             f"<Saved {self.name}: plan for {self.program} on mesh {self.mesh} of {self.hardware}, "
             f"step {time_text(self.after.step_seconds)}>"
         )
-
-
-def schema() -> dict[str, Any]:
-    """The JSON Schema of plans: ``docs/plan.schema.json`` of this installation."""
-    text = (directory("docs") / "plan.schema.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found

@@ -6,20 +6,18 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from toast.frontend import Program
+from toast.analysis import Analysis
 from toast.hardware import Hardware, Mesh
 from toast.plan.files.saved import VERSION, Held, OpKey
 from toast.plan.labels import action_labels, spec_text
+from toast.plan.plan import Plan
+from toast.program import Program
 from toast.space import Constraints, Space
 from toast.space.constraints import is_open, parse_spec
-
-if TYPE_CHECKING:
-    from toast.analysis import Analysis
-    from toast.plan.plan import Plan
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from toast.compare import Compared
 from toast.errors import PlanError
+from toast.evaluation.compare import MethodResult
 from toast.files import write_all
 from toast.plan import Plan
 from toast.report.html import drawing
@@ -32,12 +32,17 @@ _SCRIPTS = ("page", "program", "timeline", "conflicts", "listing", "search")
 __all__ = ["comparison_html", "gather", "html_text", "write_html"]
 
 
-def html_text(plan: Plan, compared: Sequence[Compared] = ()) -> str:
+def html_text(
+    plan: Plan, compared: Sequence[MethodResult] = (), sources: pathlib.Path | None = None
+) -> str:
     """The report of ``plan`` as HTML, in ASCII; ``compared`` are other methods' results.
+
+    Source lines are quoted of a program that was traced in this process, and of files below the
+    folder ``sources``: a StableHLO file may name any file as the place of an op.
 
     Everything that :func:`gather` finds is in the element with the id ``data``, as JSON.
     """
-    data = gather(plan, compared)
+    data = gather(plan, compared, sources)
     style, script = _file("report.css"), _script()
     text = _environment().get_template("report.html.jinja").render(
         data=data,
@@ -52,8 +57,10 @@ def html_text(plan: Plan, compared: Sequence[Compared] = ()) -> str:
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
-def comparison_html(rows: Sequence[Compared]) -> str:
+def comparison_html(rows: Sequence[MethodResult], sources: pathlib.Path | None = None) -> str:
     """The report of TOAST's plan, or of the best that another method made, beside all ``rows``.
+
+    ``sources`` is as for :func:`html_text`.
 
     Raises :class:`toast.errors.PlanError` where no method made a plan.
     """
@@ -62,13 +69,13 @@ def comparison_html(rows: Sequence[Compared]) -> str:
         names = ", ".join(row.method for row in rows)
         raise PlanError(
             rows[0].error if len(rows) == 1
-            else f"no report: none of {names} made a plan; {rows[0].method}: {rows[0].error}"
+            else f"no report: {names} made no plan; {rows[0].method}: {rows[0].error}"
         )  # fmt: skip
     plan = min(plans, key=lambda made: (made.method != "toast", made.cost))
-    return html_text(plan, rows if len(rows) > 1 else ())
+    return html_text(plan, rows if len(rows) > 1 else (), sources)
 
 
-def write_html(plan: Plan, path: str | pathlib.Path, compared: Sequence[Compared] = ()) -> None:
+def write_html(plan: Plan, path: str | pathlib.Path, compared: Sequence[MethodResult] = ()) -> None:
     """Write :func:`html_text` to ``path``, whole or not at all.
 
     Raises :class:`toast.errors.PlanError` where it cannot be written.

@@ -23,6 +23,7 @@ The same data is embedded in the report, under the id ``data``.  Keys:
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -31,14 +32,16 @@ from typing import Any
 import numpy as np
 
 from toast.analysis import Analysis
-from toast.compare import Compared
 from toast.cost import Breakdown, Timeline
-from toast.frontend import Program
-from toast.plan import Origin, Plan, Prediction, describe_value, folded, numbered, spec_text
+from toast.evaluation.compare import MethodResult
+from toast.explain.collective_causes import numbered
+from toast.plan import Origin, Plan, Prediction, folded, spec_text
 from toast.plan.labels import shown_label
-from toast.report.html.legend import Colors, Places
+from toast.program import Program
+from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
-from toast.report.tables import plan_cost_before
+from toast.report.memory import peak_groups
+from toast.report.summaries import plan_cost_before
 
 #: Version of the embedded data.
 VERSION = 1
@@ -47,10 +50,15 @@ VERSION = 1
 _AT_PEAK, _LINES = 60, 60
 
 
-def gather(plan: Plan, compared: Sequence[Compared] = ()) -> dict[str, Any]:
-    """All that the report of ``plan`` shows, beside those of the methods ``compared``."""
+def gather(
+    plan: Plan, compared: Sequence[MethodResult] = (), sources: pathlib.Path | None = None
+) -> dict[str, Any]:
+    """All that the report of ``plan`` shows, beside those of the methods ``compared``.
+
+    ``sources`` is the folder whose files may be quoted where the program is that of a file.
+    """
     program = plan.analysis.program
-    places = Places(program)
+    places = SourcePlaces(program, sources)
     colors = Colors(plan)
     return {
         "version": VERSION,
@@ -219,7 +227,7 @@ def _kinds(plan: Plan) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["seconds"], -row["seconds_before"]))
 
 
-def _lines(plan: Plan, places: Places) -> list[dict[str, Any]]:
+def _lines(plan: Plan, places: SourcePlaces) -> list[dict[str, Any]]:
     """Time by source line, the longest first; lines of least time are one row, ops without too."""
     spots = [places.spots[place] for place in places.of_op]
     known = [(spot if spot[0] else None) for spot in spots]
@@ -255,10 +263,11 @@ def _lines(plan: Plan, places: Places) -> list[dict[str, Any]]:
     return rows
 
 
-def _memory(program: Program, line: Timeline, places: Places) -> dict[str, Any]:
+def _memory(program: Program, line: Timeline, places: SourcePlaces) -> dict[str, Any]:
     last = np.flatnonzero(np.diff(line.op, append=len(program.ops) + 1))
     at = min(line.peak_op, len(program.ops) - 1)
-    rest = line.at_peak[_AT_PEAK:]
+    groups = peak_groups(program, line)
+    rest = groups[_AT_PEAK:]
     return {
         "op": line.op[last].tolist(),
         "live_bytes": np.round(line.live_bytes[last]).astype(np.int64).tolist(),
@@ -268,21 +277,22 @@ def _memory(program: Program, line: Timeline, places: Places) -> dict[str, Any]:
         "peak_at": places.short(str(program.location(at))),
         "at_peak": [
             {
-                "bytes": buffer.bytes,
-                "what": buffer.what,
-                "value": places.short(describe_value(program, buffer.value)),
-                "op": int(program.values[buffer.value].op),
-                "from": buffer.start,
-                "to": buffer.end,
+                "bytes": group.bytes,
+                "count": group.count,
+                "what": group.what,
+                "value": places.short(group.value),
+                "op": group.op,
+                "from": group.start,
+                "to": group.end,
             }
-            for buffer in line.at_peak[:_AT_PEAK]
+            for group in groups[:_AT_PEAK]
         ],
-        "more": len(rest),
-        "more_bytes": sum(buffer.bytes for buffer in rest),
+        "more": sum(group.count for group in rest),
+        "more_bytes": sum(group.bytes for group in rest),
     }
 
 
-def _compared(row: Compared) -> dict[str, Any]:
+def _compared(row: MethodResult) -> dict[str, Any]:
     data = row.to_dict()
     del data["arguments"]
     for name in ("matmul_seconds", "memory_seconds", "collective_seconds", "hidden_seconds"):

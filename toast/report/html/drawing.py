@@ -161,35 +161,38 @@ def timeline(
     def share(op: float) -> str:
         return f"{100 * op / max(ops, 1):.2f}%"
 
-    def x(op: float) -> float:
+    def at_x(op: float) -> float:
         return wide * op / max(ops, 1)
 
-    def y(size: float) -> float:
+    def at_y(size: float) -> float:
         return height - bottom - (height - bottom - 8) * size / top
 
     def across(kind: str, size: float) -> str:
-        at = f"{y(size):.1f}"
+        at = f"{at_y(size):.1f}"
         return f'<line class="{kind}" x2="100%" y1="{at}" y2="{at}"/>'
 
     def down(kind: str, op: float, end: float) -> str:
         return f'<line class="{kind}" x1="{share(op)}" x2="{share(op)}" y1="4" y2="{end}"/>'
 
     points = _thinned(data["op"], data["live_bytes"], ops, data["argument_bytes"])
-    path = f"M{x(0):.1f} {y(data['argument_bytes']):.1f}"
-    path += "".join(f"H{x(op):.1f}V{y(size):.1f}" for op, size in points) + f"H{x(ops):.1f}"
-    area = f"{path}V{y(0):.1f}H{x(0):.1f}Z"
+    path = f"M{at_x(0):.1f} {at_y(data['argument_bytes']):.1f}"
+    path += (
+        "".join(f"H{at_x(op):.1f}V{at_y(size):.1f}" for op, size in points) + f"H{at_x(ops):.1f}"
+    )
+    area = f"{path}V{at_y(0):.1f}H{at_x(0):.1f}Z"
     grid = "".join(
         across("grid", t)
-        + f'<text class="tick" x="-6" y="{y(t) + 4:.1f}">{size_text(t) if t else "0"}</text>'
+        + f'<text class="tick" x="-6" y="{at_y(t) + 4:.1f}">{size_text(t) if t else "0"}</text>'
         for t in _ticks(top)
     )
     line = ""
     if limit <= top:
         # Not where the dashed line would go through it.
-        gap = y(limit) - y(data["argument_bytes"])
-        under = 0 < gap < 18 and y(limit) + 12 < height - bottom
+        gap = at_y(limit) - at_y(data["argument_bytes"])
+        under = 0 < gap < 18 and at_y(limit) + 12 < height - bottom
+        shift = 12 if under else -4
         line = across("limit", limit) + (
-            f'<text class="limit-text" x="100%" dx="-4" y="{y(limit) + (12 if under else -4):.1f}">'
+            f'<text class="limit-text" x="100%" dx="-4" y="{at_y(limit) + shift:.1f}">'
             f"limit {size_text(limit)}</text>"
         )
     ends = [*(op for op, _ in phases), ops][1:]
@@ -214,9 +217,9 @@ def timeline(
         f'preserveAspectRatio="none"><path class="area" d="{area}"/>'
         f'<path class="line" d="{path}"/></svg>'
         f"{across('base', data['argument_bytes'])}{marks}{line}"
-        f'<circle class="peak" cx="{share(at)}" cy="{y(peak):.1f}" r="4"/>'
+        f'<circle class="peak" cx="{share(at)}" cy="{at_y(peak):.1f}" r="4"/>'
         f'<text class="peak-text" text-anchor="{anchor}" x="{share(at)}" dx="{shift}" '
-        f'y="{y(peak) + 13:.1f}">peak {size_text(peak)}</text>'
+        f'y="{at_y(peak) + 13:.1f}">peak {size_text(peak)}</text>'
         f"{down('cursor', 0, height - bottom)}</svg>"
     )
 

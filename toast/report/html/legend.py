@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 import pathlib
 import re
@@ -11,18 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from toast.apply import Spec
-from toast.frontend import Location, Program
+from toast.boundary.source_lines import SourceLines
 from toast.plan import Plan, folded
+from toast.program import Location, Program, Spec
 
 #: Argument dimensions of a color that are listed.
 _DIMENSIONS = 6
 
 
-class Places:
-    """Where ops come from, each place once, without what all files' folders share."""
+class SourcePlaces:
+    """Where ops come from, each place once, without what all files' folders share.
 
-    def __init__(self, program: Program) -> None:
+    A program that comes from a file names any files it likes: of those, only lines of files below
+    the folder ``sources`` are quoted.  Of a program that was traced in this process all are.
+    """
+
+    def __init__(self, program: Program, sources: pathlib.Path | None = None) -> None:
+        self._lines = SourceLines(sources, traced=program.traced)
         locations = [program.location(op) for op in range(len(program.ops))]
         files = {place.shown_file: place.file for place in locations if place.file}
         folders = {str(pathlib.PurePath(file).parent) for file in files}
@@ -48,9 +52,9 @@ class Places:
         return re.sub(rf"(?<!\S){re.escape(self.root + os.sep)}", "", text)
 
     def source(self, spot: tuple[str, int, str]) -> str:
-        """The line itself, where the file can still be read."""
+        """The line itself, where it may be quoted and the file can still be read."""
         file = self._files.get(spot[0], "")
-        return linecache.getline(file, spot[1]).strip()[:200] if file else ""
+        return self._lines.line(file, spot[1]).strip()[:200] if file else ""
 
 
 class Colors:

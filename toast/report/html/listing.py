@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from toast.apply import Spec
 from toast.plan import Plan
-from toast.report.html.legend import Colors, Places
+from toast.program import Spec
+from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.sections import sections_of
 
 #: Attributes of ops longer than this are cut.
 _LONG = 120
 
 
-def listing(plan: Plan, places: Places, colors: Colors) -> dict[str, Any]:
+def listing(plan: Plan, places: SourcePlaces, colors: Colors) -> dict[str, Any]:
     """The program in columns.
 
     ``signatures`` are ``[kind, attributes, factors, operands, results, rule]``: operands and

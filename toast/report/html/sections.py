@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from toast.frontend import Program
+from toast.program import Program
+from toast.space import PRODUCTS
 
 #: Ops that only bring an argument into the form in which it is used.
 _FORM = frozenset({"convert", "transpose", "reshape", "broadcast_in_dim"})
@@ -18,6 +20,9 @@ _SOURCES = frozenset({"constant", "iota"})
 
 #: Longest section; what is longer and has no structure is cut into parts.
 MOST = 1000
+
+#: Functions that a section names.
+_FUNCTIONS = 4
 
 #: A phase shorter than this is no section of its own.
 _SHORT = 8
@@ -30,7 +35,7 @@ class Section:
     title: str
     #: ``forward``, ``backward`` or nothing.
     phase: str
-    #: The functions that most of them are of.
+    #: The functions that do most of their work.
     detail: str
     start: int
     stop: int
@@ -56,7 +61,8 @@ def sections_of(program: Program) -> list[Section]:
         ):  # fmt: skip
             marks[op] = current
     starts = sorted(mark for mark in marks if first <= mark < last)
-    for start, stop in zip(starts, [*starts[1:], last], strict=True):
+    # A program without ops between its arguments and its results has none to begin with.
+    for start, stop in zip(starts, [*starts[1:], last], strict=False):
         if start < stop:
             found += _cut(program, marks[start], phases[start], start, stop)
     found.append(Section("results", "", "", last, len(program.ops)))
@@ -79,11 +85,22 @@ def _cut(program: Program, title: str, phase: str, start: int, stop: int) -> Ite
 
 
 def _functions(program: Program, start: int, stop: int) -> str:
-    """The user's functions that most ops are of."""
-    places = (program.location(op) for op in range(start, stop) if program.kind(op) != "constant")
-    names = (re.sub(r"\.?<\w+>", "", place.function).rsplit(".", 1)[-1] for place in places)
-    count = Counter(name for name in names if name)
-    return ", ".join(name for name, _ in count.most_common(3))
+    """The user's functions that do most of the work."""
+    work: Counter[str] = Counter()
+    for op in range(start, stop):
+        if program.kind(op) not in _SOURCES:
+            function = program.location(op).function
+            name = re.sub(r"\.?<\w+>", "", function).rsplit(".", 1)[-1]
+            if name:
+                work[name] += _work(program, op)
+    return ", ".join(name for name, _ in work.most_common(_FUNCTIONS))
+
+
+def _work(program: Program, op: int) -> int:
+    """Elements that an op makes; of a product, about as many as it multiplies."""
+    signature = program.signatures[program.ops[op].signature]
+    sizes = [math.prod(t.shape) for t in (*signature.operands[:2], *signature.results[:1])]
+    return math.isqrt(math.prod(sizes)) if signature.kind in PRODUCTS else sizes[-1]
 
 
 def _phases(program: Program, first: int, last: int) -> list[str]:

@@ -200,7 +200,7 @@ function choose(i) {
     const op = siteOp(site), use = Array.isArray(site);
     const value = use ? listing.operands[op][site[1]] : site;
     add("tensor", ...typeChips(typeOf(value), use ? useNames(op, site[1]) : defNames(value), null),
-      use ? ` as operand ${site[1]} of ` : " made by ", make("a", { href: `#op-${op}` }, opName(op)), ` ${placeText(op)}`);
+      use ? ` as operand ${site[1]} of ` : " defined by ", make("a", { href: `#op-${op}` }, opName(op)), ` ${placeText(op)}`);
   }
   const holds = (n) => listing.holdings[held[n]].join(" and ") || "no axis";
   add("the plan", `${nameText(name)} (${numberText(opOfName(name))}) has ${holds(name)}; ${nameText(other)} (${numberText(opOfName(other))}) has ${holds(other)}`);

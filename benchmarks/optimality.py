@@ -1,0 +1,190 @@
+"""Plans that a small change of one argument's sharding beats, on the whole zoo: docs/optimality.md.
+
+    python benchmarks/optimality.py [--quick] [--only MODEL] [--before FOLDER] [--most N] [--write]
+
+A plan is asked why not another sharding of one of its arguments: no axis, one axis, or two axes on
+one or two dimensions, for the first arguments of the largest groups.  Each of these is pinned, and
+a search begins there, as ``toast explain PLAN.json --why-not`` does.  Counted are those that end in
+a plan that fits and costs less, by more than a thousandth.  ``--before`` is a checkout of TOAST
+with which the same searches are timed: user CPU seconds of the fastest of three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
+
+import toast
+from toast.models import ZOO, build
+from toast.plan import folded, spec_text
+
+HARDWARE = "tpu-v5e"
+MESHES = ("data=4,model=4", "data=8,model=2")
+QUICK = ("t2b-tiny", "itx-scan", "mlp", "attention")
+
+#: Arguments that are asked of, those of the largest groups, and alternatives of one plan at most.
+GROUPS, MOST = 8, 64
+
+#: A plan that costs less by no more than this is as good.
+AS_GOOD = 1e-3
+
+PAGE = ROOT / "docs" / "optimality.md"
+
+#: Times a search, in a process of its own with the checkout that it is run from.
+TIMED = """
+import os, sys, toast
+from toast.models import build
+analysis = toast.analyze(build(sys.argv[1]))
+seconds = []
+for _ in range(3):
+    begin = os.times().user
+    plan = toast.plan(analysis, mesh=sys.argv[2], hardware=sys.argv[3])
+    seconds.append(os.times().user - begin)
+print(min(seconds), plan.cost)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What became of the alternatives of one plan."""
+
+    model: str
+    mesh: str
+    cost: float
+    alternatives: int
+    #: Better ones: argument, sharding, share of the cost that it saves; the best first.
+    better: tuple[tuple[str, str, float], ...]
+    seconds: float
+    seconds_before: float
+    cost_before: float
+
+
+def alternatives(plan: toast.Plan) -> Iterator[tuple[str, str]]:
+    """Arguments and the shardings of them that are asked for, round by round of the groups."""
+    program, analysis = plan.analysis.program, plan.analysis
+    size: dict[int, float] = {}
+    first: dict[int, int] = {}
+    for number, group in enumerate(analysis.argument_group.tolist()):
+        type_ = program.values[program.argument_values[number]].type
+        count = 1.0
+        for length in type_.shape:
+            count *= length
+        size[group] = size.get(group, 0.0) + count
+        if type_.shape:
+            first.setdefault(group, number)
+    groups = sorted(first, key=lambda group: -size[group])[:GROUPS]
+    offered = [
+        [(folded(program.arguments[first[g]]), spec) for spec in specs(plan, first[g])]
+        for g in groups
+    ]
+    for several in itertools.zip_longest(*offered):
+        yield from (each for each in several if each is not None)
+
+
+def specs(plan: toast.Plan, argument: int) -> list[str]:
+    """Every sharding of an argument along some of the axes, but its own, where sizes divide."""
+    program, sizes = plan.analysis.program, dict(plan.mesh.axes)
+    shape = program.values[program.argument_values[argument]].type.shape
+    own = plan.arguments[program.arguments[argument]]
+    found = []
+    for places in itertools.product((None, *range(len(shape))), repeat=len(sizes)):
+        axes = [
+            tuple(axis for axis, at in zip(sizes, places, strict=True) if at == dimension)
+            for dimension in range(len(shape))
+        ]
+        shards = [1] * len(shape)
+        for dimension, held in enumerate(axes):
+            for axis in held:
+                shards[dimension] *= sizes[axis]
+        divides = all(n % s == 0 for n, s in zip(shape, shards, strict=True))
+        if divides and [*map(set, axes)] != [*map(set, own)]:
+            found.append(spec_text(tuple(axes)))
+    return found
+
+
+def measured(model: str, mesh: str, most: int, before: str) -> Row:
+    """The alternatives of the plan of a model on a mesh."""
+    plan = toast.plan(build(model), mesh=mesh, hardware=HARDWARE)
+    asked, better = 0, []
+    for argument, spec in itertools.islice(alternatives(plan), most):
+        found = plan.why_not(argument, spec, budget=None)
+        if found.impossible:
+            continue
+        asked += 1
+        for other in (found.kept, found.searched):
+            saved = 1 - other.plan.cost / plan.cost if other else 0.0
+            if other and (other.fits or not plan.fits) and saved > AS_GOOD:
+                better.append((saved, argument, spec))
+                break
+    seconds, _ = timed(model, mesh, str(PAGE.parent.parent))
+    seconds_before, cost_before = timed(model, mesh, before) if before else (0.0, 0.0)
+    return Row(
+        model, mesh, plan.cost, asked,
+        tuple((a, s, saved) for saved, a, s in sorted(better, reverse=True)),
+        seconds, seconds_before, cost_before,
+    )  # fmt: skip
+
+
+def timed(model: str, mesh: str, checkout: str) -> tuple[float, float]:
+    """User CPU seconds of a search with the TOAST of a checkout, and the cost that it finds."""
+    python = pathlib.Path(checkout, ".venv", "bin", "python")
+    command = [str(python if python.exists() else sys.executable), "-c", TIMED, model, mesh]
+    done = subprocess.run(
+        [*command, HARDWARE], cwd=checkout, env={**os.environ, "PYTHONPATH": checkout},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    seconds, cost = map(float, done.stdout.split())
+    return seconds, cost
+
+
+def table(rows: list[Row]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| model | mesh | alternatives | better by > 0.1 % | best gain | cost, of before | "
+        "search, s | before, s | ratio |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for row in rows:
+        gain = f"{100 * row.better[0][2]:.2f} %" if row.better else "-"
+        cost = f"{row.cost / row.cost_before:.4f}" if row.cost_before else "-"
+        ratio = f"{row.seconds / row.seconds_before:.2f}" if row.seconds_before else "-"
+        lines.append(
+            f"| {row.model} | {row.mesh} | {row.alternatives} | {len(row.better)} | {gain} | "
+            f"{cost} | {row.seconds:.2f} | {row.seconds_before:.2f} | {ratio} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small models only")
+    parser.add_argument("--only", action="append", help="a model; repeatable")
+    parser.add_argument("--mesh", action="append", help="a mesh; repeatable")
+    parser.add_argument("--before", default="", help="a checkout to time the same searches with")
+    parser.add_argument("--most", type=int, default=MOST, help="alternatives of a plan at most")
+    parser.add_argument("--json", type=pathlib.Path, help="file that keeps the rows")
+    options = parser.parse_args()
+    rows = []
+    for model in options.only or (QUICK if options.quick else ZOO):
+        for mesh in options.mesh or MESHES:
+            row = measured(model, mesh, options.most, options.before)
+            rows.append(row)
+            print(table([row]).splitlines()[-1], *row.better[:3], flush=True)
+            if options.json:
+                kept = [dataclasses.asdict(row) for row in rows]
+                options.json.write_text(json.dumps(kept, indent=1))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What commands say where there is nothing to show, or something is wrong with a plan."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+
+import pytest
+import rich.console
+
+from tests.cli.test_cli import run
+from tests.helpers import analyzed
+from toast import api, report
+from toast.errors import TargetError
+from toast.frontend import stablehlo
+from toast.resources import directory
+from toast.search import Settings
+
+FACTS = directory("facts")
+MODULE = """
+func.func private @one(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+  %0 = stablehlo.add %x, %x : tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+func.func private @two(%x: tensor<8x4xf32>, %w: tensor<4x4xf32>) -> tensor<8x4xf32> {
+  %0 = stablehlo.dot %x, %w : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
+  %1 = func.call @one(%0) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  return %1 : tensor<8x4xf32>
+}
+"""
+
+
+def test_no_conflicts_are_no_table() -> None:
+    found = run("explain", FACTS / "mlp.lp", "--conflicts")
+    assert found.exit_code == 0, found.output
+    assert found.stdout.strip() == "mlp has no conflicts: no value has two dimensions of one color"
+
+
+def test_a_plan_that_does_not_fit_says_so_first_and_how_to_mend_it(tmp_path: pathlib.Path) -> None:
+    found = run("plan", "t2b", "--layers", 2, "--mesh", "data=2", "--json", tmp_path / "plan.json")
+    assert found.exit_code == 1
+    first, *remedies = found.stdout[: found.stdout.index("Plan for")].strip().splitlines()
+    assert first.startswith("Does not fit: the plan needs ")
+    assert "than the limit of 15.8 GiB. Remedies:" in first
+    text = "\n".join(remedies)
+    for part in ("a larger mesh, such as --devices 4", "--hardware with more memory: ", "batch"):
+        assert part in text
+    assert "note" not in found.stderr
+    applied = run("apply", tmp_path / "plan.json", "t2b", "--layers", 2)
+    assert applied.exit_code == 1
+    assert applied.stdout.startswith("Does not fit: ")
+
+
+def test_what_does_not_fit_is_red() -> None:
+    plan = api.plan(
+        analyzed("t2b", layers=2), mesh="data=2", hardware="tpu-v5e",
+        settings=Settings(budget=0.0),
+    )  # fmt: skip
+    file = io.StringIO()
+    console = rich.console.Console(
+        file=file, force_terminal=True, color_system="standard", width=200
+    )
+    console.print(report.plan_tables(plan))
+    assert file.getvalue().startswith("\x1b[1;31mDoes not fit")
+
+
+def test_a_module_of_several_functions_is_annotated_whole_or_from_one(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "two.mlir"
+    path.write_text(MODULE)
+    every = run("rules", "annotate", path)
+    assert every.exit_code == 0, every.output
+    assert every.stdout.count("sdy.sharding_rule") == 2
+    assert "@one" in every.stdout
+    assert "call @one" in every.stdout
+    entry = run("rules", "annotate", path, "--function", "two", "-o", tmp_path / "out.mlir")
+    assert entry.stdout.startswith("2 ops annotated in ")
+    text = (tmp_path / "out.mlir").read_text()
+    assert "func.func @two" in text
+    assert "@one" not in text
+    assert len(stablehlo.from_file(tmp_path / "out.mlir").ops) == 5
+    unknown = run("rules", "annotate", path, "--function", "three")
+    assert unknown.exit_code == 2
+    assert "no function @three with a body; the functions are @one, @two" in unknown.stderr
+    assert run("rules", "annotate", "mlp", "--function", "f").exit_code == 2
+    with pytest.raises(TargetError, match="found 0; name the entry function main"):
+        stablehlo.from_file(path)

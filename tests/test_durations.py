@@ -1,0 +1,33 @@
+"""``pytest --quick`` runs a third of each file's tests; ``tests/durations.csv`` says how long each takes."""
+
+from __future__ import annotations
+
+import pathlib
+
+from tests import durations
+
+
+def test_a_third_of_each_file_is_quick() -> None:
+    measured = {f"tests/a.py::t{i}": i / 10 for i in range(9)} | {"tests/b.py::t": 0.0}
+    assert durations.quick(measured, measured) == {
+        "tests/a.py::t0", "tests/a.py::t3", "tests/a.py::t6", "tests/b.py::t",
+    }  # fmt: skip
+
+
+def test_long_tests_are_not_quick_and_new_ones_are() -> None:
+    tests = ["tests/a.py::long", "tests/a.py::new"]
+    assert durations.quick(tests, {"tests/a.py::long": 5.0}) == {"tests/a.py::new"}
+
+
+def test_the_record_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
+    measured = {"tests/a.py::t[a,b]": 1.25, 'tests/a.py::t["]': 0.5}
+    durations.write(measured, tmp_path / "durations.csv")
+    assert durations.read(tmp_path / "durations.csv") == measured
+    assert durations.read(tmp_path / "none.csv") == {}
+
+
+def test_the_record_is_of_most_tests() -> None:
+    files = {test.partition("::")[0] for test in durations.read()}
+    folder = durations.RECORD.parent
+    there = {f"tests/{path.relative_to(folder)}" for path in folder.glob("**/test_*.py")}
+    assert len(files & there) >= 0.7 * len(there)

@@ -1,0 +1,51 @@
+"""Instances of ops that move whole tensors (rules/ops/shape.lp)."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from toast.assurance.instances import pieces
+from toast.assurance.instances.pieces import Draw, Instance
+from toast.program import TensorType
+
+
+@st.composite
+def _transpose(draw: Draw) -> Instance:
+    shape = pieces.shape(draw, 1, 4)
+    order = pieces.order(draw, len(shape))
+    made = tuple(shape[d] for d in order)
+    dtype = pieces.dtype(draw)
+    return Instance(
+        "stablehlo.transpose", (TensorType(shape, dtype),), (TensorType(made, dtype),),
+        f"permutation = {pieces.array(order)}",
+    )  # fmt: skip
+
+
+@st.composite
+def _broadcast_in_dim(draw: Draw) -> Instance:
+    made = pieces.shape(draw, 0, 4)
+    kept = pieces.some(draw, len(made))
+    kept = tuple(draw(st.permutations(kept))) if kept else ()
+    shape = tuple(1 if pieces.flag(draw) else made[d] for d in kept)
+    dtype = pieces.dtype(draw)
+    return Instance(
+        "stablehlo.broadcast_in_dim", (TensorType(shape, dtype),), (TensorType(made, dtype),),
+        f"broadcast_dimensions = {pieces.array(kept)}",
+    )  # fmt: skip
+
+
+@st.composite
+def _broadcast(draw: Draw) -> Instance:
+    new, shape, dtype = pieces.shape(draw, 0, 2), pieces.shape(draw, 0, 2), pieces.dtype(draw)
+    return Instance(
+        "stablehlo.broadcast", (TensorType(shape, dtype),), (TensorType(new + shape, dtype),),
+        f"broadcast_sizes = {pieces.array(new)}",
+    )  # fmt: skip
+
+
+#: A strategy for each kind.
+STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
+    "broadcast": _broadcast(),
+    "broadcast_in_dim": _broadcast_in_dim(),
+    "transpose": _transpose(),
+}

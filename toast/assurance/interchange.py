@@ -1,0 +1,207 @@
+"""Sharding rules in Shardy's form: ours written into a module, and compared with its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from toast.analysis.rules import SignatureRule, solve_rules
+from toast.errors import PlanError
+from toast.frontend import mlir
+from toast.frontend.mlir import ModuleSource
+from toast.program import Program
+
+#: Factors of each dimension of each tensor, operands then results.
+Tensors = tuple[tuple[tuple[str, ...], ...], ...]
+
+_RULE = re.compile(
+    r"#sdy\.op_sharding_rule<\((.*)\)->\((.*?)\)(?: \{(.*?)\})?((?: \w+=\{[^}]*\})*)(?:, custom)?>"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What a rule says, whatever its factors are called; factors of one element left out.
+
+    Factors are numbered in the order in which they appear, operands first.
+    """
+
+    tensors: tuple[tuple[tuple[int, ...], ...], ...]
+    sizes: tuple[int, ...]
+    reduction: frozenset[int]
+    need_replication: frozenset[int]
+    permutation: frozenset[int]
+
+
+def _shape(tensors: Tensors, sizes: dict[str, int], kinds: dict[str, Iterable[str]]) -> Shape:
+    number: dict[str, int] = {}
+    kept = tuple(
+        tuple(
+            tuple(number.setdefault(f, len(number)) for f in dim if sizes.get(f, 1) > 1)
+            for dim in tensor
+        )
+        for tensor in tensors
+    )
+
+    def of(kind: str) -> frozenset[int]:
+        return frozenset(number[f] for f in kinds.get(kind, ()) if f in number)
+
+    return Shape(
+        kept, tuple(sizes[f] for f in number), of("reduction"), of("need_replication"),
+        of("permutation"),
+    )  # fmt: skip
+
+
+def parse_shardy(text: str) -> Shape:
+    """The shape of a rule as Shardy prints it: ``#sdy.op_sharding_rule<([i, k], ...) ...>``."""
+    found = _RULE.fullmatch(text)
+    if found is None:
+        raise PlanError(f"not a Shardy sharding rule: {text}")
+
+    def side(part: str) -> Tensors:
+        return tuple(
+            tuple(tuple(re.findall(r"[a-z](?:_\d+)?", dim)) for dim in tensor.split(", ") if dim)
+            for tensor in re.findall(r"\[([^\]]*)\]", part)
+        )
+
+    sizes = {
+        name: int(size)
+        for name, size in (pair.split("=") for pair in (found[3] or "").split(", ") if pair)
+    }
+    kinds: dict[str, Iterable[str]] = {
+        kind: names.split(", ") for kind, names in re.findall(r" (\w+)=\{([^}]*)\}", found[4])
+    }
+    return _shape(side(found[1]) + side(found[2]), sizes, kinds)
+
+
+def shape_of(rule: SignatureRule) -> Shape:
+    """The shape of one of our rules."""
+    names = [f"f{i}" for i in range(len(rule.factors))]
+    tensors = tuple(
+        tuple(tuple(names[f] for f in dim) for dim in tensor)
+        for tensor in rule.operands + rule.results
+    )
+    return _shape(tensors, _sizes(rule, names), _kinds(rule, names))
+
+
+def _sizes(rule: SignatureRule, names: Sequence[str]) -> dict[str, int]:
+    return {name: factor.size for name, factor in zip(names, rule.factors, strict=True)}
+
+
+def _kinds(rule: SignatureRule, names: Sequence[str]) -> dict[str, Iterable[str]]:
+    pairs = list(zip(names, rule.factors, strict=True))
+    return {
+        "reduction": [n for n, f in pairs if f.combiner],
+        "need_replication": [n for n, f in pairs if f.need_replication],
+        "permutation": [n for n, f in pairs if f.permutation],
+    }
+
+
+def shardy_text(rule: SignatureRule, *, custom: bool = False) -> str:
+    """One of our rules as Shardy prints its own: factors i, j, ..., z, z_1, z_2, ...
+
+    ``custom`` marks a rule that Shardy must not replace (for custom calls).
+    """
+    names = [chr(ord("i") + n) if n < 18 else f"z_{n - 17}" for n in range(len(rule.factors))]
+
+    def side(tensors: tuple[tuple[tuple[int, ...], ...], ...]) -> str:
+        return ", ".join(
+            "[" + ", ".join("".join(names[f] for f in dim) for dim in dims) + "]"
+            for dims in tensors
+        )
+
+    text = f"#sdy.op_sharding_rule<({side(rule.operands)})->({side(rule.results)})"
+    if names:
+        sizes = ", ".join(f"{name}={size}" for name, size in _sizes(rule, names).items())
+        text += f" {{{sizes}}}"
+    for kind, chosen in _kinds(rule, names).items():
+        text += f" {kind}={{{', '.join(chosen)}}}" if chosen else ""
+    return text + (", custom>" if custom else ">")
+
+
+def shardy_rules(program: Program) -> dict[int, str]:
+    """Shardy's own rule for each op that it has one for, as text."""
+    source = _source(program)
+    module = mlir.clone(source.module)
+    mlir.run_passes(module, "builtin.module(func.func(sdy-populate-op-sharding-rules))")
+    numbered = mlir.attribute_texts(module, "sdy.sharding_rule")
+    places = {place: op for op, place in _ops_with_results(program).items()}
+    return {places[place]: text for place, text in numbered.items() if place in places}
+
+
+#: Kinds of which several ops stand for one operation of the module.
+_IN_PARTS = frozenset({"carry", "yield", "join", "optimization_barrier"})
+
+
+def _ops_with_results(program: Program) -> dict[int, int]:
+    """The place of each plain op among the module's operations, in the order of a walk."""
+    source = _source(program)
+    order = mlir.walk_order(source.module)
+    return {
+        op: order[operation]
+        for op, operation in enumerate(source.operations)
+        if operation is not None and program.kind(op) not in _IN_PARTS
+    }
+
+
+def _source(program: Program) -> ModuleSource:
+    if not isinstance(program.source, ModuleSource):
+        raise PlanError(f"{program.name} is a fact base and has no module to annotate or compare")
+    return program.source
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleDifference:
+    """An op for which our rule and Shardy's differ."""
+
+    op: int
+    kind: str
+    place: str
+    ours: str
+    shardys: str
+
+
+def differences(
+    program: Program, rules: Sequence[Any] = ()
+) -> tuple[int, tuple[RuleDifference, ...]]:
+    """How many ops both have a rule for, and those for which the rules differ."""
+    solved = solve_rules(program, rules)
+    found, compared = [], 0
+    for op, text in shardy_rules(program).items():
+        rule = solved[program.ops[op].signature]
+        if rule.missing:
+            continue
+        compared += 1
+        if shape_of(rule) != parse_shardy(text):
+            found.append(
+                RuleDifference(
+                    op, program.kind(op), str(program.location(op)), shardy_text(rule), text
+                )
+            )
+    return compared, tuple(found)
+
+
+def annotated(program: Program, rules: Sequence[Any] = ()) -> tuple[str, int]:
+    """The module (calls inlined) with our rule on every op that has one, and their number.
+
+    Shardy's propagation uses the rules it finds, also those of custom calls.
+    """
+    return annotated_together([program], rules)
+
+
+def annotated_together(programs: Sequence[Program], rules: Sequence[Any] = ()) -> tuple[str, int]:
+    """The same for the functions of one module, as ``toast.frontend.stablehlo`` reads them."""
+    module = mlir.clone(_source(programs[0]).module)
+    texts = {}
+    for program in programs:
+        solved = solve_rules(program, rules)
+        for op, place in _ops_with_results(program).items():
+            rule = solved[program.ops[op].signature]
+            # Shardy's rules are of ops that have operands.
+            if program.ops[op].operands and program.ops[op].results and not rule.missing:
+                custom = program.kind(op) == "custom_call"
+                texts[place] = shardy_text(rule, custom=custom)
+    mlir.set_attributes(module, "sdy.sharding_rule", texts)
+    return str(module.operation.get_asm(enable_debug_info=True)), len(texts)

@@ -1,0 +1,83 @@
+"""Single ops, run on lists of arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from toast.apply.execute import flat_jit
+from toast.errors import PlanError, TargetError
+from toast.frontend import mlir, stablehlo
+from toast.program import TensorType
+
+
+@dataclasses.dataclass(frozen=True)
+class OpRun:
+    """One op, and the argument lists that it is to be run on."""
+
+    op: tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]
+    runs: list[list[Any]]
+    #: What the op computes, if not to be outputs by running it.
+    reference: Callable[..., Any] | None = None
+
+
+#: Results of each run of a job, or why it did not run.
+Outputs = list[list[Any]] | str
+
+#: Ops compiled together: compiling is what takes the time.
+_BATCH = 48
+
+
+def run_all(jobs: Sequence[OpRun]) -> list[Outputs]:
+    """The outputs of each job; jobs without a reference are compiled many at a time."""
+    plain = [job for job in jobs if job.reference is None]
+    outputs: list[Outputs] = []
+    with jax.enable_x64(True):  # ops may have 64-bit types of their own
+        for start in range(0, len(plain), _BATCH):
+            outputs += _run(plain[start : start + _BATCH])
+        rest = iter(outputs)
+        return [next(rest) if job.reference is None else _run_reference(job) for job in jobs]
+
+
+def _run_reference(job: OpRun) -> Outputs:
+    """Run a job by its reference."""
+    assert job.reference is not None
+    try:
+        made = [job.reference(*arguments) for arguments in job.runs]
+    except Exception as error:  # the user's own
+        return f"its reference fails: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return [[np.asarray(r) for r in jax.tree.leaves(results)] for results in made]
+
+
+def _run(jobs: Sequence[OpRun]) -> list[Outputs]:
+    """Run jobs as one program; where that fails, in halves, to find out which one it is."""
+    try:
+        module = mlir.module_of_ops([job.op for job in jobs])
+        program = stablehlo.from_module(module, name="ops")
+        call = flat_jit(program, program.source.module, None, None)
+        outputs: list[list[list[Any]]] = [[] for _ in jobs]
+        for run in range(max(len(job.runs) for job in jobs)):
+            arguments = [a for job in jobs for a in job.runs[run % len(job.runs)]]
+            results = iter([np.asarray(r) for r in call(*arguments)])
+            for job, made in zip(jobs, outputs, strict=True):
+                made.append([next(results) for _ in job.op[2]])
+        return [made[: len(job.runs)] for job, made in zip(jobs, outputs, strict=True)]
+    except (TargetError, PlanError) as error:
+        reason = f"cannot be built in parts: {error}"
+    except Exception as error:  # XLA's own: no kernel for this op here
+        reason = f"does not run here: {str(error).splitlines()[0]}"
+    if len(jobs) == 1:
+        return [reason]
+    target = re.search(r"No registered implementation for .*custom call to (\S+)", reason)
+    without = [bool(target) and f'"{target[1]}"' in job.op[0] for job in jobs]  # type: ignore[index]
+    if any(without):
+        others = [job for job, lacks in zip(jobs, without, strict=True) if not lacks]
+        rest = iter(_run(others) if others else [])
+        return [reason if lacks else next(rest) for lacks in without]
+    half = len(jobs) // 2
+    return _run(jobs[:half]) + _run(jobs[half:])

@@ -1,0 +1,187 @@
+"""``toast rules``."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from toast.cli.common import (
+    ArgOption,
+    RulesOption,
+    SeedOption,
+    Source,
+    command,
+    console,
+    group,
+    progress,
+    warn,
+)
+
+app = group("List, check, prove, export and compare sharding rules.")
+
+
+@command(app, "list")
+def rules_list(rules: RulesOption = None) -> None:
+    """List every op kind and custom call target that has a rule.
+
+    The table shows the kinds of factors of each rule, and the number of random ops on which it was
+    proven.
+    """
+    from toast.analysis import rule_entries
+    from toast.assurance import prove
+    from toast.text_tables import TextTable
+
+    known = prove.record()
+    table = TextTable("kind", "file", "factors", "ops proven on")
+    for entry in rule_entries(rules or ()):
+        name = f"{'custom_call ' if entry.custom_call else ''}{entry.kind}"
+        # Only shipped rules have recorded proofs.
+        row = known.get(name, {}) if entry.shipped else {}
+        factors = row.get("factors", "-") if entry.shards else "need-replication"
+        table.add_row(name, str(entry.file), factors, row.get("instances", "-"))
+    console().print(table)
+
+
+@command(app, "check")
+def rules_check(
+    paths: Annotated[
+        list[pathlib.Path], typer.Argument(help="Rule files, or folders of rule files.")
+    ],
+    on: Annotated[
+        str | None, typer.Option("--on", help="Also apply the rules to the ops of this TARGET.")
+    ] = None,
+    arg: ArgOption = None,
+) -> None:
+    """Check rule files: syntax, predicates, variables, one rule per op, no code, sound factors."""
+    from toast import targets
+    from toast.assurance import lint
+
+    program = targets.load(on, shapes=arg or (), small=True) if on else None
+    count, odd = lint.check(paths, program)
+    warn(list(odd))
+    print(f"{count} rule files are sound")
+
+
+@command(app, "annotate")
+def rules_annotate(
+    source: Source,
+    output: Annotated[
+        pathlib.Path | None, typer.Option("-o", "--output", help="File to write; default: print.")
+    ] = None,
+    function: Annotated[
+        str | None,
+        typer.Option(
+            "--function",
+            help="Entry function of a StableHLO file; default: main, the only public function, or "
+            "without either, all functions.",
+        ),
+    ] = None,
+) -> None:
+    """Write TARGET as StableHLO with TOAST's rule on every op, for Shardy's propagation."""
+    from toast.assurance import interchange
+    from toast.errors import PlanError
+    from toast.files import check_writable, write_all
+
+    check_writable((output,), PlanError)
+    text, count = interchange.annotated_together(source.functions(function), source.rules)
+    if output:
+        write_all({output: text}, PlanError)
+        print(f"{count} ops annotated in {output}")
+    else:
+        print(text)
+
+
+@command(app, "diff")
+def rules_diff(
+    source: Source,
+) -> None:
+    """Compare TOAST's rule with Shardy's for every op of TARGET, up to the names of factors.
+
+    Exits with code 1 if some differ.
+    """
+    from toast.assurance import interchange
+
+    compared, found = interchange.differences(source.program(), source.rules)
+    for difference in found:
+        print(f"{difference.kind} at {difference.place}")
+        print(f"  ours:     {difference.ours}\n  Shardy's: {difference.shardys}")
+    print(f"{compared} ops compared, {len(found)} differ")
+    if found:
+        raise typer.Exit(1)
+
+
+@command(app, "prove")
+def rules_prove(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE.lp | TARGET]",
+            help="Rule file, to prove on random ops of its kinds; or program, on whose ops all "
+            "rules are proven (a model in its small form). Default: all shipped rules.",
+        ),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--count", min=1, help="Number of random ops of each kind.")
+    ] = 20,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reference",
+            help="Reference implementation of a custom call: target=module:function; repeatable.",
+        ),
+    ] = None,
+    arg: ArgOption = None,
+    rules: RulesOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Run ops unsharded and sharded along each factor, and compare the results.
+
+    Exits with code 1 if a rule is wrong.
+    """
+    from toast import targets
+    from toast.assurance import prove
+    from toast.program import Program
+    from toast.text_tables import TextTable
+
+    table = TextTable("kind", "instances", "factors proven", "wrong", "not run")
+    wrong: list[str] = []
+    nothing: list[str] = []
+    reasons: collections.Counter[str] = collections.Counter()
+    with progress() as show:
+        files = list(rules or ())
+        if what is None or what.endswith(".lp"):
+            files += [pathlib.Path(what)] if what else []
+            from toast.assurance import drawn  # which needs hypothesis
+
+            kinds, nothing = drawn.drawable(files)
+            runs = (drawn.prove_kind(kind, count, files, seed=seed) for kind in kinds)
+            found: Iterable[tuple[Program, tuple[prove.Proof, ...]]] = (
+                (run.program, run.proofs) for run in runs
+            )
+        else:
+            references = targets.references(reference or ())
+            program = targets.load(what, shapes=arg or (), small=True)
+            proofs = prove.prove(program, files, references=references, seed=seed)
+            found = [(program, proofs)]
+        for program, proofs in found:
+            for row in prove.tally(proofs):
+                show(f"running ops: {row.kind}")
+                table.add_row(
+                    row.kind, *map(str, (row.instances, row.proven, row.wrong, row.skipped))
+                )
+            reasons.update(p.outcome for p in proofs if not p.wrong and p.outcome != "proven")
+            wrong += [
+                f"{program.describe(proof.op)}: factor {proof.factor}: {proof.outcome}"
+                for proof in proofs
+                if proof.wrong
+            ]
+    console().print(table)
+    warn(nothing + [f"{number} not run: {reason}" for reason, number in reasons.most_common(5)])
+    for line in wrong:
+        print(line)
+    if wrong:
+        raise typer.Exit(1)

@@ -1,0 +1,508 @@
+"""The tables of a program, gathered once per decision space."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from scipy import sparse
+
+from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
+from toast.cost.layout import NEGLIGIBLE
+from toast.cost.liveness import (
+    BARRIERS,
+    EXPENSIVE,
+    SOURCES,
+    Lifetimes,
+    Liveness,
+    LiveRanges,
+    liveness,
+)
+from toast.cost.overlap import windows
+from toast.cost.tables import (
+    Columns,
+    CopyPairs,
+    Events,
+    JointSums,
+    OpClasses,
+    ProductOperands,
+    Products,
+    ProductTensors,
+    Slots,
+    Tables,
+    UseClasses,
+    ValueClasses,
+)
+from toast.program import Program, element_bytes
+from toast.space import NONE, PRODUCTS, Space
+
+if TYPE_CHECKING:
+    from toast.analysis.rules import SignatureRule
+
+#: Ops whose results are in memory already: nothing is written, or only a part.
+_IN_PLACE = frozenset({"argument", "carry", "yield", "dynamic_update_slice"})
+
+#: Uses that are no kernel of their own, or read no more than they write.
+_READ_NOTHING = frozenset({
+    "return", "carry", "yield", "gather", "dynamic_slice", "dynamic_update_slice",
+})  # fmt: skip
+
+#: Ops whose sums over many devices XLA does not take in parts.
+_SUMMED_WHOLE = frozenset({"gather", "scatter"})
+
+#: Ops that a sum over devices may be taken behind as well as before.
+_LINEAR = frozenset({"convert", "transpose", "reshape"})
+
+#: Use classes of a value class that may lie between two that share a copy.
+_FARTHEST = 8
+
+
+class Buffered(Protocol):
+    """A term of the price, as far as tables need it."""
+
+    name: str
+    scope: Entity
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
+        """When its buffers are alive, if it has any."""
+
+
+def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = "") -> Tables:
+    """Gather the tables of a decision space.
+
+    ``terms`` are those of the price: the timeline has a block of columns for each that keeps
+    something in memory.  ``product_operands`` is what products round float32 operands to.
+    """
+    analysis = space.analysis
+    program, names, classes = analysis.program, analysis.names, space.classes
+    slots = _Slots(space)
+    value_slot, use_slot = slots.of_values(), slots.of_uses()
+    live = liveness(program, names.use_op, names.use_value)
+    grouped = _group_values(program, names.use_op, names.use_value, value_slot, use_slot, live)
+    op_class_of_value = classes.of_op[[value.op for value in program.values]]
+    rules = [analysis.rules[names.signature[op]] for op in classes.representative]
+    ops, dtypes = _op_classes(space, rules)
+    reduces = np.zeros(ops.halo.shape, dtype=bool)
+    for k, rule in enumerate(rules):
+        reduces[k, : len(rule.factors)] = [bool(factor.combiner) for factor in rule.factors]
+    summed: Bools = np.asarray(reduces.any(axis=1))[op_class_of_value]
+    product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
+    products = np.flatnonzero(ops.product)
+    operands = _operands(program, analysis.rules, names.signature, product_ops, grouped)
+    value_bytes = np.array([
+        math.prod(v.type.shape) * element_bytes(v.type.dtype)
+        for v in program.values
+    ], dtype=np.float64)  # fmt: skip
+    work = ops.flops[classes.of_op[product_ops]] * np.array(program.repeats)[product_ops]
+    ranges = LiveRanges(
+        program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
+        len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
+        NEGLIGIBLE * float(value_bytes.sum()), summed,
+    )  # fmt: skip
+    open_windows = windows(
+        program, names.use_op, names.use_value, product_ops, work, grouped.of_value, grouped.of_use
+    )
+    free = open_windows.free(Entity.VALUE_CLASS)
+    values = _value_classes(
+        program, grouped, live, value_slot, op_class_of_value, ops, reduces, free
+    )
+    uses = UseClasses(
+        value=grouped.use_value,
+        slot=grouped.use_slot,
+        count=grouped.use_count,
+        number=np.bincount(grouped.of_use, minlength=len(grouped.use_value)),
+        reads=grouped.use_reads,
+        free=open_windows.free(Entity.USE_CLASS),
+        share=_rounded(program, names.use_op, names.use_value, grouped, product_operands),
+    )
+    sizes = {
+        Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
+        Entity.COPY_PAIR: len(grouped.pairs),
+    }  # fmt: skip
+    lifetimes = [(term, lives) for term in terms if (lives := term.lifetimes(ranges)) is not None]
+    columns = Columns.of([(term.name, sizes[term.scope]) for term, _ in lifetimes])
+    events = _events([(columns[term.name].start, lives) for term, lives in lifetimes])
+    return Tables(
+        slots=slots.table(ops.halo.shape[1] - 1),
+        ops=ops,
+        products=_products(rules, products, ops.halo.shape[1] - 1),
+        tensors=slots.tensors(products),
+        values=values,
+        uses=uses,
+        pairs=grouped.pairs,
+        joint_sums=_joint_sums(program, names.use_value, summed, grouped),
+        operands=operands,
+        windows=open_windows,
+        events=events,
+        columns=columns,
+        growth=_growth(events, columns.width),
+        results=grouped.of_use[names.use_op >= len(program.ops) - len(program.results)],
+        value_class=grouped.of_value,
+        use_class=grouped.of_use,
+        dtypes=dtypes,
+    )  # fmt: skip
+
+
+def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses, tuple[str, ...]]:
+    """The op classes, and the element types that decide their peaks."""
+    program, classes = space.analysis.program, space.classes
+    representative = classes.representative.tolist()
+    product = np.array([program.kind(op) in PRODUCTS for op in representative], dtype=bool)
+    halo = np.zeros((len(rules), classes.divisor.shape[1] + 1))
+    for k, rule in enumerate(rules):
+        for f, factor in enumerate(rule.factors):
+            if factor.permutation:
+                halo[k, f] = factor.halo / _extent(program, representative[k], rule, f)
+    dtype = [_peak_dtype(program, op) for op in representative]
+    dtypes = tuple(dict.fromkeys(dtype))
+    table = OpClasses(
+        count=classes.count,
+        flops=np.array([
+            _flops(program, op) if here else 0.0
+            for op, here in zip(representative, product, strict=True)
+        ]),
+        dtype=np.array([dtypes.index(name) for name in dtype], dtype=np.int64),
+        product=product,
+        halo=halo,
+        peak_seconds=np.zeros(len(rules)),
+    )  # fmt: skip
+    return table, dtypes
+
+
+def _value_classes(
+    program: Program,
+    grouped: _Grouped,
+    live: Liveness,
+    value_slot: Ints,
+    op_class_of_value: Ints,
+    ops: OpClasses,
+    reduces: Bools,
+    free: Floats,
+) -> ValueClasses:
+    values = grouped.representative
+    types = [program.values[v].type for v in values.tolist()]
+    kinds = [program.kind(program.values[v].op) for v in values.tolist()]
+    product = ops.product[op_class_of_value[values]]
+    in_place = np.array([kind in _IN_PLACE for kind in kinds], dtype=bool)
+    widest = max((len(type_.shape) for type_ in types), default=0)
+    arguments = grouped.of_value[list(program.argument_values)]
+    return ValueClasses(
+        slot=value_slot[values],
+        count=grouped.count,
+        bytes=np.array([
+            math.prod(type_.shape) * element_bytes(type_.dtype) for type_ in types
+        ], dtype=np.float64),
+        sizes=np.array([
+            (*type_.shape, *(1,) * (max(widest, 1) - len(type_.shape))) for type_ in types
+        ], dtype=np.int64),
+        written=live.exists[values] & ~product & ~in_place,
+        merged=product & ~live.exists[values],
+        transcendentals=_transcendentals(program, grouped),
+        summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
+        reduces=reduces[op_class_of_value[values]],
+        constant=_constant(program)[values],
+        free=free,
+        arguments=np.bincount(arguments, minlength=len(values)),
+        may_pad=np.zeros(len(values), dtype=bool),
+    )  # fmt: skip
+
+
+class _Slots:
+    """Numbers the tensors of op classes by (class, side, index)."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._class = space.classes.of_op.tolist()
+        self._number: dict[tuple[int, int, int], int] = {}
+        program, names = space.analysis.program, space.analysis.names
+        #: ``[values]`` and ``[uses]``
+        self._values = [self._of_tensor(v.op, 1, v.result) for v in program.values]
+        self._uses = [
+            self._of_tensor(op, 0, index)
+            for op, index in zip(names.use_op.tolist(), names.use_index.tolist(), strict=True)
+        ]
+        # Tied ops share their names, so their tensors are those of the op they are tied to.
+        for op, other in program.ties:
+            result = self._of_tensor(other, 1, 0)
+            if program.ops[op].results:
+                self._values[program.ops[op].results[0]] = result
+                result = self._of_tensor(other, 0, 0)
+            self._uses[int(np.searchsorted(names.use_op, op))] = result
+
+    def _of_tensor(self, op: int, side: int, index: int) -> int:
+        return self._number.setdefault((self._class[op], side, index), len(self._number))
+
+    def of_values(self) -> Ints:
+        """``[values]`` the slot that defines each."""
+        return np.array(self._values, dtype=np.int64)
+
+    def of_uses(self) -> Ints:
+        """``[uses]`` the slot of each."""
+        return np.array(self._uses, dtype=np.int64)
+
+    def tensors(self, products: Ints) -> ProductTensors:
+        """The tensors of classes of products."""
+        program, ops = self._space.analysis.program, self._space.classes.representative
+        place = {k: number for number, k in enumerate(products.tolist())}
+        rows: list[tuple[int, int, float]] = []
+        for (k, side, index), slot in self._number.items():
+            if k in place:
+                op = program.ops[int(ops[k])]
+                type_ = program.values[(op.results if side else op.operands)[index]].type
+                size = float(math.prod(type_.shape)) * element_bytes(type_.dtype)
+                rows.append((place[k], slot, size))
+        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 3)
+        product, slots = numbers[:, :2].T.astype(np.int64)
+        return ProductTensors(product, slots, numbers[:, 2])
+
+    def table(self, factors: int) -> Slots:
+        """The table of the slots."""
+        dims: Dims = np.full((len(self._number), factors + 1), NONE, dtype=np.int8)
+        analysis = self._space.analysis
+        for (k, side, index), slot in self._number.items():
+            op = int(self._space.classes.representative[k])
+            rule = analysis.rules[analysis.names.signature[op]]
+            for d, stack in enumerate((rule.results if side else rule.operands)[index]):
+                dims[slot, stack[0]] = d
+        return Slots(np.array([key[0] for key in self._number], dtype=np.int64), dims)
+
+
+def _extent(program: Program, op: int, rule: SignatureRule, factor: int) -> int:
+    """Elements of the first result along a factor."""
+    shape = program.values[program.ops[op].results[0]].type.shape
+    extents = (n for n, stack in zip(shape, rule.results[0], strict=True) if stack[0] == factor)
+    return max(1, next(extents, rule.factors[factor].size))
+
+
+def _flops(program: Program, op: int) -> float:
+    """Two operations per point of the iteration space of a matrix product or convolution."""
+    kind = program.kind(op)
+    types = [program.values[v].type for v in program.ops[op].operands]
+    result = program.values[program.ops[op].results[0]].type
+    points = float(np.prod(result.shape, dtype=np.float64))
+    signature = program.signatures[program.ops[op].signature]
+    if kind == "convolution":
+        features = signature.attribute("kernel_output_feature_dimension")
+        kernel = types[1].shape
+        out = kernel[features] if isinstance(features, int) else 1
+        return 2.0 * points * float(np.prod(kernel, dtype=np.float64)) / max(out, 1)
+    contracting = signature.attribute("lhs_contracting_dimensions")
+    dims = contracting if isinstance(contracting, tuple) else (len(types[0].shape) - 1,)
+    return 2.0 * points * float(np.prod([types[0].shape[int(d)] for d in dims]))
+
+
+def _peak_dtype(program: Program, op: int) -> str:
+    operands = program.ops[op].operands or program.ops[op].results
+    return program.values[operands[0]].type.dtype if operands else "f32"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Grouped:
+    of_value: Ints
+    of_use: Ints
+    representative: Ints
+    count: Ints
+    use_value: Ints
+    use_slot: Ints
+    use_count: Floats
+    use_reads: Floats
+    pairs: CopyPairs
+
+
+def _group_values(
+    program: Program, use_op: Ints, use_of: Ints, value_slot: Ints, use_slot: Ints, live: Liveness
+) -> _Grouped:
+    """Value classes: defined at one slot, used at the same slots equally often, alike in memory."""
+    kinds = [program.kind(op) for op in range(len(program.ops))]
+    # Per value and use slot: how often it is resharded for it, and how often kernels read it.
+    reads: list[dict[int, tuple[int, int]]] = [{} for _ in program.values]
+    kernels: set[tuple[int, int]] = set()  # that have read a value already
+    for op, value, slot in zip(use_op.tolist(), use_of.tolist(), use_slot.tolist(), strict=True):
+        # Matmuls have a roofline of their own; a gather reads as much as it writes; the caller
+        # and loops read nothing.
+        counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING
+        times = program.repeats[op]
+        most, read = reads[value].get(slot, (0, 0))
+        # One kernel reads a value once, and what it makes itself not at all.
+        kernel = int(live.early[op])
+        made = program.values[value].op
+        counted &= bool(live.exists[value]) and (value, kernel) not in kernels
+        counted &= made == kernel or int(live.early[made]) != kernel
+        if counted:
+            kernels.add((value, kernel))
+        reads[value][slot] = (max(most, times), read + times * counted)
+    repeats = [program.repeats[value.op] for value in program.values]
+    numbers: dict[object, int] = {}
+    of_value = np.array([
+        numbers.setdefault(
+            (slot, bool(exists), bool(aliased), times, tuple(items.items())), len(numbers)
+        )
+        for slot, exists, aliased, times, items in zip(
+            value_slot.tolist(), live.exists, live.aliased, repeats, reads, strict=True
+        )
+    ], dtype=np.int64)  # fmt: skip
+    _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
+    count = members * np.array(repeats, dtype=np.int64)[representative]
+    rows = [
+        (c, slot, members[c] * most, members[c] * read)
+        for c, value in enumerate(representative.tolist())
+        for slot, (most, read) in reads[value].items()
+    ]
+    use_value = np.array([r[0] for r in rows], dtype=np.int64)
+    slots = np.array([r[1] for r in rows], dtype=np.int64)
+    lookup = {(r[0], r[1]): u for u, r in enumerate(rows)}
+    of_use = np.array([
+        lookup[of_value[v], s] for v, s in zip(use_of.tolist(), use_slot.tolist(), strict=True)
+    ], dtype=np.int64)  # fmt: skip
+    pairs = np.zeros((3, 0), dtype=np.int64)
+    for distance in range(1, _FARTHEST + 1):
+        later = np.arange(distance, len(use_value))
+        later = later[use_value[later] == use_value[later - distance]]
+        step = np.stack([later, later - distance, np.full(len(later), distance)])
+        pairs = np.concatenate([pairs, step], axis=1)
+    return _Grouped(
+        of_value, of_use, representative, count, use_value, slots,
+        np.array([r[2] for r in rows], dtype=np.float64),
+        np.array([r[3] for r in rows], dtype=np.float64), CopyPairs(*pairs),
+    )  # fmt: skip
+
+
+def _products(rules: Sequence[SignatureRule], products: Ints, factors: int) -> Products:
+    """Rows, columns and depth of products, and which of them each factor belongs to.
+
+    Rows come from the left operand alone, columns from the right, and the depth is summed over
+    (in a convolution the window, too); what both operands and the result have is a batch of
+    products.
+    """
+    sizes = np.ones((len(products), 3))
+    groups = np.full((len(products), factors + 1), 3, dtype=np.int64)
+    for row, k in enumerate(products.tolist()):
+        rule = rules[k]
+        left, right, result = (
+            {factor for stack in tensor for factor in stack}
+            for tensor in (rule.operands[0], rule.operands[1], rule.results[0])
+        )
+        for f, factor in enumerate(rule.factors):
+            group = {
+                (True, False, True): 0, (False, True, True): 1, (True, True, False): 2,
+                (False, True, False): 2,  # the window of a convolution
+            }.get((f in left, f in right, f in result), 3)  # fmt: skip
+            groups[row, f] = group
+            if group < 3:
+                sizes[row, group] *= factor.size
+    return Products(products, sizes, groups)
+
+
+def _operands(
+    program: Program,
+    rules: Sequence[SignatureRule],
+    signature: Ints,
+    products: list[int],
+    grouped: _Grouped,
+) -> ProductOperands:
+    """Value classes that products take, with those they make."""
+    rank = max(1, max((len(value.type.shape) for value in program.values), default=0))
+    along: dict[tuple[int, int], Bools] = {}
+    for op in products:
+        rule, result = rules[signature[op]], program.ops[op].results[0]
+        for tensor, operand in zip(rule.operands, program.ops[op].operands, strict=True):
+            factors = {factor for stack in tensor for factor in stack}
+            key = int(grouped.of_value[operand]), int(grouped.of_value[result])
+            row = along.setdefault(key, np.zeros(rank, dtype=bool))
+            for d, stack in enumerate(rule.results[0]):
+                row[d] |= not factors.isdisjoint(stack)
+    keys = sorted(along)
+    value, result_class = np.array(keys, dtype=np.int64).reshape(-1, 2).T
+    return ProductOperands(
+        value, result_class, np.array([along[key] for key in keys], dtype=bool).reshape(-1, rank)
+    )
+
+
+def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
+    """``[C]`` elements of exponentials, logarithms and their like."""
+    elements = np.zeros(len(grouped.representative))
+    for number, value in enumerate(program.values):
+        if program.kind(value.op) in EXPENSIVE:
+            once = float(math.prod(value.type.shape))
+            elements[grouped.of_value[number]] += once * program.repeats[value.op]
+    return elements
+
+
+def _constant(program: Program) -> Bools:
+    """``[values]`` whether a value is made of constants alone, by ops that cost next to nothing."""
+    made_of = np.zeros(len(program.values), dtype=bool)
+    for number, value in enumerate(program.values):
+        operands = program.ops[value.op].operands
+        kind = program.kind(value.op)
+        known = kind in SOURCES if not operands else all(made_of[v] for v in operands)
+        made_of[number] = known and kind not in BARRIERS
+    return made_of
+
+
+def _rounded(
+    program: Program, use_op: Ints, use_of: Ints, grouped: _Grouped, product_operands: str
+) -> Floats:
+    """``[U]`` bytes of an element as products keep and receive it, over those of the value."""
+    share = np.ones(len(grouped.use_value))
+    if not product_operands:
+        return share
+    rounded = element_bytes(product_operands) / element_bytes("f32")
+    for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
+        if program.kind(op) in PRODUCTS and program.values[value].type.dtype == "f32":
+            share[grouped.of_use[use]] = rounded
+    return share
+
+
+def _joint_sums(program: Program, use_of: Ints, summed: Bools, grouped: _Grouped) -> JointSums:
+    """Values that are summed over devices only after they were added to another such value.
+
+    XLA turns a sum of all-reduces into the all-reduce of a sum, where nothing else needs the parts.
+    """
+    single = np.bincount(use_of, minlength=len(program.values)) == 1
+    # The first of what each value is a sum of that could wait: a value with a reduction of its own.
+    # The others wait for it already.
+    first: list[int] = [-1] * len(program.values)
+    times: dict[tuple[int, int], int] = {}
+    members = np.bincount(grouped.of_value)
+    for number, value in enumerate(program.values):
+        op = program.ops[value.op]
+        kind = program.kind(value.op)
+        if summed[number]:
+            first[number] = number
+            continue
+        waiting = [first[v] for v in op.operands if single[v] and first[v] >= 0]
+        if kind in _LINEAR and waiting:
+            first[number] = waiting[0]
+        elif kind == "add" and len(waiting) == 2:
+            key = int(grouped.of_value[waiting[1]]), int(grouped.of_value[waiting[0]])
+            times[key] = times.get(key, 0) + 1
+            first[number] = waiting[0]
+    keys = sorted(times)
+    value_class, other = np.array(keys, dtype=np.int64).reshape(-1, 2).T
+    count = np.array([times[key] for key in keys], dtype=np.float64)
+    return JointSums(value_class, other, count / members[value_class])
+
+
+def _events(lifetimes: Sequence[tuple[int, Lifetimes]]) -> Events:
+    """Allocations and frees in program order, of buffers by the first column of their block."""
+    empty = np.zeros(0, dtype=np.int64)
+    column = [empty, *(np.tile(first + lives.entity, 2) for first, lives in lifetimes)]
+    sign = [np.zeros(0), *(np.repeat([1.0, -1.0], len(lives)) for _, lives in lifetimes)]
+    op = [empty, *(np.concatenate([lives.start, lives.end]) for _, lives in lifetimes)]
+    value = [empty, *(np.tile(lives.value, 2) for _, lives in lifetimes)]
+    events = Events(*map(np.concatenate, (op, column, sign, value)))
+    return events.take(np.lexsort((events.sign, events.op)))
+
+
+def _growth(events: Events, width: int) -> sparse.csr_array:
+    """Events summed up between the moments that memory shrinks after."""
+    shrinks = np.zeros(len(events), dtype=bool)
+    if len(events):
+        # Frees come first at every op, so memory peaks before those that allocations went before.
+        shrinks[1:] = (events.sign[1:] < 0) & (events.sign[:-1] > 0)
+    moment = np.cumsum(shrinks)
+    rows = int(moment[-1]) + 1 if len(moment) else 0
+    return sparse.csr_array((events.sign, (moment, events.column)), shape=(rows, width))

@@ -1,0 +1,119 @@
+"""What each value, and each op, costs at least, by joint choices of the op classes around it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from toast.cost.cut import Neighbourhoods
+from toast.cost.entities import Entity, Floats
+from toast.cost.layout import Layout, held_by
+from toast.cost.model import CostModel
+from toast.cost.terms import StepPart
+from toast.space import States
+
+#: States that are looked at together.
+_BATCH = 1024
+
+
+class JointBound(NamedTuple):
+    """What one value, or one op, costs at least, by the choices of some op classes."""
+
+    scope: tuple[int, ...]
+    #: One axis per class of the scope, as long as it has choices.
+    seconds: Floats
+    #: ... and one more, over moments: bytes that are alive.
+    memory: Floats
+
+
+def joint_bounds(model: CostModel, room: float, *, most: int) -> list[JointBound]:
+    """Bounds whose sum is no more than a price: seconds, and live bytes at every moment.
+
+    They hold for states whose step takes at most ``room`` seconds: products hide no more than
+    that.  On one axis and with ``overlap="none"`` the sum of seconds is the price, but for sums
+    that wait for a common one.  Raises ``ValueError`` where a value's neighbours have more than
+    ``most`` joint choices.
+    """
+    t, choices = model.tables, model.space.choices
+    live = t.growth.toarray().cumsum(axis=0)  # [moments, columns]
+    live = np.unique(np.vstack([live, np.zeros((1, live.shape[1]))]), axis=0)
+    bounds, longest = [], 0.0
+    for k, rows in enumerate(choices):
+        states = np.repeat(model.space.unsharded[None], len(rows), axis=0)
+        states[:, k] = rows
+        parts = _of_op(model, states, k)
+        longest += float(parts[StepPart.PRODUCTS].max())
+        if parts.any():
+            bounds.append(JointBound((k,), parts.sum(axis=0), np.zeros((len(rows), len(live)))))
+    around, room = Neighbourhoods(t), min(room, longest)
+    of_value, of_use = t.op_class(Entity.VALUE_CLASS), t.op_class(Entity.USE_CLASS)
+    for c in range(len(t.values)):
+        scope = tuple(sorted({int(of_value[c]), *of_use[t.uses.value == c].tolist()}))
+        shape = tuple(len(choices[k]) for k in scope)
+        if math.prod(shape) > most:
+            raise ValueError(f"{math.prod(shape)} joint choices of {len(scope)} op classes")
+        seconds, memory = zip(*(
+            _of_value(model, around, states, c, room, live)
+            for states in _joint_states(model, scope)
+        ), strict=True)  # fmt: skip
+        bounds.append(
+            JointBound(
+                scope,
+                np.concatenate(seconds).reshape(shape),
+                np.concatenate(memory).reshape(*shape, len(live)),
+            )
+        )
+    return bounds
+
+
+def _of_op(model: CostModel, states: States, k: int) -> Floats:
+    """Seconds by part of what op class ``k`` decides alone: ``[parts, S]``."""
+    parts = np.zeros((len(StepPart), len(states)))
+    for term, seconds in model.op_work(held_by(model.tables, states)):
+        here = model.tables.op_class(term.scope) == k
+        parts[term.part] += seconds[:, here].sum(axis=1)
+    return parts
+
+
+def _joint_states(model: CostModel, scope: tuple[int, ...]) -> Iterator[States]:
+    """States with every combination of choices of ``scope``, in order, in batches."""
+    choices = [model.space.choices[k] for k in scope]
+    every = itertools.product(*(range(len(rows)) for rows in choices))
+    while part := list(itertools.islice(every, _BATCH)):
+        number = np.array(part, dtype=np.int64)
+        states = np.repeat(model.space.unsharded[None], len(number), axis=0)
+        for column, k in enumerate(scope):
+            states[:, k] = choices[column][number[:, column]]
+        yield states
+
+
+def _of_value(
+    model: CostModel, around: Neighbourhoods, states: States, c: int, room: float, live: Floats
+) -> tuple[Floats, Floats]:
+    """Seconds of value class ``c``, and its bytes at moments: ``[S]`` and ``[S, moments]``.
+
+    Where its neighbourhood has classes beyond its uses, all is as favourable as it can be.
+    """
+    piece = around.cut(np.full(len(states), c))
+    held = held_by(model.tables, states[piece.ops.owner, piece.ops.row][None])
+    layout = Layout(piece.tables, model.machine, held)
+    seconds, memory = np.zeros(len(states)), np.zeros((len(states), len(live)))
+    for term, spent in model.work(layout):
+        if term.scope in piece.members:
+            seconds += piece.total(term.scope, spent)
+    # Which axes are major depends on the whole state.
+    for traffic in model.traffic(layout, ordered=False):
+        windows = model.most_hidden(traffic, room)
+        seconds += piece.total(traffic.term.scope, traffic.least_count * (traffic.once - windows))
+    for term in model.terms:
+        if term.resident:
+            memory += piece.total(term.scope, term.least_bytes(layout))[:, None]
+    for term in model.buffers:
+        size, members = piece.own(term.scope, term.least_bytes(layout)), piece.members[term.scope]
+        column = members.row + model.tables.columns[term.name].start
+        np.add.at(memory, members.owner, size[:, None] * live[:, column].T)
+    return seconds, memory

@@ -1,0 +1,23 @@
+"""The terms that a price is the sum of."""
+
+from toast.cost.terms.buffers import (
+    Arguments,
+    Copies,
+    MergedSums,
+    SecondBuffers,
+    SharedCopies,
+    Values,
+    WholeSums,
+)
+from toast.cost.terms.kernels import ProductWork, Reads, Transcendentals, Writes
+from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
+from toast.cost.terms.traffic import Halos, Reshards, SumPlaces, Sums, UsePlaces
+
+#: In the order in which collectives are listed, and buffers stand in the timeline.
+DEFAULT_TERMS: tuple[Term, ...] = (
+    ProductWork(), Writes(), Transcendentals(), Reads(),
+    Sums(), Reshards(), Halos(), SumPlaces(), UsePlaces(),
+    Arguments(), Values(), Copies(), SharedCopies(), WholeSums(), MergedSums(), SecondBuffers(),
+)  # fmt: skip
+
+__all__ = ["DEFAULT_TERMS", "LocalTerm", "OrderedTerm", "StepPart", "Term", "Traffic", "check"]

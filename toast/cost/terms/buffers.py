@@ -1,0 +1,161 @@
+"""What is in memory, and for how long."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from toast.cost.entities import Bools, Entity, Floats
+from toast.cost.layout import UNROLLED, Layout, axes_of
+from toast.cost.liveness import Lifetimes, LiveRanges
+from toast.cost.terms.term import Term
+
+
+class Arguments(Term):
+    """Arguments of the program, which are there from the start to the end."""
+
+    name, scope, label, resident = "arguments", Entity.VALUE_CLASS, "argument", True
+
+    def bytes(self, layout: Layout) -> Floats:
+        return layout.value_memory * layout.tables.values.arguments
+
+
+class Values(Term):
+    """Values that XLA keeps, from the kernel that makes them to the last that reads them."""
+
+    name, scope, label = "values", Entity.VALUE_CLASS, "value"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        kept, live = ranges.stored, ranges.live
+        return Lifetimes(ranges.value_class[kept], live.start[kept], live.end[kept] + 1, kept)
+
+    def bytes(self, layout: Layout) -> Floats:
+        return layout.value_memory
+
+
+class Copies(Term):
+    """Resharded copies, one for each value and use slot: from the first to the last use."""
+
+    name, scope, label = "copies", Entity.USE_CLASS, "copy"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        copies = ranges.copies
+        returned = copies.end > len(ranges.program.ops) - len(ranges.program.results)
+        return copies.take(~(ranges.live.aliased[copies.value] & returned))
+
+    def bytes(self, layout: Layout) -> Floats:
+        return layout.copies
+
+
+class SharedCopies(Term):
+    """Copies that stay for another use: from the end of the earlier one to the later one.
+
+    Where the two overlap, the copy counts once.
+    """
+
+    name, scope, label = "shared copies", Entity.COPY_PAIR, "copy"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        copies, uses = ranges.copies, ranges.use_classes
+        rows: list[Lifetimes] = []
+        key = copies.value * uses + copies.entity  # in order
+        for step in ranges.pairs.steps:
+            pair, earlier = np.full((2, uses), -1, dtype=np.int64)
+            pair[ranges.pairs.later[step]] = np.arange(step.start, step.stop)
+            earlier[ranges.pairs.later[step]] = ranges.pairs.earlier[step]
+            later = np.flatnonzero(earlier[copies.entity] >= 0)
+            wanted = copies.value[later] * uses + earlier[copies.entity[later]]
+            other = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
+            here = key[other] == wanted
+            i, j = other[here], later[here]
+            rows.append(Lifetimes(
+                pair[copies.entity[j]], np.minimum(copies.end[i], copies.end[j]),
+                np.maximum(copies.start[i], copies.start[j]), copies.value[i],
+            ))  # fmt: skip
+        return Lifetimes.joined(rows)
+
+    def bytes(self, layout: Layout) -> Floats:
+        pairs, copies, used = layout.tables.pairs, layout.copies, layout.used
+        size = np.zeros((len(copies), len(pairs)))
+        bridged = copies == 0  # or no copy to bridge to
+        for step in pairs.steps:
+            later, earlier = pairs.later[step], pairs.earlier[step]
+            same = axes_of(used[:, later] != used[:, earlier]) == 0
+            same &= ~bridged[:, later]
+            bridged[:, later] |= same
+            size[:, step] = np.where(same, copies[:, later], 0.0)
+        return size
+
+
+class WholeSums(Term):
+    """What a sum over devices is more before it is cut to the part that a device keeps.
+
+    XLA sums whole what it could sum in parts, and cuts it up where the kernel is that uses it.
+    """
+
+    name, scope, label = "whole sums", Entity.VALUE_CLASS, "sum"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        large = ranges.summed
+        last = np.zeros(len(ranges.value_class), dtype=np.int64)
+        np.maximum.at(last, ranges.use_value, ranges.live.late[ranges.use_op])
+        return Lifetimes(ranges.value_class[large], ranges.maker[large], last[large] + 1, large)
+
+    def bytes(self, layout: Layout) -> Floats:
+        return layout.value_memory * ((layout.devices[layout.scattered] - 1) * layout.whole)
+
+
+class MergedSums(Term):
+    """Sums of products that would otherwise be taken in by what uses them."""
+
+    name, scope, label = "merged sums", Entity.VALUE_CLASS, "sum"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        merged = ranges.summed[~ranges.live.exists[ranges.summed]]
+        last = np.zeros(len(ranges.value_class), dtype=np.int64)
+        np.maximum.at(last, ranges.use_value, ranges.use_op)
+        return Lifetimes(ranges.value_class[merged], ranges.maker[merged], last[merged] + 1, merged)
+
+    def bytes(self, layout: Layout) -> Floats:
+        return layout.value_memory * (layout.tables.values.merged & (layout.partial > 0))
+
+
+class SecondBuffers(Term):
+    """What cannot overwrite what it is made of, as a product that is a loop takes it.
+
+    A product that is summed in parts is a loop, whose operands are made before it begins; a short
+    one takes slices of those that have the dimension that is scattered.
+    """
+
+    name, scope, label = "second buffers", Entity.VALUE_CLASS, "second"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        taken = np.isin(ranges.value_class, ranges.operands)
+        beside = ranges.stored[ranges.live.in_place[ranges.stored] & taken[ranges.stored]]
+        start = ranges.live.start[beside]
+        return Lifetimes(ranges.value_class[beside], start - 1, start, beside)
+
+    def bytes(self, layout: Layout) -> Floats:
+        return layout.value_memory * self._needed(layout)
+
+    def _needed(self, layout: Layout) -> Bools:
+        """``[S, C]`` whether a product needs it."""
+        operands = layout.tables.operands
+        beside = np.zeros(layout.value_memory.shape, dtype=bool)
+        if not len(operands):
+            return beside
+        loops = (layout.devices[layout.scattered] > UNROLLED) & ~layout.whole
+        result, rows = operands.result, np.arange(len(operands))
+        sliced = np.zeros((len(beside), len(operands)), dtype=bool)
+        for axis in range(layout.held.shape[-1]):
+            here = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
+            sliced |= here & operands.along[rows, layout.settled[:, result, axis]]
+        needed = loops[:, result] | (sliced & ~layout.whole[:, result])
+        first = np.flatnonzero(np.diff(operands.value, prepend=-1))
+        beside[:, operands.value[first]] = np.logical_or.reduceat(needed, first, axis=1)
+        return beside
+
+    def least_bytes(self, layout: Layout) -> Floats:
+        return np.zeros(layout.value_memory.shape)
+
+    def most_bytes(self, layout: Layout) -> Floats:
+        return layout.value_memory

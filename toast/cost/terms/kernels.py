@@ -1,0 +1,77 @@
+"""Seconds of kernels: products, and what memory or the vector unit bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from toast.cost.entities import Entity, Floats
+from toast.cost.layout import LocalLayout, axes_of, slot_dims
+from toast.cost.terms.term import LocalTerm, StepPart
+
+
+class ProductWork(LocalTerm):
+    """Matrix products and convolutions: FLOPs over peak, or bytes over bandwidth if that is more.
+
+    They are padded to the tiles of the matrix unit.
+    """
+
+    name, scope, part = "products", Entity.PRODUCT, StepPart.PRODUCTS
+
+    def seconds(self, layout: LocalLayout) -> Floats:
+        t, op_class = layout.tables, layout.tables.products.op_class
+        if not len(t.products):
+            return np.zeros((len(layout.held), 0))
+        held = np.take(layout.held, op_class, axis=1)
+        shards = layout.devices[axes_of(held < t.slots.dim.shape[1] - 1)]
+        flops = (t.ops.peak_seconds * t.ops.count)[op_class] / shards * self.padding(layout)
+        dims = slot_dims(t, layout.held, t.tensors.slot)
+        tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
+        first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
+        moved = np.add.reduceat(tensors, first, axis=1)
+        moving = moved * t.ops.count[op_class] / layout.machine.hardware.memory_bytes_per_s
+        return np.asarray(np.maximum(flops, moving))
+
+    def padding(self, layout: LocalLayout) -> Floats:
+        """What the matrix unit computes over what is asked for: ``[S, P]``."""
+        products = layout.tables.products
+        held = np.take(layout.held, products.op_class, axis=1)
+        size = np.broadcast_to(products.size, (len(held), *products.size.shape)).copy()
+        rows = np.arange(len(products))
+        for axis, devices in enumerate(layout.machine.axis_sizes.tolist()):
+            group = products.group[rows, held[..., axis]]
+            for side in range(3):
+                size[..., side] /= np.where(group == side, devices, 1.0)
+        size = np.maximum(size, 1.0)  # of a product without any elements
+        tile = np.array(layout.machine.hardware.tile, dtype=np.float64)
+        return np.asarray((np.ceil(size / tile) * tile / size).prod(axis=2))
+
+
+class Writes(LocalTerm):
+    """Values that memory-bound kernels write."""
+
+    name, scope = "writes", Entity.VALUE_CLASS
+
+    def seconds(self, layout: LocalLayout) -> Floats:
+        values, rate = layout.tables.values, layout.machine.hardware.memory_bytes_per_s
+        return np.asarray(layout.value_bytes * (values.written * values.count / rate))
+
+
+class Reads(LocalTerm):
+    """Uses whose values memory-bound kernels read."""
+
+    name, scope = "reads", Entity.USE_CLASS
+
+    def seconds(self, layout: LocalLayout) -> Floats:
+        uses, rate = layout.tables.uses, layout.machine.hardware.memory_bytes_per_s
+        return np.asarray(layout.use_bytes * (uses.reads / rate))
+
+
+class Transcendentals(LocalTerm):
+    """Exponentials and the like, which the vector unit is slow at."""
+
+    name, scope = "transcendentals", Entity.VALUE_CLASS
+
+    def seconds(self, layout: LocalLayout) -> Floats:
+        work = layout.tables.values.transcendentals
+        rate = layout.machine.hardware.transcendentals_per_s
+        return np.asarray(work / rate / layout.devices[layout.defined_axes])

@@ -1,0 +1,172 @@
+"""What moves between devices: sums, reshards, halos, and shards that change places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from toast.cost.entities import Dims, Entity, Floats
+from toast.cost.layout import (
+    ALL_TO_ALL,
+    GATHER,
+    PERMUTE,
+    REDUCE,
+    SCATTER,
+    UNROLLED,
+    Axes,
+    Layout,
+    axes_of,
+    changes_places,
+)
+from toast.cost.terms.term import OrderedTerm, Term, Traffic
+
+
+class Sums(Term):
+    """Partial sums over devices: all-reduces, or reduce-scatters where uses want parts."""
+
+    name, scope, label = "sums", Entity.VALUE_CLASS, "sum"
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        size, times = layout.value_bytes, layout.tables.values.count.astype(np.float64)
+        scattered, reduced = layout.scattered, layout.partial & ~layout.settled_axes
+        if scattered.any():
+            joint, parts = _joint(layout, scattered, True), size * layout.devices[scattered]
+            often = times * ~layout.whole
+            yield Traffic(self, layout, SCATTER, scattered, parts, size, often, joint)
+            if layout.whole.any():
+                often = times * layout.whole
+                yield Traffic(
+                    self, layout, REDUCE, scattered, parts, parts, often, joint, stated=SCATTER
+                )
+        if reduced.any():
+            joint = _joint(layout, reduced, False)
+            yield Traffic(self, layout, REDUCE, reduced, size, size, times, joint)
+
+    def most_spared(self, traffic: Traffic) -> Floats:
+        """``[C]`` as if all sums that may wait for a common one did."""
+        t = traffic.layout.tables
+        share = np.bincount(t.joint_sums.value, t.joint_sums.share, minlength=len(t.values))
+        return np.minimum(share, 1.0)
+
+    def sent_share(self, traffic: Traffic) -> Floats | float:
+        return _sent_in_parts(traffic.layout) if traffic.kind == SCATTER else 1.0
+
+
+def _joint(layout: Layout, axes: Axes, scattered: bool) -> Floats:
+    """``[S, C]`` the share of each value class whose sums over ``axes`` wait for a common one."""
+    sums, whole = layout.tables.joint_sums, layout.tables.values.summed_whole
+    share = np.zeros(axes.shape)
+    if len(sums):
+        alike = axes[:, sums.value] == axes[:, sums.other]
+        if scattered:
+            alike &= whole[sums.value] == whole[sums.other]
+        first = np.flatnonzero(np.diff(sums.value, prepend=-1))
+        share[:, sums.value[first]] = np.add.reduceat(alike * sums.share, first, axis=1)
+    return share
+
+
+def _sent_in_parts(layout: Layout) -> Floats:
+    """Bytes that a device sends in sums in parts, over those sent round a ring: ``[S, C]``.
+
+    Short loops of products are unrolled, with two sums on their way: over four devices there
+    are five messages instead of three.  Where an axis as large is idle, a product is computed
+    in parts along that; these are summed whole, and change places.
+    """
+    t, axes, devices = layout.tables, layout.scattered, layout.devices
+    op_class = t.slots.op_class[t.values.slot]
+    product = t.ops.product[op_class]
+    share = np.where(product & (devices[axes] == UNROLLED), 5 / 3, 1.0)
+    free = (layout.held == t.slots.dim.shape[1] - 1)[:, op_class]
+    sizes = layout.machine.axis_sizes
+    for axis, size in enumerate(sizes.tolist()):
+        alike = np.flatnonzero(sizes == size)
+        if size > UNROLLED or len(alike) < 2:
+            continue
+        idle = (axes == 1 << axis) & free[..., alike].any(axis=2) & product
+        share = np.where(idle, (2 * (size - 1) / size + 1) / max(size - 1, 1), share)
+    return share
+
+
+class Reshards(Term):
+    """Uses that want another sharding than the definition's: all-to-alls and all-gathers."""
+
+    name, scope, label = "reshards", Entity.USE_CLASS, "reshard"
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        was, now = layout.before_axes, layout.used_axes
+        gather, exchange = was & ~now, was & now & layout.differs
+        local = _moved(layout)
+        if exchange.any():
+            yield _resharding(self, layout, ALL_TO_ALL, exchange, local, layout.use_bytes)
+        if gather.any():
+            size = local * layout.devices[gather]
+            yield _resharding(self, layout, GATHER, gather, size, layout.use_bytes)
+
+
+def _moved(layout: Layout) -> Floats:
+    """``[S, U]`` bytes of a value on a device once a use has cut them to its own sharding."""
+    uses = layout.tables.uses
+    cut = layout.used_axes & ~layout.before_axes
+    size = np.take(layout.value_bytes, uses.value, axis=1)
+    return np.asarray(size / layout.devices[cut] * uses.share)
+
+
+def _resharding(
+    term: Term, layout: Layout, kind: int, axes: Axes, size: Floats, result: Floats
+) -> Traffic:
+    uses = layout.tables.uses
+    times = uses.count * ((layout.differs > 0) & ~layout.shared)
+    spared = layout.tables.values.constant[uses.value].astype(np.float64)
+    return Traffic(term, layout, kind, axes, size, result, times, spared, rounded=uses.share)
+
+
+class Halos(Term):
+    """Permutation factors: shards exchange edges with their neighbours."""
+
+    name, scope, label = "halos", Entity.VALUE_CLASS, "edges"
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        t = layout.tables
+        factors = t.slots.dim.shape[1]
+        halo = np.take(t.ops.halo, np.arange(len(t.ops))[:, None] * factors + layout.held)
+        if not halo.any():
+            return
+        part = np.take(halo, t.slots.op_class[t.values.slot], axis=1)
+        axes, furthest = axes_of(part > 0), part.max(axis=2)
+        shards = layout.devices[axes]
+        # A halo is never more than all other shards.
+        shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
+        size = np.asarray(shifted * layout.value_bytes)
+        times = t.values.count.astype(np.float64)
+        yield Traffic(self, layout, PERMUTE, axes, size, size, times)
+
+
+class SumPlaces(OrderedTerm):
+    """Scattered sums whose shards change places for the order of the axes."""
+
+    name, scope, label = "places of sums", Entity.VALUE_CLASS, "order"
+
+    def ends(self, layout: Layout) -> tuple[Dims, Dims]:
+        return layout.defined, layout.settled
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        if layout.scattered.any():
+            places = changes_places(layout, *self.ends(layout)) * (layout.partial > 0)
+            size, times = layout.value_bytes, layout.tables.values.count.astype(np.float64)
+            yield Traffic(self, layout, PERMUTE, places, size, size, times)
+
+
+class UsePlaces(OrderedTerm):
+    """Resharded uses whose shards change places for the order of the axes."""
+
+    name, scope, label = "places of uses", Entity.USE_CLASS, "order"
+
+    def ends(self, layout: Layout) -> tuple[Dims, Dims]:
+        return layout.before, layout.used
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        places = changes_places(layout, *self.ends(layout))
+        if places.any():
+            size = _moved(layout)
+            yield _resharding(self, layout, PERMUTE, places, size, size)

@@ -1,0 +1,7 @@
+"""XLA as the judge: what its TPU compiler says of a plan, with no TPU."""
+
+from toast.evaluation.oracle.hlo import Communication, communication_in
+from toast.evaluation.oracle.schedule import Schedule
+from toast.evaluation.oracle.tpu import Verdict, check, judge
+
+__all__ = ["Communication", "Schedule", "Verdict", "check", "communication_in", "judge"]

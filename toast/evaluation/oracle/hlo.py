@@ -1,0 +1,332 @@
+"""Programs that XLA has scheduled, read from their text."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator, Mapping
+
+from toast.program import element_bytes
+
+_KINDS = {
+    "all-gather": "all_gather", "all-reduce": "all_reduce", "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all", "collective-permute": "collective_permute",
+    "ragged-all-to-all": "all_to_all",
+}  # fmt: skip
+_ELEMENT_TYPES = {
+    "pred": "i1", "s8": "i8", "s16": "i16", "s32": "i32", "s64": "i64", "u8": "ui8",
+    "u16": "ui16", "u32": "ui32", "u64": "ui64",
+}  # fmt: skip
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(
+    r"^\s+(ROOT )?%([\w.\-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([a-z][\w\-]*)\((.*)$"
+)
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_NAME = re.compile(r"%([\w.\-]+)")
+_CALL = re.compile(
+    r"\b(?:body|to_apply|calls|called_computations|branch_computations|true_computation"
+    r"|false_computation)=(?:\{([^}]*)\}|%?([\w.\-]+))"
+)
+_PARTITIONS = re.compile(r"num_partitions=(\d+)")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+
+#: Fusions of an all-reduce with the slice of it that a device keeps.
+_SCATTERED = re.compile(r"all-reduce-scatter")
+
+#: Loops in which the partitioner overlaps a product with the transfer of its parts.
+_WINDOWED = re.compile(r"windowed_dot_general_body_(rs|ag)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    #: HLO opcode, such as ``all-gather-start``.
+    opcode: str
+    #: Type of the result as written.
+    type: str
+    operands: tuple[str, ...]
+    line: str
+    root: bool
+
+    def attribute(self, name: str) -> str | None:
+        """What follows ``name=``, a computation or an integer."""
+        found = re.search(rf"\b{name}=\{{?%?([\w.\-]+)", self.line)
+        return found[1] if found else None
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The computations that it runs.
+
+        Of a conditional all branches, though one of them runs: that is how programs are priced, for
+        which is taken is not known.
+        """
+        lists = (many or one for many, one in _CALL.findall(self.line))
+        return tuple(name.strip(" %") for names in lists for name in names.split(","))
+
+    @property
+    def collective(self) -> str | None:
+        """Its kind as StableHLO spells it; of an asynchronous pair, the start."""
+        return _KINDS.get(self.opcode.removesuffix("-start"))
+
+    @property
+    def result_bytes(self) -> float:
+        """Bytes of a collective's results."""
+        arrays = [_bytes(*array) for array in _ARRAY.findall(self.type)]
+        if self.opcode.endswith("-start"):  # (operands, results, ...)
+            gather = self.opcode.startswith("all-gather")
+            arrays = arrays[len(arrays) // 2 :] if gather else arrays[:1]
+        return sum(arrays)
+
+    @property
+    def channel(self) -> str:
+        """What makes copies of one collective known as one."""
+        found = _CHANNEL.search(self.line)
+        return found[1] if found else self.name
+
+    @property
+    def cycles(self) -> int:
+        """What the compiler thinks that the op's kernel takes; 0 where it does not say."""
+        found = _CYCLES.search(self.line)
+        return int(found[1]) if found else 0
+
+    @property
+    def ring(self) -> int:
+        """The devices of the ring that a permutation goes round."""
+        pairs = dict(re.findall(r"\{(\d+),(\d+)\}", self.line.partition("source_target_pairs=")[2]))
+        device, seen = next(iter(pairs), ""), set[str]()
+        while device in pairs and device not in seen:
+            seen.add(device)
+            device = pairs[device]
+        return max(1, len(seen))
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The devices, as numbered in the program's mesh, that talk with device 0."""
+        if found := _MESH_GROUPS.search(self.line):
+            axes = [(n, int(s)) for n, s in re.findall(r"'([^']+)'=(\d+)", found[1])]
+            chosen = set(re.findall(r"'([^']+)'", found[2]))
+            members, stride = [0], 1
+            for name, size in reversed(axes):
+                if name in chosen:
+                    members = [m + stride * i for i in range(size) for m in members]
+                stride *= size
+            return tuple(sorted(members))
+        if found := _LISTED_GROUPS.search(self.line):
+            return tuple(int(device) for device in found[1].split(","))
+        if found := _IOTA_GROUPS.search(self.line):
+            return _iota_group(found)
+        return ()
+
+
+def in_scatter(computation: str) -> bool:
+    """Whether an all-reduce in ``computation`` is a reduce-scatter together with what follows."""
+    return bool(_SCATTERED.search(computation))
+
+
+def _iota_group(found: re.Match[str]) -> tuple[int, ...]:
+    """The first group of ``[groups,size]<=[dimensions]T(permutation)``."""
+    import numpy as np
+
+    sizes = [int(size) for size in found[3].split(",")]
+    devices = np.arange(math.prod(sizes)).reshape(sizes)
+    if found[4]:
+        devices = devices.transpose([int(d) for d in found[4].split(",")])
+    return tuple(sorted(devices.reshape(int(found[1]), int(found[2]))[0].tolist()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+    """A program's computations; instructions stand in the order in which they run."""
+
+    computations: Mapping[str, tuple[Instruction, ...]]
+    entry: str
+    #: Devices that it runs on.
+    partitions: int = 1
+
+    @staticmethod
+    def parse(text: str) -> Module:
+        """Read HLO text."""
+        found: dict[str, list[Instruction]] = {}
+        entry = current = ""
+        for line in text.splitlines():
+            if header := _COMPUTATION.match(line):
+                current = header[2]
+                entry = current if header[1] else entry
+                found[current] = []
+            elif current and (parts := _INSTRUCTION.match(line)):
+                operands = tuple(_NAME.findall(parts[5].split("), ")[0]))
+                found[current].append(
+                    Instruction(parts[2], parts[4], parts[3], operands, line, bool(parts[1]))
+                )
+        devices = _PARTITIONS.search(text[: text.find("\n")])
+        computations = {name: tuple(lines) for name, lines in found.items()}
+        return Module(computations, entry, int(devices[1]) if devices else 1)
+
+    def trips(self, loop: Instruction) -> int:
+        """How often the body of ``loop`` runs.
+
+        As the compiler noted it, or from the counter that the condition compares with a constant:
+        the constant over the counter's step.  1 where neither is found.
+        """
+        if known := _TRIPS.search(loop.line):
+            return int(known[1])
+        condition = {
+            i.name: i for i in self.computations.get(loop.attribute("condition") or "", ())
+        }
+        for compare in condition.values():
+            if compare.opcode == "compare" and "direction=LT" in compare.line:
+                counter, bound = (condition.get(name) for name in compare.operands)
+                last = _constant(bound)
+                if last is not None:
+                    return max(1, -(-last // self._step(loop, counter)))
+        return 1
+
+    def _step(self, loop: Instruction, counter: Instruction | None) -> int:
+        """What the body adds to the element of the loop's state that ``counter`` reads."""
+        index = counter.attribute("index") if counter else None
+        body = {i.name: i for i in self.computations.get(loop.attribute("body") or "", ())}
+        root = next((i for i in body.values() if i.root), None)
+        if index is None or root is None or int(index) >= len(root.operands):
+            return 1
+        step, name = 0, root.operands[int(index)]
+        # The counter may be added to several times where the loop was unrolled.
+        while (made := body.get(name)) and made.opcode == "add":
+            constants = [_constant(body.get(operand)) for operand in made.operands]
+            step += next((c for c in constants if c is not None), 0)
+            name = next((o for o, c in zip(made.operands, constants, strict=True) if c is None), "")
+        return max(step, 1)
+
+    @functools.cached_property
+    def repeats(self) -> Mapping[str, int]:
+        """How often each computation runs, by the trip counts of the loops around it."""
+        callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
+        for computation, lines in self.computations.items():
+            for instruction in lines:
+                times = self.trips(instruction) if instruction.opcode == "while" else 1
+                for called in instruction.called:
+                    callers[called].append((computation, times))
+        made: dict[str, int] = {}
+
+        def of(computation: str) -> int:
+            if computation not in made:
+                made[computation] = 1  # of the entry, and of what calls itself
+                above = callers.get(computation, [])
+                made[computation] = max((of(c) * times for c, times in above), default=1)
+            return made[computation]
+
+        return {computation: of(computation) for computation in self.computations}
+
+    def ends_window(self, computation: str, permute: Instruction) -> bool:
+        """Whether a permutation moves what a windowed loop has made, and nothing else has touched.
+
+        Copies, bitcasts and slices of the loop's result count as untouched.
+        """
+        here = {i.name: i for i in self.computations[computation]}
+        names = list(permute.operands[:1])
+        for _ in range(6):
+            made = here.get(names[0]) if names else None
+            if made is None:
+                return False
+            if made.opcode == "while":
+                return bool(_WINDOWED.search(made.attribute("body") or ""))
+            if made.opcode == "fusion" and len(made.operands) > 3:
+                return False
+            names = list(made.operands[:1])
+        return False
+
+    def walk(self) -> Iterator[tuple[str, Instruction]]:
+        """Every instruction with its computation."""
+        for computation, lines in self.computations.items():
+            for instruction in lines:
+                yield computation, instruction
+
+
+def _constant(instruction: Instruction | None) -> int | None:
+    if instruction is None or instruction.opcode != "constant":
+        return None
+    found = re.search(r" constant\((-?\d+)\)", instruction.line)
+    return int(found[1]) if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+    """Collectives of one kind: how many run, and the bytes of their results per device."""
+
+    kind: str
+    count: int
+    bytes: float
+    #: Bytes that a device sends, round a ring.
+    sent_bytes: float = 0.0
+
+
+def communication_in(text: str) -> tuple[Communication, ...]:
+    """The collectives of an HLO module, by kind, those in loops as often as they run.
+
+    One collective that the scheduler cut into several instructions has one channel and counts
+    once.  A windowed product counts as the reduce-scatter or all-gather that it is made of, with
+    the step that is left over when its loop has ended.
+    """
+    module = Module.parse(text)
+    found: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
+
+    def add(kind: str, times: int, size: float, devices: int) -> None:
+        sent = sent_share(kind, devices) * size
+        for place, number in enumerate((times, times * size, times * sent)):
+            found[kind][place] += number
+
+    seen: set[tuple[str, str]] = set()
+    windowed: dict[str, list[Instruction]] = collections.defaultdict(list)
+    for computation, instruction in module.walk():
+        kind = instruction.collective
+        if kind is None or (kind, instruction.channel) in seen:
+            continue
+        if kind == "collective_permute" and module.ends_window(computation, instruction):
+            continue
+        seen.add((kind, instruction.channel))
+        if _WINDOWED.search(computation):
+            windowed[computation].append(instruction)
+            continue
+        size = instruction.result_bytes
+        if kind == "all_reduce" and in_scatter(computation):
+            kind = "reduce_scatter"
+            size = next(i.result_bytes for i in module.computations[computation] if i.root)
+        devices = len(instruction.group) or module.partitions
+        add(kind, module.repeats.get(computation, 1), size, devices)
+    for computation, steps in windowed.items():
+        # The loop is the one collective, as often as what is around it runs.
+        times = max(
+            module.repeats[around]
+            for around, i in module.walk()
+            if i.opcode == "while" and i.attribute("body") == computation
+        )
+        kind = "reduce_scatter" if "body_rs" in computation else "all_gather"
+        largest = max(steps, key=lambda i: i.result_bytes)
+        add(kind, times, largest.result_bytes, largest.ring)
+    return tuple(Communication(k, int(c), b, s) for k, (c, b, s) in sorted(found.items()))
+
+
+def sent_share(kind: str, devices: int) -> float:
+    """Bytes that each of ``devices`` sends in a collective, over those of its result."""
+    rest = devices - 1
+    return {
+        "all_gather": rest / devices, "all_reduce": 2 * rest / devices,
+        "reduce_scatter": float(rest), "all_to_all": rest / devices, "collective_permute": 1.0,
+    }[kind]  # fmt: skip
+
+
+def _bytes(dtype: str, shape: str) -> float:
+    sizes = [int(size) for size in shape.split(",") if size]
+    try:
+        return float(math.prod(sizes) * element_bytes(_ELEMENT_TYPES.get(dtype, dtype)))
+    except KeyError:
+        return 0.0

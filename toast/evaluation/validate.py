@@ -1,0 +1,394 @@
+"""Predictions against what XLA's compilers say of the same plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from toast import apply
+from toast.analysis import Analysis
+from toast.apply import Verification
+from toast.cost import CostModel
+from toast.errors import PlanError
+from toast.evaluation.baselines import manual_states
+from toast.evaluation.oracle import Communication, Verdict, check, judge
+from toast.hardware import Hardware, Mesh
+from toast.models import Strategies
+from toast.plan.prediction import Collective, Prediction
+from toast.plan.shard import shardings_of
+from toast.search import Search, Settings
+from toast.space import Space, States
+from toast.text_tables import TextTable
+from toast.units import size_text, time_text
+
+#: Who judges: the TPU compiler, or execution on CPU devices (numbers and kinds of collectives).
+Oracle = Literal["tpu", "cpu"]
+
+#: Step times that differ by less are ties: schedules are not exacter than that.
+TIE = 0.15
+
+#: Peaks below say more of the compiler's padding and fixed costs than of the plan.
+SMALL_BYTES = 4 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class StateComparison:
+    """One plan: what we predict and what XLA says, or why it says nothing."""
+
+    name: str
+    predicted: Prediction
+    verdict: Verdict | None = None
+    verification: Verification | None = None
+    error: str = ""
+
+    @property
+    def peak_error(self) -> float:
+        """Predicted over XLA's peak bytes, less one."""
+        assert self.verdict is not None
+        return _error(self.predicted.peak_bytes, self.verdict.peak_bytes)
+
+    @property
+    def argument_error(self) -> float:
+        """Predicted over XLA's argument bytes, less one."""
+        assert self.verdict is not None
+        return _error(self.predicted.argument_bytes, self.verdict.argument_bytes)
+
+    @property
+    def output_error(self) -> float:
+        """Predicted over XLA's output bytes, less one; XLA tells them of full compiles."""
+        assert self.verdict is not None
+        return _error(self.predicted.output_bytes, self.verdict.output_bytes)
+
+    @property
+    def sent_error(self) -> float:
+        """Predicted over XLA's bytes that a device sends, less one; 0 if neither is a MiB."""
+        assert self.verdict is not None
+        theirs = sum(c.sent_bytes for c in self.verdict.collectives)
+        if max(theirs, self.predicted.sent_bytes) < 2**20:
+            return 0.0
+        return _error(self.predicted.sent_bytes, theirs)
+
+    @property
+    def scheduled_seconds(self) -> float:
+        """The step as the TPU compiler scheduled it; NaN where that was not asked for."""
+        schedule = self.verdict.schedule if self.verdict else None
+        return schedule.seconds if schedule else float("nan")
+
+
+def _error(ours: float, theirs: float) -> float:
+    """Our bytes over theirs, less one; 0 where there are none, as of no arguments."""
+    return ours / max(theirs, 1.0) - 1 if max(ours, theirs) >= 1 else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """All plans of one program on one mesh."""
+
+    rows: tuple[StateComparison, ...]
+    memory_bytes: float
+
+    @property
+    def compiled(self) -> tuple[StateComparison, ...]:
+        """The plans whose memory XLA has told in full."""
+        return tuple(r for r in self.rows if r.verdict is not None and not r.verdict.out_of_memory)
+
+    def peak_errors(self) -> tuple[float, float, float]:
+        """Median, 95th percentile and worst of the relative errors of peak bytes."""
+        return _spread([row.peak_error for row in self.compiled])
+
+    def time_errors(self) -> tuple[float, float, float]:
+        """The same of step times against the compiler's schedule."""
+        timed = [r for r in self.compiled if r.scheduled_seconds > 0]
+        return _spread([r.predicted.step_seconds / r.scheduled_seconds - 1 for r in timed])
+
+    def tau(self) -> float:
+        """Kendall's tau of step times; pairs within :data:`TIE` of each other do not count."""
+        agree, pairs = self.pairs()
+        return (2 * agree - pairs) / pairs if pairs else float("nan")
+
+    def pairs(self) -> tuple[int, int]:
+        """Pairs of plans whose scheduled times differ, and how many we order alike."""
+        rows = [row for row in self.compiled if row.scheduled_seconds > 0]
+        agree = pairs = 0
+        for a, b in itertools.combinations(rows, 2):
+            theirs = a.scheduled_seconds - b.scheduled_seconds
+            if abs(theirs) > TIE * max(a.scheduled_seconds, b.scheduled_seconds):
+                pairs += 1
+                agree += theirs * (a.predicted.step_seconds - b.predicted.step_seconds) > 0
+        return agree, pairs
+
+    def squeezed(self) -> tuple[StateComparison, ...]:
+        """Plans that need more than a device has, say we, and that XLA fits all the same.
+
+        It computes values again rather than keep them, which we do not predict.
+        """
+        return tuple(r for r in self.compiled if r.predicted.peak_bytes > self.memory_bytes)
+
+    def misjudged(self) -> tuple[StateComparison, ...]:
+        """Plans that XLA calls out of memory and we call fitting with more than 10 % to spare."""
+        return tuple(
+            row for row in self.rows
+            if row.verdict is not None and row.verdict.out_of_memory
+            and row.predicted.peak_bytes < 0.9 * self.memory_bytes
+        )  # fmt: skip
+
+
+def _spread(errors: list[float]) -> tuple[float, float, float]:
+    sizes = np.abs(errors) if errors else np.full(1, np.nan)
+    return float(np.median(sizes)), float(np.quantile(sizes, 0.95)), float(sizes.max())
+
+
+def validate(
+    analysis: Analysis,
+    mesh: Mesh,
+    hardware: Hardware,
+    *,
+    oracle: Oracle = "tpu",
+    plans: int = 8,
+    strategies: Strategies | None = None,
+    seed: int = 0,
+    full: bool = False,
+    timeout: float = 600.0,
+    progress: Callable[[str], None] | None = None,
+) -> Validation:
+    """Compare the found plan, the unsharded program, ``strategies`` and ``plans`` others with XLA.
+
+    The others are single actions and random legal states, by turns.  ``oracle="tpu"`` compiles for
+    a TPU (``full``: to the end, for the time of the schedule); ``oracle="cpu"`` runs the program on
+    as many CPU devices as the mesh has, which JAX must have been started with.  A plan that fails
+    costs its row.  Raises :class:`toast.errors.PlanError` when there is no TPU compiler, for a fact
+    base, and when all plans fail.
+    """
+    if analysis.program.source is None:
+        raise PlanError(f"{analysis.program.name} is a fact base and has no program to compile")
+    if oracle == "tpu":
+        check(hardware)
+    model = CostModel(Space(analysis, mesh), hardware)
+    rows = []
+    for name, state in states_to_compare(model, plans=plans, strategies=strategies, seed=seed):
+        if progress:
+            progress(f"compiling {name}" if oracle == "tpu" else f"running {name}")
+        row = StateComparison(name, Prediction.of(model.price(state[None])))
+        shardings = shardings_of(model, state)
+        try:
+            if oracle == "tpu":
+                verdict = judge(analysis.program, shardings, hardware, full=full, timeout=timeout)
+                row = dataclasses.replace(row, verdict=verdict)
+            else:
+                found = apply.verify(analysis.program, shardings, seed=seed)
+                row = dataclasses.replace(row, verification=found)
+        except PlanError as error:
+            row = dataclasses.replace(row, error=str(error))
+        rows.append(row)
+    if all(row.error for row in rows):
+        raise PlanError(f"no plan could be validated: {rows[0].error}")
+    return Validation(tuple(rows), hardware.memory_limit_bytes)
+
+
+def states_to_compare(
+    model: CostModel, *, plans: int, strategies: Strategies | None = None, seed: int = 0
+) -> Iterator[tuple[str, States]]:
+    """States with names, all different.
+
+    The found plan, the unsharded program, ``strategies``, and ``plans`` others: single actions and
+    random legal states, by turns.
+    """
+    space = model.space
+    settings = Settings(seed=seed)
+    search = Search(model, memory_bytes=model.hardware.memory_limit_bytes, settings=settings)
+    found = search.run().state
+    yield "found", found
+    seen = {found.tobytes()}
+    if space.initial.tobytes() not in seen:
+        seen.add(space.initial.tobytes())
+        yield "unsharded", space.initial
+    for name, state in manual_states(model, strategies or {}):
+        if state.tobytes() not in seen:
+            seen.add(state.tobytes())
+            yield name, state
+    random = np.random.default_rng(seed)
+    single = [space.apply(space.initial, action) for action in space.actions]
+    made = 0
+    for number in range(10 * plans):
+        if made == plans:
+            return
+        name, state = f"random {number}", space.initial
+        if number % 2 == 0 and number // 2 < len(single):
+            name, state = f"action {number // 2 + 1}", single[number // 2]
+        else:
+            count = int(random.integers(2, 7))
+            for chosen in random.permutation(len(space.actions))[:count].tolist():
+                state = space.apply(state, space.actions[chosen])
+        if state.tobytes() not in seen:
+            seen.add(state.tobytes())
+            made += 1
+            yield name, state
+
+
+def table(found: Validation) -> RenderableType:
+    """A row per plan, the collectives of each, and what it all comes to."""
+    if any(row.verification for row in found.rows):
+        return _executed(found)
+    timed = any(row.scheduled_seconds > 0 for row in found.rows)
+    made = TextTable(
+        "plan", "peak", "XLA's", "error", "arguments", "XLA's", "outputs", "XLA's",
+        "temporary, XLA's", *(("step", "XLA's") if timed else ()), "took",
+    )  # fmt: skip
+    moved = TextTable("plan", "sent", "XLA's", "collectives (MiB of results)", "XLA's")
+    for column in moved.columns[3:]:
+        column.overflow = "fold"
+    for row in found.rows:
+        made.add_row(*_cells(row, timed))
+        moved.add_row(*_moved(row))
+    return Group(made, moved, Text(summary(found)))
+
+
+def _cells(row: StateComparison, timed: bool) -> list[str]:
+    ours, verdict = row.predicted, row.verdict
+    step = [time_text(ours.step_seconds)] if timed else []
+    if verdict is None or verdict.out_of_memory:
+        said = f"needs {size_text(verdict.peak_bytes)}" if verdict else row.error
+        return [
+            row.name, size_text(ours.peak_bytes), said, "-", size_text(ours.argument_bytes), "-",
+            size_text(ours.output_bytes), "-", "-", *step, *("-" for _ in step), "-",
+        ]  # fmt: skip
+    # Only a compile in full tells of outputs that overwrite no argument.
+    outputs = "-" if verdict.schedule is None else size_text(verdict.output_bytes)
+    return [
+        row.name, size_text(ours.peak_bytes), size_text(verdict.peak_bytes),
+        f"{row.peak_error:+.0%}", size_text(ours.argument_bytes),
+        size_text(verdict.argument_bytes), size_text(ours.output_bytes), outputs,
+        size_text(verdict.temporary_bytes), *step,
+        *([time_text(row.scheduled_seconds)] if timed else []), f"{verdict.seconds:.1f} s",
+    ]  # fmt: skip
+
+
+def _moved(row: StateComparison) -> list[str]:
+    ours, verdict = row.predicted, row.verdict
+    predicted = _kinds(ours.collectives)
+    if verdict is None or verdict.out_of_memory:
+        why = "out of memory" if verdict else "-"
+        return [row.name, size_text(ours.sent_bytes), "-", predicted, why]
+    sent = sum(c.sent_bytes for c in verdict.collectives)
+    theirs = _kinds(verdict.collectives)
+    return [row.name, size_text(ours.sent_bytes), size_text(sent), predicted, theirs]
+
+
+def _kinds(collectives: Sequence[Collective | Communication]) -> str:
+    """``3 all_gather 12.0, ...``: number, kind and MiB."""
+    every = (f"{c.count} {c.kind} {c.bytes / 2**20:.1f}" for c in collectives if c.count)
+    return ", ".join(every) or "none"
+
+
+def _executed(found: Validation) -> RenderableType:
+    made = TextTable("plan", "outputs equal", "largest relative error", "collectives", "predicted")
+    equal = 0
+    for row in found.rows:
+        predicted = ", ".join(f"{c.count} {c.kind}" for c in row.predicted.collectives if c.count)
+        if row.verification is None:
+            made.add_row(row.name, row.error, "-", "-", predicted)
+            continue
+        outputs = row.verification.outputs
+        equal += row.verification.equal
+        kinds = ", ".join(f"{n} {kind}" for kind, n in row.verification.collectives.items())
+        made.add_row(
+            row.name, f"{sum(o.equal for o in outputs)} of {len(outputs)}",
+            f"{max((o.relative_error for o in outputs), default=0.0):.2g}",
+            kinds or "none", predicted or "none",
+        )  # fmt: skip
+    return Group(
+        made, Text(f"{equal} of {len(found.rows)} plans give the same numbers as one device")
+    )
+
+
+def summary(found: Validation) -> str:
+    """The figures of a validation, in a sentence or two."""
+    rows = found.compiled
+    median, high, worst = found.peak_errors()
+    exact = sum(abs(row.argument_error) < 1e-3 for row in rows)
+    near = sum(abs(row.sent_error) <= 0.1 for row in rows)
+    text = (
+        f"peak: median error {median:.1%}, 95th percentile {high:.1%}, worst {worst:.1%} "
+        f"({len(found.squeezed())} plans squeezed by XLA); "
+        f"arguments exact in {exact} of {len(rows)}; "
+        f"bytes sent within 10 % in {near} of {len(rows)}; "
+        f"{len(found.misjudged())} plans out of memory that seemed to fit"
+    )
+    _, pairs = found.pairs()
+    if pairs:
+        middle, high, worst = found.time_errors()
+        text += (
+            f". Step time: Kendall's tau {found.tau():.2f} over {pairs} pairs, median error "
+            f"{middle:.0%}, 95th percentile {high:.0%}, worst {worst:.0%}"
+        )
+    largest = max((row.verdict.peak_bytes for row in rows if row.verdict), default=SMALL_BYTES)
+    if largest < SMALL_BYTES:
+        text += (
+            f". No peak reaches {size_text(SMALL_BYTES)}: the compiler's padding and fixed costs "
+            "decide at such sizes, and these figures tell little; choose a larger program"
+        )
+    return text
+
+
+def plot(found: Validation) -> str:
+    """Predicted against XLA's as an SVG picture: peak memory, and step time where it is known."""
+    panels = [("peak memory, GiB", [
+        (r.verdict.peak_bytes / 2**30, r.predicted.peak_bytes / 2**30, r.name)
+        for r in found.compiled if r.verdict is not None
+    ])]  # fmt: skip
+    timed = [r for r in found.compiled if r.scheduled_seconds > 0]
+    if timed:
+        panels.append(("step, ms", [
+            (1e3 * r.scheduled_seconds, 1e3 * r.predicted.step_seconds, r.name) for r in timed
+        ]))  # fmt: skip
+    return scatter(panels)
+
+
+def scatter(panels: list[tuple[str, list[tuple[float, float, str]]]]) -> str:
+    """Panels of points (XLA's, predicted, name) on logarithmic axes, with the line of equality."""
+    side, gap = 320, 70
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{len(panels) * (side + gap) + 20}" '
+        f'height="{side + 2 * gap - 40}" font-family="sans-serif" font-size="12">'
+    ]
+    for number, (title, points) in enumerate(panels):
+        numbers = [value for x, y, _ in points for value in (x, y) if value > 0]
+        low, high = min(numbers, default=1.0) / 1.3, max(numbers, default=2.0) * 1.3
+        left, top = gap + number * (side + gap), 30
+
+        def place(value: float, low: float = low, high: float = high) -> float:
+            return side * float(np.log(max(value, low) / low) / np.log(high / low))
+
+        parts.append(
+            f'<text x="{left}" y="{top - 10}">{title}: predicted over XLA\'s</text>'
+            f'<rect x="{left}" y="{top}" width="{side}" height="{side}" fill="none" stroke="#888"/>'
+            f'<line x1="{left}" y1="{top + side}" x2="{left + side}" y2="{top}" stroke="#bbb"/>'
+        )
+        for tick in _ticks(low, high):
+            at = place(tick)
+            parts.append(
+                f'<text x="{left + at:.1f}" y="{top + side + 16}" text-anchor="middle">{tick:g}'
+                f'</text><text x="{left - 6}" y="{top + side - at + 4:.1f}" text-anchor="end">'
+                f"{tick:g}</text>"
+            )
+        for x, y, name in points:
+            said = html.escape(f"{name}: {y:.3g}, XLA {x:.3g}")
+            parts.append(
+                f'<circle cx="{left + place(x):.1f}" cy="{top + side - place(y):.1f}" r="4" '
+                f'fill="#1565c0" fill-opacity="0.6"><title>{said}</title></circle>'
+            )
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten."""
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    every = [m * 10.0**p for p in powers for m in (1, 2, 5)]
+    return [tick for tick in every if low <= tick <= high]

@@ -1,0 +1,200 @@
+"""Why not another sharding: the alternative priced, beside the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from toast.cost import CostModel
+from toast.errors import PinError
+from toast.explain.arguments import argument_number
+from toast.explain.collective_causes import explain_collectives
+from toast.paths import is_pattern, matches
+from toast.plan import (
+    Alternative,
+    CollectiveCount,
+    CollectiveExplanation,
+    Plan,
+    WhyNot,
+    folded,
+    make_plan,
+    spec_text,
+)
+from toast.plan.prediction import numbers
+from toast.search import SearchResult, Settings, begin_fixed, find
+from toast.space import Action, Constraints, Space
+from toast.space.constraints import is_open, parse_spec
+
+
+def why_not(
+    plan: Plan,
+    argument: str,
+    spec: Any,
+    *,
+    search: bool = True,
+    budget: float | None = 10.0,
+    progress: Callable[[Any], None] | None = None,
+) -> WhyNot:
+    """Price a sharding that the plan does not have.
+
+    It is pinned, once with all else as in the plan, and once with a search that begins there and
+    takes at most ``budget`` seconds.
+    ``argument`` is a path, or a pattern of paths, ``spec`` a ``PartitionSpec`` or its text.  Raises
+    :class:`toast.errors.PlanError` for an argument that does not exist, and
+    :class:`toast.errors.PinError` for a text that is no sharding, an axis that the mesh does not
+    have, and more entries than an argument has dimensions.
+    """
+    analysis = plan.analysis
+    if not isinstance(argument, str):
+        argument_number(plan, argument)  # which says that it is none
+    if not isinstance(spec, Iterable) or isinstance(spec, Mapping):
+        raise PinError(f"{argument}: {spec!r} is not a sharding; write P('data', None)")
+    entries = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
+    names = [path for path in plan.arguments if matches(argument, path)]
+    if not names or not is_pattern(argument):
+        argument = analysis.program.arguments[argument_number(plan, argument)]
+        names = [argument]
+    text = spec if isinstance(spec, str) else _text(spec)
+    _check(plan, names, entries, f"{argument}={text}")
+    now = tuple(dict.fromkeys(spec_text(plan.arguments[name]) for name in names))
+    given = plan.constraints
+    # The later pin on an argument would contradict an earlier one with the same pattern.
+    pins = {pattern: pin for pattern, pin in given.pin.items() if pattern != argument}
+    constraints = dataclasses.replace(given, pin={**pins, argument: spec})
+    try:
+        space = Space(analysis, plan.mesh, constraints=constraints, resolution=plan.resolution)
+        kept = _pinned_plan(plan, space, names, Constraints(pin={argument: spec}))
+        model = CostModel(space, plan.hardware, overlap=plan.model.overlap, like=plan.model)
+        begin_fixed(model)
+    except PinError as error:
+        return WhyNot(argument, text, now, impossible=str(error))
+    first = second = _alternative(plan, kept)
+    if search:
+        found = find(
+            model, memory_bytes=plan.memory_bytes,
+            settings=Settings(seed=plan.seed, budget=budget),
+            start=(_start_of(plan, space),), progress=progress,
+        )  # fmt: skip
+        best = _plan_of(plan, model, found)
+        # As good is no news: its tables would be those of the first once more.
+        if (not best.fits, best.cost * (1 + 1e-9)) < (not kept.fits, kept.cost):
+            second = _alternative(plan, best)
+    return WhyNot(
+        argument, text, now, kept=first, searched=second if search else None,
+        plan_cost=plan.cost, plan_fits=plan.fits,
+    )  # fmt: skip
+
+
+def _check(plan: Plan, names: Sequence[str], entries: Sequence[Any], what: str) -> None:
+    """Complain about a sharding that is no sharding of the arguments on any such mesh."""
+    for entry in entries:
+        axes = (
+            entry if isinstance(entry, tuple | list) else (entry,) if isinstance(entry, str) else ()
+        )
+        for axis in axes:
+            if axis not in plan.mesh.names:
+                known = ", ".join(plan.mesh.names)
+                raise PinError(f"{what}: no axis {axis} in mesh {plan.mesh}; use {known}")
+    program = plan.analysis.program
+    for name in names:
+        type_ = program.values[program.argument_values[program.arguments.index(name)]].type
+        rank = len(type_.shape)
+        if len(entries) > rank:
+            has = "1 dimension" if rank == 1 else f"{rank} dimensions"
+            raise PinError(f"{what}: {name} is {type_} and has {has}, not {len(entries)}")
+
+
+def _text(spec: Any) -> str:
+    entries = ["?" if is_open(entry) else repr(entry) for entry in spec]
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return f"P({', '.join(entries)})"
+
+
+def _pinned_plan(plan: Plan, space: Space, names: Sequence[str], pins: Constraints) -> Plan:
+    """The plan with arguments sharded as ``pins`` say, and all else as it is."""
+    analysis = plan.analysis
+    alone = Space(analysis, plan.mesh, constraints=pins, collapse=False)
+    op_state = plan.op_state.copy()
+    for name in names:
+        op = analysis.program.arguments.index(name)
+        op_state[op] = alone.pinned[op]
+    state = op_state[space.classes.representative]
+    if (space.of_ops(state) != op_state).any():
+        space = Space(
+            analysis, plan.mesh, constraints=space.constraints, resolution=plan.resolution,
+            collapse=False,
+        )  # fmt: skip
+        state = op_state
+    model = CostModel(space, plan.hardware, overlap=plan.model.overlap, like=plan.model)
+    cost = float(model.cost(model.price(state[None]), plan.memory_bytes)[0])
+    return _plan_of(plan, model, SearchResult((), state, cost, 1, 0.0, ()))
+
+
+def _start_of(plan: Plan, space: Space) -> tuple[Action, ...]:
+    """The plan's actions behind the fixed ones, on the op classes of another space."""
+    before = plan.model.space
+    offered = set(space.actions)
+    found = []
+    for action in plan.actions[len(before.begun) :]:
+        if not action.part:
+            found += [action] if action in offered else []
+            continue
+        pairs = [
+            (k, factor) for old, factor in action.part
+            for k in np.unique(space.classes.of_op[before.classes.of_op == old]).tolist()
+        ]  # fmt: skip
+        found.append(action._replace(part=tuple(dict.fromkeys(pairs))))
+    return tuple(found)
+
+
+def _plan_of(plan: Plan, model: CostModel, found: SearchResult) -> Plan:
+    made = make_plan(
+        model, found, memory_bytes=plan.memory_bytes, seed=plan.seed,
+        seconds={"search": found.seconds}, resolution=plan.resolution,
+    )  # fmt: skip
+    return dataclasses.replace(made, origin=plan.origin)
+
+
+def _alternative(plan: Plan, other: Plan) -> Alternative:
+    mine, theirs = (_counted(explain_collectives(p)) for p in (plan, other))
+    return Alternative(
+        plan=other,
+        numbers=tuple(numbers(plan.after, other.after)),
+        appear=_more(theirs, mine),
+        vanish=_more(mine, theirs),
+        arguments=tuple(
+            (path, spec_text(spec), spec_text(other.arguments[path]))
+            for path, spec in plan.arguments.items()
+            if other.arguments[path] != spec
+        ),
+    )
+
+
+#: Less than this of a collective is none: XLA merges shares of some.
+_SHARE = 0.01
+
+_Counted = dict[tuple[str, tuple[str, ...], str, str], tuple[float, float]]
+
+
+def _counted(rows: Sequence[CollectiveExplanation]) -> _Counted:
+    """Collectives by what they are, with their number and seconds, positions in lists folded."""
+    found: _Counted = {}
+    for row in rows:
+        key = (row.kind, row.axes, folded(row.definition), folded(row.use))
+        count, seconds = found.get(key, (0.0, 0.0))
+        found[key] = count + row.count, seconds + row.total_seconds
+    return found
+
+
+def _more(these: _Counted, those: _Counted) -> tuple[CollectiveCount, ...]:
+    """What ``these`` have over ``those``, the most seconds first."""
+    found = []
+    for key, (count, seconds) in these.items():
+        other, spent = those.get(key, (0.0, 0.0))
+        if count > other + _SHARE:
+            found.append(CollectiveCount(*key, count - other, max(0.0, seconds - spent)))
+    return tuple(sorted(found, key=lambda row: -row.seconds))

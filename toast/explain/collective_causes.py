@@ -1,0 +1,176 @@
+"""Why the collectives of a plan run: what moves, between which ops, by which steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from toast.cost import Traffic, Transfer
+from toast.cost.entities import Entity
+from toast.errors import PlanError
+from toast.explain.history import History
+from toast.inputs import is_whole
+from toast.plan import CollectiveExplanation, Plan, describe_value
+from toast.plan.shard import major_ranks, spec_of
+from toast.space import NONE
+
+
+class CollectiveRow(NamedTuple):
+    """One value class, or use class, in one kind of collective."""
+
+    traffic: Traffic
+    #: The class.
+    x: int
+    transfer: Transfer
+
+
+def in_order(plan: Plan) -> list[CollectiveRow]:
+    """Every collective, those that take most time first."""
+    model = plan.model
+    layout = model.layout(plan.state[None])
+    moved = [
+        (traffic, x)
+        for traffic in model.traffic(layout)
+        for x in np.flatnonzero(traffic.count[0]).tolist()
+    ]
+    # As the plan's own list has them.
+    rows = [CollectiveRow(*row, line) for row, line in zip(moved, plan.transfers, strict=True)]
+    return [rows[i] for i in numbered(plan)]
+
+
+def numbered(plan: Plan) -> list[int]:
+    """The collectives of ``plan.transfers`` in the order of their numbers, from 1.
+
+    Those that take most time come first; those that take none have no number.
+    """
+    seconds = [transfer.count * transfer.seconds for transfer in plan.transfers]
+    return sorted((i for i, spent in enumerate(seconds) if spent > 0), key=lambda i: -seconds[i])
+
+
+def values_of(plan: Plan, row: CollectiveRow) -> list[int]:
+    """The values that a collective moves."""
+    tables = plan.model.tables
+    if row.traffic.term.scope is Entity.USE_CLASS:
+        uses = np.flatnonzero(tables.use_class == row.x)
+        return [*map(int, np.unique(plan.analysis.names.use_value[uses]))]
+    return [*map(int, np.flatnonzero(tables.value_class == row.x))]
+
+
+def explain_collectives(plan: Plan) -> tuple[CollectiveExplanation, ...]:
+    """Every collective of the plan, those that take most time first."""
+    history = History(plan)
+    return tuple(
+        _explained(plan, history, number, row) for number, row in enumerate(in_order(plan), 1)
+    )
+
+
+def explain_collective(plan: Plan, number: int) -> CollectiveExplanation:
+    """Why a collective is there; ``number`` counts from 1, those that take most time first.
+
+    Raises :class:`toast.errors.PlanError` for a number that there is not.
+    """
+    rows = in_order(plan)
+    if not is_whole(number):
+        raise PlanError(f"collective {number!r}: not a collective number; use a whole number")
+    if not 1 <= number <= len(rows):
+        there = f"give 1 to {len(rows)}" if rows else "it has none"
+        raise PlanError(
+            f"no collective {number} in the plan of {plan.analysis.program.name}; {there}"
+        )
+    return _explained(plan, History(plan), number, rows[number - 1])
+
+
+def _explained(
+    plan: Plan, history: History, number: int, row: CollectiveRow
+) -> CollectiveExplanation:
+    model, analysis = plan.model, plan.analysis
+    program, names, tables = analysis.program, analysis.names, model.tables
+    x, kind = row.x, row.transfer.kind
+    of_use = row.traffic.term.scope is Entity.USE_CLASS
+    layout = model.layout(plan.state[None])
+    major = major_ranks(layout)
+    chosen = int(row.traffic.axes[0, x])
+    axes = [a for a in range(len(plan.mesh.axes)) if chosen >> a & 1]
+    labels = tuple(plan.mesh.names[a] for a in axes)
+    values = values_of(plan, row)
+    value = values[0]
+    rank = len(program.values[value].type.shape)
+    c = int(tables.uses.value[x]) if of_use else x
+    maker = int(tables.slots.op_class[tables.values.slot[c]])
+    user, use_text = maker, ""
+    if of_use:
+        user = int(tables.slots.op_class[tables.uses.slot[x]])
+        use = int(np.flatnonzero(tables.use_class == x)[0])
+        use_text = program.describe(int(names.use_op[use]))
+        if names.use_op[use] >= len(program.ops) - len(program.results):
+            result = int(names.use_op[use]) - len(program.ops) + len(program.results)
+            use_text = program.results[result]
+    before, after = (
+        spec_of(dims, rank, plan.mesh.names, major)
+        for dims in (
+            (layout.settled[0, c], layout.used[0, x]) if of_use
+            else (layout.defined[0, c], layout.settled[0, c])
+        )
+    )  # fmt: skip
+    factors = tuple(
+        (label, _factor(plan, maker, a), _factor(plan, user, a) if of_use else "")
+        for label, a in zip(labels, axes, strict=True)
+    )
+    held = [(k, a) for a in axes for k in dict.fromkeys((maker, user)) if plan.state[k, a] != NONE]
+    causes = sorted(
+        dict.fromkeys(history.cause(k, a) for k, a in held), key=lambda cause: cause.number
+    )
+    what = row.traffic.term.label
+    return CollectiveExplanation(
+        number=number,
+        kind=kind,
+        axes=labels,
+        bytes=row.transfer.bytes,
+        count=row.transfer.count,
+        seconds=row.transfer.seconds,
+        total_seconds=row.transfer.count * row.transfer.seconds,
+        algorithm=row.transfer.algorithm,
+        what=what,
+        value=describe_value(program, value),
+        values=len(values),
+        definition=describe_value(program, value),
+        use=use_text,
+        before=before,
+        after=after,
+        factors=factors,
+        causes=tuple(causes),
+        why=_why(what, kind, factors),
+    )
+
+
+def _factor(plan: Plan, k: int, axis: int) -> str:
+    """The label of the factor of an op class that holds an axis; empty for none."""
+    factor = int(plan.state[k, axis])
+    if factor == NONE:
+        return ""
+    analysis = plan.analysis
+    rule = analysis.rules[analysis.names.signature[plan.model.space.classes.representative[k]]]
+    label: str = rule.factors[factor].label
+    return label
+
+
+def _why(what: str, kind: str, factors: tuple[tuple[str, str, str], ...]) -> str:
+    """What meets there, in one line."""
+    held = ", ".join(f"{_named(made)} along {axis}" for axis, made, _ in factors)
+    if what == "sum":
+        kept = ", and kept in parts" if kind == "reduce_scatter" else ""
+        return f"each device has a part of the sum over {held}: the parts are added up{kept}"
+    if what == "edges":
+        return f"shards of {held} need the edges of their neighbours"
+    if what == "order":
+        return "an axis comes or goes that stands major to one that stays: shards change places"
+    return "; ".join(
+        f"along {axis}, {_named(made)} is sharded where it is made, {_named(used)} where it is used"
+        for axis, made, used in factors
+    )
+
+
+def _named(label: str) -> str:
+    """A factor as a sentence calls it; those of elementwise ops are numbers of dimensions."""
+    return f"dimension {label}" if label.isdigit() else label or "nothing"

@@ -1,0 +1,55 @@
+"""The states that the steps of a plan led through, and which step brought what."""
+
+from __future__ import annotations
+
+from toast.plan import Cause, Plan
+from toast.space import States
+
+
+class History:
+    """The states that the plan's steps led through."""
+
+    def __init__(self, plan: Plan) -> None:
+        space = plan.model.space
+        self._plan = plan
+        self.states: list[States] = [space.unsharded]
+        if (space.pinned != space.unsharded).any():
+            self.states.append(space.pinned)
+        for action in plan.actions:
+            self.states.append(space.apply(self.states[-1], action))
+
+    def cause(self, k: int, axis: int) -> Cause:
+        """What gave op class ``k`` what it has of an axis in the end."""
+        plan, space = self._plan, self._plan.model.space
+        name, final = space.mesh.names[axis], plan.state[k, axis]
+        last = len(self.states) - 1
+        if self.states[last][k, axis] != final:
+            return Cause(0, plan.method, name)
+        number = last
+        while number and self.states[number - 1][k, axis] == final:
+            number -= 1
+        if not number or number > len(plan.steps):
+            return Cause(0, plan.method, name)
+        step = plan.steps[number - 1]
+        first = len(self.states) - len(plan.actions)
+        kind = "action"
+        if number < first:
+            kind = "pin"
+        elif number < first + len(space.begun):
+            kind = "fix"
+        elif step.part:
+            kind = "refinement"
+        before = plan.steps[number - 2].after if number > 1 else plan.before
+        return Cause(
+            number, kind, name, step.dimensions, step.resolution, step.reason, before, step.after
+        )
+
+    def undone(self, k: int, axis: int, factor: int) -> str:
+        """The steps that gave an axis to a factor and took it off again; empty where none did."""
+        held = [state[k, axis] == factor for state in self.states]
+        if not any(held) or held[-1] or len(held) > len(self._plan.steps) + 1:
+            return ""
+        off = len(held) - held[::-1].index(True)  # behind the last state that has it
+        on = next(n for n in range(off - 1, -1, -1) if not n or not held[n - 1])
+        reason = self._plan.steps[off - 1].reason
+        return f"step {on} put it there, step {off} took it off: {reason}"

@@ -1,0 +1,162 @@
+"""Cached programs, by what they were lowered from (entries of :mod:`toast.disk_cache`).
+
+Commands that only read a program use one.  A cached program is equal to a lowered one, and says
+where its ops come from; it has no MLIR module, and cannot be called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import importlib.metadata
+import importlib.util
+import itertools
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from toast import disk_cache
+from toast.program import Location, Op, Program, Signature, TensorType, Value
+
+#: Another one makes kept entries void.
+_FORMAT = "2"
+_KIND = "program"
+
+#: What changes how JAX lowers: its settings, and what may be its default platform.
+_VARIABLES = ("JAX_", "CUDA_", "TPU_", "ROCR_", "HIP_")
+_PLATFORMS = ("jax_plugins", "libtpu")
+_DEVICES = "/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/*", "/dev/kfd"
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedLocations:
+    """The source of a kept program."""
+
+    #: ``[ops]`` a location each.
+    locations: tuple[Location, ...]
+
+    def location(self, op: int) -> Location:
+        """Source location of a program op."""
+        return self.locations[op]
+
+
+def lowered(
+    parts: Sequence[str | bytes], code: Iterable[pathlib.Path], lower: Callable[[], Program]
+) -> Program:
+    """The program that ``lower`` makes, or what was kept of it the last time.
+
+    ``parts`` are all that it is made from, ``code`` the folders of Python files that make it; the
+    frontend, JAX and its settings are added.
+    """
+    if not disk_cache.enabled():
+        return lower()
+    here = pathlib.Path(__file__).parent
+    folders = [*code, here, here.parent / "program"]
+    files = itertools.chain.from_iterable(sorted(folder.rglob("*.py")) for folder in folders)
+    key = disk_cache.digest([_FORMAT, *_surroundings(), disk_cache.digest_of_files(files), *parts])
+    with contextlib.suppress(*disk_cache.DAMAGE):
+        if entry := disk_cache.load(_KIND, key):
+            return _unpacked(*entry)
+    program = lower()
+    disk_cache.keep(_KIND, key, *_packed(program), _KIND)
+    return program
+
+
+def _surroundings() -> Iterator[str]:
+    for package in ("jax", "jaxlib"):
+        yield f"{package} {importlib.metadata.version(package)}"
+    yield from sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_VARIABLES))
+    for package in _PLATFORMS:
+        found = importlib.util.find_spec(package)
+        yield f"{package} {sorted(found.submodule_search_locations or ()) if found else ''}"
+    yield repr(accelerators())
+
+
+def accelerators() -> list[str]:
+    """The device files of this machine's GPUs and TPUs."""
+    return sorted(path for pattern in _DEVICES for path in glob.glob(pattern))
+
+
+def _packed(program: Program) -> tuple[dict[str, Any], disk_cache.Arrays]:
+    types: dict[TensorType, int] = {}
+    places: dict[Location, int] = {}
+
+    def typed(row: Iterable[TensorType]) -> list[int]:
+        return [types.setdefault(type_, len(types)) for type_ in row]
+
+    ops, values = program.ops, program.values
+    arrays = {
+        "op": [op.signature for op in ops],
+        "location": [
+            places.setdefault(program.location(op), len(places)) for op in range(len(ops))
+        ],
+        "operands": list(itertools.chain.from_iterable(op.operands for op in ops)),
+        "operand_count": [len(op.operands) for op in ops],
+        "results": list(itertools.chain.from_iterable(op.results for op in ops)),
+        "result_count": [len(op.results) for op in ops],
+        "value_type": typed(value.type for value in values),
+        "value_op": [value.op for value in values],
+        "value_result": [value.result for value in values],
+        "repeats": program.repeats,
+    }
+    plain = {
+        "name": program.name,
+        "signatures": [
+            [s.kind, s.attributes, typed(s.operands), typed(s.results)] for s in program.signatures
+        ],
+        "arguments": program.arguments,
+        "results": program.results,
+        "aliases": program.aliases,
+        "ties": program.ties,
+        "labels": [*program.labels.items()],
+        "constraints": [*program.constraints.items()],
+        "foreign": program.foreign,
+        "types": [[type_.shape, type_.dtype] for type_ in types],
+        "locations": [dataclasses.astuple(place) for place in places],
+    }
+    numbers = {name: np.array(row, dtype=np.int64) for name, row in arrays.items()}
+    return plain, {name: disk_cache.small(row) for name, row in numbers.items()}
+
+
+def _unpacked(plain: Any, arrays: disk_cache.Arrays) -> Program:
+    """The program in an entry; raises one of ``disk_cache.DAMAGE`` where it is none."""
+    types = [TensorType(tuple(shape), dtype) for shape, dtype in plain["types"]]
+    places = [Location(*place) for place in plain["locations"]]
+    column = {name: row.tolist() for name, row in arrays.items()}
+
+    def typed(row: Iterable[int]) -> tuple[TensorType, ...]:
+        return tuple([types[number] for number in row])
+
+    def parted(name: str) -> Iterator[tuple[int, ...]]:
+        flat = iter(column[name])
+        return (tuple(itertools.islice(flat, n)) for n in column[f"{name[:-1]}_count"])
+
+    return Program(
+        name=plain["name"],
+        signatures=tuple(
+            Signature(kind, _tuples(attributes), typed(operands), typed(results))
+            for kind, attributes, operands, results in plain["signatures"]
+        ),
+        ops=tuple(map(Op, column["op"], parted("operands"), parted("results"))),
+        values=tuple(
+            map(Value, typed(column["value_type"]), column["value_op"], column["value_result"])
+        ),
+        arguments=tuple(plain["arguments"]),
+        results=tuple(plain["results"]),
+        aliases=tuple(plain["aliases"]),
+        ties=_tuples(plain["ties"]),
+        repeats=tuple(column["repeats"]),
+        labels=dict(plain["labels"]),
+        constraints={op: _tuples(dimensions) for op, dimensions in plain["constraints"]},
+        foreign=plain["foreign"],
+        source=CachedLocations(tuple([places[number] for number in column["location"]])),
+    )
+
+
+def _tuples(given: Any) -> Any:
+    """Lists as tuples, all the way down."""
+    return tuple(map(_tuples, given)) if isinstance(given, list) else given

@@ -1,0 +1,87 @@
+"""What users give: as the stages take it, or one line that says what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import pathlib
+import typing
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+from toast.errors import MeshError, SearchError
+from toast.hardware import Hardware, Mesh, check_size, load, meshes_of
+
+if TYPE_CHECKING:
+    import jax
+
+#: A mesh, one of JAX's, or text such as ``"data=4,model=4"``.
+AnyMesh: TypeAlias = Union[str, Mesh, "jax.sharding.Mesh"]
+#: A device's description, a name such as ``"tpu-v5e"``, or the path of a file.
+AnyHardware: TypeAlias = str | pathlib.Path | Hardware
+
+
+def machine_of(hardware: AnyHardware) -> Hardware:
+    """The description of a device.  Raises :class:`toast.errors.HardwareError`."""
+    return hardware if isinstance(hardware, Hardware) else load(hardware)
+
+
+def mesh_of(mesh: AnyMesh) -> Mesh:
+    """A mesh as ours.  Raises :class:`toast.errors.MeshError`."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    return Mesh.parse(mesh) if isinstance(mesh, str) else Mesh.of(mesh)
+
+
+def system_of(mesh: AnyMesh, hardware: AnyHardware) -> tuple[Mesh, Hardware]:
+    """A mesh and its device, of which there are systems that large.
+
+    Raises :class:`toast.errors.MeshError` and :class:`toast.errors.HardwareError`.
+    """
+    found, machine = mesh_of(mesh), machine_of(hardware)
+    check_size(machine, found)
+    return found, machine
+
+
+def candidate_meshes(
+    mesh: AnyMesh | None, devices: int | None, hardware: AnyHardware
+) -> tuple[Mesh, ...]:
+    """The mesh that is given, or all of as many devices.
+
+    Raises :class:`toast.errors.MeshError` unless exactly one of both is given, and fits the system.
+    """
+    if (mesh is None) == (devices is None):
+        raise MeshError(
+            f"{'neither a mesh nor' if mesh is None else 'both a mesh and'} a number of devices "
+            "given; use either mesh='data=4,model=4' or devices=16",
+            shell="use either --mesh data=4,model=4 or --devices 16",
+        )
+    if mesh is not None:
+        return (system_of(mesh, hardware)[0],)
+    if not is_whole(devices):
+        raise MeshError(f"devices {devices!r}: use a whole number")
+    return meshes_of(int(typing.cast(int, devices)), machine_of(hardware))
+
+
+def limit_of(memory_bytes: float | None, hardware: Hardware) -> float:
+    """The memory limit per device in bytes; by default the hardware's.
+
+    Raises :class:`toast.errors.SearchError`.
+    """
+    limit = hardware.memory_limit_bytes if memory_bytes is None else memory_bytes
+    if not is_number(limit):
+        raise SearchError(f"memory limit {limit!r}: use a number of bytes")
+    if not 0 < limit < math.inf:  # nor NaN
+        raise SearchError(
+            f"memory limit of {limit:g} bytes ({limit / 2**30:g} GiB): must be positive and finite"
+        )
+    return float(limit)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, numpy's ones among them."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -1,7 +1,0 @@
-"""XLA as the judge: what its TPU compiler says of a plan, with no TPU."""
-
-from toast.oracle.hlo import Communication, communication_in
-from toast.oracle.schedule import Schedule
-from toast.oracle.tpu import Verdict, check, judge
-
-__all__ = ["Communication", "Schedule", "Verdict", "check", "communication_in", "judge"]

@@ -1,0 +1,90 @@
+"""A plan made of what a search, or a baseline, found."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from toast.cost import CostModel
+from toast.plan.labels import dimension_labels
+from toast.plan.plan import Plan, Step
+from toast.plan.prediction import Prediction, reason_of
+from toast.plan.shard import shardings_of
+from toast.search import MeshResult, SearchResult
+from toast.space import Resolving
+
+
+def make_plan(
+    model: CostModel,
+    found: SearchResult,
+    *,
+    memory_bytes: float,
+    seed: int,
+    seconds: dict[str, float],
+    method: str = "toast",
+    note: str = "",
+    meshes: tuple[MeshResult, ...] = (),
+    resolution: Resolving = "compatible",
+) -> Plan:
+    """The plan for a search's result, every action replayed for its effect.
+
+    A state that was found without actions, by a baseline, has no steps.
+    """
+    space = model.space
+    states = [space.unsharded]
+    pinned = (space.pinned != space.unsharded).any()
+    if pinned:
+        states.append(space.pinned)
+    actions = (*space.begun, *found.actions)
+    for action in actions:
+        states.append(space.apply(states[-1], action))
+    if (states[-1] != found.state).any():
+        states.append(found.state)  # a baseline's, that no actions lead to
+    prices = model.price(np.stack(states))
+    predictions = [Prediction.of(prices, i) for i in range(len(states))]
+    reasons = [
+        reason_of(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
+    ]
+    own = ("the program's own shardings",) if space.constraints.keep else ()
+    pins = [
+        Step((*space.constraints.pin, *own), "", (), after, f"pinned: {reason}")
+        for after, reason in zip(predictions[1 : 1 + pinned], reasons, strict=False)
+    ]
+    steps = tuple(pins) + tuple(
+        Step(
+            dimensions=dimension_labels(space, action),
+            axis=space.mesh.names[action.axis],
+            resolution=action.resolution,
+            after=after,
+            reason=f"fixed: {reason}" if i < len(space.begun) else reason,
+            part=action.part,
+        )
+        for i, (action, after, reason) in enumerate(
+            zip(actions, predictions[1 + pinned :], reasons[int(pinned) :], strict=False)
+        )
+    )
+    return Plan(
+        analysis=space.analysis,
+        mesh=space.mesh,
+        hardware=model.hardware,
+        memory_bytes=memory_bytes,
+        shardings=shardings_of(model, found.state),
+        steps=steps,
+        before=predictions[0],
+        after=predictions[-1],
+        cost=found.cost,
+        states=found.states,
+        rounds=found.rounds,
+        seed=seed,
+        transfers=tuple(model.transfers(found.state)),
+        seconds=seconds,
+        method=method,
+        note=note,
+        meshes=meshes,
+        bound_seconds=model.lower_bound(),
+        model=model,
+        state=found.state,
+        actions=actions,
+        resolution=resolution,
+    )

@@ -1,0 +1,32 @@
+"""What a plan was made from on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """What a plan was made from on the command line, so that it can be found again."""
+
+    target: str
+    #: Options that changed a model's size, by name.
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    #: Example arguments of a function: ``f32[8,4]``.
+    shapes: tuple[str, ...] = ()
+    #: Further rule files.
+    rules: tuple[str, ...] = ()
+    #: A name, or the path of a hardware file.
+    hardware: str = ""
+    #: Positions of donated arguments.
+    donate: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """TARGET and the options that say how to read it, as on the command line."""
+        options = [(name, str(size)) for name, size in self.sizes.items()]
+        options += [("arg", shape) for shape in self.shapes]
+        options += [("donate", str(position)) for position in self.donate]
+        options += [("rules", path) for path in self.rules]
+        return (self.target, *(word for name, value in options for word in (f"--{name}", value)))

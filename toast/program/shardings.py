@@ -1,0 +1,103 @@
+"""Shardings of a whole program: what the search decides and the last stage writes back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from toast.errors import PlanError
+from toast.hardware import Mesh
+from toast.program.program import Program
+
+#: Mesh axes of each dimension, major to minor; ``()`` is a dimension that is not sharded.
+Spec = tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shardings:
+    """Where every value of a program is sharded, and which uses see it otherwise."""
+
+    mesh: Mesh
+    #: Sharding of values where they are defined; absent ones are replicated.
+    values: Mapping[int, Spec]
+    #: Sharding that ``(op, operand)`` demands where it differs from the value's: a reshard.
+    uses: Mapping[tuple[int, int], Spec]
+    #: Sharding of each function result.
+    results: tuple[Spec, ...]
+    #: Sharding in which an op computes a value that it only sums up in parts, where the sum is
+    #: kept otherwise: a reduce-scatter.
+    sums: Mapping[int, Spec] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Shardings on mesh {self.mesh}: {len(self.values):,} values, "
+            f"{len(self.uses):,} reshards>"
+        )
+
+    def of(self, program: Program, value: int) -> Spec:
+        """The sharding of a value, one entry per dimension."""
+        rank = len(program.values[value].type.shape)
+        return self.values.get(value, ((),) * rank)
+
+    def _check_places(self, program: Program) -> None:
+        """Every sharding is of a value, operand or result that the program has."""
+        if len(self.results) != len(program.results):
+            raise PlanError(
+                f"{program.name} has {len(program.results)} results, but the plan shards "
+                f"{len(self.results)}; use one sharding per result"
+            )
+        for value in (*self.values, *self.sums):
+            if not 0 <= value < len(program.values):
+                raise PlanError(
+                    f"{program.name} has no value {value} to shard: it has {len(program.values)} "
+                    "values; check that the plan is for this program"
+                )
+        for op, index in self.uses:
+            if not 0 <= op < len(program.ops) or not 0 <= index < len(program.ops[op].operands):
+                raise PlanError(
+                    f"{program.name} has no operand {index} of op {op} to shard; "
+                    "check that the plan is for this program"
+                )
+
+    def check(self, program: Program) -> None:
+        """Every sharding names mesh axes once and divides its dimension.
+
+        Raises :class:`toast.errors.PlanError` naming the value and the axis.
+        """
+        self._check_places(program)
+        everywhere = [(v, spec, "") for v, spec in (*self.values.items(), *self.sums.items())]
+        everywhere += [
+            (program.ops[op].operands[index], spec, f" as operand {index} of {program.kind(op)}")
+            for (op, index), spec in self.uses.items()
+        ]
+        everywhere += [
+            (v, spec, " as a result")
+            for v, spec in zip(program.result_values, self.results, strict=True)
+        ]
+        sizes = dict(self.mesh.axes)
+        for value, spec, where in everywhere:
+            type_ = program.values[value].type
+            what = f"value {value} ({type_}){where}"
+            if len(spec) != len(type_.shape):
+                raise PlanError(
+                    f"{what}: sharding {spec} has {len(spec)} dimensions, but the value has "
+                    f"{len(type_.shape)}; use one entry per dimension"
+                )
+            seen: set[str] = set()
+            for size, axes in zip(type_.shape, spec, strict=True):
+                shards = 1
+                for axis in axes:
+                    if axis not in sizes:
+                        raise PlanError(
+                            f"{what}: mesh {self.mesh} has no axis {axis}; use "
+                            f"{', '.join(self.mesh.names)}"
+                        )
+                    if axis in seen:
+                        raise PlanError(f"{what}: axis {axis} shards it twice; use it once")
+                    seen.add(axis)
+                    shards *= sizes[axis]
+                if size % shards:
+                    raise PlanError(
+                        f"{what}: {shards} shards along {'x'.join(axes)} do not divide {size}; "
+                        "choose another dimension"
+                    )

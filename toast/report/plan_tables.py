@@ -1,0 +1,310 @@
+"""What plans say of themselves: differences, what still matches, explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from toast.plan import (
+    Alternative,
+    Applied,
+    ArgumentExplanation,
+    Cause,
+    CollectiveExplanation,
+    Difference,
+    NumberChange,
+    WhyNot,
+    spec_text,
+)
+from toast.plan.labels import folded, shown_labels
+from toast.report.summaries import misfit
+from toast.text_tables import TextTable
+from toast.units import listed, size_text, time_text
+
+#: Rows of a table that are shown; the JSON has all.
+_SHOWN = 40
+
+
+def _table(title: str, *columns: str, right: Iterable[str] = ()) -> TextTable:
+    table = TextTable(title=title, title_justify="left", title_style="bold", header_style="")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _rest(table: TextTable, count: int, shown: int = _SHOWN) -> TextTable:
+    """With a last row that says how many more there are."""
+    if count > shown:
+        table.add_row(f"... and {count - shown} more", *[""] * (len(table.columns) - 1))
+    return table
+
+
+def _number(value: float, unit: str) -> str:
+    return {"seconds": time_text, "bytes": size_text}.get(unit, "{:g}".format)(value)
+
+
+def _count(count: float) -> str:
+    return f"{round(count, 1):g}" if count >= 0.1 else f"{count:.1g}"
+
+
+def _change(first: float, second: float) -> str:
+    if not first or first == second:
+        return "" if first == second else "new"
+    percent = 100 * (second / first - 1)
+    return f"{percent:+.2g} %" if abs(percent) < 10 else f"{percent:+.0f} %"
+
+
+def _folded(rows: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
+    """Rows that are equal when positions in lists are folded, with how many each stands for."""
+    found: dict[tuple[str, ...], int] = {}
+    given = list(rows)
+    for row in given:
+        key = (folded(row[0]), *row[1:])
+        found[key] = found.get(key, 0) + 1
+    names = {(folded(row[0]), *row[1:]): row for row in given}
+    return {(names[key] if count == 1 else key): count for key, count in found.items()}
+
+
+# -- toast diff ------------------------------------------------------------------------------
+
+
+def difference_tables(difference: Difference) -> RenderableType:
+    """What ``toast diff`` prints: only what differs."""
+    first, second = difference.names
+    if difference.same:
+        return Text(f"{first} and {second} are the same")
+    if first == second:
+        first, second = "first", "second"
+    parts: list[RenderableType] = []
+
+    def add(
+        title: str, rows: Iterable[tuple[str, ...]], *columns: str, shown: int = _SHOWN
+    ) -> None:
+        listed = list(rows)
+        if listed:
+            table = _table(title, *columns, right=("number",))
+            for row in listed[:shown]:
+                table.add_row(*(cell or "-" for cell in row))
+            parts.append(_rest(table, len(listed), shown))
+
+    add("Settings", ((c.what, c.first, c.second) for c in difference.settings), "", first, second)
+    add(
+        "Arguments",
+        (
+            (name, str(count), was, now)
+            for (name, was, now), count in _folded(
+                (c.what, c.first, c.second) for c in difference.arguments
+            ).items()
+        ),
+        "argument", "number", first, second,
+    )  # fmt: skip
+    add(
+        "Actions",
+        (
+            (
+                second if a.second else first, str(a.number), shown_labels(a.dimensions, 3), a.axis,
+                "".join(map(str, a.resolution)),
+            )
+            for a in difference.actions
+        ),
+        "only in", "number", "dimensions", "axis", "resolution",
+    )  # fmt: skip
+    add(
+        "Other values, by op",
+        ((c.what, c.first, c.second) for c in difference.values), "op", first, second, shown=8,
+    )  # fmt: skip
+    add(
+        "Collectives",
+        (
+            (
+                c.kind, " x ".join(c.axes), f"{_count(c.count[0])} / {_count(c.count[1])}",
+                f"{size_text(c.bytes[0])} / {size_text(c.bytes[1])}",
+                f"{time_text(c.seconds[0])} / {time_text(c.seconds[1])}",
+            )
+            for c in difference.collectives
+        ),
+        "kind", "axes", "count", "bytes per device", "time",
+    )  # fmt: skip
+    if difference.numbers:
+        parts.append(_numbers("Predicted, per device", difference.numbers, first, second))
+    return Group(*parts)
+
+
+def _numbers(title: str, rows: Sequence[NumberChange], first: str, second: str) -> TextTable:
+    table = _table(title, "", first, second, "change", right=(first, second, "change"))
+    for row in rows:
+        table.add_row(
+            row.what, _number(row.first, row.unit), _number(row.second, row.unit),
+            _change(row.first, row.second),
+        )  # fmt: skip
+    return table
+
+
+def _labels(dimensions: Sequence[str]) -> str:
+    return listed(dimensions)
+
+
+# -- toast apply -----------------------------------------------------------------------------
+
+
+def applied_tables(applied: Applied) -> RenderableType:
+    """What ``toast apply`` prints: what no longer matches, and the new price beside the old."""
+    plan, saved = applied.plan, applied.saved
+    program = plan.analysis.program
+    parts: list[RenderableType] = [
+        *misfit(plan),
+        Text(
+            f"{saved.name} applied to {program.name} on mesh {plan.mesh} of {plan.hardware.name}",
+            style="bold",
+        ),
+    ]
+    known = sum(path in saved.arguments for path in applied.matched)
+    like = len(applied.matched) - known
+    parts.append(Text(
+        f"{known} of {len(program.arguments)} arguments match by path"
+        f"{f', {like} by group' if like else ''}; "
+        f"{applied.ops_matched} of {applied.ops} ops are sharded as in the plan"
+    ))  # fmt: skip
+    rows: list[tuple[str, ...]] = [(path, "", "missing") for path in applied.gone]
+    rows += [(path, spec_text(spec), "new: sharded by the actions")
+             for path, spec in applied.new]  # fmt: skip
+    rows += [
+        (c.argument, spec_text(c.applied), f"{spec_text(c.saved)} in the plan: {c.why}")
+        for c in applied.changed
+    ]
+    if rows:
+        table = _table("Arguments that do not match", "argument", "number", "sharding", "why",
+                       right=("number",))  # fmt: skip
+        folded_rows = list(_folded(rows).items())
+        for (name, spec, why), count in folded_rows[:_SHOWN]:
+            table.add_row(name, str(count), spec or "-", why)
+        parts.append(_rest(table, len(folded_rows)))
+    parts += [Text(f"no counterpart: {text}") for text in applied.actions_gone]
+    table = _table("Predicted, per device", "", "in the plan", "now", "change",
+                   right=("in the plan", "now", "change"))  # fmt: skip
+    was, now = saved.after, plan.after
+    for what, unit, first, second in (
+        ("step time", "seconds", was.step_seconds, now.step_seconds),
+        ("  matrix products", "seconds", was.matmul_seconds, now.matmul_seconds),
+        ("  memory traffic", "seconds", was.memory_seconds, now.memory_seconds),
+        ("  collectives", "seconds", was.collective_seconds, now.collective_seconds),
+        ("peak memory", "bytes", was.peak_bytes, now.peak_bytes),
+        ("  arguments", "bytes", was.argument_bytes, now.argument_bytes),
+    ):
+        table.add_row(what, _number(first, unit), _number(second, unit), _change(first, second))
+    fits = ("yes" if p.peak_bytes <= m else "no"
+            for p, m in ((was, saved.memory_bytes), (now, plan.memory_bytes)))  # fmt: skip
+    table.add_row("fits", *fits, "")
+    parts.append(table)
+    return Group(*parts)
+
+
+# -- toast explain PLAN ----------------------------------------------------------------------
+
+
+def argument_explanation(found: ArgumentExplanation) -> RenderableType:
+    """What ``toast explain PLAN --argument`` prints."""
+    type_ = f"{found.dtype}[{','.join(map(str, found.shape))}]"
+    lines = [
+        f"{found.argument} {type_} is sharded {spec_text(found.spec)}: "
+        f"{size_text(found.device_bytes)} of {size_text(found.bytes)} per device",
+        f"group: {_labels(found.group)}",
+    ]
+    if found.alike:
+        lines.insert(0, f"first of {len(found.alike)} arguments with the same sharding:")
+    table = _table(f"Mesh axes of {found.argument}", "dimension", "axis", "why",
+                   right=("dimension",))  # fmt: skip
+    for held in found.held:
+        table.add_row(str(held.dimension), held.axis, _cause(held.cause))
+    for free in found.free:
+        table.add_row(str(free.dimension), free.axis, f"not sharded: {free.why}")
+    if found.moved_by:
+        numbers = ", ".join(map(str, found.moved_by))
+        many = len(found.moved_by) > 1
+        moved = f"collectives {numbers}" if many else f"collective {numbers}"
+        lines.append(f"moved by {moved}; see --collective {'N' if many else numbers}")
+    return Group(*map(Text, lines), table)
+
+
+def _cause(cause: Cause) -> str:
+    return f"{cause}: {cause.reason}" if cause.reason else str(cause)
+
+
+def collective_explanation(found: CollectiveExplanation) -> RenderableType:
+    """What ``toast explain PLAN --collective`` prints."""
+    what = f"{_count(found.count)} {found.kind} over {' x '.join(found.axes)}"
+    title = f"Collective {found.number}: {what}"
+    table = _table(title, "", "")
+    each = f"{size_text(found.bytes)}, {time_text(found.seconds)} by {found.algorithm}"
+    table.add_row("each", each)
+    table.add_row("total", time_text(found.total_seconds))
+    alike = f", and {found.values - 1} alike" if found.values > 1 else ""
+    table.add_row("value", found.value + alike)
+    table.add_row("from sharding", spec_text(found.before))
+    if found.use:
+        table.add_row("used by", found.use)
+    table.add_row("to sharding", spec_text(found.after))
+    table.add_row("why", found.why)
+    for cause in found.causes:
+        table.add_row(cause.axis, _cause(cause))
+    return Group(table)
+
+
+def collectives_table(rows: Sequence[CollectiveExplanation]) -> RenderableType:
+    """Every collective of a plan, those that take most time first."""
+    table = _table("Collectives, longest time first", "#", "kind", "axes", "count", "time", "value",
+                   "used by", right=("#", "count", "time"))  # fmt: skip
+    for row in rows[:_SHOWN]:
+        table.add_row(
+            str(row.number), row.kind, " x ".join(row.axes), _count(row.count),
+            time_text(row.total_seconds), row.definition, row.use or "-",
+        )  # fmt: skip
+    return _rest(table, len(rows))
+
+
+def why_not_tables(found: WhyNot) -> RenderableType:
+    """What ``toast explain PLAN --why-not`` prints: the alternative, line by line."""
+    title = f"{found.argument} = {found.spec} instead of {' or '.join(found.now)}"
+    parts: list[RenderableType] = [Text(title, style="bold")]
+    if found.impossible:
+        return Group(*parts, Text(f"impossible: {found.impossible}"))
+    if found.kept is not None:
+        parts += _alternative("Pinned, rest of the plan unchanged", found.kept)
+    if found.searched is found.kept and found.kept is not None:
+        parts.append(Text("A search from there finds no better plan"))
+    elif found.searched is not None:
+        parts += _alternative("Pinned, with a search from there", found.searched)
+    parts += [Text(line, style="bold") for line in better_than_plan(found)]
+    return Group(*parts)
+
+
+def better_than_plan(found: WhyNot) -> list[str]:
+    """That an alternative beats the plan, and how to keep it; nothing where it does not."""
+    best = found.best
+    if best is None or not found.better:
+        return []
+    than = "" if found.plan_fits else ", which does not fit" if best.fits else ""
+    return [
+        f"Better than the plan{than}: cost {best.plan.cost:.4g}, not {found.plan_cost:.4g} "
+        f"({100 * (best.plan.cost / found.plan_cost - 1):+.2g} %)",
+        "To keep it: -o FILE.json, or accept() in Python",
+    ]
+
+
+def _alternative(title: str, other: Alternative) -> list[RenderableType]:
+    if not other.numbers and not other.appear and not other.vanish:
+        return [Text(f"{title}: no difference in price")]
+    parts: list[RenderableType] = [_numbers(title, other.numbers, "plan", "alternative")]
+    rows = [("+", row) for row in other.appear] + [("-", row) for row in other.vanish]
+    if rows:
+        table = _table("", "", "collective", "axes", "time", "value", "used by", right=("time",))
+        for sign, row in rows[:_SHOWN]:
+            table.add_row(
+                sign + _count(row.count), row.kind, " x ".join(row.axes), time_text(row.seconds),
+                row.value, row.use or "-",
+            )  # fmt: skip
+        parts.append(_rest(table, len(rows)))
+    parts.append(Text(f"fits: {'yes' if other.fits else 'no'}, cost {other.plan.cost:.4g}"))
+    return parts

@@ -1,0 +1,353 @@
+"""Analyses, plans and verifications as tables for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from toast.analysis import Analysis
+from toast.apply import OutputCheck, Verification
+from toast.evaluation.compare import MethodResult
+from toast.hardware import Hardware, Mesh, load, names
+from toast.plan import Plan, place_of, spec_text
+from toast.plan.labels import shown_labels
+from toast.report.memory import peak_groups
+from toast.text_tables import TextTable
+from toast.units import size_text, time_text
+
+#: Ops without a rule that are named one by one; the rest are counted.
+_NAMED_OPS = 5
+
+
+def _table(title: str, *columns: str, right: Iterable[str] = ()) -> TextTable:
+    table = TextTable(title=title, title_justify="left", title_style="bold", header_style="")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _stages(seconds: dict[str, float]) -> Text:
+    total = sum(seconds.values())
+    parts = ", ".join(f"{stage} {time_text(spent)}" for stage, spent in seconds.items())
+    return Text(f"Time: {time_text(total)} ({parts})")
+
+
+def missing_rules(analysis: Analysis) -> list[str]:
+    """One line per op that no rule knows, and what was done about it."""
+    ops = analysis.without_rule
+    lines = [
+        f"no rule for {analysis.program.describe(op)}: its dimensions are not sharded"
+        for op in ops[:_NAMED_OPS]
+    ]
+    if len(ops) > _NAMED_OPS:
+        lines.append(f"... and {len(ops) - _NAMED_OPS} more ops without a rule")
+    places = {str(analysis.program.location(op)) for op in analysis.uncounted_loops}
+    lines += [f"trip count unknown: the loop at {place} counts once" for place in sorted(places)]
+    return lines
+
+
+def analysis_table(analysis: Analysis) -> RenderableType:
+    """What ``toast analyze`` prints."""
+    table = _table(f"Analysis of {analysis.program.name}", "relation", "count",
+                   right=("count",))  # fmt: skip
+    for name, count in analysis.counts().items():
+        table.add_row(name.replace("_", " "), f"{count:,}")
+    return Group(table, _stages(analysis.seconds))
+
+
+def plan_tables(plan: Plan) -> RenderableType:
+    """What ``toast plan`` prints: arguments, actions, prediction, collectives, stage times."""
+    program = plan.analysis.program
+    title = Text(
+        f"Plan for {program.name} on mesh {plan.mesh} of {plan.hardware.name} "
+        f"({size_text(plan.memory_bytes)} per device)",
+        style="bold",
+    )
+    how = f"Search: {plan.states} states priced, {len(plan.rounds)} rounds, seed {plan.seed}"
+    notes = plan.note.splitlines()
+    if plan.method != "toast":
+        how = f"Method: {', '.join([plan.method, *notes])}"
+        notes = []
+    shown = plan.steps or plan.method == "toast"
+    return Group(
+        *misfit(plan), title, Text(), _arguments(plan), *([_actions(plan)] if shown else []),
+        _prediction(plan), _collectives(plan), _memory(plan),
+        *([_meshes(plan)] if plan.meshes else []),
+        Text(f"{how}, cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"),
+        *(Text(f"Note: {note}") for note in notes),
+        _stages(plan.seconds),
+    )  # fmt: skip
+
+
+#: Devices with more memory that are named as a remedy.
+_NAMED_DEVICES = 3
+
+
+def misfit(plan: Plan) -> list[Text]:
+    """That a plan does not fit, and the remedies; nothing of one that fits."""
+    if plan.fits:
+        return []
+    peak, limit = plan.after.peak_bytes, plan.memory_bytes
+    devices = plan.mesh.devices * 2 ** math.ceil(math.log2(max(peak / max(limit, 1.0), 1.0)))
+    remedies = []
+    if devices <= plan.hardware.max_devices:
+        remedies.append(f"a larger mesh, such as --devices {max(devices, 2 * plan.mesh.devices)}")
+    for reshard in plan.step_reshards:
+        tree = reshard.tree
+        option = f": --donate {tree.position}" if tree.position >= 0 else ""
+        remedies.append(f"donation of {tree.argument}, which the step returns{option}")
+    larger = sorted((device.memory_limit_bytes, device.name) for device in map(load, names()))
+    named = [f"{name} ({size_text(size)})" for size, name in larger if size >= peak]
+    if named:
+        remedies.append(f"--hardware with more memory: {', '.join(named[:_NAMED_DEVICES])}")
+    remedies += [
+        "a smaller batch or a shorter sequence",
+        "recomputation of activations: jax.checkpoint around a layer",
+    ]
+    said = (
+        f"Does not fit: the plan needs {size_text(peak)} per device, {size_text(peak - limit)} "
+        f"more than the limit of {size_text(limit)}. Remedies:"
+    )
+    return [
+        Text(said, style="bold red"), *(Text(f"  * {remedy}") for remedy in remedies), Text(),
+    ]  # fmt: skip
+
+
+def plan_cost_before(plan: Plan) -> float:
+    """C of the unsharded program: 1, plus the memory penalty if it does not fit."""
+    from toast.cost.model import MEMORY_WEIGHT
+
+    over = max(plan.before.peak_bytes - plan.memory_bytes, 0.0) / max(plan.before.peak_bytes, 1.0)
+    return 1.0 + MEMORY_WEIGHT * over
+
+
+def _arguments(plan: Plan) -> TextTable:
+    table = _table(
+        "Arguments, by group", "arguments", "count", "shape", "sharding", "bytes per device",
+        right=("count", "bytes per device"),
+    )  # fmt: skip
+    for row in plan.argument_table():
+        shape = f"{row.dtype}[{','.join(map(str, row.shape))}]"
+        more = len(row.patterns) - 1
+        table.add_row(
+            row.patterns[0] + (f" and {more} alike" if more else ""),
+            str(row.count),
+            shape,
+            spec_text(row.spec),
+            size_text(row.device_bytes),
+        )
+    return table
+
+
+def _actions(plan: Plan) -> TextTable:
+    table = _table(
+        "Actions, in order", "#", "dimensions", "axis", "resolution", "step", "peak", "why",
+        right=("#", "step", "peak"),
+    )  # fmt: skip
+    for number, step in enumerate(plan.steps, 1):
+        label = shown_labels(step.dimensions, 2) or "intermediate values only"
+        label = f"only {label}" if step.part else label
+        table.add_row(
+            str(number), label, step.axis,
+            "".join(map(str, step.resolution)) or "-",
+            time_text(step.after.step_seconds), size_text(step.after.peak_bytes),
+            step.reason,
+        )  # fmt: skip
+    return table
+
+
+def _prediction(plan: Plan) -> TextTable:
+    table = _table("Predicted, per device", "", "unsharded", "plan", right=("unsharded", "plan"))
+    before, after = plan.before, plan.after
+    rows = (
+        ("step time", time_text(before.step_seconds), time_text(after.step_seconds)),
+        ("  matrix products", time_text(before.matmul_seconds), time_text(after.matmul_seconds)),
+        ("  memory traffic", time_text(before.memory_seconds), time_text(after.memory_seconds)),
+        ("  collectives", time_text(before.collective_seconds),
+         time_text(after.collective_seconds)),
+        ("  hidden behind products", time_text(before.hidden_seconds),
+         time_text(after.hidden_seconds)),
+        ("peak memory", size_text(before.peak_bytes), size_text(after.peak_bytes)),
+        ("  arguments", size_text(before.argument_bytes), size_text(after.argument_bytes)),
+        ("fits", *("yes" if p.peak_bytes <= plan.memory_bytes else "no" for p in (before, after))),
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    between = sum(reshard.seconds for reshard in plan.step_reshards)
+    if between:
+        table.add_row("reshard between steps (see note)", "", f"+ {time_text(between)}")
+    if plan.bound_seconds > 0:
+        over = _over(after.step_seconds, plan.bound_seconds)
+        bound = f"{time_text(plan.bound_seconds)}; plan: {over}"
+        table.add_row("lower bound (roofline, no collectives)", "", bound)
+    return table
+
+
+def _collectives(plan: Plan) -> TextTable:
+    table = _table(
+        "Collectives per step", "kind", "count", "bytes per device", "time", "algorithms",
+        right=("count", "bytes per device", "time"),
+    )  # fmt: skip
+    for collective in plan.after.collectives:
+        if collective.count:
+            table.add_row(
+                collective.kind, str(collective.count), size_text(collective.bytes),
+                time_text(collective.seconds), _algorithms(plan, collective.kind),
+            )  # fmt: skip
+    if not table.row_count:
+        table.add_row("none", "0", "0 B", "0 us", "-")
+    return table
+
+
+def _algorithms(plan: Plan, kind: str) -> str:
+    """The algorithms of a kind of collective by the time spent in them, with their axes."""
+    spent: dict[str, float] = {}
+    for transfer in plan.transfers:
+        if transfer.kind == kind:
+            name = f"{transfer.algorithm} over {' x '.join(transfer.axes)}"
+            spent[name] = spent.get(name, 0.0) + transfer.count * transfer.seconds
+    return ", ".join(sorted(spent, key=lambda name: -spent[name])[:3]) or "-"
+
+
+_WHAT = {
+    "value": "", "copy": "resharded ", "sum": "sum over devices of ",
+    "second": "second buffer of ",
+}  # fmt: skip
+
+#: Values at the peak that are shown.
+_SHOWN = 12
+
+
+def _memory(plan: Plan) -> TextTable:
+    program, line = plan.analysis.program, plan.timeline
+    at = place_of(program, line.peak_op)
+    table = _table(
+        f"Peak memory: {size_text(line.peak_bytes)}, at {at}",
+        "bytes per device", "count", "value", right=("bytes per device", "count"),
+    )  # fmt: skip
+    table.add_row(size_text(line.argument_bytes), str(len(program.arguments)), "arguments")
+    groups = peak_groups(program, line)
+    for group in groups[:_SHOWN]:
+        table.add_row(size_text(group.bytes), str(group.count), _WHAT[group.what] + group.value)
+    rest = groups[_SHOWN:]
+    if rest:
+        count = sum(group.count for group in rest)
+        table.add_row(size_text(sum(group.bytes for group in rest)), str(count), "smaller values")
+    return table
+
+
+def _meshes(plan: Plan) -> TextTable:
+    """Every mesh that was tried, the best first."""
+    table = _table(
+        f"Meshes of {plan.mesh.devices} devices",
+        "mesh", "cost", "step", "peak", "fits", "searched",
+        right=("cost", "step", "peak"),
+    )  # fmt: skip
+    for row in sorted(plan.meshes, key=lambda tried: tried.order):
+        if row.skipped:
+            table.add_row(str(row.mesh), "-", "-", "-", "-", row.skipped)
+            continue
+        table.add_row(
+            str(row.mesh), f"{row.cost or 0.0:.4g}", time_text(row.step_seconds or 0.0),
+            size_text(row.peak_bytes or 0.0), "yes" if row.fits else "no",
+            "in full" if row.full else "in part",
+        )  # fmt: skip
+    return table
+
+
+def _equality(output: OutputCheck) -> str:
+    if not output.equal:
+        return "NO"
+    if not output.proves:
+        return "all NaN: inconclusive"
+    return f"yes, {max(output.nan, 0.001):.1%} NaN in both" if output.nan else "yes"
+
+
+def verification_table(plan: Plan, verification: Verification) -> RenderableType:
+    """What ``toast verify`` prints: every output, worst first, and the collectives."""
+    table = _table(
+        f"{plan.analysis.program.name} on {plan.mesh.devices} devices against one",
+        "output", "largest value", "largest error", "relative error", "equal",
+        right=("largest value", "largest error", "relative error"),
+    )  # fmt: skip
+    worst = sorted(verification.outputs, key=lambda o: (o.equal, o.proves, -o.relative_error))
+    for output in worst[:12]:
+        table.add_row(
+            output.path, f"{output.magnitude:.2g}", f"{output.max_abs_error:.2g}",
+            f"{output.relative_error:.2g}", _equality(output),
+        )  # fmt: skip
+    if len(worst) > 12:
+        table.add_row(f"... and {len(worst) - 12} more with smaller errors", "", "", "", "")
+    kinds = ", ".join(f"{count} {kind}" for kind, count in verification.collectives.items())
+    predicted = ", ".join(f"{c.count} {c.kind}" for c in plan.after.collectives if c.count)
+    equal = sum(output.equal for output in verification.outputs)
+    empty = sum(output.equal and not output.proves for output in verification.outputs)
+    proven = f", {empty} of them all NaN and inconclusive" if empty else ""
+    return Group(
+        table,
+        Text(
+            f"Planned with {len(plan.steps)} actions; to shard a small program, the search "
+            "assumes no "
+            f"link latency and a limit of {size_text(plan.memory_bytes)} per device"
+        ),
+        Text(f"Collectives in XLA's compiled program: {kinds or 'none'}"),
+        Text(f"Collectives predicted: {predicted or 'none'}"),
+        Text(f"{equal} of {len(verification.outputs)} outputs equal{proven}", style="bold"),
+    )
+
+
+def _over(seconds: float, bound: float) -> str:
+    """A step time as a multiple of the lower bound."""
+    over = max(1.0, seconds / bound)
+    return f"{over:,.{1 + (over < 10)}f}x"
+
+
+def comparison_table(
+    analysis: Analysis,
+    mesh: Mesh,
+    hardware: Hardware,
+    memory_bytes: float,
+    rows: Sequence[MethodResult],
+) -> RenderableType:
+    """What ``toast compare`` prints: a row per method, and what the judge says where asked."""
+    judged = any(row.verdict or row.verdict_error for row in rows)
+    ours = next((r.step_seconds for r in rows if r.method == "toast"), math.nan)
+    # Of methods that hold constraints more is known; but one number is for all.
+    bound = min((row.bound_seconds for row in rows if row.bound_seconds > 0), default=0.0)
+    numbers = ("step", "vs TOAST", "vs bound", "peak", "search", "states", "cost")
+    table = _table(
+        f"{analysis.program.name} on mesh {mesh} of {hardware.name} "
+        f"({size_text(memory_bytes)} per device), predicted",
+        "method", "step", "vs TOAST", "vs bound", "peak", "fits",
+        *(("XLA peak",) if judged else ()), "search", "states", "cost", "note",
+        right=numbers,
+    )  # fmt: skip
+    for row in rows:
+        ratio = row.step_seconds / ours
+        said = row.verdict_error or "-"
+        if row.verdict:
+            peak = size_text(row.verdict.peak_bytes)
+            said = f"out of memory, {peak}" if row.verdict.out_of_memory else peak
+        if row.error:
+            cells = ["-"] * 5
+        else:
+            cells = [
+                time_text(row.step_seconds), "-" if math.isnan(ratio) else f"{ratio:.2f}x",
+                _over(row.step_seconds, bound) if bound else "-",
+                size_text(row.peak_bytes), "yes" if row.fits else "OOM",
+            ]  # fmt: skip
+        rest = ["-", "-"] if row.error else [str(row.states), f"{row.cost:.4g}"]
+        table.add_row(
+            row.method, *cells, *([said] if judged else []),
+            time_text(row.search_seconds), *rest, row.error or row.note,
+        )  # fmt: skip
+    before = sum(spent for stage, spent in analysis.seconds.items() if stage != "lowering")
+    least = f"Lower bound (roofline, no collectives): {time_text(bound)}"
+    return Group(
+        table,
+        *([Text(least)] if bound else []),
+        Text(f"Analysis before the search, shared by all methods: {time_text(before)}"),
+    )

@@ -1,0 +1,337 @@
+"""Runs searches: one after the other here, or several at a time in processes of their own.
+
+A result depends on its job alone, and of equal ones that of the first job counts; so results do not
+depend on the number of processes, unless a budget or an interrupt ends searches.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from toast.cost import CostModel
+from toast.search.proposals import Proposals
+from toast.search.search import DEFAULT_STAGES, Round, Search, SearchResult
+from toast.search.settings import Settings
+from toast.search.stage import Stage
+from toast.search.worker import Proposed, Stop, Task, send
+from toast.space import Action
+
+#: What a process runs.
+_WORKER = "from toast.search.worker import main; main()"
+
+#: Seconds beyond the budget, or an interrupt, after which processes are no longer waited for.
+_GRACE = 3.0
+
+#: Seconds after which one who waits looks whether the search was interrupted.
+_PATIENCE = 0.05
+
+
+class Job(NamedTuple):
+    """One search."""
+
+    model: CostModel
+    memory_bytes: float
+    settings: Settings
+    stages: tuple[Stage, ...] = DEFAULT_STAGES
+    #: Trajectories to begin with.
+    start: tuple[tuple[Action, ...], ...] = ()
+    #: States to combine with the best one, when they are there.
+    proposals: Proposals | None = None
+
+
+class Runner:
+    """Runs jobs, ``processes`` at a time; in this process where that is one."""
+
+    def __init__(
+        self,
+        processes: int,
+        interrupt: threading.Event,
+        progress: Callable[[Round], None] | None = None,
+    ) -> None:
+        """``interrupt``, when it is set, ends every job with its best so far."""
+        self._processes = processes
+        self._interrupt = interrupt
+        self._progress = progress
+        self._workers: list[_Worker] = []
+        self._messages: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
+        #: What ended searches early: ``budget``, ``interrupt`` or nothing.
+        self.stopped = ""
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        for worker in self._workers:
+            worker.end()
+
+    def run(self, jobs: Sequence[Job], end: float | None = None) -> list[SearchResult | str]:
+        """The result of each job, or why it is lost; there is at least one result.
+
+        Jobs share the time that is left until ``end`` (of ``time.perf_counter``) evenly, and what
+        one of them does not need goes to the next.  Those that an interrupt, or the end, leaves no
+        time for are lost without a reason.
+        """
+        together = min(self._processes, len(jobs))
+        progress = _Progress(self._progress)
+        if together < 2 or self._interrupt.is_set():
+            results = self._run_here(jobs, end, progress)
+        else:
+            results = self._run_in_processes(jobs, end, progress, together)
+            if not any(isinstance(result, SearchResult) for result in results):
+                # Better than nothing: the first job, without time if it was an interrupt.
+                now = time.perf_counter() if self.stopped else end
+                results[0] = self._run_here(jobs[:1], now, progress)[0]
+        if self._interrupt.is_set():
+            self.stopped = "interrupt"
+        return results
+
+    def _run_here(
+        self, jobs: Sequence[Job], end: float | None, progress: _Progress
+    ) -> list[SearchResult | str]:
+        results: list[SearchResult | str] = []
+        for number, job in enumerate(jobs):
+            if number and (self._interrupt.is_set() or _over(end)):
+                self.stopped = self.stopped or "budget"
+                results.append("")
+                continue
+            result = Search(
+                job.model,
+                memory_bytes=job.memory_bytes,
+                settings=_within(job.settings, end, len(jobs) - number),
+                stages=job.stages,
+                start=job.start,
+                proposals=job.proposals or (lambda _seconds: ()),
+                progress=functools.partial(progress, number),
+                interrupt=self._interrupt,
+            ).run()
+            self.stopped = self.stopped or result.stopped
+            results.append(result)
+        return results
+
+    def _run_in_processes(
+        self, jobs: Sequence[Job], end: float | None, progress: _Progress, together: int
+    ) -> list[SearchResult | str]:
+        results: list[SearchResult | str] = [""] * len(jobs)
+        waiting = collections.deque(range(len(jobs)))
+        busy: dict[_Worker, int] = {}
+        turns = -(-len(jobs) // together)
+        while waiting or busy:
+            while waiting and len(busy) < together:
+                number = waiting.popleft()
+                if number and _over(end):
+                    self.stopped = self.stopped or "budget"
+                    continue
+                share = turns - number // together
+                settings = _within(jobs[number].settings, end, share)
+                worker = self._idle_worker(busy)
+                busy[worker] = number
+                worker.begin(number, jobs[number]._replace(settings=settings))
+            if not busy:
+                break
+            received = self._receive(None if end is None else end + _GRACE, self._interrupt)
+            if received is None:
+                self.stopped = self.stopped or "budget"
+                self._recall(busy, results)
+                break
+            worker, message = received
+            if isinstance(message, Round):
+                progress(busy[worker], message)
+            else:
+                self._settle(worker, message, busy, results)
+        return results
+
+    def _receive(
+        self, end: float | None, interrupt: threading.Event | None = None
+    ) -> tuple[_Worker, Any] | None:
+        """The next message of a process; none after ``end``, or at an interrupt."""
+        while not (interrupt and interrupt.is_set()) and not _over(end):
+            with contextlib.suppress(queue.Empty):
+                return self._messages.get(timeout=_PATIENCE)
+        return None
+
+    def _idle_worker(self, busy: dict[_Worker, int]) -> _Worker:
+        for worker in self._workers:
+            if worker not in busy:
+                return worker
+        self._workers.append(_Worker(self._messages))
+        return self._workers[-1]
+
+    def _settle(
+        self,
+        worker: _Worker,
+        message: Any,
+        busy: dict[_Worker, int],
+        results: list[SearchResult | str],
+    ) -> None:
+        """Note the result of a worker, or that it is gone."""
+        number = busy.pop(worker)
+        if isinstance(message, _Loss):
+            self._workers.remove(worker)
+            worker.end()
+            message = message.reason
+        elif isinstance(message, SearchResult):
+            self.stopped = self.stopped or message.stopped
+        results[number] = message
+
+    def _recall(self, busy: dict[_Worker, int], results: list[SearchResult | str]) -> None:
+        """Have all busy workers answer with their best so far, and leave those that do not."""
+        end = time.perf_counter() + _GRACE
+        try:
+            for worker, number in busy.items():
+                worker.stop(number)
+            while busy and (received := self._receive(end)):
+                worker, message = received
+                if not isinstance(message, Round):
+                    self._settle(worker, message, busy, results)
+        except KeyboardInterrupt:
+            self._interrupt.set()
+        for worker, number in busy.items():
+            results[number] = "it did not end in time"
+            self._workers.remove(worker)
+            worker.end()
+
+
+class _Loss(NamedTuple):
+    """A worker's process is no longer there, or cannot be talked to."""
+
+    reason: str
+
+
+class _Worker:
+    """A process that searches, and the threads that talk to it."""
+
+    def __init__(self, messages: queue.SimpleQueue[tuple[_Worker, Any]]) -> None:
+        self._messages = messages
+        #: Makes what is sent next; ``None`` is the end.
+        self._outbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._model: CostModel | None = None
+        self._ended = False
+        path = os.pathsep.join(p for p in sys.path if p)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            # Ctrl-C at the terminal is for the parent, which passes it on.
+            start_new_session=True,
+        )
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._write, self._read)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self, number: int, job: Job) -> None:
+        """Give the process a job; what comes of it goes to the messages."""
+        model = None if job.model is self._model else job.model
+        self._model = job.model
+
+        def task() -> Task:
+            sent = model and model.for_search()
+            proposed = job.proposals is not None
+            return Task(
+                number, sent, job.memory_bytes, job.settings, job.stages, job.start, proposed
+            )
+
+        self._outbox.put(task)
+        if job.proposals:
+            job.proposals.future.add_done_callback(
+                lambda future: self._outbox.put(lambda: Proposed(number, future.result()))
+            )
+
+    def stop(self, number: int) -> None:
+        """Have the process end a job with its best so far."""
+        self._outbox.put(lambda: Stop(number))
+
+    def end(self) -> None:
+        """End the process."""
+        self._ended = True
+        self._process.kill()
+        self._process.wait()
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe
+            with contextlib.suppress(OSError):  # what was not yet written has no reader
+                pipe.close()
+
+    def _write(self) -> None:
+        target = self._process.stdin
+        assert target
+        try:
+            while make := self._outbox.get():
+                send(target, make())
+        except OSError:
+            pass  # the process has died: whoever reads from it says so
+        except Exception as error:  # what cannot be sent
+            self._messages.put((self, _Loss(f"{type(error).__name__}: {error}")))
+
+    def _read(self) -> None:
+        source = self._process.stdout
+        assert source
+        try:
+            while True:
+                self._messages.put((self, pickle.load(source)))
+        except (EOFError, OSError):
+            if not self._ended:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=1.0)
+                code = self._process.returncode
+                how = f" of signal {-code}" if code and code < 0 else ""
+                self._messages.put((self, _Loss(f"its process died{how}")))
+        except Exception as error:
+            self._messages.put((self, _Loss(f"{type(error).__name__}: {error}")))
+
+
+class _Progress:
+    """Progress of several searches as if they were one."""
+
+    def __init__(self, progress: Callable[[Round], None] | None) -> None:
+        self._progress = progress
+        self._begin = time.perf_counter()
+        self._states: dict[int, int] = {}
+        self._count = 0
+        self._cost = np.inf
+
+    def __call__(self, number: int, event: Round) -> None:
+        self._states[number] = event.states
+        self._cost = min(self._cost, event.cost)
+        seconds = time.perf_counter() - self._begin
+        every = Round(self._count, sum(self._states.values()), self._cost, seconds)
+        self._count += 1
+        if self._progress:
+            self._progress(every)
+
+
+def _over(end: float | None) -> bool:
+    return end is not None and time.perf_counter() >= end
+
+
+def _within(settings: Settings, end: float | None, jobs: int) -> Settings:
+    """``settings`` with the share of one of ``jobs`` in the time that is left."""
+    if end is None:
+        return settings
+    left = max(0.0, end - time.perf_counter())
+    return dataclasses.replace(settings, budget=left / jobs)

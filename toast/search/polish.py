@@ -1,0 +1,132 @@
+"""Local search: what a single change makes of a trajectory."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.search.ledger import Ledger, Trajectory, length
+from toast.search.stage import Budget
+from toast.space import Action, Space, States
+
+Ints = npt.NDArray[np.int64]
+
+#: Variants of a trajectory that are priced together, at least.
+_BATCH = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Polishing:
+    """A stage: single changes to the actions of trajectories, until none improves them."""
+
+    def __call__(self, ledger: Ledger, budget: Budget) -> list[Trajectory]:
+        """The trajectories that the stage begins with, polished, and the empty one."""
+        return [*(polish(ledger, start) for start in ledger.starts), ledger.begin()]
+
+
+class _Variants(NamedTuple):
+    """Trajectories with the states that they lead to."""
+
+    actions: list[tuple[Action, ...]]
+    lengths: Ints
+    states: States
+
+
+class _Prefix(NamedTuple):
+    """Variants of a trajectory as far as they differ from it."""
+
+    actions: list[tuple[Action, ...]]
+    lengths: Ints  # with what is still to come
+    states: States
+    rest: int  # the number of the trajectory's action with which they go on
+
+
+def polish(ledger: Ledger, start: Trajectory) -> Trajectory:
+    """The trajectory after the changes that improve it, until none does.
+
+    Tried in this order, in batches, of which the first with an improvement gives its best: drop an
+    action, swap two neighbours, insert one, put another one (or another resolution, or axis) in its
+    place.  Those two begin at the end, where what comes before stands as it is.
+    """
+    best, improved = start, True
+    while improved:
+        improved = False
+        prefixes = _neighbours(ledger, best.actions)
+        for variants in _together(ledger.model.space, best.actions, prefixes):
+            keys, _ = ledger.price(variants.states)
+            ranks = ledger.ranks(keys, variants.lengths)
+            place = int(np.argmin(ranks))
+            variant = ledger.offer(keys[place], variants.actions[place])
+            if variant.rank < best.rank - 1e-9:
+                best, improved = variant, True
+                break
+    return best
+
+
+def _together(
+    space: Space, actions: tuple[Action, ...], variants: Iterator[_Prefix]
+) -> Iterator[_Variants]:
+    """The variants of a trajectory in batches that are worth pricing."""
+    waiting: list[_Prefix] = []
+    for variant in itertools.chain(variants, [None]):
+        if variant and variant.actions:
+            waiting.append(variant)
+        if waiting and (variant is None or sum(len(w.actions) for w in waiting) >= _BATCH):
+            yield _Variants(
+                [prefix + actions[w.rest :] for w in waiting for prefix in w.actions],
+                np.concatenate([w.lengths for w in waiting]),
+                _finished(space, actions, waiting),
+            )
+            waiting = []
+
+
+def _finished(space: Space, actions: tuple[Action, ...], variants: Sequence[_Prefix]) -> States:
+    """What variants of a trajectory lead to, in order: they take its actions together."""
+    order = sorted(range(len(variants)), key=lambda number: variants[number].rest)
+    states = variants[order[0]].states[:0]
+    for place in range(variants[order[0]].rest, len(actions) + 1):
+        joining = [variants[number].states for number in order if variants[number].rest == place]
+        if joining:
+            states = np.concatenate([states, *joining])
+        if place < len(actions):
+            states = space.apply_all(states, actions[place])
+    ends = np.cumsum([len(variants[number].states) for number in order])
+    parts = dict(zip(order, np.split(states, ends[:-1]), strict=True))
+    return np.concatenate([parts[number] for number in range(len(variants))])
+
+
+def _neighbours(ledger: Ledger, actions: tuple[Action, ...]) -> Iterator[_Prefix]:
+    space = ledger.model.space
+    every = range(len(space.actions))
+    count, whole = len(actions), length(actions)
+    before = [space.initial]
+    for action in actions:
+        before.append(space.apply(before[-1], action))
+    for i in range(count):
+        shorter = whole - length(actions[i : i + 1])
+        yield _Prefix([actions[:i]], np.array([shorter]), before[i][None], i + 1)
+    for i in range(count - 1):
+        one, other = actions[i : i + 2]
+        state = space.apply(space.apply(before[i], other), one)
+        yield _Prefix([(*actions[:i], other, one)], np.array([whole]), state[None], i + 2)
+    for skip in (0, 1):  # insert, replace
+        if not skip and count >= ledger.depth:
+            continue
+        for i in range(count - skip, -1, -1):
+            longer = whole - length(actions[i : i + skip]) + 1
+            if ledger.beaten(longer):
+                continue
+            states = space.apply_each(before[i], every)
+            # What changes nothing is no better than what is there without it.
+            some = np.flatnonzero((states != before[i]).any(axis=(1, 2)))
+            yield _Prefix(
+                [(*actions[:i], space.actions[number]) for number in some.tolist()],
+                np.full(len(some), longer),
+                states[some],
+                i + skip,
+            )

@@ -1,0 +1,56 @@
+"""Regions: where a state differs from another one, and the actions that take over the difference.
+
+The op classes that differ form regions: those that uses tie together, whole or between products.
+Each region is a change by itself: two states that are good in different places make a better one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.graphs import components
+from toast.space import Action, Space, States
+
+
+def region_changes(space: Space, state: States, target: States) -> Iterator[tuple[Action, ...]]:
+    """Refinements that make regions the target's: along each axis, and along all of them."""
+    differs = state != target
+    axes = range(state.shape[1])
+    for links in (space.links, space.links[~space.products[space.links].any(axis=1)]):
+        for axis in axes:
+            for region in _regions(differs[:, axis], links):
+                yield actions_to(space, region, target, axis)
+        for region in _regions(differs.any(axis=1), links):
+            several = [axis for axis in axes if differs[region, axis].any()]
+            if len(several) > 1:
+                # Axes that go make room for those that come.
+                goes = [axis for axis in several if (target[region, axis] < 0).all()]
+                comes = [axis for axis in several if axis not in goes]
+                yield tuple(
+                    action
+                    for axis in (*goes, *comes)
+                    for action in actions_to(space, region[differs[region, axis]], target, axis)
+                )
+
+
+def actions_to(
+    space: Space, region: npt.NDArray[np.int64], target: States, axis: int
+) -> tuple[Action, ...]:
+    """The refinements that give an axis to what holds it in the target, one for each color."""
+    parts: dict[int, list[tuple[int, int]]] = {}
+    for k, factor in zip(region.tolist(), target[region, axis].tolist(), strict=True):
+        parts.setdefault(space.color_of(k, factor), []).append((k, factor))
+    return tuple(Action(color, (), axis, tuple(part)) for color, part in parts.items())
+
+
+def _regions(
+    inside: npt.NDArray[np.bool_], links: npt.NDArray[np.int64]
+) -> list[npt.NDArray[np.int64]]:
+    """The op classes ``inside`` (``[K]``) that ``links`` tie together, in order."""
+    label = components(len(inside), links[inside[links].all(axis=1)])
+    places = np.flatnonzero(inside)
+    order = places[np.argsort(label[places], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(label[order])) + 1) if len(order) else []

@@ -1,0 +1,57 @@
+"""The numbers that bound a search."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+
+from toast.errors import SearchError
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Knobs of the search; the defaults are the paper's where it names any.
+
+    What the stages of a search try, and how much, are their own fields
+    (:data:`toast.search.DEFAULT_STAGES`).  Raises :class:`toast.errors.SearchError` for what is no
+    number, or too small a one.
+    """
+
+    #: The same seed gives the same plan.
+    seed: int = 0
+    #: Actions of the longest trajectory (4.2).
+    depth: int = 30
+    #: Rounds at most: in each of them every stage runs once.
+    rounds: int = 40
+    #: Rounds without improvement that end the search (4.1).
+    patience: int = 1
+    #: Share of the cost that an action must save, so that shorter trajectories are preferred (4.1);
+    #: a refinement five times that.
+    action_cost: float = 1e-4
+    #: Seconds after which the best plan so far is returned; ``None`` for no limit.
+    budget: float | None = None
+    #: Number of searches; the best plan is kept.  The first has ``seed``, the others seeds drawn
+    #: from it.
+    restarts: int = 1
+    #: Searches that run at a time, each in a process of its own.  The plan does not depend on it
+    #: unless a budget or an interrupt ends the searches.
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        least = dict.fromkeys(("restarts", "processes"), 1)
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if name == "budget":
+                if value is not None and not (real and value >= 0):
+                    text = f"of {value:g} seconds" if real else repr(value)
+                    raise SearchError(f"budget {text}: must be positive, or 0")
+            elif not real or value == math.inf:
+                raise SearchError(f"{name} {value!r}: must be a number")
+            elif field.type == "int" and not isinstance(value, numbers.Integral):
+                raise SearchError(f"{name} {value!r}: must be a whole number")
+            elif not value >= least.get(name, 0):
+                raise SearchError(f"{name} {value}: must be at least {least.get(name, 0)}")
+        if self.budget == math.inf:
+            object.__setattr__(self, "budget", None)
