@@ -154,7 +154,7 @@ def test_scanned_and_unrolled_forms_get_equivalent_plans(
 ) -> None:
     """The same sharding of nearly every parameter, behind the layers' own dimension.
 
-    With memory scarce: with plenty, plans that shard the parameters differently cost the same.
+    The memory limit binds neither: where it does, the scan's peak is another than the unrolled one.
     """
     config = dataclasses.replace(transformer.T2B, layers=2)
     forms = {
@@ -162,9 +162,7 @@ def test_scanned_and_unrolled_forms_get_equivalent_plans(
         True: scanned[2],
     }
     plans = {
-        form: toast.plan(
-            analysis, mesh="data=4,model=4", hardware="tpu-v5e", memory_bytes=4.0 * 2**30
-        )
+        form: toast.plan(analysis, mesh="data=4,model=4", hardware="tpu-v5e")
         for form, analysis in forms.items()
     }
     one, other = plans[False].after, plans[True].after

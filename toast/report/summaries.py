@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from toast.analysis import Analysis
-from toast.apply import OutputCheck, Verification
-from toast.evaluation.compare import MethodResult
 from toast.hardware import Hardware, Mesh, load, names
 from toast.plan import Plan, place_of, spec_text
 from toast.plan.labels import shown_labels
 from toast.report.memory import peak_groups
 from toast.text_tables import TextTable
 from toast.units import size_text, time_text
+
+if TYPE_CHECKING:
+    # Their imports bring JAX, which questions about a plan do without.
+    from toast.apply import OutputCheck, Verification
+    from toast.evaluation.compare import MethodResult
 
 #: Ops without a rule that are named one by one; the rest are counted.
 _NAMED_OPS = 5
