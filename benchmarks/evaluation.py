@@ -1,7 +1,7 @@
-"""The paper's evaluation cell by cell: a model, a device, a mesh and a method.
+"""The paper's evaluation in cells: a model, a device, a mesh and a method.
 
-Results are kept in a file, one line each, so that a run that was broken off goes on where it was.
-The scripts figure8.py, figure9.py and figure10.py choose cells and write docs/evaluation.md.
+A file stores one result per line, so an interrupted run continues where it stopped.  The scripts
+figure8.py, figure9.py, figure10.py and zoo.py choose cells and write docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # what runs is what sources() reads, whatever is installed
+sys.path.insert(0, str(ROOT))  # run the code that sources() reads, not an installed version
 
 import toast
 from toast.cost import CostModel
@@ -42,12 +42,12 @@ MODELS = ("t2b", "t7b", "gns", "unet", "itx")
 HARDWARE = ("tpu-v3", "a100", "p100")
 #: 16 and 32 devices.
 MESHES = ("data=4,model=4", "data=8,model=4")
-#: Seconds that a baseline's search may take, in the full grid and in the quick one.
+#: Time limit of a baseline's search in seconds, in the full grid and in the quick grid.
 LIMIT, QUICK_LIMIT = 120.0, 20.0
 #: Layers of a model in the quick grid.
 QUICK_LAYERS = 2
 
-#: Step times that differ by less are the same.
+#: Step times with a smaller relative difference count as equal.
 SAME = 0.005
 
 Row = dict[str, Any]
@@ -55,7 +55,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """What is run once."""
+    """One run: a method that plans a model for a mesh of a device."""
 
     model: str
     #: Options that change the model's size.
@@ -63,12 +63,12 @@ class Cell:
     hardware: str
     mesh: str
     method: str
-    #: Seconds; 0 for methods that end by themselves.
+    #: Time limit in seconds; 0 for methods without a limit.
     limit: float
 
     @property
     def place(self) -> tuple[str, ...]:
-        """All but the method, for people: what a row of a table is about."""
+        """The row of a table: model with its options, hardware and mesh."""
         size = ", ".join(f"{name} {value}" for name, value in self.options)
         return (f"{self.model}, {size}" if size else self.model, self.hardware, self.mesh)
 
@@ -78,7 +78,7 @@ def cells(
     hardware: Iterable[str],
     limit: float,
 ) -> list[Cell]:
-    """A cell per method for each (model, options, mesh) and device."""
+    """One cell per method for each (model, options, mesh) and device."""
     devices = tuple(hardware)
     return [
         Cell(model, options, device, mesh, method, limit if method in ("automap", "alpa") else 0.0)
@@ -90,7 +90,7 @@ def cells(
 
 def grid(quick: bool, limit: float) -> list[Cell]:
     """The cells of Figures 8 and 9."""
-    # The U-Net has no layers to leave out, and takes the baselines minutes.
+    # The number of layers of the U-Net is fixed, and the baselines need minutes for it.
     models = [m for m in MODELS if "layers" in ZOO[m].options or not quick]
     options = (("layers", QUICK_LAYERS),) if quick else ()
     meshes = MESHES[:1] if quick else MESHES
@@ -100,13 +100,13 @@ def grid(quick: bool, limit: float) -> list[Cell]:
 # -- results ---------------------------------------------------------------------------------------
 
 
-#: What a result does not depend on: what shows plans, runs them or asks a compiler.
+#: Modules that results do not depend on: they show plans, run them, or compile them.
 ASIDE = ("cli", "report", "oracle", "apply", "prove.py", "validate.py", "interchange.py", "lint.py")
 
 
 @functools.cache
 def sources() -> str:
-    """A digest of all that results depend on: the code, the rules, the devices, the libraries."""
+    """A digest of everything that results depend on: code, rules, devices, libraries."""
     digest = hashlib.sha256()
     for folder, kind in (("toast", "*.py"), ("rules", "*.lp"), ("hardware", "*.toml")):
         for path in sorted((ROOT / folder).rglob(kind)):
@@ -118,19 +118,19 @@ def sources() -> str:
 
 
 def versions() -> str:
-    """The libraries that decide what is found."""
+    """The versions of the libraries that influence results."""
     names = ("jax", "jaxlib", "numpy", "scipy", "clingo")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
 
 
 class Store:
-    """Results by cell, in a file of JSON lines; those of other sources are left alone."""
+    """Results by cell, in a file of JSON lines; results of other versions stay unchanged."""
 
     def __init__(self, path: pathlib.Path, version: str) -> None:
         self._path, self._version = path, version
         self._rows: dict[Cell, Row] = {}
         for line in path.read_text().splitlines() if path.exists() else ():
-            # What was being written when a run was broken off does not parse.
+            # The last line of an interrupted run may be incomplete.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 entry = json.loads(line)
                 if entry["version"] == version:
@@ -139,17 +139,17 @@ class Store:
                     self._rows[Cell(**fields)] = entry["row"]
 
     def get(self, cell: Cell) -> Row | None:
-        """The result of a cell, if it was run before."""
+        """The stored result of a cell, or None."""
         return self._rows.get(cell)
 
     def put(self, cell: Cell, row: Row) -> None:
-        """Keep a result; it is on disk when this returns."""
+        """Store a result on disk."""
         entry = {"version": self._version, "cell": dataclasses.asdict(cell), "row": row}
         text = json.dumps(entry, allow_nan=False) + "\n"
         with self._path.open("a+b") as stream:
             stream.seek(max(stream.seek(0, os.SEEK_END) - 1, 0))
             if stream.read(1) not in (b"", b"\n"):
-                text = "\n" + text  # behind a line that was broken off
+                text = "\n" + text  # after an incomplete line
             stream.write(text.encode())
             stream.flush()
             os.fsync(stream.fileno())
@@ -158,10 +158,10 @@ class Store:
 
 @functools.lru_cache(maxsize=1)
 def analyzed(model: str, options: tuple[tuple[str, int], ...]) -> toast.Analysis:
-    """The analysis of a model: one at a time is kept.
+    """The analysis of a model; the last one is cached.
 
-    With what is imported, and kept, when any program is searched for the first time: else the first
-    of the methods would pay for the others.
+    This also does the imports and the one-time work of a first search.  Otherwise the search time
+    of the first method would include them.
     """
     analysis = toast.analyze(build(model, **dict(options)))
     proposing(CostModel(Space(analysis, Mesh.parse("a=2")), load("tpu-v3")))(1.0)
@@ -170,7 +170,7 @@ def analyzed(model: str, options: tuple[tuple[str, int], ...]) -> toast.Analysis
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let an interrupt end the block at once, also where a search would stop with its best."""
+    """Let an interrupt end the block at once; a search would return its best plan instead."""
     interrupts: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
@@ -190,16 +190,16 @@ def run(cell: Cell) -> Row:
     """The result of one cell, as plain data."""
     with uninterrupted():
         analysis = analyzed(cell.model, cell.options)
-        (found,) = compare(
+        (compared,) = compare(
             analysis, Mesh.parse(cell.mesh), load(cell.hardware), [cell.method],
             strategies=ZOO[cell.model].strategies, limit=cell.limit,
         )  # fmt: skip
-    row = found.to_dict()
+    row = compared.to_dict()
     del row["arguments"]
     stages = analysis.seconds.items()
     return row | {
         "analysis_seconds": sum(s for stage, s in stages if stage != "lowering"),
-        # Times mean little where others use the machine.
+        # Times are not comparable on a busy machine.
         "load": os.getloadavg()[0],
     }
 
@@ -210,12 +210,12 @@ def results(
     run_cell: Callable[[Cell], Row] = run,
     times: float = 0.0,
 ) -> dict[Cell, Row]:
-    """The results of all cells: those in the store, and the others run and stored.
+    """The results of all cells; cells without a stored result are run and stored.
 
-    What failed is run again: it may have been the machine.  AutoMap's limit is ``times`` TOAST's
-    search time, where that is longer.
+    Failed cells are run again, because the machine may have caused the failure.  AutoMap's limit is
+    ``times`` TOAST's search time if that is longer than the limit of the cell.
     """
-    found: dict[Cell, Row] = {}
+    rows: dict[Cell, Row] = {}
     ours: dict[tuple[str, ...], float] = {}
     for number, cell in enumerate(wanted, 1):
         if cell.method == "automap":
@@ -229,17 +229,17 @@ def results(
             store.put(cell, row)
         if cell.method == "toast":
             ours[cell.place] = row["search_seconds"]
-        found[cell] = row
-    return found
+        rows[cell] = row
+    return rows
 
 
 Table = dict[tuple[str, ...], dict[str, Row]]
 
 
-def by_place(found: dict[Cell, Row]) -> Table:
+def by_place(rows: dict[Cell, Row]) -> Table:
     """Results as ``[place][method]``."""
     table: Table = {}
-    for cell, row in found.items():
+    for cell, row in rows.items():
         table.setdefault(cell.place, {})[cell.method] = row
     return table
 
@@ -248,12 +248,12 @@ def by_place(found: dict[Cell, Row]) -> Table:
 
 
 def stopped(row: Row) -> bool:
-    """Whether the search was ended by its limit."""
+    """Whether the time limit ended the search."""
     return "time limit" in row["note"]
 
 
 def step_text(row: Row) -> str:
-    """The step of a result in ms; what does not fit, and what was stopped, is marked."""
+    """The step time in ms; OOM marks plans that do not fit, * searches that the limit ended."""
     if row["error"]:
         return "-"
     text = f"{1e3 * row['step_seconds']:.4g}"
@@ -261,7 +261,7 @@ def step_text(row: Row) -> str:
 
 
 def rivals(methods: dict[str, Row]) -> dict[str, float]:
-    """The step of every baseline that fits, over TOAST's."""
+    """For each baseline whose plan fits, its step time over TOAST's."""
     ours = methods["toast"]
     if ours["error"] or not ours["fits"]:
         return {}
@@ -273,7 +273,7 @@ def rivals(methods: dict[str, Row]) -> dict[str, float]:
 
 
 def step_table(table: Table) -> str:
-    """Step times in ms, and that of the best baseline over TOAST's."""
+    """A table of step times in ms, with the best baseline's step time over TOAST's."""
     lines = [
         f"| model | hardware | mesh | {' | '.join(METHODS)} | best baseline over TOAST |",
         "| --- | --- | --- |" + " ---: |" * (len(METHODS) + 1),
@@ -289,35 +289,35 @@ def step_table(table: Table) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Standing:
-    """Where TOAST stands in the rows of a table."""
+    """How TOAST compares with the other methods in the rows of a table."""
 
-    #: Rows where all others that fit are slower, and where the best of them is as fast.
+    #: Rows where all other plans that fit are slower; rows where the best of them is as fast.
     wins: int
     ties: int
-    #: A sentence per row where another method is faster, or where only others fit.
+    #: One sentence per row where another method is faster, or where only other plans fit.
     losses: tuple[str, ...]
-    #: A sentence per row where nothing fits; in ``worse`` of them another method is faster.
+    #: One sentence per row where no plan fits; in ``worse`` of these, another method is faster.
     unfit: tuple[str, ...]
     worse: int
 
     @property
     def verdict(self) -> str:
-        """Whether TOAST is first everywhere, for behind a colon."""
+        """Whether TOAST is first in all rows, as the end of a sentence with "this"."""
         if self.losses:
-            return "missed in the rows named above"
+            return "does not hold in the rows listed above"
         if self.worse:
-            return "met where something fits; where nothing does, not in all rows, as said above"
-        return "met where something fits" if self.unfit else "met"
+            return "holds where a plan fits, but not in all other rows (listed above)"
+        return "holds where a plan fits" if self.unfit else "holds"
 
 
 def standing(table: Table) -> Standing:
-    """Where TOAST is the best, where it is not, and where nothing fits."""
+    """Count the rows where TOAST is best, where it is not, and where no plan fits."""
     wins = ties = worse = 0
     losses, unfit = [], []
     for place, methods in table.items():
         where, ours = ", ".join(place), methods["toast"]
         fitting = [method for method, row in methods.items() if row["fits"]]
-        # Where nothing fits, steps are compared all the same.
+        # If no plan fits, the step times are compared all the same.
         better = sorted(
             (row["step_seconds"] / ours["step_seconds"], method)
             for method, row in methods.items()
@@ -329,13 +329,17 @@ def standing(table: Table) -> Standing:
         elif not fitting:
             worse += bool(better)
             unfit.append(
-                f"{where}: nothing fits; TOAST's step is "
-                + (_beaten_by(better, methods, "peak_bytes") if better else "no longer than any")
+                f"{where}: no plan fits; "
+                + (
+                    _beaten_by(better, methods, "peak_bytes")
+                    if better
+                    else "no step is shorter than TOAST's"
+                )
             )
         elif not ours["fits"]:
-            losses.append(f"{where}: TOAST's plan does not fit, {', '.join(fitting)} do")
+            losses.append(f"{where}: TOAST's plan does not fit; {', '.join(fitting)} fit")
         elif better:
-            losses.append(f"{where}: TOAST's step is {_beaten_by(better, methods, 'cost')}")
+            losses.append(f"{where}: {_beaten_by(better, methods, 'cost')}")
         elif all(ratio > 1 + SAME for ratio in rivals(methods).values()):
             wins += 1
         else:
@@ -344,75 +348,80 @@ def standing(table: Table) -> Standing:
 
 
 def _beaten_by(better: Sequence[tuple[float, str]], methods: dict[str, Row], also: str) -> str:
-    """Whose step is shorter, with costs or peaks of memory beside it."""
+    """The methods with a shorter step, each with its cost or its peak memory."""
 
-    def beside(method: str) -> str:
+    def value_text(method: str) -> str:
         value = methods[method][also]
         return f"{value / 2**30:.4g} GiB" if also == "peak_bytes" else f"{value:.5f}"
 
     word = "peak" if also == "peak_bytes" else "cost"
-    return "longer: " + ", ".join(
-        f"{method} takes {ratio:.3f} of it ({word} {beside(method)} against {beside('toast')})"
+    return ", ".join(
+        f"the step of {method} is {ratio:.3f} times TOAST's "
+        f"({word} {value_text(method)}; TOAST's: {value_text('toast')})"
         for ratio, method in better
     )
 
 
 def step_findings(table: Table) -> list[str]:
-    """Where TOAST stands, and what ran out of memory."""
-    found = standing(table)
+    """Sentences about TOAST's rank and about plans that do not fit."""
+    rank = standing(table)
     lines = [
-        f"Of {len(table)} rows TOAST is the fastest in {found.wins}, within {SAME:.1%} of the "
-        f"fastest in {found.ties} more, and beaten in {len(found.losses)}; nothing fits in "
-        f"{len(found.unfit)}, where it is slower than another in {found.worse}."
+        f"TOAST is the fastest in {rank.wins} of {len(table)} rows, within {SAME:.1%} of the "
+        f"fastest in {rank.ties} more, and slower than another method in {len(rank.losses)}. No "
+        f"plan fits in {len(rank.unfit)} rows; another method is faster in {rank.worse} of these."
     ]
-    lines += [f"* {row}." for row in (*found.losses, *found.unfit)]
+    lines += [f"* {row}." for row in (*rank.losses, *rank.unfit)]
     over = {
         method: sum(not row["fits"] and not row["error"] for row in rows)
         for method in METHODS
         for rows in [[methods[method] for methods in table.values()]]
     }
-    said = ", ".join(f"{method} {count}" for method, count in over.items() if count)
-    lines.append(f"\nPlans that do not fit: {said or 'none'}.")
+    counts = ", ".join(f"{method} {count}" for method, count in over.items() if count)
+    lines.append(f"\nPlans that do not fit: {counts or 'none'}.")
     return lines
 
 
 def seconds_text(row: Row) -> str:
-    """The search time of a result; what was stopped at its limit is marked."""
+    """The search time in seconds; * marks searches that the limit ended."""
     if row["error"]:
         return "-"
     return f"{row['search_seconds']:.3g}" + ("*" if stopped(row) else "")
 
 
-def made_with(script: str, options: argparse.Namespace, table: Table) -> str:
-    """How a section came about."""
+def provenance(script: str, options: argparse.Namespace, table: Table) -> str:
+    """The command, the versions, the limits and the machine of a section."""
     command = f"benchmarks/{script}" + (" --quick" if options.quick else "")
     command += "".join(f" --only {word}" for word in options.only)
     if options.limit != (QUICK_LIMIT if options.quick else LIMIT):
         command += f" --limit {options.limit:g}"
     command += f" --times {options.times:g}" if options.times else ""
-    longer = f", AutoMap to {options.times:g} times TOAST's search" if options.times else ""
+    longer = (
+        f" (AutoMap: {options.times:g} times TOAST's search time, if that is longer)"
+        if options.times
+        else ""
+    )
     about = (
-        f"Made by `{command}` with {versions()} on {os.cpu_count()} cores; AutoMap and "
-        f"Alpa limited to {options.limit:g} s each{longer}, with what they set up and with what "
-        "was under way then finished (* where that ended it)."
+        f"Written by `{command}` with {versions()} on {os.cpu_count()} cores. AutoMap and Alpa "
+        f"had a limit of {options.limit:g} s each{longer}, setup included; they finished the step "
+        "in progress at the limit. * marks searches that the limit ended."
     )
     load = statistics.median(row["load"] for methods in table.values() for row in methods.values())
     if load > (os.cpu_count() or 1) + 0.5:
         about += (
-            f" The machine was busy with other work, with a load of {load:.0f} in the median: "
-            "searches ran slower than they do alone, and those with a limit saw less."
+            f" The machine was busy with other work (median load {load:.0f}): searches took longer "
+            "than alone, and searches with a limit saw fewer states."
         )
     if options.quick:
         about += (
-            " **This is the quick grid: few and small models, or a few layers of them, few meshes "
-            "and a short limit. It shows that the benchmark works, and says little of the paper's "
-            "figure.**"
+            " **This is the quick grid: few and small models, or models with few layers, few "
+            "meshes, and a short limit. It shows that the benchmark works, but says little about "
+            "the paper's figure.**"
         )
     return about
 
 
 def write_section(page: pathlib.Path, name: str, text: str) -> None:
-    """Put ``text`` between the marks of a section, which are added where there are none."""
+    """Put ``text`` between the marks of a section; add the marks if they are missing."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     whole = page.read_text()
     if begin not in whole:
@@ -431,7 +440,7 @@ _HEIGHT, _BAR, _LEFT = 200, 14, 60
 def bars(unit: str, panels: dict[str, dict[str, dict[str, tuple[float, str]]]]) -> str:
     """An SVG picture: in each panel, bars of methods by group, on logarithmic axes.
 
-    A bar is a number and a word about it; a bar with a word is hollow.
+    A bar is a number and a word; a bar with a nonempty word is hollow.
     """
     width = _LEFT + 40 + max(
         sum(len(group) * _BAR + 24 for group in groups.values()) for groups in panels.values()
@@ -497,7 +506,7 @@ def _panel(
 
 
 def step_panels(table: Table) -> dict[str, dict[str, dict[str, tuple[float, str]]]]:
-    """A panel per device: step times in ms, hollow where they do not fit."""
+    """One panel per device: step times in ms, hollow if the plan does not fit."""
     panels: dict[str, dict[str, dict[str, tuple[float, str]]]] = {}
     for (model, hardware, mesh), methods in table.items():
         panels.setdefault(hardware, {})[_label(model, mesh)] = {
@@ -509,7 +518,7 @@ def step_panels(table: Table) -> dict[str, dict[str, dict[str, tuple[float, str]
 
 
 def time_panels(table: Table) -> dict[str, dict[str, dict[str, tuple[float, str]]]]:
-    """The same of search times, hollow where the limit ended them."""
+    """One panel per device: search times in seconds, hollow if the limit ended the search."""
     panels: dict[str, dict[str, dict[str, tuple[float, str]]]] = {}
     for (model, hardware, mesh), methods in table.items():
         panels.setdefault(hardware, {})[_label(model, mesh)] = {
@@ -529,36 +538,36 @@ def _label(model: str, mesh: str) -> str:
 
 
 def options_of(description: str) -> argparse.Namespace:
-    """The options that all scripts have."""
+    """The options that all scripts share."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a small grid, some minutes")
+    parser.add_argument("--quick", action="store_true", help="a small grid that takes some minutes")
     parser.add_argument(
         "--limit", type=float,
-        help="seconds that AutoMap and Alpa may take each, set-up included "
+        help="time limit of AutoMap and of Alpa in seconds, setup included "
         f"(default: {LIMIT:g}; quick: {QUICK_LIMIT:g})",
     )  # fmt: skip
     parser.add_argument(
         "--times", type=float, default=0.0,
-        help="AutoMap's limit in times of TOAST's search, where that is longer",
+        help="AutoMap's limit as a multiple of TOAST's search time, if that is longer",
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="WORD",
-        help="a part of the grid: cells with this model, device or mesh (may be given again)",
+        help="only cells with this model, device or mesh (repeatable)",
     )  # fmt: skip
-    parser.add_argument("--store", type=pathlib.Path, default=STORE, help="where results are kept")
+    parser.add_argument("--store", type=pathlib.Path, default=STORE, help="the file of results")
     parser.add_argument("--page", type=pathlib.Path, default=PAGE, help="the page to write")
     options = parser.parse_args()
     if options.limit is None:
         options.limit = QUICK_LIMIT if options.quick else LIMIT
-    # Before the hours that it takes, not behind them.
+    # Errors are reported before the hours of work.
     if not 0 < options.limit < math.inf:  # nor NaN
         parser.error(f"--limit {options.limit:g}: give a number of seconds above 0")
     if not 0 <= options.times < math.inf:
         parser.error(f"--times {options.times:g}: give a number that is not negative")
     if not options.page.is_file():
-        parser.error(f"--page {options.page}: no such file; give a page to put the section in")
+        parser.error(f"--page {options.page}: no such file; name an existing page for the section")
     try:
         check_writable((options.page, options.store), PlanError)
     except ToastError as error:
@@ -567,7 +576,7 @@ def options_of(description: str) -> argparse.Namespace:
 
 
 def chosen(cell: Cell, words: Sequence[str]) -> bool:
-    """Whether a cell has all the words, of each kind one."""
+    """Whether a cell matches the words: one of each kind (model, device, mesh) if there are any."""
     fields = (cell.model, cell.hardware, cell.mesh)
     kinds = (ZOO, HARDWARE, {cell.mesh, *words} - {*ZOO, *HARDWARE})
     return all(
@@ -577,13 +586,13 @@ def chosen(cell: Cell, words: Sequence[str]) -> bool:
 
 
 def measured(wanted: Sequence[Cell], options: argparse.Namespace) -> Table:
-    """The results of all cells; an interrupt ends the script with a word on how to go on."""
+    """The results of all cells; an interrupt ends the script with a message on how to continue."""
     cells = [cell for cell in wanted if options.only == [] or chosen(cell, options.only)]
     if not cells:
-        raise SystemExit(f"no cell of the grid is of {', '.join(options.only)}")
+        raise SystemExit(f"no cell of the grid matches {', '.join(options.only)}")
     try:
         return by_place(results(cells, Store(options.store, sources()), times=options.times))
     except KeyboardInterrupt:
-        print(f"interrupted; what is done is in {options.store}, run again to go on",
+        print(f"interrupted; finished results are in {options.store}; run again to continue",
               file=sys.stderr)  # fmt: skip
         raise SystemExit(130) from None

@@ -2,7 +2,8 @@
 
     python benchmarks/figure8.py [--quick] [--limit SECONDS]
 
-The full grid takes hours, most of them the baselines' searches; it goes on where it was broken off.
+The full grid takes hours, mostly for the baselines' searches.  An interrupted run continues where
+it stopped.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from evaluation import (
     bars,
     grid,
-    made_with,
     measured,
     options_of,
+    provenance,
     standing,
     step_findings,
     step_panels,
@@ -27,13 +28,12 @@ def main() -> None:
     write_section(
         options.page,
         "figure 8",
-        f"{made_with('figure8.py', options, table)}\n\n"
-        "Predicted step times in ms; OOM: predicted not to fit.\n\n"
+        f"{provenance('figure8.py', options, table)}\n\n"
+        "Predicted step times in ms; OOM: the plan is predicted not to fit.\n\n"
         f"{step_table(table)}\n\n"
         + "\n".join(step_findings(table))
-        + "\n\nThe paper's figure has TOAST first, or close to manual plans on TPUs, everywhere: "
-        + standing(table).verdict
-        + ".\n\n![Step times](figure8.svg)\n",
+        + "\n\nIn the paper's figure, TOAST is the fastest in all rows, or close to manual plans "
+        + f"on TPUs. Here this {standing(table).verdict}.\n\n![Step times](figure8.svg)\n",
     )
     (options.page.parent / "figure8.svg").write_text(bars("step in ms", step_panels(table)))
 

@@ -2,7 +2,7 @@
 
     python benchmarks/figure9.py [--quick] [--limit SECONDS] [--times N]
 
-Draws from the results of figure8.py where there are some.
+Uses the results of figure8.py if they exist.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from evaluation import (
     Table,
     bars,
     grid,
-    made_with,
     measured,
     options_of,
+    provenance,
     seconds_text,
     stopped,
     time_panels,
     write_section,
 )
 
-#: What searches; the others only try what is known, or do not choose.
+#: Methods that search; the others try known plans or make no choices.
 SEARCHES = ("toast", "automap", "alpa")
 
 
-#: How many times faster than AutoMap's search the paper has TOAST's, on the U-Net and GNS.
+#: The paper's ratio of AutoMap's search time to TOAST's, on the U-Net and GNS.
 PAPER = 25
 
 
 def ratio(methods: dict[str, Row], method: str) -> float | None:
-    """A method's search time over TOAST's; None where one of them has no plan."""
+    """A method's search time over TOAST's; None if one of them has no plan."""
     rows = methods[method], methods["toast"]
     if any(row["error"] for row in rows):
         return None
@@ -62,11 +62,11 @@ def table_of(table: Table) -> str:
 
 
 def findings(table: Table, limit: float, times: float = 0.0) -> list[str]:
-    """What the ratios say, and what they cannot say where the limit ended a search.
+    """Sentences about the ratios, and about what the limit hides.
 
-    AutoMap's limit was ``times`` TOAST's search, where that is longer.
+    ``limit`` is in seconds.  AutoMap's limit was ``times`` TOAST's search time if that is longer.
     """
-    lines, verdict = [], "met"
+    lines, verdict = [], "holds"
     for method in SEARCHES[1:]:
         ratios = {
             place: value
@@ -74,35 +74,37 @@ def findings(table: Table, limit: float, times: float = 0.0) -> list[str]:
             if (value := ratio(methods, method)) is not None
         }
         failed = len(table) - len(ratios)
-        said = f" No ratio in {failed} of {len(table)} rows, where one has no plan."
+        without = f" No ratio in {failed} of {len(table)} rows, because a method has no plan."
         if not ratios:
-            lines.append(f"* {method}:{said}")
+            lines.append(f"* {method}:{without}")
             continue
         limited = [place for place in ratios if stopped(table[place][method])]
         below = [place for place, value in ratios.items() if value < 1]
-        # The true ratio of a search that was ended is larger, and may be above 1.
+        # If the limit ended a search, its true ratio is larger and may be above 1.
         faster = [place for place in below if place not in limited]
         unknown = [place for place in below if place in limited]
         lines.append(
-            f"* {method}: {statistics.median(ratios.values()):.1f} times TOAST's search time in "
-            f"the median, {min(ratios.values()):.1f} to {max(ratios.values()):.1f}; ended by the "
-            f"limit in {len(limited)} of {len(ratios)} rows, where the true ratio is larger."
+            f"* {method}: {statistics.median(ratios.values()):.1f} times TOAST's search time "
+            f"(median; {min(ratios.values()):.1f} to {max(ratios.values()):.1f}). The limit ended "
+            f"the search in {len(limited)} of {len(ratios)} rows, where the true ratio is larger."
             + _named(" Faster than TOAST in ", faster)
-            + _named(" Ended before TOAST's search in ", unknown)
-            + (said if failed else "")
+            + _named(" The limit ended it before TOAST's search in ", unknown)
+            + (without if failed else "")
         )
         if faster:
-            verdict = "missed in the rows named above"
-        elif unknown and verdict == "met":
-            verdict = "not decided where the limit ended a search before TOAST's"
+            verdict = "does not hold in the rows listed above"
+        elif unknown and verdict == "holds":
+            verdict = "is undecided where the limit ended a search before TOAST's"
     if any(methods["toast"]["error"] for methods in table.values()):
-        verdict = "missed where TOAST has no plan"
-    lines.append(f"\nThe paper's figure has TOAST's search the fastest everywhere: {verdict}.")
+        verdict = "does not hold where TOAST has no plan"
+    lines.append(
+        f"\nIn the paper's figure, TOAST's search is the fastest in all rows. Here this {verdict}."
+    )
     return [*lines, *(automap_findings(table) if times >= PAPER else seen_under(limit, table))]
 
 
 def automap_findings(table: Table) -> list[str]:
-    """Where AutoMap takes as many times TOAST's search as the paper says, for no better a plan."""
+    """The number of rows where AutoMap needs the paper's ratio and finds no better plan."""
     far, near = [], []
     for place, methods in table.items():
         value, rows = ratio(methods, "automap"), (methods["toast"], methods["automap"])
@@ -110,22 +112,22 @@ def automap_findings(table: Table) -> list[str]:
             good = value >= PAPER and rows[0]["cost"] <= (1 + SAME) * rows[1]["cost"]
             (far if good else near).append(place)
     return [
-        f"\nAutoMap takes at least {PAPER} times TOAST's search, for a plan that is no better, in "
-        f"{len(far)} of {len(far) + len(near)} rows." + _named(" Not in ", near)
+        f"\nAutoMap takes at least {PAPER} times as long as TOAST and finds no better plan in "
+        f"{len(far)} of {len(far) + len(near)} rows." + _named(" Exceptions: ", near)
     ]
 
 
 def seen_under(limit: float, table: Table) -> list[str]:
-    """What a limit leaves to be seen of AutoMap: a ratio that it ended is a lower bound."""
+    """The ratios that can be measured under AutoMap's limit, in seconds."""
     ours = [m["toast"]["search_seconds"] for m in table.values() if not m["toast"]["error"]]
     if not ours:
         return []
     enough = sum(limit / seconds >= PAPER for seconds in ours)
     return [
-        f"\nA ratio that the limit ended is a lower bound. AutoMap's limit of {limit:g} s is "
-        f"{limit / max(ours):.1f} to {limit / min(ours):.1f} times TOAST's search time here, and "
-        f"no ratio much larger can be seen, whatever AutoMap needs: the paper's {PAPER} times, on "
-        f"the U-Net and GNS, could show in {enough} of {len(ours)} rows."
+        "\nIf the limit ended a search, its ratio is a lower bound. AutoMap's limit of "
+        f"{limit:g} s is {limit / max(ours):.1f} to {limit / min(ours):.1f} times TOAST's search "
+        f"time here, so larger ratios cannot be measured: the paper's ratio of {PAPER}, on the "
+        f"U-Net and GNS, could be measured in {enough} of {len(ours)} rows."
     ]
 
 
@@ -139,8 +141,8 @@ def main() -> None:
     write_section(
         options.page,
         "figure 9",
-        f"{made_with('figure9.py', options, table)}\n\n"
-        "Search times in seconds. The analysis, on which all stand here, is not in them.\n\n"
+        f"{provenance('figure9.py', options, table)}\n\n"
+        "Search times in seconds, without the analysis, which all three methods use.\n\n"
         f"{table_of(table)}\n\n"
         + "\n".join(findings(table, options.limit, options.times))
         + "\n\n![Search times](figure9.svg)\n",

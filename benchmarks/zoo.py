@@ -1,18 +1,18 @@
-"""Every model of the zoo by every method: steps and search times; a part of docs/evaluation.md.
+"""Step and search times of all methods on all models of the zoo; a part of docs/evaluation.md.
 
     python benchmarks/zoo.py [--quick] [--limit SECONDS] [--times N] [--only MODEL]
 
-On one mesh of one device.  With ``--times 26`` AutoMap may take 26 times as long as TOAST's search,
-so that it shows whether it needs 25 times as long; an hour, or more.
+The grid has one mesh and one device.  With ``--times 26``, AutoMap may take 26 times as long as
+TOAST's search, which is enough to see a ratio of 25.  This takes an hour or more.
 """
 
 from __future__ import annotations
 
 from evaluation import (
     cells,
-    made_with,
     measured,
     options_of,
+    provenance,
     standing,
     step_findings,
     step_table,
@@ -24,7 +24,7 @@ from toast.models import ZOO
 
 HARDWARE = "tpu-v3"
 MESH = "data=8,model=4"
-#: Models whose searches take no more than a second or two.
+#: Models whose searches take at most two seconds.
 QUICK = ("t2b-tiny", "itx-scan", "mlp", "attention")
 
 
@@ -35,11 +35,12 @@ def main() -> None:
     write_section(
         options.page,
         "zoo",
-        f"{made_with('zoo.py', options, table)}\n\n"
-        "Predicted step times in ms; OOM: predicted not to fit.\n\n"
+        f"{provenance('zoo.py', options, table)}\n\n"
+        "Predicted step times in ms; OOM: the plan is predicted not to fit.\n\n"
         f"{step_table(table)}\n\n"
         + "\n".join(step_findings(table))
-        + f"\n\nTOAST first, or as fast as the first: {standing(table).verdict}.\n\n"
+        + "\n\nTOAST is the fastest, or as fast as the fastest: this "
+        + f"{standing(table).verdict}.\n\n"
         "Search times in seconds, without the analysis.\n\n"
         f"{table_of(table)}\n\n" + "\n".join(findings(table, options.limit, options.times)) + "\n",
     )

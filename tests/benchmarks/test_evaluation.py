@@ -116,7 +116,7 @@ def test_rows_where_automap_takes_so_many_times_our_search() -> None:
     better = far | {"automap": {**far["automap"], "cost": 0.1}}
     table = {("a",): far, ("b",): near, ("c",): better}
     (said,) = figure9.automap_findings(table)
-    assert "no better, in 1 of 3 rows. Not in b; c." in said
+    assert "finds no better plan in 1 of 3 rows. Exceptions: b; c." in said
 
 
 def test_what_failed_is_run_again(tmp_path: pathlib.Path) -> None:
@@ -200,7 +200,7 @@ def test_an_interrupt_is_not_taken_for_a_result() -> None:
         caught()
 
 
-def test_tables_say_who_wins_and_who_does_not_fit(tmp_path: pathlib.Path) -> None:
+def test_tables_show_the_fastest_and_plans_that_do_not_fit(tmp_path: pathlib.Path) -> None:
     methods = {
         "toast": row(1.0), "manual": row(0.9), "automap": row(3.0, note=STOPPED),
         "alpa": row(0.5, fits=False), "shardy": row(error="no"),
@@ -210,32 +210,32 @@ def test_tables_say_who_wins_and_who_does_not_fit(tmp_path: pathlib.Path) -> Non
     text = evaluation.step_table(table)
     assert "| mlp | tpu-v5e | d=4 | 1000 | 900 | 3000* | OOM 500 | - | 0.900 (manual) |" in text
     said = "\n".join(evaluation.step_findings(table))
-    assert "beaten in 1; nothing fits in 0, where" in said
-    assert "TOAST's step is longer: manual takes 0.900 of it (cost 0.5" in said
-    assert evaluation.standing(table).verdict == "missed in the rows named above"
+    assert "slower than another method in 1. No plan fits in 0 rows" in said
+    assert "the step of manual is 0.900 times TOAST's (cost 0.5" in said
+    assert evaluation.standing(table).verdict == "does not hold in the rows listed above"
     assert "do not fit: alpa 1" in said
     for panels in (evaluation.step_panels(table), evaluation.time_panels(table)):
         xml.etree.ElementTree.fromstring(evaluation.bars("ms", panels))
 
 
-def test_rows_where_nothing_fits_are_named() -> None:
+def test_rows_without_a_plan_that_fits_are_listed() -> None:
     lost = {"toast": row(1.1, fits=False), "manual": row(1.0, fits=False), "alpa": row(error="no")}
     won = {"toast": row(1.0), "manual": row(2.0, fits=False), "alpa": row(0.5, fits=False)}
     found = evaluation.standing({("a", "b", "c"): lost, PLACE: won})
     assert (found.wins, found.losses, found.worse) == (1, (), 1)
     assert found.unfit == (
-        "a, b, c: nothing fits; TOAST's step is longer: manual takes 0.909 of it "
-        "(peak 1 GiB against 1 GiB)",
+        "a, b, c: no plan fits; the step of manual is 0.909 times TOAST's "
+        "(peak 1 GiB; TOAST's: 1 GiB)",
     )
-    assert found.verdict.startswith("met where something fits; where nothing does, not in all rows")
-    assert evaluation.standing({PLACE: won}).verdict == "met"
+    assert found.verdict.startswith("holds where a plan fits, but not in all other rows")
+    assert evaluation.standing({PLACE: won}).verdict == "holds"
     lost["toast"]["step_seconds"] = 0.9
     found = evaluation.standing({("a", "b", "c"): lost})
-    assert found.unfit == ("a, b, c: nothing fits; TOAST's step is no longer than any",)
-    assert found.verdict == "met where something fits"
+    assert found.unfit == ("a, b, c: no plan fits; no step is shorter than TOAST's",)
+    assert found.verdict == "holds where a plan fits"
 
 
-def test_search_times_of_what_failed_are_no_ratios() -> None:
+def test_failed_searches_have_no_ratio() -> None:
     automap = row(note=STOPPED, seconds=60)
     table = {
         PLACE: {"toast": row(seconds=4), "automap": automap, "alpa": row(error="no", seconds=1)},
@@ -243,27 +243,31 @@ def test_search_times_of_what_failed_are_no_ratios() -> None:
     }
     assert "| 0.1 | 4 | 60* | - | at least 15.0 | - |" in figure9.table_of(table)
     said = "\n".join(figure9.findings(table, 60.0))
-    assert "* automap: 22.5 times TOAST's search time in the median, 15.0 to 30.0; ended" in said
+    assert (
+        "* automap: 22.5 times TOAST's search time (median; 15.0 to 30.0). The limit ended" in said
+    )
     assert "* alpa: 3.0 times" in said
     assert "No ratio in 1 of 2 rows" in said
-    assert "fastest everywhere: met." in said
+    assert "the fastest in all rows. Here this holds." in said
     assert "limit of 60 s is 15.0 to 30.0 times TOAST's search time" in said
-    assert "could show in 1 of 2 rows" in said
+    assert "could be measured in 1 of 2 rows" in said
 
 
 @pytest.mark.parametrize(
     ("alpa", "verdict"),
     [
-        (row(seconds=1), "missed in the rows named above"),
-        (row(seconds=1, note=STOPPED), "not decided where the limit ended"),
-        (row(error="no"), "met"),
+        (row(seconds=1), "does not hold in the rows listed above"),
+        (row(seconds=1, note=STOPPED), "is undecided where the limit ended"),
+        (row(error="no"), "holds"),
     ],
 )
-def test_a_search_that_was_ended_is_not_the_faster_one(
+def test_a_search_that_the_limit_ended_does_not_count_as_faster(
     alpa: dict[str, object], verdict: str
 ) -> None:
     table = {PLACE: {"toast": row(), "automap": row(seconds=9), "alpa": alpa}}
-    assert f"fastest everywhere: {verdict}" in "\n".join(figure9.findings(table, 1.0))
+    assert f"the fastest in all rows. Here this {verdict}" in "\n".join(
+        figure9.findings(table, 1.0)
+    )
 
 
 def test_a_row_without_a_plan_is_not_comparable() -> None:
