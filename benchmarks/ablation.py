@@ -1,9 +1,9 @@
-"""What each stage of the search is worth: alone, and what is left without it.
+"""Measure each stage of the search: alone, and the search without it.
 
     python benchmarks/ablation.py [--models t2b,gns] [--seeds 0,1,2] [--quick] [--write]
 
-Every row is a search with other stages, of one model with one seed.  With ``--write``, the tables
-of docs/search.md are written anew.
+Each measurement is one search of one model with one seed and a selection of stages.  ``--write``
+updates the tables of docs/search.md.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from toast.space import Space
 PAGE = ROOT / "docs" / "search.md"
 BEGIN, END = "<!-- ablation: begin -->", "<!-- ablation: end -->"
 
-#: Models that are searched in a second or less.
+#: Models whose searches take at most a second.
 QUICK = ("t2b", "llama3-8b", "gns", "itx", "itx-decode", "attention", "mlp")
 MESH, HARDWARE = "data=4,model=4", "tpu-v5e"
-#: Costs that differ by less are the same.
+#: Costs with a smaller relative difference count as equal.
 SAME = 5e-4
 
 
@@ -59,7 +59,7 @@ def kind(stage: Stage) -> str:
 
 
 def flat(stages: Sequence[Stage]) -> list[Stage]:
-    """The stages, those that depend on others' success like all others."""
+    """All stages in one list, including those that run only after an improvement."""
     return [
         each
         for stage in stages
@@ -68,7 +68,7 @@ def flat(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def keep(stages: Sequence[Stage], kinds: set[str]) -> tuple[Stage, ...]:
-    """Those of some kinds, in their places."""
+    """The stages of the given kinds, in their order."""
     chosen: list[Stage] = []
     for stage in stages:
         if isinstance(stage, WhenImproved):
@@ -79,7 +79,7 @@ def keep(stages: Sequence[Stage], kinds: set[str]) -> tuple[Stage, ...]:
 
 
 def variants() -> dict[str, tuple[Stage, ...]]:
-    """The stages of each row."""
+    """For each row of the tables, its stages."""
     kinds = list(dict.fromkeys(map(kind, flat(DEFAULT_STAGES))))
     alone = {f"{one} alone": keep(DEFAULT_STAGES, {one}) for one in kinds}
     without = {f"without {one}": keep(DEFAULT_STAGES, {*kinds} - {one}) for one in kinds}
@@ -102,7 +102,7 @@ class Row(NamedTuple):
 
 
 def search(model: CostModel, limit: float, stages: Sequence[Stage], seed: int) -> Row:
-    """A search, with the processor's seconds of the user."""
+    """Run one search and measure its user CPU seconds."""
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     result = find(model, memory_bytes=limit, settings=Settings(seed=seed), stages=stages)
     seconds = resource.getrusage(resource.RUSAGE_SELF).ru_utime - begin
@@ -111,14 +111,14 @@ def search(model: CostModel, limit: float, stages: Sequence[Stage], seed: int) -
 
 
 def measured(models: Sequence[str], seeds: Sequence[int]) -> dict[str, dict[str, list[Row]]]:
-    """The rows of each variant and model, one for each seed."""
+    """For each variant and model, one row per seed."""
     rows: dict[str, dict[str, list[Row]]] = {name: {} for name in variants()}
     machine = load(HARDWARE)
     limit = machine.memory_limit_bytes
     for name in models:
         space = Space(toast.analyze(build(name)), Mesh.parse(MESH))
         model = CostModel(space, machine)
-        search(model, limit, DEFAULT_STAGES, 0)  # what is computed once and kept
+        search(model, limit, DEFAULT_STAGES, 0)  # warms up what all searches share
         for variant, stages in variants().items():
             rows[variant][name] = [search(model, limit, stages, seed) for seed in seeds]
             print(name, variant, *rows[variant][name], flush=True)
@@ -126,7 +126,7 @@ def measured(models: Sequence[str], seeds: Sequence[int]) -> dict[str, dict[str,
 
 
 def tables(rows: dict[str, dict[str, list[Row]]]) -> str:
-    """Markdown: the sums over models, and the costs of each model."""
+    """Two Markdown tables: sums over the models, and the costs of each model."""
 
     def median(part: list[Row], field: str) -> float:
         return statistics.median(getattr(row, field) for row in part)
@@ -152,9 +152,8 @@ def tables(rows: dict[str, dict[str, list[Row]]]) -> str:
     heads = ["all", *(v.removeprefix("without ") for v in shown[1:])]
     lines += [
         "",
-        "Costs relative to all stages, the median of the seeds. The first column is the cost, "
-        "and how far",
-        "apart the seeds are:",
+        "Costs relative to all stages (median over the seeds). The first column is the cost,",
+        "with half the relative range over the seeds:",
         "",
         "| model | " + " | ".join(["all", *(f"no {head}" for head in heads[1:])]) + " |",
         "| --- |" + " ---: |" * len(shown),
@@ -169,10 +168,10 @@ def tables(rows: dict[str, dict[str, list[Row]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--models", default=",".join(ZOO), help="names, with commas between them")
-    parser.add_argument("--seeds", default="0,1,2", help="numbers, with commas between them")
+    parser.add_argument("--models", default=",".join(ZOO), help="model names, separated by commas")
+    parser.add_argument("--seeds", default="0,1,2", help="seeds, separated by commas")
     parser.add_argument("--quick", action="store_true", help="small models only, one seed")
-    parser.add_argument("--write", action="store_true", help="write the tables of docs/search.md")
+    parser.add_argument("--write", action="store_true", help="update the tables of docs/search.md")
     options = parser.parse_args()
     models = QUICK if options.quick else options.models.split(",")
     seeds = [0] if options.quick else [int(seed) for seed in options.seeds.split(",")]

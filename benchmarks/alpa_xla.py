@@ -1,13 +1,13 @@
-"""TOAST against XLA's own auto-sharding pass, Alpa's, for 8 TPU v5e; writes docs/alpa-xla.md.
+"""TOAST and XLA's auto-sharding pass (Alpa) for 8 TPU v5e; writes docs/alpa-xla.md.
 
     python benchmarks/alpa_xla.py --small                   # two minutes
-    python benchmarks/alpa_xla.py --small --layers 2        # all of the page
-    python benchmarks/alpa_xla.py --small --layers 2 4 --limit 1800     # and 4 layers
+    python benchmarks/alpa_xla.py --small --layers 2        # the whole page
+    python benchmarks/alpa_xla.py --small --layers 2 4 --limit 1800     # also 4 layers
 
-The last libtpu that has the pass is put into a virtual environment of its own, in
-~/.cache/toast/alpa-venv; no TPU is needed.  What XLA found is kept in ~/.cache/toast/alpa-xla, so
-that a run that was broken off goes on where it was.  With libtpu in the environment that runs this,
-TOAST's plans are compiled with that one as well.
+The script installs the last libtpu with the pass in a virtual environment,
+~/.cache/toast/alpa-venv; no TPU is needed.  XLA's results are cached in ~/.cache/toast/alpa-xla, so
+an interrupted run continues where it stopped.  If the environment of this script has a libtpu,
+TOAST's plans are compiled with that libtpu as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX would look for the TPU of an installed libtpu
+os.environ.setdefault(
+    "JAX_PLATFORMS", "cpu"
+)  # otherwise JAX looks for a TPU if libtpu is installed
 
 import toast
 from toast import api
@@ -53,7 +55,7 @@ from toast.models.transformer import T2B, TransformerConfig, model
 from toast.program import Program, Spec
 from toast.units import size_text, time_text
 
-#: The last that have the pass: newer ones refuse it, or do not know it.
+#: The last versions with the pass: newer ones reject it or do not have it.
 PINS = ("jax==0.10.0", "jaxlib==0.10.0", "libtpu==0.0.40")
 HARDWARE = "tpu-v5e"
 TOPOLOGY = "v5e:2x4"
@@ -65,14 +67,14 @@ SMALL = dataclasses.replace(
 CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "toast"
 PAGE = ROOT / "docs" / "alpa-xla.md"
 
-#: Of what is kept; another one makes it void.
+#: Version of the cached results; results of other versions are not used.
 FORMAT = 1
 
 # -- the virtual environment ---------------------------------------------------------------------
 
 
 def environment() -> pathlib.Path:
-    """The Python that has the pass; made when it is not there yet."""
+    """The Python executable with the pass; installs its environment if necessary."""
     folder = CACHE / "alpa-venv"
     python = folder / "bin" / "python"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -96,23 +98,23 @@ def environment() -> pathlib.Path:
 
 
 def search_by_xla(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile with all shardings left to XLA's pass."""
+    """Compile a program whose shardings XLA's pass chooses."""
     import jax
     from jax._src.named_sharding import AUTO
     from jax.experimental import topologies
 
-    jax.config.update("jax_use_shardy_partitioner", False)  # the pass is GSPMD's
+    jax.config.update("jax_use_shardy_partitioner", False)  # the pass belongs to GSPMD
     mesh = Mesh.parse(job["mesh"])
     topology = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY)
     grid = jax.sharding.Mesh(device_grid(mesh, topology.devices), mesh.names)
-    made = model(job["config"], "t2b")
+    step_model = model(job["config"], "t2b")
     jitted = jax.jit(
-        made.function,
+        step_model.function,
         in_shardings=AUTO(grid),
         out_shardings=AUTO(grid),
-        donate_argnums=made.donate,
+        donate_argnums=step_model.donate,
     )
-    lowered = jitted.trace(*made.arguments).lower(lowering_platforms=("tpu",))
+    lowered = jitted.trace(*step_model.arguments).lower(lowering_platforms=("tpu",))
     begin = time.perf_counter()
     options = {} if job["budget"] is None else {BUDGET_OPTION: job["budget"]}
     compiled = lowered.compile(compiler_options=options)
@@ -130,7 +132,7 @@ def search_by_xla(job: Mapping[str, Any]) -> dict[str, Any]:
             coordinates=[device.coords for device in grid.devices.flat],
         ),
     )  # fmt: skip
-    shapes = jax.tree.leaves(made.arguments)
+    shapes = jax.tree.leaves(step_model.arguments)
     chosen = jax.tree.leaves(compiled.input_shardings[0])
     return {
         "verdict": dataclasses.asdict(verdict),
@@ -139,7 +141,7 @@ def search_by_xla(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spec(partition: Any, rank: int) -> Spec:
-    """A PartitionSpec as TOAST writes it, with an entry for every dimension."""
+    """A PartitionSpec in TOAST's form, with an entry for every dimension."""
     parts = [() if p is None else (p,) if isinstance(p, str) else tuple(p) for p in partition]
     return (*parts, *((),) * (rank - len(parts)))
 
@@ -155,7 +157,7 @@ def compile_plan(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def work(folder: pathlib.Path) -> None:
-    """Do the job that lies in ``folder``, and leave the result there."""
+    """Run the job in ``folder`` and write the result there."""
     job = pickle.loads((folder / "job.pickle").read_bytes())
     try:
         result = compile_plan(job) if "shardings" in job else search_by_xla(job)
@@ -169,19 +171,19 @@ def work(folder: pathlib.Path) -> None:
 
 
 class Watch:
-    """When XLA begins and ends its pass: it writes the program before and after.
+    """Measures XLA's pass: XLA dumps the program before and after it.
 
-    Not from within: the compiler lets no other thread of its Python run.
+    The parent process watches, because the compiler blocks the other threads of its own process.
     """
 
     def __init__(self, process: int, folder: pathlib.Path) -> None:
-        #: Wall and CPU seconds when a file was first seen.
+        #: Wall and CPU seconds when a dump was first seen.
         self.seen: dict[str, tuple[float, float]] = {}
         self.late = False
         self._process, self._folder = process, folder
 
     def until(self, end: float, worker: subprocess.Popen[bytes]) -> None:
-        """Watch until the worker is done, or it is ``late``."""
+        """Watch until the worker ends or is ``late``: still running at ``end``."""
         while worker.poll() is None and not self.late:
             for when in ("before", "after"):
                 if when not in self.seen and list(self._folder.glob(f"*.{when}_auto_spmd_*.txt")):
@@ -207,7 +209,7 @@ def run(python: pathlib.Path, job: Mapping[str, Any], limit: float) -> dict[str,
         folder = pathlib.Path(name)
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
         dump = "" if "shardings" in job else f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text"
-        # The parent's JAX has noted in the environment which libtpu is its own.
+        # JAX in this process has put its own libtpu into the environment.
         own = ("TPU_", "LIBTPU_", "XLA_", "JAX_")
         variables = {
             **{name: value for name, value in os.environ.items() if not name.startswith(own)},
@@ -232,8 +234,8 @@ def run(python: pathlib.Path, job: Mapping[str, Any], limit: float) -> dict[str,
                     os.killpg(worker.pid, signal.SIGKILL)
                 worker.wait()
         if watch.late:
-            doing = "compiles" if "after" in watch.seen else "searches"
-            return {"error": f"{doing} for more than {limit:.0f} s"}
+            stage = "compilation" if "after" in watch.seen else "search"
+            return {"error": f"{stage} takes more than {limit:.0f} s"}
         if not (folder / "result.json").exists():
             lines = (folder / "log").read_text().strip().splitlines()
             return {"error": f"the compiler died: {lines[-1][:200] if lines else 'no message'}"}
@@ -243,8 +245,10 @@ def run(python: pathlib.Path, job: Mapping[str, Any], limit: float) -> dict[str,
         return watch.seconds() | result
 
 
-def kept(python: pathlib.Path, job: Mapping[str, Any], text: str, limit: float) -> dict[str, Any]:
-    """The result of a search by XLA of the program ``text``, once for all; errors are not kept."""
+def cached_result(
+    python: pathlib.Path, job: Mapping[str, Any], text: str, limit: float
+) -> dict[str, Any]:
+    """The cached result of XLA's search for the program ``text``; errors are not cached."""
     key = repr((PINS, FORMAT, HARDWARE, TOPOLOGY, sorted(job.items()), text))
     place = CACHE / "alpa-xla" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
     if place.exists():
@@ -262,22 +266,22 @@ def kept(python: pathlib.Path, job: Mapping[str, Any], text: str, limit: float) 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One way to shard a program, and what a compiler says of it."""
+    """One sharding of a program, and the compiler's results."""
 
-    who: str
+    method: str
     result: Mapping[str, Any]
-    #: The estimated step of TOAST's plan in the same compiler.
+    #: The estimated step time of TOAST's plan by the same compiler, in seconds.
     reference: float = float("nan")
 
     @property
     def verdict(self) -> Mapping[str, Any]:
         """The fields of a :class:`toast.evaluation.oracle.Verdict`; empty after an error."""
-        found: Mapping[str, Any] = self.result.get("verdict", {})
-        return found
+        fields: Mapping[str, Any] = self.result.get("verdict", {})
+        return fields
 
     @property
     def step_seconds(self) -> float:
-        """The estimate of a step; NaN where there is none."""
+        """The estimated step time; NaN if there is none."""
         return float((self.verdict.get("schedule") or {}).get("seconds", float("nan")))
 
     def text(self) -> str:
@@ -289,7 +293,7 @@ class Row:
             )
         if "error" in self.result or self.verdict["out_of_memory"]:
             why = self.result.get("error", "out of memory")
-            return f"| {self.who} | {search} | {why} | | | | | |"
+            return f"| {self.method} | {search} | {why} | | | | | |"
         v = self.verdict
         peak = v["argument_bytes"] + v["output_bytes"] - v["alias_bytes"] + v["temporary_bytes"]
         talk = v["collectives"]
@@ -301,13 +305,13 @@ class Row:
             step += f"({time_text(v['schedule']['collective_seconds'])})"
             ratio = f"{self.step_seconds / self.reference:.2f}"
         return (
-            f"| {self.who} | {search} | {v['seconds']:.0f} | {size_text(peak)} "
+            f"| {self.method} | {search} | {v['seconds']:.0f} | {size_text(peak)} "
             f"({size_text(v['argument_bytes'])}) | {kinds} | {size_text(sent)} | {step} | {ratio} |"
         )
 
 
 HEAD = (
-    "| | seconds of search (CPU) | of compiling | peak memory (arguments) | collectives | "
+    "| | search, s (CPU) | compilation, s | peak memory (arguments) | collectives | "
     "bytes sent | step estimate (collectives) | step over TOAST's |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- |"
 )
@@ -335,50 +339,50 @@ def compare(
     ours = Row(f"TOAST, {PINS[2].replace('==', ' ')}", run(python, job, limit + 60) | search)
     rows = [ours]
     if importlib.util.find_spec("libtpu") is not None:
-        who = f"TOAST, libtpu {importlib.metadata.version('libtpu')}"
+        method = f"TOAST, libtpu {importlib.metadata.version('libtpu')}"
         try:
             verdict = judge(program, plan.shardings, load(HARDWARE), full=True, timeout=limit)
-            rows.append(Row(who, {"verdict": dataclasses.asdict(verdict)}))
+            rows.append(Row(method, {"verdict": dataclasses.asdict(verdict)}))
         except PlanError as error:
-            rows.append(Row(who, {"error": str(error)}))
+            rows.append(Row(method, {"error": str(error)}))
     theirs: dict[str, Sequence[Spec]] = {}
     for budget in budgets:
-        who = f"XLA's pass, {'default budget' if budget is None else f'budget {budget} GB'}"
-        print(f"{program.name}, {mesh}: {who}", file=sys.stderr, flush=True)
+        method = f"XLA's pass, {'default budget' if budget is None else f'budget {budget} GB'}"
+        print(f"{program.name}, {mesh}: {method}", file=sys.stderr, flush=True)
         wanted = {"config": config, "mesh": mesh, "budget": budget}
-        result = kept(python, wanted, text, limit)
-        rows.append(Row(who, result))
+        result = cached_result(python, wanted, text, limit)
+        rows.append(Row(method, result))
         if "specs" in result:
-            theirs[who] = result["specs"]
+            theirs[method] = result["specs"]
     lines = [dataclasses.replace(row, reference=ours.step_seconds).text() for row in rows]
     loads = [row.result["load"] for row in rows if "load" in row.result]
-    span = f"{min(loads):.0f} to {max(loads):.0f}" if loads else "not known"
-    note = f"Load of the machine, in processes that want to run: {span}."
+    span = f"{min(loads):.0f} to {max(loads):.0f}" if loads else "unknown"
+    note = f"Load of the machine (runnable processes): {span}."
     arguments = arguments_table(
         program, [plan.shardings.of(program, v) for v in program.argument_values], theirs
     )
-    made = f"{HEAD}\n" + "\n".join(lines)
-    print(made, flush=True)
-    return f"## {program.name}, mesh {mesh}\n\n{made}\n\n{note}\n\n{arguments}"
+    rows_text = f"{HEAD}\n" + "\n".join(lines)
+    print(rows_text, flush=True)
+    return f"## {program.name}, mesh {mesh}\n\n{rows_text}\n\n{note}\n\n{arguments}"
 
 
 def arguments_table(
     program: Program, ours: Sequence[Spec], theirs: Mapping[str, Sequence[Spec]]
 ) -> str:
-    """Shardings of parameters and data, layers folded; moments are left out."""
+    """A table of the shardings of parameters and data, without moments; layers share a row."""
     columns = {"TOAST": ours, **theirs}
-    found: dict[str, dict[str, dict[str, None]]] = collections.defaultdict(
+    texts: dict[str, dict[str, dict[str, None]]] = collections.defaultdict(
         lambda: collections.defaultdict(dict)
     )
     for index, path in enumerate(program.arguments):
         if path.startswith("moments"):
             continue
         pattern = re.sub(r"\[\d+\]", "[*]", path)
-        for who, specs in columns.items():
-            found[pattern][who][spec_text(specs[index])] = None
+        for method, specs in columns.items():
+            texts[pattern][method][spec_text(specs[index])] = None
     lines = [
-        f"| `{pattern}` | " + " | ".join(" or ".join(cells[who]) for who in columns) + " |"
-        for pattern, cells in found.items()
+        f"| `{pattern}` | " + " | ".join(" or ".join(cells[method]) for method in columns) + " |"
+        for pattern, cells in texts.items()
     ]
     head = f"| argument | {' | '.join(columns)} |\n| --- |{' --- |' * len(columns)}"
     return f"{head}\n" + "\n".join(lines)
@@ -389,9 +393,9 @@ def spec_text(spec: Spec) -> str:
 
 
 def write(sections: Sequence[str]) -> None:
-    """Put what there is so far onto the page."""
+    """Write the finished sections to the page."""
     text = (
-        f"Made by `benchmarks/alpa_xla.py` for {TOPOLOGY} ({HARDWARE}), with "
+        f"Written by `benchmarks/alpa_xla.py` for {TOPOLOGY} ({HARDWARE}), with "
         f"{', '.join(PINS).replace('==', ' ')} on {os.cpu_count()} cores and "
         f"Python {platform.python_version()}.\n\n" + "\n\n".join(sections) + "\n"
     )
@@ -403,13 +407,20 @@ def write(sections: Sequence[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", action="store_true", help="a transformer of one narrow layer")
+    parser.add_argument("--small", action="store_true", help="a transformer with one narrow layer")
     parser.add_argument(
-        "--layers", type=int, nargs="+", help="of Gemma 2B; 2 4: one after the other; default: 2"
+        "--layers",
+        type=int,
+        nargs="+",
+        help="numbers of layers of Gemma 2B, one section each (default: 2)",
     )
-    parser.add_argument("--mesh", nargs="+", help=f"default: {' '.join(MESHES)}; --small: x=8")
-    parser.add_argument("--budget", type=int, nargs="+", help="further memory budgets, in GB")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for each compile")
+    parser.add_argument(
+        "--mesh", nargs="+", help=f"meshes (default: {' '.join(MESHES)}; with --small: x=8)"
+    )
+    parser.add_argument("--budget", type=int, nargs="+", help="additional memory budgets in GB")
+    parser.add_argument(
+        "--limit", type=float, default=600.0, help="time limit of each compilation in seconds"
+    )
     parser.add_argument("--worker", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -423,8 +434,8 @@ def main() -> None:
     python = environment()
     sections: list[str] = []
     for name, config in configs.items():
-        made: Model = dataclasses.replace(model(config, "t2b"), name=name)
-        program = api.program_of(made)
+        step_model: Model = dataclasses.replace(model(config, "t2b"), name=name)
+        program = api.program_of(step_model)
         for mesh in options.mesh or (MESHES[1:] if config is SMALL else MESHES):
             sections.append(
                 compare(

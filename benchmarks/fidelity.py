@@ -1,9 +1,9 @@
-"""Predictions against XLA's TPU compiler, over programs and meshes; writes docs/fidelity.md.
+"""Predictions and XLA's TPU compiler on several programs and meshes; writes docs/fidelity.md.
 
     python benchmarks/fidelity.py [--plans 6]
 
-Needs libtpu, not a TPU.  Compiles about a hundred plans in full, which takes an hour; verdicts are
-kept in ~/.cache/toast, so that a run that was broken off goes on where it was.
+This needs libtpu, but no TPU.  It compiles about a hundred plans in full, which takes an hour.
+Results are cached in ~/.cache/toast, so an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from toast.space import Space
 
 MESHES = ("data=4,model=4", "data=16", "data=2,model=2,x=2")
 HARDWARE = "tpu-v5e"
-#: Programs that are slow to compile, on the first mesh only.
+#: Programs that are slow to compile; they use only the first mesh.
 LARGE = ("t2b, 2 layers", "t2b-scan, 2 layers")
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
 
@@ -86,7 +86,7 @@ def programs() -> dict[str, toast.Analysis]:
 
 
 def like_shardy(analysis: toast.Analysis, mesh: Mesh, plans: int) -> tuple[int, int]:
-    """Plans whose collectives are exactly those that Shardy makes explicit, and plans."""
+    """The number of plans with exactly Shardy's explicit collectives, and the number of plans."""
     model = CostModel(Space(analysis, mesh), load(HARDWARE))
     name = analysis.program.name
     strategies = ZOO[name].strategies if name in ZOO else {}
@@ -140,7 +140,7 @@ def main() -> None:
             rows += found.compiled
             refused += sum(r.verdict is not None and r.verdict.out_of_memory for r in found.rows)
             misjudged += len(found.misjudged())
-            if name != "t2b-scan, 2 layers":  # whose text has each layer once
+            if name != "t2b-scan, 2 layers":  # Shardy's text has each layer once
                 same, all_plans = like_shardy(analysis, mesh, plans)
                 equal, explicit = equal + same, explicit + all_plans
         every += rows
@@ -154,24 +154,25 @@ def main() -> None:
         f"{p} {importlib.metadata.version(p)}" for p in ("jax", "jaxlib", "libtpu")
     )
     text = (
-        f"Made by `benchmarks/fidelity.py` with {versions}, for {HARDWARE}: the found plan, the "
-        "unsharded program, what experts write (t2b), single actions and random states.\n\n"
+        f"Written by `benchmarks/fidelity.py` with {versions}, for {HARDWARE}. The plans are "
+        "TOAST's plan, the unsharded program, expert strategies (t2b), single actions and random "
+        "states.\n\n"
         "| program | plans that fit | peak: median error | 95th percentile | squeezed | "
         "95th percentile of the others | arguments exact | outputs exact | "
         "bytes sent within 10 % | step: median error | 95th percentile |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
         + "\n".join(lines)
-        + f"\n\nOut of memory, says XLA: {refused} more plans; {misjudged} of them seemed to fit "
-        "with more than 10 % to spare. Squeezed are those that we predict to need more than a "
-        "device has, and that XLA fits by computing values again.\n\n"
-        "Collectives one by one (kind, axes, bytes, number) are exactly those of Shardy's "
-        f"explicit reshards in {equal} of {explicit} plans (all but the scanned program's).\n\n"
-        "Order of step times, by Kendall's tau; pairs within 15 % of each other are ties:\n\n"
+        + f"\n\nFor {refused} more plans, XLA runs out of memory; we predicted for {misjudged} of "
+        "them that they fit with more than 10 % to spare. A plan is *squeezed* if we predict more "
+        "memory than a device has and XLA makes it fit by recomputing values.\n\n"
+        "The collectives (kind, axes, bytes, number) are exactly those of Shardy's explicit "
+        f"reshards in {equal} of {explicit} plans (the scanned program is not counted).\n\n"
+        "Order of step times (Kendall's tau; pairs within 15 % of each other are ties):\n\n"
         "| program | mesh | plans | pairs | tau |\n| --- | --- | --- | --- | --- |\n"
         + "\n".join(taus)
-        + "\n\nAll pairs of plans of one program and mesh together: "
-        f"{(2 * agree - pairs) / pairs:.2f} over {pairs}.\n\n"
-        "![Predicted over XLA's](fidelity.svg)\n"
+        + "\n\nTau over all pairs of plans of the same program and mesh: "
+        f"{(2 * agree - pairs) / pairs:.2f} ({pairs} pairs).\n\n"
+        "![Predictions over XLA's values](fidelity.svg)\n"
     )
     page = DOCS / "fidelity.md"
     head, rest = page.read_text().split("<!-- figures -->\n")
