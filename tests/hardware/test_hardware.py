@@ -338,3 +338,24 @@ def test_unknown_names(name: str, hint: str) -> None:
         f"no hardware named {name}; {hint}known: {', '.join(names())}; "
         "or use the path of a .toml file"
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('topology = "torus"', "topology = [1]", "topology is [1]; write "),
+        ('topology = "torus"', "topology = {a = 1}", "topology is {'a': 1}; write "),
+        ("bf16 = 197e12", "bf16 = {a = 1}", "bf16 is {'a': 1}; write FLOP/s, for example 197e12"),
+        ("bf16 = 197e12", '"b`[...].f" = "x"', "b`[...].f is 'x'; write FLOP/s, for example 197e12"),
+        ('name = "tpu-v5e"', 'name = "x"\ncollective = [1]', "collective is not a list of tables; "),
+        ('product_operands = "bf16"', "product_operands = 5", "product_operands is 5; write "),
+        ("m = 8", 'm = "8"', "m is '8'; write a whole number from 1 to 1000000"),
+    ],
+)  # fmt: skip
+def test_values_of_other_kinds(old: str, new: str, message: str, tmp_path: pathlib.Path) -> None:
+    text = (directory("hardware") / "tpu-v5e.toml").read_text()
+    assert old in text
+    path = tmp_path / "mine.toml"
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(HardwareError, match=re.escape(f": {message}")):
+        load(str(path))

@@ -1,7 +1,8 @@
-"""Plain data checked against types; what does not fit is named by its place, in one line."""
+"""Checks plain data (of JSON or TOML) against types.  Errors name the place in one line."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -14,15 +15,26 @@ _Type = TypeVar("_Type")
 _SHOWN = 40
 
 
-#: What msgspec calls types.
+#: The words of messages for the types that msgspec names.
 _WORDS = {
     "float": "a number", "int": "a whole number", "str": "text", "bool": "true or false",
     "object": "an object", "array": "a list",
 }  # fmt: skip
 
 
+@dataclasses.dataclass
 class Misfit(Exception):
-    """What of some data does not fit its type; the text says where, and what is there."""
+    """Data that does not fit its type."""
+
+    #: The place, the value there, and what was expected.
+    text: str
+    #: Keys and indices of the value; for a missing or unknown key, those of its object.
+    place: tuple[str | int, ...] = ()
+    missing_key: str = ""
+    unknown_key: str = ""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def checked(data: Any, type_: type[_Type]) -> _Type:
@@ -33,61 +45,70 @@ def checked(data: Any, type_: type[_Type]) -> _Type:
     try:
         return msgspec.convert(data, type_)
     except msgspec.ValidationError as error:
-        raise Misfit(_text(str(error), data, type_)) from None
+        raise _misfit(str(error), data, type_) from None
     except RecursionError:
         raise Misfit("it is nested too deeply") from None
 
 
 def kind_text(value: Any) -> str:
-    """How messages call what JSON has: short, whatever it is."""
+    """A short name of a JSON value for messages."""
     if isinstance(value, Mapping):
         return "an object"
-    return "a list" if isinstance(value, list | tuple) else repr(value)[:_SHOWN]
+    if isinstance(value, list | tuple):
+        return "a list"
+    try:
+        return repr(value)[:_SHOWN]
+    except ValueError:  # Python does not write integers of thousands of digits
+        return "a number"
 
 
-def _text(message: str, data: Any, type_: Any) -> str:
-    """Msgspec's message with the keys that lead to what it is about, and that itself."""
-    what, _, where = message.partition(" - at ")
+def _misfit(message: str, data: Any, type_: Any) -> Misfit:
+    """A message of msgspec as a misfit: with all keys of the place, and the value there."""
+    problem, _, where = message.partition(" - at ")
     place: list[Any] = []
-    value, spoiled = data, True
+    value, has_place = data, True
     for key, index, unnamed in re.findall(
         r"\.([^.\[\]`]+)|\[(\d+)\]|(\[\.\.\.\])", where.rpartition("$")[2]
     ):
-        if unnamed and isinstance(value, Mapping):
-            step = _culprit(data, place, [*value], type_, message)
-        elif unnamed:
-            spoiled = False
+        if unnamed and not isinstance(value, Mapping):  # an element of a list
+            has_place = False
             break
+        if unnamed:
+            step = _bad_key(data, place, [*value], type_, message)
         else:
             step = int(index) if index else key
         place.append(step)
         value = value[step]
-    if found := re.fullmatch(r"Object missing required field `(.+)`", what):
-        what, spoiled = f"no key '{found[1]}'", False
-    elif found := re.fullmatch(r"Object contains unknown field `(.+)`", what, re.DOTALL):
-        what, spoiled = f"unknown key {found[1][:_SHOWN]!r}", False
+    missing = re.fullmatch(r"Object missing required field `(.+)`", problem)
+    unknown = re.fullmatch(r"Object contains unknown field `(.+)`", problem, re.DOTALL)
+    if missing:
+        problem = f"no key '{missing[1]}'"
+    elif unknown:
+        problem = f"unknown key {unknown[1][:_SHOWN]!r}"
     else:
-        what = what[:1].lower() + what[1:].partition(", got ")[0]
+        problem = problem[:1].lower() + problem[1:].partition(", got ")[0]
         for name, words in _WORDS.items():
-            what = what.replace(f"`{name}`", words)
-        what = what.replace("`", "")
-    if where.startswith("`key`"):
-        what, spoiled = f"a key: {what}", False
-    if spoiled:
-        what = f"{kind_text(value)}: {what}"
+            problem = problem.replace(f"`{name}`", words)
+        problem = problem.replace("`", "")
+        if where.startswith("`key`"):
+            problem = f"a key: {problem}"
+        elif has_place:
+            problem = f"{kind_text(value)}: {problem}"
     keys = ", ".join(repr(str(step)[:_SHOWN]) for step in place)
-    return f"in {keys}, {what}" if keys else what
+    return Misfit(
+        f"in {keys}, {problem}" if keys else problem,
+        tuple(place),
+        missing[1] if missing else "",
+        unknown[1] if unknown else "",
+    )
 
 
-def _culprit(data: Any, place: list[Any], keys: list[Any], type_: Any, message: str) -> Any:
-    """The key of an object, of which msgspec names none, whose value does not fit: by bisection."""
+def _bad_key(data: Any, place: list[Any], keys: list[Any], type_: Any, message: str) -> Any:
+    """The key whose value does not fit, found by bisection: msgspec does not name it."""
     while len(keys) > 1:
         half = keys[: len(keys) // 2]
-        keys = (
-            half
-            if _message(_with_keys(data, place, half), type_) == message
-            else (keys[len(half) :])
-        )
+        is_in_half = _message(_with_keys(data, place, half), type_) == message
+        keys = half if is_in_half else keys[len(half) :]
     return keys[0]
 
 
@@ -100,7 +121,7 @@ def _message(data: Any, type_: Any) -> str:
 
 
 def _with_keys(data: Any, place: list[Any], keys: list[Any]) -> Any:
-    """A copy of data whose object at a place has some keys only."""
+    """A copy of ``data`` in which the object at ``place`` has only ``keys``."""
     if not place:
         return {key: data[key] for key in keys}
     changed: Any = dict(data) if isinstance(data, Mapping) else [*data]

@@ -1,7 +1,8 @@
-"""Devices and meshes: what a program is sharded for."""
+"""Devices, meshes of devices, and the time of collectives on them."""
 
 from toast.hardware.collective_prices import COLLECTIVES, Algorithm, Collectives, check_size
-from toast.hardware.description import Hardware, Interconnect, Measured, load, names
+from toast.hardware.description import Hardware, Interconnect, Measured
+from toast.hardware.device_files import load, names
 from toast.hardware.mesh import Mesh
 from toast.hardware.shapes import meshes_of
 

@@ -17,57 +17,62 @@ from scipy.optimize import least_squares
 from toast.boundary.regular_files import read_text
 from toast.errors import HardwareError
 from toast.hardware.collective_prices import Collectives, steps, wire_share
-from toast.hardware.description import Hardware, Measured, load, parse
+from toast.hardware.description import Hardware, Measured
+from toast.hardware.device_files import load, parse
 from toast.hardware.mesh import Mesh
 from toast.resources import directory
 
-#: Times beyond these are in another unit: seconds at most, and bytes per second at least.
+#: A time above _SLOW seconds plus the bytes at _SLOW_RATE bytes per second has a wrong unit.
 _SLOW, _SLOW_RATE = 1e-2, 1e8
 
 Floats = npt.NDArray[np.float64]
 
 COLUMNS = ("collective", "devices", "bytes", "seconds")
 
-#: What runs each collective on a switch, as NCCL does.
-_OFFERED = {
+#: The algorithms that are fitted for each collective; NCCL uses these.
+_ALGORITHMS = {
     "all_gather": ("ring",), "reduce_scatter": ("ring",), "all_reduce": ("ring", "in-switch"),
     "all_to_all": ("direct",),
 }  # fmt: skip
 
-#: Variants of one algorithm by the bytes that they are made for, as many as are fitted.
+#: Names of the variants of one algorithm, by their number: from small to large sizes.
 _PROTOCOLS = {
     1: ("",), 2: ("low latency", "high bandwidth"),
     3: ("low latency", "middle", "high bandwidth"),
 }  # fmt: skip
 
-#: Figures of one variant: so many sizes are needed, and so many rows for every further variant.
+#: Figures of one variant: a fit needs as many sizes, and as many rows for every further variant.
 _FIGURES = 4
 
-#: Every further variant has to make the fit better by this factor.
+#: Every further variant must reduce the loss by this factor.
 _WORTH = 0.95
+#: Random starts of a fit.
 _STARTS = 24
 
-#: The largest table that is read, in bytes and in rows: each row is looked at in every fit.
+#: The largest table that is read, in bytes and in rows: every fit uses each row.
 _LARGEST_BYTES, _MOST_ROWS = 2**24, 5000
 
-#: Sizes from which errors matter most: programs move megabytes.
+#: Bytes from which a row weighs 3 and 2: programs move megabytes.
 _LARGE, _MIDDLE = 64e6, 1e6
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What was fitted, and how far it is from the table."""
+    """A device with fitted collectives, and the errors of the fit."""
 
     hardware: Hardware
     measured: tuple[Measured, ...]
-    #: A row per collective, devices and range of sizes: mean and worst relative error.
+    #: One row per collective, number of devices and range of sizes; see :func:`errors`.
     errors: pd.DataFrame
 
 
 def read_table(path: str | pathlib.Path) -> pd.DataFrame:
-    """Measured times: columns ``collective, devices, bytes, seconds``; lines with ``#`` are notes.
+    """Reads measured times from a CSV file: columns ``collective, devices, bytes, seconds``.
 
-    Raises :class:`toast.errors.HardwareError` with file and line of the first bad row.
+    Other columns, empty lines and lines that start with ``#`` are ignored.  The result has one row
+    per measured time.
+
+    Raises :class:`toast.errors.HardwareError` with file and line of the first invalid row.
     """
     path = pathlib.Path(path)
     text = read_text(path, HardwareError, most=_LARGEST_BYTES, encoding="utf-8-sig")
@@ -80,8 +85,10 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
         cells = [cell.strip().strip('"') for cell in line.split(",")]
         if not columns:
             columns = cells
-            if twice := [c for c in COLUMNS if cells.count(c) > 1]:
-                raise HardwareError(f"{path}:{number}: column {twice[0]} occurs twice; remove one")
+            if repeated := [c for c in COLUMNS if cells.count(c) > 1]:
+                raise HardwareError(
+                    f"{path}:{number}: column {repeated[0]} occurs twice; remove one"
+                )
             if missing := [c for c in COLUMNS if c not in cells]:
                 raise HardwareError(
                     f"{path}:{number}: column {missing[0]} is missing; the columns are "
@@ -99,9 +106,9 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
                 f"{path}:{number}: '{line}' is not {','.join(COLUMNS)}; write for example "
                 "all_gather,8,1048576,1.7e-05"
             ) from None
-        if row[0] not in _OFFERED:
+        if row[0] not in _ALGORITHMS:
             raise HardwareError(
-                f"{path}:{number}: unknown collective {row[0]}; known: {', '.join(_OFFERED)}"
+                f"{path}:{number}: unknown collective {row[0]}; known: {', '.join(_ALGORITHMS)}"
             )
         if not (row[1] > 1 and 0 < row[2] < np.inf and 0 < row[3] < np.inf):
             raise HardwareError(
@@ -127,11 +134,15 @@ def read_table(path: str | pathlib.Path) -> pd.DataFrame:
 def calibrate(
     hardware: Hardware, table: pd.DataFrame, *, progress: Callable[[str], None] | None = None
 ) -> Calibration:
-    """Fit latency and bandwidth of every collective and algorithm to a table of one node.
+    """Fits latency and bandwidth of every collective and algorithm to measured times of one node.
 
-    Collectives that the table lacks keep what the hardware says of them.  The same table gives the
-    same fit.  ``progress`` is told what is fitted.  Raises :class:`toast.errors.HardwareError`
-    for a torus, for devices of several nodes, and for too few sizes.
+    :param hardware: the device; its figures limit the fitted rates.
+    :param table: the times, as :func:`read_table` returns them.
+    :param progress: a function that is called with a text before each fit.
+    :returns: the device with the fitted collectives.  Collectives without rows keep their figures.
+        The same table gives the same result.
+    :raises toast.errors.HardwareError: for a torus, for more devices than a node has, and for too
+        few sizes.
     """
     if hardware.interconnect.topology != "switch":
         raise HardwareError(
@@ -152,44 +163,48 @@ def calibrate(
                 f"keep the figures of {hardware.name}"
             )
     fitted: list[Measured] = []
-    for kind in (kind for kind in _OFFERED if kind in set(table["collective"])):
+    for kind in (kind for kind in _ALGORITHMS if kind in set(table["collective"])):
         if progress:
             progress(f"fitting {kind}")
         fitted += _fitted(hardware, kind, table[table["collective"] == kind])
-    kept = [m for m in hardware.measured if m.kind not in set(table["collective"])]
-    measured = tuple(kept + fitted)
+    others = [m for m in hardware.measured if m.kind not in set(table["collective"])]
+    measured = tuple(others + fitted)
     machine = dataclasses.replace(hardware, measured=measured)
     return Calibration(machine, measured, errors(machine, table))
 
 
 def errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
-    """Relative errors of predicted times, by collective, devices and range of sizes."""
-    found = table.copy()
-    on = {n: Collectives(hardware, Mesh((("x", int(n)),))) for n in table["devices"].unique()}
-    found["error"] = [
-        abs(on[n].cheapest(kind, size, ["x"]).seconds(size) / seconds - 1)
+    """Relative errors of predicted times.
+
+    One row per collective, number of devices and range of sizes, with the columns ``mean``, ``max``
+    and ``rows``.
+    """
+    rows = table.copy()
+    costs = {n: Collectives(hardware, Mesh((("x", int(n)),))) for n in table["devices"].unique()}
+    rows["error"] = [
+        abs(costs[n].cheapest(kind, size, ["x"]).seconds(size) / seconds - 1)
         for kind, n, size, seconds in table[list(COLUMNS)].itertuples(index=False)
     ]
     sizes = [0, _MIDDLE, _LARGE, np.inf]
     labels = ["below 1 MB", "1 to 64 MB", "64 MB and more"]
-    found["size"] = pd.cut(found["bytes"], sizes, right=False, labels=labels)
-    grouped = found.groupby(["collective", "devices", "size"], observed=True)["error"]
+    rows["size"] = pd.cut(rows["bytes"], sizes, right=False, labels=labels)
+    grouped = rows.groupby(["collective", "devices", "size"], observed=True)["error"]
     return grouped.agg(["mean", "max", "size"]).rename(columns={"size": "rows"}).reset_index()
 
 
 def _fitted(hardware: Hardware, kind: str, rows: pd.DataFrame) -> list[Measured]:
-    """As few lines as describe the rows well."""
+    """The fit with the fewest variants that describes the rows well."""
     best: tuple[float, list[Measured]] | None = None
-    for extra in _OFFERED[kind]:
+    for extra in _ALGORITHMS[kind]:
         for count in _PROTOCOLS:
-            names = [_OFFERED[kind][0]] * count
+            names = [_ALGORITHMS[kind][0]] * count
             names += [extra] if extra not in names else []
             if len(names) > 1 and _FIGURES * len(names) > len(rows):
                 continue
-            loss, found = _fit(hardware, kind, rows, names)
+            loss, variants = _fit(hardware, kind, rows, names)
             loss /= _WORTH ** len(names)
             if best is None or loss < best[0]:
-                best = (loss, found)
+                best = (loss, variants)
     assert best is not None
     return best[1]
 
@@ -197,7 +212,7 @@ def _fitted(hardware: Hardware, kind: str, rows: pd.DataFrame) -> list[Measured]
 def _fit(
     hardware: Hardware, kind: str, rows: pd.DataFrame, names: list[str]
 ) -> tuple[float, list[Measured]]:
-    """Least squares of log times; rows that stand alone weigh less."""
+    """A robust least-squares fit of log times: one line per name, each row on the lowest line."""
     devices, size, seconds = (rows[c].to_numpy(np.float64) for c in COLUMNS[1:])
     step = np.array([[steps(kind, name, int(n)) for n in devices] for name in names])
     share = np.array([[wire_share(kind, name, int(n)) for n in devices] for name in names])
@@ -225,23 +240,23 @@ def _fit(
         ], axis=1)  # fmt: skip
         guess = np.log(start).ravel() + random.normal(0, 0.6, start.size)
         guess = np.clip(guess, bounds[0] + 1e-9, bounds[1] - 1e-9)
-        found = least_squares(residuals, guess, bounds=bounds, loss="soft_l1", f_scale=0.3)
-        if best is None or found.cost < best.cost:
-            best = found
+        fit = least_squares(residuals, guess, bounds=bounds, loss="soft_l1", f_scale=0.3)
+        if best is None or fit.cost < best.cost:
+            best = fit
     assert best is not None
-    made = []
+    variants = []
     for name, (base, each, memory, wire) in zip(
         names, np.exp(best.x.reshape(len(names), 4)).tolist(), strict=True
     ):
-        made.append(Measured(
+        variants.append(Measured(
             kind, name, "", _figure(base), _figure(each),
             _figure(1 / memory, 1 / fastest[2]), _figure(1 / wire, 1 / fastest[3]),
         ))  # fmt: skip
-    return float(best.cost), _named(made)
+    return float(best.cost), _named(variants)
 
 
 def _figure(value: float, most: float = np.inf) -> float:
-    """``value`` with four digits, at most ``most``: a rate above the datasheet's is refused."""
+    """``value`` with four digits, at most ``most``: files with rates above it do not load."""
     rounded = float(f"{value:.4g}")
     if rounded <= most * (1 + 1e-12):
         return rounded
@@ -250,21 +265,22 @@ def _figure(value: float, most: float = np.inf) -> float:
 
 
 def _named(lines: list[Measured]) -> list[Measured]:
-    """Variants of one algorithm, told apart by what they are good for."""
-    found = []
+    """The lines with the names of their variants, by latency."""
+    variants = []
     for name in dict.fromkeys(line.algorithm for line in lines):
         same = sorted((m for m in lines if m.algorithm == name), key=lambda m: m.latency_s)
         for line, protocol in zip(same, _PROTOCOLS[len(same)], strict=True):
-            found.append(dataclasses.replace(line, protocol=protocol))
-    return found
+            variants.append(dataclasses.replace(line, protocol=protocol))
+    return variants
 
 
 def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
-    """The hardware file of ``name_or_path`` with the fitted collectives instead of its own.
+    """The text of a hardware file in which the fitted collectives replace the old ones.
 
-    ``note`` is the source that every fitted figure is marked with.  Collectives that were not
-    fitted stay as they stand.  Raises :class:`toast.errors.HardwareError` where the text would not
-    load.
+    :param name_or_path: the device whose file is changed.
+    :param calibration: the fit.  The text of other collectives stays as it is.
+    :param note: the source, written beside every fitted figure.
+    :raises toast.errors.HardwareError: if the note has several lines, or the text would not load.
     """
     if "\n" in note or "\r" in note:
         raise HardwareError("the source of fitted figures must be one line")
@@ -273,11 +289,11 @@ def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
         path = directory("hardware") / f"{name_or_path}.toml"
     load(str(path))
     fitted = set(calibration.errors["collective"])
-    rest, kept = _collective_blocks(read_text(path, HardwareError, encoding="utf-8-sig"))
-    blocks = [block for kind, block in kept if kind not in fitted]
+    rest, old_blocks = _collective_blocks(read_text(path, HardwareError, encoding="utf-8-sig"))
+    blocks = [block for kind, block in old_blocks if kind not in fitted]
     for m in (m for m in calibration.measured if m.kind in fitted):
-        of = calibration.errors[calibration.errors["collective"] == m.kind]
-        large = of[of["size"] == "64 MB and more"]["mean"]
+        rows = calibration.errors[calibration.errors["collective"] == m.kind]
+        large = rows[rows["size"] == "64 MB and more"]["mean"]
         error = f", mean error {large.mean():.1%} from 64 MB" if len(large) else ""
         blocks.append(
             f"[[collective]]  # {note}: fitted{error}\n"
@@ -293,7 +309,7 @@ def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
 
 
 def _collective_blocks(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """A hardware file without its collectives, and these: the kind and the text of each."""
+    """A hardware file without its collectives, and the kind and the text of each collective."""
     rest: list[str] = []
     blocks: list[list[str]] = []
     inside = False
@@ -303,11 +319,11 @@ def _collective_blocks(text: str) -> tuple[str, list[tuple[str, str]]]:
             if inside:
                 blocks.append([])
         (blocks[-1] if inside else rest).append(line)
-    found = []
+    collectives = []
     for block in blocks:
         (entry,) = tomllib.loads("\n".join(block))["collective"]
-        found.append((str(entry["kind"]), "\n".join(block).rstrip("\n") + "\n"))
-    return "\n".join(rest), found
+        collectives.append((str(entry["kind"]), "\n".join(block).rstrip("\n") + "\n"))
+    return "\n".join(rest), collectives
 
 
 def _toml(value: str | float) -> str:

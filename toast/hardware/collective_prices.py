@@ -1,8 +1,8 @@
-"""What collectives cost on a mesh: the algorithms that its links allow, the cheapest chosen.
+"""The time of collectives on a mesh: that of the fastest algorithm that the links allow.
 
-The time of every algorithm is a line: a latency, and seconds per byte.  So what a group of devices
-needs for a collective is the least of a few lines, and one table per mesh holds those of every
-collective on every product of axes.
+The time of every algorithm is linear: a latency plus seconds per byte.  The time of a collective on
+a group of devices is therefore the minimum of a few lines.  One table per mesh holds the lines of
+every collective on every product of axes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from toast.hardware.mesh import Mesh
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Collectives by the names StableHLO gives them.  Their bytes are those that ``nccl-tests`` counts:
-#: of an all-gather the gathered result, of a reduce-scatter the operand, of the others what one
-#: device holds (of a collective-permute: sends).
+#: Collectives by their names in StableHLO.  Bytes are counted as in ``nccl-tests``: those of the
+#: gathered result for an all-gather, of the operand for a reduce-scatter, of the data that one
+#: device sends for a collective-permute, and of the data on one device for the others.
 COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute")
 
 
@@ -44,10 +44,10 @@ class Algorithm:
 
 
 class Collectives:
-    """The time of every collective on every product of axes of a mesh laid on hardware."""
+    """The time of every collective on every product of axes of a mesh on a kind of device."""
 
     def __init__(self, hardware: Hardware, mesh: Mesh) -> None:
-        """Raises :class:`toast.errors.MeshError` where the mesh is larger than the system."""
+        """Raises :class:`toast.errors.MeshError` if the mesh is larger than the system."""
         check_size(hardware, mesh)
         self.mesh = mesh
         layout = lay_out(hardware.interconnect, mesh)
@@ -75,61 +75,65 @@ class Collectives:
                     self._slope[k, g, i] = line.seconds_per_byte
 
     def seconds(self, kind: int, size: Floats, group: npt.NDArray[np.integer[Any]]) -> Floats:
-        """Time of a collective with the cheapest algorithm; 0 on a group of one device.
+        """Seconds of a collective with the fastest algorithm; 0 on a group of one device.
 
-        ``kind`` is a place in :data:`COLLECTIVES`; ``size`` (bytes) and ``group`` have one shape.
-        In the number of a group, axis ``a`` of the mesh is bit ``a``.
+        ``kind`` is an index into :data:`COLLECTIVES`.  ``size`` (in bytes) and ``group`` have the
+        same shape, which is also that of the result.  Bit ``a`` of a group's number says whether
+        the group includes axis ``a`` of the mesh.
         """
-        found = self._latency[kind, group, 0] + size * self._slope[kind, group, 0]
+        least = self._latency[kind, group, 0] + size * self._slope[kind, group, 0]
         for line in range(1, self._latency.shape[2]):
             other = self._latency[kind, group, line] + size * self._slope[kind, group, line]
-            np.minimum(found, other, out=found)
-        return np.asarray(found)
+            np.minimum(least, other, out=least)
+        return np.asarray(least)
 
     def sent_share(self, kind: int, group: npt.NDArray[np.integer[Any]]) -> Floats:
-        """Bytes that a device sends round a ring, over those that the collective counts."""
+        """The bytes that a device sends on a ring, divided by the bytes of the collective.
+
+        ``kind`` and ``group`` are as in :meth:`seconds`; the result has the shape of ``group``.
+        """
         return np.asarray(self._sent[kind, group])
 
     def algorithms(self, kind: str, axes: Sequence[str]) -> tuple[Algorithm, ...]:
-        """All algorithms for a collective on the product of ``axes``."""
+        """All algorithms of a collective (by name) on the product of ``axes`` (by name)."""
         group = sum(1 << self.mesh.names.index(axis) for axis in axes)
         return tuple(self._groups[COLLECTIVES.index(kind)][group])
 
     def cheapest(self, kind: str, size: float, axes: Sequence[str]) -> Algorithm:
-        """The algorithm that :meth:`seconds` reckons with for ``size`` bytes."""
+        """The algorithm that :meth:`seconds` uses for ``size`` bytes."""
         return min(self.algorithms(kind, axes), key=lambda line: line.seconds(size))
 
 
 def _envelope(lines: Sequence[Algorithm]) -> list[Algorithm]:
-    """The algorithms that are the cheapest for some size."""
-    found: list[Algorithm] = []
+    """The algorithms that are the fastest for some size: the lower envelope of their lines."""
+    fastest: list[Algorithm] = []
     for line in sorted(lines, key=lambda line: (line.seconds_per_byte, line.latency_s)):
-        if found and line.latency_s >= found[-1].latency_s:
+        if fastest and line.latency_s >= fastest[-1].latency_s:
             continue
-        # The last is the cheapest between where it meets this one and where the one before.
-        while len(found) > 1 and _meet(found[-1], line) >= _meet(found[-2], found[-1]):
-            found.pop()
-        found.append(line)
-    return found
+        # The last line is lowest between its intersections with this line and with the previous.
+        while len(fastest) > 1 and _meet(fastest[-1], line) >= _meet(fastest[-2], fastest[-1]):
+            fastest.pop()
+        fastest.append(line)
+    return fastest
 
 
 def _meet(flat: Algorithm, steep: Algorithm) -> float:
-    """Bytes beyond which ``flat`` is the cheaper one."""
+    """The number of bytes beyond which ``flat`` is faster."""
     return (flat.latency_s - steep.latency_s) / (steep.seconds_per_byte - flat.seconds_per_byte)
 
 
 def check_size(hardware: Hardware, mesh: Mesh | int) -> None:
-    """Raises :class:`toast.errors.MeshError` where the mesh is larger than the system.
+    """Checks that a mesh, or a number of devices, is not larger than the system.
 
-    Instead of a mesh it may be a number of devices.
+    Raises :class:`toast.errors.MeshError` if it is.
     """
     if isinstance(mesh, Mesh):
-        devices, asked, remedy = mesh.devices, f"mesh {mesh} has ", "a smaller mesh"
+        devices, prefix, remedy = mesh.devices, f"mesh {mesh} has ", "a smaller mesh"
     else:
-        devices, asked, remedy = mesh, "", "fewer"
+        devices, prefix, remedy = mesh, "", "fewer"
     if devices > hardware.max_devices:
         raise MeshError(
-            f"{asked}{devices} devices; a {hardware.name} system has at most "
+            f"{prefix}{devices} devices; a {hardware.name} system has at most "
             f"{hardware.max_devices}; use {remedy}"
         )
 
@@ -148,17 +152,19 @@ def _algorithms(
 
 
 def _on_torus(kind: str, rings: Sequence[Ring], link: Interconnect) -> Iterator[Algorithm]:
-    """Algorithms over the rings and lines that a group spans, one per torus dimension.
+    """The algorithms on the rings and lines of a group, one per dimension of the torus.
 
-    **All-gather** of ``b`` bytes, **reduce-scatter** (the same backwards), **all-reduce** (both):
-    a device receives ``(n - 1) / n * b`` over the links that it has.  Once round a ring it has one;
-    both ways round two; at the end of an open line one.  Over several dimensions the data is split
-    and each part starts on another dimension, so that the links of all are busy.
+    **All-gather** of ``b`` bytes, **reduce-scatter** (the reverse) and **all-reduce** (both): a
+    device receives ``(n - 1) / n * b`` bytes over its links.  It uses one link on a ring in one
+    direction, two on a ring in both directions, and one at the end of an open line.  On several
+    dimensions the data is split, and each part starts on a different dimension, so that all links
+    are busy.
 
-    **All-to-all**: every device has ``b`` bytes, ``b / n`` for each.  Cut a ring of ``m`` in two
-    halves: each way ``m / 2 * m / 2`` of its pairs send, over the 2 links that the cut meets (1 on
-    an open line): ``b * m / 8`` bytes per link, in general ``b * floor(m * m / 4) / m`` over those
-    links.  Shortest paths reach this bound; the dimension with the most decides.
+    **All-to-all**: every device has ``b`` bytes, ``b / n`` for each device.  A cut divides a ring
+    of ``m`` devices into two halves.  In each direction, ``m / 2 * m / 2`` pairs send over the 2
+    links of the cut (1 on an open line): ``b * m / 8`` bytes per link, in general
+    ``b * floor(m * m / 4) / m`` bytes over these links.  Shortest paths reach this bound.  The
+    slowest dimension determines the time.
     """
     n = math.prod(ring.devices for ring in rings)
     part = (n - 1) / n
@@ -184,11 +190,12 @@ def _on_torus(kind: str, rings: Sequence[Ring], link: Interconnect) -> Iterator[
 
 
 def wire_share(kind: str, algorithm: str, devices: int) -> float:
-    """Bytes that a device sends over those of the collective, among ``devices`` on a switch.
+    """The bytes that a device sends, divided by the bytes of the collective, on a switch.
 
-    In a **ring** all but one's own part go round (of an all-reduce twice); **recursive doubling**
-    sends as much in fewer, larger steps; a **tree** takes everything up and down; an **in-switch**
-    all-reduce sends everything once and the switch adds; **direct** is to each at once.
+    On a **ring**, all parts but a device's own go round, twice in an all-reduce.  **Recursive
+    doubling** sends the same bytes in fewer, larger steps.  A **tree** moves all bytes up and down.
+    In an **in-switch** all-reduce, each device sends all bytes once and the switch adds them.
+    **Direct** sends to all devices at once.
     """
     if algorithm == "tree":
         return 2.0
@@ -198,13 +205,13 @@ def wire_share(kind: str, algorithm: str, devices: int) -> float:
 
 
 def steps(kind: str, algorithm: str, devices: int) -> float:
-    """Messages that wait for one another, as in :func:`wire_share`."""
-    twice = 2 if kind == "all_reduce" else 1
+    """The number of messages in sequence for an algorithm of :func:`wire_share`."""
+    phases = 2 if kind == "all_reduce" else 1
     if algorithm in ("tree", "recursive doubling"):
-        return twice * math.ceil(math.log2(devices))
+        return phases * math.ceil(math.log2(devices))
     if algorithm in ("in-switch", "direct"):
         return 1.0
-    return twice * (devices - 1)
+    return phases * (devices - 1)
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -212,7 +219,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def _on_switch(kind: str, inside: int, outside: int, hardware: Hardware) -> Iterator[Algorithm]:
-    """Algorithms for ``inside`` devices of each of ``outside`` nodes."""
+    """The algorithms for ``inside`` devices in each of ``outside`` nodes."""
     link = hardware.interconnect
     n = inside * outside
     network = link.network_bandwidth_bytes_per_s
@@ -229,7 +236,7 @@ def _on_switch(kind: str, inside: int, outside: int, hardware: Hardware) -> Iter
         near = (inside - 1) / n / link.bandwidth_bytes_per_s
         yield Algorithm("direct", link.network_latency_s, max(sent, near))
         return
-    # Every device of a node has a port of its own, and as many rings run as there are ports.
+    # Every device of a node has its own port; there is one ring per port.
     rate = min(link.bandwidth_bytes_per_s, inside * network)
     for name in ("ring", "tree") if kind == "all_reduce" else ("ring",):
         latency = (
@@ -248,7 +255,7 @@ def _on_switch(kind: str, inside: int, outside: int, hardware: Hardware) -> Iter
     if inside == 1:
         yield from across[1:]
         return
-    # Two levels: inside a node everything, between nodes each device its part.
+    # Two levels: all bytes move inside a node; between nodes each device sends its part.
     within = ["reduce_scatter", "all_gather"] if kind == "all_reduce" else [kind]
     for outer in across:
         for parts in itertools.product(*(list(_in_node(k, inside, hardware)) for k in within)):
@@ -260,7 +267,7 @@ def _on_switch(kind: str, inside: int, outside: int, hardware: Hardware) -> Iter
 
 
 def _in_node(kind: str, devices: int, hardware: Hardware) -> Iterator[Algorithm]:
-    """As measured, where the file has measurements of the kind; else as the links allow."""
+    """The measured algorithms if the file has some of this kind; otherwise those of the links."""
     link = hardware.interconnect
     measured = [m for m in hardware.measured if m.kind == kind]
     for m in measured:

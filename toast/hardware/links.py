@@ -1,4 +1,4 @@
-"""Where the axes of a mesh lie on the hardware's links."""
+"""The links of the hardware that the axes of a mesh use."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from toast.hardware.mesh import Mesh
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """What a group of devices has of one dimension of a torus."""
+    """The part of one dimension of a torus that a group of devices uses."""
 
     devices: int
-    #: Whether its ends are linked.
+    #: Whether the ends are linked.
     closed: bool
-    #: Bytes per second of one link in one direction that the group may count on.
+    #: Bytes per second of one link in one direction that are available to the group.
     bandwidth: float
 
 
 @dataclasses.dataclass(frozen=True)
 class _Segment:
-    """The part of one axis on one dimension of a torus, with as many devices."""
+    """The part of one mesh axis that lies on one dimension of a torus."""
 
     axis: int
     devices: int
@@ -31,50 +31,50 @@ class _Segment:
 
 @dataclasses.dataclass(frozen=True)
 class MeshOnLinks:
-    """A mesh on an interconnect."""
+    """A mesh on an interconnect: which links each group of devices uses."""
 
     _link: Interconnect
     _sizes: tuple[int, ...]
-    #: Axes as they lie on the devices, major to minor.
+    #: Axis numbers in the order of the devices, major to minor.
     _placed: tuple[int, ...]
     #: Torus: the segments of each dimension, major to minor.
     _dimensions: tuple[tuple[_Segment, ...], ...]
 
     def rings(self, mask: Sequence[bool]) -> tuple[Ring, ...]:
-        """What a group over the axes in ``mask`` has of each dimension of a torus.
+        """The rings of a group over the axes in ``mask``, at most one per dimension of a torus.
 
-        Groups whose devices stand apart, because a minor axis that is not theirs lies between them,
-        interleave: as many as there are devices on such axes share the links.
+        ``mask`` has one entry per mesh axis.  If another, more minor axis lies between the devices
+        of a group, the groups interleave: one group for each device of that axis shares the links.
         """
         lengths = [math.prod(s.devices for s in segments) for segments in self._dimensions]
         least = self._link.wraparound_from
         closed = [length >= least for length in lengths]
-        if self._link.dimensions == 3:  # is built of cubes: all its dimensions are closed or none
+        if self._link.dimensions == 3:  # built of cubes: all its dimensions are closed, or none is
             closed = [all(length % least == 0 for length in lengths)] * 3
-        found = []
+        rings = []
         for segments, ends in zip(self._dimensions, closed, strict=True):
             chosen = [i for i, s in enumerate(segments) if mask[s.axis]]
             devices = math.prod(segments[i].devices for i in chosen)
             if devices == 1:
                 continue
-            within = segments[chosen[0] :]
-            apart = math.prod(s.devices for s in within if not mask[s.axis])
-            found.append(Ring(
-                devices, ends and chosen[0] == 0, self._link.bandwidth_bytes_per_s / apart,
+            span = segments[chosen[0] :]
+            groups = math.prod(s.devices for s in span if not mask[s.axis])
+            rings.append(Ring(
+                devices, ends and chosen[0] == 0, self._link.bandwidth_bytes_per_s / groups,
             ))  # fmt: skip
-        return tuple(found)
+        return tuple(rings)
 
     def nodes(self, mask: Sequence[bool]) -> tuple[int, int]:
-        """Of a group over the axes in ``mask`` on a switch: devices per node, and nodes.
+        """Devices per node, and nodes, of a group over the axes in ``mask`` on a switch.
 
-        Minor axes fill a node first.
+        ``mask`` has one entry per mesh axis.  Minor axes fill a node first.
         """
         inside = outside = stride = 1
         one_node = math.prod(self._sizes) <= self._link.devices_per_node
         for axis in reversed(self._placed):
             size = self._sizes[axis]
             if mask[axis]:
-                # Of this axis, as many as fit into the node beside what lies inside them.
+                # This axis fills the part of a node that the axes minor to it leave.
                 room = max(1, self._link.devices_per_node // stride)
                 here = size if one_node else math.gcd(size, room)
                 inside, outside = inside * here, outside * (size // here)
@@ -83,11 +83,12 @@ class MeshOnLinks:
 
 
 def lay_out(link: Interconnect, mesh: Mesh) -> MeshOnLinks:
-    """The axes of ``mesh``, in the order that they are placed in, on a slice as large as it needs.
+    """Places ``mesh`` on the smallest slice that holds it, in the mesh's order of devices.
 
-    **Torus**: minor to major over the sides of :func:`slice_of`, as ``jax.experimental.mesh_utils``
-    assigns them.  An axis takes whole sides where it can, as many as it can: one of 16 both sides
-    of 4x4 chips.  Else it takes parts of sides, which the axes major to it stand apart on.
+    **Torus**: axes are placed from minor to major on the sides of :func:`slice_of`, as
+    ``jax.experimental.mesh_utils`` does.  An axis takes as many whole sides as it can: an axis of
+    16 devices takes both sides of 4x4 chips.  Otherwise it takes parts of sides; the devices of
+    more major axes on the same side are then not neighbours.
 
     **Switch**: devices fill one node after another, in the order of the mesh.
     """
@@ -113,7 +114,10 @@ def lay_out(link: Interconnect, mesh: Mesh) -> MeshOnLinks:
 
 
 def slice_of(devices: int, dimensions: int) -> tuple[int, ...]:
-    """The sides of the most cubic slice of a torus, smallest first (in 3D: last)."""
+    """The sides of the slice of a torus that is closest to a cube.
+
+    Sides ascend in 2D and descend in 3D, as in the names of TPU slices.
+    """
     sides = [1] * dimensions
     for prime in sorted(_primes(devices), reverse=True):
         sides[sides.index(min(sides))] *= prime
@@ -121,17 +125,17 @@ def slice_of(devices: int, dimensions: int) -> tuple[int, ...]:
 
 
 def _primes(number: int) -> list[int]:
-    found, divisor = [], 2
+    primes, divisor = [], 2
     while divisor * divisor <= number:
         while number % divisor == 0:
-            found.append(divisor)
+            primes.append(divisor)
             number //= divisor
         divisor += 1
-    return [*found, number] if number > 1 else found
+    return [*primes, number] if number > 1 else primes
 
 
 def _splits(size: int, sides: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """``size`` as a product of a divisor of each of ``sides``."""
+    """All ways to write ``size`` as a product of one divisor of each of ``sides``."""
     if not sides:
         if size == 1:
             yield ()

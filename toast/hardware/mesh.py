@@ -21,18 +21,18 @@ _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """A logical mesh: axes in order, major to minor, each with its number of devices.
+    """A logical mesh: axes from major to minor, each with its name and number of devices.
 
-    Raises :class:`toast.errors.MeshError` for no or too many axes, a name that is not one or occurs
-    twice, a size that is not positive, and an order that does not name every axis once.
+    Raises :class:`toast.errors.MeshError` if there are no axes or too many, a name is invalid or
+    occurs twice, a size is not positive, or ``order`` does not name every axis once.
 
     >>> Mesh.parse("data=4,model=2").devices
     8
     """
 
     axes: tuple[tuple[str, int], ...]
-    #: The axes as they lie on the devices, major to minor, where that is another order: the last
-    #: one has neighbours on the hardware.
+    #: The order of the devices, major to minor, if it differs from that of the axes: neighbours
+    #: along the last axis are neighbours on the hardware.
     order: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Mesh:
                 f"axis once; use each of {','.join(self.names)} once"
             )
         if self.order == self.names:
-            object.__setattr__(self, "order", ())  # as it is anyway: meshes compare equal
+            object.__setattr__(self, "order", ())  # the default, so that equal meshes compare equal
         if len(self.axes) > MAX_AXES:
             raise MeshError(
                 f"mesh '{self}': {len(self.axes)} axes, more than {MAX_AXES}; merge some"
@@ -69,11 +69,12 @@ class Mesh:
 
     @staticmethod
     def parse(text: str) -> Mesh:
-        """A mesh from ``"data=4,model=2"``; blanks around names and sizes are ignored.
+        """The mesh that a text such as ``"data=4,model=2"`` describes; blanks are ignored.
 
         ``"data=4,model=2@model,data"`` is the same mesh with its devices in another order: ``data``
-        innermost.  Raises :class:`toast.errors.MeshError` with one line: what is wrong and what to
-        write.
+        is the innermost axis.
+
+        Raises :class:`toast.errors.MeshError` with one line: what is wrong and what to write.
         """
         if not isinstance(text, str):
             raise MeshError(f"mesh {text!r}: give text such as 'data=4,model=4'")
@@ -94,15 +95,17 @@ class Mesh:
 
     @staticmethod
     def of(mesh: Any) -> Mesh:
-        """A ``jax.sharding.Mesh`` or ``AbstractMesh`` as ours, with its order of devices.
+        """A ``jax.sharding.Mesh`` or ``AbstractMesh`` as a :class:`Mesh`, with its device order.
 
-        An order that is none of axes (``jax.make_mesh`` may wind an axis along a torus) counts as
-        the one that JAX would choose.
+        ``jax.make_mesh`` may wind an axis along a torus.  A device order that is not an order of
+        axes counts as JAX's default order.
+
+        Raises :class:`toast.errors.MeshError` for another object, and for unnamed axes.
         """
         if not hasattr(mesh, "axis_names"):
             raise MeshError(f"mesh {mesh!r}: use a mesh or a string such as data=4,model=4")
         if not all(isinstance(name, str) for name in mesh.axis_names):
-            raise MeshError(f"mesh {mesh}: its axes have no names; use strings as axis names")
+            raise MeshError(f"mesh {mesh}: its axis names are not strings; use strings")
         axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
         if mesh.abstract_mesh is mesh or not axes:
             return Mesh(axes)
@@ -117,13 +120,13 @@ class Mesh:
         ]
         order = sorted(range(len(axes)), key=lambda axis: -strides[axis])
         real = [axis for axis in order if strides[axis]]
-        wanted = np.arange(places.size).reshape([mesh.axis_sizes[a] for a in order])
-        turned = real != sorted(real) and np.array_equal(places.transpose(order), wanted)
-        return Mesh(axes, tuple(axes[a][0] for a in order) if turned else ())
+        in_order = np.arange(places.size).reshape([mesh.axis_sizes[a] for a in order])
+        reordered = real != sorted(real) and np.array_equal(places.transpose(order), in_order)
+        return Mesh(axes, tuple(axes[a][0] for a in order) if reordered else ())
 
     @property
     def placed(self) -> tuple[int, ...]:
-        """The axes, by number, as they lie on the devices, major to minor."""
+        """Axis numbers in the order of the devices, major to minor."""
         return tuple(map(self.names.index, self.order or self.names))
 
     @property
@@ -147,7 +150,7 @@ class Mesh:
 
 
 def _is_axis(axis: Any) -> bool:
-    """Whether something is a name and a whole number."""
+    """Whether ``axis`` is a pair of a name and an integer."""
     if not isinstance(axis, tuple | list) or len(axis) != 2:
         return False
     name, size = axis
@@ -155,7 +158,7 @@ def _is_axis(axis: Any) -> bool:
 
 
 def _physical(device: Any) -> tuple[Any, ...]:
-    """Where a device stands: by slice and coordinates on a TPU, else by number."""
+    """The position of a device: slice and coordinates on a TPU, else its number."""
     coordinates = getattr(device, "coords", None)
     if coordinates is None:
         return (device.id,)

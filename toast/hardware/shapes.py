@@ -1,4 +1,4 @@
-"""All meshes that a number of devices can form."""
+"""Lists the meshes that a number of devices can form."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from toast.hardware.collective_prices import COLLECTIVES, Collectives, check_siz
 from toast.hardware.description import Hardware
 from toast.hardware.mesh import Mesh
 
-#: Axes of the meshes that are tried, by name.
+#: Names of the axes.
 _AXES = ("a", "b", "c")
 
 
 def meshes_of(devices: int, hardware: Hardware) -> tuple[Mesh, ...]:
-    """The meshes of ``devices`` with one to three axes of more than one device, called a, b and c.
+    """The meshes of ``devices`` devices with one to three axes, named a, b and c.
 
-    Axes go from the longest to the shortest.  Other orders follow where the hardware makes a
-    difference between them: where some collective takes another time on the same axes.
+    Every axis has at least two devices.  Axes are ordered from the longest to the shortest.  Other
+    orders are listed too if some collective takes a different time in them.
+
     Raises :class:`toast.errors.MeshError` for fewer than two devices, or more than the system has.
     """
     if devices < 2:
         raise MeshError(f"{devices} devices do not form a mesh; use at least 2")
     check_size(hardware, devices)
-    found = []
+    meshes = []
     for axes in range(1, len(_AXES) + 1):
         for sizes in _factors(devices, axes, devices):
             known = set()
@@ -34,12 +35,12 @@ def meshes_of(devices: int, hardware: Hardware) -> tuple[Mesh, ...]:
                 times = _times(hardware, mesh)
                 if times not in known:
                     known.add(times)
-                    found.append(mesh)
-    return tuple(found)
+                    meshes.append(mesh)
+    return tuple(meshes)
 
 
 def _factors(number: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
-    """``number`` as products of ``parts`` numbers from 2 to ``most``, the larger ones first."""
+    """All ways to write ``number`` as ``parts`` factors from 2 to ``most``, in descending order."""
     if parts == 1:
         if 2 <= number <= most:
             yield (number,)
@@ -52,7 +53,7 @@ def _factors(number: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:
 
 
 def _times(hardware: Hardware, mesh: Mesh) -> tuple[str, ...]:
-    """What collectives cost on the axes of a mesh, whatever the order that they stand in."""
+    """The times of all collectives on a mesh; equal for meshes with equal times."""
     costs = Collectives(hardware, mesh)
     sorted_sizes = sorted(mesh.sizes, reverse=True)
     orders = [

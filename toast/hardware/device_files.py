@@ -1,0 +1,421 @@
+"""Hardware files: TOML, checked against types and for consistency, with file and line in errors."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import pathlib
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from toast.boundary.regular_files import read_text
+from toast.boundary.typed import Misfit, checked
+from toast.errors import HardwareError
+from toast.hardware.description import Hardware, Interconnect, Measured
+from toast.resources import directory
+
+# The range of a figure catches a wrong unit, such as 16 for 16e9 bytes.  Titles go into messages.
+Text = Annotated[str, Meta(pattern=r"\S", title="a printable text")]
+Count = Annotated[int, Meta(ge=1, le=10**6, title="a whole number from 1 to 1000000")]
+FlopsPerS = Annotated[float, Meta(ge=1e9, le=1e18, title="FLOP/s, for example 197e12")]
+Bytes = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes, for example 16e9")]
+BytesPerS = Annotated[float, Meta(ge=1e6, le=1e15, title="bytes per second, for example 819e9")]
+Seconds = Annotated[float, Meta(ge=0, le=0.1, title="seconds, for example 1e-6")]
+Fraction = Annotated[float, Meta(ge=0.001, le=1, title="a fraction from 0.001 to 1")]
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table with these keys and no others."""
+
+
+class MemoryTable(_Table, frozen=True, kw_only=True):
+    """``[memory]``, of one JAX device."""
+
+    capacity_bytes: Bytes
+    limit_bytes: Bytes
+    bandwidth_bytes_per_s: BytesPerS
+    lanes: Count = 1
+
+
+class TileTable(_Table, frozen=True, kw_only=True):
+    """``[tile]``: rows, columns and depth of the pieces that the matrix unit takes."""
+
+    m: Count
+    n: Count
+    k: Count
+
+
+class EfficiencyTable(_Table, frozen=True, kw_only=True):
+    """``[efficiency]``: the fractions of the datasheet's figures that programs reach."""
+
+    matmul: Fraction
+    memory: Fraction
+    link: Fraction
+
+
+class TorusTable(_Table, frozen=True, kw_only=True, tag_field="topology", tag="torus"):
+    """``[interconnect]`` of chips that are linked to their neighbours."""
+
+    dimensions: Annotated[int, Meta(ge=2, le=3, title="2 or 3")]
+    wraparound_from: Count
+    link_bandwidth_bytes_per_s: BytesPerS
+    latency_s: Seconds
+
+
+class SwitchTable(_Table, frozen=True, kw_only=True, tag_field="topology", tag="switch"):
+    """``[interconnect]`` of nodes of fully connected devices on a network."""
+
+    devices_per_node: Count
+    node_bandwidth_bytes_per_s: BytesPerS
+    node_latency_s: Seconds
+    network_bandwidth_bytes_per_s: BytesPerS
+    network_latency_s: Seconds
+
+
+class CollectiveTable(_Table, frozen=True, kw_only=True):
+    """``[[collective]]``: one measured algorithm of one collective inside a node."""
+
+    kind: Literal["all_gather", "all_reduce", "reduce_scatter", "all_to_all"]
+    algorithm: Text
+    protocol: Text = ""
+    latency_s: Seconds
+    step_latency_s: Seconds
+    memory_bandwidth_bytes_per_s: BytesPerS
+    link_bandwidth_bytes_per_s: BytesPerS
+
+
+class DeviceFile(_Table, frozen=True, kw_only=True):
+    """A hardware file."""
+
+    name: Text
+    description: Text
+    max_devices: Count = 10**6
+    product_operands: Literal["bf16", "f16"] | None = None
+    transcendentals_per_s: FlopsPerS = math.inf
+    flops_per_s: dict[str, FlopsPerS]
+    memory: MemoryTable
+    tile: TileTable = TileTable(m=1, n=1, k=1)
+    interconnect: TorusTable | SwitchTable
+    efficiency: EfficiencyTable
+    collective: tuple[CollectiveTable, ...] = ()
+
+
+#: The tables of a file but ``[[collective]]``; the keys of two of them depend on the file.
+_TABLES = {
+    "flops_per_s": _Table, "memory": MemoryTable, "tile": TileTable, "efficiency": EfficiencyTable,
+    "interconnect": _Table,
+}  # fmt: skip
+#: The algorithms that can be measured, by collective.
+_ALGORITHMS = {
+    "all_gather": ("ring", "recursive doubling"),
+    "all_reduce": ("ring", "recursive doubling", "tree", "in-switch"),
+    "reduce_scatter": ("ring", "recursive doubling"),
+    "all_to_all": ("direct",),
+}
+#: More FLOP per byte of memory traffic than any device has: real devices have some hundred.
+_MOST_FLOPS_PER_BYTE = 1e4
+#: The least fraction of the memory that a program may use.
+_LEAST_LIMIT = 0.01
+#: The size of the largest file that is read.
+_LARGEST_BYTES = 2**20
+#: The number of characters of a wrong value that messages repeat.
+_SHOWN = 60
+#: StableHLO element types as the program representation writes them.
+_ELEMENT_TYPE = re.compile(r"bf16|f16|f32|f64|u?i(2|4|8|16|32|64)|c64|c128|f[468]e\dm\d\w*")
+
+
+def names() -> list[str]:
+    """The devices that ship with TOAST, in alphabetical order."""
+    return sorted(path.stem for path in directory("hardware").glob("*.toml"))
+
+
+def load(name_or_path: str | pathlib.Path) -> Hardware:
+    """A shipped device by name, or a user's ``.toml`` file by path.
+
+    Raises :class:`toast.errors.HardwareError`: for an unknown name with the nearest known one, for
+    a file as one line ``file:line: reason; what to do``.
+    """
+    if not isinstance(name_or_path, str | pathlib.Path):
+        raise HardwareError(
+            f"hardware {name_or_path!r}: use a device name or the path of a .toml file"
+        )
+    path = pathlib.Path(name_or_path)
+    if path.suffix != ".toml":
+        if str(name_or_path) not in names():
+            near = difflib.get_close_matches(str(name_or_path).lower(), names(), 1, 0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise HardwareError(
+                f"no hardware named {name_or_path}; {hint}known: {', '.join(names())}; "
+                "or use the path of a .toml file"
+            )
+        path = directory("hardware") / f"{name_or_path}.toml"
+    return parse(path, read_text(path, HardwareError, most=_LARGEST_BYTES, encoding="utf-8-sig"))
+
+
+def parse(path: pathlib.Path, text: str) -> Hardware:
+    """The hardware that ``text`` describes; ``path`` is for messages.
+
+    Raises :class:`toast.errors.HardwareError` as :func:`load` does.
+    """
+    file = _checked(_toml(path, text))
+    if isinstance(file, _Fault):
+        line = _line(text.splitlines(), file.table, file.key)
+        raise HardwareError(f"{path}:{line}: {file.reason}; {file.remedy}")
+    return _hardware(file)
+
+
+def _checked(data: dict[str, Any]) -> DeviceFile | _Fault:
+    """The file, or the first fault in it."""
+    for fault in _table_faults(data):
+        return fault
+    try:
+        file = checked(data, DeviceFile)
+    except Misfit as misfit:
+        return _fault(misfit, data)
+    return next(_faults(file), file)
+
+
+def _toml(path: pathlib.Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise HardwareError(f"{path}: not TOML: nested too deeply; write plain tables") from None
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r" \(at (?:line (\d+).*|end of document)\)$", str(error))
+        line = (place and place[1]) or max(1, len(text.splitlines()))
+        reason = str(error)[: place.start()] if place else str(error)
+        raise HardwareError(f"{path}:{line}: not TOML: {reason}; correct the line") from None
+    except ValueError:  # Python does not read numbers of so many digits
+        long = (n for n, line in enumerate(text.splitlines(), 1) if re.search(r"[\d_]{4000}", line))
+        raise HardwareError(
+            f"{path}:{next(long, 1)}: a number has thousands of digits; correct the line"
+        ) from None
+
+
+def _hardware(file: DeviceFile) -> Hardware:
+    """The figures of a file, with rates times their efficiency."""
+    link, efficiency = file.interconnect, file.efficiency.link
+    if isinstance(link, TorusTable):
+        interconnect = Interconnect(
+            topology="torus",
+            dimensions=link.dimensions,
+            bandwidth_bytes_per_s=efficiency * link.link_bandwidth_bytes_per_s,
+            latency_s=link.latency_s,
+            wraparound_from=link.wraparound_from,
+            devices_per_node=0,
+            network_bandwidth_bytes_per_s=0.0,
+            network_latency_s=0.0,
+            efficiency=efficiency,
+        )
+    else:
+        interconnect = Interconnect(
+            topology="switch",
+            dimensions=0,
+            bandwidth_bytes_per_s=efficiency * link.node_bandwidth_bytes_per_s,
+            latency_s=link.node_latency_s,
+            wraparound_from=0,
+            devices_per_node=link.devices_per_node,
+            network_bandwidth_bytes_per_s=link.network_bandwidth_bytes_per_s * efficiency,
+            network_latency_s=link.network_latency_s,
+            efficiency=efficiency,
+        )
+    return Hardware(
+        name=file.name,
+        description=file.description,
+        flops_per_s=dict(file.flops_per_s),
+        matmul_efficiency=file.efficiency.matmul,
+        memory_capacity_bytes=file.memory.capacity_bytes,
+        memory_limit_bytes=file.memory.limit_bytes,
+        memory_bytes_per_s=file.memory.bandwidth_bytes_per_s * file.efficiency.memory,
+        interconnect=interconnect,
+        tile=(file.tile.m, file.tile.n, file.tile.k),
+        lanes=file.memory.lanes,
+        product_operands=file.product_operands or "",
+        transcendentals_per_s=file.transcendentals_per_s,
+        max_devices=file.max_devices,
+        measured=tuple(Measured(**msgspec.structs.asdict(entry)) for entry in file.collective),
+    )
+
+
+class _Fault(NamedTuple):
+    """What is wrong in a file, where, and what to do."""
+
+    #: ``memory``; ``collective#2`` for the third ``[[collective]]``; empty for the top level.
+    table: str
+    #: Empty for the whole table.
+    key: str
+    reason: str
+    remedy: str
+
+
+def _table_faults(data: Mapping[str, Any]) -> Iterator[_Fault]:
+    """Wrong tables: they come first, as the keys of a table without header belong to another."""
+    for name, value in data.items():
+        if isinstance(value, dict | list) and name not in (*_TABLES, "collective"):
+            yield _Fault(name, "", f"unknown table {name}", _hint(name, _TABLES))
+    for name in _TABLES:
+        if not isinstance(data.get(name, {} if name == "tile" else None), dict):
+            yield _Fault("", name, f"missing table {name}", f"add [{name}]")
+    entries = data.get("collective", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        reason = "collective is not a list of tables"
+        yield _Fault("", "collective", reason, "write [[collective]]")
+
+
+def _fault(misfit: Misfit, data: Mapping[str, Any]) -> _Fault:
+    """A misfit in the words of hardware files."""
+    if key := misfit.missing_key:
+        expected = _expected(misfit.place, key, data)
+        remedy = f"write {expected}" if key == "topology" else f"add it: {expected}"
+        return _Fault(_table_name(misfit.place), "", f"missing key {key}", remedy)
+    if key := misfit.unknown_key:
+        known = [name for name in _keys(misfit.place, data) if misfit.place or name not in _TABLES]
+        return _Fault(_table_name(misfit.place), key, f"unknown key {key}", _hint(key, known))
+    *place, key = map(str, misfit.place)
+    value: Any = data
+    for step in misfit.place:
+        value = value[step]
+    remedy = f"write {_expected(misfit.place[:-1], key, data)}"
+    return _Fault(_table_name(place), key, f"{key} is {_shown(value)}", remedy)
+
+
+def _faults(file: DeviceFile) -> Iterator[_Fault]:
+    """What types cannot say: figures that are in range but contradict each other."""
+    for key in file.flops_per_s:
+        if not _ELEMENT_TYPE.fullmatch(key):
+            reason = f"{key} is not an element type"
+            yield _Fault("flops_per_s", key, reason, "write for example bf16")
+    if not file.flops_per_s:
+        reason, remedy = "no figure for any element type", "add for example bf16 = 197e12"
+        yield _Fault("flops_per_s", "", reason, remedy)
+    for key, text in (("name", file.name), ("description", file.description)):
+        if not text.isprintable():
+            yield _Fault("", key, f"{key} is {_shown(text)}", "write a printable text")
+    yield from _collective_faults(file)
+    memory, link, flops = file.memory, file.interconnect, file.flops_per_s
+    if memory.limit_bytes > memory.capacity_bytes:
+        yield _Fault("memory", "limit_bytes", "limit_bytes exceeds capacity_bytes", "lower it")
+    if memory.limit_bytes < _LEAST_LIMIT * memory.capacity_bytes:
+        reason = "limit_bytes is less than a hundredth of capacity_bytes"
+        remedy = "check the unit; use --memory to limit a plan"
+        yield _Fault("memory", "limit_bytes", reason, remedy)
+    for key in link.__struct_fields__:
+        if key.endswith("bytes_per_s") and getattr(link, key) > memory.bandwidth_bytes_per_s:
+            reason = f"{key} exceeds that of the memory"
+            yield _Fault("interconnect", key, reason, "check the unit")
+    if isinstance(link, SwitchTable):
+        key = "network_bandwidth_bytes_per_s"
+        if link.network_bandwidth_bytes_per_s > link.node_bandwidth_bytes_per_s:
+            reason = f"{key} exceeds that of the links inside a node"
+            yield _Fault("interconnect", key, reason, "check the unit")
+    best = max(flops, key=flops.__getitem__)
+    if flops[best] < memory.bandwidth_bytes_per_s:
+        reason = f"{best} is less than the memory's bytes/s"
+        yield _Fault("flops_per_s", best, reason, "check the unit")
+    if flops[best] > _MOST_FLOPS_PER_BYTE * memory.bandwidth_bytes_per_s:
+        reason = f"{best} exceeds {_MOST_FLOPS_PER_BYTE:.0f} FLOP per byte of memory traffic"
+        yield _Fault("flops_per_s", best, reason, "check the units of both")
+    if flops[best] < file.transcendentals_per_s < math.inf:
+        reason = "transcendentals_per_s exceeds the peak of matrix products"
+        yield _Fault("", "transcendentals_per_s", reason, "check the unit")
+
+
+def _collective_faults(file: DeviceFile) -> Iterator[_Fault]:
+    if file.collective and isinstance(file.interconnect, TorusTable):
+        reason = "a torus cannot have measured collectives"
+        yield _Fault("collective#0", "", reason, "remove them")
+    earlier: set[tuple[str, str, str]] = set()
+    for number, entry in enumerate(file.collective):
+        table = f"collective#{number}"
+        known = _ALGORITHMS[entry.kind]
+        if entry.algorithm not in known:
+            reason = f"algorithm of {entry.kind} is {_shown(entry.algorithm)}"
+            yield _Fault(table, "algorithm", reason, f"write {_one_of(known)}")
+        if not entry.protocol.isprintable():
+            reason = f"protocol is {_shown(entry.protocol)}"
+            yield _Fault(table, "protocol", reason, "write a printable text")
+        variant = entry.kind, entry.algorithm, entry.protocol
+        if variant in earlier:
+            reason = f"duplicate {' '.join(filter(None, variant))}"
+            yield _Fault(table, "", reason, "remove it, or set another protocol")
+        earlier.add(variant)
+        for key in ("memory_bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s"):
+            if getattr(entry, key) > file.memory.bandwidth_bytes_per_s:
+                reason = f"{key} exceeds that of the memory"
+                yield _Fault(table, key, reason, "check the unit")
+
+
+def _keys(place: Sequence[str | int], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the table at ``place`` with their types."""
+    if not place:
+        hints = get_type_hints(DeviceFile, include_extras=True)
+        return {key: hint for key, hint in hints.items() if key != "collective"}
+    if place[0] != "interconnect":
+        return get_type_hints(_TABLES.get(str(place[0]), CollectiveTable), include_extras=True)
+    topology = str(data["interconnect"].get("topology"))
+    table = {"torus": TorusTable, "switch": SwitchTable}.get(topology, _Table)
+    hints = get_type_hints(table, include_extras=True)
+    return {"topology": Literal["torus", "switch"], **hints}
+
+
+def _expected(place: Sequence[str | int], key: str, data: Mapping[str, Any]) -> str:
+    """What to write for a key, such as ``bytes, for example 16e9``."""
+    hint = FlopsPerS if place == ("flops_per_s",) else _keys(place, data)[key]
+    for part in (hint, *get_args(hint)):
+        if choices := [choice for choice in get_args(part) if isinstance(choice, str)]:
+            return _one_of(choices)
+        for meta in getattr(part, "__metadata__", ()):
+            return str(meta.title)
+    raise AssertionError(key)
+
+
+def _table_name(place: Sequence[str | int]) -> str:
+    return "#".join(map(str, place))
+
+
+def _line(lines: list[str], table: str, key: str) -> int:
+    """The line of a key, or of its table if it has none (or is inside braces), else 1."""
+    wanted = f"{table}.{key}" if table and key else key
+    current, table_line, collectives = "", 1, 0
+    for number, line in enumerate(lines, 1):
+        plain = re.sub(r"[\s\"']", "", line.split("#")[0])
+        if plain == "[[collective]]":
+            current, collectives = f"collective#{collectives}", collectives + 1
+            table_line = number if current == table else table_line
+            if wanted == current:
+                return number
+        elif header := re.fullmatch(r"\[([^\[\]=]+)\]", plain):
+            current = header[1]
+            table_line = number if current == table else table_line
+            if wanted == current:
+                return number
+        elif assigned := re.match(r"([^=]+)=", plain):
+            name = f"{current}.{assigned[1]}" if current else assigned[1]
+            if wanted == name:
+                return number
+            table_line = number if name == table else table_line
+    return table_line
+
+
+def _shown(value: object) -> str:
+    """A wrong value for a message, cut if it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits, written as 0x...
+        return "a number of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
+
+
+def _one_of(choices: Collection[str]) -> str:
+    *most, last = (f'"{choice}"' for choice in choices)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
