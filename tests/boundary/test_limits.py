@@ -45,11 +45,55 @@ def analysis() -> toast.Analysis:
         "dim(V,0,A), dim(V,1,B), X = A*B + B*A",
         "dim(V,0,A), X = 0-2000000000-A*A",
         "answers(X) :- X = #sum { A*B,V : argument(V,_), dim(V,0,A), dim(V,1,B) }.",
+        # What wraps is left out by another condition.
+        "dim(V,0,A), A*A*2 > 100",
+        "dim(V,0,A), X = A*A*2, X > 100",
+        "dim(V,0,A), X = A*A*2, argument(X,_)",
+        "dim(V,0,A), not argument(A*A*2,_)",
+        # In a head, and in what heads are for.
+        "answers(A*A*2) :- dim(V,0,A).",
+        "large(A*A*2) :- dim(V,0,A).  answers(X) :- large(X), X > 0.",
+        # In every aggregate, in its conditions and its guards.
+        "X = #max { A*A*2 : dim(V,0,A) }",
+        "X = #min { A*A*2 : dim(V,0,A) }",
+        "X = #count { A*A*2 : dim(V,0,A) }",
+        "X = #sum { 1,A*A*2 : dim(V,0,A) }",
+        "X = #count { V : dim(V,0,A), A*A*2 > 0 }",
+        "X = #count { V : dim(V,0,A), B = A*A*2, B > 0 }",
+        "dim(V,0,A), A*A*2 < #count { W : argument(W,_) }",
+        "dim(V,0,A), 0 < #count { W : argument(W,_), dim(W,0,A), A*A*2 > 0 }",
+        "argument(V,_), A*A*2 > 0 : dim(V,0,A)",
+        "X = #sum { 1073741824,N : N = 1..131072 }",
+        "X = #sum+ { A*30000,V : dim(V,0,A) }",
+        # Powers, and the one number that has no negative.
+        "dim(V,0,A), X = A**3",
+        "dim(V,0,A), X = 2**A",
+        "X = 2**31",
+        "X = 3**N, N = 1..40",
+        "X = |0-2147483647-N|, N = 1..1",
+        "X = -Y, Y = 0-2147483647-N, N = 1..1",
     ],
 )
 def test_numbers_of_more_than_32_bits(query: str, analysis: toast.Analysis) -> None:
-    with pytest.raises(QueryError, match="goes beyond 2147483647: numbers have 32 bits"):
+    with pytest.raises(QueryError, match="beyond 2147483647: numbers have 32 bits"):
         analysis.query(query)
+
+
+@pytest.mark.parametrize(
+    ("query", "values"),
+    [
+        ("X = 2**30", [2**30]),
+        ("dim(V,0,A), A < 1000, X = A**3", []),
+        ("X = A*A*2, dim(V,0,A), A < 1000", []),
+        ("argument(V,_), dim(V,0,A), X = A*50000, A < 40000", [30000 * 50000]),
+        ("dim(V,0,A), X+1 = A", [29_999, 39_999]),
+        ("X = #max { A*50000 : dim(V,0,A), A < 40000 }", [30000 * 50000]),
+        ("X = #sum { A : dim(V,0,A) }, 0 = #sum { A*A*2,V : dim(V,0,A), A < 4 }", [70_000]),
+        ("X = (1..3) ** (2..3)", [1, 4, 8, 9, 27]),
+    ],
+)
+def test_numbers_within_32_bits(query: str, values: list[int], analysis: toast.Analysis) -> None:
+    assert sorted(set(analysis.query(query)["X"])) == values
 
 
 def test_sums_within_32_bits(analysis: toast.Analysis) -> None:
@@ -66,6 +110,10 @@ RULES = {
     "halo(Op,0,-3) :- op(Op,tanh).": r"halo\(Op,0,-3\): not a whole number",
     'reduction(Op,0,"banana") :- op(Op,tanh).': "banana.*: not a combiner",
     "factor_size(Op,0,-4) :- op(Op,tanh).": r"factor_size\(Op,0,-4\): not a whole number",
+    "factor_size(Op,0,2**40) :- op(Op,tanh).": "goes beyond 2147483647: numbers have 32 bits",
+    "factor_size(Op,0,N**9) :- op(Op,tanh), tensor_dim(Op,_,0,N), N**31 > 0.": "goes beyond",
+    "factor_size(Op,0,X) :- op(Op,tanh), X = #max { N**31 : tensor_dim(Op,_,_,N) }.": "goes beyond",
+    "factor_size(Op,0,4294967304) :- op(Op,tanh).": "mine.lp:3: 4294967304 is beyond 2147483647",
     "#minimize { 1 }.": "Minimize is not allowed",
     f"permutation(Op,{'f(' * 3000}1{')' * 3000}) :- op(Op,tanh).": "nested more than 100 deep",
     f"factor_size(Op,0,{'+'.join(['1'] * 200_000)}) :- op(Op,tanh).": "nested|crashes|takes",

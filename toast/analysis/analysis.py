@@ -17,7 +17,7 @@ from toast.analysis.dimensions import Dimension
 from toast.analysis.evidence import Chain, Conflict
 from toast.analysis.names import Ints, Names, instantiate
 from toast.analysis.query import Vocabulary, evaluate, prepare
-from toast.analysis.rules import SignatureRule, solve_signatures
+from toast.analysis.rules import RuleFiles, SignatureRule, solve_signatures
 from toast.errors import TargetError
 from toast.facts import Relations
 from toast.logic import Edges
@@ -268,7 +268,7 @@ class Analysis(Record):
 def analyze_program(
     program: Program,
     *,
-    rules: Sequence[str | pathlib.Path] = (),
+    rules: RuleFiles = (),
     progress: Progress = silent,
 ) -> Analysis:
     """Run the whole analysis of section 3 on ``program``; ``rules`` adds user rule files."""

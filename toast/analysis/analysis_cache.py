@@ -18,8 +18,9 @@ from toast import disk_cache
 from toast.analysis.analysis import Analysis, Progress, analyze_program, silent
 from toast.analysis.derivation import Resolution
 from toast.analysis.names import Ints, Names
-from toast.analysis.rules import Factor, SignatureRule
+from toast.analysis.rules import Factor, RuleFiles, SignatureRule, rule_texts
 from toast.errors import RuleWarning
+from toast.logic import LogicText
 from toast.program import Program
 from toast.resources import directory
 
@@ -34,7 +35,7 @@ _WHERE = ("def", "use")
 def analyzed(
     program: Program,
     *,
-    rules: Sequence[str | pathlib.Path] = (),
+    rules: RuleFiles = (),
     progress: Progress = silent,
     cache: bool = True,
 ) -> Analysis:
@@ -44,11 +45,13 @@ def analyzed(
     """
     key = None
     begin = time.perf_counter()
+    # Read once: the entry is of the texts that are analyzed.
+    texts = rule_texts(rules)
     if cache and disk_cache.enabled():
-        with contextlib.suppress(OSError):  # a rule file that cannot be read: an error below
-            key = _key(program, rules)
+        with contextlib.suppress(OSError):
+            key = _key(program, texts)
     if key is None:
-        return analyze_program(program, rules=rules, progress=progress)
+        return analyze_program(program, rules=texts, progress=progress)
     with contextlib.suppress(*disk_cache.DAMAGE):
         if entry := disk_cache.load(_KIND, key):
             found = _unpacked(*entry, program)
@@ -56,7 +59,7 @@ def analyzed(
             return found
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always")
-        found = analyze_program(program, rules=rules, progress=progress)
+        found = analyze_program(program, rules=texts, progress=progress)
     for remark in remarks:
         warnings.warn_explicit(
             remark.message, remark.category, remark.filename, remark.lineno, source=remark.source
@@ -69,10 +72,7 @@ def analyzed(
 # -- what an entry is of -------------------------------------------------------------------------
 
 
-def _key(program: Program, rules: Sequence[str | pathlib.Path]) -> bytes:
-    files = []
-    for path in map(pathlib.Path, rules):
-        files += sorted(path.glob("*.lp")) if path.is_dir() else [path]
+def _key(program: Program, rules: Sequence[LogicText]) -> bytes:
     ops = program.ops
     numbers = (
         [op.signature for op in ops],
@@ -82,7 +82,7 @@ def _key(program: Program, rules: Sequence[str | pathlib.Path]) -> bytes:
     )
     return disk_cache.digest([
         _installed(),
-        disk_cache.digest_of_files(files),
+        disk_cache.digest(part for text in rules for part in (str(text), text.text.encode())),
         repr(program.signatures),
         repr((program.ties, len(program.arguments), len(program.results))),
         *(np.array(row, dtype=np.int64).tobytes() for row in numbers),

@@ -23,11 +23,13 @@ from toast.errors import RuleError
 from toast.facts import Relations
 from toast.logic import (
     LogicModel,
+    LogicText,
     Term,
     check_ends,
     check_rules,
     derivations,
     kind_line,
+    read_files,
     rule_line,
     show_term,
     solve,
@@ -112,19 +114,30 @@ def factor_files() -> list[pathlib.Path]:
     return [directory("facts") / "schema.lp", rules / "factors.lp", *ops]
 
 
-def user_files(paths: Sequence[str | pathlib.Path]) -> list[pathlib.Path]:
-    """The ``.lp`` files among ``paths`` (files or folders), each checked to be safe data."""
+#: Rule files as users name them, or as they were read.
+RuleFiles = Sequence[str | pathlib.Path | LogicText]
+
+
+def rule_texts(paths: RuleFiles) -> list[LogicText]:
+    """The ``.lp`` files among ``paths`` (files or folders), read, and not yet checked."""
     listed = isinstance(paths, Sequence) and not isinstance(paths, str)
-    if not listed or not all(isinstance(path, str | pathlib.Path) for path in paths):
+    if not listed or not all(isinstance(path, str | pathlib.Path | LogicText) for path in paths):
         raise RuleError(f"rules {paths!r}: give a list of paths, such as rules=['mine.lp']")
-    files: list[pathlib.Path] = []
-    for path in map(pathlib.Path, paths):
-        if not os.path.exists(path):
-            raise RuleError(f"{path}: no such rule file or folder; check the path")
-        files += sorted(path.glob("*.lp")) if path.is_dir() else [path]
-    for file in files:
-        check_rules(file)
-    return files
+    files: list[pathlib.Path | LogicText] = []
+    for path in paths:
+        if isinstance(path, LogicText):
+            files.append(path)
+            continue
+        place = pathlib.Path(path)
+        if not os.path.exists(place):
+            raise RuleError(f"{place}: no such rule file or folder; check the path")
+        files += sorted(place.glob("*.lp")) if place.is_dir() else [place]
+    return read_files(files)
+
+
+def user_files(paths: RuleFiles) -> list[LogicText]:
+    """The texts of :func:`rule_texts`, each checked to be safe data."""
+    return [check_rules(text) for text in rule_texts(paths)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -144,14 +157,12 @@ class Signatures:
     same_names: Ints
 
 
-def solve_rules(
-    program: Program, rules: Sequence[str | pathlib.Path] = ()
-) -> tuple[SignatureRule, ...]:
+def solve_rules(program: Program, rules: RuleFiles = ()) -> tuple[SignatureRule, ...]:
     """The rule of each of ``program.signatures``; as :func:`solve_signatures`."""
     return solve_signatures(program, rules).rules
 
 
-def solve_signatures(program: Program, rules: Sequence[str | pathlib.Path] = ()) -> Signatures:
+def solve_signatures(program: Program, rules: RuleFiles = ()) -> Signatures:
     """The factors and names of one op of each of ``program.signatures``, and how uses join them.
 
     ``rules`` lists further rule files or folders; a later file's rule for a kind takes the place of
@@ -316,7 +327,7 @@ def _place(signature: Signature, file: pathlib.Path | None) -> str:
 
 
 def _derive_factors(
-    program: Program, relations: Relations, files: Sequence[pathlib.Path]
+    program: Program, relations: Relations, files: Sequence[LogicText]
 ) -> tuple[LogicModel, dict[int, pathlib.Path]]:
     """The factors of every signature, each from the file whose rule holds for its kind.
 
@@ -324,12 +335,12 @@ def _derive_factors(
     """
     shipped = factor_files()
     owner = {key: file for file in files for key in known_rules(file)}
-    numbers: dict[pathlib.Path | None, list[int]] = {None: []}
+    numbers: dict[LogicText | None, list[int]] = {None: []}
     for number, signature in enumerate(program.signatures):
         numbers.setdefault(owner.get(_key(signature)), []).append(number)
     model = LogicModel()
     for file, chosen in numbers.items():
-        used = shipped if file is None else [*shipped[:2], file]
+        used = read_files(shipped if file is None else [*shipped[:2], file])
         facts = relations.signatures_to_lp(chosen)
         doubted = file or (program.name if program.foreign else None)
         if doubted is not None:
@@ -339,20 +350,21 @@ def _derive_factors(
         part.load(used, _FACTORS)
         if file is not None:
             model.take(part, _FACTORS)
-    return model, {n: file for file, chosen in numbers.items() if file for n in chosen}
+    return model, {n: file.path for file, chosen in numbers.items() if file for n in chosen}
 
 
-def _whole(file: pathlib.Path) -> set[str]:
+def _whole(file: pathlib.Path | LogicText) -> set[str]:
     found = solve([directory("facts") / "schema.lp", file], "", ("stays_whole/1",))
     return {show_term(kind) for (kind,) in found["stays_whole/1"]}
 
 
-def known_rules(file: pathlib.Path) -> set[tuple[str, bool]]:
+def known_rules(file: pathlib.Path | LogicText) -> set[tuple[str, bool]]:
     """The kinds, and the targets of custom calls (True), that a rule file has a rule for."""
     shown = ("rule/1", "elementwise/1", "stays_whole/1", "custom_call_rule/1")
-    shipped = file.is_relative_to(directory("rules"))
     files = [directory("facts") / "schema.lp", file]
-    *kinds, targets = solve(files, "", shown, doubted=None if shipped else file).values()
+    # The shipped ones are named by their paths.
+    doubted = file if isinstance(file, LogicText) else None
+    *kinds, targets = solve(files, "", shown, doubted=doubted).values()
     return {(show_term(kind), False) for found in kinds for (kind,) in found} | {
         (show_term(target), True) for (target,) in targets
     }
@@ -493,7 +505,8 @@ def rule_lines(
     factor: dict[tuple[int, str, int, str], tuple[RuleLine, ...]] = {}
     whole: dict[tuple[int, str], tuple[RuleLine, ...]] = {}
     for file, numbers in by_file.items():
-        used = shipped if file is None else [*shipped[:2], file]
+        used = read_files(shipped if file is None else shipped[:2])
+        used += user_files([file] if file else [])
         facts = relations.signatures_to_lp(numbers)
         found = derivations(used, facts, ("factor/4", "factor/5", "need_replication/2"))
         # factor/5 also follows from factor/4, whose rule says more.
@@ -535,21 +548,24 @@ def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, .
     """
     _, _, *shipped = factor_files()
     found = {key: file for file in shipped for key in known_rules(file)}
-    users: dict[tuple[str, bool], pathlib.Path] = {}
-    for file in user_files(rules):
-        for key in sorted(known_rules(file)):
+    users: dict[tuple[str, bool], LogicText] = {}
+    for text in user_files(rules):
+        for key in sorted(known_rules(text)):
             if key in users:
                 raise RuleError(
-                    f"{file}:{kind_line(file, key[0])}: duplicate rule for {key[0]}, which "
+                    f"{text}:{kind_line(text, key[0])}: duplicate rule for {key[0]}, which "
                     f"{users[key]} already has; keep one of them"
                 )
-            users[key] = file
-    entries = {**found, **users}
+            users[key] = text
+    entries: dict[tuple[str, bool], pathlib.Path | LogicText] = {**found, **users}
     whole = {(kind, file) for file in {*entries.values()} for kind in _whole(file)}
     return tuple(
-        RuleEntry(kind, file, custom, (kind, file) not in whole)
+        RuleEntry(
+            kind, file.path if isinstance(file, LogicText) else file, custom,
+            (kind, file) not in whole,
+        )
         for (kind, custom), file in sorted(entries.items())
-    )
+    )  # fmt: skip
 
 
 def stratum(name: str) -> pathlib.Path:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from toast.analysis.rules import factor_files, known_rules, rule_entries, solve_rules, user_files
 from toast.assurance import instances
 from toast.frontend import mlir
-from toast.logic import kind_line, solve
+from toast.logic import LogicText, kind_line, solve
 from toast.program import Program
 
 #: Ops with which the frontend writes down the boundary of a program and its control flow.
@@ -49,7 +49,7 @@ def check(
     return len(files), (*odd, *found)
 
 
-def _unknown(file: pathlib.Path, kind: str) -> str:
+def _unknown(file: LogicText, kind: str) -> str:
     near = difflib.get_close_matches(kind, mlir.op_kinds(), 3)
     hint = f"did you mean {' or '.join(near)}?" if near else "for a custom call: custom_call_rule"
     return f"{file}:{kind_line(file, kind)}: no op is of kind {kind}; {hint}"

@@ -12,19 +12,23 @@ from toast.logic.engine import (
     input_predicates,
     kind_line,
     read_facts,
+    read_files,
     rule_line,
     schema,
     show_term,
     solve,
 )
-from toast.logic.queries import LARGEST, Query, as_term, ask, read_audit, read_query
+from toast.logic.overflow import LARGEST
+from toast.logic.queries import Query, as_term, ask, read_audit, read_query
 from toast.logic.strata import LogicModel
+from toast.logic.texts import LogicText
 
 __all__ = [
     "LARGEST",
     "Declaration",
     "Edges",
     "LogicModel",
+    "LogicText",
     "Predicate",
     "Query",
     "Term",
@@ -38,6 +42,7 @@ __all__ = [
     "kind_line",
     "read_audit",
     "read_facts",
+    "read_files",
     "read_query",
     "rule_line",
     "schema",

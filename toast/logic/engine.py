@@ -23,7 +23,8 @@ from toast.boundary import children, regular_files
 from toast.boundary.printable import shortened
 from toast.boundary.regular_files import is_within, read_text
 from toast.errors import FactError, RuleError, RuleWarning, ToastError
-from toast.logic import trial
+from toast.logic import overflow, trial
+from toast.logic.texts import LogicText, TextBlock, walk
 from toast.resources import directory
 
 #: A ground term in Python: numbers, constants and strings as themselves, functions as (name, ...).
@@ -39,12 +40,16 @@ GROUND_ATOMS = 2_000_000
 GROUND_BYTES = 6 * 2**30
 
 
+#: A logic file: its path, or its text where it was read already.
+LogicFile = pathlib.Path | LogicText
+
+
 def solve(
-    files: Sequence[pathlib.Path],
+    files: Sequence[LogicFile],
     facts: str,
     show: Iterable[str],
     *,
-    doubted: pathlib.Path | str | None = None,
+    doubted: LogicText | str | None = None,
 ) -> dict[str, list[tuple[Term, ...]]]:
     """Ground ``files`` over ``facts`` and return the atoms of the predicates in ``show``.
 
@@ -55,13 +60,16 @@ def solve(
     Raises :class:`toast.errors.RuleError` with file and line
     when a file does not parse, is unsafe, or does not end within the limits.
     """
+    block = TextBlock(read_files(files), facts)
     if doubted is not None:
-        check_ends(files, facts, doubted)
+        check_ends(block.texts, facts, doubted)
     messages: list[str] = []
-    control = clingo.Control(["--warn=all"], logger=lambda _code, text: messages.append(text))
+    control = clingo.Control(
+        ["--warn=all"], logger=lambda _code, text: messages.append(block.named(text))
+    )
     try:
-        for file in files:
-            control.load(str(file))
+        for text in block.padded:
+            control.add("base", [], text)
         if facts:
             control.add("base", [], facts)
         control.ground([("base", [])])
@@ -81,7 +89,7 @@ def solve(
 
 
 def derivations(
-    files: Sequence[pathlib.Path], facts: str, show: Iterable[str]
+    files: Sequence[LogicFile], facts: str, show: Iterable[str]
 ) -> dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]]:
     """Which rules derive the atoms of the predicates in ``show``: file and line of each.
 
@@ -91,8 +99,7 @@ def derivations(
     shown = frozenset((name, int(arity)) for name, arity in (s.split("/") for s in show))
     control = clingo.Control(logger=lambda _code, _text: None)
     for file in files:
-        written = file.stat().st_mtime_ns if file.is_file() else 0
-        control.add("base", [], _traced(file, written, shown))
+        control.add("base", [], _traced(read(file, RuleError), shown))
     control.add("base", [], facts)
     control.ground([("base", [])])
     found: dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]] = {}
@@ -110,7 +117,7 @@ _TRACED = "traced_"
 
 
 @functools.lru_cache(maxsize=64)
-def _traced(file: pathlib.Path, _written: int, shown: frozenset[Predicate]) -> str:
+def _traced(file: LogicText, shown: frozenset[Predicate]) -> str:
     """A rule file's text, with a second rule for each for a predicate in ``shown``.
 
     Its head says where it stands: ``factor(Op,F,T,D)`` is ``traced_factor(Op,F,T,D,File,Line)``.
@@ -121,7 +128,7 @@ def _traced(file: pathlib.Path, _written: int, shown: frozenset[Predicate]) -> s
         head = head_of(statement) if statement.ast_type is ast.ASTType.Rule else None
         if head is not None and (head.name, len(head.arguments)) in shown:
             at = head.location
-            place = (clingo.String(str(file)), clingo.Number(statement.location.begin.line))
+            place = (clingo.String(str(file.path)), clingo.Number(statement.location.begin.line))
             arguments = [*head.arguments, *(ast.SymbolicTerm(at, symbol) for symbol in place)]
             traced = ast.Function(at, _TRACED + head.name, arguments, 0)
             literal = statement.head.update(atom=ast.SymbolicAtom(traced))
@@ -139,51 +146,67 @@ def head_of(statement: Any) -> Any:
     return head.atom.symbol if head.atom.symbol.ast_type is ast.ASTType.Function else None
 
 
-def rule_line(path: pathlib.Path, predicate: Predicate, using: str = "") -> int:
+def rule_line(file: LogicFile, predicate: Predicate, using: str = "") -> int:
     """The line of the first rule for ``predicate`` with an atom ``using`` in its body."""
-    for statement in parse(path, RuleError):
+    text = read(file, RuleError)
+    for statement in parse(text, RuleError):
         if statement.ast_type is ast.ASTType.Rule:
             head = head_of(statement)
             body = " ".join(map(str, statement.body))
             if head and (head.name, len(head.arguments)) == predicate and using in body:
                 line: int = statement.location.begin.line
                 return line
-    raise RuleError(f"{path}: no rule for {predicate[0]}/{predicate[1]}; check the installation")
+    raise RuleError(
+        f"{text.path}: no rule for {predicate[0]}/{predicate[1]}; check the installation"
+    )
 
 
-def check_ends(files: Sequence[pathlib.Path], facts: str, doubted: pathlib.Path | str) -> None:
-    """Refuse what a user, or a stranger, wrote (``doubted``) where grounding meets a limit."""
-    failure = ground_apart(files, facts, memory_bytes=GROUND_BYTES)
-    if isinstance(failure, str):
+def check_ends(files: Sequence[LogicText], facts: str, doubted: LogicText | str) -> None:
+    """Refuse what a user, or a stranger, wrote (``doubted``) where grounding meets a limit.
+
+    Arithmetic that goes beyond 32 bits is refused as well.
+    """
+    if isinstance(doubted, LogicText):
+        name, checked = str(doubted), [doubted]
+    else:
+        # Shipped rules over doubted facts: what adds and compares positions cannot get there.
+        name, checked = doubted, [text for text in files if overflow.multiplies(text.text)]
+    checks = overflow.checks(parse(text, RuleError) for text in checked)
+    found = ground_apart(files, facts, memory_bytes=GROUND_BYTES, checks=checks)
+    if isinstance(found, str):
         raise RuleError(
-            f"{doubted}: grounding {failure}; bound its recursion, or join fewer variables at once"
+            f"{name}: grounding {found}; bound its recursion, or join fewer variables at once"
         )
-    if failure["undecided"]:
+    if found["undecided"]:
         raise RuleError(
-            f"{doubted}: {failure['undecided'][0]} is not decided: a rule derives it from the "
+            f"{name}: {found['undecided'][0]} is not decided: a rule derives it from the "
             "negation of itself, or by choice; write rules with one answer"
         )
+    if found["overflow"]:
+        raise RuleError(f"{name}: {found['overflow']}")
 
 
 def ground_apart(
-    files: Sequence[pathlib.Path],
+    files: Sequence[LogicText],
     facts: str,
     rules: str = "",
     answer: Predicate | None = None,
     *,
     rows: Mapping[Predicate, Sequence[str]] | None = None,
     memory_bytes: int | None = None,
-    checks: Sequence[str] = (),
+    checks: overflow.Checks = overflow.NONE,
 ) -> dict[str, Any] | str:
     """Ground in a process of its own, within the limits: what :mod:`toast.logic.trial` says.
 
     ``rows`` are further facts, by predicate: a term ``(a,b)`` for ``name(a,b)``.  A text says which
-    limit was met: ``takes more than 30 seconds``.  ``checks`` are bodies that must not hold.
+    limit was met: ``takes more than 30 seconds``.  ``checks`` find arithmetic that wraps: then
+    ``overflow`` says so.
     """
+    block = TextBlock(files, rules)
     given = {
-        "files": list(map(str, files)), "facts": facts, "rules": rules, "answer": answer,
+        "facts": facts, "rules": rules, "texts": block.padded, "answer": answer,
         "rows": [[*predicate, ",".join(given)] for predicate, given in (rows or {}).items()],
-        "atoms": GROUND_ATOMS, "bytes": memory_bytes, "checks": list(checks),
+        "atoms": GROUND_ATOMS, "bytes": memory_bytes, "terms": checks.terms, "sums": checks.sums,
     }  # fmt: skip
     done = children.answer(
         pathlib.Path(trial.__file__), json.dumps(given).encode(), seconds=GROUND_SECONDS
@@ -195,6 +218,8 @@ def ground_apart(
     if done.status:
         return "ran out of memory"
     found: dict[str, Any] = json.loads(done.output)
+    found["messages"] = [block.named(text) for text in found["messages"]]
+    found["overflow"] = overflow.MESSAGES[found["overflow"]]
     return "ran out of memory" if "bad_alloc" in found["error"] else found
 
 
@@ -281,14 +306,25 @@ def input_predicates() -> frozenset[Predicate]:
 # -- reading fact bases and checking rule files --------------------------------------------------
 
 
-def parse(path: pathlib.Path, error: type[ToastError], *, columns: bool = False) -> list[Any]:
+def read(file: LogicFile, error: type[ToastError]) -> LogicText:
+    """A logic file with its text; raises ``error`` as :func:`read_logic`."""
+    return file if isinstance(file, LogicText) else LogicText(file, read_logic(file, error))
+
+
+def read_files(files: Iterable[LogicFile]) -> list[LogicText]:
+    """Rule files with their texts; raises :class:`toast.errors.RuleError`."""
+    return [read(file, RuleError) for file in files]
+
+
+def parse(file: LogicFile, error: type[ToastError], *, columns: bool = False) -> list[Any]:
     """The statements of a logic file; raises ``error`` with file:line, or with the column too.
 
     What is not shipped is parsed first where it can do no harm (:func:`probe`).
     """
-    text = read_logic(path, error)
+    text = read(file, error)
+    path = text.path
     if not _is_shipped(path):
-        probed = probe(text)
+        probed = probe(text.text)
         if reason := refusal(probed):
             line, why = reason
             raise error(f"{path}:{line}: {why}" if line else f"{path}: {why}")
@@ -298,8 +334,9 @@ def parse(path: pathlib.Path, error: type[ToastError], *, columns: bool = False)
     messages: list[str] = []
     statements: list[Any] = []
     try:
-        # The text that was looked at, not the file, which may be another one by now.
-        ast.parse_string(text, statements.append, logger=lambda _code, text: messages.append(text))
+        ast.parse_string(
+            text.text, statements.append, logger=lambda _code, text: messages.append(text)
+        )
     except RuntimeError as failure:
         said = one_line(_named(messages, path), columns=columns)
         raise error(f"{said or failure}; correct the syntax") from None
@@ -410,9 +447,12 @@ def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...
     """
     path = pathlib.Path(path)
     text = read_logic(path, FactError, most=LARGEST_FACTS)
-    if beyond := numbers_beyond(text):
-        line, number = beyond
-        raise FactError(f"{path}:{line}: {number} is beyond {LARGEST}: numbers have 32 bits")
+    if beyond := overflow.number_beyond(text):
+        offset, number = beyond
+        line = text.count("\n", 0, offset) + 1
+        raise FactError(
+            f"{path}:{line}: {number} is beyond {overflow.LARGEST}: numbers have 32 bits"
+        )
     probed = probe(text, facts=True)
     if reason := refusal(probed):
         line, why = reason
@@ -434,48 +474,38 @@ def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...
     return found
 
 
-#: Clingo's numbers have 32 bits: it takes the low ones of all beyond, and does not say so.
-LARGEST = 2**31 - 1
-
-_ASIDE = re.compile(r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
-_NUMBER = re.compile(r"(?<![\w'])[1-9][0-9]{9,}")
-
-
-def numbers_beyond(text: str) -> tuple[int, str] | None:
-    """The line and the text of the first number of more than 32 bits outside strings."""
-    plain = _ASIDE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
-    for found in _NUMBER.finditer(plain):
-        if len(found[0]) > 10 or int(found[0]) > LARGEST:
-            return plain.count("\n", 0, found.start()) + 1, shortened(found[0], 24)
-    return None
-
-
 def _from_json(term: Any) -> Term:
     return tuple(map(_from_json, term)) if isinstance(term, list) else term
 
 
-def check_rules(path: str | pathlib.Path, *, functions: Iterable[str] = ()) -> None:
+def check_rules(file: str | LogicFile, *, functions: Iterable[str] = ()) -> LogicText:
     """Refuse a rule file that could run code, read other files, or uses unknown predicates.
 
     ``functions`` are the ``@`` functions that a shipped file may call.
 
     A predicate must stand in ``facts/schema.lp`` or be documented in the file itself with a
-    ``%! name(Arguments): meaning`` line.  Raises :class:`toast.errors.RuleError` with file:line.
+    ``%! name(Arguments): meaning`` line.  Returns the text that was checked: the file may be
+    another one by the time it is used.  Raises :class:`toast.errors.RuleError` with file:line.
     """
-    path = pathlib.Path(path)
-    statements = parse(path, RuleError)
-    known = {*schema(), *(d.predicate for d in declarations(read_logic(path, RuleError)))}
+    text = read(pathlib.Path(file) if isinstance(file, str) else file, RuleError)
+    statements = parse(text, RuleError)
+    if beyond := overflow.number_beyond(text.text):
+        offset, number = beyond
+        line = text.text.count("\n", 0, offset) + 1
+        raise RuleError(f"{text.path}:{line}: {number} {overflow.BEYOND}")
+    known = {*schema(), *(d.predicate for d in declarations(text.text))}
     for statement in statements:
-        _check_statement(path, statement, known, frozenset(functions))
+        _check_statement(text.path, statement, known, frozenset(functions))
+    return text
 
 
 #: Predicates with which a rule file says what it has a rule for.
 _KINDS = frozenset({"rule", "custom_call_rule", "elementwise", "stays_whole"})
 
 
-def kind_line(path: pathlib.Path, kind: str) -> int:
+def kind_line(file: LogicFile, kind: str) -> int:
     """The line where a rule file says that it has a rule for ``kind``, 1 if no fact does."""
-    for statement in parse(path, RuleError):
+    for statement in parse(file, RuleError):
         if statement.ast_type is ast.ASTType.Rule:
             head = str(statement.head)
             if head.split("(")[0] in _KINDS and re.search(rf"\b{re.escape(kind)}\b", head):
@@ -525,17 +555,6 @@ def predicate_of(symbol: Any) -> Predicate:
     if symbol.ast_type is ast.ASTType.Pool:
         symbol = symbol.arguments[0]
     return symbol.name, len(symbol.arguments)
-
-
-def walk(node: Any) -> Iterator[Any]:
-    """A node of a syntax tree and all nodes in it, in the order of the text."""
-    yield node
-    for key in node.child_keys:
-        child = getattr(node, key)
-        children = child if isinstance(child, Sequence | ast.ASTSequence) else (child,)
-        for inner in children:
-            if isinstance(inner, ast.AST):
-                yield from walk(inner)
 
 
 def _undeclared(predicate: Predicate, known: Iterable[Predicate]) -> str:

@@ -14,14 +14,12 @@ import clingo
 from clingo import ast
 
 from toast.errors import QueryError, RuleWarning
-from toast.logic import engine
-from toast.logic.engine import Predicate, declarations, one_line, predicate_of, walk
+from toast.logic import engine, overflow
+from toast.logic.engine import Predicate, declarations, one_line, predicate_of
+from toast.logic.texts import LogicText, walk
 
 #: What the process that answers may take.
 _MEMORY_BYTES = 6 * 2**30
-
-#: Clingo's numbers have 32 bits: it takes the low ones of all beyond, and does not say so.
-LARGEST = 2**31 - 1
 
 #: The predicate that a rule body answers.
 _ANSWER = "answer"
@@ -36,7 +34,7 @@ class Query:
 
     #: Rules that derive ``answer``: their text, and the files that hold further ones.
     rules: str
-    files: tuple[pathlib.Path, ...]
+    files: tuple[LogicText, ...]
     answer: Predicate
     #: A name for each argument of ``answer``.
     columns: tuple[str, ...]
@@ -46,8 +44,8 @@ class Query:
     order: tuple[tuple[int, bool], ...] = ()
     #: Characters of ``rules`` before the user's own.
     before: int = 0
-    #: Bodies that hold where a sum or a product of the rules has more than 32 bits.
-    checks: tuple[str, ...] = ()
+    #: Checks of the arithmetic of all rules.
+    checks: overflow.Checks = overflow.NONE
 
 
 def as_term(text: str) -> str:
@@ -80,24 +78,26 @@ def read_query(
     rules = [statement for statement in statements if not _silent(statement)]
     if not whole and (len(rules) != 1 or _head(rules[0]) is not None):
         raise QueryError("query: write one rule body, or rules with heads: head(X) :- body.")
-    mentions = _survey([*_read(files), (statements, place)], known)
+    texts = [engine.read(path, QueryError) for path in files]
+    parts = [*map(_parsed, texts), (statements, place)]
+    mentions = _survey(parts, known)
+    checks = overflow.checks(statements for statements, _ in parts)
     if whole:
         rules = [statement for statement in rules if _head(statement)]
         if not rules:
             raise QueryError("query: no rule has a head; write head(X) :- body.")
         head = rules[-1].head.atom.symbol
         columns = _distinct([str(argument) for argument in head.arguments])
-        return Query(
-            source, tuple(files), (head.name, len(columns)), columns, mentions,
-            checks=tuple(_overflow_checks([*_read(files), (statements, place)])),
-        )  # fmt: skip
+        answered = (head.name, len(columns))
+        return Query(source, tuple(texts), answered, columns, mentions, checks=checks)
     columns = tuple(dict.fromkeys(_variables(rules[0].body)))
-    answered = f"{_ANSWER}({','.join(columns)})" if columns else _ANSWER
-    name = (_ANSWER, len(columns))
-    rules_text = f"{answered} {source}"
+    head = f"{_ANSWER}({','.join(columns)})" if columns else _ANSWER
+    answered = (_ANSWER, len(columns))
+    rules_text = f"{head} {source}"
     before = rules_text.index(source) + len(_PREFIX)
-    checks = tuple(_overflow_checks([*_read(files), (statements, place)]))
-    return Query(rules_text, tuple(files), name, columns, mentions, before=before, checks=checks)
+    return Query(
+        rules_text, tuple(texts), answered, columns, mentions, before=before, checks=checks
+    )
 
 
 def read_audit(
@@ -109,8 +109,10 @@ def read_audit(
     -Size, Color.`` the order of rows, ``-`` for the largest first.  Raises
     :class:`toast.errors.QueryError` with file and line.
     """
-    mentions = _survey(_read([*files, path]), known)
-    text = engine.read_logic(path, QueryError)
+    texts = [engine.read(file, QueryError) for file in (*files, path)]
+    parts = [*map(_parsed, texts)]
+    mentions = _survey(parts, known)
+    text = texts[-1].text
     found = [d for d in declarations(text) if d.name == path.stem]
     if not found:
         raise QueryError(
@@ -128,8 +130,8 @@ def read_audit(
                 )
             order.append((columns.index(part.removeprefix("-")), part.startswith("-")))
     answered = (path.stem, len(columns))
-    checks = tuple(_overflow_checks(_read([*files, path])))
-    return Query("", (*files, path), answered, columns, mentions, tuple(order), checks=checks)
+    checks = overflow.checks(statements for statements, _ in parts)
+    return Query("", tuple(texts), answered, columns, mentions, tuple(order), checks=checks)
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
@@ -186,65 +188,24 @@ class _Place:
 _Part = tuple[list[Any], _Place]
 
 
-def _read(files: Sequence[pathlib.Path]) -> list[_Part]:
-    found = []
-    for path in files:
-        statements = engine.parse(path, QueryError, columns=True)
-        text = engine.read_logic(path, QueryError)
-        found.append((statements, _Place(str(path), text, file=True)))
-    return found
+def _parsed(text: LogicText) -> _Part:
+    statements = engine.parse(text, QueryError, columns=True)
+    return statements, _Place(str(text), text.text, file=True)
 
 
 def _bare(text: str) -> str:
     """A text without its comments, strings empty."""
-    return _ASIDE.sub(lambda found: '""' if found[0].startswith('"') else "", text)
-
-
-#: Comments and strings.
-_ASIDE = re.compile(r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"', re.DOTALL)
-_NUMBER = re.compile(r"(?<![\w'])(?:0x[0-9A-Fa-f]+|0o[0-7]+|0b[01]+|[1-9][0-9]*)")
+    return overflow.ASIDE.sub(lambda found: '""' if found[0].startswith('"') else "", text)
 
 
 def _numbers(place: _Place) -> None:
     """Refuse numbers that clingo would wrap."""
-    text = _ASIDE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), place.text)
-    for found in _NUMBER.finditer(text):
-        before = text[: found.start()]
-        lowest = LARGEST + before.rstrip().endswith("-")
-        if len(found[0]) < 40 and int(found[0], 0) <= lowest:
-            continue
+    if beyond := overflow.number_beyond(place.text):
+        offset, shown = beyond
+        before = place.text[:offset]
         line = 1 + before.count("\n")
-        column = found.start() - before.rfind("\n") + (place.before if line == 1 else 0)
-        shown = found[0] if len(found[0]) <= 24 else f"{found[0][:24]}..."
-        raise QueryError(f"{place.at(line, column)}: {shown} {_BEYOND}")
-
-
-_BEYOND = f"is beyond {LARGEST}: numbers have 32 bits; ask for less, or in a larger unit"
-
-
-def _holds(value: int) -> bool:
-    return -LARGEST - 1 <= value <= LARGEST
-
-
-def _constant(node: Any) -> int | None:
-    """The value of a term that is arithmetic over numbers only."""
-    kind = node.ast_type
-    if kind is ast.ASTType.SymbolicTerm and node.symbol.type is clingo.SymbolType.Number:
-        return int(node.symbol.number)
-    if kind is not ast.ASTType.BinaryOperation:
-        return None
-    left, right = _constant(node.left), _constant(node.right)
-    if left is None or right is None or not (_holds(left) and _holds(right)):
-        return None  # what is beyond is refused by itself
-    if node.operator_type == ast.BinaryOperator.Plus:
-        return left + right
-    if node.operator_type == ast.BinaryOperator.Minus:
-        return left - right
-    if node.operator_type == ast.BinaryOperator.Multiplication:
-        return left * right
-    if node.operator_type == ast.BinaryOperator.Power and right >= 0:
-        return int(left ** min(right, 64))
-    return None
+        column = offset - before.rfind("\n") + (place.before if line == 1 else 0)
+        raise QueryError(f"{place.at(line, column)}: {shown} {overflow.BEYOND}")
 
 
 _WHERE = re.compile(r"<string>:(\d+):(\d+)[-\d:]*: error: (.*)", re.DOTALL)
@@ -323,9 +284,8 @@ def _allowed(statements: Sequence[Any], place: _Place) -> None:
                 raise QueryError(
                     f"{place.of(node)}: @{node.name} is not allowed: queries cannot run code"
                 )
-            value = _constant(node)
-            if value is not None and not _holds(value):
-                raise QueryError(f"{place.of(node)}: {node} {_BEYOND}")
+            if overflow.constant_beyond(node):
+                raise QueryError(f"{place.of(node)}: {node} {overflow.BEYOND}")
 
 
 _NAMES = {
@@ -436,84 +396,6 @@ def _global(node: Any) -> Iterator[str]:
                 yield from _global(inner)
 
 
-# -- overflow ------------------------------------------------------------------------------------
-
-
-def _overflow_checks(parts: Sequence[_Part]) -> Iterator[str]:
-    """Bodies that hold where arithmetic of a rule has more than 32 bits.
-
-    Clingo takes the low bits then, and does not say so.  A product is divided again; a sum is made
-    a second time of its parts above and below 2^16.
-    """
-    for statements, _ in parts:
-        for rule in statements:
-            if rule.ast_type is not ast.ASTType.Rule:
-                continue
-            sums = [part for part in rule.body if _is_sum(part)]
-            plain = [part for part in rule.body if not _is_aggregate(part)]
-            for aggregate in sums:
-                bound = {
-                    *_names_in(aggregate.atom.left_guard),
-                    *_names_in(aggregate.atom.right_guard),
-                }
-                rest = [str(part) for part in plain if not bound & {*_names_in(part)}]
-                yield from _sum_checks(aggregate.atom.elements, rest)
-            for wrapped in (one for part in plain for one in _wrapped(part)):
-                yield ", ".join([*map(str, plain), wrapped])
-
-
-def _sum_checks(elements: Any, rest: Sequence[str]) -> Iterator[str]:
-    high, low = [], []
-    for element in elements:
-        weight, *others = map(str, element.terms)
-        condition = ", ".join(map(str, element.condition))
-        tail = ",".join(["", *others])
-        high.append(f"({weight})/65536,0{tail} : {condition}")
-        low.append(f"(({weight})\\65536),1{tail} : {condition}")
-        for wrapped in _wrapped(element.terms[0]):
-            yield ", ".join([*rest, *map(str, element.condition), wrapped])
-    sums = [
-        f"OverflowHigh = #sum {{ {'; '.join(high)} }}",
-        f"OverflowLow = #sum {{ {'; '.join(low)} }}",
-        "|OverflowHigh + OverflowLow/65536| > 32767",
-    ]
-    yield ", ".join([*rest, *sums])
-
-
-def _wrapped(term: Any) -> Iterator[str]:
-    """Conditions under which a product, a sum or a difference in a term has wrapped."""
-    for node in walk(term):
-        if node.ast_type is not ast.ASTType.BinaryOperation:
-            continue
-        left, right = f"({node.left})", f"({node.right})"
-        if node.operator_type == ast.BinaryOperator.Multiplication:
-            yield f"{right} != 0, ({node}) / {right} != {left}"
-        if node.operator_type == ast.BinaryOperator.Plus:
-            yield f"{left} > 0, {right} > 0, ({node}) < 0"
-            yield f"{left} < 0, {right} < 0, ({node}) >= 0"
-        if node.operator_type == ast.BinaryOperator.Minus:
-            yield f"{left} >= 0, {right} < 0, ({node}) < 0"
-            yield f"{left} < 0, {right} > 0, ({node}) >= 0"
-
-
-def _is_aggregate(part: Any) -> bool:
-    kinds = (ast.ASTType.BodyAggregate, ast.ASTType.Aggregate)
-    return part.ast_type is ast.ASTType.Literal and part.atom.ast_type in kinds
-
-
-def _is_sum(part: Any) -> bool:
-    if not _is_aggregate(part) or part.atom.ast_type is not ast.ASTType.BodyAggregate:
-        return False
-    sums = (ast.AggregateFunction.Sum, ast.AggregateFunction.SumPlus)
-    return part.atom.function in sums
-
-
-def _names_in(node: Any) -> Iterator[str]:
-    for inner in walk(node) if node is not None else ():
-        if inner.ast_type is ast.ASTType.Variable:
-            yield str(inner.name)
-
-
 # -- answering -----------------------------------------------------------------------------------
 
 
@@ -536,10 +418,7 @@ def ask(query: Query, facts: Mapping[Predicate, Sequence[str]]) -> list[tuple[st
         said = _unsafe(query, found["messages"]) or one_line(found["messages"])
         raise QueryError(_placed(said or found["error"]))
     if found["overflow"]:
-        raise QueryError(
-            f"query: a sum or a product goes beyond {LARGEST}: numbers have 32 bits; divide first, "
-            "as in Size / 1024"
-        )
+        raise QueryError(f"query: {found['overflow']}")
     if found["open"]:
         name, arity = query.answer
         raise QueryError(
@@ -562,9 +441,9 @@ def _unsafe(query: Query, messages: Sequence[str]) -> str:
     if found is None or not names:
         return ""
     file = found[1] != "<block>"
-    text = engine.read_logic(pathlib.Path(found[1]), QueryError) if file else query.rules
+    text = next((text.text for text in query.files if str(text) == found[1]), query.rules)
     before = 0 if file else query.before
-    bare = _ASIDE.sub(lambda aside: re.sub(r"[^\n]", " ", aside[0]), text)
+    bare = overflow.ASIDE.sub(lambda aside: re.sub(r"[^\n]", " ", aside[0]), text)
     lines = bare.splitlines(keepends=True)
     # A head that was put before a body has the variables, too.
     begin = max(sum(map(len, lines[: int(found[2]) - 1])) + int(found[3]) - 1, before)

@@ -24,7 +24,16 @@ from clingo import ast
 from toast.errors import RuleError, RuleWarning
 from toast.logic import closures
 from toast.logic.closures import Edges
-from toast.logic.engine import Predicate, head_of, one_line, parse, predicate_of, walk
+from toast.logic.engine import (
+    LogicFile,
+    Predicate,
+    head_of,
+    one_line,
+    parse,
+    predicate_of,
+    read_files,
+)
+from toast.logic.texts import LogicText, TextBlock, walk
 
 Ints = npt.NDArray[np.int64]
 
@@ -50,9 +59,9 @@ class Rule:
 
 
 @functools.lru_cache(maxsize=64)
-def _rules(file: pathlib.Path, _written_ns: int) -> tuple[Rule, ...]:
-    found = []
-    for statement in parse(file, RuleError):
+def _rules(text: LogicText) -> tuple[Rule, ...]:
+    found, file = [], text.path
+    for statement in parse(text, RuleError):
         if statement.ast_type is not ast.ASTType.Rule:
             continue
         head, line = head_of(statement), statement.location.begin.line
@@ -71,13 +80,9 @@ def _rules(file: pathlib.Path, _written_ns: int) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def rules_of(files: Iterable[pathlib.Path]) -> list[Rule]:
+def rules_of(files: Iterable[LogicFile]) -> list[Rule]:
     """The rules of some files; raises :class:`toast.errors.RuleError` where one does not parse."""
-    return [
-        rule
-        for file in files
-        for rule in _rules(file, file.stat().st_mtime_ns if file.is_file() else 0)
-    ]
+    return [rule for text in read_files(files) for rule in _rules(text)]
 
 
 #: The arity of each relation that a function takes.
@@ -141,6 +146,9 @@ Observer = Callable[["LogicModel", Sequence[Rule]], None]
 observers: list[Observer] = []
 
 
+_NO_FILES = TextBlock(())
+
+
 class LogicModel:
     """The atoms that rules derive from facts; there is one answer, since rules are stratified."""
 
@@ -159,19 +167,20 @@ class LogicModel:
         self._ground(facts)
         self._known |= {predicate(name) for name in predicates}
 
-    def load(self, files: Sequence[pathlib.Path], derived: Iterable[str]) -> None:
+    def load(self, files: Sequence[LogicFile], derived: Iterable[str]) -> None:
         """Ground whole files, without closures; ``derived`` is what may be used of their answer."""
+        block = TextBlock(read_files(files))
         self._messages.clear()
         try:
-            for file in files:
-                self._control.load(str(file))
+            for text in block.padded:
+                self._control.add("base", [], text)
             self._control.ground([("base", [])])
         except RuntimeError as error:
-            raise RuleError(one_line(self._messages) or str(error)) from None
-        self._remark()
+            raise RuleError(block.named(one_line(self._messages)) or str(error)) from None
+        self._remark(block)
         self._known |= {predicate(name) for name in derived}
         for observer in observers:
-            observer(self, rules_of(files))
+            observer(self, rules_of(block.texts))
 
     def state_rows(self, rows: Mapping[str, Sequence[str]]) -> None:
         """Add facts by predicate (``name/arity``): a term ``(a,b)``, or ``(a,)``, for each."""
@@ -195,7 +204,7 @@ class LogicModel:
 
     def derive(
         self,
-        files: Iterable[pathlib.Path],
+        files: Iterable[LogicFile],
         asked: Iterable[str],
         *,
         stated: Iterable[str] = (),
@@ -238,9 +247,9 @@ class LogicModel:
             raise RuleError(one_line(self._messages) or str(error)) from None
         self._remark()
 
-    def _remark(self) -> None:
+    def _remark(self, block: TextBlock = _NO_FILES) -> None:
         for message in self._messages:
-            warnings.warn(one_line([message]), RuleWarning, stacklevel=4)
+            warnings.warn(one_line([block.named(message)]), RuleWarning, stacklevel=4)
 
     def _call(
         self, function: str, arrays: Mapping[str, Edges], *arguments: clingo.Symbol

@@ -2,21 +2,24 @@
 
 Run as a script, by path: it must start fast and imports nothing of TOAST.  Reads JSON from its
 standard input: ``facts``, ``rows`` of further ones (name, arity, and a term ``(a,b)`` each, with
-commas between), ``files``, ``rules``, the ``answer`` (name and arity; none where only whether
-grounding ends is asked), and the limits ``atoms`` and ``bytes`` (none: no limit).  Writes
+commas between), ``texts`` of files, ``rules``, the ``answer`` (name and arity; none where only
+whether grounding ends is asked), the limits ``atoms`` and ``bytes`` (none: no limit), and the
+checks of arithmetic, ``terms`` and ``sums`` (:class:`toast.logic.overflow.Checks`).  Writes
 JSON: clingo's ``messages``, an ``error`` or none, the ``rows``, one atom of the answer each as
 clingo writes it, and how many atoms are ``open``: no one answer set decides them; ``undecided``
-predicates of such atoms, and whether one of the ``checks``, bodies that find an ``overflow``,
-holds.  Exits with 3 beyond the limit of atoms.
+predicates of such atoms, and what the checks say of an ``overflow``: ``beyond``, ``unchecked``, or
+nothing.  Exits with 3 beyond the limit of atoms.
 """
 
 from __future__ import annotations
 
+import collections
 import json
+import operator
 import os
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import clingo
 
@@ -53,9 +56,8 @@ def main() -> None:
         control.ground([("facts", [])], context=context)
         # From here on: the facts are many, and are not what may get out of hand.
         control.register_observer(_Counter(given["atoms"]))
-        for file in given["files"]:
-            control.load(file)
-        control.add("base", [], given["rules"])
+        for text in [*given["texts"], given["rules"]]:
+            control.add("base", [], text)
         control.ground([("base", [])])
         if given["answer"] is not None:
             found = list(control.symbolic_atoms.by_signature(*given["answer"]))
@@ -65,7 +67,7 @@ def main() -> None:
     answer = {
         "messages": list(messages), "error": error, "rows": rows, "open": len(found) - len(rows),
         "undecided": sorted(_undecided(control))[:3],
-        "overflow": _overflow(control, given.get("checks", ())),
+        "overflow": "" if error else _overflow(control, given["terms"], given["sums"]),
     }  # fmt: skip
     json.dump(answer, sys.stdout)
 
@@ -78,18 +80,79 @@ def _undecided(control: clingo.Control) -> set[str]:
     }  # fmt: skip
 
 
-def _overflow(control: clingo.Control, checks: Sequence[str]) -> bool:
-    """Whether one of the checks of arithmetic holds; one that cannot be asked says nothing."""
-    for number, check in enumerate(checks):
-        part, name = f"check{number}", f"overflow{number}"
-        try:
-            control.add(part, [], f"{name} :- {check}.")
-            control.ground([(part, [])])
-        except RuntimeError:
-            continue
+def _overflow(
+    control: clingo.Control, terms: Sequence[Sequence[str]], sums: Sequence[Sequence[Sequence[str]]]
+) -> str:
+    """Which of the checks of arithmetic holds, or cannot be asked."""
+    for number, bodies in enumerate(terms):
+        name = f"wraps{number}"
+        if not any(_added(control, [f"{name} :- {body}."]) for body in bodies):
+            return "unchecked"
         if any(True for _ in control.symbolic_atoms.by_signature(name, 0)):
-            return True
-    return False
+            return "beyond"
+    for number, elements in enumerate(sums):
+        name = f"summed{number}"
+        if not _added(control, [
+            f"{name}({group},{element}) :- {body}." if body else f"{name}({group},{element})."
+            for group, element, body in elements
+        ]):  # fmt: skip
+            return "unchecked"
+        totals: dict[clingo.Symbol, int] = collections.defaultdict(int)
+        for atom in control.symbolic_atoms.by_signature(name, 2):
+            group, element = atom.symbol.arguments
+            weight = element.arguments[0]
+            if weight.type is clingo.SymbolType.Number:
+                totals[group] += weight.number
+        if any(not _LEAST <= total <= -_LEAST - 1 for total in totals.values()):
+            return "beyond"
+    return ""
+
+
+def _added(control: clingo.Control, rules: Sequence[str]) -> bool:
+    """Whether rules could be grounded."""
+    _PARTS.append(part := f"check{len(_PARTS)}")
+    try:
+        control.add(part, [], "\n".join(rules))
+        control.ground([(part, [])], context=_Exact())
+    except RuntimeError:
+        return False
+    return True
+
+
+#: The names of the parts that were grounded.
+_PARTS: list[str] = []
+
+#: The smallest number.
+_LEAST = -(2**31)
+
+
+class _Exact:
+    """What checks call."""
+
+    @staticmethod
+    def wraps(sign: clingo.Symbol, one: clingo.Symbol, other: clingo.Symbol) -> clingo.Symbol:
+        """1 where the exact value of an operation has more than 32 bits, else 0."""
+        if one.type is not clingo.SymbolType.Number or other.type is not clingo.SymbolType.Number:
+            return clingo.Number(0)
+        value = exact(sign.string, one.number, other.number)
+        return clingo.Number(0 if _LEAST <= value <= -_LEAST - 1 else 1)
+
+
+def exact(sign: str, one: int, other: int) -> int:
+    """The value of an operation; of a power that is too large, some other too large value."""
+    return _OPERATIONS[sign](one, other)
+
+
+def _power(base: int, exponent: int) -> int:
+    """A power; of 2 or more, those with an exponent beyond 40 are all too large."""
+    if exponent < 0:
+        return 0
+    return int(base ** (min(exponent, 40 + exponent % 2)))
+
+
+_OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "**": _power,
+}  # fmt: skip
 
 
 def _arguments(term: str) -> Callable[[], list[clingo.Symbol]]:
