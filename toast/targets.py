@@ -121,6 +121,10 @@ def _lowered(
         raise TargetError(
             f"--{next(iter(chosen))} is for models, and {target} is not a model; remove it"
         )
+    if is_file and shapes:
+        raise TargetError(
+            f"--arg is for module:function targets, and {target} is a file; remove it"
+        )
     if is_file and donate:
         raise TargetError(
             f"--donate {donate[0]}: {target} is a file, which sets its own donation; lower "
@@ -240,6 +244,8 @@ def _from_module(target: str, shapes: Sequence[str], donate: Sequence[int]) -> P
     found = _imported(target)
     arguments = [parse_shape(text) for text in shapes]
     if isinstance(found, Model):
+        if arguments:
+            raise TargetError(f"--arg: {target} is a Model, which has its own arguments; remove it")
         return api.program_of(_donating(found, donate))
     if not callable(found):
         raise TargetError(f"{target}: is neither a function nor a toast.models.Model")

@@ -147,3 +147,34 @@ def test_custom_calls_are_proven_by_a_reference(
     (tmp_path / "r.lp").write_text(rule + "need_replication(Op,1) :- mine(Op).\n")
     assert CliRunner().invoke(cli.app, prove).exit_code == 0
     sys.modules.pop("mystery_reference")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return None", "its reference returns nothing, and the op has results of shapes [8, 4]"),
+        ("return x, x", "its reference returns float32[8, 4], float32[8, 4], and the op has"),
+        ("return 'text'", "its reference returns <U4[], and the op has"),
+        ("return object()", "its reference returns object[], and the op has"),
+        ("return x[0]", "its reference returns float32[4], and the op has"),
+        ("raise ValueError", "its reference fails: ValueError:"),
+        ("raise SystemExit(3)", "its reference fails: SystemExit: 3"),
+    ],
+)
+def test_references_that_return_something_else(
+    body: str, reason: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.mlir").write_text(CALL)
+    (tmp_path / "odd_reference.py").write_text(f"def rows(x):\n    {body}\n")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.lp").write_text(
+        'custom_call_rule("mystery").\n%! mine(Op): a call of it.\n'
+        'mine(Op) :- op(Op,custom_call), attribute(Op,call_target_name,"mystery").\n'
+        "factor(Op,D,T,D) :- mine(Op), tensor_dim(Op,T,D,_).\n"
+    )
+    prove = ["rules", "prove", "program.mlir", "--rules", "r.lp"]
+    prove += ["--reference", "mystery=odd_reference:rows"]
+    done = CliRunner().invoke(cli.app, prove, env={"COLUMNS": "200"})
+    sys.modules.pop("odd_reference")
+    assert done.exit_code == 0, done.output
+    assert f"2 not run: {reason}" in " ".join(done.output.split()), done.output

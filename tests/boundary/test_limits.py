@@ -260,3 +260,91 @@ def test_terminals_are_not_commanded(tmp_path: pathlib.Path) -> None:
         done = run(*words)
         assert "\x1b[31" not in done.output, words
         assert "\x1b]" not in done.output, words
+
+
+ENDLESS = """func.func public @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
+  %y = stablehlo.while(%a = %x) : tensor<8x8xf32> cond {
+    %t = stablehlo.constant dense<true> : tensor<i1>
+    stablehlo.return %t : tensor<i1>
+  } do {
+    %b = stablehlo.add %a, %a : tensor<8x8xf32>
+    stablehlo.return %b : tensor<8x8xf32>
+  }
+  return %y : tensor<8x8xf32>
+}
+"""
+
+
+def test_verify_ends(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "endless.mlir").write_text(ENDLESS)
+    command = [sys.executable, "-m", "toast", "verify", "endless.mlir", "--mesh", "a=2"]
+    done = subprocess.run(
+        [*command, "--timeout", "2"], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "toast: endless: running it takes more than 2 s; give a smaller program, or --timeout"
+    ]
+    assert (
+        "must be a positive number" in run("verify", "mlp", "--mesh", "a=2", "--timeout", 0).stderr
+    )
+
+
+OUTFEED = """func.func public @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
+  %t = stablehlo.create_token : !stablehlo.token
+  %o = "stablehlo.outfeed"(%x, %t) {outfeed_config = ""}
+    : (tensor<8x8xf32>, !stablehlo.token) -> !stablehlo.token
+  return %x : tensor<8x8xf32>
+}
+"""
+
+
+def test_verify_does_not_wait_for_a_host(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "program.mlir"
+    path.write_text(OUTFEED)
+    done = run("verify", path, "--mesh", "a=2")
+    assert done.exit_code == 2
+    assert "its op outfeed waits for the host" in done.stderr
+
+
+def test_memory_without_end_is_refused() -> None:
+    for memory in ("inf", "nan", "1e300", "-1"):
+        done = run("compare", "mlp", "--mesh", "a=2", "--memory", memory)
+        assert done.exit_code == 2
+        assert "must be positive and finite" in done.stderr
+
+
+def test_models_have_arguments_of_their_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_a_model.py").write_text(
+        "from toast.models import build\nmodel = build('mlp')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for target in ("mlp", "of_a_model:model", "toast.models.zoo:mlp"):
+        done = run("analyze", target, "--arg", "f32[2]")
+        assert done.exit_code == 2
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert target == "toast.models.zoo:mlp" or "--arg" in done.stderr
+
+
+WINDOWS = """func.func public @main(%x: tensor<2000000000xf32>) -> tensor<2000000000xf32> {
+  %c = stablehlo.constant dense<0.0> : tensor<f32>
+  %y = "stablehlo.reduce_window"(%x, %c) ({
+  ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+    %s = stablehlo.add %a, %b : tensor<f32>
+    stablehlo.return %s : tensor<f32>
+  }) {window_dimensions = array<i64: 1000000001>, padding = dense<500000000> : tensor<1x2xi64>}
+    : (tensor<2000000000xf32>, tensor<f32>) -> tensor<2000000000xf32>
+  return %y : tensor<2000000000xf32>
+}
+"""
+
+
+def test_sizes_that_rules_cannot_count_with(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "program.mlir"
+    path.write_text(WINDOWS)
+    with pytest.raises(RuleError, match="computes a number beyond 2147483647 from its sizes"):
+        toast.analyze(path)
+    path.write_text(WINDOWS.replace("1000000001", "101").replace("500000000", "50"))
+    assert toast.analyze(path).counts()["conflicts"] == 0

@@ -21,6 +21,9 @@ from toast.program import Program, Shardings, TensorType
 TOLERANCE = {"f64": 1e-12, "c128": 1e-12, "f32": 1e-5, "c64": 1e-5, "f16": 1e-2, "bf16": 3e-2}
 _COARSEST = 0.2  # 8-bit floats and smaller
 
+#: Ops that exchange data with a host program, which a run here does not have.
+_WAITS = frozenset({"infeed", "outfeed", "send", "recv"})
+
 #: Bytes of arguments and results beyond which a run on this machine is refused.
 _LARGEST_RUN = 4 * 2**30
 
@@ -92,6 +95,12 @@ def verify(
     """
     if not isinstance(program.source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no program to run")
+    waits = next((s.kind for s in program.signatures if s.kind in _WAITS), None)
+    if waits is not None:
+        raise PlanError(
+            f"{program.name}: its op {waits} waits for the host, and nothing answers here; verify "
+            "a program without it"
+        )
     values = (*program.argument_values, *program.result_values)
     size = sum(
         int(np.prod(t.shape, dtype=np.int64)) * numpy_dtype(t.dtype).itemsize

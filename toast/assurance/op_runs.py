@@ -49,9 +49,26 @@ def _run_reference(job: OpRun) -> Outputs:
     assert job.reference is not None
     try:
         made = [job.reference(*arguments) for arguments in job.runs]
-    except Exception as error:  # the user's own
-        return f"its reference fails: {type(error).__name__}: {str(error).splitlines()[0]}"
-    return [[np.asarray(r) for r in jax.tree.leaves(results)] for results in made]
+        outputs = [[np.asarray(r) for r in jax.tree.leaves(results)] for results in made]
+    except (Exception, SystemExit) as error:  # the user's own
+        return f"its reference fails: {type(error).__name__}: {_first_line(error)}"
+    shapes = [type_.shape for type_ in job.op[2]]
+    for row in outputs:
+        returned = [r.shape for r in row]
+        if returned != shapes or any(r.dtype.kind not in _NUMBERS for r in row):
+            listed = ", ".join(f"{r.dtype}{list(r.shape)}" for r in row) or "nothing"
+            return f"its reference returns {listed}, and the op has results of shapes " + ", ".join(
+                str(list(shape)) for shape in shapes
+            )
+    return outputs
+
+
+#: Kinds of numpy's numbers; those that only JAX knows are V.
+_NUMBERS = "biufcV"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "")
 
 
 def _run(jobs: Sequence[OpRun]) -> list[Outputs]:
@@ -70,7 +87,7 @@ def _run(jobs: Sequence[OpRun]) -> list[Outputs]:
     except (TargetError, PlanError) as error:
         reason = f"cannot be built in parts: {error}"
     except Exception as error:  # XLA's own: no kernel for this op here
-        reason = f"does not run here: {str(error).splitlines()[0]}"
+        reason = f"does not run here: {_first_line(error)}"
     if len(jobs) == 1:
         return [reason]
     target = re.search(r"No registered implementation for .*custom call to (\S+)", reason)

@@ -9,6 +9,7 @@ import inspect
 import os
 import pathlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -404,6 +405,33 @@ def progress() -> Iterator[Callable[[Any], None]]:
                 )
 
         yield show
+
+
+@contextlib.contextmanager
+def deadline(seconds: float, what: str) -> Iterator[None]:
+    """End the process in one line, with exit code 2, where a block takes longer than ``seconds``.
+
+    For what XLA runs, which cannot be interrupted.  Raises :class:`toast.errors.ToastError` for a
+    limit that is none.
+    """
+    if not seconds > 0:
+        raise ToastError(f"--timeout {seconds:g}: must be a positive number of seconds")
+
+    def end() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if sys.stderr.isatty():
+                sys.stderr.write("\r\x1b[2K\x1b[?25h")  # the status line, and its hidden cursor
+            fail(f"{what} takes more than {seconds:g} s; give a smaller program, or --timeout")
+            sys.stderr.flush()
+        os._exit(2)
+
+    timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def warn(lines: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from toast.cli.common import (
     TimeoutOption,
     command,
     console,
+    deadline,
     group,
     progress,
     use_cpu_devices,
@@ -29,6 +30,9 @@ def verify(
     source: Source,
     mesh: MeshOption,
     hardware: HardwareOption = "tpu-v5e",
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Time limit of the run in seconds.")
+    ] = 600,
     seed: SeedOption = 0,
 ) -> None:
     """Run TARGET sharded and unsharded and compare the outputs.
@@ -54,8 +58,10 @@ def verify(
             analysis, mesh=parsed, hardware=api.small_scale(analysis, parsed, load(hardware)),
             settings=Settings(seed=seed), progress=show,
         )  # fmt: skip
-        show(f"running {analysis.program.name} on {parsed.devices} devices")
-        verification = made.verify(seed=seed)
+        name = analysis.program.name
+        show(f"running {name} on {parsed.devices} devices")
+        with deadline(timeout, f"{name}: running it"):
+            verification = made.verify(seed=seed)
     console().print(report.verification_table(made, verification))
     if not verification.equal:
         raise typer.Exit(1)

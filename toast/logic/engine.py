@@ -183,7 +183,12 @@ def check_ends(files: Sequence[LogicText], facts: str, doubted: LogicText | str)
             "negation of itself, or by choice; write rules with one answer"
         )
     if found["overflow"]:
-        raise RuleError(f"{name}: {found['overflow']}")
+        if isinstance(doubted, LogicText):
+            raise RuleError(f"{name}: {found['overflow']}")
+        raise RuleError(
+            f"{name}: a rule computes a number beyond {overflow.LARGEST} from its sizes: numbers "
+            "have 32 bits; give a smaller program"
+        )
 
 
 def ground_apart(
