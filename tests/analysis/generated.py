@@ -18,7 +18,7 @@ from jax import lax
 
 from tests.helpers import f32
 from toast import api
-from toast.frontend import Program
+from toast.program import Program
 
 #: Elements along most dimensions.
 WIDTH = 8

@@ -14,9 +14,9 @@ from tests.analysis.generated import program
 from tests.explain.test_chains import ROOT, dimensions
 from tests.helpers import f32
 from toast import api
-from toast.frontend import Program
 from toast.logic import strata
 from toast.models import build
+from toast.program import Program
 from toast.resources import directory
 
 #: Where a rule stands: file, and line.

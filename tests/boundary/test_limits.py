@@ -160,7 +160,7 @@ MODULES = {
     "func.func @main(%x: memref<4xf32>) { return }": "memref",
     "func.func @main(%x: tensor<*xf32>) -> tensor<*xf32> {\n  return %x : tensor<*xf32>\n}": "unranked",
     "func.func @main(%x: tensor<4xf32> {tf.aliasing_output = 9 : i32}) -> tensor<4xf32> {\n"
-    "  return %x : tensor<4xf32>\n}": "is none of the 1 results",
+    "  return %x : tensor<4xf32>\n}": "is not the number of a result",
     "func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {\n  cf.br ^b(%x : tensor<4xf32>)\n"
     "^b(%y: tensor<4xf32>):\n  return %y : tensor<4xf32>\n}": "2 blocks",
 }

@@ -77,6 +77,15 @@ def imports(module: str) -> Iterator[str]:
             yield from (home(str(node.module), alias.name) for alias in node.names)
 
 
+def outside_imports(module: str) -> Iterator[str]:
+    """The dotted names that a module imports from outside the package, wherever the import stands."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name not in files())
+        elif isinstance(node, ast.ImportFrom) and (node.module or "") not in files():
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
 def circles() -> list[tuple[str, ...]]:
     """Modules that import each other."""
     names = [name for name in files() if defined(name) or files()[name].name != "__init__.py"]

@@ -78,3 +78,19 @@ def test_names_say_what_they_name() -> None:
 def is_empty(name: str) -> bool:
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
     return words in EMPTY_WORDS or len(words) == 1
+
+
+#: Packages that may import MLIR's bindings and JAX's private modules.
+MLIR_STAGES = ("frontend", "apply")
+
+
+def test_only_frontends_and_backends_import_mlir() -> None:
+    """Other stages call functions of :mod:`toast.frontend.mlir`."""
+    importers = {
+        module
+        for module in structure.files()
+        for name in structure.outside_imports(module)
+        if re.match(r"jaxlib\.mlir|jax\._src|jax\.interpreters\.mlir|mlir\b", name)
+    }
+    assert importers
+    assert {module for module in importers if module.split(".")[1] not in MLIR_STAGES} == set()

@@ -14,8 +14,6 @@ import pytest
 from tests.helpers import f32, mlp
 from toast.apply import (
     Runnable,
-    Shardings,
-    Spec,
     annotate,
     collectives_in,
     in_shardings,
@@ -27,7 +25,7 @@ from toast.errors import PlanError, TargetError
 from toast.frontend import stablehlo
 from toast.frontend.jax import from_function
 from toast.hardware import Mesh
-from toast.program import Program
+from toast.program import Program, Shardings, Spec
 
 ROWS: Spec = (("d",), ())
 COLUMNS: Spec = ((), ("d",))

@@ -1,11 +1,10 @@
-"""Seventh stage: shardings written back as Shardy, and run."""
+"""Seventh stage: writes shardings into a program, runs it, and checks its results."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from toast import lazy
-from toast.program import Shardings, Spec
 
 if TYPE_CHECKING:
     from toast.apply.annotate import annotate
@@ -25,8 +24,6 @@ __all__ = [
     "JitShardings",
     "OutputCheck",
     "Runnable",
-    "Shardings",
-    "Spec",
     "Verification",
     "annotate",
     "callable_of",
@@ -38,7 +35,7 @@ __all__ = [
     "verify",
 ]
 
-# Plans are priced and explained without JAX.
+# Lazy, because plans are priced and explained without JAX.
 lazy.package(
     __name__,
     {

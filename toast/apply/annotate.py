@@ -1,9 +1,10 @@
-"""Shardings written into StableHLO as Shardy annotations.
+"""Writes shardings into StableHLO as Shardy annotations.
 
-Every op result carries its sharding, closed, so that propagation has nothing left to decide. A
-``sdy.sharding_constraint`` behind it says where it is kept (the same, or of a sum in parts where it
-is scattered), since XLA keeps no other sharding of values inside a function. In front of every use
-that demands another sharding stands a further constraint, shared by equal demands.
+The sharding of every op result is closed, so that propagation changes nothing.  After each op, a
+``sdy.sharding_constraint`` states the sharding in which the value is stored, because XLA does not
+keep other shardings inside a function.  It equals the sharding in which the op computes the value,
+except for partial sums that are scattered.  Before a use with another sharding is a further
+constraint; uses with equal shardings share it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from toast.program import Program, Shardings
 
 
 def annotate(program: Program, shardings: Shardings) -> Any:
-    """A copy of the program's module (calls inlined) with one ``sdy.mesh`` and all shardings.
+    """A copy of the program's inlined module with one ``sdy.mesh`` and all shardings.
 
-    Raises :class:`toast.errors.PlanError` when a sharding is impossible, or when the program is a
-    fact base and has no module.
+    Raises :class:`toast.errors.PlanError` if a sharding is impossible, or if the program is a fact
+    base, which has no module.
     """
     source = program.source
     if not isinstance(source, ModuleSource):
@@ -35,15 +36,17 @@ def annotate(program: Program, shardings: Shardings) -> Any:
     copies: dict[tuple[Any, ...], Any] = {}
     for (op, index), spec in sorted(shardings.uses.items()):
         operation, place = copy.source.operand_sites[op, index]
-        # A copy serves later uses in its own block; other blocks may not see it.
+        # A copy serves later uses in its own block; it is not visible in other blocks.
         key = (program.ops[op].operands[index], spec, operation.block)
         if key not in copies:
             copies[key] = writer.constrain(operation, place, spec)
         operation.operands[place] = copies[key]
     for operation, values in copy.source.results:
-        kept = [shardings.of(program, v) for v in values]
+        specs = [shardings.of(program, v) for v in values]
         writer.set_results(
-            operation, kept, [shardings.sums.get(v, k) for v, k in zip(values, kept, strict=True)]
+            operation,
+            specs,
+            [shardings.sums.get(v, spec) for v, spec in zip(values, specs, strict=True)],
         )
     writer.constrain_reshards()
     module.operation.verify()

@@ -1,4 +1,4 @@
-"""The backends for JAX, and for whoever reads StableHLO with Shardy's annotations."""
+"""The backends: a callable for JAX, and StableHLO with Shardy's annotations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Jax:
 
 
 class _AnnotatedStablehlo:
-    """The program's text with every sharding in it."""
+    """The text of the program with all shardings."""
 
     name = "stablehlo"
 

@@ -1,4 +1,4 @@
-"""Running a sharded program: the annotated module as a function that ``jax.jit`` compiles."""
+"""Runs a sharded program: the annotated module as a function that ``jax.jit`` compiles."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from toast.frontend.jax import Calling
 from toast.hardware import Mesh
 from toast.program import Program, Shardings, Spec, TensorType
 
-#: Collectives as XLA's compiled text spells them.
+#: Collectives in XLA's compiled text.
 _COLLECTIVE = re.compile(
     r"\s(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
     r"(?:[^\n]*?channel_id=(\d+))?"
 )
 
-#: Custom calls that ``jax.debug.print``, ``pure_callback`` and ``io_callback`` become.
+#: The custom calls of ``jax.debug.print``, ``pure_callback`` and ``io_callback``.
 _CALLBACK = re.compile(r"python_\w*callback")
 
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
-#: What a plan runs on: a mesh with its devices in order, or devices to be ordered.
+#: The devices of a plan: a mesh, or devices in any order.
 Devices: TypeAlias = jax.sharding.Mesh | Sequence[Any]
 
 _NUMPY = {"i1": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
@@ -41,9 +41,9 @@ _NUMPY = {"i1": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of a StableHLO element type."""
     if name not in _NUMPY:
-        if found := re.fullmatch(r"(ui|i|f)(\d+)", name):
+        if number := re.fullmatch(r"(ui|i|f)(\d+)", name):
             kinds = {"ui": "uint", "i": "int", "f": "float"}
-            name = kinds[found.group(1)] + found.group(2)
+            name = kinds[number.group(1)] + number.group(2)
         elif name.startswith("f8"):
             name = "float8_" + name.removeprefix("f8")
     dtype: np.dtype[Any] = np.dtype(jax.numpy.dtype(_NUMPY.get(name, name)))
@@ -51,15 +51,16 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def aval(type_: TensorType) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a value, as JAX says them."""
+    """The shape and dtype of a type as a ``jax.ShapeDtypeStruct``."""
     return jax.ShapeDtypeStruct(type_.shape, numpy_dtype(type_.dtype))
 
 
 def jax_mesh(shardings: Shardings, devices: Devices | None = None) -> jax.sharding.Mesh:
-    """The plan's mesh on real devices, each axis along links of the hardware where it has such.
+    """The plan's mesh on real devices, with each axis along links of the hardware if possible.
 
-    A ``jax.sharding.Mesh`` keeps its order of devices.  Raises :class:`toast.errors.PlanError` when
-    there are too few devices, or that mesh has another shape.
+    :param devices: a ``jax.sharding.Mesh``, whose order of devices stays, or a list of devices; by
+        default ``jax.devices()``.
+    :raises toast.errors.PlanError: if there are too few devices, or the mesh has other sizes.
     """
     mesh = shardings.mesh
     if isinstance(devices, jax.sharding.Mesh):
@@ -70,23 +71,24 @@ def jax_mesh(shardings: Shardings, devices: Devices | None = None) -> jax.shardi
             )
         return jax.sharding.Mesh(devices.devices, mesh.names)
     try:
-        found = list(jax.devices() if devices is None else devices)
+        available = list(jax.devices() if devices is None else devices)
     except TypeError:
         raise PlanError(
             f"devices {devices!r}: give a jax.sharding.Mesh, or a list of devices"
         ) from None
-    if len(found) < mesh.devices:
+    if len(available) < mesh.devices:
         raise PlanError(
-            f"mesh {mesh} needs {mesh.devices} devices, but JAX has {len(found)}; to run on CPU "
-            f"devices, set XLA_FLAGS=--xla_force_host_platform_device_count={mesh.devices}"
+            f"mesh {mesh} needs {mesh.devices} devices, but JAX has {len(available)}; to run on "
+            "CPU devices, set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={mesh.devices}"
         )
-    return jax.sharding.Mesh(device_grid(mesh, found[: mesh.devices]), mesh.names)
+    return jax.sharding.Mesh(device_grid(mesh, available[: mesh.devices]), mesh.names)
 
 
 def device_grid(mesh: Mesh, devices: Sequence[Any]) -> Any:
-    """The devices in the shape of ``mesh``, in the order that JAX finds best for their links.
+    """The devices as an array of the shape of ``mesh``, in JAX's best order for their links.
 
-    Where the mesh gives an order of its own, its axes are laid out in that.
+    If the mesh has its own device order, its axes are placed in that order.
     """
     sizes = [mesh.sizes[axis] for axis in mesh.placed]
     try:
@@ -112,7 +114,7 @@ def _calling(program: Program) -> Calling | None:
 
 
 def _specs(specs: Sequence[Spec], avals: Sequence[Any]) -> list[jax.sharding.PartitionSpec]:
-    """PartitionSpecs for JAX's arrays; those of random keys hide the dimensions of their words."""
+    """PartitionSpecs for JAX's arrays; those of random keys omit the dimension of their words."""
     return [_partition(spec[: len(a.shape)]) for spec, a in zip(specs, avals, strict=True)]
 
 
@@ -122,7 +124,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _wrapped(result: Any, aval: Any) -> Any:
-    """A flat result as the function returned it: the words of random keys become keys again."""
+    """A flat result as the function returns it: the words of random keys become keys."""
     if not _is_key(aval):
         return result
     implementation: list[Any] = []
@@ -131,10 +133,11 @@ def _wrapped(result: Any, aval: Any) -> Any:
 
 
 def in_shardings(program: Program, shardings: Shardings) -> Any:
-    """PartitionSpecs in the structure of the arguments.
+    """PartitionSpecs of the arguments, in the structure of ``jax.jit(in_shardings=...)``.
 
-    A tuple with one pytree per positional argument; for a function planned with keyword arguments
-    the pair of that tuple and their dictionary; for a program from a file a flat tuple.
+    A tuple with one pytree per positional argument.  For a function planned with keyword arguments,
+    a pair of that tuple and the dictionary of the keywords.  For a program from a file, a flat
+    tuple.
     """
     specs = [shardings.of(program, v) for v in program.argument_values]
     calling = _calling(program)
@@ -145,7 +148,7 @@ def in_shardings(program: Program, shardings: Shardings) -> Any:
 
 
 def out_shardings(program: Program, shardings: Shardings) -> Any:
-    """PartitionSpecs in the structure of the result; a flat tuple for a program from a file."""
+    """PartitionSpecs in the structure of the results; a flat tuple for a program from a file."""
     calling = _calling(program)
     if calling is None:
         return tuple(_partition(spec) for spec in shardings.results)
@@ -153,7 +156,7 @@ def out_shardings(program: Program, shardings: Shardings) -> Any:
 
 
 class JitShardings(NamedTuple):
-    """What ``jax.jit`` takes: pytrees of ``jax.sharding.NamedSharding``."""
+    """Arguments of ``jax.jit``: pytrees of ``jax.sharding.NamedSharding``."""
 
     in_shardings: Any
     out_shardings: Any
@@ -162,9 +165,10 @@ class JitShardings(NamedTuple):
 def jit_shardings(
     program: Program, shardings: Shardings, *, devices: Devices | None = None
 ) -> JitShardings:
-    """The shardings of arguments and results on real devices, as ``jax.jit`` takes them.
+    """The shardings of arguments and results on real devices, for ``jax.jit``.
 
-    In the structures of :func:`in_shardings` and :func:`out_shardings`.
+    They have the structures of :func:`in_shardings` and :func:`out_shardings`.  ``devices`` and
+    errors are those of :func:`jax_mesh`.
     """
     mesh = jax_mesh(shardings, devices)
     return JitShardings(*jax.tree.map(
@@ -175,9 +179,9 @@ def jit_shardings(
 
 
 def word_size(program: Program) -> contextlib.AbstractContextManager[Any]:
-    """Where arguments and results keep their 64 bits, whatever JAX's own setting.
+    """A context in which 64-bit arguments and results stay 64-bit, whatever JAX's setting is.
 
-    Everything that lowers or calls what :func:`flat_jit` makes has to stand in it.
+    Results of :func:`flat_jit` must be lowered and called in it.
     """
     outside = (*program.argument_values, *program.result_values)
     wide = any(numpy_dtype(program.values[v].type.dtype).name in _WIDE for v in outside)
@@ -185,7 +189,7 @@ def word_size(program: Program) -> contextlib.AbstractContextManager[Any]:
 
 
 def _platform(mesh: jax.sharding.Mesh | None) -> str:
-    """The platform to compile for: that of the mesh's devices, which need not be JAX's default."""
+    """The platform to compile for: that of the mesh's devices, or JAX's default without a mesh."""
     platform = jax.default_backend() if mesh is None else str(mesh.devices.flat[0].platform)
     if platform == jax.default_backend():
         return str(jax.export.default_export_platform())
@@ -193,25 +197,31 @@ def _platform(mesh: jax.sharding.Mesh | None) -> str:
 
 
 def _refuse_callbacks(program: Program) -> None:
-    """A call into Python knows its function by its place in the process that traced it."""
+    """Refuses callbacks: they refer to functions of the process that traced the program."""
     for op in range(len(program.ops)):
         signature = program.signatures[program.ops[op].signature]
         if _CALLBACK.search(str(signature.attribute("call_target_name") or "")):
             raise PlanError(
-                f"{program.name}: {program.describe(op)} calls Python, which only JAX can "
-                "arrange; remove debug prints and callbacks, or pass plan.in_shardings and "
-                "plan.out_shardings to jax.jit of your function"
+                f"{program.name}: {program.describe(op)} calls Python, which only works in "
+                "jax.jit of your function; remove debug prints and callbacks, or pass it "
+                "plan.in_shardings and plan.out_shardings"
             )
 
 
 def flat_jit(
     program: Program, module: Any, mesh: jax.sharding.Mesh | None, shardings: Shardings | None
 ) -> Any:
-    """``jax.jit`` of a module over flat arguments, sharded as told or on one device.
+    """``jax.jit`` of a module with flat arguments, sharded on a mesh or on one device.
 
-    The module travels inside a ``jax.export.Exported`` made for a stub of the same signature: JAX
-    then compiles, places and donates as for any function.  It is a portable artifact, the form JAX
-    reads back, written so that ops of other dialects (CHLO, Shardy) may stand in it as they are.
+    The module replaces that of a ``jax.export.Exported`` of a stub with the same signature, so that
+    JAX compiles, places and donates as for any function.  It is serialized as a portable artifact,
+    which JAX can read and which may contain ops of other dialects (CHLO, Shardy).
+
+    :param program: the program of the module.
+    :param module: the MLIR module, for example from :func:`toast.apply.annotate`.
+    :param mesh: the mesh with devices; ``None`` for one device.
+    :param shardings: the shardings of arguments and results; ``None`` for one device.
+    :raises toast.errors.PlanError: if the program calls Python.
     """
     _refuse_callbacks(program)
     types = [program.values[v].type for v in program.argument_values]
@@ -247,16 +257,16 @@ def flat_jit(
 
 @contextlib.contextmanager
 def _quiet_donation() -> Iterator[None]:
-    """Not every backend can reuse every donated buffer; that is no news to the user."""
+    """Suppresses JAX's warning that a backend did not reuse a donated buffer."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*donated buffers were not usable.*")
         yield
 
 
 class Runnable:
-    """A sharded program that is called like the function it was made from.
+    """A sharded program as a callable with the arguments and results of its function.
 
-    Programs read from files take their arguments flat and return a list.
+    A program from a file takes flat arguments and returns a list.
     """
 
     def __init__(
@@ -269,7 +279,10 @@ class Runnable:
         self._jit = flat_jit(program, annotate(program, shardings), self.mesh, shardings)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        """Place the arguments as planned, run, and return results with planned shardings."""
+        """Places the arguments, runs the program, and returns results with planned shardings.
+
+        Raises :class:`toast.errors.PlanError` for arguments of other types or another structure.
+        """
         results = self.run_flat(self._flatten(arguments, keywords))
         if self._calling is None:
             return results
@@ -277,27 +290,27 @@ class Runnable:
         return jax.tree.unflatten(self._calling.out_tree, wrapped)
 
     def run_flat(self, arguments: Sequence[Any]) -> list[Any]:
-        """Run on flat arguments; results are flat too."""
+        """Runs the program on flat arguments; returns flat results."""
         self._refuse_shared(arguments)
         with word_size(self._program), _quiet_donation():
             return list(self._jit(*map(self._place, range(len(arguments)), arguments)))
 
     def _refuse_shared(self, arguments: Sequence[Any]) -> None:
-        """An array that is given away cannot be another argument too: its buffer is overwritten."""
+        """Refuses a donated array that is also another argument: its buffer is overwritten."""
         first: dict[int, int] = {}
         for index, leaf in enumerate(arguments):
             other = first.setdefault(id(leaf), index)
             if other != index and isinstance(leaf, jax.Array):
-                for donated, kept in ((other, index), (index, other)):
+                for donated, second in ((other, index), (index, other)):
                     if donated in self._program.donated:
                         names = self._program.arguments
                         raise PlanError(
                             f"{self._program.name}: argument {names[donated]} is donated, and the "
-                            f"same array is argument {names[kept]}; pass a copy of it"
+                            f"same array is argument {names[second]}; pass a copy of it"
                         )
 
     def _place(self, index: int, leaf: Any) -> Any:
-        """Argument ``index`` on the mesh as planned."""
+        """Argument ``index`` on the mesh with its planned sharding."""
         value = self._program.argument_values[index]
         type_ = self._program.values[value].type
         leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
@@ -328,7 +341,7 @@ class Runnable:
         return flat
 
     def lower(self) -> Any:
-        """JAX's lowering of the sharded program, as ``jax.jit(...).lower``."""
+        """JAX's lowering of the sharded program (``jax.jit(...).lower``)."""
         types = [self._program.values[v].type for v in self._program.argument_values]
         with word_size(self._program):
             return self._jit.lower(*map(aval, types))
@@ -342,17 +355,20 @@ class Runnable:
 def callable_of(
     program: Program, shardings: Shardings, *, devices: Devices | None = None
 ) -> Callable[..., Any]:
-    """The sharded program as a callable; see :class:`Runnable`."""
+    """The sharded program as a callable (:class:`Runnable`).
+
+    ``devices`` and errors are those of :func:`jax_mesh`; further errors those of :func:`annotate`.
+    """
     return Runnable(program, shardings, devices=devices)
 
 
 def collectives_in(text: str) -> dict[str, int]:
-    """Collectives in XLA's compiled text by kind, named as StableHLO does.
+    """The number of collectives of each kind in XLA's compiled text, by StableHLO name.
 
-    Async pairs count once; so do the copies of one collective, known by its channel, that the TPU
-    compiler puts into fusions.  One collective may carry several arrays where XLA combined some.
+    An asynchronous pair counts once, as do copies of one collective (with one channel) that the TPU
+    compiler puts into fusions.  A collective may carry several arrays that XLA combined.
     """
-    found = enumerate(_COLLECTIVE.findall(text))
-    distinct = {(kind, channel or f"line {number}") for number, (kind, channel) in found}
+    matches = enumerate(_COLLECTIVE.findall(text))
+    distinct = {(kind, channel or f"line {number}") for number, (kind, channel) in matches}
     counts = collections.Counter(kind.replace("-", "_") for kind, _ in distinct)
     return dict(sorted(counts.items()))

@@ -1,4 +1,4 @@
-"""Proof by running: sharded and unsharded outputs compared on small random inputs."""
+"""Runs a program sharded and unsharded on random inputs and compares the outputs."""
 
 from __future__ import annotations
 
@@ -15,42 +15,41 @@ from toast.frontend import mlir
 from toast.frontend.mlir import ModuleSource
 from toast.program import Program, Shardings, TensorType
 
-#: Largest relative error that counts as equal, by the coarsest element type that the program
-#: computes in: a few roundings of sums that are taken in another order.  Integers and booleans must
-#: be identical.
+#: The largest relative error of equal outputs, by the coarsest element type of the program: sums in
+#: another order differ by a few roundings.  Integers and booleans must be identical.
 TOLERANCE = {"f64": 1e-12, "c128": 1e-12, "f32": 1e-5, "c64": 1e-5, "f16": 1e-2, "bf16": 3e-2}
 _COARSEST = 0.2  # 8-bit floats and smaller
 
 #: Ops that exchange data with a host program, which a run here does not have.
 _WAITS = frozenset({"infeed", "outfeed", "send", "recv"})
 
-#: Bytes of arguments and results beyond which a run on this machine is refused.
+#: The most bytes of arguments and results of a run on this machine.
 _LARGEST_RUN = 4 * 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputCheck:
-    """One output of the sharded program against the unsharded one."""
+    """The comparison of one output of the sharded and the unsharded program."""
 
     path: str
     max_abs_error: float
-    #: Largest absolute error over the largest absolute value.
+    #: The largest absolute error divided by the largest absolute value.
     relative_error: float
     equal: bool
-    #: Largest absolute value of the unsharded program.
+    #: The largest absolute value in the unsharded program.
     magnitude: float = 0.0
-    #: Share of the elements that are NaN in the unsharded program; those have to be NaN in both.
+    #: The fraction of elements that are NaN in the unsharded program; they must be NaN in both.
     nan: float = 0.0
 
     @property
     def proves(self) -> bool:
-        """Whether there was anything to compare: NaN equals whatever went wrong as well."""
+        """Whether the comparison proves anything: outputs that are all NaN prove nothing."""
         return self.nan < 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """The outcome for all outputs, and the collectives that XLA compiled."""
+    """The comparison of all outputs, and the number of collectives that XLA compiled, by kind."""
 
     outputs: tuple[OutputCheck, ...]
     collectives: dict[str, int]
@@ -62,15 +61,15 @@ class Verification:
 
 
 def random_arguments(program: Program, seed: int) -> list[Any]:
-    """Random arguments of a program; see :func:`random_operands`."""
+    """Random arguments for a program (:func:`random_operands`)."""
     return random_operands([program.values[v].type for v in program.argument_values], seed)
 
 
 def random_operands(types: Iterable[TensorType], seed: int) -> list[Any]:
-    """Small positive random arguments; integers in 0..7, so that indices are in range.
+    """Random arrays of these types: floats from 0.01 to 0.11, integers from 0 to 7.
 
-    Positive numbers do not cancel: sums in another order then differ by rounding only, and square
-    roots and divisions of the program stay in their domain.
+    Small integers are valid indices.  Positive numbers do not cancel, so that sums in another order
+    differ by rounding only; square roots and divisions stay in their domain.
     """
     random = np.random.default_rng(seed)
     arguments: list[Any] = []
@@ -88,10 +87,12 @@ def random_operands(types: Iterable[TensorType], seed: int) -> list[Any]:
 def verify(
     program: Program, shardings: Shardings, *, seed: int = 0, rtol: float | None = None
 ) -> Verification:
-    """Run ``program`` unsharded on one device and sharded on the mesh; compare every output.
+    """Runs ``program`` unsharded on one device and sharded on the mesh, and compares the outputs.
 
-    ``rtol`` overrides :data:`TOLERANCE`.  Raises :class:`toast.errors.PlanError` when there are
-    too few devices or the program is too large to run here.
+    :param seed: the seed of the random arguments.
+    :param rtol: the largest relative error of equal outputs; by default :data:`TOLERANCE`.
+    :raises toast.errors.PlanError: if the program is a fact base or too large for this machine, if
+        there are too few devices, or if XLA cannot run it on CPU devices.
     """
     if not isinstance(program.source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no program to run")
@@ -120,7 +121,7 @@ def verify(
         actual = sharded.run_flat(arguments)
     except ToastError:
         raise
-    except Exception as error:  # XLA has no code for it here, or a custom call is not registered
+    except Exception as error:  # for example an op or a custom call that XLA lacks on CPU
         raise PlanError(
             f"{program.name}: XLA cannot run it on CPU devices: {shortened(str(error), 300)}"
         ) from error
@@ -133,12 +134,12 @@ def verify(
 
 
 def tolerance(program: Program) -> float:
-    """The largest relative error that counts as equal for a program; see :data:`TOLERANCE`."""
+    """The largest relative error of equal outputs of a program (:data:`TOLERANCE`)."""
     return tolerance_of(value.type.dtype for value in program.values)
 
 
 def tolerance_of(dtypes: Iterable[str]) -> float:
-    """The same for values of these element types."""
+    """As :func:`tolerance`, for values of these element types."""
     floats = {name for name in dtypes if name[0] in "fbc"}
     return max((TOLERANCE.get(name, _COARSEST) for name in floats), default=0.0)
 
@@ -152,7 +153,7 @@ def _check(path: str, actual: Any, expected: Any, limit: float) -> OutputCheck:
     wide = np.complex128 if expected.dtype.kind == "c" else np.float64
     a, e = actual.astype(wide), expected.astype(wide)
     finite = np.isfinite(e)
-    # Infinities and NaNs have no error to measure: they must be the same ones.
+    # Infinities and NaNs have no error; they must be equal.
     alike = np.array_equal(a[~finite], e[~finite], equal_nan=True) and np.isfinite(a[finite]).all()
     error = float(np.abs(a[finite] - e[finite]).max(initial=0.0)) if alike else np.inf
     scale = float(np.abs(e[finite]).max(initial=0.0))

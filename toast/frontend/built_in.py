@@ -1,4 +1,4 @@
-"""The frontends for JAX functions and StableHLO files; neither imports JAX before it is used."""
+"""The frontends for JAX functions and StableHLO files; each imports JAX only when it is used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from toast.program import Program
 
 
 class _JaxFunctions:
-    """Functions, traced at example arguments; the last one asked, which says what is no target."""
+    """Functions, traced at example arguments.
+
+    The registry asks this frontend last.  It accepts every target and reports those that are not
+    functions.
+    """
 
     name = "jax"
     suffixes: frozenset[str] = frozenset()
@@ -26,7 +30,7 @@ class _JaxFunctions:
 
 
 class _StablehloFiles:
-    """Text, bytecode and portable artifacts, whatever the ending of their names."""
+    """Files with StableHLO text, bytecode or a portable artifact, with any suffix."""
 
     name = "stablehlo"
     suffixes = frozenset({".mlir", ".mlirbc", ".bc", ".stablehlo", ".txt"})

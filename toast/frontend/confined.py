@@ -1,13 +1,15 @@
-"""Reads a StableHLO file of a stranger's in a process that may hang, crash or run out of memory.
+"""Reads an untrusted StableHLO file in a process that may hang, crash or run out of memory.
 
     python -P toast/frontend/confined.py
 
-MLIR's parser stops for ever at some invalid modules and aborts at texts that are no UTF-8; calls of
-calls may inline to millions of ops.  Reads its limits, the file's name, ``what`` is wanted and the
-entry ``function`` as one line of JSON from the standard input, then the file's content.  Answers
-with the kind of its answer and bytecode that :mod:`toast.frontend.stablehlo` was able to read: of
-the inlined module, or of the whole one; or with a line that says what is wrong.  It does not
-import JAX.
+MLIR's parser never returns for some invalid modules and aborts on text that is not UTF-8; nested
+calls may inline to millions of ops.
+
+The standard input holds one line of JSON and then the content of the file.  The JSON has the limits
+(``bytes``, ``seconds``), the ``name`` of the file, ``what`` to read (``program`` or ``functions``)
+and the entry ``function``.  The output is one byte, the kind of the answer
+(:data:`toast.frontend.stablehlo.PROGRAM` and so on), followed by the bytecode of the inlined or of
+the whole module, or by an error in one line.  The process does not import JAX.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from __future__ import annotations
 import json
 import sys
 
-#: Frames that the process which reads the module again may have above its own.
+#: A recursion limit below the default: the process that reads the bytecode has a deeper stack.
 _RECURSION = 700
 
 
 def main() -> None:
-    """Read the module that standard input has."""
+    """Reads the request from the standard input and writes the answer."""
     from toast.boundary import limits
 
     request = json.loads(sys.stdin.buffer.readline())
@@ -39,16 +41,16 @@ def _answer(data: bytes, *, name: str, what: str, function: str, **_limits: obje
     try:
         return _read(data, name, what, function)
     except TargetError as error:
-        said = str(error)
+        message = str(error)
     except RecursionError:
-        said = f"{name}: its regions or calls are too deep; flatten the program"
+        message = f"{name}: its regions or calls are nested too deeply; flatten the program"
     except MemoryError:
-        said = f"{name}: ran out of memory; give a smaller program"
+        message = f"{name}: reading it ran out of memory; use a smaller program"
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
-        said = f"{type(error).__name__}: {shortened(lines[0])}"
-        said = f"{name}: not a program that TOAST can read: {said}"
-    return ERROR + said.encode(errors="replace")
+        reason = f"{type(error).__name__}: {shortened(lines[0])}"
+        message = f"{name}: TOAST cannot read this program: {reason}"
+    return ERROR + message.encode(errors="replace")
 
 
 def _read(data: bytes, name: str, what: str, function: str) -> bytes:
@@ -66,7 +68,7 @@ def _read(data: bytes, name: str, what: str, function: str) -> bytes:
         programs = (stablehlo.flattened(module, entry, name=name, file=name),)
     for program in programs:
         for op in range(len(program.ops)):
-            program.location(op)  # a name that is no text ends the process
+            program.location(op)  # a name that is not text ends the process
     return answer
 
 

@@ -1,4 +1,4 @@
-"""JAX functions to :class:`Program`, with argument names kept from the pytree paths."""
+"""Converts JAX functions to a :class:`Program`; arguments are named by their pytree paths."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from toast.errors import TargetError
 from toast.frontend import mlir, stablehlo
 from toast.program import Program
 
-#: What becomes of functions on the way to an executable.
+#: The results of JAX's compilation stages, which are not functions.
 _STAGES = (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
 
 
 @dataclasses.dataclass(frozen=True)
 class Calling:
-    """What a plan needs to be called like the traced function."""
+    """The pytrees of a traced function; a plan uses them to be called like the function."""
 
-    #: Tree of ``(args, kwargs)`` and the abstract leaves, in the order of the arguments.
+    #: The tree of ``(args, kwargs)``.
     in_tree: Any
+    #: Shape and dtype of each argument, in order.
     in_avals: tuple[Any, ...]
     out_tree: Any
     out_avals: tuple[Any, ...]
@@ -36,12 +37,15 @@ def from_function(
     name: str | None = None,
     **keywords: Any,
 ) -> Program:
-    """Trace and lower ``function`` at example ``arguments``.
+    """Traces ``function`` at example arguments and converts it.
 
-    Arguments are pytrees of arrays or ``jax.ShapeDtypeStruct``; no array is read.  ``donate``
-    lists positions whose buffers results may reuse, as in ``jax.jit(donate_argnums=...)``; what a
-    function that is jitted donates, and which keywords are static, it says itself.
-    Raises :class:`toast.errors.TargetError` when JAX cannot trace the function.
+    :param arguments: pytrees of arrays or ``jax.ShapeDtypeStruct``; no array is read.
+    :param donate: positions of arguments whose buffers results may reuse, as in
+        ``jax.jit(donate_argnums=...)``.  For a function of ``jax.jit``, the arguments that it
+        donates are added.
+    :param name: the name of the program; by default that of the function.
+    :param keywords: keyword arguments.  Keywords that are static in ``jax.jit`` stay static.
+    :raises toast.errors.TargetError: if JAX cannot trace the function.
     """
     name = name or str(getattr(function, "__name__", "function"))
     listed = donate is None or isinstance(donate, int | Iterable)
@@ -54,7 +58,7 @@ def from_function(
         )
     names: set[str] = set()
     with warnings.catch_warnings():
-        # "Some donated buffers were not usable" is the user's business, not an error here.
+        # "Some donated buffers were not usable" is not an error here.
         warnings.simplefilter("ignore", UserWarning)
         try:
             if isinstance(function, jax.stages.Wrapped):
@@ -90,7 +94,7 @@ def from_function(
 
 
 def _donated(info: Any) -> bool:
-    """Whether an argument, of whatever tree, is donated."""
+    """Whether all leaves of an argument are donated."""
     leaves = jax.tree.leaves(info)
     return bool(leaves) and all(leaf.donated for leaf in leaves)
 

@@ -1,7 +1,7 @@
-"""Cached programs, by what they were lowered from (entries of :mod:`toast.disk_cache`).
+"""The cache of programs, keyed by their inputs (entries of :mod:`toast.disk_cache`).
 
-Commands that only read a program use one.  A cached program is equal to a lowered one, and says
-where its ops come from; it has no MLIR module, and cannot be called.
+Commands that only read a program use the cache.  A cached program equals the lowered program and
+has its source locations, but it has no MLIR module and cannot be called.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 from toast import disk_cache
 from toast.program import Location, Op, Program, Signature, TensorType, Value
 
-#: Another one makes kept entries void.
+#: The version of the entries' format; a new version invalidates older entries.
 _FORMAT = "2"
 _KIND = "program"
 
-#: What changes how JAX lowers: its settings, and what may be its default platform.
+#: What changes how JAX lowers a function: its settings, and the default platform.
 _VARIABLES = ("JAX_", "CUDA_", "TPU_", "ROCR_", "HIP_")
 _PLATFORMS = ("jax_plugins", "libtpu")
 _DEVICES = "/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/*", "/dev/kfd"
@@ -34,9 +34,9 @@ _DEVICES = "/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/*", "/dev/kfd"
 
 @dataclasses.dataclass(frozen=True)
 class CachedLocations:
-    """The source of a kept program."""
+    """The source locations of a cached program."""
 
-    #: ``[ops]`` a location each.
+    #: The location of each op.
     locations: tuple[Location, ...]
 
     def location(self, op: int) -> Location:
@@ -47,10 +47,13 @@ class CachedLocations:
 def lowered(
     parts: Sequence[str | bytes], code: Iterable[pathlib.Path], lower: Callable[[], Program]
 ) -> Program:
-    """The program that ``lower`` makes, or what was kept of it the last time.
+    """The program that ``lower`` returns, from the cache if possible.
 
-    ``parts`` are all that it is made from, ``code`` the folders of Python files that make it; the
-    frontend, JAX and its settings are added.
+    :param parts: everything that the program depends on.  The frontend, JAX and its settings are
+        added.
+    :param code: folders of the Python files that build the program; their contents are part of the
+        key.
+    :param lower: builds the program if there is no valid entry.
     """
     if not disk_cache.enabled():
         return lower()
@@ -71,8 +74,8 @@ def _surroundings() -> Iterator[str]:
         yield f"{package} {importlib.metadata.version(package)}"
     yield from sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(_VARIABLES))
     for package in _PLATFORMS:
-        found = importlib.util.find_spec(package)
-        yield f"{package} {sorted(found.submodule_search_locations or ()) if found else ''}"
+        spec = importlib.util.find_spec(package)
+        yield f"{package} {sorted(spec.submodule_search_locations or ()) if spec else ''}"
     yield repr(accelerators())
 
 
@@ -123,7 +126,7 @@ def _packed(program: Program) -> tuple[dict[str, Any], disk_cache.Arrays]:
 
 
 def _unpacked(plain: Any, arrays: disk_cache.Arrays) -> Program:
-    """The program in an entry; raises one of ``disk_cache.DAMAGE`` where it is none."""
+    """The program in an entry; raises one of ``disk_cache.DAMAGE`` if the entry is invalid."""
     types = [TensorType(tuple(shape), dtype) for shape, dtype in plain["types"]]
     places = [Location(*place) for place in plain["locations"]]
     column = {name: row.tolist() for name, row in arrays.items()}
@@ -157,6 +160,6 @@ def _unpacked(plain: Any, arrays: disk_cache.Arrays) -> Program:
     )
 
 
-def _tuples(given: Any) -> Any:
-    """Lists as tuples, all the way down."""
-    return tuple(map(_tuples, given)) if isinstance(given, list) else given
+def _tuples(data: Any) -> Any:
+    """``data`` with all lists, also nested ones, as tuples."""
+    return tuple(map(_tuples, data)) if isinstance(data, list) else data

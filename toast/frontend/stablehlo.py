@@ -1,4 +1,4 @@
-"""StableHLO to :class:`Program`: text, bytecode or a portable artifact."""
+"""Converts StableHLO (text, bytecode or a portable artifact) to a :class:`Program`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from toast.program import Attribute, Builder, Program, TensorType
 
 
 def from_file(path: str | pathlib.Path, *, function: str = "") -> Program:
-    """Read a ``.mlir`` file (text, bytecode or portable artifact).
+    """Reads a StableHLO file (text, bytecode or a portable artifact).
 
-    ``function`` names the entry; default: the public function ``main``, or the only public one.
-    Raises :class:`toast.errors.TargetError` when the file is missing or not StableHLO, or has no
-    such function.
+    :param function: the entry; by default the public function ``main``, or the only public one.
+    :raises toast.errors.TargetError: if the file cannot be read, is not StableHLO, or does not have
+        the function.
     """
-    path = pathlib.Path(path)
     path = pathlib.Path(path)
     _, content = _confined(path, "program", function)
     module = mlir.parse(content, shown(path))
@@ -40,14 +39,14 @@ def _reread(data: bytes, calling: Any, file: str) -> mlir.ModuleSource:
 
 
 def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
-    """A source for pickles and copies: its module as bytecode, calls inlined already.
+    """A source for pickles and copies: the inlined module as bytecode.
 
-    How to call it is left out where JAX cannot pickle the structure of its arguments.
+    The pytrees of the arguments are left out if JAX cannot pickle them.
     """
     try:
         pickle.dumps(source.calling)
         calling = source.calling
-    except Exception:  # whatever a node of the user's raises
+    except Exception:  # a user's pytree node may raise anything
         calling = None
     return _reread, (mlir.bytecode(source.module), calling, source.file)
 
@@ -56,10 +55,12 @@ copyreg.pickle(mlir.ModuleSource, _reduced)
 
 
 def functions_of(path: str | pathlib.Path) -> tuple[Program, ...]:
-    """What is in a file: its program, or where it has no entry, a program for each function.
+    """The program of a file, or a program for each function if the file has no entry.
 
-    These share one module, as it stands in the file: calls are ops like others, so they serve those
-    who look at single ops.  Raises :class:`toast.errors.TargetError` as :func:`from_file`.
+    The programs of functions share one module without inlining.  Their calls are ops, so they serve
+    for work on single ops only.
+
+    Raises :class:`toast.errors.TargetError` as :func:`from_file` does.
     """
     path = pathlib.Path(path)
     kind, content = _confined(path, "functions", "")
@@ -70,7 +71,7 @@ def functions_of(path: str | pathlib.Path) -> tuple[Program, ...]:
 
 
 def separate(module: ir.Module, origin: str) -> tuple[Program, ...]:
-    """A program for each function of a module, as it stands there; ``origin`` is its file."""
+    """A program for each function of a module, without inlining; ``origin`` is its file."""
     with module.context:
         return tuple(
             _Reader(module, origin, origin).read(function, printable(name), None)
@@ -79,7 +80,7 @@ def separate(module: ir.Module, origin: str) -> tuple[Program, ...]:
 
 
 def _confined(path: pathlib.Path, what: str, function: str) -> tuple[bytes, bytes]:
-    """What :mod:`toast.frontend.confined` says of a file: a kind of answer, and bytecode."""
+    """The answer of :mod:`toast.frontend.confined` for a file: its kind, and bytecode."""
     data = read_bytes(path, TargetError, most=_LARGEST_BYTES)
     name = shown(path)
     request = {
@@ -94,31 +95,38 @@ def _confined(path: pathlib.Path, what: str, function: str) -> tuple[bytes, byte
     if kind == ERROR:
         raise TargetError(content.decode(errors="replace"))
     if answer.failure or answer.status or not kind:
-        reason = answer.failure or "crashes its reader"
+        reason = answer.failure or "crashes the parser"
         raise TargetError(f"{name}: reading it {reason}; check that it is valid StableHLO")
     return kind, content
 
 
 _CONFINED = pathlib.Path(__file__).with_name("confined.py")
 
-#: Kinds of its answers: an inlined module, a module whose functions are read apart, an error.
+#: The kinds of answers: an inlined module, a module whose functions are read separately, an error.
 PROGRAM, FUNCTIONS, ERROR = b"M", b"F", b"E"
 
-#: What reading a file may take, in a process of its own.
+#: Limits of reading a file: its size, and the memory and time of the process.
 _LARGEST_BYTES, _MEMORY_BYTES, _SECONDS = 2**31, 12 * 2**30, 40.0
 
 
 def from_module(module: ir.Module, *, name: str, file: str = "", calling: Any = None) -> Program:
-    """The program of a parsed module; ``module`` is inlined in place and kept as its source.
+    """The program of a parsed module.
 
-    ``file`` is the one that it was read from.
+    :param module: the module; its calls are inlined in place, and the program refers to it.
+    :param name: the name of the program.
+    :param file: the file that the module was read from, if any.
+    :param calling: the :class:`toast.frontend.jax.Calling` of a traced function.
+    :raises toast.errors.TargetError: for a module that TOAST cannot shard.
     """
     function = inlined(module, file or name)
     return flattened(module, function, name=name, file=file, calling=calling)
 
 
 def inlined(module: ir.Module, origin: str) -> Any:
-    """The main function of a module, calls in it inlined in place; ``origin`` is for errors."""
+    """The main function of a module, after inlining its calls in place.
+
+    ``origin`` names the module in errors.
+    """
     with module.context:
         mlir.inline_calls(module, origin)
         function = mlir.main_function(module, origin)
@@ -129,31 +137,31 @@ def inlined(module: ir.Module, origin: str) -> Any:
 def flattened(
     module: ir.Module, function: Any, *, name: str, file: str = "", calling: Any = None
 ) -> Program:
-    """The program of a function without calls."""
+    """The program of a function without calls; the arguments are those of :func:`from_module`."""
     with module.context:
         return _Reader(module, file or name, file).read(function, name, calling)
 
 
-#: Custom calls with which GSPMD and Shardy enter and leave code written for one device.
+#: Custom calls of GSPMD and Shardy around code that is written for one device.
 _MANUAL_CALLS = frozenset({
     "SPMDFullToShardShape", "SPMDShardToFullShape",
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
 })  # fmt: skip
 
 
-#: Ops that loops run more often than this cannot be priced: a double has 53 bits.
+#: The most runs of an op: prices are doubles, which have 53 bits.
 _MOST_REPEATS = 2**48
 
 
 class _Reader:
-    """Flattens a function: bodies of loops and branches stand in line.
+    """Flattens a function: the ops in the bodies of loops and branches are ops of the program.
 
-    A value that a loop carries has one sharding at its start, in the body, at the end of the body
-    and after the loop.  It becomes an op ``carry`` before the body (initial value -> body argument)
-    and an op ``yield`` after it (new value -> result), tied to one another.  Values that the body
-    hands on unchanged are no new values.  Each result of ``case`` and ``if`` becomes an op ``join``
-    of the branches' values; each value of an ``optimization_barrier`` one of its own.  An element
-    of a ``tuple`` is the value that went in.
+    A value that a loop carries has the same sharding before the loop, in the body, at the end of
+    the body and after the loop.  It becomes an op ``carry`` before the body (initial value -> body
+    argument) and an op ``yield`` after it (new value -> result), which are tied.  A value that the
+    body does not change stays one value.  Each result of ``case`` and ``if`` becomes an op ``join``
+    of the values of the branches.  Each value of an ``optimization_barrier`` becomes an op.  An
+    element of a ``tuple`` is the value that the tuple was built from.
     """
 
     def __init__(self, module: ir.Module, origin: str, file: str) -> None:
@@ -197,14 +205,14 @@ class _Reader:
         aliases = self._aliases(block, returned, attributes)
         if "arg_attrs" in attributes:
             for index, entry in enumerate(attributes["arg_attrs"]):
-                if demanded := mlir.argument_constraint(entry):
-                    self._constraints[index] = demanded
+                if constraint := mlir.argument_constraint(entry):
+                    self._constraints[index] = constraint
         results = [f"result[{index}]" for index in range(count)]
         if "res_attrs" in attributes:
             for index, entry in enumerate(attributes["res_attrs"]):
                 if "jax.result_info" in entry:
-                    said = entry["jax.result_info"]
-                    text = said.value if isinstance(said, ir.StringAttr) else str(said)
+                    info = entry["jax.result_info"]
+                    text = info.value if isinstance(info, ir.StringAttr) else str(info)
                     results[index] = printable(text, breaks=False) or "result"
         self._constrain_arguments(block)
         source = mlir.ModuleSource(
@@ -217,7 +225,7 @@ class _Reader:
         )  # fmt: skip
 
     def _aliases(self, block: Any, returned: Any, attributes: Any) -> list[int]:
-        """For each result the argument that it overwrites, or -1."""
+        """The argument that each result overwrites, or -1."""
         count = len(returned.operands)
         aliases = [-1] * count
         if "arg_attrs" not in attributes:
@@ -225,20 +233,20 @@ class _Reader:
         for index, entry in enumerate(attributes["arg_attrs"]):
             if "tf.aliasing_output" not in entry:
                 continue
-            said = entry["tf.aliasing_output"]
-            result = said.value if isinstance(said, ir.IntegerAttr) else -1
+            alias = entry["tf.aliasing_output"]
+            result = alias.value if isinstance(alias, ir.IntegerAttr) else -1
             if not 0 <= result < count:
                 raise TargetError(
                     f"{self._origin}: argument {index}: tf.aliasing_output = "
-                    f"{shortened(str(said))} is none of the {count} results; correct or remove it"
+                    f"{shortened(str(alias))} is not the number of a result (there are {count}); "
+                    "correct or remove it"
                 )
             if aliases[result] >= 0:
                 raise TargetError(
                     f"{self._origin}: arguments {aliases[result]} and {index} alias result "
                     f"{result}; remove one tf.aliasing_output"
                 )
-            given, made = block.arguments[index].type, returned.operands[result].type
-            if given != made:
+            if block.arguments[index].type != returned.operands[result].type:
                 raise TargetError(
                     f"{self._origin}: argument {index} aliases result {result} of another type; "
                     "remove its tf.aliasing_output"
@@ -250,26 +258,26 @@ class _Reader:
         blocks = list(region.blocks)
         if len(blocks) != 1:
             raise TargetError(
-                f"{self._origin}: a region of {len(blocks)} blocks; lower branches (cf.br) to "
+                f"{self._origin}: a region has {len(blocks)} blocks; lower branches (cf.br) to "
                 "stablehlo.if, case or while"
             )
         return blocks[0]
 
     def _at(self, operation: Any) -> str:
-        """Where an operation stands, for errors."""
+        """The location of an operation, for errors."""
         place = mlir.location(operation, self._file)
         in_file = place.file and place.file == self._file
         return str(place) if in_file else f"{self._origin}: {place}"
 
     def _constrain_arguments(self, block: Any) -> None:
-        """An argument that is used through one sharding constraint only has that sharding.
+        """Constrains arguments whose only use is one sharding constraint.
 
-        This is what ``in_shardings`` of a ``jax.jit`` inside become.
+        The ``in_shardings`` of a nested ``jax.jit`` have this form.
         """
         for index, argument in enumerate(block.arguments):
             uses = {mlir.constraint(use.owner) for use in argument.uses}
-            if len(uses) == 1 and (demanded := uses.pop()):
-                self._constraints.setdefault(index, demanded)
+            if len(uses) == 1 and (constraint := uses.pop()):
+                self._constraints.setdefault(index, constraint)
 
     def _add(
         self,
@@ -284,12 +292,12 @@ class _Reader:
         return self._builder.add(kind, operands, results, attributes, repeats=repeats)
 
     def _block(self, block: Any, repeats: int) -> Any:
-        """Read the ops of a block, each running ``repeats`` times; returns its terminator."""
+        """Reads the ops of a block, which run ``repeats`` times; returns its terminator."""
         *body, terminator = [op.operation for op in block.operations]
         if repeats > _MOST_REPEATS:
             raise TargetError(
                 f"{self._at(terminator)}: loops run it {shortened(str(repeats), 30)} times, more "
-                f"than {_MOST_REPEATS}; lower the trip counts"
+                f"than the limit of {_MOST_REPEATS}; lower the trip counts"
             )
         special = {
             "stablehlo.while": self._while,
@@ -323,11 +331,11 @@ class _Reader:
         operands = [self._numbers[value] for value in operation.operands]
         for index in range(len(operands)):
             self._sites[number, index] = (operation, index)
-        called, demanded = mlir.take_name(operation), mlir.constraint(operation)
-        if called:
-            self._labels[self._builder.next_value] = called
-        if demanded:
-            self._constraints[number] = demanded
+        name, constraint = mlir.take_name(operation), mlir.constraint(operation)
+        if name:
+            self._labels[self._builder.next_value] = name
+        if constraint:
+            self._constraints[number] = constraint
         attributes = self._attributes(operation)
         types = self._types(operation)
         kind = mlir.kind(operation)
@@ -342,7 +350,7 @@ class _Reader:
 
     def _element(self, operation: Any, repeats: int) -> None:
         parts = self._tuples.get(operation.operands[0])
-        if parts is None:  # of a tuple that some other op made
+        if parts is None:  # another op returns the tuple
             self._op(operation, repeats)
             return
         part, result = parts[operation.attributes["index"].value], operation.results[0]

@@ -1,7 +1,8 @@
-"""The one package that touches jaxlib's MLIR bindings and JAX's private context.
+"""MLIR modules: parsing, inlining, attributes, locations, Shardy's annotations and pass pipelines.
 
-It parses modules, inlines ``func.call`` per call site, reads attributes and locations, and runs
-pass pipelines.  Everything else in TOAST sees :class:`toast.frontend.Program`.
+Only the frontends import jaxlib's MLIR bindings.  The other stages use
+:class:`toast.program.Program`; backends and checks that need a module call the functions of this
+package.
 """
 
 from toast.frontend.mlir.inline import drop_dead_ops, inline_calls

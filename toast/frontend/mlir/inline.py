@@ -1,4 +1,4 @@
-"""One function out of many: calls are replaced by copies of what they call."""
+"""Inlines calls and removes dead ops."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from toast.frontend.mlir.modules import main_function
 
 
 def inline_calls(module: ir.Module, origin: str) -> None:
-    """Replace every ``func.call`` reachable from main by a copy of its callee's body.
+    """Replaces every call that is reachable from the main function by the body of its callee.
 
-    Each copy keeps its own location below that of its call site.  Raises :class:`TargetError`
-    for recursive calls and calls to functions without a body.
+    The location of an inlined op is its own location, called from that of the call.  ``origin``
+    names the module in errors.
+
+    Raises :class:`TargetError` for recursive calls, calls of functions without a body or with
+    several blocks, and calls that expand to too many ops.
     """
     functions = {
         ir.StringAttr(f.attributes["sym_name"]).value: f
@@ -29,27 +32,28 @@ def inline_calls(module: ir.Module, origin: str) -> None:
                 function.operation.erase()
 
 
-#: More copies than this are calls of calls of calls, which are no program that can be planned.
+#: The most ops that inlining may copy: nested calls can expand exponentially.
 _MOST_COPIES = 1_500_000
 
 
 class _Work:
-    """Whose calls are inlined, and how many ops were copied for them."""
+    """Counts the ops that inlining copies."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
         self._left = _MOST_COPIES
 
     def copied(self) -> None:
-        """Count one more; raises :class:`TargetError` where it is one too many."""
+        """Counts one more op; raises :class:`TargetError` beyond the limit."""
         self._left -= 1
         if self._left < 0:
             raise TargetError(
-                f"{self.origin}: its calls stand for more than {_MOST_COPIES:,} ops; call less"
+                f"{self.origin}: its calls expand to more than {_MOST_COPIES:,} ops; "
+                "reduce the nesting of calls"
             )
 
 
-#: Ops that stand for a function's body, and the attribute that names the function.
+#: Ops that call a function, and the attribute that names the function.
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
 
@@ -77,8 +81,8 @@ def _inline_region(
                 )
             if callee is None or not callee.operation.regions[0].blocks:
                 raise TargetError(
-                    f"{work.origin}: call of @{name}, which the module does not define; "
-                    "link its definition into the file"
+                    f"{work.origin}: the module calls @{name} but does not define it; "
+                    "add the definition to the file"
                 )
             body = callee.operation.regions[0]
             _inline_region(body, functions, (*stack, name), work)
@@ -86,7 +90,7 @@ def _inline_region(
 
 
 def _inline_call(call: Any, body: Any, work: _Work) -> None:
-    """Copy the ops of ``body`` before ``call``, rewire, and erase the call."""
+    """Copies the ops of ``body`` before ``call``, replaces its results, and erases it."""
     mapping = dict(zip(body.arguments, call.operands, strict=True))
     insertion = ir.InsertionPoint(call)
     for op in body.operations:
@@ -104,7 +108,7 @@ def _inline_call(call: Any, body: Any, work: _Work) -> None:
 
 
 def _remap(operation: Any, mapping: dict[Any, Any]) -> None:
-    """Point operands, also those captured inside regions, at the caller's values."""
+    """Replaces operands, also those inside regions, by the caller's values."""
     for index, operand in enumerate(operation.operands):
         if operand in mapping:
             operation.operands[index] = mapping[operand]
@@ -114,7 +118,7 @@ def _remap(operation: Any, mapping: dict[Any, Any]) -> None:
                 _remap(inner.operation, mapping)
 
 
-#: Ops that may do something besides defining their results.
+#: Ops that may have side effects.
 _EFFECTS = frozenset({
     "stablehlo.custom_call", "stablehlo.infeed", "stablehlo.outfeed", "stablehlo.send",
     "stablehlo.recv", "stablehlo.while", "stablehlo.case", "stablehlo.if", "func.return",
@@ -122,7 +126,7 @@ _EFFECTS = frozenset({
 
 
 def drop_dead_ops(function: Any) -> None:
-    """Erase ops whose results nobody uses: XLA never runs them, so they must not be priced."""
+    """Erases ops without used results: XLA does not run them, so they must not be priced."""
     for op in reversed(list(function.operation.regions[0].blocks[0].operations)):
         operation = op.operation
         if operation.name.startswith("sdy.") or operation.name in _EFFECTS:

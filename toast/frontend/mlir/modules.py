@@ -1,4 +1,4 @@
-"""Modules as they come and go: parsing, passes, bytecode, and single ops as text."""
+"""MLIR modules: parsing, passes, bytecode, entry functions and modules of single ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toast.units import listed
 
 
 class _Context(ir.Context):  # type: ignore[misc]
-    """A context with no dialects, where that of the bindings would load all there are."""
+    """A context without dialects; the base class of the bindings would load all of them."""
 
     def __init__(self) -> None:
         super(ir.Context, self).__init__()
@@ -25,35 +25,35 @@ class _Context(ir.Context):  # type: ignore[misc]
 
 @functools.cache
 def context() -> ir.Context:
-    """One MLIR context with JAX's dialects and Shardy registered, kept for the process.
+    """The MLIR context of the process, with the dialects of JAX and Shardy.
 
-    It is made as JAX makes its own, without importing JAX.  It has no threads: one that reports an
-    error waits for the interpreter, which waits for the parser.
+    It is configured like JAX's context, without importing JAX.  Multithreading is off: a thread
+    that reports an error would wait for the interpreter while the interpreter waits for the parser.
     """
-    made: ir.Context = _Context()
+    ctx: ir.Context = _Context()
     registry = ir.DialectRegistry()
     _jax_mlir_ext.register_dialects(registry)
-    made.append_dialect_registry(registry)
-    made.load_all_available_dialects()
-    made.enable_multithreading(False)
+    ctx.append_dialect_registry(registry)
+    ctx.load_all_available_dialects()
+    ctx.enable_multithreading(False)
     for dialect in (sdy, chlo, stablehlo):
-        dialect.register_dialect(made)
-    mhlo.register_mhlo_dialect(made)
-    made.allow_unregistered_dialects = False
-    return made
+        dialect.register_dialect(ctx)
+    mhlo.register_mhlo_dialect(ctx)
+    ctx.allow_unregistered_dialects = False
+    return ctx
 
 
 def parse(data: bytes | str, origin: str) -> ir.Module:
-    """Parse StableHLO text, bytecode or a portable artifact; ``origin`` names it in errors.
+    """Parses StableHLO text, bytecode or a portable artifact; ``origin`` names it in errors.
 
-    Raises :class:`TargetError` with the parser's first message and its place.
+    Raises :class:`TargetError` with the parser's first message and its position.
     """
     with context() as ctx:
         try:
             if isinstance(data, bytes) and data.startswith(b"ML\xefR"):
                 try:
                     return stablehlo.deserialize_portable_artifact(ctx, data)
-                except Exception:  # plain bytecode is no portable artifact
+                except Exception:  # plain bytecode, not a portable artifact
                     return ir.Module.parse(data)
             text = data.decode() if isinstance(data, bytes) else data
             return ir.Module.parse(text)
@@ -69,9 +69,9 @@ def parse(data: bytes | str, origin: str) -> ir.Module:
 def _first_diagnostic(error: Exception) -> str:
     """``:LINE:COLUMN: message`` of the first MLIR diagnostic, on one line."""
     text = str(error)
-    found = re.search(r'"?-"?:(\d+):(\d+)\)?:?\s*(?:error:)?\s*([^\n]+)', text)
-    if found:
-        line, column, message = found.groups()
+    diagnostic = re.search(r'"?-"?:(\d+):(\d+)\)?:?\s*(?:error:)?\s*([^\n]+)', text)
+    if diagnostic:
+        line, column, message = diagnostic.groups()
         return f":{line}:{column}: not StableHLO: {message.strip()}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     detail = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
@@ -79,7 +79,7 @@ def _first_diagnostic(error: Exception) -> str:
 
 
 def run_passes(module: ir.Module, pipeline: str) -> None:
-    """Run a textual pass pipeline, such as Shardy's, on ``module`` in place."""
+    """Runs a textual pass pipeline, such as Shardy's, on ``module`` in place."""
     with module.context:
         passmanager.PassManager.parse(pipeline).run(module.operation)
 
@@ -100,7 +100,7 @@ def bytecode(module: ir.Module) -> bytes:
 
 
 def text_without_locations(module: ir.Module) -> str:
-    """The module as text that does not change when lines move in the user's source."""
+    """The text of the module; it does not change when lines move in the user's source."""
     return str(module.operation.get_asm(enable_debug_info=False))
 
 
@@ -114,36 +114,40 @@ def functions_of(module: ir.Module) -> dict[str, Any]:
 
 
 def make_entry(module: ir.Module, name: str, origin: str) -> None:
-    """Make the function called ``name`` the only public one, so that it is the entry.
+    """Makes the function ``name`` the entry: all other functions become private.
 
-    Raises :class:`TargetError` where there is no such function.
+    ``origin`` names the module in errors.  Raises :class:`TargetError` if the module has no such
+    function with a body.
     """
     functions = functions_of(module)
     if name not in functions:
-        known = listed([f"@{known}" for known in functions], 5) or "none"
+        known = listed([f"@{other}" for other in functions], 5) or "none"
         raise TargetError(f"{origin}: no function @{name} with a body; the functions are {known}")
     with module.context:
-        for known, function in functions.items():
+        for other, function in functions.items():
             attributes = function.operation.attributes
-            if known != name:
+            if other != name:
                 attributes["sym_visibility"] = ir.StringAttr.get("private")
             elif "sym_visibility" in attributes:
                 del attributes["sym_visibility"]
 
 
 def main_function(module: ir.Module, origin: str) -> Any:
-    """The entry: the public function called ``main``, or else the only public one."""
+    """The entry: the public function ``main``, or otherwise the only public function.
+
+    ``origin`` names the module in errors.  Raises :class:`TargetError` if there is no entry.
+    """
     entries = _entries(module)
     if len(entries) != 1:
         raise TargetError(
-            f"{origin}: expected one public function (or one called main), found {len(entries)}; "
+            f"{origin}: expected one public function, or one named main, found {len(entries)}; "
             "name the entry function main"
         )
     return entries[0]
 
 
 def has_entry(module: ir.Module) -> bool:
-    """Whether :func:`main_function` finds the entry of a module."""
+    """Whether a module has an entry (:func:`main_function`)."""
     return len(_entries(module)) == 1
 
 
@@ -160,7 +164,7 @@ def _is_private(function: Any) -> bool:
 
 
 def portable_artifact(module: ir.Module) -> bytes:
-    """``module`` in the serialized form that ``jax.export.Exported`` holds, its entry ``main``."""
+    """``module`` as a portable artifact with the entry ``main``, the form in ``jax.export``."""
     if ir.StringAttr(main_function(module, "module").attributes["sym_name"]).value != "main":
         module = clone(module)
         with module.context:
@@ -174,7 +178,7 @@ def portable_artifact(module: ir.Module) -> bytes:
 
 
 def walk(block: Any) -> Iterator[Any]:
-    """The operations of a block and of all regions in it, outer ones first."""
+    """The operations of a block and of its regions; an operation precedes those inside it."""
     for op in block.operations:
         yield op.operation
         for region in op.operation.regions:
@@ -183,12 +187,12 @@ def walk(block: Any) -> Iterator[Any]:
 
 
 def walk_order(module: ir.Module) -> dict[Any, int]:
-    """The number of each operation in a walk over the module; the same for a clone of it."""
+    """The position of each operation in :func:`walk`; clones have the same positions."""
     return {operation: number for number, operation in enumerate(walk(module.body))}
 
 
 def attribute_texts(module: ir.Module, name: str) -> dict[int, str]:
-    """The attribute called ``name`` of each operation that has it, by number in the walk."""
+    """The text of the attribute ``name`` of each operation that has it, by position in the walk."""
     return {
         number: str(operation.attributes[name])
         for operation, number in walk_order(module).items()
@@ -197,7 +201,7 @@ def attribute_texts(module: ir.Module, name: str) -> dict[int, str]:
 
 
 def set_attributes(module: ir.Module, name: str, texts: Mapping[int, str]) -> None:
-    """Set the attribute called ``name``, given as text, by number in the walk."""
+    """Sets the attribute ``name`` of operations to texts, by position in the walk."""
     with module.context:
         for operation, number in walk_order(module).items():
             if number in texts:
@@ -213,18 +217,18 @@ def generic_text(operation: Any) -> str:
 def type_text(type_: TensorType) -> str:
     """A tensor type as MLIR writes it."""
     element = {"c64": "complex<f32>", "c128": "complex<f64>"}.get(type_.dtype, type_.dtype)
-    if found := re.fullmatch(r"f8e(\w+)", element):
-        element = "f8E" + found[1].replace("m", "M").replace("fn", "FN")
+    if float8 := re.fullmatch(r"f8e(\w+)", element):
+        element = "f8E" + float8[1].replace("m", "M").replace("fn", "FN")
     return f"tensor<{''.join(f'{size}x' for size in type_.shape)}{element}>"
 
 
 def module_of_ops(
     ops: Sequence[tuple[str, Sequence[TensorType], Sequence[TensorType]]],
 ) -> ir.Module:
-    """A module whose main function runs ops side by side, each on arguments of its own.
+    """A module whose main function runs independent ops, each on its own arguments.
 
-    An op is given in generic form, with the types that its operands and results shall have.  Raises
-    :class:`TargetError` when one does not verify at these types.
+    :param ops: for each op its text in generic form, and the new types of its operands and results.
+    :raises TargetError: if an op is invalid for these types.
     """
     parameters: list[str] = []
     lines: list[str] = []

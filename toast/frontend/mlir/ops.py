@@ -1,4 +1,4 @@
-"""What a module says of its ops: kinds, types, attributes and source locations."""
+"""Reads the kinds, types, attributes and source locations of ops."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from toast.boundary.printable import printable, shortened
 from toast.errors import TargetError
 from toast.program import Attribute, Location, TensorType
 
-#: StableHLO ops drop their dialect's name; others keep it, as ``chlo_square``.
+#: The dialect whose name kinds omit; kinds of other dialects include it, such as ``chlo_square``.
 _BARE_DIALECT = "stablehlo."
 
-#: Attributes that say nothing about dimensions: precision, layout and bookkeeping.
+#: Attributes that do not concern dimensions: precision, layout and so on.
 _IGNORED = frozenset({
     "precision_config", "algorithm", "compare_type", "indices_are_sorted", "unique_indices",
     "value", "backend_config", "operand_layouts", "result_layouts", "api_version",
@@ -61,9 +61,9 @@ _COMBINERS = {
 
 
 def kind(operation: Any) -> str:
-    """``stablehlo.add`` is ``add``; ``chlo.square`` is ``chlo_square``.
+    """The kind of an op: ``add`` for ``stablehlo.add``, ``chlo_square`` for ``chlo.square``.
 
-    ``stablehlo.not`` keeps its dialect (``stablehlo_not``): ``not`` is a keyword of the rules.
+    The kind of ``stablehlo.not`` is ``stablehlo_not``: ``not`` is a keyword of the rules.
     """
     return _kind_of(operation.name)
 
@@ -77,10 +77,10 @@ def _kind_of(name: str) -> str:
 def op_kinds() -> frozenset[str]:
     """The kinds of all ops of the dialects that a module may use."""
     names = {
-        getattr(made, "OPERATION_NAME", "")
+        getattr(class_, "OPERATION_NAME", "")
         for dialect in (stablehlo, chlo, sdy)
-        for made in vars(dialect).values()
-        if isinstance(made, type)
+        for class_ in vars(dialect).values()
+        if isinstance(class_, type)
     }
     return frozenset(_kind_of(name) for name in names if name)
 
@@ -99,20 +99,19 @@ def is_tuple(value: Any) -> bool:
 
 
 class TypeReader:
-    """Reads and interns tensor types; a type is seen once, whatever the number of values."""
+    """Reads tensor types; each MLIR type is read once."""
 
     def __init__(self) -> None:
-        self._seen: dict[Any, TensorType] = {}
+        self._types: dict[Any, TensorType] = {}
 
     def __call__(self, type_: Any) -> TensorType:
         """The shape and element type of an MLIR type; tokens and tuples have no dimensions.
 
-        Raises :class:`TargetError` for dynamic shapes.
+        Raises :class:`TargetError` for dynamic shapes, other types, and too large tensors.
         """
-        found = self._seen.get(type_)
-        if found is None:
-            found = self._seen[type_] = _read_type(type_)
-        return found
+        if type_ not in self._types:
+            self._types[type_] = _read_type(type_)
+        return self._types[type_]
 
 
 def _read_type(type_: Any) -> TensorType:
@@ -128,12 +127,13 @@ def _read_type(type_: Any) -> TensorType:
         element = name if element == mlir_name else element
     if not _ELEMENT.fullmatch(element):
         raise TargetError(
-            f"element type {shortened(element)} is none of StableHLO's; lower the program further"
+            f"element type {shortened(element)} is not one of StableHLO's; lower the program "
+            "further"
         )
     shape = tuple(type_.shape)
     if len(shape) > _LARGEST_RANK:
         raise TargetError(
-            f"a tensor of {len(shape)} dimensions, more than {_LARGEST_RANK}; reshape it"
+            f"a tensor has {len(shape)} dimensions; the limit is {_LARGEST_RANK}; reshape it"
         )
     if math.prod(shape) > _LARGEST_SIZE:
         raise TargetError(
@@ -142,56 +142,56 @@ def _read_type(type_: Any) -> TensorType:
     return TensorType(shape, element.lower())
 
 
-#: The most dimensions and elements of a tensor: prices are doubles.
+#: The most dimensions and the most elements of a tensor: prices are doubles.
 _LARGEST_RANK, _LARGEST_SIZE = 64, 2**48
 
 
 def _other_type(type_: Any) -> TensorType:
-    """A token, and a tuple of what the program never takes apart, have no dimensions."""
+    """The type of a token or a tuple, which have no dimensions; other types are errors."""
     text = str(type_)
     if text == "!stablehlo.token" or text.startswith("tuple<"):
         return TensorType((), "token")
     kind = "unranked tensor" if text.startswith("tensor<*") else text.partition("<")[0]
     raise TargetError(
-        f"{kind} {shortened(text, 60)} is no tensor of a static shape; lower the program further"
+        f"{kind} {shortened(text, 60)} is not a tensor of static shape; lower the program further"
     )
 
 
-#: Element types as MLIR writes them, complex ones renamed.
+#: Element types as MLIR writes them, after renaming complex types.
 _ELEMENT = re.compile(r"[a-zA-Z][a-zA-Z0-9]*")
 
 
 class AttributeReader:
-    """Reads the attributes of ops as plain terms; MLIR uniques attributes, so each once."""
+    """Reads the attributes of ops as plain values; each unique MLIR attribute is read once."""
 
     def __init__(self) -> None:
-        self._seen: dict[Any, tuple[tuple[str, Attribute], ...]] = {}
+        self._cache: dict[Any, tuple[tuple[str, Attribute], ...]] = {}
 
     def __call__(self, operation: Any) -> tuple[tuple[str, Attribute], ...]:
         """Sorted (name, value) pairs; structs are flattened into their fields."""
-        found: list[tuple[str, Attribute]] = []
+        entries: list[tuple[str, Attribute]] = []
         attributes = operation.attributes
         for name in attributes:
             if name in _IGNORED:
                 continue
             attribute = attributes[name]
-            pairs = self._seen.get((name, attribute))
+            pairs = self._cache.get((name, attribute))
             if pairs is None:
-                pairs = self._seen[name, attribute] = tuple(_read_attribute(name, attribute))
-            found.extend(pairs)
+                pairs = self._cache[name, attribute] = tuple(_read_attribute(name, attribute))
+            entries.extend(pairs)
         for region in operation.regions:
-            found.append(("combiner", _combiner(region)))
+            entries.append(("combiner", _combiner(region)))
             break
-        return tuple(sorted(found))
+        return tuple(sorted(entries))
 
 
 def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]]:
     if name == "mhlo.frontend_attributes":
-        # What JAX says of a custom call: how many leading dimensions are a batch.
+        # JAX states the number of leading batch dimensions of a custom call.
         if "num_batch_dims" in attribute:
             yield "num_batch_dims", int(attribute["num_batch_dims"].value)
         return
-    if name == "channel_handle":  # which channel does not matter
+    if name == "channel_handle":  # the number of the channel does not matter
         yield "channel", 1
         return
     if name == "einsum_config":
@@ -215,14 +215,14 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         yield name, int(attribute.value)
     elif isinstance(attribute, ir.StringAttr | ir.FlatSymbolRefAttr):
         yield name, printable(attribute.value)
-    elif found := re.fullmatch(r"#\w+<(\w+) (\w+)>", text):  # an enum: #stablehlo<x Y>
-        yield name, found.group(2).lower()
+    elif enum := re.fullmatch(r"#\w+<(\w+) (\w+)>", text):  # for example #stablehlo<x Y>
+        yield name, enum.group(2).lower()
 
 
 def _subscripts(config: str) -> Iterator[tuple[str, Attribute]]:
-    """The letters of each tensor of an einsum, as lists: the rules know no substrings.
+    """The letters of each tensor of an einsum, as tuples: rules cannot take substrings.
 
-    None where an ellipsis stands for dimensions without letters.
+    Nothing for a configuration with an ellipsis: its dimensions have no letters.
     """
     if "." in config:
         return
@@ -233,7 +233,7 @@ def _subscripts(config: str) -> Iterator[tuple[str, Attribute]]:
 
 
 def _combiner(region: Any) -> str:
-    """The reduction a region performs, ``other`` if it is not one known op for all its values."""
+    """The reduction that a region performs; ``other`` unless it is one known op for all values."""
     blocks = list(region.blocks)
     if len(blocks) != 1:
         return "other"
@@ -245,30 +245,30 @@ def _combiner(region: Any) -> str:
     if returned == arguments[count:]:
         return "replace"
     pairs = zip(arguments[:count], arguments[count:], strict=True)
-    made = {
+    definitions = {
         result: (_COMBINERS.get(operation.name, "other"), list(operation.operands))
         for operation in combine
         for result in operation.results
     }
     names = set()
     for value, pair in zip(returned, pairs, strict=True):
-        name, operands = made.get(value, ("other", []))
+        name, operands = definitions.get(value, ("other", []))
         names.add(name if operands in (list(pair), list(pair)[::-1]) else "other")
     return names.pop() if len(names) == 1 else "other"
 
 
-#: Kinds of locations, and how jaxlib 0.10.0 asks for them; in later ones they are classes.
+#: Kinds of locations and their predicates in jaxlib 0.10.0; in later versions they are classes.
 _LOCATIONS = {
     "NameLoc": "is_a_name", "FileLineColLoc": "is_a_file", "CallSiteLoc": "is_a_callsite",
     "FusedLoc": "is_a_fused",
 }  # fmt: skip
 
-#: The file of an op that stands in text, whose own locations were left out.
+#: The parser's name for the file of text without locations.
 _UNNAMED = "-"
 
 
 def is_location(place: Any, kind: str) -> bool:
-    """Whether a location is of a kind, such as ``NameLoc``."""
+    """Whether a location has the kind ``kind``, such as ``NameLoc``."""
     if hasattr(ir, kind):
         return isinstance(place, getattr(ir, kind))
     return bool(getattr(place, _LOCATIONS[kind])())
@@ -277,7 +277,7 @@ def is_location(place: Any, kind: str) -> bool:
 def location(operation: Any, text: str = "") -> Location:
     """The primitive path and the innermost source line of an op.
 
-    ``text`` is the file that the parser read the module from; the parser calls it ``-``.
+    ``text`` is the file that the module was parsed from; it replaces the parser's name ``-``.
     """
     path, file, line, function = "", "", 0, ""
     here = operation.location
@@ -303,31 +303,32 @@ def location(operation: Any, text: str = "") -> Location:
 
 @dataclasses.dataclass(frozen=True)
 class ModuleSource:
-    """An inlined module, and where in it the program's ops and values stand."""
+    """An inlined module, and the places of the program's ops and values in it."""
 
     module: ir.Module
-    #: MLIR operation of each program op; ``None`` for arguments and results of the function.
+    #: The MLIR operation of each op; ``None`` for arguments and results of the function.
     operations: tuple[Any, ...]
-    #: Where an op's operand stands in the module: ``(op, operand) -> (operation, operand)``.
+    #: The place of an operand in the module: ``(op, operand) -> (operation, operand)``.
     operand_sites: Mapping[tuple[int, int], tuple[Any, int]]
     #: The values that each MLIR operation defines: ``(operation, values)``.
     results: tuple[tuple[Any, tuple[int, ...]], ...]
-    #: How to call it; set by the frontend that made it.
+    #: The pytrees of a traced function, :class:`toast.frontend.jax.Calling`.
     calling: Any = None
-    #: The file that it was read from, if any.
+    #: The file that the module was read from, if any.
     file: str = ""
 
     def location(self, op: int) -> Location:
-        """Source location of a program op."""
+        """The source location of an op of the program."""
         operation = self.operations[op]
         return Location() if operation is None else location(operation, self.file)
 
 
 def trip_count(loop: Any) -> int | None:
-    """How often a ``stablehlo.while`` runs, for the counted loops that JAX emits.
+    """The number of iterations of a ``stablehlo.while``; ``None`` if it is not constant.
 
-    Such a loop compares a carried counter, LT, with a constant; the counter begins at a constant
-    and grows by a constant.  ``None`` for any other loop.
+    The loops of ``jax.lax.scan`` and ``fori_loop`` have a constant number: the condition is that a
+    carried counter is less than a constant, and the counter starts at a constant and increases by a
+    constant.
     """
     condition, body = loop.regions[0].blocks[0], loop.regions[1].blocks[0]
     compare = _defining(list(condition.operations)[-1].operation.operands[0])
@@ -350,8 +351,7 @@ def trip_count(loop: Any) -> int | None:
 
 
 def _position(values: Any, value: Any) -> int | None:
-    found = [index for index, other in enumerate(values) if other == value]
-    return found[0] if found else None
+    return next((index for index, other in enumerate(values) if other == value), None)
 
 
 def _defining(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Shardy's own propagation, run again and again on one program."""
+"""Runs Shardy's propagation repeatedly on one program."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import sdy
 
 from toast.frontend.mlir.modules import bytecode, context, main_function, walk
+from toast.frontend.mlir.ops import is_location
 from toast.frontend.mlir.shardy import CONSTRAINTS, MESH, ShardyWriter, Spec
 
 #: The file of the locations that number operations.
@@ -22,41 +23,46 @@ _PROPAGATION = "builtin.module(sdy-propagation-pipeline)"
 
 @dataclasses.dataclass(frozen=True)
 class Propagated:
-    """What Shardy's propagation made of a module's shardings."""
+    """The shardings of a module after Shardy's propagation."""
 
     #: Shardings of the entry function's arguments and results; ``None`` is unsharded.
     arguments: tuple[Spec | None, ...]
     results: tuple[Spec | None, ...]
-    #: For each operation left its number, and which of ``kinds`` it has; -1 is unsharded.
-    #: Shardy copies and merges operations on constants, so a number may be there twice, or not.
+    #: The number of each remaining operation.  Shardy copies and merges operations on constants, so
+    #: a number may occur several times, or not at all.
     numbers: array.array[int]
+    #: The sharding of each remaining operation, as an index into ``kinds``; -1 is unsharded.
     kind_of: array.array[int]
-    #: Distinct shardings: one spec per result of the operation.
+    #: Distinct shardings: one spec per result of an operation.
     kinds: tuple[tuple[Spec, ...], ...]
 
 
 class Propagation:
-    """Shardy's propagation of one program, again and again from other shardings of arguments.
+    """Shardy's propagation on one program, from any shardings of arguments.
 
-    The module is written once; every run reads a fresh copy.  Operations carry their number in
-    place of their location, which passes keep.
+    The module is serialized once, and every run parses a copy.  The location of an operation holds
+    its number, because passes preserve locations.
     """
 
     def __init__(
         self, module: ir.Module, axes: tuple[tuple[str, int], ...], operations: Sequence[Any]
     ) -> None:
-        """Take over ``module``; operation ``i`` of ``operations`` (or ``None``) is number ``i``."""
+        """Prepares ``module``, which is changed.
+
+        :param axes: names and sizes of the mesh axes.
+        :param operations: the operations to number; ``None`` for an op without an operation.
+        """
         ShardyWriter(module, axes)
         with module.context:
             for number, operation in enumerate(operations):
                 if operation is not None:
                     operation.location = ir.Location.file(_NUMBERED, number, 0)
             for operation in walk(module.body):
-                if operation.name in CONSTRAINTS:  # no say of the program's own
+                if operation.name in CONSTRAINTS:  # the program's own constraints do not count
                     rank = ir.RankedTensorType(operation.results[0].type).rank
                     operation.attributes["sharding"] = _open_sharding(((),) * rank)
         self._bytecode = bytecode(module)
-        #: Shardings as attributes, which live as long as the one context.
+        #: Shardings as attributes of the process's context.
         self._open: dict[tuple[Spec, ...], Any] = {}
 
     def run(
@@ -65,10 +71,10 @@ class Propagation:
         results: Sequence[Spec],
         before: Propagated | None = None,
     ) -> Propagated:
-        """Propagate shardings of arguments and results, ``()`` where there is none.
+        """Propagates shardings of arguments and results; ``()`` for an unsharded one.
 
-        All dimensions are open: propagation may add axes to them.  What an earlier run found for
-        operations stays, with ``before``.
+        All dimensions are open: propagation may add axes to them.  With ``before``, operations
+        start with their shardings in that earlier result.
         """
         with context():
             module = ir.Module.parse(self._bytecode)
@@ -89,7 +95,7 @@ class Propagation:
             return self._read(function, len(arguments), len(results))
 
     def _keep(self, function: Any, before: Propagated) -> None:
-        """Start from the shardings of ``before`` where they belong to one operation."""
+        """Sets the shardings of ``before`` on operations whose number is unique there."""
         times = collections.Counter(before.numbers)
         kinds = []
         for specs in before.kinds:
@@ -97,18 +103,18 @@ class Propagation:
                 shardings = [_open_sharding(spec) for spec in specs]
                 self._open[specs] = sdy.TensorShardingPerValueAttr.get(shardings)
             kinds.append(self._open[specs])
-        found = {
+        shardings_of = {
             number: kinds[kind]
             for number, kind in zip(before.numbers, before.kind_of, strict=True)
             if kind >= 0 and times[number] == 1
         }
         for operation in walk(function.regions[0].blocks[0]):
             number = _number(operation)
-            if number in found and operation.name not in CONSTRAINTS:
-                operation.attributes["sdy.sharding"] = found[number]
+            if number in shardings_of and operation.name not in CONSTRAINTS:
+                operation.attributes["sdy.sharding"] = shardings_of[number]
 
     def _read(self, function: Any, arguments: int, results: int) -> Propagated:
-        seen: dict[Any, int] = {}
+        kind_numbers: dict[Any, int] = {}
         numbers, kind_of = array.array("i"), array.array("i")
         for operation in walk(function.regions[0].blocks[0]):
             number = _number(operation)
@@ -117,7 +123,7 @@ class Propagation:
             attributes = operation.attributes
             for name in ("sdy.sharding", "sharding"):
                 if name in attributes:
-                    kind = seen.setdefault(attributes[name], len(seen))
+                    kind = kind_numbers.setdefault(attributes[name], len(kind_numbers))
                     break
             else:
                 kind = -1
@@ -127,7 +133,7 @@ class Propagation:
             tuple(map(_spec, sdy.TensorShardingPerValueAttr(attribute).shardings))
             if sdy.TensorShardingPerValueAttr.isinstance(attribute)
             else (_spec(attribute),)
-            for attribute in seen
+            for attribute in kind_numbers
         ]
         sides: list[tuple[Spec | None, ...]] = []
         for key, count in (("arg_attrs", arguments), ("res_attrs", results)):
@@ -139,11 +145,11 @@ class Propagation:
 
 
 def _number(operation: Any) -> int:
-    """What :class:`Propagation` numbers an operation; -1 inside reductions and the like."""
+    """The number of an operation in :class:`Propagation`; -1 inside reductions, for example."""
     here = operation.location
-    while isinstance(here, ir.CallSiteLoc):  # of an inlined computation
+    while is_location(here, "CallSiteLoc"):  # of an inlined computation
         here = here.callee
-    if not isinstance(here, ir.FileLineColLoc) or here.filename != _NUMBERED:
+    if not is_location(here, "FileLineColLoc") or here.filename != _NUMBERED:
         return -1
     number: int = here.start_line
     return number
@@ -158,7 +164,7 @@ def _open_sharding(spec: Spec) -> Any:
 
 
 def _spec(sharding: Any) -> Spec:
-    """Mesh axes per dimension, without parts of axes, which TOAST does not use."""
+    """The mesh axes of each dimension, without sub-axes, which TOAST does not use."""
     return tuple(
         tuple(
             axis.name

@@ -1,4 +1,4 @@
-"""Shardy's attributes and ops: read, forgotten and written."""
+"""Reads, removes and writes Shardy's attributes and ops."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from toast.frontend.mlir.modules import clone, main_function, walk
 #: Mesh axes of each dimension, major to minor.
 Spec = tuple[tuple[str, ...], ...]
 
-#: Ops whose own attribute says how their result is sharded.
+#: Ops that constrain the sharding of their result.
 CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
 
-#: The attribute that carries what ``checkpoint_name`` calls a value.
+#: The attribute with the name that ``checkpoint_name`` gives a value.
 _NAME = "toast_name"
 
 
 def keeping_names() -> Any:
-    """How JAX lowers what ``checkpoint_name`` names: to an op that can be pinned, not to nothing.
+    """JAX's lowering parameters with a lowering of ``checkpoint_name`` that keeps the name.
 
-    The op is a sharding constraint that demands nothing.
+    JAX lowers it to no op.  Here it becomes a sharding constraint without axes, so that users can
+    pin the value.
     """
     from jax._src.ad_checkpoint import name_p
     from jax._src.interpreters import mlir as jax_mlir
@@ -32,15 +33,15 @@ def keeping_names() -> Any:
         anything = sdy.DimensionShardingAttr.get([], is_closed=False)
         rank = ir.RankedTensorType(value.type).rank
         sharding = sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), [anything] * rank)
-        made = sdy.ShardingConstraintOp(value, sharding)
-        made.operation.attributes[_NAME] = ir.StringAttr.get(name)
-        return [made.result]
+        constraint = sdy.ShardingConstraintOp(value, sharding)
+        constraint.operation.attributes[_NAME] = ir.StringAttr.get(name)
+        return [constraint.result]
 
     return jax_mlir.LoweringParameters(override_lowering_rules=((name_p, rule),))
 
 
 def take_name(operation: Any) -> str:
-    """The name that :func:`keeping_names` wrote, taken off the op; empty for none."""
+    """Removes and returns the name that :func:`keeping_names` gave an op; empty for none."""
     if _NAME not in operation.attributes:
         return ""
     name = printable(str(operation.attributes[_NAME].value), breaks=False)
@@ -49,48 +50,48 @@ def take_name(operation: Any) -> str:
 
 
 def constraint(operation: Any) -> tuple[tuple[str, ...] | None, ...] | None:
-    """What a sharding constraint demands: axes per dimension, ``None`` for an open one.
+    """The mesh axes of each dimension in a sharding constraint; ``None`` for an open dimension.
 
-    ``None`` for other ops, for constraints that demand nothing, and for parts of axes.
+    ``None`` for other ops, for constraints with open dimensions only, and for sub-axes.
     """
     if operation.name not in CONSTRAINTS:
         return None
-    return _demanded(operation.attributes["sharding"])
+    return _constrained_axes(operation.attributes["sharding"])
 
 
 def argument_constraint(attributes: Any) -> tuple[tuple[str, ...] | None, ...] | None:
-    """The same of an argument, by the dictionary of its attributes."""
-    return _demanded(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else None
+    """As :func:`constraint`, for an argument with these attributes."""
+    return _constrained_axes(attributes["sdy.sharding"]) if "sdy.sharding" in attributes else None
 
 
-def _demanded(sharding: Any) -> tuple[tuple[str, ...] | None, ...] | None:
-    found: list[tuple[str, ...] | None] = []
+def _constrained_axes(sharding: Any) -> tuple[tuple[str, ...] | None, ...] | None:
+    dimensions: list[tuple[str, ...] | None] = []
     for dimension in sdy.TensorShardingAttr(sharding).dimension_shardings:
         here = sdy.DimensionShardingAttr(dimension)
         axes = [sdy.AxisRefAttr(axis) for axis in here.axes]
         if any(axis.sub_axis_info is not None for axis in axes):
             return None
         names = tuple(str(axis.name) for axis in axes)
-        found.append(names if here.is_closed or names else None)
-    return None if all(axes is None for axes in found) else tuple(found)
+        dimensions.append(names if here.is_closed or names else None)
+    return None if all(axes is None for axes in dimensions) else tuple(dimensions)
 
 
 MESH = "toast_mesh"
 
-#: Ops whose results the values inside their regions decide.
+#: Ops whose results are values of their regions.
 _REGIONS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
 
-#: Ops that every use may make anew.
+#: Ops that can be recomputed for every use.
 _SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
 
-#: Where modules say how values are sharded, in Shardy's words and in GSPMD's.
+#: The attributes with shardings of Shardy and of GSPMD.
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 
 
 def _forget_shardings(module: ir.Module) -> list[Any]:
-    """Drop meshes and shardings, also inside regions; returns the constraints, to be dealt with.
+    """Removes meshes and shardings, also inside regions; returns the remaining constraints.
 
-    One ``mhlo.sharding`` is enough for XLA to turn Shardy, and with it a plan, off.
+    A single ``mhlo.sharding`` would make XLA disable Shardy, and with it a plan.
     """
     constraints = []
     for operation in list(walk(module.body)):
@@ -112,7 +113,7 @@ def _forget_shardings(module: ir.Module) -> list[Any]:
 
 
 def without_shardings(module: ir.Module) -> ir.Module:
-    """A copy of ``module`` with no mesh, sharding or constraint: the program alone."""
+    """A copy of ``module`` without meshes, shardings and constraints."""
     copy = clone(module)
     with copy.context:
         for operation in _forget_shardings(copy):
@@ -125,7 +126,7 @@ class ShardyWriter:
     """Writes shardings (mesh axes per dimension) into a module as Shardy attributes."""
 
     def __init__(self, module: ir.Module, axes: tuple[tuple[str, int], ...]) -> None:
-        """Replace the module's meshes by one with ``axes``, and forget all that used them."""
+        """Replaces the meshes of the module by one with ``axes``; removes all old shardings."""
         self._function = main_function(module, "module")
         with module.context as self._context, ir.Location.unknown():
             for operation in _forget_shardings(module):
@@ -135,7 +136,7 @@ class ShardyWriter:
             sdy.MeshOp(MESH, mesh, ip=ir.InsertionPoint.at_block_begin(module.body))
 
     def set_function(self, arguments: list[Spec], results: list[Spec]) -> None:
-        """Shardings of the entry function's arguments and results."""
+        """Writes the shardings of the entry function's arguments and results."""
         attributes = self._function.operation.attributes
         with self._context:
             for key, specs in (("arg_attrs", arguments), ("res_attrs", results)):
@@ -146,8 +147,8 @@ class ShardyWriter:
                 ])  # fmt: skip
 
     def _with_sharding(self, entry: Any, spec: Spec) -> Any:
-        kept = {named.name: named.attr for named in entry}
-        return ir.DictAttr.get({**kept, "sdy.sharding": self._sharding(spec)})
+        attributes = {named.name: named.attr for named in entry}
+        return ir.DictAttr.get({**attributes, "sdy.sharding": self._sharding(spec)})
 
     def _sharding(self, spec: Spec) -> Any:
         dims = [
@@ -156,13 +157,13 @@ class ShardyWriter:
         ]
         return sdy.TensorShardingAttr.get(MESH, dims)
 
-    def set_results(self, operation: Any, specs: list[Spec], made: list[Spec]) -> None:
-        """The shardings of an op's results; those that are no tensors are left alone.
+    def set_results(self, operation: Any, specs: list[Spec], computed: list[Spec]) -> None:
+        """Writes the shardings of an op's results; results that are not tensors are skipped.
 
-        Each is written twice: as the op makes it, as the op's attribute, for Shardy; and as it is
-        kept, as a constraint behind the op, for XLA, which forgets such attributes on its way to
-        its partitioner. (Loops and branches have no attribute: XLA prunes their results, which it
-        would not survive.)
+        For Shardy, ``computed`` is the op's attribute: the shardings in which the op computes its
+        results.  For XLA, ``specs`` are constraints after the op, because XLA drops the attribute
+        before its partitioner runs.  Loops and branches have no attribute: XLA removes some of
+        their results, and would fail on it.
         """
         if operation.name in CONSTRAINTS:
             with self._context:
@@ -172,40 +173,40 @@ class ShardyWriter:
         with self._context, operation.location:
             if specs and all(tensors) and operation.name not in _REGIONS:
                 operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(
-                    [self._sharding(spec) for spec in made]
+                    [self._sharding(spec) for spec in computed]
                 )
             if operation.name in _SOURCES:
                 return
             after = ir.InsertionPoint.after(operation)
             for result, spec, tensor in zip(operation.results, specs, tensors, strict=True):
                 if tensor and spec:
-                    kept = sdy.ShardingConstraintOp(result, self._sharding(spec), ip=after)
-                    result.replace_all_uses_except(kept.result, kept.operation)
+                    constraint = sdy.ShardingConstraintOp(result, self._sharding(spec), ip=after)
+                    result.replace_all_uses_except(constraint.result, constraint.operation)
 
     def constrain(self, operation: Any, index: int, spec: Spec) -> Any:
-        """A resharded copy of operand ``index``, made just before ``operation``."""
+        """Inserts a constraint for operand ``index`` before ``operation``; returns its result."""
         with self._context, operation.location:
-            made = sdy.ShardingConstraintOp(
+            constraint = sdy.ShardingConstraintOp(
                 operation.operands[index], self._sharding(spec), ip=ir.InsertionPoint(operation)
             )
-        return made.result
+        return constraint.result
 
     def constrain_reshards(self) -> None:
-        """Turn ``sdy.reshard`` ops, which XLA does not take as input, into constraints."""
+        """Replaces ``sdy.reshard`` ops, which XLA does not accept as input, by constraints."""
         for operation in list(walk(self._function.operation.regions[0].blocks[0])):
             if operation.name == "sdy.reshard":
                 with self._context, operation.location:
-                    made = sdy.ShardingConstraintOp(
+                    constraint = sdy.ShardingConstraintOp(
                         operation.operands[0],
                         operation.attributes["sharding"],
                         ip=ir.InsertionPoint(operation),
                     )
-                operation.results[0].replace_all_uses_with(made.result)
+                operation.results[0].replace_all_uses_with(constraint.result)
                 operation.erase()
 
 
 def forget_shardings_of_ops(module: ir.Module) -> None:
-    """Keep the shardings of arguments and results only, for Shardy to propagate."""
+    """Removes the shardings of ops, so that Shardy propagates those of arguments and results."""
     for op in main_function(module, "module").operation.regions[0].blocks[0].operations:
         if "sdy.sharding" in op.operation.attributes:
             del op.operation.attributes["sdy.sharding"]
