@@ -339,19 +339,14 @@ def _filled(count: int, pairs: Ints) -> Ints:
 def _orders(model: LogicModel, how: str, number: Mapping[Pair, int]) -> Orders:
     """The resolution orders of every color that has conflicts."""
     groups: dict[int, list[int]] = defaultdict(list)
-    for way, color, group in model.atoms("bit/3"):
-        if way == how:
-            groups[color].append(number[_pair(group)])
-    offered: dict[int, dict[tuple[Any, ...], dict[int, int]]] = defaultdict(dict)
-    for way, color, order, group, bit in model.atoms("resolution_order/5"):
-        if way == how:
-            key = order[1:] if isinstance(order, tuple) else (order,)
-            offered[color].setdefault(key, {})[number[_pair(group)]] = bit
+    for color, *group in model.numbers("bit/3", first=how).tolist():
+        groups[color].append(number[group[0], group[1]])
+    offered: dict[int, dict[tuple[int, ...], dict[int, int]]] = defaultdict(dict)
+    for color, *order, one, other, bit in model.numbers("resolution_order/5", first=how).tolist():
+        offered[color].setdefault(tuple(order), {})[number[one, other]] = bit
     found = {}
     for color, unsorted in sorted(groups.items()):
         listed = sorted(unsorted)
-        # Numbered orders come first, then the one with all groups at 1.
-        keys = sorted(offered[color], key=lambda key: [(isinstance(k, str), k) for k in key])
-        orders = tuple(tuple(offered[color][key][g] for g in listed) for key in keys)
-        found[color] = tuple(listed), orders
+        rows = (offered[color][order] for order in sorted(offered[color]))
+        found[color] = tuple(listed), tuple(tuple([row[g] for g in listed]) for row in rows)
     return found

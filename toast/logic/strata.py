@@ -272,8 +272,8 @@ class LogicModel:
         return [row[1:] for row in read_terms(self._symbols(relation), quotes=True)]
 
     def _symbols(self, relation: Predicate) -> list[clingo.Symbol]:
-        atoms = self._control.symbolic_atoms.by_signature(*relation)
-        return [atom.symbol for atom in atoms if atom.is_fact]
+        # All are facts, as rules are stratified.
+        return [atom.symbol for atom in self._control.symbolic_atoms.by_signature(*relation)]
 
     def symbols(self, name: str) -> list[clingo.Symbol]:
         """The atoms of a predicate (``name/arity``) as clingo's symbols."""
@@ -283,14 +283,17 @@ class LogicModel:
         """The arguments of a predicate's atoms, in clingo's order of derivation."""
         return [row[1:] for row in read_terms(self.symbols(name))]
 
-    def numbers(self, name: str) -> Ints:
+    def numbers(self, name: str, *, first: str = "") -> Ints:
         """``[atoms, numbers]``: all numbers in the arguments of a predicate's atoms, in order.
 
-        They have no others than numbers, or terms made of as many.
+        They have no others than numbers, or terms made of as many.  With ``first`` those alone that
+        have this constant as their first argument.
         """
-        symbols = self.symbols(name)
-        text = _DIGITS.findall(str(clingo.Tuple_(symbols)))
-        return np.array(text, dtype=np.int64).reshape(len(symbols), -1 if symbols else 0)
+        symbol, _ = predicate(name)
+        texts = str(clingo.Tuple_(self.symbols(name))).split(f"{symbol}(")[1:]
+        chosen = [text for text in texts if text.startswith(first)]
+        digits = np.array(_DIGITS.findall(" ".join(chosen)), dtype=np.int64)
+        return digits.reshape(len(chosen), -1 if chosen else 0)
 
 
 def _located(rules: Sequence[Rule]) -> str:
