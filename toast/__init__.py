@@ -64,7 +64,7 @@ lazy.package(
     },
 )
 
-# The methods of records whose work a later stage does.
+# The methods of records that later stages implement.
 records.provide({
     "Record._repr_html_": "toast.report.notebook:record_html",
     "Analysis.vocabulary": "toast.analysis.vocabulary:AnalysisVocabulary",
@@ -82,7 +82,8 @@ records.provide({
     "Plan.why_not": "toast.explain.alternatives:why_not",
 })  # fmt: skip
 
-# What TOAST reads and writes; the JAX frontend is asked last, the models' registers itself.
+# The last registered frontend is asked first, so the JAX frontend is asked last.  The frontend of
+# the models registers itself.
 ports.register_frontend("toast.frontend.built_in:JAX_FUNCTIONS")
 ports.register_frontend("toast.frontend.built_in:STABLEHLO_FILES")
 ports.register_frontend("toast.facts.base:FACT_BASES")

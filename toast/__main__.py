@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; an interrupt while it is loaded ends it without a traceback."""
+    """Runs the command line; an interrupt during its import ends it without a traceback."""
     try:
         from toast import cli
     except KeyboardInterrupt:

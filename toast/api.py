@@ -1,4 +1,4 @@
-"""The Python API: :func:`analyze` and :func:`plan`, from a JAX function to a plan that runs."""
+"""The Python API: analyzes programs, makes plans and applies earlier plans."""
 
 from __future__ import annotations
 
@@ -44,19 +44,24 @@ from toast.search import (
 )
 from toast.space import Constraints, Resolving, Space
 
-#: Told of each stage as it begins, and of each round of the search.
+#: Called with the name of each stage when it begins, and with each round of the search.
 Progress = Callable[[str | Round], None]
 
 
 def program_of(
     target: Any, *arguments: Any, donate: int | Sequence[int] | None = (), **keywords: Any
 ) -> Program:
-    """The program of a JAX function at example arguments, a model, or a file.
+    """The program of a JAX function, a model, or a file.
 
-    ``target`` is a function (with its example ``arguments``: arrays or ``ShapeDtypeStruct``), a
-    :class:`toast.models.Model`, a :class:`Program`, or the path of a StableHLO file (``.mlir``,
-    text or bytecode) or fact base (``.lp``), or whatever else a registered frontend reads
-    (:mod:`toast.ports`).  Raises :class:`toast.errors.TargetError`.
+    :param target: a function, a :class:`toast.models.Model`, a :class:`Program`, the path of a
+        StableHLO file (text or bytecode) or of a fact base (``.lp``), or anything that a registered
+        frontend reads (:mod:`toast.ports`).
+    :param arguments: example arguments of a function: pytrees of arrays or ``ShapeDtypeStruct``.
+    :param donate: positions of arguments of a function whose buffers results may reuse, as in
+        ``jax.jit(donate_argnums=...)``.
+    :param keywords: keyword arguments of a function.
+    :raises toast.errors.TargetError: if the target cannot be read, or an option does not apply to
+        it.
     """
     if isinstance(target, Program):
         _check_unused(target, arguments, keywords, donate=donate)
@@ -77,12 +82,17 @@ def analyze(
     cache: Any = True,
     **keywords: Any,
 ) -> Analysis:
-    """Names, colors, conflicts and groups of a program (paper, section 3).
+    """Computes the names, colors, conflicts and groups of a program (paper, section 3).
 
-    ``target``, ``arguments``, ``keywords`` and ``donate`` are as for :func:`program_of`;
-    ``rules`` lists further rule files or folders.  Analyses are kept in ``~/.cache/toast``, by the
-    program's content and that of the rules, unless ``cache`` is false or the environment has
-    ``TOAST_CACHE=off``.  (Neither true nor false, ``cache`` is an argument of the function.)
+    :param target: the program, with ``arguments``, ``keywords`` and ``donate`` as for
+        :func:`program_of`.
+    :param rules: further rule files, or folders of rule files.
+    :param progress: a function that is called with the name of each stage when it begins.
+    :param cache: whether to use the cache in ``~/.cache/toast``, whose entries are keyed by the
+        contents of the program and the rules.  ``TOAST_CACHE=off`` in the environment disables it.
+        A value that is not a boolean is an argument of the function.
+    :raises toast.errors.ToastError: if the program cannot be read, a rule file is invalid, or an
+        op has no rule.
 
     >>> import jax, jax.numpy as jnp, toast
     >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
@@ -92,16 +102,18 @@ def analyze(
     """
     begin = time.perf_counter()
     if progress is not None and not callable(progress):
-        raise SearchError(f"progress {progress!r}: give a function of one argument")
+        raise SearchError(f"progress {progress!r}: use a function of one argument")
     if progress:
         progress("lowering")
-    if not isinstance(cache, bool):  # that of a decoder
+    if not isinstance(cache, bool):  # an argument of the function, such as the cache of a decoder
         cache, keywords = True, {**keywords, "cache": cache}
     program = program_of(target, *arguments, donate=donate, **keywords)
     lowered = time.perf_counter() - begin
-    found = analyzed(program, rules=rules, progress=progress or (lambda _stage: None), cache=cache)
-    found.seconds["lowering"] = lowered
-    return found
+    analysis = analyzed(
+        program, rules=rules, progress=progress or (lambda _stage: None), cache=cache
+    )
+    analysis.seconds["lowering"] = lowered
+    return analysis
 
 
 def plan(
@@ -123,38 +135,47 @@ def plan(
     cache: Any = True,
     **keywords: Any,
 ) -> Plan:
-    """The best sharding of a program that the search finds.
+    """Searches for the best sharding of a program.
 
-    ``target`` may also be an :class:`Analysis` made earlier.  ``mesh`` is a :class:`Mesh`, a
-    ``jax.sharding.Mesh``, or text such as ``"data=4,model=4"``; ``hardware`` a name such as
-    ``"tpu-v5e"``, a path, or a :class:`Hardware`.  ``memory_bytes`` is the limit per device
-    (default: the hardware's); ``overlap`` says which collectives run beside products
-    (:mod:`toast.cost.model`): ``"none"``, ``"partial"`` or ``"full"``.
-    ``resolution="independent"`` resolves compatible conflicts one by one (3.5): more actions, and
-    sometimes a better plan.
-    ``constraints`` fix shardings (:class:`toast.Constraints`); ``start`` is an earlier plan, or its
-    JSON file, of TOAST or of a baseline, that the search begins with: with its very shardings on
-    the program and mesh that it was made for, with the actions that have a counterpart on others.
-    The plan costs no more than that; its ``note`` says what of the start is not used.
-    ``stages`` are what the search does in every round, in order: functions of a ledger and a budget
-    (:class:`toast.search.Stage`).  ``cache`` is as for :func:`analyze`.
-
-    With ``devices`` in place of ``mesh`` every mesh of so many devices is tried
-    (:func:`toast.hardware.meshes_of`), and the best plan is returned, on its mesh; its ``meshes``
-    say how the others did.
-
-    Raises :class:`toast.errors.MeshError` when no dimension can use the mesh,
-    :class:`toast.errors.PinError` when a constraint cannot hold,
-    :class:`toast.errors.PlanError` when ``start`` is of another program, or nothing of it has a
-    counterpart, and
-    :class:`toast.errors.SearchError` when ``memory_bytes`` was given and nothing found fits it.
+    :param target: the program, with ``arguments``, ``keywords`` and ``donate`` as for
+        :func:`program_of`, or an :class:`Analysis`.
+    :param mesh: a :class:`Mesh`, a ``jax.sharding.Mesh``, or text such as ``"data=4,model=4"``.
+    :param devices: instead of ``mesh``, a number of devices.  All meshes of this size are searched
+        (:func:`toast.hardware.meshes_of`); the best plan is returned, and its ``meshes`` contain
+        the results of all.
+    :param hardware: a name such as ``"tpu-v5e"``, the path of a hardware file, or a
+        :class:`Hardware`.
+    :param rules: further rule files, or folders of rule files.
+    :param memory_bytes: the memory limit per device; by default that of the hardware.
+    :param overlap: which collectives run beside products (:mod:`toast.cost.model`): ``"none"``,
+        ``"partial"`` or ``"full"``.
+    :param constraints: shardings that the plan must have (:class:`toast.Constraints`).
+    :param resolution: ``"independent"`` resolves compatible conflicts one by one (section 3.5):
+        there are more actions, and sometimes a better plan.
+    :param start: an earlier plan or baseline, or its JSON file, with which the search begins.  The
+        result costs no more.  For the same program and mesh the search begins with its exact
+        shardings, for others with those of its actions that have a counterpart; the ``note`` of the
+        result lists the rest.
+    :param settings: the settings of the search (:class:`toast.Settings`).
+    :param stages: the stages of each round of the search, in order
+        (:class:`toast.search.Stage`).
+    :param progress: a function that is called with the name of each stage when it begins, and with
+        each :class:`toast.search.Round` of the search.
+    :param cache: as for :func:`analyze`.
+    :raises toast.errors.MeshError: if an axis of the mesh divides no dimension, or the system is
+        smaller than the mesh.
+    :raises toast.errors.PinError: if a constraint cannot hold.
+    :raises toast.errors.PlanError: if ``start`` belongs to another program, or none of its actions
+        has a counterpart.
+    :raises toast.errors.SearchError: if ``memory_bytes`` is set and the search finds no plan that
+        fits.
 
     >>> import jax, jax.numpy as jnp, toast
     >>> f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     >>> mlp = lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2
-    >>> made = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512),
+    >>> plan = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512),
     ...                   mesh="data=4", hardware="tpu-v5e")
-    >>> made.arguments["x"]
+    >>> plan.arguments["x"]
     (('data',), ())
     """
     machine = inputs.machine_of(hardware)
@@ -199,7 +220,7 @@ def plan(
         return Job(model, limit, settings, stages, (actions,))
 
     tried: tuple[MeshResult, ...] = ()
-    with noted_interrupts():  # until the plan is there
+    with noted_interrupts():  # until the plan is complete
         if devices is None:
             begin = time.perf_counter()
             if progress:
@@ -208,30 +229,30 @@ def plan(
             seconds["decision space"] = time.perf_counter() - begin
             if progress:
                 progress("search")
-            found = find(
+            result = find(
                 model, memory_bytes=limit, settings=settings, stages=stages, start=starts,
                 progress=progress,
             )  # fmt: skip
         else:
-            model, found, tried = search_meshes(meshes, prepare, settings, progress)
-        seconds["search"] = found.seconds
-        ended = filter(None, [", ".join(_notes(settings, found))])
-        made = make_plan(
-            model, found, memory_bytes=limit, seed=settings.seed, seconds=seconds,
+            model, result, tried = search_meshes(meshes, prepare, settings, progress)
+        seconds["search"] = result.seconds
+        ended = filter(None, [", ".join(_notes(settings, result))])
+        best = make_plan(
+            model, result, memory_bytes=limit, seed=settings.seed, seconds=seconds,
             note="\n".join([*ended, *remarks.get(model.space.mesh, ())]), meshes=tried,
             resolution=resolution,
         )  # fmt: skip
-        returned = [reshard.text for reshard in made.step_reshards]
-        if returned:
-            made = dataclasses.replace(made, note="\n".join(filter(None, [made.note, *returned])))
-    if memory_bytes is not None and not made.fits:
+        reshards = [reshard.text for reshard in best.step_reshards]
+        if reshards:
+            best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *reshards])))
+    if memory_bytes is not None and not best.fits:
         where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
         raise SearchError(
             f"memory limit of {limit / 2**30:.4g} GiB per device: no plan on {where} fits; "
-            f"the smallest peak found is {found.smallest_peak / 2**30:.4g} GiB; raise the limit or "
-            "use a larger mesh"
+            f"the smallest peak found is {result.smallest_peak / 2**30:.4g} GiB; raise the limit "
+            "or use a larger mesh"
         )
-    return made
+    return best
 
 
 def apply_plan(
@@ -246,27 +267,32 @@ def apply_plan(
     progress: Progress | None = None,
     **keywords: Any,
 ) -> Applied:
-    """Apply an earlier plan, or its JSON file, to a program that may have changed since.
+    """Applies an earlier plan to a program that may have changed.
 
-    ``target``, ``arguments``, ``keywords``, ``donate`` and ``rules`` are as for :func:`analyze`;
-    ``target`` may also be an :class:`Analysis`.  ``mesh`` and ``hardware`` are those of the plan
-    unless they are given; so is the limit ``memory_bytes``, unless the hardware is another.
+    Arguments and results keep the shardings of their paths (new layers get those of known layers),
+    and other values those of the ops that define them.  New ops are sharded by the actions of the
+    plan.
 
-    What matches is sharded as it was: arguments and results by their paths (layers that are new as
-    those that are known), other values by the ops that make them, and what is new by the actions
-    of the plan.  :class:`toast.Applied` says what did not match; its ``plan`` is priced anew.  On
-    the program that the plan was made for it is the same plan.
-
-    Raises :class:`toast.errors.PlanError` for a file that is no plan, one written by a newer TOAST,
-    and where nothing matches.
+    :param plan: a plan, its data or its JSON file.
+    :param target: the program, with ``arguments``, ``keywords``, ``donate`` and ``rules`` as for
+        :func:`analyze`, or an :class:`Analysis`.
+    :param mesh: as for :func:`plan`; by default that of the plan.
+    :param hardware: as for :func:`plan`; by default that of the plan.
+    :param memory_bytes: the memory limit per device; by default that of the plan, or of another
+        ``hardware``.
+    :param progress: a function that is called with the name of each stage when it begins.
+    :returns: the new plan with new prices, and what did not match.  For the program of the plan, it
+        is the same plan.
+    :raises toast.errors.PlanError: if the file is not a plan, a newer TOAST wrote it, or nothing
+        matches.
 
     >>> import jax, jax.numpy as jnp, toast
     >>> f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     >>> mlp = lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2
     >>> shapes = f32(4096, 512), f32(512, 2048), f32(2048, 512)
-    >>> made = toast.plan(mlp, *shapes, mesh="data=4", hardware="tpu-v5e")
+    >>> plan = toast.plan(mlp, *shapes, mesh="data=4", hardware="tpu-v5e")
     >>> doubled = lambda x, w1, w2: 2 * mlp(x, w1, w2)
-    >>> applied = toast.apply_plan(made.to_dict(), doubled, *shapes)
+    >>> applied = toast.apply_plan(plan.to_dict(), doubled, *shapes)
     >>> applied.same_program, applied.plan.arguments["x"]
     (False, (('data',), ()))
     """
@@ -300,10 +326,10 @@ def apply_plan(
 def _check_unused(
     target: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], **options: Any
 ) -> None:
-    """Refuse what only a function, or what is not analysed yet, has a use for."""
+    """Refuses arguments and options that only apply to functions, or before the analysis."""
     unused = [f"{len(arguments)} more arguments"] if arguments else []
     unused += [name for name in keywords if name != "cache"]
-    unused += [name for name, given in options.items() if given not in ((), [], None)]
+    unused += [name for name, value in options.items() if value not in ((), [], None)]
     if unused:
         knobs = {field.name for field in dataclasses.fields(Settings)} & {*unused}
         remedy = f"use settings=toast.Settings({min(knobs)}=...)" if knobs else "remove it"
@@ -313,27 +339,30 @@ def _check_unused(
         )
 
 
-def _notes(settings: Settings, found: SearchResult) -> list[str]:
-    """What else there is to know of a search."""
+def _notes(settings: Settings, result: SearchResult) -> list[str]:
+    """Remarks on a search: the number of restarts, and why it ended early."""
     several = [f"best of {settings.restarts} searches"] if settings.restarts > 1 else []
-    if found.stopped and several:
+    if result.stopped and several:
         several = [f"best of at most {settings.restarts} searches"]
     ended = {"budget": ["stopped at its budget"], "interrupt": ["interrupted"]}
-    return [*several, *ended.get(found.stopped, []), *found.notes]
+    return [*several, *ended.get(result.stopped, []), *result.notes]
 
 
 def check_mesh(analysis: Analysis, mesh: Mesh, machine: Hardware) -> None:
-    """Raise :class:`toast.errors.MeshError` where a mesh suits no device or no dimension."""
+    """Checks that a mesh fits the hardware and the program.
+
+    Raises :class:`toast.errors.MeshError` if it is larger than the system, or one of its axes
+    divides no dimension.
+    """
     check_size(machine, mesh)
     _check_axes(analysis, mesh)
 
 
 def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
-    """``machine`` as it looks to a program small enough to be run for proof.
+    """``machine``, scaled down for a small program, so that its plan shards as much as a large one.
 
-    Latency, capacity and the padding of arrays are what a large program does not notice: without
-    latency and padding, and with no more memory than one and a half even shares of the program, its
-    plan shards as much as that of a large one.
+    A large program hardly depends on latency, measured collectives and the padding of arrays; these
+    are removed.  The memory limit becomes one and a half times an even share of the program's peak.
     """
     unpadded = dataclasses.replace(machine, lanes=1)
     peak = CostModel(Space(analysis, mesh), unpadded).initial_peak
@@ -348,7 +377,7 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
 
 
 def _check_axes(analysis: Analysis, mesh: Mesh) -> None:
-    """Every axis of more than one device must divide some dimension."""
+    """Checks that every axis of more than one device divides some dimension."""
     names = analysis.names
     divisors = names.divisor[names.shardable]
     for axis, size in mesh.axes:

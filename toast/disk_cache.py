@@ -1,7 +1,7 @@
-"""What is kept on disk between runs: entries under a key of all that they follow from.
+"""The cache on disk: entries with keys that are digests of everything they depend on.
 
-An entry holds JSON and arrays under a checksum of both and of their key; one that does not agree is
-as good as none.  ``TOAST_CACHE=off`` turns it off.
+An entry contains JSON and arrays, and a checksum of both and of the key.  An entry with a wrong
+checksum is ignored.  ``TOAST_CACHE=off`` disables the cache.
 """
 
 from __future__ import annotations
@@ -31,53 +31,53 @@ import platformdirs
 from toast.boundary.regular_files import read_bytes
 from toast.errors import CacheWarning, ToastError
 
-#: What a folder may hold; the entries that were not used for longest go first.
+#: The limit of a folder's size; the least recently used entries are removed first.
 _LARGEST_BYTES = 256 * 2**20
 _CHECKSUM_BYTES = 32
 
-#: The JSON of an entry, among its arrays.
+#: The name of the JSON of an entry among its arrays.
 _TEXT = "text"
 
-#: What reading a damaged entry, or making something of it, may raise.
+#: The errors that reading or using a damaged entry may raise.
 DAMAGE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError,
     MemoryError, RecursionError, NotImplementedError, struct.error, zipfile.BadZipFile, zlib.error,
     ToastError,
 )  # fmt: skip
 
-#: Arrays of numbers by name.
+#: Numpy arrays by name.
 Arrays = Mapping[str, Any]
 
 
 def enabled() -> bool:
-    """Whether entries may be kept and used."""
+    """Whether the cache is enabled."""
     return os.environ.get("TOAST_CACHE", "").lower() not in ("off", "0", "no")
 
 
 def folder(kind: str) -> pathlib.Path:
-    """Where entries of a kind are: a folder of the user's cache.
+    """The folder of the entries of a kind, in the user's cache folder.
 
-    That is ``$XDG_CACHE_HOME/toast`` or ``~/.cache/toast`` on Linux, and where other systems have
-    it.  Raises OSError where there is no home folder.
+    On Linux the cache folder is ``$XDG_CACHE_HOME/toast`` or ``~/.cache/toast``.  Raises OSError if
+    the user has no home folder.
     """
     path = platformdirs.user_cache_path("toast", appauthor=False)
-    if not path.is_absolute():  # the ~ is still there
+    if not path.is_absolute():  # the ~ was not expanded
         raise OSError(errno.ENOENT, "no home folder; set XDG_CACHE_HOME")
     return path / kind
 
 
 def digest(parts: Iterable[bytes | str]) -> bytes:
-    """A key of contents, in their order."""
-    found = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
+    """The key of an entry that depends on ``parts``, in their order."""
+    state = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
     for part in parts:
-        # Names of files need not be text.
+        # File names may not be text.
         data = os.fsencode(part) if isinstance(part, str) else part
-        found.update(len(data).to_bytes(8) + data)
-    return found.digest()
+        state.update(len(data).to_bytes(8) + data)
+    return state.digest()
 
 
 def digest_of_files(files: Iterable[pathlib.Path]) -> bytes:
-    """A key of the names and contents of files; raises OSError where one cannot be read."""
+    """A digest of the names and contents of files; raises OSError if one cannot be read."""
 
     def content(file: pathlib.Path) -> bytes:
         try:
@@ -89,7 +89,7 @@ def digest_of_files(files: Iterable[pathlib.Path]) -> bytes:
 
 
 def load(kind: str, key: bytes) -> tuple[Any, dict[str, Any]] | None:
-    """The JSON and the arrays of an entry; None where there is none, or a damaged or forged one."""
+    """The JSON and the arrays of an entry; None if it is missing, damaged or forged."""
     with contextlib.suppress(*DAMAGE):
         path = _path(kind, key)
         data = read_bytes(path, ToastError, most=_LARGEST_BYTES)
@@ -100,14 +100,14 @@ def load(kind: str, key: bytes) -> tuple[Any, dict[str, Any]] | None:
         arrays = _arrays(content)
         plain = json.loads(arrays.pop(_TEXT).tobytes())
         with contextlib.suppress(OSError):
-            os.utime(path)  # used now: kept longest
+            os.utime(path)  # the most recently used entry
         return plain, arrays
     return None
 
 
 def _arrays(content: bytes) -> dict[str, Any]:
-    """The arrays of an entry, each as large as its bytes: a header may promise terabytes."""
-    found = {}
+    """The arrays of an entry; their sizes are checked, as a forged header may claim terabytes."""
+    arrays = {}
     with zipfile.ZipFile(io.BytesIO(content)) as members:
         for member in members.infolist():
             if member.compress_type != zipfile.ZIP_STORED or member.file_size > len(content):
@@ -121,15 +121,15 @@ def _arrays(content: bytes) -> dict[str, Any]:
                 raise ValueError("not as it was written")
             array = np.frombuffer(rest, dtype=dtype)
             order: Any = "F" if by_column else "C"
-            found[member.filename.removesuffix(".npy")] = array.reshape(shape, order=order)
-    return found
+            arrays[member.filename.removesuffix(".npy")] = array.reshape(shape, order=order)
+    return arrays
 
 
 def _secret(*, make: bool) -> bytes:
-    """What only this user's entries are signed with.
+    """The key that signs the entries of this user, so that entries of others are ignored.
 
-    In a folder that others may write, entries of theirs are no good.  Raises OSError where there is
-    none, and where its file is not the user's alone.
+    With ``make``, a missing key is created.  Raises OSError if there is no key, or if other users
+    can access its file.
     """
     place = folder("key")
     if make and not os.path.lexists(place):
@@ -139,7 +139,7 @@ def _secret(*, make: bool) -> bytes:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(secrets.token_bytes(_CHECKSUM_BYTES))
         try:
-            # Another process may have been faster; its key holds.
+            # If another process was faster, its key is used.
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, place)
         finally:
@@ -147,14 +147,19 @@ def _secret(*, make: bool) -> bytes:
     status = os.lstat(place)
     owned = not hasattr(os, "getuid") or status.st_uid == os.getuid()
     if not stat.S_ISREG(status.st_mode) or not owned or status.st_mode & 0o077:
-        raise OSError(errno.EPERM, "its key is not this user's alone; remove it", str(place))
+        raise OSError(errno.EPERM, "other users can access its key; remove it", str(place))
     return place.read_bytes()
 
 
 def keep(kind: str, key: bytes, plain: Any, arrays: Arrays, what: str) -> None:
-    """Write an entry, whole or not at all, and drop what there is too much of.
+    """Writes an entry atomically, and removes old entries beyond the size limit.
 
-    Where it cannot be written, a :class:`toast.errors.CacheWarning` names ``what`` is not kept.
+    :param kind: the folder of the entry.
+    :param key: its key (:func:`digest`).
+    :param plain: its JSON data.
+    :param arrays: its arrays.
+    :param what: the name of its content in the :class:`toast.errors.CacheWarning` that is issued
+        if it cannot be written.
     """
     stream = io.BytesIO()
     text = np.frombuffer(json.dumps(plain).encode(), dtype=np.uint8)
@@ -182,7 +187,7 @@ def keep(kind: str, key: bytes, plain: Any, arrays: Arrays, what: str) -> None:
 
 
 def small(array: Any) -> Any:
-    """Numbers in 32 bits, where all of them fit."""
+    """``array`` with 32-bit integers if all its numbers fit."""
     fits = array.dtype != bool and np.abs(array).max(initial=0) < 2**31
     return array.astype(np.int32) if fits else array
 
@@ -197,14 +202,14 @@ def _checksum(secret: bytes, key: bytes, content: bytes) -> bytes:
 
 
 def _prune(where: pathlib.Path) -> None:
-    """Drop the entries that were not used for longest, until the rest is small enough."""
-    found = []
+    """Removes the least recently used entries until the rest is small enough."""
+    entries = []
     for path in where.iterdir():
-        with contextlib.suppress(OSError):  # another process was faster
+        with contextlib.suppress(OSError):  # another process removed it
             status = path.stat()
-            found.append((status.st_mtime, status.st_size, path))
+            entries.append((status.st_mtime, status.st_size, path))
     total = 0
-    for _, size, path in sorted(found, reverse=True):
+    for _, size, path in sorted(entries, reverse=True):
         total += size
         if total > _LARGEST_BYTES:
             with contextlib.suppress(OSError):

@@ -1,17 +1,17 @@
-"""Every error a user can cause: one class per kind, one line per message.
+"""All errors that a user can cause: one class per kind, one line per message.
 
-A message says what is wrong, where it is (file:line, op, axis or argument) and what to do.
-The command line prints the message alone and exits with code 2.
+A message states the problem, its place (file and line, op, axis or argument) and the remedy.
+The command line prints only the message and exits with code 2.
 """
 
 from __future__ import annotations
 
 
 class ToastError(Exception):
-    """Base of all errors that are the input's fault; the text is one line for the user.
+    """Base class of all errors in the input; the text is one line for the user.
 
-    It speaks of Python; ``shell`` is the remedy in words of the command line, which stands there in
-    place of what is behind the last semicolon.
+    The remedy in ``message`` is for Python.  On the command line, ``shell`` replaces the part after
+    the last semicolon.
     """
 
     def __init__(self, message: str = "", *, shell: str = "") -> None:
@@ -20,7 +20,7 @@ class ToastError(Exception):
 
     @property
     def in_shell(self) -> str:
-        """The text for who is on the command line."""
+        """The text for the command line."""
         text = str(self)
         return f"{text.rpartition('; ')[0]}; {self.shell}" if self.shell else text
 
@@ -38,27 +38,27 @@ class RuleError(ToastError):
 
 
 class QueryError(ToastError):
-    """A query does not parse, uses an unknown predicate, or needs a plan that is not there."""
+    """A query does not parse, uses an unknown predicate, or needs a plan but has none."""
 
 
 class RuleWarning(UserWarning):
-    """Something odd in a rule file, which may be meant."""
+    """A suspicious part of a rule file, which may be intended."""
 
 
 class ArgumentWarning(UserWarning):
-    """An example argument is not what the program computes with."""
+    """An example argument has another type than the program computes with."""
 
 
 class CacheWarning(UserWarning):
-    """Something cannot be kept for the next time."""
+    """Something cannot be cached."""
 
 
 class MeshError(ToastError):
-    """A mesh does not parse, or an axis fits no dimension of the program."""
+    """A mesh is invalid, or one of its axes divides no dimension of the program."""
 
 
 class PinError(ToastError):
-    """A sharding that the user fixes matches nothing, cannot be, or contradicts another."""
+    """A constraint matches nothing, cannot hold, or contradicts another constraint."""
 
 
 class HardwareError(ToastError):
@@ -66,12 +66,12 @@ class HardwareError(ToastError):
 
 
 class SearchError(ToastError):
-    """No plan satisfies what was asked, e.g. an impossible memory limit."""
+    """No plan satisfies the request, for example the memory limit, or a setting is invalid."""
 
 
 class PlanError(ToastError):
-    """A plan cannot be applied or executed as asked."""
+    """A plan cannot be read, applied or run."""
 
 
 class ExplainError(ToastError):
-    """A dimension, an argument or a conflict that is asked about does not exist."""
+    """The dimension, argument or conflict to explain does not exist."""

@@ -1,4 +1,4 @@
-"""Files: what they hold, and writing them whole or not at all."""
+"""Writes output files atomically, and recognizes plan files."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from typing import TextIO
 from toast.boundary.regular_files import is_regular, read_text, shown
 from toast.errors import ToastError
 
-#: In place of a path: a command's standard output.
+#: The path that stands for a command's standard output.
 STANDARD = pathlib.Path("-")
-#: The standard output, where a text goes to it.
+#: The standard output, while it is reserved for the text of a path ``-``.
 _standard: contextvars.ContextVar[TextIO | None] = contextvars.ContextVar("standard", default=None)
 
 
 @contextlib.contextmanager
 def standard_output(paths: Iterable[object]) -> Iterator[None]:
-    """Keep the standard output for the text of the path ``-``, if it is among ``paths``.
+    """A context that reserves the standard output for the path ``-``, if it is among ``paths``.
 
-    What is printed meanwhile goes to the error stream.  Raises
-    :class:`toast.errors.ToastError` where two texts would go there.
+    In it, ``print`` writes to the error stream.  Raises :class:`toast.errors.ToastError` if two
+    paths are ``-``.
     """
-    taken = [path for path in paths if path == STANDARD]
-    if len(taken) > 1:
+    count = sum(path == STANDARD for path in paths)
+    if count > 1:
         raise ToastError("two outputs are '-', the standard output; write one of them to a file")
-    if not taken:
+    if not count:
         yield
         return
     token = _standard.set(sys.stdout)
@@ -48,24 +48,24 @@ def _is_standard(path: pathlib.Path) -> bool:
 
 
 def check_writable(paths: Iterable[str | pathlib.Path | None], error: type[ToastError]) -> None:
-    """Complain before the long work of paths that :func:`write_all` could not write.
+    """Checks before a long computation that :func:`write_all` can write ``paths``.
 
-    Raises ``error`` with the reason; ``None`` is no path.
+    ``None`` is ignored.  Raises ``error`` with the reason if a path cannot be written.
     """
-    seen: set[str] = set()
+    places: set[str] = set()
     for path in (pathlib.Path(p) for p in paths if p is not None):
         if _is_standard(path):
             continue
         if reason := _obstacle(path):
             raise error(f"{shown(path)}: cannot write: {reason}; check the folder")
         place = os.path.realpath(path)
-        if place in seen and is_regular(place) | (not os.path.lexists(place)):
-            raise error(f"{shown(path)}: two outputs have this name; give each a file of its own")
-        seen.add(place)
+        if place in places and is_regular(place) | (not os.path.lexists(place)):
+            raise error(f"{shown(path)}: two outputs have this name; write them to different files")
+        places.add(place)
 
 
 def _obstacle(path: pathlib.Path) -> str:
-    """Why a path cannot be written; empty where it can."""
+    """The reason why a path cannot be written; empty if it can."""
     try:
         place = pathlib.Path(os.path.realpath(path))
         with contextlib.suppress(FileNotFoundError):
@@ -81,16 +81,17 @@ def _obstacle(path: pathlib.Path) -> str:
     except OSError as failure:
         return failure.strerror or str(failure)
     except ValueError:
-        return "not a name of a file"
+        return "not a file name"
     return ""
 
 
 def write_all(texts: Mapping[str | pathlib.Path, str], error: type[ToastError]) -> None:
-    """Write each text to its path: every one is finished before the first takes its place.
+    """Writes texts to paths: all new files are complete before the first one replaces an old file.
 
-    A file keeps its mode, and links are followed.  Devices and pipes are not replaced: they are
-    written, as is, under :func:`standard_output`, the text of ``-``, after the files are in place.
-    Raises ``error`` with the reason, leaving nothing half written behind.
+    A file keeps its mode, and links are followed.  Devices, pipes and, in :func:`standard_output`,
+    the path ``-`` are written after that.
+
+    Raises ``error`` with the reason if a path cannot be written; no partial file remains.
     """
     streamed: list[tuple[pathlib.Path, str]] = []
     finished: list[tuple[str, pathlib.Path]] = []
@@ -117,14 +118,14 @@ def write_all(texts: Mapping[str | pathlib.Path, str], error: type[ToastError]) 
                 os.unlink(temporary)
 
 
-#: Characters of a name that its unfinished file has: names have a limit.
-_KEPT = 40
+#: The characters of a file's name that are in the name of its temporary file; names are limited.
+_NAME_START = 40
 
 
 def _written(place: pathlib.Path, text: str) -> str:
-    """A new file beside ``place`` with the text, and the mode that the finished one has."""
-    temporary = str(place.with_name(f".{place.name[:_KEPT]}.{secrets.token_hex(6)}"))
-    # The system takes the umask off the mode.
+    """Writes a temporary file beside ``place``, with its mode; returns its path."""
+    temporary = str(place.with_name(f".{place.name[:_NAME_START]}.{secrets.token_hex(6)}"))
+    # The system applies the umask to the mode.
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -139,13 +140,13 @@ def _written(place: pathlib.Path, text: str) -> str:
 
 
 def _stream(path: pathlib.Path, text: str) -> None:
-    """Write to the standard output, a device, or a pipe that somebody reads."""
+    """Writes to the standard output, a device, or a pipe with a reader."""
     standard = _standard.get()
     if path == STANDARD and standard is not None:
         standard.write(text)
         standard.flush()
         return
-    # A pipe that nobody reads would be waited for.
+    # O_NONBLOCK: otherwise opening a pipe waits for a reader.
     handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     with os.fdopen(handle, "wb") as stream:
         os.set_blocking(stream.fileno(), True)
@@ -153,9 +154,10 @@ def _stream(path: pathlib.Path, text: str) -> None:
 
 
 def is_plan(path: str | pathlib.Path) -> bool:
-    """Whether a file has what plans begin with, damaged or not: by its content, not its name.
+    """Whether a file is a plan, possibly a damaged one.
 
-    A name that ends in ``.json`` is enough where the file is no JSON, or there is none.
+    A JSON object is a plan if it has the keys of plans.  Other files are plans if their name ends
+    in ``.json``.
     """
     named = str(path).endswith(".json")
     if not is_regular(path):

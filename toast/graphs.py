@@ -17,12 +17,17 @@ else:
 
 Ints = npt.NDArray[np.int64]
 
-#: Edges that take less time one by one than the import of scipy's algorithm.
+#: Up to this number of edges, a loop is faster than the import of scipy's algorithm.
 _FEW = 500
 
 
 def components(count: int, edges: Ints) -> Ints:
-    """Connected components of an undirected graph: ``[count]``, the smallest node of each."""
+    """Connected components of an undirected graph.
+
+    :param count: the number of nodes.
+    :param edges: ``[edges, 2]`` pairs of nodes.
+    :returns: ``[count]`` the smallest node of each node's component.
+    """
     if len(edges) <= _FEW:
         return _components_of_few(count, edges)
     ones = np.ones(len(edges), dtype=np.int8)
@@ -34,11 +39,11 @@ def components(count: int, edges: Ints) -> Ints:
 
 
 def _components_of_few(count: int, edges: Ints) -> Ints:
-    of: dict[int, set[int]] = {}
+    component_of: dict[int, set[int]] = {}
     for one, other in edges.tolist():
-        joined = of.get(one, {one}) | of.get(other, {other})
-        of |= dict.fromkeys(joined, joined)
-    found = np.arange(count)
-    for node, joined in of.items():
-        found[node] = min(joined)
-    return found
+        joined = component_of.get(one, {one}) | component_of.get(other, {other})
+        component_of |= dict.fromkeys(joined, joined)
+    smallest = np.arange(count)
+    for node, component in component_of.items():
+        smallest[node] = min(component)
+    return smallest

@@ -1,4 +1,4 @@
-"""What users give: as the stages take it, or one line that says what is wrong with it."""
+"""Converts the arguments of users to those of the stages; errors are one line."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from toast.hardware import Hardware, Mesh, check_size, load, meshes_of
 if TYPE_CHECKING:
     import jax
 
-#: A mesh, one of JAX's, or text such as ``"data=4,model=4"``.
+#: A :class:`Mesh`, a mesh of JAX, or text such as ``"data=4,model=4"``.
 AnyMesh: TypeAlias = Union[str, Mesh, "jax.sharding.Mesh"]
-#: A device's description, a name such as ``"tpu-v5e"``, or the path of a file.
+#: A :class:`Hardware`, a name such as ``"tpu-v5e"``, or the path of a file.
 AnyHardware: TypeAlias = str | pathlib.Path | Hardware
 
 
 def machine_of(hardware: AnyHardware) -> Hardware:
-    """The description of a device.  Raises :class:`toast.errors.HardwareError`."""
+    """``hardware`` as a :class:`Hardware`; raises :class:`toast.errors.HardwareError`."""
     return hardware if isinstance(hardware, Hardware) else load(hardware)
 
 
 def mesh_of(mesh: AnyMesh) -> Mesh:
-    """A mesh as ours.  Raises :class:`toast.errors.MeshError`."""
+    """``mesh`` as a :class:`Mesh`; raises :class:`toast.errors.MeshError`."""
     if isinstance(mesh, Mesh):
         return mesh
     return Mesh.parse(mesh) if isinstance(mesh, str) else Mesh.of(mesh)
 
 
 def system_of(mesh: AnyMesh, hardware: AnyHardware) -> tuple[Mesh, Hardware]:
-    """A mesh and its device, of which there are systems that large.
+    """A mesh and its hardware, which has systems of that size.
 
     Raises :class:`toast.errors.MeshError` and :class:`toast.errors.HardwareError`.
     """
-    found, machine = mesh_of(mesh), machine_of(hardware)
-    check_size(machine, found)
-    return found, machine
+    parsed, machine = mesh_of(mesh), machine_of(hardware)
+    check_size(machine, parsed)
+    return parsed, machine
 
 
 def candidate_meshes(
     mesh: AnyMesh | None, devices: int | None, hardware: AnyHardware
 ) -> tuple[Mesh, ...]:
-    """The mesh that is given, or all of as many devices.
+    """``mesh``, or all meshes of ``devices`` devices.
 
-    Raises :class:`toast.errors.MeshError` unless exactly one of both is given, and fits the system.
+    Raises :class:`toast.errors.MeshError` unless exactly one of the two is set and fits the system.
     """
     if (mesh is None) == (devices is None):
         raise MeshError(
@@ -63,9 +63,9 @@ def candidate_meshes(
 
 
 def limit_of(memory_bytes: float | None, hardware: Hardware) -> float:
-    """The memory limit per device in bytes; by default the hardware's.
+    """The memory limit per device in bytes; by default that of the hardware.
 
-    Raises :class:`toast.errors.SearchError`.
+    Raises :class:`toast.errors.SearchError` unless it is a positive finite number.
     """
     limit = hardware.memory_limit_bytes if memory_bytes is None else memory_bytes
     if not is_number(limit):
@@ -78,10 +78,10 @@ def limit_of(memory_bytes: float | None, hardware: Hardware) -> float:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number, numpy's ones among them."""
+    """Whether a value is an integer of Python or numpy, but not a boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number."""
+    """Whether a value is a real number of Python or numpy, but not a boolean."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -1,7 +1,7 @@
-"""Modules that are imported when they are first used.
+"""Imports modules at their first use.
 
-The stages import JAX, pandas and scipy; the command line answers ``--help`` and bad usage without
-any of them, and questions about a program that was kept without most.
+The stages import JAX, pandas and scipy.  The command line answers ``--help`` and invalid usage
+without any of them, and questions about a cached program without most of them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,25 @@ from typing import Any
 
 
 def package(name: str, modules: Mapping[str, Sequence[str]]) -> None:
-    """Let a package offer names of its modules, without importing these."""
-    homes = {offered: module for module, names in modules.items() for offered in names}
+    """Lets a package export names of its modules without importing the modules.
+
+    :param name: the package.
+    :param modules: the exported names of each module; modules are relative to the package.
+    """
+    homes = {exported: module for module, names in modules.items() for exported in names}
 
     class Package(types.ModuleType):
-        def __getattr__(self, asked: str) -> Any:
-            if asked not in homes:
-                raise AttributeError(f"module {name!r} has no attribute {asked!r}")
-            found = getattr(importlib.import_module(f"{name}.{homes[asked]}"), asked)
-            setattr(self, asked, found)
-            return found
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute not in homes:
+                raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+            value = getattr(importlib.import_module(f"{name}.{homes[attribute]}"), attribute)
+            setattr(self, attribute, value)
+            return value
 
-        def __setattr__(self, given: str, value: Any) -> None:
-            # ``toast.plan`` is the function, also where the package of that name was imported.
-            if given not in homes or not isinstance(value, types.ModuleType):
-                super().__setattr__(given, value)
+        def __setattr__(self, attribute: str, value: Any) -> None:
+            # ``toast.plan`` is the function, also after the package of that name was imported.
+            if attribute not in homes or not isinstance(value, types.ModuleType):
+                super().__setattr__(attribute, value)
 
         def __dir__(self) -> list[str]:
             return sorted({*vars(self), *homes})
@@ -39,15 +43,15 @@ def package(name: str, modules: Mapping[str, Sequence[str]]) -> None:
 
 
 def module(name: str) -> Any:
-    """A stand-in for a module that is not a package's own, such as pandas."""
+    """A placeholder that imports the module ``name``, such as pandas, at its first use."""
     return _Module(name)
 
 
 def begin(name: str) -> None:
-    """Import a module while this thread waits for something else."""
+    """Imports a module in another thread."""
 
     def quietly() -> None:
-        # Who uses the module imports it again, and sees what is wrong; the process may end first.
+        # The next import reports errors; the process may also end before this one is complete.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 
@@ -59,7 +63,7 @@ class _Module:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __getattr__(self, asked: str) -> Any:
-        found = getattr(importlib.import_module(self._name), asked)
-        setattr(self, asked, found)
-        return found
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)
+        return value

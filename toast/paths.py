@@ -8,15 +8,15 @@ import functools
 import re
 from collections.abc import Iterable
 
-#: Likeness of a path, from 0 to 1, from which on it is near a pattern; that of difflib.
+#: The least similarity, from 0 to 1, of a path that is close to a pattern; the default of difflib.
 _LIKE = 0.6
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a path such as ``params['layers'][3]['wq']`` is like a pattern.
+    """Whether a path such as ``params['layers'][3]['wq']`` matches a pattern.
 
-    ``*`` stands for anything and ``?`` for one character; brackets are themselves.  Keys may be
-    written with points: ``params.layers[*].wq``.
+    ``*`` stands for any text and ``?`` for one character; brackets stand for themselves.  Keys may
+    be written with dots: ``params.layers[*].wq``.
 
     >>> matches("params*[3]['w?']", "params['layers'][3]['wq']")
     True
@@ -29,22 +29,22 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether :func:`matches` may hold of more than one path."""
+    """Whether a text has wildcards, so that it may match several paths."""
     return "*" in text or "?" in text
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def keys(path: str) -> tuple[str, ...]:
-    """The keys of a path, the same of ``params['layers'][0]`` and ``params.layers[0]``."""
+    """The keys of a path; equal for ``params['layers'][0]`` and ``params.layers[0]``."""
     return tuple(part for part in re.split(r"[.\[\]'\"]+", path) if part)
 
 
 def near(pattern: str, paths: Iterable[str]) -> list[str]:
-    """Up to three paths that somebody may have meant by a pattern that matches none.
+    """Up to three suggestions of paths for a pattern that matches none.
 
-    First those that it matches a part of, then those that have most of its letters in pieces of
-    their own order, ``*`` left out, or a last key like its own.  Layers that are alike are there
-    once.
+    First come paths of which the pattern matches a part.  Then come those with most of its
+    characters in the same order (without ``*``), or with a similar last key.  Of paths that differ
+    only in indices, one is listed.
 
     >>> near("params*wq", ["params['embedding']", "params['layers'][0]['wq']"])[0]
     "params['layers'][0]['wq']"
@@ -61,7 +61,7 @@ def near(pattern: str, paths: Iterable[str]) -> list[str]:
         pieces = difflib.SequenceMatcher(None, letters, path, autojunk=False)
         if not glob:
             return pieces.ratio()
-        # A single letter is anywhere.
+        # A match of a single character means nothing.
         shared = sum(block.size for block in pieces.get_matching_blocks() if block.size > 1)
         return shared / max(len(letters), 1)
 
@@ -73,7 +73,7 @@ def near(pattern: str, paths: Iterable[str]) -> list[str]:
     whole = {path: likeness(path) for path in known}
     ends = {path: ending(path) for path in known}
     alike: dict[str, str] = {}
-    # Many paths may have one last key, as layers' kernels do: the others tell them apart.
+    # Many paths may have one last key, such as ``kernel``; the other keys distinguish them.
     for path in sorted(known, key=lambda path: -whole[path] - ends[path]):
         if max(whole[path], ends[path]) >= _LIKE:
             alike.setdefault(re.sub(r"\[\d+\]", "[*]", path), path)
@@ -81,5 +81,5 @@ def near(pattern: str, paths: Iterable[str]) -> list[str]:
 
 
 def _last_key(path: str) -> str:
-    """The last key that is no number."""
+    """The last key that is not a number."""
     return next((key for key in reversed(keys(path)) if not key.isdigit()), "")

@@ -1,9 +1,9 @@
-"""Where programs come from and where plans go: frontends, backends, and the registry of both.
+"""The protocols of frontends and backends, and their registry.
 
-A frontend takes something (a function, a file, a model of some framework) and gives a
-:class:`toast.program.Program`; a backend takes a program with its shardings and gives something
-that runs, or that another tool reads.  Neither knows the other, and no stage between them knows
-either.  One more of them is one module that registers it::
+A frontend converts a target (a function, a file, a model of some framework) to a
+:class:`toast.program.Program`.  A backend converts a program and its shardings to something that
+runs or that another tool reads.  They do not depend on each other, and no other stage depends on
+one of them.  A module adds a frontend or a backend by registering it::
 
     from toast import ports
 
@@ -33,59 +33,58 @@ if TYPE_CHECKING:
 
 
 class Frontend(Protocol):
-    """Reads programs: something in, a :class:`toast.program.Program` out."""
+    """Converts targets to programs."""
 
-    #: How messages call it.
+    #: The name in messages.
     name: str
-    #: Endings of the files that it reads, such as ``.mlir``; empty for other targets.
+    #: Suffixes of the files that it reads, such as ``.mlir``; empty for other targets.
     suffixes: frozenset[str]
     #: Whether its targets are functions, which take example arguments and options.
     takes_arguments: bool
-    #: Whether a file that it reads is slow to read, so that commands that only look at the program
-    #: cache it.
+    #: Whether its files are slow to read, so that read-only commands cache their programs.
     cacheable: bool
 
     def accepts(self, target: Any) -> bool:
-        """Whether it can read ``target``; decided without reading it."""
+        """Whether it can read ``target``; it decides this without reading ``target``."""
 
     def program(self, target: Any, *arguments: Any, **options: Any) -> Program:
         """The program of ``target``.
 
-        ``arguments`` and ``options`` (``donate``, and the keywords of the function) are given only
-        where :attr:`takes_arguments`.  Raises :class:`toast.errors.TargetError`.
+        ``arguments`` and ``options`` (``donate`` and the keywords of the function) are empty unless
+        :attr:`takes_arguments`.  Raises :class:`toast.errors.TargetError`.
         """
 
 
 class Backend(Protocol):
-    """Writes plans: a program and its shardings in, something that runs out."""
+    """Converts a program and its shardings to something that runs."""
 
-    #: What :meth:`toast.Plan.build` calls it by.
+    #: The name for :meth:`toast.Plan.build`.
     name: str
 
     def build(self, program: Program, shardings: Shardings, **options: Any) -> Any:
-        """``program``, sharded; ``options`` are the backend's own.
+        """The sharded program; ``options`` are specific to the backend.
 
-        Raises :class:`toast.errors.PlanError` where it cannot be built.
+        Raises :class:`toast.errors.PlanError` if it cannot be built.
         """
 
 
-#: Those that come with TOAST are ``module:object`` until they are needed.
+#: Those of TOAST are ``module:object`` until they are used.
 _FRONTENDS: list[Frontend | str] = []
 _BACKENDS: dict[str, Backend | str] = {}
 
 
 def register_frontend(frontend: Frontend | str) -> None:
-    """Add a frontend, or the place of one (``module:object``); it is asked before earlier ones."""
+    """Adds a frontend, or the place of one (``module:object``); it is asked before earlier ones."""
     _FRONTENDS.insert(0, frontend)
 
 
 def register_backend(name: str, backend: Backend | str) -> None:
-    """Add a backend, or the place of one (``module:object``), under a name."""
+    """Adds a backend, or the place of one (``module:object``), under a name."""
     _BACKENDS[name] = backend
 
 
 def frontends() -> Iterator[Frontend]:
-    """The frontends, those that were registered last first."""
+    """The frontends; the last registered one comes first."""
     for number, frontend in enumerate(_FRONTENDS):
         if isinstance(frontend, str):
             _FRONTENDS[number] = frontend = cast(Frontend, _loaded(frontend))
@@ -95,26 +94,26 @@ def frontends() -> Iterator[Frontend]:
 def frontend_of(target: Any) -> Frontend:
     """The frontend that reads ``target``.
 
-    Raises :class:`toast.errors.TargetError` where there is none.
+    Raises :class:`toast.errors.TargetError` if no frontend does.
     """
     for frontend in frontends():
         if frontend.accepts(target):
             return frontend
     raise TargetError(
-        f"{type(target).__name__} is nothing that TOAST reads; give a JAX function, a model or the "
-        "path of a file"
+        f"TOAST cannot read a {type(target).__name__}; use a JAX function, a model or the path of "
+        "a file"
     )
 
 
 def reads(path: pathlib.Path) -> bool:
-    """Whether a frontend reads files with the ending of ``path``."""
+    """Whether a frontend reads files with the suffix of ``path``."""
     return any(path.suffix in frontend.suffixes for frontend in frontends())
 
 
 def backend(name: str) -> Backend:
-    """A backend by its name.
+    """The backend with a name.
 
-    Raises :class:`toast.errors.PlanError` with the names that there are.
+    Raises :class:`toast.errors.PlanError` with the known names if there is none.
     """
     if name not in _BACKENDS:
         raise PlanError(f"there is no backend {name}; use one of {', '.join(sorted(_BACKENDS))}")

@@ -1,17 +1,17 @@
-"""Plain records, and those of their methods that later stages provide.
+"""Plain records, and the methods that later stages implement for them.
 
-``Program``, ``Analysis``, ``Plan`` and the explanations are records: data, and what follows from it
-in a line.  How they are explained, shown and searched is the business of later stages, which import
-the records; no record imports them.  Such a method has its signature and its documentation in the
-record, and :func:`late` calls the function that does the work::
+``Program``, ``Analysis``, ``Plan`` and the explanations are records: data with short methods.
+Later stages, which import the records, explain, show and search them; no record imports a later
+stage.  The record has the signature and the documentation of such a method, and :func:`late` calls
+the function that implements it::
 
     @late
     def why_not(self, argument: str, spec: Any) -> WhyNot:
         "..."
         raise NotImplementedError
 
-:mod:`toast` says when it is imported where these functions are; the module of one is imported at
-its first call.
+The package :mod:`toast` lists these functions (:func:`provide`); the module of a function is
+imported at its first call.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _PROVIDERS: dict[str, str] = {}
 
 
 def provide(functions: Mapping[str, str]) -> None:
-    """Say which functions are the methods of records.
+    """Registers the functions that implement methods of records.
 
-    ``functions`` are written as ``module:function``, by the qualified name of the method:
+    ``functions`` maps the qualified name of a method to ``module:function``, as in
     ``{"Plan.why_not": "toast.explain.alternatives:why_not"}``.
     """
     _PROVIDERS.update(functions)
 
 
 def provider(method: str) -> Callable[..., Any]:
-    """The function that does the work of a method, by the method's qualified name."""
+    """The function that implements the method with a qualified name."""
     module, _, name = _PROVIDERS[method].partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function
 
 
 def providers() -> Mapping[str, str]:
-    """Every method that a later stage provides, with ``module:function``."""
+    """All methods that later stages implement, with ``module:function``."""
     return _PROVIDERS
 
 
 def late(method: _Method) -> _Method:
-    """A method whose work a later stage does; its own body never runs."""
+    """Marks a method that a later stage implements; its own body never runs."""
 
     @functools.wraps(method)
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -60,14 +60,14 @@ def late(method: _Method) -> _Method:
 
 
 class Record:
-    """A frozen dataclass: notebooks show it, and copies and pickles hold its fields alone."""
+    """A frozen dataclass that notebooks show; copies and pickles contain only its fields."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # Cached properties are computed again.
+        # Cached properties are left out and computed again.
         fields: Any = self
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(fields)}
 
     @late
     def _repr_html_(self) -> str:
-        """How notebooks show it."""
+        """The HTML that notebooks show."""
         raise NotImplementedError

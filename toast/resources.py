@@ -1,7 +1,7 @@
-"""Where the shipped data lives: ``rules/``, ``facts/`` and ``hardware/``.
+"""The folders of data: ``rules/``, ``facts/`` and ``hardware/``.
 
-In a wheel they are installed inside the package (``toast/_data``); in a checkout, and so in an
-editable install, they are the top-level folders.
+A wheel contains them inside the package (``toast/_data``).  In a checkout, and so in an editable
+install, they are the top-level folders.
 """
 
 from __future__ import annotations

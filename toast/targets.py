@@ -23,18 +23,18 @@ from toast.program import Program
 if TYPE_CHECKING:
     from toast.plan import Saved
 
-#: Sizes whose parts are ops of their own.
+#: The largest values of sizes that multiply the number of ops.
 _LARGEST_SIZES = {"layers": 1000, "experts": 10_000}
 
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,\s]*)\]")
 
-#: The names of ``toast.models.ZOO``, which cannot be imported without JAX; a test holds them equal.
+#: The names of ``toast.models.ZOO``, which imports JAX; a test checks that they are equal.
 MODEL_NAMES = (
     "t2b", "t2b-scan", "t2b-tiny", "t7b", "t7b-scan", "llama3-8b", "llama3-8b-scan", "gns",
     "gns-scan", "unet", "itx", "itx-scan", "itx-decode", "moe", "moe-scan", "mlp", "attention",
 )  # fmt: skip
 
-#: StableHLO names of element types that JAX calls otherwise.
+#: The numpy names of StableHLO's element types.
 _DTYPES = {
     "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "i1": "bool",
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -51,14 +51,19 @@ def load(
     module: bool = True,
     donate: Sequence[int] = (),
 ) -> Program:
-    """The program that TARGET names.
+    """The program of a TARGET.
 
-    ``options`` (layers, batch, edges ...) change a model's size, ``shapes`` (``f32[8,4]``) are the
-    example arguments of a ``module:function``, ``donate`` the positions of arguments that results
-    may overwrite, besides those that a model names; ``small`` asks for a model's small form.
-    Without its MLIR ``module``, which says how to run it and how to write shardings into it, a
-    program may be a cached one (:mod:`toast.frontend.program_cache`): of a model or a StableHLO
-    file, since what a ``module:function`` follows from is not known.
+    :param target: a model's name, the path of a file, or ``module:function``.
+    :param options: sizes of a model: ``layers``, ``batch``, ``edges`` and so on.
+    :param shapes: the example arguments of a ``module:function``, such as ``f32[8,4]``.
+    :param small: whether to load the small form of a model.
+    :param module: whether the program needs its MLIR module, for running or annotating it.
+        Otherwise the program of a model or a StableHLO file may come from the cache
+        (:mod:`toast.frontend.program_cache`).  That of a ``module:function`` never does, because
+        its dependencies are unknown.
+    :param donate: positions of arguments that results may overwrite, in addition to those of a
+        model.
+    :raises toast.errors.TargetError: if the target cannot be loaded, or an option does not apply.
     """
     chosen = {key: value for key, value in (options or {}).items() if value is not None}
     path = pathlib.Path(target)
@@ -91,12 +96,12 @@ def _lowered(
     small: bool,
     donate: Sequence[int],
 ) -> Program:
-    # These import JAX, which a kept program does without.
+    # These import JAX, which is not needed for cached programs.
     try:
         from toast import api
         from toast.models import ZOO, build
     except (ImportError, ValueError) as error:
-        # A variable such as JAX_ENABLE_X64 that JAX cannot read.
+        # For example, JAX_ENABLE_X64 has an invalid value.
         raise TargetError(
             f"JAX cannot be imported: {shortened(str(error))}; check its installation and JAX_ "
             "variables"
@@ -105,8 +110,8 @@ def _lowered(
     for size, number in chosen.items():
         if number > _LARGEST_SIZES.get(size, number):
             raise TargetError(
-                f"--{size} {number}: more than {_LARGEST_SIZES[size]:,}, each with ops of its "
-                "own; give fewer"
+                f"--{size} {number}: the limit is {_LARGEST_SIZES[size]:,}, as each has its own "
+                "ops; use fewer"
             )
     if target in ZOO:
         if shapes:
@@ -116,7 +121,7 @@ def _lowered(
         return api.program_of(_donating(build(target, small=small, **chosen), donate))
     is_file = ports.reads(path) or os.path.exists(path)
     if not is_file and ":" not in target:
-        return api.program_of(build(target))  # unknown name: the error lists the known
+        return api.program_of(build(target))  # an unknown name: the error lists the known ones
     if chosen:
         raise TargetError(
             f"--{next(iter(chosen))} is for models, and {target} is not a model; remove it"
@@ -132,8 +137,8 @@ def _lowered(
         )
     if is_file and path.suffix == ".json" and is_plan(path):
         raise TargetError(
-            f"{target}: is a plan; use toast explain, report, query or apply, or give the TARGET "
-            "that it was made from"
+            f"{target}: is a plan; use toast explain, report, query or apply, or the TARGET of the "
+            "plan"
         )
     return api.program_of(path) if is_file else _from_module(target, shapes, donate)
 
@@ -151,11 +156,13 @@ def _donating(model: Any, donate: Sequence[int]) -> Any:
 
 
 def of_plan(saved: Saved) -> tuple[str, bool]:
-    """The TARGET that a plan's file was made from, where the file may say so; and if it is a file.
+    """The TARGET that a plan file records, and whether it is a file.
 
-    A plan is data: it may name a model that comes with TOAST, or a program's file beside itself.
-    A ``module:function`` would be run, and other paths would be opened, so the user has to name
-    these.  Raises :class:`toast.errors.PlanError`.
+    A plan file is untrusted data.  Its TARGET is used only if it is a model of TOAST or a file in
+    the folder of the plan file.  A ``module:function`` would be run and other paths would be
+    opened, so the user must pass these.
+
+    Raises :class:`toast.errors.PlanError` for other targets, and if the file records none.
     """
     origin = saved.origin
     if origin is None:
@@ -175,50 +182,51 @@ def of_plan(saved: Saved) -> tuple[str, bool]:
 
 
 def rules_of_plan(saved: Saved) -> tuple[pathlib.Path, ...]:
-    """The rule files that a plan's file names, which must lie beside it.
+    """The rule files that a plan file records.
 
-    Raises :class:`toast.errors.PlanError`.
+    Raises :class:`toast.errors.PlanError` if one of them is not in the folder of the plan file.
     """
-    found = []
+    files = []
     for rules in saved.origin.rules if saved.origin else ():
         near = beside(saved.path, rules) if saved.path and rules.endswith(".lp") else None
         if near is None:
             raise PlanError(
-                f"{saved.name}: its rules {shortened(rules)!r} are no .lp file in its folder; add "
-                "--rules FILE"
+                f"{saved.name}: its rules {shortened(rules)!r} are not an .lp file in its folder; "
+                "add --rules FILE"
             )
-        found.append(near)
-    return tuple(found)
+        files.append(near)
+    return tuple(files)
 
 
 def references(texts: Sequence[str]) -> dict[str, Callable[..., Any]]:
     """The functions that stand for custom calls, by target: ``target=module:function``."""
-    found = {}
+    functions = {}
     for text in texts:
         target, equals, name = text.partition("=")
         if not equals or ":" not in name:
             raise TargetError(f"--reference {text}: write target=module:function")
-        found[target] = _imported(name)
-        if not callable(found[target]):
+        functions[target] = _imported(name)
+        if not callable(functions[target]):
             raise TargetError(f"--reference {text}: {name} is not a function")
-    return found
+    return functions
 
 
 def _imported(target: str) -> Any:
-    """The object that ``module:object`` names.
+    """The object ``module:object``.
 
-    The user names a module to be run; whatever it raises, also on its way out, is said in one line.
+    Importing a module runs it; all that it raises, also ``SystemExit``, becomes an error of one
+    line.
     """
     module_name, _, attribute = target.partition(":")
     what = f"importing {module_name}"
     sys.path.insert(0, os.getcwd())
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
         what = f"reading {attribute} of {module_name}"
         for part in attribute.split("."):
-            if not hasattr(found, part):
+            if not hasattr(value, part):
                 raise TargetError(f"{target}: module {module_name} has no {attribute}")
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (KeyboardInterrupt, TargetError):
         raise
     except ImportError as error:
@@ -227,7 +235,7 @@ def _imported(target: str) -> Any:
         raise _failed(target, what, error) from error
     finally:
         sys.path.pop(0)
-    return found
+    return value
 
 
 def _failed(target: str, what: str, error: BaseException) -> TargetError:
@@ -241,31 +249,31 @@ def _from_module(target: str, shapes: Sequence[str], donate: Sequence[int]) -> P
     from toast import api
     from toast.models import Model
 
-    found = _imported(target)
+    value = _imported(target)
     arguments = [parse_shape(text) for text in shapes]
-    if isinstance(found, Model):
+    if isinstance(value, Model):
         if arguments:
             raise TargetError(f"--arg: {target} is a Model, which has its own arguments; remove it")
-        return api.program_of(_donating(found, donate))
-    if not callable(found):
+        return api.program_of(_donating(value, donate))
+    if not callable(value):
         raise TargetError(f"{target}: is neither a function nor a toast.models.Model")
     if arguments:
-        return api.program_of(found, *arguments, donate=donate)
+        return api.program_of(value, *arguments, donate=donate)
     try:
-        made = found()
+        model = value()
     except TypeError as error:
         raise TargetError(
-            f"{target}: needs example arguments: pass --arg f32[8,4] once per argument, or name "
+            f"{target}: needs example arguments: pass --arg f32[8,4] once per argument, or use "
             f"a function without parameters that returns a toast.models.Model ({error})"
         ) from None
     except (KeyboardInterrupt, ToastError):
         raise
     except BaseException as error:
         raise _failed(target, "calling it", error) from error
-    if isinstance(made, Model):
-        return api.program_of(_donating(made, donate))
+    if isinstance(model, Model):
+        return api.program_of(_donating(model, donate))
     raise TargetError(
-        f"{target}: called without arguments it returned {type(made).__name__}, not a "
+        f"{target}: called without arguments it returned {type(model).__name__}, not a "
         "toast.models.Model; pass --arg f32[8,4] once per argument"
     )
 
@@ -275,10 +283,10 @@ def parse_shape(text: str) -> Any:
     import jax
     import numpy as np
 
-    found = _SHAPE.fullmatch(text.strip())
-    if found is None:
+    shape_text = _SHAPE.fullmatch(text.strip())
+    if shape_text is None:
         raise TargetError(f"--arg {text}: not a shape; write for example f32[256,32]")
-    name, sizes = found.groups()
+    name, sizes = shape_text.groups()
     try:
         dtype = jax.numpy.dtype(_DTYPES.get(name, name))
     except TypeError:

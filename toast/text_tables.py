@@ -1,4 +1,4 @@
-"""Tables for the terminal that show every text as it is."""
+"""Tables for the terminal that print text literally."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from toast.boundary.printable import printable
 
 
 class TextTable(rich.table.Table):
-    """Rich's, but nothing in its title, heads and cells is markup.
+    """A table of Rich without markup in its title, headings and cells.
 
-    Names, paths and error messages are the user's: ``[/tmp/x]`` would end a style that never began,
-    and ``f.py:100:4`` would become a picture.
+    Names, paths and error messages may look like markup: ``[/tmp/x]`` would end a style, and
+    ``f.py:100:4`` would become an emoji.
     """
 
     def __init__(self, *heads: str, title: str | None = None, **options: Any) -> None:
@@ -24,11 +24,11 @@ class TextTable(rich.table.Table):
             self.title = Text(printable(title), style=options.get("title_style", "table.title"))
 
     def add_column(self, header: RenderableType = "", *parts: Any, **options: Any) -> None:
-        """As Rich's."""
+        """As in Rich, without markup."""
         super().add_column(_plain(header), *parts, **options)
 
     def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
-        """As Rich's."""
+        """As in Rich, without markup."""
         super().add_row(*map(_plain, cells), **options)
 
 

@@ -1,4 +1,4 @@
-"""Numbers with units for people, of three digits, and lists of which the rest is counted."""
+"""Texts for people: numbers of three digits with units, and shortened lists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def size_text(count: float) -> str:
-    """Bytes: ``2.54 GiB``, ``684 MiB``, ``12 KiB`` or ``4 B``."""
+    """A number of bytes: ``2.54 GiB``, ``684 MiB``, ``12 KiB`` or ``4 B``."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{_digits(count / size)} {unit}"
@@ -14,7 +14,7 @@ def size_text(count: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds: ``4.22 s``, ``312 ms``, ``12 us``, or ``< 0.01 us`` of what is no time at all."""
+    """A number of seconds: ``4.22 s``, ``312 ms``, ``12 us``, or ``< 0.01 us`` if it is tiny."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{_digits(seconds / size)} {unit}"
@@ -26,11 +26,11 @@ def _digits(number: float) -> str:
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """``46.6 GB/s``: rates in powers of ten, as datasheets have them."""
+    """A rate in powers of ten, as in datasheets: ``46.6 GB/s``."""
     return f"{bytes_per_s / 1e9:.4g} GB/s"
 
 
 def listed(texts: Sequence[str], most: int = 3) -> str:
-    """``a, b, c and 2 more``."""
+    """The first ``most`` texts and the number of others: ``a, b, c and 2 more``."""
     more = len(texts) - most
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")

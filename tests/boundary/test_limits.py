@@ -133,11 +133,11 @@ def test_rules_without_one_answer(rule: str, tmp_path: pathlib.Path) -> None:
 
 FACTS = {
     "dim(v,2,4294967328).": "4294967328 is beyond",
-    "repeats(a,-2).": "repeats.*not a whole number from 1 on",
-    "repeats(a,2). repeats(a,3).": "stands twice",
+    "repeats(a,-2).": "repeats.*not a whole number of at least 1",
+    "repeats(a,2). repeats(a,3).": "occurs twice",
     'dtype(w,"banana").': "not an element type",
-    "rank(v,x).": "not a whole number from 0 on",
-    "operand(a,x,v).": "not a whole number from 0 on",
+    "rank(v,x).": "not a whole number of at least 0",
+    "operand(a,x,v).": "not a whole number of at least 0",
 }
 
 

@@ -1,7 +1,7 @@
-"""What comes from outside is data: guarded reading, processes with limits, printable text.
+"""Untrusted input: limited reading, processes with limits, typed data and printable text.
 
-:mod:`toast.boundary.regular_files` reads files that a user or a file names,
-:mod:`toast.boundary.children` runs what may hang, crash or take all memory in a process of its own,
-and :mod:`toast.boundary.printable` keeps terminals from obeying names.  ``docs/security.md`` says
-what is trusted.
+:mod:`toast.boundary.regular_files` reads files, :mod:`toast.boundary.children` runs code that may
+hang, crash or use all memory in a child process, :mod:`toast.boundary.typed` checks data against
+types, and :mod:`toast.boundary.printable` removes control characters from text for terminals.
+``docs/security.md`` says what is trusted.
 """

@@ -1,7 +1,7 @@
-"""Processes for what may hang, crash or take all memory: a script, some bytes in, some bytes out.
+"""Child processes for code that may hang, crash or use all memory: bytes in, bytes out.
 
-A child is a fresh interpreter: it does not look for modules in the working directory, has a limit
-of time and of memory, and ends with its parent.
+A child is a new interpreter.  It does not import modules from the working directory, its time and
+memory are limited, and it ends with its parent.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ import signal
 import subprocess
 import sys
 
-#: What a child may take where a caller names nothing else.
+#: The default limits of a child.
 SECONDS = 30.0
 MEMORY_BYTES = 6 * 2**30
 
-#: Of a child's answer, the most that is read.
+#: The most bytes of an answer.
 _LARGEST_ANSWER = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a child said, or why it said nothing."""
+    """The output of a child, or the reason why there is none."""
 
-    #: Its exit status; negative for a signal.
+    #: The exit status; negative for a signal.
     status: int
     output: bytes
-    #: Which limit it met, or how it died: ``takes more than 30 seconds``; empty if it ended itself.
+    #: The limit that the child exceeded, or how it crashed, such as ``takes more than 30 seconds``;
+    #: empty if it exited by itself.
     failure: str = ""
 
 
 def command(script: str | os.PathLike[str], *arguments: str) -> list[str]:
-    """How an interpreter is started that runs no ``pickle.py`` of the working directory."""
+    """The command that runs a script without importing modules from the working directory."""
     return [sys.executable, "-P", os.fspath(script), *arguments]
 
 
 def environment() -> dict[str, str]:
-    """The environment of a child: it finds the modules that this process finds.
+    """The environment of a child that imports the same modules as this process.
 
-    The working directory is no place of modules for it, as a relative entry would make it.
+    Relative entries of ``sys.path`` are left out: they would refer to the working directory.
     """
     places = (place for place in sys.path if os.path.isabs(place))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
@@ -49,13 +50,16 @@ def environment() -> dict[str, str]:
 def answer(
     script: pathlib.Path, request: bytes, *, seconds: float = SECONDS, needs_toast: bool = False
 ) -> Answer:
-    """Run a script that reads ``request`` and writes its answer, within ``seconds``.
+    """Runs a script as a child process.
 
-    The script bounds itself first of all (:mod:`toast.boundary.limits`).  ``needs_toast`` says that
-    it imports what is installed beside the standard library in places of its parent's own.
+    :param script: the script; it must limit itself first (:mod:`toast.boundary.limits`).
+    :param request: the standard input of the script.
+    :param seconds: the time limit.
+    :param needs_toast: whether the script imports more than the standard library.
+    :returns: the standard output and how the child ended; no error is raised.
     """
     try:
-        done = subprocess.run(
+        child = subprocess.run(
             command(script), input=request, timeout=seconds, check=False, capture_output=True,
             env=environment() if needs_toast else None,
         )  # fmt: skip
@@ -63,13 +67,13 @@ def answer(
         return Answer(-int(signal.SIGKILL), b"", f"takes more than {seconds:g} seconds")
     except OSError as failure:
         return Answer(-1, b"", f"cannot start a process: {failure.strerror or failure}")
-    if len(done.stdout) > _LARGEST_ANSWER:
-        return Answer(done.returncode, b"", "is too large")
-    if done.returncode < 0 and -done.returncode != signal.SIGKILL:
-        if -done.returncode == signal.SIGALRM or -done.returncode == signal.SIGXCPU:
-            return Answer(done.returncode, b"", f"takes more than {seconds:g} seconds")
-        name = signal.Signals(-done.returncode).name
-        return Answer(done.returncode, b"", f"crashes its reader ({name}), or needs more memory")
-    if done.returncode < 0:
-        return Answer(done.returncode, b"", "ran out of memory")
-    return Answer(done.returncode, done.stdout)
+    if len(child.stdout) > _LARGEST_ANSWER:
+        return Answer(child.returncode, b"", "is too large")
+    if child.returncode < 0 and -child.returncode != signal.SIGKILL:
+        if -child.returncode == signal.SIGALRM or -child.returncode == signal.SIGXCPU:
+            return Answer(child.returncode, b"", f"takes more than {seconds:g} seconds")
+        name = signal.Signals(-child.returncode).name
+        return Answer(child.returncode, b"", f"crashes the reader ({name}), or needs more memory")
+    if child.returncode < 0:
+        return Answer(child.returncode, b"", "ran out of memory")
+    return Answer(child.returncode, child.stdout)

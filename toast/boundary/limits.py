@@ -1,6 +1,6 @@
-"""What a child does first: bound its memory, its time and what it may open.
+"""Limits that a child process sets for itself first: memory, time and files.
 
-Scripts that must start fast load this file by its path; it imports the standard library alone.
+Scripts that must start quickly load this file by its path; it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import signal
 
 
 def bound(memory_bytes: int | None = None, seconds: float | None = None) -> None:
-    """Bound the memory and the time of this process, where the system can."""
+    """Limits the memory and the time of this process, if the system supports it."""
     try:
         import resource
     except ImportError:  # not POSIX
         return
-    # What is bounded already may be bounded lower than this.
+    # An existing limit may be lower.
     with contextlib.suppress(OSError, ValueError):
         if memory_bytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if seconds is not None:
-        # Also where the parent is gone, which would have ended it.
+        # This also ends the process if its parent, which has the same limit, no longer exists.
         signal.alarm(int(seconds) + 2)
 
 
 def close_files() -> None:
-    """Let this process open nothing any more; what is open stays open."""
+    """Prevents this process from opening files; open files stay open."""
     try:
         import resource
     except ImportError:

@@ -1,35 +1,35 @@
-"""Text of strangers, made safe to print: terminals obey control characters."""
+"""Makes untrusted text safe to print: terminals execute control characters."""
 
 from __future__ import annotations
 
 import re
 
-#: What terminals take for commands: controls, and marks that turn the direction of writing.
+#: Control characters, and marks that change the direction of writing.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-#: The same, tabs and ends of lines too.
+#: The same with tabs and line ends.
 _CONTROL_OR_BREAK = re.compile(f"{_CONTROL.pattern}|[\t\n\u2028\u2029]")
 
-#: What UTF-8 cannot say: bytes of file names that are no text.
+#: Characters that UTF-8 cannot encode: bytes of file names that are not text.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def _written(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _escaped(character: re.Match[str]) -> str:
+    code = ord(character[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def printable(text: str, *, breaks: bool = True) -> str:
-    """``text`` with control characters written out, as ``repr`` does.
+    """``text`` with control characters escaped as in ``repr``.
 
-    Tabs and ends of lines are left alone where ``breaks`` may stay.
+    With ``breaks``, tabs and line ends stay.
     """
     pattern = _CONTROL if breaks else _CONTROL_OR_BREAK
-    return _SURROGATE.sub(_written, pattern.sub(_written, text))
+    return _SURROGATE.sub(_escaped, pattern.sub(_escaped, text))
 
 
 def shortened(text: str, most: int = 200) -> str:
-    """``text`` on one line that can be printed, its middle left out where it is longer."""
+    """``text`` on one printable line; if it is longer than ``most``, without its middle."""
     text = printable(text, breaks=False)
     half = most // 2
     return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"

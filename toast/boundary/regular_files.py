@@ -1,7 +1,7 @@
-"""Files that are read: regular ones of a bounded size, never a pipe, a device or a folder.
+"""Reads regular files of limited size, and refuses pipes, devices and folders.
 
-Opening a FIFO waits for a writer, and ``/dev/zero`` has no end.  A file is opened without waiting,
-and is looked at before anything of it is read.
+Opening a FIFO waits for a writer, and ``/dev/zero`` has no end.  Files are therefore opened without
+waiting, and their kind is checked before they are read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import stat
 from toast.boundary.printable import shortened
 from toast.errors import ToastError
 
-#: The largest file that is read where a caller names no other limit, in bytes.
+#: The default limit of a file's size, in bytes.
 LARGEST_BYTES = 2**30
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:
-    """Whether ``path`` is a regular file, or a link to one; no error whatever it is."""
+    """Whether ``path`` is a regular file or a link to one; never raises an error."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -35,29 +35,29 @@ def read_bytes(
     """
     reason = ""
     try:
-        # Without waiting: the open of a FIFO would.
+        # O_NONBLOCK: otherwise opening a FIFO waits.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as stream:
             status = os.fstat(stream.fileno())
             if stat.S_ISDIR(status.st_mode):
                 reason = "it is a folder"
             elif not stat.S_ISREG(status.st_mode):
-                reason = "it is a pipe, a device or a socket, no regular file"
+                reason = "it is a pipe, a device or a socket, not a regular file"
             elif status.st_size > most:
                 reason = too_large(status.st_size, most)
             else:
                 data = stream.read(most + 1)
                 if len(data) <= most:
                     return data
-                reason = too_large(len(data), most)  # it grew, or the system says no size
+                reason = too_large(len(data), most)  # it grew, or the system reports no size
     except IsADirectoryError:
         reason = "it is a folder"
     except OSError as failure:
-        # A socket, or a device without a driver, cannot even be opened.
+        # Sockets and devices without a driver cannot be opened.
         special = failure.errno in (errno.ENXIO, errno.ENODEV)
-        reason = "it is no regular file" if special else failure.strerror or str(failure)
+        reason = "it is not a regular file" if special else failure.strerror or str(failure)
     except ValueError:  # a NUL
-        reason = "not a name of a file"
+        reason = "not a file name"
     raise error(f"{shown(path)}: cannot read: {reason}; check the path")
 
 
@@ -68,7 +68,11 @@ def read_text(
     most: int = LARGEST_BYTES,
     encoding: str = "utf-8",
 ) -> str:
-    """The text of a regular file, with the ends of lines of UNIX; raises as :func:`read_bytes`."""
+    """The text of a regular file with UNIX line endings.
+
+    ``most`` and ``error`` are those of :func:`read_bytes`; ``error`` is also raised for a file that
+    is not text in ``encoding``.
+    """
     data = read_bytes(path, error, most=most)
     try:
         text = data.decode(encoding)
@@ -78,29 +82,29 @@ def read_text(
 
 
 def too_large(size: int, most: int) -> str:
-    """Why a file is not read: ``3,000 bytes, more than 2,000``."""
-    return f"{size:,} bytes, more than the {most:,} that are read"
+    """The reason for refusing a file: ``3,000 bytes; the limit is 2,000``."""
+    return f"{size:,} bytes; the limit is {most:,}"
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A path for a message: on one line, and not too long."""
+    """A path for a message: on one line, shortened if it is long."""
     return shortened(os.fspath(path))
 
 
 def beside(file: str | os.PathLike[str], name: str) -> pathlib.Path | None:
-    """The regular file that lies in the folder of ``file`` and has the name that ``name`` ends in.
+    """The regular file in the folder of ``file`` that has the last part of ``name``, if any.
 
-    This is how a file that came from elsewhere may name another one: no other folder is looked at,
-    and no link out of this one is followed.
+    An untrusted file may refer to other files only in this way: the folder part of ``name`` is
+    ignored, and links that leave the folder are not followed.
     """
     folder = pathlib.Path(file).parent
     last = pathlib.PurePath(name).name
-    found = folder / last
-    return found if last and is_regular(found) and is_within(found, folder) else None
+    path = folder / last
+    return path if last and is_regular(path) and is_within(path, folder) else None
 
 
 def is_within(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> bool:
-    """Whether ``path``, its links followed, lies in ``folder`` or below; no error otherwise."""
+    """Whether ``path`` is in ``folder`` or below after resolving links; never raises an error."""
     try:
         return pathlib.Path(path).resolve().is_relative_to(pathlib.Path(folder).resolve())
     except (OSError, RuntimeError, ValueError):

@@ -1,4 +1,4 @@
-"""Lines of source files that a program names as the places of its ops."""
+"""Lines of the source files in the locations of ops."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _LARGEST_BYTES = 2**24
 
 
 class SourceLines:
-    """Lines of files: all of a program that was ``traced`` in this process.
+    """Reads lines of source files.
 
-    A program that comes from a file may name any file of its reader's, ``~/.ssh/id_ed25519`` too.
-    So of such a program only files below ``folder`` are read, and none where that is ``None``.
+    For a program that was ``traced`` in this process, every file is read.  A program from a file
+    may name any file of the reader, such as ``~/.ssh/id_ed25519``; for such a program only files
+    below ``folder`` are read, and none if it is ``None``.
     """
 
     def __init__(self, folder: pathlib.Path | None, *, traced: bool) -> None:
@@ -25,7 +26,7 @@ class SourceLines:
         self._files: dict[str, list[str]] = {}
 
     def line(self, file: str, number: int) -> str:
-        """A line, counted from 1; empty where it must not be quoted, or is not there."""
+        """A line, counted from 1; empty if it must not be quoted or does not exist."""
         if file not in self._files:
             self._files[file] = self._read(file)
         lines = self._files[file]
@@ -35,7 +36,7 @@ class SourceLines:
         path = pathlib.Path(file)
         if self._folder is not None:
             path = self._folder / file
-        # Links are followed: what they lead to must lie below the folder as well.
+        # Links are resolved: their targets must be below the folder too.
         if not self._traced and (self._folder is None or not is_within(path, self._folder)):
             return []
         with contextlib.suppress(ToastError):

@@ -1,7 +1,7 @@
-"""The process's streams and working directory, as whoever started it left them.
+"""Checks and repairs the process's streams and working directory.
 
 A shell may start a command with a closed standard output, on a full disk, in a deleted folder or
-under a locale without most characters.
+with a locale that lacks most characters.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def prepared() -> Iterator[None]:
-    """Run a command line with streams that can be written, or that say that they cannot.
+    """A context for a command, in which it can write to its streams.
 
-    At its end what was printed is flushed; where that fails, one line on the error stream says so
-    and the exit code is 2.
+    At the end the standard output is flushed.  If that fails, the error stream gets one line and
+    the exit code is 2.
     """
     _open_missing()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # File names need not be text, and a locale may lack the lines of tables.
+            # File names may not be text, and a locale may lack the lines of tables.
             stream.reconfigure(errors="backslashreplace")
     _check_folder()
     try:
@@ -31,14 +31,14 @@ def prepared() -> Iterator[None]:
     finally:
         if failure := _flushed():
             _complain(f"cannot write to the standard output: {failure}")
-            # After this exit code nothing else is left to say.
+            # This replaces any other exit code.
             sys.exit(2)
 
 
 def _open_missing() -> None:
-    """Open the streams that were closed: a file would get their numbers, and be printed to.
+    """Opens closed streams: otherwise the next opened file would become the standard output.
 
-    What is written to the standard output fails then, as it should.
+    Writing to a standard output that was closed still fails.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -61,11 +61,11 @@ def _check_folder() -> None:
 
 
 def _flushed() -> str:
-    """Why the standard output cannot be written; empty where it was."""
+    """Flushes the standard output; returns the reason if that fails, else an empty text."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        _silence()  # whoever read it has seen enough
+        _silence()  # the reader has closed the pipe
     except (OSError, ValueError) as failure:
         _silence()
         return getattr(failure, "strerror", None) or str(failure)
@@ -73,7 +73,7 @@ def _flushed() -> str:
 
 
 def _silence() -> None:
-    """Let the interpreter's own flush at its end succeed."""
+    """Lets the interpreter's flush at exit succeed."""
     with contextlib.suppress(OSError):
         handle = os.open(os.devnull, os.O_WRONLY)
         os.dup2(handle, 1)

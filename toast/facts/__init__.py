@@ -1,4 +1,4 @@
-"""Second stage: a program as relations (DataFrames) and as text for clingo."""
+"""Second stage: converts programs to relations (DataFrames) and to text for clingo, and back."""
 
 from toast.facts.base import read
 from toast.facts.relations import Relations

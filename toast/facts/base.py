@@ -1,4 +1,4 @@
-"""Fact bases written by hand: ``.lp`` text read as a :class:`Program`."""
+"""Reads fact bases: ``.lp`` files with a program, often written by hand, as :class:`Program`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from toast.program import Attribute, Builder, Program, TensorType
 
 
 def read(path: str | pathlib.Path) -> Program:
-    """The program a fact base describes, its ops in the order of the file.
+    """The program that a fact base describes, with its ops in the order of the file.
 
-    Raises :class:`toast.errors.FactError` naming the fact that is wrong, missing or too many.
+    Raises :class:`toast.errors.FactError`, which names the wrong, missing or duplicate fact.
     """
     path = pathlib.Path(path)
     facts = defaultdict(list, read_facts(path))
@@ -63,7 +63,7 @@ def read(path: str | pathlib.Path) -> Program:
     repeats: dict[Term, int] = {}
     for op, times in facts["repeats", 2]:
         if op in repeats:
-            raise FactError(f"{path}: repeats({show_term(op)},...): stands twice; remove one")
+            raise FactError(f"{path}: repeats({show_term(op)},...): occurs twice; remove one")
         repeats[op] = _whole(path, "repeats", op, times, 1)
     places: dict[Term, int] = {}
     numbers: dict[Term, int] = {}
@@ -73,7 +73,7 @@ def read(path: str | pathlib.Path) -> Program:
         if missing:
             raise FactError(
                 f"{path}: op {show_term(op)} uses {show_term(missing[0])}, which no op before it "
-                "defines; put ops in program order"
+                "defines; write ops in program order"
             )
         places[op] = builder.next_op
         values = builder.add(
@@ -111,17 +111,17 @@ def read(path: str | pathlib.Path) -> Program:
     )
 
 
-#: What an element type looks like, and the largest tensor.
+#: The form of element types, and the most dimensions and elements of a tensor.
 _ELEMENT = re.compile(r"bf16|tf32|token|index|pred|(?:f|u?i|c)[0-9][0-9a-z]*")
 _LARGEST_RANK, _LARGEST_SIZE = 64, 2**48
 
 
 def _whole(path: pathlib.Path, predicate: str, of: Term, number: Term, least: int = 0) -> int:
-    """A number of a fact; raises :class:`toast.errors.FactError` for what is none."""
+    """A number in a fact; raises :class:`toast.errors.FactError` if it is not an integer."""
     if not isinstance(number, int) or number < least:
         shown = shortened(show_term(number), 60)
         raise FactError(
-            f"{path}: {predicate}({show_term(of)},{shown}): not a whole number from {least} on"
+            f"{path}: {predicate}({show_term(of)},{shown}): not a whole number of at least {least}"
         )
     return number
 
@@ -129,12 +129,13 @@ def _whole(path: pathlib.Path, predicate: str, of: Term, number: Term, least: in
 def _by_index(
     path: pathlib.Path, rows: list[tuple[Term, ...]], predicate: str
 ) -> dict[Term, list[Term]]:
-    found: dict[Term, list[Term]] = defaultdict(list)
+    """The values of each op in ``op, index, value`` rows, in the order of the indices."""
+    values: dict[Term, list[Term]] = defaultdict(list)
     for op, index, _ in rows:
         _whole(path, predicate, op, index)
     for op, _, value in sorted(rows, key=lambda row: (str(row[0]), row[1])):
-        found[op].append(value)
-    return found
+        values[op].append(value)
+    return values
 
 
 class _FactBases:

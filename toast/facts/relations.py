@@ -1,4 +1,4 @@
-"""Programs as relations: DataFrames for Python, ``.lp`` text for clingo.
+"""Converts programs to relations: DataFrames for Python, ``.lp`` text for clingo.
 
 The relations are those of section 1 of ``facts/schema.lp``.
 """
@@ -29,14 +29,14 @@ _CONSTANT = re.compile(r"[a-z][A-Za-z0-9_]*")
 
 
 class Relations:
-    """The fact base of a program; each relation is a DataFrame, built when first asked for."""
+    """The fact base of a program; each relation is a DataFrame that is built at its first use."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     @functools.cached_property
     def op(self) -> pd.DataFrame:
-        """``op(op, kind)``."""
+        """``op, kind, signature``: one row per op."""
         kinds = [signature.kind for signature in self.program.signatures]
         signature = np.array([op.signature for op in self.program.ops], dtype=np.int64)
         return pd.DataFrame(
@@ -49,12 +49,12 @@ class Relations:
 
     @functools.cached_property
     def operand(self) -> pd.DataFrame:
-        """``operand(op, index, value)``."""
+        """``op, index, value``: one row per operand."""
         return _places([op.operands for op in self.program.ops])
 
     @functools.cached_property
     def result(self) -> pd.DataFrame:
-        """``result(op, index, value)``."""
+        """``op, index, value``: one row per result."""
         return _places([op.results for op in self.program.ops])
 
     @functools.cached_property
@@ -71,7 +71,7 @@ class Relations:
 
     @functools.cached_property
     def dim(self) -> pd.DataFrame:
-        """``dim(value, d, size)``."""
+        """``value, d, size``: one row per dimension of each value."""
         rows = [
             (number, d, size)
             for number, value in enumerate(self.program.values)
@@ -95,7 +95,10 @@ class Relations:
         )
 
     def to_lp(self) -> str:
-        """The whole fact base as text that plain clingo reads."""
+        """The fact base as text for clingo.
+
+        Raises :class:`toast.errors.FactError` for a dimension that is too large for clingo.
+        """
         program = self.program
         lines = [f"% Fact base of {program.name}: {len(program.ops)} ops."]
         for number, op in enumerate(program.ops):
@@ -109,15 +112,21 @@ class Relations:
 
     @functools.cached_property
     def first_values(self) -> npt.NDArray[np.int64]:
-        """``[signatures + 1]`` each representative's first value: operands, then results."""
+        """The first value of each representative in :meth:`signatures_to_lp`.
+
+        ``[signatures + 1]``; the values of a representative are its operands, then its results.
+        """
         counts = [len(s.operands) + len(s.results) for s in self.program.signatures]
         return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def signatures_to_lp(self, numbers: Iterable[int] | None = None) -> str:
-        """One representative op per distinct signature, or per signature in ``numbers``.
+        """The facts of one representative op per signature, as text for clingo.
 
-        An op rule sees only its own op's facts, so the factors of a representative are those of
-        every op with its signature; each operand is a value of its own here.
+        An op rule reads only the facts of its own op, so all ops with one signature have the
+        factors of their representative.  Every operand of a representative is a different value.
+        ``numbers`` are the signatures to write; by default all.
+
+        Raises :class:`toast.errors.FactError` as :meth:`to_lp` does.
         """
         lines: list[str] = []
         first = self.first_values.tolist()
@@ -169,21 +178,21 @@ def _value_lines(values: Iterator[tuple[int, TensorType]]) -> Iterator[str]:
         for d, size in enumerate(type_.shape):
             if size > _LARGEST:
                 raise FactError(
-                    f"dimension {d} of {type_} has {size} elements, more than rules can count "
-                    f"({_LARGEST}); split the dimension"
+                    f"dimension {d} of {type_} has {size} elements; the limit of rules is "
+                    f"{_LARGEST}; split the dimension"
                 )
             yield f"dim({value},{d},{size})."
 
 
 def constant(name: str) -> str:
-    """A constant of clingo, or a string where the name is none."""
+    """``name`` as a constant of clingo, or as a string if it is not a valid constant."""
     return name if _CONSTANT.fullmatch(name) else quoted(name)
 
 
 def written(item: int | str) -> str:
-    """A number or a string of clingo; numbers beyond 32 bits become strings.
+    """``item`` as a number or a string of clingo.
 
-    Those are sentinels of the dialect.
+    Numbers beyond 32 bits, which are sentinels of StableHLO, become strings.
     """
     if isinstance(item, str):
         return quoted(item)
@@ -191,9 +200,10 @@ def written(item: int | str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string of clingo: the one way in which a stranger's text enters a logic program.
+    """``text`` as a string of clingo.
 
-    Control characters are written out: clingo's texts end at a NUL.
+    Untrusted text enters a logic program only through this function.  Control characters are
+    escaped, because clingo's strings end at a NUL.
     """
     plain = printable(text)
     return '"' + plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
