@@ -68,6 +68,10 @@ lazy.package(
 records.provide({
     "Record._repr_html_": "toast.report.notebook:record_html",
     "Analysis.vocabulary": "toast.analysis.vocabulary:AnalysisVocabulary",
+    **{
+        f"Analysis.{relation}": f"toast.analysis.frames:{relation}"
+        for relation in ("name", "annotates", "def_use", "conflict", "box", "arguments")
+    },
     "Analysis.explain": "toast.explain.chains:chain",
     "Analysis.explain_conflict": "toast.explain.collisions:collision",
     "Plan.vocabulary": "toast.plan.plan_relations:relations",

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from toast import lazy
 from toast.analysis.derivation import Orders, Resolution, derive, derive_independent
 from toast.analysis.dimensions import Dimension
 from toast.analysis.evidence import Chain, Conflict
@@ -26,8 +25,6 @@ from toast.records import Record, late
 
 if TYPE_CHECKING:
     import pandas as pd
-else:
-    pd = lazy.module("pandas")
 
 #: Told about each stage as it begins: ``progress("rules")``.
 Progress = Callable[[str], None]
@@ -204,65 +201,40 @@ class Analysis(Record):
         return Relations(self.program)
 
     @functools.cached_property
+    @late
     def name(self) -> pd.DataFrame:
-        """``name, op, factor, size, shardable, color``: one row per name."""
-        names = self.names
-        factors = [factor for op in self.program.ops for factor in self.rules[op.signature].factors]
-        return pd.DataFrame(
-            {
-                "name": np.arange(names.count),
-                "op": names.name_op,
-                "factor": [f.label for f in factors],
-                "size": [f.size for f in factors],
-                "combiner": [f.combiner for f in factors],
-                "shardable": names.shardable,
-                "color": self.color,
-            }
-        )
+        """``name, op, factor, size, combiner, shardable, color``: one row per name."""
+        raise NotImplementedError
 
     @functools.cached_property
+    @late
     def annotates(self) -> pd.DataFrame:
         """``site, number, d, name``: the name of each dimension at definitions and uses."""
-        names = self.names
-        values = np.repeat(np.arange(len(names.value_op)), np.diff(names.value_dim))
-        uses = np.repeat(np.arange(len(names.use_op)), np.diff(names.use_dim))
-        return pd.DataFrame(
-            {
-                "site": ["def"] * len(values) + ["use"] * len(uses),
-                "number": np.concatenate([values, uses]),
-                "d": np.concatenate(
-                    [
-                        np.arange(len(values)) - names.value_dim[values],
-                        np.arange(len(uses)) - names.use_dim[uses],
-                    ]
-                ),
-                "name": np.concatenate([names.def_name, names.use_name]),
-            }
-        )
+        raise NotImplementedError
 
     @functools.cached_property
+    @late
     def def_use(self) -> pd.DataFrame:
         """``name, use_name``: the dimension graph M."""
-        return pd.DataFrame(self.names.edges, columns=["name", "use_name"])
+        raise NotImplementedError
 
     @functools.cached_property
+    @late
     def conflict(self) -> pd.DataFrame:
         """``name, other, set, group``: each conflict once, oriented as resolution 0 picks."""
-        return pd.DataFrame(
-            [(*r.names, r.set, r.group) for r in self.resolutions],
-            columns=["name", "other", "set", "group"],
-            dtype=np.int64,
-        )
+        raise NotImplementedError
 
     @functools.cached_property
+    @late
     def box(self) -> pd.DataFrame:
         """``name, other, left, right, crossed``: boxes between conflicts (Figure 6)."""
-        return pd.DataFrame(list(self.boxes), columns=["name", "other", "left", "right", "crossed"])
+        raise NotImplementedError
 
     @functools.cached_property
+    @late
     def arguments(self) -> pd.DataFrame:
         """``argument, value, shape, dtype, donated, group``: arguments and their groups (4.4)."""
-        return self.facts.argument.assign(group=self.argument_group)
+        raise NotImplementedError
 
 
 def analyze_program(
