@@ -1,4 +1,4 @@
-"""The program, as flat SSA, and the shardings of its values: between frontends and backends."""
+"""Programs in flat SSA form, and the shardings of their values."""
 
 from toast.program.program import (
     Attribute,

@@ -1,8 +1,8 @@
-"""The program as every later stage sees it: flat SSA over ops, values and locations.
+"""Programs in flat SSA form: ops, values and locations, the input of all later stages.
 
-Arguments and returned values are ops too (kinds ``argument`` and ``return``), so that every
-value has a defining op and every use is an operand; a dimension name is then always a pair
-(op, factor) and no later stage needs a special case (paper, section 3.1).
+Arguments and returned values are ops too (kinds ``argument`` and ``return``).  So every value has a
+defining op, every use is an operand, and a dimension name is always a pair (op, factor), without
+special cases in later stages (paper, section 3.1).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: What an op's attribute may hold once it has left MLIR.
+#: The value of an op's attribute.
 Attribute = int | str | tuple[int | str, ...]
 
-#: Size of an element in bytes by StableHLO element type; sub-byte types are rounded up by XLA.
+#: The bytes of an element by StableHLO element type; XLA rounds sub-byte types up.
 BYTES = {
     "i1": 1, "pred": 1, "i2": 1, "i4": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8,
     "ui2": 1, "ui4": 1, "ui8": 1, "ui16": 2, "ui32": 4, "ui64": 8,
@@ -27,7 +27,7 @@ BYTES = {
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of one element of ``dtype``; the 8-bit (and smaller) floats all take one."""
+    """Bytes of one element of ``dtype``; floats of 8 bits or fewer take one byte."""
     return BYTES.get(dtype, 1 if dtype.startswith("f") else 4)
 
 
@@ -44,7 +44,7 @@ class TensorType:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Location:
-    """Where an op comes from: the JAX primitive path and the user's innermost source line."""
+    """The origin of an op: the path of JAX primitives and the user's innermost source line."""
 
     path: str = ""
     file: str = ""
@@ -53,7 +53,7 @@ class Location:
 
     @property
     def shown_file(self) -> str:
-        """The file as people are told: below the current folder, as seen from there."""
+        """The file for messages: relative to the working directory if it is below it."""
         return self.file.removeprefix(os.path.join(os.getcwd(), ""))
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Location:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Signature:
-    """All that an op's sharding rule may look at; equal signatures share one solved rule."""
+    """All inputs of an op's sharding rule; ops with equal signatures share one solved rule."""
 
     kind: str
     attributes: tuple[tuple[str, Attribute], ...]
@@ -71,13 +71,13 @@ class Signature:
     results: tuple[TensorType, ...]
 
     def attribute(self, name: str) -> Attribute | None:
-        """The attribute called ``name``, or ``None``."""
+        """The attribute ``name``, or ``None``."""
         return dict(self.attributes).get(name)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Op:
-    """One op: its signature and the values it uses and defines, as indices into ``values``."""
+    """An op: the index of its signature, and the indices of the values it uses and defines."""
 
     signature: int
     operands: tuple[int, ...]
@@ -86,7 +86,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-    """One SSA value: its type, the op that defines it, and which of the op's results it is."""
+    """An SSA value: its type, the op that defines it, and its index among the op's results."""
 
     type: TensorType
     op: int
@@ -109,23 +109,23 @@ class Program:
     arguments: tuple[str, ...]
     #: Result paths, e.g. ``result[0]['wq']``.
     results: tuple[str, ...]
-    #: For each result the argument whose (donated) buffer it overwrites, or -1.
+    #: The argument whose donated buffer each result overwrites, or -1.
     aliases: tuple[int, ...]
-    #: Pairs (op, other) of ops whose factors are the same names: the ``yield`` of a value carried
-    #: round a loop and its ``carry``, the ``return`` of a result and the argument it overwrites.
+    #: Pairs (op, other) of ops whose factors have the same names: the ``yield`` and the ``carry``
+    #: of a value that a loop carries, the ``return`` of a result and the argument it overwrites.
     ties: tuple[tuple[int, int], ...]
-    #: How often each op runs: the product of the trip counts of the loops around it.
+    #: The number of runs of each op: the product of the trip counts of the loops around it.
     repeats: tuple[int, ...]
-    #: Names of values: all in fact bases; in JAX functions those that ``checkpoint_name`` gives.
+    #: Names of values: all in fact bases, those of ``checkpoint_name`` in JAX functions.
     labels: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
-    #: What the program itself demands, by op: its sharding constraints, and shardings of its
-    #: arguments.  Mesh axes per dimension, ``None`` for a dimension that is left open.
+    #: Shardings in the program, by op: its sharding constraints, and the shardings of its
+    #: arguments.  Mesh axes per dimension; ``None`` for an open dimension.
     constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] = dataclasses.field(
         default_factory=dict, repr=False
     )
-    #: Whether a file says what it is: its names, sizes and depth are a stranger's.
+    #: Whether it was read from a file, so that its names, sizes and depth are untrusted.
     foreign: bool = dataclasses.field(default=False, repr=False, compare=False)
-    #: The MLIR this program was read from, with the handles needed to write a plan back.
+    #: The MLIR module of the program and the places of its ops in it, or its locations only.
     source: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -133,15 +133,15 @@ class Program:
 
     @property
     def traced(self) -> bool:
-        """Whether a function was traced in this process; else it is what some file says."""
+        """Whether it was traced in this process, and not read from a file."""
         return getattr(self.source, "calling", None) is not None
 
     def kind(self, op: int) -> str:
-        """The kind of an op, e.g. ``dot_general``."""
+        """The kind of an op, such as ``dot_general``."""
         return self.signatures[self.ops[op].signature].kind
 
     def location(self, op: int) -> Location:
-        """Source location of an op; unknown for arguments, results and fact bases."""
+        """The source location of an op; unknown for arguments, results and fact bases."""
         return Location() if self.source is None else self.source.location(op)
 
     @functools.cached_property
@@ -157,12 +157,12 @@ class Program:
 
     @functools.cached_property
     def donated(self) -> frozenset[int]:
-        """Arguments whose buffer some result overwrites."""
+        """The arguments whose buffer a result overwrites."""
         return frozenset(alias for alias in self.aliases if alias >= 0)
 
     @functools.cached_property
     def digest(self) -> str:
-        """A hash of ops, types and paths; source lines and the program's name do not count."""
+        """A hash of ops, types and paths, without source lines and the name of the program."""
         content = (
             self.signatures, self.ops, self.arguments, self.results, self.aliases, self.ties,
             self.repeats, sorted(self.labels.items()), sorted(self.constraints.items()),
@@ -171,9 +171,9 @@ class Program:
 
     @functools.cached_property
     def value_names(self) -> dict[int, str]:
-        """A name for each value that is an argument, has one of its own, or is a result.
+        """Unique names of values: those of arguments, labels and results.
 
-        No two values have the same; a name that several would have is that of none.
+        A label that several values have is not used.
         """
         count = collections.Counter(self.labels.values())
         named = [
@@ -181,38 +181,38 @@ class Program:
             *((value, name) for value, name in self.labels.items() if count[name] == 1),
             *zip(self.result_values, self.results, strict=True),
         ]
-        found: dict[int, str] = {}
-        taken: set[str] = set()
+        names: dict[int, str] = {}
+        used: set[str] = set()
         for value, name in named:
-            if value not in found and name not in taken:
-                found[value] = name
-                taken.add(name)
-        return found
+            if value not in names and name not in used:
+                names[value] = name
+                used.add(name)
+        return names
 
     def describe(self, op: int) -> str:
-        """``dot_general f32[8,4] at model.py:12 jit(f)/dot``: how messages name an op.
+        """The description of an op in messages: ``dot_general f32[8,4] at model.py:12 jit(f)/dot``.
 
-        A custom call is named with its target: ``custom_call @mystery f32[8,4] at ...``.
+        That of a custom call includes its target: ``custom_call @mystery f32[8,4] at ...``.
         """
         types = ", ".join(str(self.values[v].type) for v in self.ops[op].results)
         target = self.signatures[self.ops[op].signature].attribute("call_target_name")
-        called = f" @{target}" if target else ""
-        return f"{self.kind(op)}{called} {types} at {self.location(op)}"
+        suffix = f" @{target}" if target else ""
+        return f"{self.kind(op)}{suffix} {types} at {self.location(op)}"
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of which no two are the same: a second ``x`` is ``x (2)``."""
-    found: dict[str, None] = {}
+    """``names``, made unique: a second ``x`` becomes ``x (2)``."""
+    unique: dict[str, None] = {}
     for name in names:
-        number, unique = 2, name
-        while unique in found:
-            unique, number = f"{name} ({number})", number + 1
-        found[unique] = None
-    return tuple(found)
+        number, candidate = 2, name
+        while candidate in unique:
+            candidate, number = f"{name} ({number})", number + 1
+        unique[candidate] = None
+    return tuple(unique)
 
 
 class Builder:
-    """Collects ops in program order and interns their signatures."""
+    """Builds a program: collects ops in program order."""
 
     def __init__(self) -> None:
         self._signatures: dict[Signature, int] = {}
@@ -223,12 +223,12 @@ class Builder:
 
     @property
     def next_op(self) -> int:
-        """The index the next added op will get."""
+        """The index of the next op."""
         return len(self._ops)
 
     @property
     def next_value(self) -> int:
-        """The index the next defined value will get."""
+        """The index of the next value."""
         return len(self._values)
 
     def type(self, value: int) -> TensorType:
@@ -244,7 +244,15 @@ class Builder:
         *,
         repeats: int = 1,
     ) -> tuple[int, ...]:
-        """Append an op that runs ``repeats`` times; returns the values it defines."""
+        """Appends an op.
+
+        :param kind: the kind, such as ``dot_general``.
+        :param operands: the values that it uses.
+        :param results: the types of the values that it defines.
+        :param attributes: names and values, sorted by name.
+        :param repeats: the number of times it runs.
+        :returns: the values that it defines.
+        """
         signature = Signature(
             kind, attributes, tuple(self._values[v].type for v in operands), tuple(results)
         )
@@ -259,7 +267,7 @@ class Builder:
         return values
 
     def tie(self, op: int, other: int) -> None:
-        """Make the factors of ``op`` the same names as those of the earlier op ``other``."""
+        """Gives the factors of ``op`` the names of the factors of the earlier op ``other``."""
         self._ties.append((op, other))
 
     def build(
@@ -274,7 +282,10 @@ class Builder:
         source: Any = None,
         foreign: bool = False,
     ) -> Program:
-        """The finished program; results that overwrite arguments are tied to them."""
+        """The program.  Results that overwrite arguments are tied to them.
+
+        Names that are not unique get a suffix; the parameters are fields of :class:`Program`.
+        """
         first = len(self._ops) - len(results)
         ties = [(first + j, alias) for j, alias in enumerate(aliases) if alias >= 0]
         return Program(

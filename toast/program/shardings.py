@@ -1,4 +1,4 @@
-"""Shardings of a whole program: what the search decides and the last stage writes back."""
+"""The shardings of a program: the result of the search and the input of backends."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from toast.errors import PlanError
 from toast.hardware import Mesh
 from toast.program.program import Program
 
-#: Mesh axes of each dimension, major to minor; ``()`` is a dimension that is not sharded.
+#: The mesh axes of each dimension, major to minor; ``()`` for an unsharded dimension.
 Spec = tuple[tuple[str, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Shardings:
-    """Where every value of a program is sharded, and which uses see it otherwise."""
+    """The shardings of all values of a program, and the uses that need another sharding."""
 
     mesh: Mesh
-    #: Sharding of values where they are defined; absent ones are replicated.
+    #: The sharding of each value at its definition; missing values are replicated.
     values: Mapping[int, Spec]
-    #: Sharding that ``(op, operand)`` demands where it differs from the value's: a reshard.
+    #: The sharding that ``(op, operand)`` needs if it differs from that of the value: a reshard.
     uses: Mapping[tuple[int, int], Spec]
-    #: Sharding of each function result.
+    #: The sharding of each result of the function.
     results: tuple[Spec, ...]
-    #: Sharding in which an op computes a value that it only sums up in parts, where the sum is
-    #: kept otherwise: a reduce-scatter.
+    #: The sharding in which an op computes a partial sum, if the sum is stored with another
+    #: sharding: a reduce-scatter.
     sums: Mapping[int, Spec] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -35,12 +35,12 @@ class Shardings:
         )
 
     def of(self, program: Program, value: int) -> Spec:
-        """The sharding of a value, one entry per dimension."""
+        """The sharding of a value of ``program``, one entry per dimension."""
         rank = len(program.values[value].type.shape)
         return self.values.get(value, ((),) * rank)
 
     def _check_places(self, program: Program) -> None:
-        """Every sharding is of a value, operand or result that the program has."""
+        """Checks that every sharding belongs to a value, operand or result of the program."""
         if len(self.results) != len(program.results):
             raise PlanError(
                 f"{program.name} has {len(program.results)} results, but the plan shards "
@@ -60,9 +60,9 @@ class Shardings:
                 )
 
     def check(self, program: Program) -> None:
-        """Every sharding names mesh axes once and divides its dimension.
+        """Checks that every sharding uses mesh axes once and divides its dimensions.
 
-        Raises :class:`toast.errors.PlanError` naming the value and the axis.
+        Raises :class:`toast.errors.PlanError`, which names the value and the axis.
         """
         self._check_places(program)
         everywhere = [(v, spec, "") for v, spec in (*self.values.items(), *self.sums.items())]

@@ -1,4 +1,4 @@
-"""Fourth stage: the decision space of an analysed program on a mesh."""
+"""Fourth stage: the decision space of an analyzed program on a mesh (states and actions)."""
 
 from toast.space.actions import NONE, Action, Refinements, Scope
 from toast.space.classes import PRODUCTS, Classes

@@ -1,4 +1,4 @@
-"""Actions (paper, section 4.2), and those on parts of colors as arrays."""
+"""Actions (paper, section 4.2); those on parts of colors are arrays."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ NONE = -1
 
 
 class Action(NamedTuple):
-    """Shard all dimensions of a color along a mesh axis, resolving conflicts as told (4.2)."""
+    """Shards all dimensions of a color along a mesh axis (section 4.2), or a part of a color."""
 
-    #: Color group: a color with the colors mirrored to it.
+    #: The color group: a color and its mirror images.
     color: int
-    #: One bit per resolution group of the color.
+    #: The resolution of conflicts: one bit per resolution group of the color.
     resolution: tuple[int, ...]
     axis: int
-    #: A part of the color, in which the action takes the axis from whatever holds it: pairs of an
-    #: op class and its factor, or -1 to let go of the axis.  Empty for the whole color, where an
-    #: axis that is held stays.
+    #: The part of the color: pairs of an op class and its factor, to which the axis moves from any
+    #: other factor; factor -1 removes the axis.  Empty for the whole color; then an op that already
+    #: uses the axis does not change.
     part: tuple[tuple[int, int], ...] = ()
 
 
 class Scope(enum.IntEnum):
-    """Which op classes a refinement is of."""
+    """The op classes that a refinement changes."""
 
     #: The op classes of a family (:class:`toast.space.Classes`).
     FAMILY = 0
@@ -41,12 +41,12 @@ class Scope(enum.IntEnum):
     CLASS = 1
     #: Op classes of one kind, with factors of the same colors (``Space.alike``).
     ALIKE = 2
-    #: The ops of a color beside some other color, or those that are not.
+    #: The ops of a color that also have another color, or those that do not have it.
     COLOR = 3
 
 
 class Pairs(NamedTuple):
-    """Pairs of an op class and a factor of several actions, those of the first one first."""
+    """The pairs of an op class and a factor of several actions, in the order of the actions."""
 
     action: Ints
     op_class: Ints
@@ -56,18 +56,18 @@ class Pairs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Refinements:
-    """Actions on parts of colors, ``R`` with ``P`` pairs of an op class and a factor together.
+    """``R`` actions on parts of colors, with ``P`` pairs of an op class and a factor in total.
 
-    What colors tie together need not be sharded alike: an expert's products by expert, and the
-    gates before them, which have experts too, by group.  The search tries these behind all others,
-    where they take an axis from whatever holds it.
+    Dimensions of one color may have different best shardings: for example, the products of experts
+    are sharded by expert, and the gates before them, which also have an expert dimension, by group.
+    A refinement moves an axis to its factors from any other factor.
     """
 
     scope: Ints  # [R] :class:`Scope`
-    number: Ints  # [R] of the family, the class, ...; ordered by scope and number
+    number: Ints  # [R] number of the family, class and so on; rows are sorted by scope and number
     color: Ints  # [R]
     axis: Ints  # [R]
-    first: Ints  # [R + 1] pair that each begins with
+    first: Ints  # [R + 1] the first pair of each
     op_class: Ints  # [P]
     factor: Ints  # [P]
 
@@ -76,7 +76,7 @@ class Refinements:
 
     @staticmethod
     def joined(parts: Sequence[Refinements]) -> Refinements:
-        """All of them, in order."""
+        """The refinements of several tables, in order."""
         last = np.cumsum([0, *(len(part.op_class) for part in parts)])
         first = [part.first[:-1] + start for part, start in zip(parts, last, strict=False)]
         return Refinements(
@@ -99,9 +99,10 @@ class Refinements:
         factor: Ints,
         axes: Ints,
     ) -> Refinements:
-        """Those of parts, each brought to each of ``axes``.
+        """The refinements that move each of ``axes`` to each part.
 
-        Part ``i`` is of ``number[i]`` and has the pairs from ``first[i]`` on.
+        Part ``i`` has ``number[i]``, ``color[i]``, and the pairs from ``first[i]`` to the next part
+        in ``op_class`` and ``factor``.
         """
         parts, times = len(number), len(axes)
         size = np.diff(np.append(first, len(op_class)))
@@ -118,10 +119,12 @@ class Refinements:
 
     @staticmethod
     def of_labels(scope: Scope, label: Ints, may: Bools, colors: Ints, axes: Ints) -> Refinements:
-        """Op classes with the same ``label`` (``[K]``; -1 for none) together: factor by factor.
+        """The refinements of all op classes with one label: one per factor, and one that unshards.
 
-        A factor is for those that ``may`` (``[K, F]``) have it; behind the factors, all of them let
-        go of the axis.  ``colors`` (``[K, F]``) are those of the factors.
+        :param label: ``[K]`` the label of each op class; -1 for none.
+        :param may: ``[K, F]`` whether a factor may hold an axis.
+        :param colors: ``[K, F]`` the color of each factor.
+        :param axes: the axes.
         """
         may = np.pad(may, ((0, 0), (0, 1)), constant_values=True)
         colors = np.pad(colors, ((0, 0), (0, 1)), constant_values=NONE)
@@ -136,35 +139,35 @@ class Refinements:
         return Refinements.table(scope, number, color, first, op_class, factor, axes)
 
     def rows(self, scope: Scope, numbers: Ints) -> Ints:
-        """Those of several families, classes, ..., in their order."""
+        """The rows of several families, classes and so on, in the order of ``numbers``."""
         span = np.searchsorted(self.scope, [scope, scope + 1])
         here = self.number[span[0] : span[1]]
         first = np.searchsorted(here, numbers)
         return np.asarray(span[0] + ranges(first, np.searchsorted(here, numbers, "right") - first))
 
     def pairs(self, rows: Ints) -> Pairs:
-        """The pairs of several."""
+        """The pairs of several rows."""
         size = self.first[rows + 1] - self.first[rows]
         place = ranges(self.first[rows], size)
         action = np.repeat(np.arange(len(rows)), size)
         return Pairs(action, self.op_class[place], self.factor[place], self.axis[rows][action])
 
     def actions(self, rows: Iterable[int]) -> list[Action]:
-        """The actions themselves."""
-        found = []
+        """The actions of several rows."""
+        actions = []
         for row in rows:
             here = slice(self.first[row], self.first[row + 1])
             part = zip(self.op_class[here].tolist(), self.factor[here].tolist(), strict=True)
-            found.append(Action(int(self.color[row]), (), int(self.axis[row]), tuple(part)))
-        return found
+            actions.append(Action(int(self.color[row]), (), int(self.axis[row]), tuple(part)))
+        return actions
 
 
 def pairs_of(actions: Sequence[Action]) -> Pairs:
-    """The pairs of refinements."""
+    """The pairs of several actions on parts of colors."""
     size = [len(action.part) for action in actions]
     action = np.repeat(np.arange(len(actions)), size)
     flat = itertools.chain.from_iterable
-    # Several times as fast as an array of tuples: parts have thousands of pairs.
+    # Several times faster than an array of tuples: parts have thousands of pairs.
     numbers = np.fromiter(flat(flat(action.part for action in actions)), dtype=np.int64)
     pairs = numbers.reshape(-1, 2)
     axis = np.array([a.axis for a in actions], dtype=np.int64)[action]
@@ -172,6 +175,6 @@ def pairs_of(actions: Sequence[Action]) -> Pairs:
 
 
 def ranges(first: Ints, count: Ints) -> Ints:
-    """``count[i]`` numbers from ``first[i]`` on, one after the other."""
+    """The concatenation of ranges of ``count[i]`` numbers that start at ``first[i]``."""
     before = np.cumsum(count) - count
     return np.asarray(np.arange(count.sum()) + np.repeat(first - before, count))

@@ -1,4 +1,4 @@
-"""Op classes: ops that have the same state forever, or are to have it."""
+"""Op classes: ops that share one state."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-#: Classes that there may be after each round that tells ops apart by their neighbours.
+#: The most classes after each round of splitting classes by the neighbours of their ops.
 _MOST = (1300, *[450] * 20)
 
 #: Kinds of ops that do most of the work.
 PRODUCTS = frozenset({"dot_general", "dot", "convolution"})
 
-#: Sets what is drawn for operand 1 apart from what is for operand 2; any odd number does.
+#: A factor that distinguishes the hashes of operand 1 and operand 2; any odd number works.
 _ODD = -7046029254386353131
 
 
 @dataclasses.dataclass(frozen=True)
 class Classes:
-    """Op classes; ``K`` classes, at most ``F`` factors each."""
+    """``K`` op classes with at most ``F`` factors each."""
 
-    of_op: Ints  # [ops] class of each op
+    of_op: Ints  # [ops] the class of each op
     representative: Ints  # [K] one op of each class
-    count: Ints  # [K] ops in each class, times their repeats
-    divisor: Ints  # [K, F] a sharding of the factor divides this; 1 where it takes no axis
-    family: Ints  # [K] a number that classes share which their neighbours alone tell apart
+    count: Ints  # [K] the number of ops in each class, times their repeats
+    divisor: Ints  # [K, F] shards of the factor divide this; 1 if it takes no axis
+    family: Ints  # [K] a number; equal for classes that differ only in their neighbours
 
 
 def behaviours(
@@ -42,7 +42,12 @@ def behaviours(
     wanted: dict[int, frozenset[tuple[int, int]]],
     shardable: npt.NDArray[np.bool_],
 ) -> Ints:
-    """A number per name; names with equal numbers are touched by the same actions."""
+    """``[names]`` a number; names with equal numbers are changed by the same actions.
+
+    :param group_of_name: ``[names]`` the color group of each name.
+    :param wanted: the (resolution group, bit) pairs that pick each name in conflict.
+    :param shardable: ``[names]`` whether actions may shard a name.
+    """
     kinds: dict[frozenset[tuple[int, int]], int] = {frozenset(): 0}
     need = np.zeros(len(group_of_name), dtype=np.int64)
     for name, pairs in wanted.items():
@@ -58,10 +63,16 @@ def classes_of(
     collapse: bool = True,
     apart: npt.NDArray[np.int8] | None = None,
 ) -> Classes:
-    """The op classes: what names do (``behaviour``) and constraints say (``holding``) is alike.
+    """Groups ops into classes.
 
-    So are neighbours, as far as :data:`_MOST` allows.  Without ``collapse`` every op is one.
-    Ops that differ in ``apart`` (``[ops, axes]``) are of different classes in any case.
+    Ops in one class have equal signatures, behaviour and constraints, and similar neighbours as far
+    as :data:`_MOST` allows.
+
+    :param analysis: the analysis of the program.
+    :param behaviour: ``[names]``, from :func:`behaviours`.
+    :param holding: ``[ops, axes]`` the constraints (``Resolved.holders``).
+    :param collapse: if false, every op has its own class.
+    :param apart: ``[ops, axes]``; ops with different rows have different classes.
     """
     names = analysis.names
     widest = max(1, int(np.diff(names.first_name).max(initial=1)))
@@ -79,7 +90,7 @@ def classes_of(
     _, first, of_op = np.unique(of_op, return_index=True, return_inverse=True)
     repeats = np.array(analysis.program.repeats, dtype=np.float64)
     count = np.bincount(of_op, weights=repeats).astype(np.int64)
-    # Number the classes in program order, so that states read in that order too.
+    # Number the classes in program order, so that states have that order too.
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -88,10 +99,10 @@ def classes_of(
 
 
 def _apart(names: Names, of_op: Ints) -> Ints:
-    """Classes of which the ops have like neighbours, too, as far as their number allows: ``[ops]``.
+    """``[ops]`` classes whose ops also have similar neighbours, while there are few enough.
 
-    The first layer of a network and the second may have equal sizes and want other shardings all
-    the same: their neighbours tell them apart.  Each round looks one op further.
+    The first and the second layer of a network may have equal sizes but different best shardings;
+    they differ in their neighbours.  Each round includes neighbours that are one op further away.
     """
     for most in _MOST:
         finer = _by_neighbours(names, of_op)
@@ -102,15 +113,15 @@ def _apart(names: Names, of_op: Ints) -> Ints:
 
 
 def _by_neighbours(names: Names, of_op: Ints) -> Ints:
-    """Classes of ops in one class before, whose operands and users were: ``[ops]``."""
+    """``[ops]`` classes split by the classes of the ops' operands and users."""
     user, operand, maker = names.use_op, names.use_index, names.value_op[names.use_value]
-    drawn = np.random.default_rng(0).integers(2**63, size=(2, int(of_op.max()) + 1))
+    random = np.random.default_rng(0).integers(2**63, size=(2, int(of_op.max()) + 1))
     place = np.arange(1, int(operand.max(initial=0)) + 2) * _ODD
-    seen = np.zeros((len(of_op), 2), dtype=np.int64)
-    # Sums of what is drawn for each class, which wrap around.
-    np.add.at(seen[:, 0], user, drawn[0, of_op[maker]] * place[operand])
-    # Several users of a class are as one: copies are shared.
+    hashes = np.zeros((len(of_op), 2), dtype=np.int64)
+    # Sums of a random number per class; they wrap around.
+    np.add.at(hashes[:, 0], user, random[0, of_op[maker]] * place[operand])
+    # Several users of one class count once: they share copies.
     once = np.unique(np.stack([maker, of_op[user], operand]), axis=1)
-    np.add.at(seen[:, 1], once[0], drawn[1, once[1]] * place[once[2]])
-    key = np.concatenate([of_op[:, None], seen], axis=1)
+    np.add.at(hashes[:, 1], once[0], random[1, once[1]] * place[once[2]])
+    key = np.concatenate([of_op[:, None], hashes], axis=1)
     return np.asarray(np.unique(key, axis=0, return_inverse=True)[1]).reshape(-1)

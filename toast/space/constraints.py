@@ -1,8 +1,8 @@
-"""What the user fixes before the search: shardings of arguments and of named values.
+"""Constraints of the user: shardings of arguments and of named values.
 
-A pin holds exactly: the rows of a state that belong to what is pinned are fixed, so no action
-changes them, and what uses it elsewhere pays for the reshard.  Ops that are pinned alike and
-behave alike still form one class.
+A pin holds exactly: the rows of the pinned ops in a state are fixed, no action changes them, and
+uses with another sharding pay for the reshard.  Ops with equal pins and equal behaviour still form
+one class.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from toast.paths import matches, near
 if TYPE_CHECKING:
     from toast.analysis import Analysis
 
-#: Mesh axes of each dimension; ``None`` for a dimension that is left to the search.
+#: The mesh axes of each dimension; ``None`` for a dimension that the search may shard.
 Spec = tuple[tuple[str, ...] | None, ...]
 Holders = npt.NDArray[np.int8]
 
-#: In :class:`Resolved`: an axis that the search may use as it likes.
+#: In :class:`Resolved`: the search decides on the axis.
 FREE = -2
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -39,33 +39,33 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 @dataclasses.dataclass(frozen=True)
 class Constraints:
-    """Pins, by patterns of argument paths and of names that ``checkpoint_name`` gave to values.
+    """Constraints, by patterns of argument paths and of ``checkpoint_name`` names of values.
 
-    In patterns ``*`` stands for anything; brackets are themselves.  Raises
-    :class:`toast.errors.PinError` for what is no mapping of patterns.
+    In patterns, ``*`` stands for any text and brackets for themselves.  Raises
+    :class:`toast.errors.PinError` if a field is not a mapping of patterns.
     """
 
-    #: Shardings: a ``PartitionSpec``, or as text ``"P('data', None)"``.
+    #: Shardings: a ``PartitionSpec``, or a text such as ``"P('data', None)"``.
     pin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    #: Mesh axes that arguments must not be sharded along: ``"data"``, or several.
+    #: Mesh axes along which arguments must not be sharded: ``"data"``, or a list.
     forbid: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
-    #: Dimensions that take axes before the search does: ``{"tokens:0": "data"}`` puts the batch,
-    #: wherever it goes, on ``data``.
+    #: Dimensions that are sharded before the search: ``{"tokens:0": "data"}`` shards all dimensions
+    #: of the color of the batch along ``data``.
     fix: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
-    #: Whether the program's own shardings hold: its sharding constraints, and what it says of its
-    #: arguments (``in_shardings`` of ``jax.jit``).
+    #: Whether the shardings in the program hold: its sharding constraints and the ``in_shardings``
+    #: of ``jax.jit``.
     keep: bool = False
 
     def __post_init__(self) -> None:
         examples = {"pin": "w: P('data')", "forbid": "w: 'data'", "fix": "'tokens:0': 'data'"}
         for option, example in examples.items():
-            given = getattr(self, option)
-            if not isinstance(given, Mapping):
+            mapping = getattr(self, option)
+            if not isinstance(mapping, Mapping):
                 raise PinError(
-                    f"{option}: {type(given).__name__} is not a mapping from argument paths; "
+                    f"{option}: {type(mapping).__name__} is not a mapping from argument paths; "
                     f"use {{{example}}}"
                 )
-            if wrong := [key for key in given if not isinstance(key, str)]:
+            if wrong := [key for key in mapping if not isinstance(key, str)]:
                 raise PinError(f"{option}: {wrong[0]!r} is not an argument path; use {{{example}}}")
 
     def __bool__(self) -> bool:
@@ -74,26 +74,27 @@ class Constraints:
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """Constraints on a program and a mesh, free of contradictions."""
+    """The constraints for a program and a mesh, without contradictions."""
 
-    #: ``[ops, axes]`` the factor that holds each axis, -1 for none, :data:`FREE` where unsaid.
+    #: ``[ops, axes]`` the factor that must hold each axis, -1 for none, or :data:`FREE`.
     holders: Holders
-    #: ``[names]`` dimensions that take no further axis, of values with some dimension left open.
+    #: ``[names]`` whether a dimension takes no further axis, for pinned values with an open
+    #: dimension.
     closed: npt.NDArray[np.bool_]
-    #: The mesh's axes, major to minor, so that all pins have theirs in the order that they say;
-    #: empty where none says any.
+    #: The mesh axes from major to minor in an order that agrees with all pins; empty if no pin
+    #: needs an order.
     order: tuple[str, ...]
-    #: Names (of arguments' dimensions) and the axes of more than one device that ``fix`` puts them
-    #: on, in order.
+    #: The names (of arguments' dimensions) and axes of ``fix``, in order, without axes of one
+    #: device.
     fixed: tuple[tuple[int, int], ...]
 
 
 def broken(
     analysis: Analysis, mesh: Mesh, constraints: Constraints, holders: Holders
 ) -> tuple[str, ...]:
-    """The arguments and named values that are not as the constraints say.
+    """The arguments and named values whose sharding violates the constraints.
 
-    ``holders`` is a state, ``[ops, axes]``.  Raises what :func:`resolve` does.
+    ``holders`` is a state, ``[ops, axes]``.  Raises the errors of :func:`resolve`.
     """
     resolved, names = resolve(analysis, mesh, constraints), analysis.names
     real = np.array(mesh.sizes) > 1
@@ -102,48 +103,48 @@ def broken(
     held = names.first_name[: len(holders), None] + np.maximum(holders, 0)
     held = np.minimum(held, max(names.count - 1, 0))
     if names.count:
-        # What a pin leaves open is open to other axes, but what it names is not.
+        # Only the open dimensions of a pin may take other axes.
         wrong |= (wanted == FREE) & (holders >= 0) & resolved.closed[held]
     for name, axis in resolved.fixed:
         op = int(names.name_op[name])
         wrong[op, axis] |= holders[op, axis] != name - int(names.first_name[op])
     ops = np.flatnonzero(wrong.any(axis=1)).tolist()
     program = analysis.program
-    made = [program.ops[op].results for op in ops]
-    said = [[value for value in values if value in program.labels] or values for values in made]
-    return tuple(dict.fromkeys(_label(analysis, value) for values in said for value in values))
+    results = [program.ops[op].results for op in ops]
+    named = [[value for value in values if value in program.labels] or values for values in results]
+    return tuple(dict.fromkeys(_label(analysis, value) for values in named for value in values))
 
 
 class _Pin(NamedTuple):
-    """The sharding of one value, which an op makes."""
+    """The pinned sharding of one value, and the op that defines it."""
 
     op: int
     value: int
     spec: Spec
-    #: How messages call it: ``pin w*=P('data')``.
+    #: Its name in messages: ``pin w*=P('data')``.
     what: str
 
 
 def parse_spec(text: str) -> tuple[Any, ...]:
-    """The entries of a ``PartitionSpec`` as JAX writes it: ``P('data', None, ('a', 'b'))``.
+    """The entries of a ``PartitionSpec`` in JAX's notation: ``P('data', None, ('a', 'b'))``.
 
-    Axis names need no quotes; ``P.UNCONSTRAINED`` becomes ``...``.  Raises
-    :class:`toast.errors.PinError`.
+    Axis names may have no quotes; ``P.UNCONSTRAINED`` becomes ``...``.  Raises
+    :class:`toast.errors.PinError` for other texts.
     """
     problem = PinError(f"'{text}' is not a sharding; write P('data', None) as in JAX")
     inside = re.fullmatch(r"\s*(?:P|PartitionSpec)\((.*)\)\s*", text, re.DOTALL)
     if inside is None:
         raise problem
-    # Names without quotes get some.
+    # Add quotes to names without them.
     opened = re.sub(r"\b(?:(?:P|PartitionSpec)\s*\.\s*)?UNCONSTRAINED\b", "...", inside[1])
     quoted = re.sub(r"(?<!['\"\w])(?!None\b)[A-Za-z_]\w*(?!['\"\w])", r"'\g<0>'", opened)
     quoted = quoted.strip().removesuffix(",")
     try:
-        found = ast.literal_eval(f"({quoted},)") if quoted else ()
+        parsed = ast.literal_eval(f"({quoted},)") if quoted else ()
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         raise problem from None
     entries: list[Any] = []
-    for entry in found:
+    for entry in parsed:
         if entry is None or entry is ...:
             entries.append(entry)
             continue
@@ -155,33 +156,33 @@ def parse_spec(text: str) -> tuple[Any, ...]:
 
 
 def is_open(entry: Any) -> bool:
-    """Whether an entry of a sharding is JAX's ``UNCONSTRAINED``: its dimension is left open."""
+    """Whether an entry of a sharding leaves its dimension open (JAX's ``UNCONSTRAINED``)."""
     return entry is ... or type(entry).__name__ == "UnconstrainedSingleton"
 
 
 def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolved:
-    """What the constraints mean for the ops of a program on a mesh.
+    """The constraints as states of the ops of a program on a mesh.
 
-    Raises :class:`toast.errors.PinError` for a pattern without a match, a sharding that cannot be,
-    and two constraints that contradict each other.
+    Raises :class:`toast.errors.PinError` for a pattern without a match, an impossible sharding, and
+    constraints that contradict each other.
     """
     names = analysis.names
-    found = np.full((len(analysis.program.ops), len(mesh.axes)), FREE, dtype=np.int8)
+    holders = np.full((len(analysis.program.ops), len(mesh.axes)), FREE, dtype=np.int8)
     closed = np.zeros(names.count, dtype=bool)
-    said: dict[tuple[int, int], str] = {}  # who spoke of an op and an axis
+    causes: dict[tuple[int, int], str] = {}  # the constraint of an op and an axis
     pins: dict[int, list[_Pin]] = defaultdict(list)
     for pin in _pins(analysis, constraints):
         row = _row(analysis, mesh, pin)
         for other in pins[pin.op]:
             same = pin.value == other.value
-            if (same and _contradict(pin.spec, other.spec)) or _clash(found[pin.op], row):
+            if (same and _contradict(pin.spec, other.spec)) or _clash(holders[pin.op], row):
                 raise PinError(
                     f"{_label(analysis, pin.value)}: {other.what} contradicts {pin.what}; remove "
                     "one"
                 )
         pins[pin.op].append(pin)
-        found[pin.op] = np.where(row == FREE, found[pin.op], row)
-        said |= {(pin.op, axis): pin.what for axis in np.flatnonzero(row != FREE).tolist()}
+        holders[pin.op] = np.where(row == FREE, holders[pin.op], row)
+        causes |= {(pin.op, axis): pin.what for axis in np.flatnonzero(row != FREE).tolist()}
         if None in pin.spec:
             first = names.value_dim[pin.value]
             for d, entry in enumerate(pin.spec):
@@ -190,21 +191,22 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
         for value in _matching(analysis, pattern, "forbid"):
             op = analysis.program.values[value].op
             for axis in _axes(mesh, axes, f"forbid {pattern}"):
-                if found[op, axis] >= 0:
+                if holders[op, axis] >= 0:
                     raise PinError(
-                        f"{_label(analysis, value)}: {said[op, axis]} has axis {mesh.names[axis]}, "
-                        f"which forbid {pattern} excludes; remove one"
+                        f"{_label(analysis, value)}: {causes[op, axis]} has axis "
+                        f"{mesh.names[axis]}, which forbid {pattern} excludes; remove one"
                     )
-                found[op, axis] = -1
-                said.setdefault((op, axis), f"forbid {pattern}")
+                holders[op, axis] = -1
+                causes.setdefault((op, axis), f"forbid {pattern}")
     fixed = _fixed(analysis, mesh, constraints)
     taken: dict[tuple[int, int], int] = {}
     for name, axis in fixed:
         op = int(names.name_op[name])
         factor = name - int(names.first_name[op])
         earlier = taken.setdefault((op, axis), name)
-        if found[op, axis] not in (FREE, factor) or (closed[name] and found[op, axis] == FREE):
-            why = f"{said.get((op, axis)) or pins[op][0].what} excludes it"
+        here = holders[op, axis]
+        if here not in (FREE, factor) or (closed[name] and here == FREE):
+            why = f"{causes.get((op, axis)) or pins[op][0].what} excludes it"
         elif earlier != name:
             why = f"fix {analysis.name_label(earlier)} has it"
         else:
@@ -214,29 +216,29 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
             "remove one"
         )
     order = _order(mesh, itertools.chain.from_iterable(pins.values()))
-    # An axis of one device shards nothing: what is fixed on it holds, as what is pinned does.
+    # An axis of one device shards nothing, so that its constraints always hold.
     fixed = tuple((name, axis) for name, axis in fixed if mesh.sizes[axis] > 1)
-    return Resolved(found, closed, order, fixed)
+    return Resolved(holders, closed, order, fixed)
 
 
 def _pins(analysis: Analysis, constraints: Constraints) -> list[_Pin]:
-    """The pins of every op, the user's before those of the program."""
+    """All pins: those of the user, then those of the program."""
     program = analysis.program
-    found = []
+    pins = []
     for pattern, wanted in constraints.pin.items():
         spec = _spec(wanted, pattern)
         what = f"pin {pattern}={_text(spec)}"
         values = _matching(analysis, pattern, "pin")
-        found += [_Pin(program.values[value].op, value, spec, what) for value in values]
+        pins += [_Pin(program.values[value].op, value, spec, what) for value in values]
     if constraints.keep:
         for op, spec in program.constraints.items():
             (value,) = program.ops[op].results
-            found.append(_Pin(op, value, spec, f"the program's sharding {_text(spec)}"))
-    return [pin._replace(spec=_whole(analysis, pin)) for pin in found]
+            pins.append(_Pin(op, value, spec, f"the program's sharding {_text(spec)}"))
+    return [pin._replace(spec=_whole(analysis, pin)) for pin in pins]
 
 
 def _whole(analysis: Analysis, pin: _Pin) -> Spec:
-    """The spec with an entry for each dimension; those that it leaves out are not sharded."""
+    """The spec with an entry for each dimension; missing entries mean unsharded."""
     type_ = analysis.program.values[pin.value].type
     missing = len(type_.shape) - len(pin.spec)
     if missing < 0:
@@ -248,12 +250,12 @@ def _whole(analysis: Analysis, pin: _Pin) -> Spec:
 
 
 def _clash(row: Holders, other: Holders) -> bool:
-    """Whether two pins of one op have an axis at different places."""
+    """Whether two pins of one op put an axis on different factors."""
     return bool(((row != other) & (row != FREE) & (other != FREE)).any())
 
 
 def _contradict(spec: Spec, other: Spec) -> bool:
-    """Whether two pins want other axes of one dimension; their order is a question of its own."""
+    """Whether two pins have different sets of axes for one dimension."""
     return any(
         a is not None and b is not None and set(a) != set(b)
         for a, b in zip(spec, other, strict=True)
@@ -261,7 +263,7 @@ def _contradict(spec: Spec, other: Spec) -> bool:
 
 
 def _order(mesh: Mesh, pins: Iterable[_Pin]) -> tuple[str, ...]:
-    """The axes in an order that suits all pins: shards lie in one."""
+    """An order of the mesh axes that agrees with all pins: a plan has one order of shards."""
     before: dict[tuple[str, str], str] = {}
     for pin in pins:
         for axes in pin.spec:
@@ -285,7 +287,7 @@ def _order(mesh: Mesh, pins: Iterable[_Pin]) -> tuple[str, ...]:
 
 def _fixed(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> tuple[tuple[int, int], ...]:
     """The names and axes of ``fix``."""
-    found = []
+    fixed = []
     for text, axes in constraints.fix.items():
         pattern, colon, dimension = text.rpartition(":")
         if not colon or not re.fullmatch(r"-?\d+", dimension):
@@ -296,31 +298,31 @@ def _fixed(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> tuple[tu
             if not -rank <= int(dimension) < rank:
                 raise PinError(f"fix {text}: {_label(analysis, value)} has {rank} dimensions")
             name = int(names.def_name[names.value_dim[value] + int(dimension) % rank])
-            found += [(name, axis) for axis in _axes(mesh, axes, f"fix {text}")]
-    return tuple(dict.fromkeys(found))
+            fixed += [(name, axis) for axis in _axes(mesh, axes, f"fix {text}")]
+    return tuple(dict.fromkeys(fixed))
 
 
 def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> list[int]:
     """The arguments and named values that a pattern matches.
 
-    Messages name the pattern with its option and the ``rest`` of what was written.
+    Errors quote the option, the pattern and the ``rest`` of the user's text.
     """
     if not pattern:
         raise PinError(f"{option}: empty pattern; write an argument path, or * for all")
     program = analysis.program
     paths = dict(zip(program.argument_values, program.arguments, strict=True))
     named = {**program.labels, **paths}
-    found = [value for value, path in named.items() if matches(pattern, path)]
-    if not found:
+    values = [value for value, path in named.items() if matches(pattern, path)]
+    if not values:
         close = ", ".join(near(pattern, [*paths.values(), *program.labels.values()])) or "none"
         raise PinError(
             f"{option} {pattern}{rest}: matches no argument or named value; similar: {close}"
         )
-    return sorted(found)
+    return sorted(values)
 
 
 def _spec(wanted: Any, pattern: str) -> Spec:
-    """A ``PartitionSpec``, its text, or a ``NamedSharding``, as axes per dimension."""
+    """A ``PartitionSpec``, its text, or a ``NamedSharding``, as a :data:`Spec`."""
     if hasattr(wanted, "spec") and hasattr(wanted, "mesh"):
         wanted = wanted.spec
     if getattr(wanted, "unreduced", None) or getattr(wanted, "reduced", None):
@@ -347,12 +349,12 @@ def _spec(wanted: Any, pattern: str) -> Spec:
 
 
 def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
-    """The factor of the op that holds each axis, so that its result is sharded as the pin says."""
+    """``[axes]`` the factor of the op that holds each axis if its result has the pinned sharding."""
     names, program = analysis.names, analysis.program
     op, value, spec, what = pin
     shape = program.values[value].type.shape
     where = f"{what}: {_label(analysis, value)} {program.values[value].type}"
-    # Axes that the spec does not name: to be kept off, unless some dimension is left open.
+    # Axes that are not in the spec must not be used, unless a dimension is open.
     row = np.full(len(mesh.axes), FREE if None in spec else -1, dtype=np.int8)
     used: set[str] = set()
     for d, axes in enumerate(spec):

@@ -1,4 +1,4 @@
-"""What queries ask of a mesh: section 2 of ``rules/queries/vocabulary.lp``."""
+"""The predicates of a mesh for queries: section 2 of ``rules/queries/vocabulary.lp``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def relations(space: Space) -> Relations:
-    """Every predicate of a decision space; not of one that is slimmed for a search."""
+    """Every predicate of a decision space; ``space`` must have its analysis."""
     names = space.analysis.vocabulary.names
     mesh, groups = space.mesh, space.color_groups
     leaders = [names[group.colors[0]] for group in groups]
 
     def action() -> Columns:
-        found = dict.fromkeys((a.color, a.axis) for a in space.actions)
-        return [[leaders[g] for g, _ in found], [quoted(mesh.names[axis]) for _, axis in found]]
+        pairs = dict.fromkeys((a.color, a.axis) for a in space.actions)
+        return [[leaders[g] for g, _ in pairs], [quoted(mesh.names[axis]) for _, axis in pairs]]
 
     return {
         ("mesh_axis", 2): lambda: [map(quoted, mesh.names), mesh.sizes],

@@ -1,10 +1,10 @@
 """The decision space: op classes, states and actions (paper, sections 4.2 to 4.4).
 
-A mesh axis shards the iteration space of an op at most once.  So the state of an op is, for each
-axis, the factor that holds it, or none; the sharding of every name, and of every dimension of
-every value, follows from it.  Two ops with the same signature whose factors are touched by the
-same actions have the same state forever: they form an **op class**, and a state is kept per class,
-not per op.  Repeated layers collapse, so search and pricing do not grow with depth.
+A mesh axis shards the iteration space of an op at most once.  The state of an op is therefore, for
+each axis, the factor that holds the axis, or none.  It determines the sharding of every name and of
+every dimension of every value.  Two ops with the same signature whose factors are changed by the
+same actions always have the same state.  They form an **op class**, and there is one state per
+class, not per op.  Repeated layers collapse, so search and pricing do not grow with depth.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-#: A batch of states: ``[states, classes, axes]`` of the factor that holds each axis.
+#: A batch of states: ``[states, classes, axes]``, the factor that holds each axis.
 States = npt.NDArray[np.int8]
 
-#: Colors that touch fewer dimensions get no action (4.2).  In programs of a few ops every color
-#: matters, so the limit grows to this with the program: one in fifty of its dimensions.
+#: Colors with fewer dimensions have no action (section 4.2).  In a small program every color
+#: matters: its limit is a fiftieth of the number of its dimensions, if that is less.
 MIN_DIMENSIONS = 10
 _PROGRAM_SHARE = 50
 
-#: Whether compatible conflicts are resolved alike (3.5), or each by itself.
+#: Whether compatible conflicts are resolved together (section 3.5) or one by one.
 Resolving = Literal["compatible", "independent"]
 
 
 @dataclasses.dataclass(frozen=True)
 class ColorGroup:
-    """A color and those that argument groups mirror it to (4.4)."""
+    """A color and its mirror images in argument groups (section 4.4)."""
 
-    #: Its colors, as in ``Analysis.color``.
+    #: The colors, as in ``Analysis.color``.
     colors: tuple[int, ...]
-    #: Dimensions of definitions and uses it touches.
+    #: The number of dimensions of definitions and uses with these colors.
     dimensions: int
-    #: Resolution groups of its conflicts: bit ``i`` of an action's resolution is for ``bits[i]``.
+    #: The resolution groups of its conflicts; bit ``i`` of an action's resolution is for
+    #: ``bits[i]``.
     bits: tuple[int, ...]
-    #: The resolutions that actions are offered: ``rules/orders.lp``.
+    #: The resolutions for which there are actions (``rules/orders.lp``).
     orders: tuple[tuple[int, ...], ...]
 
 
@@ -73,14 +74,20 @@ class Space:
         collapse: bool = True,
         apart: npt.NDArray[np.int8] | None = None,
     ) -> None:
-        """Prepare the space.
+        """Builds the space.
 
-        ``constraints`` are the user's; ``min_dimensions`` overrides the pruning of small colors;
-        ``collapse=False`` gives every op a class of its own, and ops that differ in ``apart``
-        (``[ops, axes]``) are of different classes.  ``resolution="independent"`` makes
-        every conflict a resolution group of its own; those of repeated layers are still resolved
-        alike (3.6).  ``rules/orders.lp`` says in which ways conflicts are then resolved.  Raises
-        :class:`toast.errors.PinError` where constraints cannot hold.
+        :param analysis: the analysis of the program.
+        :param mesh: the mesh.
+        :param constraints: the constraints of the user.
+        :param resolution: ``"independent"`` makes every conflict a resolution group; those of
+            repeated layers are still resolved together (section 3.6).  ``rules/orders.lp`` lists
+            the ways to resolve conflicts.
+        :param min_dimensions: colors with fewer dimensions have no action; by default
+            :data:`MIN_DIMENSIONS`, or less in small programs.
+        :param collapse: if false, every op has its own class.
+        :param apart: ``[ops, axes]``; ops with different rows have different classes.
+        :raises toast.errors.PinError: if a constraint cannot hold.
+        :raises toast.errors.SearchError: for an unknown ``resolution``.
         """
         self.analysis = analysis
         if resolution not in typing.get_args(Resolving):
@@ -93,7 +100,7 @@ class Space:
             )
         self.constraints = constraints or Constraints()
         self.resolved: Resolved = resolve(analysis, mesh, self.constraints)
-        #: Actions that come before all others, as ``begin_with`` says.
+        #: Actions that precede all others (:meth:`begin_with`).
         self.begun: tuple[Action, ...] = ()
         self.mesh = mesh
         self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
@@ -107,46 +114,47 @@ class Space:
         if min_dimensions is None:
             annotated = len(names.def_name) + len(names.use_name)
             min_dimensions = min(MIN_DIMENSIONS, 1 + annotated // _PROGRAM_SHARE)
-        #: Dimensions that a color group with an action touches at least.
+        #: The least number of dimensions of a color group with actions.
         self.min_dimensions = min_dimensions
         self._group_of_name: Ints = group_of_color[analysis.color]
         wanted = _requirements(resolutions)
-        # Names that no action touches behave alike, whatever their color.
+        # Names that no action changes behave alike, whatever their color.
         active = np.array([
             group.dimensions >= min_dimensions and self._divisible(names.divisor[self.names_of(g)])
             for g, group in enumerate(self.color_groups)
         ], dtype=bool)  # fmt: skip
         order = self.resolved.order
-        #: ``[axes]`` how much each axis is to be the major one where pins say so; else none.
+        #: ``[axes]`` the rank of each axis in the order of the pins, the largest is the major one;
+        #: ``None`` if pins have no order.
         self.major = np.array([-order.index(name) for name in mesh.names]) if order else None
         self._open = ~self.resolved.closed
         touched = names.shardable & self._open & active[self._group_of_name]
         behaviour = behaviours(self._group_of_name, wanted, touched)
         holders = self.resolved.holders
         self.classes = classes_of(analysis, behaviour, holders, collapse=collapse, apart=apart)
-        #: What pins say, :data:`FREE` where nothing.
+        #: The factors that pins fix, or :data:`FREE`.
         self._pins: States = holders[self.classes.representative]
-        #: Pins, and what :meth:`hold` adds to them.
+        #: Pins, and the factors that :meth:`hold` fixes.
         self._fixed = self._pins
         self._targets = self._action_targets(wanted, np.flatnonzero(active))
         self.actions: tuple[Action, ...] = tuple(self._targets)
         self._initial = self.pinned
 
     def for_search(self) -> Space:
-        """The space without what only explains it: small enough to be sent to a process.
+        """A copy without the analysis and the constraints, small enough to send to a process.
 
-        It has states and actions, but no program: no ``analysis``, and no constraints.
+        It has the states and actions, but not the program.
         """
         for needed in ("alike", "_shut", "links", "products", "arguments"):
-            getattr(self, needed)  # of the analysis; kept from here on
+            getattr(self, needed)  # computed now, because it needs the analysis
         slim = copy.copy(self)
-        for made in ("refinements", "_parts", "_divides"):
-            slim.__dict__.pop(made, None)  # made again sooner than sent
+        for large in ("refinements", "_parts", "_divides"):
+            slim.__dict__.pop(large, None)  # computing it again is faster than sending it
         del slim.analysis, slim.constraints, slim.resolved
         return slim
 
     def same_classes(self, other: Space) -> bool:
-        """Whether the op classes are those of another space of the same analysis."""
+        """Whether another space has the same analysis and the same op classes."""
         mine, others = dataclasses.astuple(self.classes), dataclasses.astuple(other.classes)
         return self.analysis is other.analysis and all(map(np.array_equal, mine, others))
 
@@ -159,54 +167,54 @@ class Space:
 
     @property
     def initial(self) -> States:
-        """Where every search begins: what is pinned, and what the first actions shard."""
+        """The state in which every search begins: pins, and the actions of :meth:`begin_with`."""
         return self._initial
 
     def begin_with(self, actions: Sequence[Action]) -> None:
-        """Let every search begin behind ``actions``."""
+        """Makes every search begin after ``actions``."""
         self.begun = tuple(actions)
         self._initial = self.pinned
         for action in actions:
             self._initial = self.apply(self._initial, action)
 
     def hold(self, k: int, axis: int) -> None:
-        """Let no refinement take from op class ``k`` what it has of ``axis`` at the beginning."""
+        """Fixes the factor of op class ``k`` that holds ``axis`` in the initial state."""
         self._fixed = self._fixed.copy()
         self._fixed[k, axis] = self._initial[k, axis]
-        self.__dict__.pop("choices", None)  # those that were asked for before
+        self.__dict__.pop("choices", None)  # they depend on what is fixed
 
     def within(self, state: States) -> States:
-        """``state`` as far as pins and :meth:`hold` allow it."""
-        kept = np.where(self._fixed == FREE, state, self._fixed)
-        k, axis = np.nonzero((self._fixed == FREE) & (kept != NONE))
-        shut = self._shut[k, kept[k, axis]]
-        kept[k[shut], axis[shut]] = NONE
-        return np.asarray(kept)
+        """``state``, changed where pins and :meth:`hold` do not allow it."""
+        allowed = np.where(self._fixed == FREE, state, self._fixed)
+        k, axis = np.nonzero((self._fixed == FREE) & (allowed != NONE))
+        shut = self._shut[k, allowed[k, axis]]
+        allowed[k[shut], axis[shut]] = NONE
+        return np.asarray(allowed)
 
     @property
     def fixed(self) -> States:
-        """What pins and :meth:`hold` say of each op class; :data:`FREE` where nothing."""
+        """``[classes, axes]`` the factors that pins and :meth:`hold` fix, or :data:`FREE`."""
         return self._fixed
 
     @functools.cached_property
     def pinned(self) -> States:
-        """The state in which only that is sharded which is pinned."""
+        """The state with pins only, ``[classes, axes]``."""
         return np.where(self._pins == FREE, NONE, self._pins).astype(np.int8)
 
     def apply(self, state: States, action: Action) -> States:
-        """The state after ``action``; equal to ``state`` if the action finds nothing to shard.
+        """The state after ``action``; ``state`` itself if the action shards nothing.
 
-        Of names that compete for the axis within one op the first factor wins; a name whose
-        remaining size the axis does not divide is left alone.
+        If several factors of one op compete for the axis, the first one gets it.  A factor whose
+        remaining size the axis does not divide stays as it is.
         """
         return np.asarray(self.apply_all(state[None], action)[0])
 
     def apply_all(self, states: States, action: Action) -> States:
-        """Every one of ``states`` (``[states, classes, axes]``) after ``action``."""
+        """``states`` (``[states, classes, axes]``), each after ``action``."""
         after, axis = states.copy(), action.axis
         if action.part:
             pairs = pairs_of([action])
-            after[:, pairs.op_class, axis] = self._brought(states, pairs)
+            after[:, pairs.op_class, axis] = self._after_pairs(states, pairs)
             return after
         for classes, factors in self._targets[action]:
             held = after[:, classes]
@@ -216,12 +224,12 @@ class Space:
         return after
 
     def _fits(self, held: States, classes: Ints, factors: Ints, axis: int | Ints) -> Bools:
-        """Whether ``axis`` divides what the other axes that are ``held`` leave of each factor.
+        """Whether ``axis`` and the axes that a factor holds together divide the factor.
 
-        ``held`` is ``[..., pairs, axes]``; ``axis`` one of all pairs, or one of each.  What this
-        says of no factor (-1) means nothing.
+        ``held`` is ``[..., pairs, axes]``, the factor that holds each axis.  ``axis`` is one axis
+        for all pairs, or one for each.  The result for factor -1 has no meaning.
         """
-        # A bit for each of the axes, of which a mesh has at most eight.
+        # One bit per axis: a mesh has at most eight axes.
         together = np.left_shift(1, axis).astype(np.uint8)
         for a in range(held.shape[-1]):
             together = together | ((held[..., a] == factors).view(np.uint8) << np.uint8(a))
@@ -229,7 +237,7 @@ class Space:
 
     @functools.cached_property
     def _divides(self) -> Bools:
-        """``[sets of axes, K, F]`` whether the axes of a set together divide a factor."""
+        """``[sets of axes, K, F]`` whether the devices of a set of axes divide a factor."""
         sets = np.arange(1 << len(self.axis_sizes))[:, None] >> np.arange(len(self.axis_sizes)) & 1
         devices = np.where(sets, self.axis_sizes, 1).prod(axis=1)
         return np.asarray(self.classes.divisor % devices[:, None, None] == 0)
@@ -238,7 +246,7 @@ class Space:
 
     @functools.cached_property
     def _class_colors(self) -> Ints:
-        """``[K, F]`` color group of each factor of each op class; -1 for none."""
+        """``[K, F]`` the color group of each factor of each op class; -1 for none."""
         names, ops = self.analysis.names, self.classes.representative
         table = np.full(self.classes.divisor.shape, -1, dtype=np.int64)
         for k, op in enumerate(ops.tolist()):
@@ -248,7 +256,7 @@ class Space:
 
     @functools.cached_property
     def _shut(self) -> Bools:
-        """``[K, F]`` factors that take no axis beyond what their pins say."""
+        """``[K, F]`` whether a factor takes no axis other than those of its pins."""
         names, ops = self.analysis.names, self.classes.representative
         table = np.zeros(self.classes.divisor.shape, dtype=bool)
         for k, op in enumerate(ops.tolist()):
@@ -258,7 +266,7 @@ class Space:
 
     @functools.cached_property
     def links(self) -> Ints:
-        """``[links, 2]`` pairs of op classes, one of which uses what the other defines."""
+        """``[links, 2]`` pairs of op classes; the second uses a value of the first."""
         names, of_op = self.analysis.names, self.classes.of_op
         pairs = np.stack([of_op[names.value_op[names.use_value]], of_op[names.use_op]], axis=1)
         return np.asarray(np.unique(pairs, axis=0))
@@ -271,7 +279,7 @@ class Space:
 
     @functools.cached_property
     def arguments(self) -> Ints:
-        """The op classes of arguments, in order."""
+        """The op classes of arguments, in ascending order."""
         return np.unique(self.classes.of_op[: len(self.analysis.program.arguments)])
 
     def color_of(self, k: int, factor: int) -> int:
@@ -280,7 +288,7 @@ class Space:
 
     @functools.cached_property
     def refinements(self) -> Refinements:
-        """All actions on parts of colors that the search may try."""
+        """All actions on parts of colors."""
         classes, colors = self.classes, self._class_colors
         real = np.flatnonzero(self.axis_sizes > 1)
         shardable = classes.divisor > 1
@@ -296,7 +304,7 @@ class Space:
         ])  # fmt: skip
 
     def _parts_of_colors(self, axes: Ints) -> Refinements:
-        found: list[tuple[int, Ints, Ints]] = []
+        parts: list[tuple[int, Ints, Ints]] = []
         known: set[tuple[bytes, bytes]] = set()
         colors = self._class_colors
         shardable = (self.classes.divisor > 1) & (colors >= 0)
@@ -312,36 +320,36 @@ class Space:
                     key = part[0].tobytes(), part[1].tobytes()
                     if len(part[0]) and key not in known:
                         known.add(key)
-                        found.append((color, *part))
-        sizes = np.array([len(classes) for _, classes, _ in found], dtype=np.int64)
+                        parts.append((color, *part))
+        sizes = np.array([len(classes) for _, classes, _ in parts], dtype=np.int64)
         none = np.empty(0, dtype=np.int64)
         return Refinements.table(
-            Scope.COLOR, np.arange(len(found)), np.array([c for c, *_ in found], dtype=np.int64),
-            np.cumsum(sizes) - sizes, np.concatenate([none, *(k for _, k, _ in found)]),
-            np.concatenate([none, *(f for *_, f in found)]), axes,
+            Scope.COLOR, np.arange(len(parts)), np.array([c for c, *_ in parts], dtype=np.int64),
+            np.cumsum(sizes) - sizes, np.concatenate([none, *(k for _, k, _ in parts)]),
+            np.concatenate([none, *(f for *_, f in parts)]), axes,
         )  # fmt: skip
 
     def parts_by(self, seconds: Floats) -> Ints:
-        """The refinements of parts of colors, by the ``seconds`` (of op classes) in their parts.
+        """The rows of :attr:`refinements` for parts of colors, in order of decreasing seconds.
 
-        Those with the most come first.
+        ``seconds`` are those of each op class, ``[K]``; those of a part are summed.
         """
         pairs = self._parts
-        # Summed in order, so that equal parts are worth the same.
+        # Summed in a fixed order, so that equal parts have equal sums.
         worth = np.bincount(pairs.action, seconds[pairs.op_class])
         return self.refinements.rows(Scope.COLOR, np.argsort(-worth, kind="stable"))
 
     @functools.cached_property
     def _parts(self) -> Pairs:
-        """The pairs of every part of a color, brought to the first axis."""
+        """The pairs of every part of a color, for the first axis."""
         rows = np.flatnonzero(self.refinements.scope == Scope.COLOR)
         return self.refinements.pairs(rows[np.diff(self.refinements.number[rows], prepend=-1) > 0])
 
     @functools.cached_property
     def alike(self) -> Ints:
-        """``[K]`` a number that classes of one kind, with factors of the same colors, share.
+        """``[K]`` a number; it is equal for op classes of one kind with factors of equal colors.
 
-        They differ in sizes only, as a network's layers of several widths do.
+        Such classes differ in sizes only, for example in layers of different widths.
         """
         kinds = [self.analysis.program.kind(op) for op in self.classes.representative.tolist()]
         keys: dict[object, int] = {}
@@ -354,7 +362,7 @@ class Space:
     # -- batches -----------------------------------------------------------------------------
 
     def apply_each(self, state: States, actions: Sequence[int]) -> States:
-        """``state`` after each of ``actions``, by number: ``[actions, classes, axes]``."""
+        """``[actions, classes, axes]`` ``state`` after each of ``actions`` (by number)."""
         after = np.repeat(state[None], len(actions), axis=0)
         place = np.full(len(self.actions), -1)
         place[list(actions)] = np.arange(len(actions))
@@ -368,25 +376,29 @@ class Space:
         return after
 
     def refine(self, state: States, rows: Ints) -> tuple[Ints, States]:
-        """Those of :attr:`refinements` that change ``state``, and what they make of it.
+        """Applies refinements to ``state``.
 
-        They are some of ``rows``, and as many states: ``[those, classes, axes]``.  An axis comes
-        where a refinement wants it, wherever it was; what is pinned or held stays.
+        A refinement moves the axis to its factors from any other factor; pinned and held factors
+        stay.
+
+        :param rows: rows of :attr:`refinements`.
+        :returns: those of ``rows`` that change the state, and the new states, ``[rows, classes,
+            axes]``.
         """
         pairs = self.refinements.pairs(rows)
-        brought = self._brought(state[None], pairs)[0]
-        changes = brought != state[pairs.op_class, pairs.axis]
+        factors = self._after_pairs(state[None], pairs)[0]
+        changes = factors != state[pairs.op_class, pairs.axis]
         number, k, axis = pairs.action[changes], pairs.op_class[changes], pairs.axis[changes]
-        some, place = np.unique(number, return_inverse=True)
-        after = np.repeat(state[None], len(some), axis=0)
-        after[place, k, axis] = brought[changes]
-        return rows[some], after
+        effective, place = np.unique(number, return_inverse=True)
+        after = np.repeat(state[None], len(effective), axis=0)
+        after[place, k, axis] = factors[changes]
+        return rows[effective], after
 
-    def _brought(self, states: States, pairs: Pairs) -> States:
-        """The factor that holds each pair's axis afterwards: ``[S, pairs]``.
+    def _after_pairs(self, states: States, pairs: Pairs) -> States:
+        """``[states, pairs]`` the factor that holds the axis of each pair after a refinement.
 
-        That of the pair, or what held the axis before, where the pair's does not fit or the axis is
-        pinned or held.
+        It is the factor of the pair.  If that factor does not fit, or the axis is pinned or held,
+        it is the previous factor.
         """
         _, k, f, axis = pairs
         held = states[:, k]  # [S, pairs, A]
@@ -397,7 +409,7 @@ class Space:
 
     @functools.cached_property
     def _layers_of_all(self) -> list[tuple[Ints, Ints, Ints, Ints]]:
-        """The targets of all actions by layer: action, class, factor and axis of each."""
+        """The targets of all actions by layer: arrays of actions, classes, factors and axes."""
         layers: list[list[tuple[Ints, Ints, Ints, Ints]]] = []
         for number, (action, targets) in enumerate(self._targets.items()):
             for depth, (classes, factors) in enumerate(targets):
@@ -412,16 +424,16 @@ class Space:
 
     @functools.cached_property
     def choices(self) -> tuple[States, ...]:
-        """Every legal state of each op class by itself: ``[choices, axes]``, unsharded ones first.
+        """The legal states of each op class, ``[choices, axes]``; the unsharded state comes first.
 
-        Each axis has a factor or none; the axes of a factor divide its size together; what is
-        pinned holds.  Whether actions lead there is another question.  They are not to be written
-        to: op classes that are alike share them.
+        In a legal state, each axis has one factor or none, the axes of a factor together divide its
+        size, and pins hold.  It may not be reachable by actions.  The arrays are read-only, because
+        op classes share them.
         """
         return tuple(self.choices_of(k) for k in range(len(self.classes.representative)))
 
     def choices_of(self, k: int) -> States:
-        """The legal states of one op class, as :attr:`choices` has them."""
+        """The legal states of one op class; see :attr:`choices`."""
         op = self.classes.representative[k]
         first, last = self.analysis.names.first_name[op : op + 2]
         divisor = np.where(self._open[first:last], self.classes.divisor[k, : last - first], 1)
@@ -429,22 +441,24 @@ class Space:
 
     @functools.cached_property
     def tied(self) -> tuple[tuple[int, int, States], ...]:
-        """Op classes that do as another does: class, that one, and its factors as theirs.
+        """Op classes that are sharded like another one: class, other class, and factors.
 
-        Factor ``f`` of the other is factor ``[f]`` of the class; the last entry is for none.
+        Factor ``f`` of the other class is factor ``factors[f]`` of the class; the last entry is for
+        no factor.
         """
-        names, rules, found = self.analysis.names, self.analysis.rules, {}
+        names, rules = self.analysis.names, self.analysis.rules
+        factors_of: dict[tuple[int, int], States] = {}
         for op, other in self.analysis.program.ties:
             own, theirs = (
                 [f.label for f in rules[names.signature[o]].factors] for o in (op, other)
             )
             same = [own.index(label) if label in own else NONE for label in theirs]
             classes = (int(self.classes.of_op[op]), int(self.classes.of_op[other]))
-            found[classes] = np.array([*same, NONE], dtype=np.int8)
-        return tuple((k, other, same) for (k, other), same in found.items())
+            factors_of[classes] = np.array([*same, NONE], dtype=np.int8)
+        return tuple((k, other, factors) for (k, other), factors in factors_of.items())
 
     def of_ops(self, state: States) -> npt.NDArray[np.int8]:
-        """The state per op, ``[ops, axes]``."""
+        """``[ops, axes]`` the state of each op in a state of classes."""
         return state[self.classes.of_op]
 
     # -- actions -----------------------------------------------------------------------------
@@ -461,17 +475,17 @@ class Space:
     def _action_targets(
         self, wanted: dict[int, frozenset[tuple[int, int]]], active: Ints
     ) -> dict[Action, list[tuple[Ints, Ints]]]:
-        """For each action, (classes, factors) it tries to shard, in layers of priority."""
+        """The (classes, factors) that each action shards, in layers of descending priority."""
         targets: dict[Action, list[tuple[Ints, Ints]]] = {}
         names = self.analysis.names
         for number in active.tolist():
             group, members = self.color_groups[number], self.names_of(number)
             divisors = names.divisor[members]
-            torn = [(i, wanted[n]) for i, n in enumerate(members.tolist()) if n in wanted]
+            in_conflict = [(i, wanted[n]) for i, n in enumerate(members.tolist()) if n in wanted]
             for bits in group.orders:
                 picked = dict(zip(group.bits, bits, strict=True))
                 allowed = np.ones(len(members), dtype=bool)
-                for place, pairs in torn:
+                for place, pairs in in_conflict:
                     allowed[place] = all(picked[g] == bit for g, bit in pairs)
                 layers = self._layers(members[allowed & self._open[members]])
                 for axis, size in enumerate(self.axis_sizes.tolist()):
@@ -480,17 +494,17 @@ class Space:
         return targets
 
     def _not_pinned(self, layers: list[tuple[Ints, Ints]], axis: int) -> list[tuple[Ints, Ints]]:
-        """The targets of an action on ``axis`` that are free there."""
+        """The targets of an action that are not pinned on ``axis``."""
         free = self._pins[:, axis] == FREE
         return [(classes[free[classes]], factors[free[classes]]) for classes, factors in layers]
 
     def _divisible(self, divisors: Ints) -> bool:
-        """Whether some axis of more than one device divides some of the divisors."""
+        """Whether an axis of more than one device divides one of the divisors."""
         sizes = self.axis_sizes[self.axis_sizes > 1]
         return bool((divisors[:, None] % sizes == 0).any())
 
     def _layers(self, members: Ints) -> list[tuple[Ints, Ints]]:
-        """Names as (class, factor) pairs, without duplicates; layer i holds each op's i-th."""
+        """Names as unique (class, factor) pairs; layer ``i`` has the ``i``-th factor of each class."""
         names = self.analysis.names
         ops = names.name_op[members]
         factor = members - names.first_name[ops]
@@ -504,26 +518,31 @@ class Space:
 
 @functools.lru_cache(maxsize=4096)
 def _legal(divisor: tuple[int, ...], fixed: tuple[int, ...], sizes: tuple[int, ...]) -> States:
-    """The states of an op whose factors have these divisors, ``fixed`` as ``Space.fixed``."""
-    offered = [
+    """The legal states of an op; ``divisor`` per factor, ``fixed`` and ``sizes`` per axis."""
+    options = [
         [NONE, *(f for f, most in enumerate(divisor) if most % size == 0)]
         if here == FREE and size > 1 else [max(here, NONE)]
         for size, here in zip(sizes, fixed, strict=True)
     ]  # fmt: skip
-    rows = np.array(list(itertools.product(*offered)), dtype=np.int8)
+    rows = np.array(list(itertools.product(*options)), dtype=np.int8)
     fits = np.ones(len(rows), dtype=bool)
     free = np.array(fixed) == FREE
     for f, most in enumerate(divisor):
         here = rows == f
         shards = np.where(here, sizes, 1).prod(axis=1)
         fits &= ~(here & free).any(axis=1) | (most % shards == 0)
-    found: States = rows[fits]
-    found.flags.writeable = False  # of several op classes
-    return found
+    legal: States = rows[fits]
+    legal.flags.writeable = False  # several op classes share it
+    return legal
 
 
 def color_groups(analysis: Analysis, orders: Orders) -> tuple[Ints, tuple[ColorGroup, ...]]:
-    """Colors with their mirror images (4.4); the group of each color, indexed by color."""
+    """The groups of colors and their mirror images (section 4.4).
+
+    :param analysis: the analysis of the program.
+    :param orders: the resolution groups and resolutions of each group (``rules/orders.lp``).
+    :returns: ``[names]`` the group of each color, indexed by color; and the groups.
+    """
     names = analysis.names
     colors = np.unique(analysis.color)
     leaders, index = np.unique(analysis.color_group[colors], return_inverse=True)
@@ -546,9 +565,9 @@ def color_groups(analysis: Analysis, orders: Orders) -> tuple[Ints, tuple[ColorG
 def _requirements(
     resolutions: tuple[Resolution, ...],
 ) -> dict[int, frozenset[tuple[int, int]]]:
-    """For each name in conflict the (resolution group, bit) pairs under which it is picked."""
-    found: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    """The (resolution group, bit) pairs that pick each name in conflict."""
+    pairs_of_name: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for resolution in resolutions:
         for bit, name in enumerate(resolution.names):
-            found[name].add((resolution.group, bit))
-    return {name: frozenset(pairs) for name, pairs in found.items()}
+            pairs_of_name[name].add((resolution.group, bit))
+    return {name: frozenset(pairs) for name, pairs in pairs_of_name.items()}
