@@ -29,6 +29,7 @@ import numpy as np
 import platformdirs
 
 from toast.boundary.regular_files import read_bytes
+from toast.boundary.typed import Misfit
 from toast.errors import CacheWarning, ToastError
 
 #: The limit of a folder's size; the least recently used entries are removed first.
@@ -42,7 +43,7 @@ _TEXT = "text"
 DAMAGE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError,
     MemoryError, RecursionError, NotImplementedError, struct.error, zipfile.BadZipFile, zlib.error,
-    ToastError,
+    ToastError, Misfit,
 )  # fmt: skip
 
 #: Numpy arrays by name.
@@ -184,6 +185,20 @@ def keep(kind: str, key: bytes, plain: Any, arrays: Arrays, what: str) -> None:
             "set TOAST_CACHE=off to disable the cache",
             CacheWarning, stacklevel=3,
         )  # fmt: skip
+
+
+def numbers(array: Any, shape: tuple[int, ...], end: int | None = None, *, least: int = 0) -> Any:
+    """Whole numbers of an entry in 64 bits, of this shape (-1: any length), below ``end`` if given.
+
+    Raises ValueError where they are none.
+    """
+    if array.dtype.kind != "i" or len(array.shape) != len(shape):
+        raise ValueError("no numbers")
+    if any(wanted not in (-1, size) for wanted, size in zip(shape, array.shape, strict=True)):
+        raise ValueError(f"of shape {array.shape}")
+    if end is not None and array.size and not (least <= array.min() and array.max() < end):
+        raise ValueError("out of range")
+    return array.astype(np.int64)
 
 
 def small(array: Any) -> Any:

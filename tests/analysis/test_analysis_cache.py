@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -209,3 +210,52 @@ def test_without_a_home_folder_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: nowhere)
     with pytest.warns(CacheWarning, match="no home folder; set XDG_CACHE_HOME"):
         toast.analyze(program())
+
+
+def test_signed_entries_of_another_content_count_as_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever has the key may sign anything."""
+    given = program()
+    made = toast.analyze(given)
+    plain, arrays = analysis_cache._packed(made)
+    plain = json.loads(json.dumps(plain))
+    monkeypatch.setattr(entries, "keep", lambda *_: None)
+
+    def kept(plain: object, arrays: object) -> bool:
+        monkeypatch.setattr(entries, "load", lambda *_: (plain, arrays))
+        found = toast.analyze(given)
+        assert same(found, made)
+        return KEPT in found.seconds
+
+    assert kept(plain, arrays)
+    for name, array in arrays.items():
+        damaged = [
+            array.astype(np.float64), array.astype("U3"), np.stack([array, array]),
+            np.array(7),
+        ]  # fmt: skip
+        if array.size:
+            for value in (-1, 2**31 - 1, len(made.names.signature) * 100):
+                damaged.append(array.copy())
+                damaged[-1].flat[0] = value
+            if name.endswith("group"):
+                damaged.append(array[:-1])
+        for other in damaged:
+            assert not kept(plain, {**arrays, name: other}), name
+        assert not kept(plain, {n: a for n, a in arrays.items() if n != name})
+    rule, factors = plain["rules"][0]
+    color, groups, orders = plain["orders"][0]
+    for changed in (
+        {"inconsistent": "no"}, {"inconsistent": -1}, {"rules": plain["rules"][:-1]},
+        {"rules": [[rule, factors[:-1]], *plain["rules"][1:]]},
+        {"rules": [[{**r, "operands": [[[99]]]}, f] for r, f in plain["rules"]]},
+        {"rules": [[{**r, "results": [[[]]]}, f] for r, f in plain["rules"]]},
+        {"rules": [[r, [["a", *f[1:]][:5] for f in fs]] for r, fs in plain["rules"]]},
+        {"orders": [[10**9, groups, orders]]}, {"orders": [[color, groups, []]]},
+        {"orders": [[color, [*groups, 10**6], [[*o, 0] for o in orders]]]},
+        {"orders": [[color, groups, [[2 for _ in o] for o in orders]]]},
+        {"orders": [[color, groups, [o[:-1] for o in orders]]]}, {"more": 1},
+    ):  # fmt: skip
+        assert not kept({**plain, **changed}, arrays), changed
+    for other in (None, [], {}, "text"):
+        assert not kept(other, arrays)

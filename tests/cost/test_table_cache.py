@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from scipy import sparse
 
 from tests.helpers import analyzed, model_of
+from toast import disk_cache
 from toast.cost import DEFAULT_TERMS, CostModel, table_cache
 from toast.cost.gathering import build
 from toast.cost.tables import Tables
@@ -87,6 +89,50 @@ def test_damaged_ones_are_built_anew(kept: pathlib.Path) -> None:
     path.write_bytes(data)
     assert same(tables_of(space()), made)
     assert path.read_bytes() != data
+
+
+def _cut(array: np.ndarray) -> np.ndarray:
+    return array[:-1]
+
+
+def _beyond(array: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(array.size).reshape(array.shape) == 0, array.max() + 2**20, array)
+
+
+def _below(array: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(array.size).reshape(array.shape) == 0, -2, array)
+
+
+def _wider(array: np.ndarray) -> np.ndarray:
+    return np.stack([array, array])
+
+
+def _other(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32 if array.dtype.kind == "i" else np.int32)
+
+
+@pytest.mark.parametrize("damage", [_cut, _beyond, _below, _wider, _other])
+def test_signed_entries_of_another_content_are_built_anew(
+    damage: Callable[[np.ndarray], np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the key may sign anything."""
+    given = space()
+    made = tables_of(given)
+    texts, arrays = table_cache._packed(made)
+    monkeypatch.setattr(table_cache, "build", lambda *_, **__: made)
+    monkeypatch.setattr(disk_cache, "keep", lambda *_: None)
+
+    def built(entry: object) -> bool:
+        monkeypatch.setattr(disk_cache, "load", lambda *_: entry)
+        return tables_of(given) is made
+
+    assert not built((texts, arrays))
+    for name, array in arrays.items():
+        numbers = name.endswith(("op_class", "slot", "value", "_class", "indices"))
+        if damage in (_cut, _wider, _other) or (numbers and array.size):
+            assert built((texts, {**arrays, name: damage(array)})), name
+    for entry in ({}, arrays), ({**texts, "dtypes": [1]}, arrays), (texts, {}), (None, arrays):
+        assert built(entry)
 
 
 def test_what_is_small_or_turned_off_is_not_kept(

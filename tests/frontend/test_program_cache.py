@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from tests.helpers import f32
-from toast import api, targets
+from toast import api, disk_cache, targets
 from toast.errors import TargetError
 from toast.frontend import program_cache
 from toast.models import ZOO, build
@@ -121,3 +123,45 @@ def test_a_damaged_entry_is_lowered_anew(damage, kept: pathlib.Path) -> None:  #
     assert not isinstance(again.source, program_cache.CachedLocations)
     assert same(first, again)
     assert isinstance(targets.load("mlp", module=False).source, program_cache.CachedLocations)
+
+
+def test_signed_entries_of_another_content_count_as_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever has the key may sign anything."""
+    made = targets.load("t2b-tiny", module=False)
+    plain, arrays = program_cache._packed(made)
+    plain = json.loads(json.dumps(plain))
+
+    def kept(plain: object, arrays: object) -> bool:
+        monkeypatch.setattr(disk_cache, "load", lambda *_: (plain, arrays))
+        return program_cache.lowered(["m"], [], lambda: made) is not made
+
+    monkeypatch.setattr(disk_cache, "keep", lambda *_: None)
+    assert kept(plain, arrays)
+    for name, array in arrays.items():
+        damaged = [array.astype(np.float64), array[:-1], array[::-1], np.stack([array, array])]
+        for value in (-5, 2**31 - 1):
+            damaged.append(array.copy())
+            damaged[-1].flat[array.size // 2] = value
+        for other in damaged:
+            if np.array_equal(other, array) and other.dtype == array.dtype:
+                continue
+            # Any other number of times, or another line, is as good.
+            free = name in ("location", "repeats") and other.dtype.kind == "i"
+            free = free and other.shape == array.shape and other.min() >= 0
+            free = free and (name == "repeats" or other.max() <= array.max())
+            assert free or not kept(plain, {**arrays, name: other}), name
+        assert not kept(plain, {n: a for n, a in arrays.items() if n != name})
+    for key, value in plain.items():
+        damaged = [None, 7.5, {"a": 1}]
+        damaged += [value[:-1], [*value, *value[-1:]]] if isinstance(value, list) and value else []
+        for other in damaged:
+            free = key in ("ties", "labels", "constraints", "locations", "types") and other
+            assert free or not kept({**plain, key: other}, arrays) or key == "signatures", key
+        assert not kept({k: v for k, v in plain.items() if k != key}, arrays)
+    for signature in (
+        ["dot", [["a", 1.5]], [0], [0]], ["dot", [["a", None]], [0], [0]], ["dot", [], [-1], [0]],
+        ["dot", [], [10**6], [0]], ["dot", [], [0]], [1, [], [0], [0]],
+    ):  # fmt: skip
+        assert not kept({**plain, "signatures": [signature, *plain["signatures"][1:]]}, arrays)

@@ -10,22 +10,24 @@ import pathlib
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from toast import disk_cache
 from toast.analysis.analysis import Analysis, Progress, analyze_program, silent
 from toast.analysis.derivation import Resolution
-from toast.analysis.names import Ints, Names
+from toast.analysis.names import joined
 from toast.analysis.rules import Factor, RuleFiles, SignatureRule, rule_texts
+from toast.boundary.typed import checked
 from toast.errors import RuleWarning
-from toast.logic import LogicText
-from toast.program import Program
+from toast.logic import Edges, LogicText
+from toast.program import Program, Signature, TensorType
 from toast.resources import directory
 
 #: Another one makes kept entries void.
-_FORMAT = "3"
+_FORMAT = "4"
 _KIND = "analysis"
 
 #: What each place of a kept conflict site and box is.
@@ -117,17 +119,18 @@ _CODE = _digest_of_code()
 
 
 def _packed(analysis: Analysis) -> tuple[dict[str, Any], disk_cache.Arrays]:
-    names, arrays = analysis.names, {}
-    for field in dataclasses.fields(Names):
-        arrays[field.name] = disk_cache.small(getattr(names, field.name))
-    arrays["color"] = disk_cache.small(analysis.color)
-    arrays["argument_group"] = disk_cache.small(analysis.argument_group)
-    arrays["color_group"] = disk_cache.small(analysis.color_group)
-    arrays["resolutions"] = _table(((*r.names, r.set, r.group) for r in analysis.resolutions), 4)
-    arrays["sites"] = _table(
-        ((n, o, _WHERE.index(where), number) for n, o, where, number in analysis.sites), 4
-    )
-    arrays["boxes"] = _table(analysis.boxes, 5)
+    small = disk_cache.small
+    arrays = {
+        # All else of the names, and the colors, follow from the program and its rules.
+        "edges": small(analysis.names.edges), "tied": small(analysis.names.tied),
+        "argument_group": small(analysis.argument_group),
+        "color_group": small(analysis.color_group),
+        "resolutions": _table(((*r.names, r.set, r.group) for r in analysis.resolutions), 4),
+        "sites": _table(
+            ((n, o, _WHERE.index(where), number) for n, o, where, number in analysis.sites), 4
+        ),
+        "boxes": _table(analysis.boxes, 5),
+    }  # fmt: skip
     plain = {
         "rules": [[_plain(rule), [dataclasses.astuple(f) for f in rule.factors]]
                   for rule in analysis.rules],
@@ -137,36 +140,84 @@ def _packed(analysis: Analysis) -> tuple[dict[str, Any], disk_cache.Arrays]:
     return plain, arrays
 
 
-def _unpacked(plain: Any, arrays: disk_cache.Arrays, program: Program) -> Analysis:
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+_Bit = Annotated[int, msgspec.Meta(ge=0, le=1)]
+_Places = list[list[Annotated[list[_Number], msgspec.Meta(min_length=1)]]]
+
+
+class _PlainRule(msgspec.Struct, forbid_unknown_fields=True):
+    operands: _Places
+    results: _Places
+    missing: bool
+    file: str | None
+
+
+#: The fields of a factor.
+_PlainFactor = tuple[
+    str, _Number, _Number, str, bool, bool, Annotated[float, msgspec.Meta(ge=0)], bool, bool, int
+]
+
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON of an entry."""
+
+    rules: list[tuple[_PlainRule, list[_PlainFactor]]]
+    inconsistent: _Number
+    orders: list[tuple[_Number, list[_Number], list[list[_Bit]]]]
+
+
+def _unpacked(data: Any, arrays: disk_cache.Arrays, program: Program) -> Analysis:
     """The analysis in an entry; raises one of ``disk_cache.DAMAGE`` where it is none."""
-    fields: dict[str, Any] = {
-        field.name: arrays[field.name] if field.name == "shardable" else _large(arrays[field.name])
-        for field in dataclasses.fields(Names)
-    }
-    names = Names(**fields)
+    plain, numbers = checked(data, _Plain), disk_cache.numbers
+    rules = tuple(
+        _rule(signature, *rule)
+        for signature, rule in zip(program.signatures, plain.rules, strict=True)
+    )
+    count = sum(len(rules[op.signature].factors) for op in program.ops)
+    names = joined(
+        program, rules, numbers(arrays["edges"], (-1, 2), count),
+        numbers(arrays["tied"], (-1, 2), count),
+    )  # fmt: skip
+    if (names.edges[:, 0] >= names.edges[:, 1]).any():
+        raise ValueError("edges that lead back")
+    resolutions = numbers(arrays["resolutions"], (-1, 4), max(count, 1))
+    sites = numbers(arrays["sites"], (-1, 4))
+    boxes = numbers(arrays["boxes"], (-1, 5), max(count, 2))
+    ends = np.array([count, count, len(_WHERE)])
+    places = np.array([len(program.values), len(names.use_op)])
+    if (sites < 0).any() or (sites[:, :3] >= ends).any():
+        raise ValueError("sites")
+    if (sites[:, 3] >= places[sites[:, 2]]).any() or (boxes[:, 4] > 1).any():
+        raise ValueError("sites or boxes")
+    groups = len({*resolutions[:, 3].tolist()})
+    for column in (resolutions[:, 2], resolutions[:, 3]):
+        if len(column) and {*column.tolist()} != {*range(column.max() + 1)}:
+            raise ValueError("sets or groups")
+    for color, bits, orders in plain.orders:
+        if color >= count or any(group >= groups for group in bits) or not orders:
+            raise ValueError("orders")
+        if any(len(order) != len(bits) for order in orders):
+            raise ValueError("orders")
+    arguments = len(program.arguments)
     return Analysis(
         program=program,
-        rules=tuple(_rule(*rule) for rule in plain["rules"]),
+        rules=rules,
         names=names,
-        color=_large(arrays["color"]),
+        color=Edges(count, np.concatenate([names.edges, names.tied])).components,
         resolutions=tuple(
-            Resolution((n, o), set_, group) for n, o, set_, group in arrays["resolutions"].tolist()
+            Resolution((n, o), set_, group) for n, o, set_, group in resolutions.tolist()
         ),
-        sites=tuple((n, o, _WHERE[w], number) for n, o, w, number in arrays["sites"].tolist()),
-        boxes=tuple((*corners, bool(crossed)) for *corners, crossed in arrays["boxes"].tolist()),
-        inconsistent=plain["inconsistent"],
-        argument_group=_large(arrays["argument_group"]),
-        color_group=_large(arrays["color_group"]),
+        sites=tuple((n, o, _WHERE[w], number) for n, o, w, number in sites.tolist()),
+        boxes=tuple((*corners, bool(crossed)) for *corners, crossed in boxes.tolist()),
+        inconsistent=plain.inconsistent,
+        argument_group=numbers(arrays["argument_group"], (arguments,), arguments),
+        color_group=numbers(arrays["color_group"], (count,), count),
         orders={
             color: (tuple(groups), tuple(map(tuple, orders)))
-            for color, groups, orders in plain["orders"]
+            for color, groups, orders in plain.orders
         },
         seconds={},
     )
-
-
-def _large(array: Any) -> Ints:
-    return np.asarray(array, dtype=np.int64)
 
 
 def _table(rows: Iterable[Sequence[Any]], width: int) -> Any:
@@ -181,14 +232,22 @@ def _plain(rule: SignatureRule) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rule(plain: dict[str, Any], factors: list[list[Any]]) -> SignatureRule:
-    def side(tensors: list[list[list[int]]]) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def _rule(
+    signature: Signature, plain: _PlainRule, factors: Sequence[_PlainFactor]
+) -> SignatureRule:
+    """The rule of a signature: each dimension of its tensors has factors."""
+
+    def side(tensors: _Places, types: Sequence[TensorType]) -> tuple[Any, ...]:
+        if [len(dims) for dims in tensors] != [len(type_.shape) for type_ in types]:
+            raise ValueError("other tensors")
+        if any(f >= len(factors) for dims in tensors for stack in dims for f in stack):
+            raise ValueError("other factors")
         return tuple(tuple(map(tuple, dims)) for dims in tensors)
 
     return SignatureRule(
         factors=tuple(Factor(*fields) for fields in factors),
-        operands=side(plain["operands"]),
-        results=side(plain["results"]),
-        missing=plain["missing"],
-        file=None if plain["file"] is None else pathlib.Path(plain["file"]),
+        operands=side(plain.operands, signature.operands),
+        results=side(plain.results, signature.results),
+        missing=plain.missing,
+        file=None if plain.file is None else pathlib.Path(plain.file),
     )

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from toast.analysis.rules import Signatures
+from toast.analysis.rules import SignatureRule, Signatures
 from toast.program import Program
 
 Ints = npt.NDArray[np.int64]
@@ -51,7 +52,16 @@ class Names:
 
 def instantiate(program: Program, signatures: Signatures) -> Names:
     """Join every op with the solved rule of its signature; no Python work per factor."""
-    rules = signatures.rules
+    nothing = np.zeros((0, 2), dtype=np.int64)
+    names = joined(program, signatures.rules, nothing, nothing)
+    return dataclasses.replace(
+        names,
+        edges=_edges(program, signatures, names), tied=_tied(program, signatures, names.first_name),
+    )  # fmt: skip
+
+
+def joined(program: Program, rules: Sequence[SignatureRule], edges: Ints, tied: Ints) -> Names:
+    """The names of a program whose ``edges`` and ``tied`` names are known."""
     signature = np.array([op.signature for op in program.ops], dtype=np.int64)
     factor_counts = np.array([len(rule.factors) for rule in rules], dtype=np.int64)
     first_name = np.concatenate([[0], np.cumsum(factor_counts[signature])])
@@ -72,11 +82,6 @@ def instantiate(program: Program, signatures: Signatures) -> Names:
     ranks = np.diff(value_dim)[use_value]
     use_dim = np.concatenate([[0], np.cumsum(ranks)])
     starts = np.repeat(value_dim[use_value] - use_dim[:-1], ranks)
-    value_result = np.array([value.result for value in program.values], dtype=np.int64)
-    edges = _edges(
-        signatures, signature, first_name,
-        np.stack([value_op[use_value], value_result[use_value], use_op, use_index], axis=1),
-    )  # fmt: skip
     return Names(
         signature=signature,
         first_name=first_name,
@@ -94,12 +99,18 @@ def instantiate(program: Program, signatures: Signatures) -> Names:
         use_name=operand_rows,
         use_def_name=result_rows[starts + np.arange(len(operand_rows))],
         edges=edges,
-        tied=_tied(program, signatures, first_name),
+        tied=tied,
     )
 
 
-def _edges(signatures: Signatures, signature: Ints, first_name: Ints, uses: Ints) -> Ints:
-    """The edges of every use: those of its link.  ``uses`` are ops and places, as links are."""
+def _edges(program: Program, signatures: Signatures, names: Names) -> Ints:
+    """The edges of every use: those of its link."""
+    signature, first_name, used = names.signature, names.first_name, names.use_value
+    value_result = np.array([value.result for value in program.values], dtype=np.int64)
+    # Ops and places, as links are.
+    uses = np.stack(
+        [names.value_op[used], value_result[used], names.use_op, names.use_index], axis=1
+    )
     key = uses.copy()
     key[:, 0], key[:, 2] = signature[uses[:, 0]], signature[uses[:, 2]]
     wide = key.max(axis=0, initial=0) + 1

@@ -16,7 +16,7 @@ from scipy import sparse
 
 from toast import disk_cache
 from toast.cost.gathering import Buffered, build
-from toast.cost.tables import Tables
+from toast.cost.tables import EntityTable, Tables
 from toast.space import Space
 
 #: Another one makes kept entries void.
@@ -41,6 +41,7 @@ def tables(space: Space, terms: Sequence[Buffered], *, product_operands: str = "
         with contextlib.suppress(*disk_cache.DAMAGE):
             if entry := disk_cache.load(_KIND, key):
                 unpacked: Tables = _unpacked(*entry)
+                _check(unpacked, space)
                 return unpacked
     built = build(space, terms, product_operands=product_operands)
     if key is not None:
@@ -104,7 +105,74 @@ def _unpacked(texts: Any, arrays: dict[str, Any], kind: Any = Tables, prefix: st
             fields[field] = _unpacked(texts, arrays, type_, f"{name}/")
         elif f"{name}/data" in arrays:
             data, indices, indptr, shape = (arrays[f"{name}/{part}"] for part in _PARTS)
+            if {indices.dtype.kind, indptr.dtype.kind, shape.dtype.kind} != {"i"}:
+                raise ValueError(f"{name}: no places")
             fields[field] = sparse.csr_array((data, indices, indptr), shape=tuple(shape.tolist()))
+            fields[field].check_format(full_check=True)
+            if data.dtype != np.float64 or np.isnan(data).any():
+                raise ValueError(f"{name}: no numbers")
+        elif name in arrays:
+            fields[field] = arrays[name]
+            if arrays[name].dtype != _dtype(type_) or np.isnan(arrays[name]).any():
+                raise ValueError(f"{name}: of another type")
         else:
-            fields[field] = arrays[name] if name in arrays else tuple(texts[name])
+            fields[field] = tuple(texts[name])
+            if not all(isinstance(text, str) for text in fields[field]):
+                raise ValueError(f"{name}: no texts")
     return kind(**fields)
+
+
+def _dtype(annotation: Any) -> np.dtype[Any]:
+    """The dtype of ``NDArray[...]``, as newer and older versions of numpy have it."""
+    last = annotation.__args__[-1]
+    dtype: np.dtype[Any] = np.dtype(getattr(last, "__args__", (last,))[0])
+    return dtype
+
+
+def _check(tables: Tables, space: Space) -> None:
+    """Raise ValueError where tables do not fit one another, or the space."""
+    program, width = space.analysis.program, tables.slots.dim.shape[1]
+    slots, values, uses, products = (
+        len(table) for table in (tables.slots, tables.values, tables.uses, tables.products)
+    )
+    ops, ranks = len(tables.ops), tables.values.sizes.shape[1]
+    if ops != len(space.classes.count):
+        raise ValueError("other op classes")
+    for field in dataclasses.fields(tables):
+        table = getattr(tables, field.name)
+        if isinstance(table, EntityTable):
+            rows = {len(getattr(table, column.name)) for column in dataclasses.fields(table)}
+            if len(rows) != 1:
+                raise ValueError(f"{field.name}: columns of different lengths")
+    for array, end in (
+        (tables.slots.op_class, ops), (tables.slots.dim, ranks), (tables.products.op_class, ops),
+        (tables.ops.dtype, len(tables.dtypes)), (tables.products.group, 4),
+        (tables.tensors.product, products), (tables.tensors.slot, slots),
+        (tables.values.slot, slots), (tables.uses.value, values), (tables.uses.slot, slots),
+        (tables.pairs.later, uses), (tables.pairs.earlier, uses),
+        (tables.joint_sums.value, values), (tables.joint_sums.other, values),
+        (tables.operands.value, values), (tables.operands.result, values),
+        (tables.events.op, len(program.ops)), (tables.events.column, tables.columns.width),
+        (tables.events.value, len(program.values)), (tables.results, uses),
+        (tables.value_class, values), (tables.use_class, uses),
+    ):  # fmt: skip
+        least = -1 if array is tables.slots.dim else 0
+        if array.size and not (least <= array.min() and array.max() < end):
+            raise ValueError("out of range")
+    windows = tables.windows
+    bins, count = windows.room.shape[1], len(windows.room)
+    names = space.analysis.names
+    for found, shape in (
+        (tables.ops.halo, (ops, width)), (tables.products.size, (products, 3)),
+        (tables.products.group, (products, width)), (tables.values.reduces, (values, width)),
+        (tables.operands.along, (len(tables.operands), ranks)), (windows.bins, (bins,)),
+        (windows.of_value, (count, values)), (windows.of_use, (count, uses)),
+        (tables.growth[:1], (min(1, tables.growth.shape[0]), tables.columns.width)),
+        (tables.value_class, (len(names.value_op),)), (tables.use_class, (len(names.use_op),)),
+        (tables.results, (len(program.results),)),
+        (tables.columns.ends, (len(tables.columns.names),)),
+    ):  # fmt: skip
+        if found.shape != shape:
+            raise ValueError(f"of shape {found.shape}, not {shape}")
+    if (np.diff(tables.columns.ends, prepend=0) < 0).any():
+        raise ValueError("columns that end before they begin")

@@ -15,15 +15,18 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from toast import disk_cache
-from toast.program import Location, Op, Program, Signature, TensorType, Value
+from toast.boundary.typed import checked
+from toast.program import Attribute, Location, Op, Program, Signature, TensorType, Value
+from toast.program.soundness import unsound
 
 #: The version of the entries' format; a new version invalidates older entries.
-_FORMAT = "2"
+_FORMAT = "3"
 _KIND = "program"
 
 #: What changes how JAX lowers a function: its settings, and the default platform.
@@ -125,39 +128,98 @@ def _packed(program: Program) -> tuple[dict[str, Any], disk_cache.Arrays]:
     return plain, {name: disk_cache.small(row) for name, row in numbers.items()}
 
 
-def _unpacked(plain: Any, arrays: disk_cache.Arrays) -> Program:
-    """The program in an entry; raises one of ``disk_cache.DAMAGE`` if the entry is invalid."""
-    types = [TensorType(tuple(shape), dtype) for shape, dtype in plain["types"]]
-    places = [Location(*place) for place in plain["locations"]]
-    column = {name: row.tolist() for name, row in arrays.items()}
+_Number = Annotated[int, msgspec.Meta(ge=0)]
 
-    def typed(row: Iterable[int]) -> tuple[TensorType, ...]:
-        return tuple([types[number] for number in row])
+
+class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON of an entry."""
+
+    name: str
+    #: Kind, attributes, types of operands and of results.
+    signatures: list[tuple[str, list[tuple[str, Any]], list[_Number], list[_Number]]]
+    arguments: list[str]
+    results: list[str]
+    aliases: list[int]
+    ties: list[tuple[int, int]]
+    labels: list[tuple[int, str]]
+    constraints: list[tuple[int, list[list[str] | None]]]
+    foreign: bool
+    types: list[tuple[list[_Number], str]]
+    #: Path, file, line and function.
+    locations: list[tuple[str, str, int, str]]
+
+
+_COLUMNS = frozenset({
+    "op", "location", "operands", "operand_count", "results", "result_count", "value_type",
+    "value_op", "value_result", "repeats",
+})  # fmt: skip
+
+
+def _unpacked(data: Any, arrays: disk_cache.Arrays) -> Program:
+    """The program in an entry; raises one of ``disk_cache.DAMAGE`` where it is none."""
+    plain = checked(data, _Plain)
+    types = [TensorType(tuple(shape), dtype) for shape, dtype in plain.types]
+    places = [Location(*place) for place in plain.locations]
+    if arrays.keys() != _COLUMNS:
+        raise ValueError("other columns")
+    column = {name: disk_cache.numbers(row, (-1,)).tolist() for name, row in arrays.items()}
+
+    def chosen(row: list[int], choices: Sequence[_Chosen]) -> tuple[_Chosen, ...]:
+        if row and min(row) < 0:
+            raise ValueError("a number below 0")
+        return tuple([choices[number] for number in row])
 
     def parted(name: str) -> Iterator[tuple[int, ...]]:
-        flat = iter(column[name])
-        return (tuple(itertools.islice(flat, n)) for n in column[f"{name[:-1]}_count"])
+        flat, counts = iter(column[name]), column[f"{name[:-1]}_count"]
+        if len(counts) != len(column["op"]) or sum(counts) != len(column[name]):
+            raise ValueError("other counts")
+        return (tuple(itertools.islice(flat, n)) for n in counts)
 
-    return Program(
-        name=plain["name"],
+    columns = (chosen(column["value_type"], types), column["value_op"], column["value_result"])
+    program = Program(
+        name=plain.name,
         signatures=tuple(
-            Signature(kind, _tuples(attributes), typed(operands), typed(results))
-            for kind, attributes, operands, results in plain["signatures"]
+            Signature(
+                kind, _attributes(attributes), chosen(operands, types), chosen(results, types)
+            )
+            for kind, attributes, operands, results in plain.signatures
         ),
         ops=tuple(map(Op, column["op"], parted("operands"), parted("results"))),
-        values=tuple(
-            map(Value, typed(column["value_type"]), column["value_op"], column["value_result"])
-        ),
-        arguments=tuple(plain["arguments"]),
-        results=tuple(plain["results"]),
-        aliases=tuple(plain["aliases"]),
-        ties=_tuples(plain["ties"]),
+        values=tuple(Value(*row) for row in zip(*columns, strict=True)),
+        arguments=tuple(plain.arguments),
+        results=tuple(plain.results),
+        aliases=tuple(plain.aliases),
+        ties=tuple(plain.ties),
         repeats=tuple(column["repeats"]),
-        labels=dict(plain["labels"]),
-        constraints={op: _tuples(dimensions) for op, dimensions in plain["constraints"]},
-        foreign=plain["foreign"],
-        source=CachedLocations(tuple([places[number] for number in column["location"]])),
+        labels=dict(plain.labels),
+        constraints={op: _tuples(dimensions) for op, dimensions in plain.constraints},
+        foreign=plain.foreign,
+        source=CachedLocations(chosen(column["location"], places)),
     )
+    if reason := unsound(program):
+        raise ValueError(f"no program: {reason}")
+    if len(column["location"]) != len(program.ops):
+        raise ValueError("other locations")
+    return program
+
+
+_Chosen = TypeVar("_Chosen")
+
+
+def _attributes(given: list[tuple[str, Any]]) -> tuple[tuple[str, Attribute], ...]:
+    """The attributes of a signature, numbers or texts, or lists of them."""
+    for _, value in given:
+        if any(type(item) not in (int, str) for item in _flat(value)):
+            raise ValueError("another attribute")
+    return tuple((name, _tuples(value)) for name, value in given)
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
 
 
 def _tuples(data: Any) -> Any:
