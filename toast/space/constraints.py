@@ -349,7 +349,7 @@ def _spec(wanted: Any, pattern: str) -> Spec:
 
 
 def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
-    """``[axes]`` the factor of the op that holds each axis if its result has the pinned sharding."""
+    """``[axes]`` the factor of the op that holds each axis under the pin."""
     names, program = analysis.names, analysis.program
     op, value, spec, what = pin
     shape = program.values[value].type.shape

@@ -504,7 +504,7 @@ class Space:
         return bool((divisors[:, None] % sizes == 0).any())
 
     def _layers(self, members: Ints) -> list[tuple[Ints, Ints]]:
-        """Names as unique (class, factor) pairs; layer ``i`` has the ``i``-th factor of each class."""
+        """Names as unique (class, factor) pairs; layer ``i`` has factor ``i`` of each class."""
         names = self.analysis.names
         ops = names.name_op[members]
         factor = members - names.first_name[ops]
