@@ -145,7 +145,7 @@ _Bit = Annotated[int, msgspec.Meta(ge=0, le=1)]
 _Places = list[list[Annotated[list[_Number], msgspec.Meta(min_length=1)]]]
 
 
-class _PlainRule(msgspec.Struct, forbid_unknown_fields=True):
+class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
     operands: _Places
     results: _Places
     missing: bool
@@ -153,22 +153,22 @@ class _PlainRule(msgspec.Struct, forbid_unknown_fields=True):
 
 
 #: The fields of a factor.
-_PlainFactor = tuple[
+_FactorEntry = tuple[
     str, _Number, _Number, str, bool, bool, Annotated[float, msgspec.Meta(ge=0)], bool, bool, int
 ]
 
 
-class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+class _AnalysisEntry(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON of an entry."""
 
-    rules: list[tuple[_PlainRule, list[_PlainFactor]]]
+    rules: list[tuple[_RuleEntry, list[_FactorEntry]]]
     inconsistent: _Number
     orders: list[tuple[_Number, list[_Number], list[list[_Bit]]]]
 
 
 def _unpacked(data: Any, arrays: disk_cache.Arrays, program: Program) -> Analysis:
     """The analysis in an entry; raises one of ``disk_cache.DAMAGE`` where it is none."""
-    plain, numbers = checked(data, _Plain), disk_cache.numbers
+    plain, numbers = checked(data, _AnalysisEntry), disk_cache.numbers
     rules = tuple(
         _rule(signature, *rule)
         for signature, rule in zip(program.signatures, plain.rules, strict=True)
@@ -233,7 +233,7 @@ def _plain(rule: SignatureRule) -> dict[str, Any]:
 
 
 def _rule(
-    signature: Signature, plain: _PlainRule, factors: Sequence[_PlainFactor]
+    signature: Signature, plain: _RuleEntry, factors: Sequence[_FactorEntry]
 ) -> SignatureRule:
     """The rule of a signature: each dimension of its tensors has factors."""
 

@@ -131,7 +131,7 @@ def _packed(program: Program) -> tuple[dict[str, Any], disk_cache.Arrays]:
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class _Plain(msgspec.Struct, forbid_unknown_fields=True):
+class _ProgramEntry(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON of an entry."""
 
     name: str
@@ -157,7 +157,7 @@ _COLUMNS = frozenset({
 
 def _unpacked(data: Any, arrays: disk_cache.Arrays) -> Program:
     """The program in an entry; raises one of ``disk_cache.DAMAGE`` where it is none."""
-    plain = checked(data, _Plain)
+    plain = checked(data, _ProgramEntry)
     types = [TensorType(tuple(shape), dtype) for shape, dtype in plain.types]
     places = [Location(*place) for place in plain.locations]
     if arrays.keys() != _COLUMNS:
