@@ -7,7 +7,7 @@ import functools
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from toast.analysis.dimensions import Dimension
 from toast.analysis.evidence import Chain, Conflict
 from toast.analysis.names import Ints, Names, instantiate
 from toast.analysis.query import Vocabulary, evaluate, prepare
-from toast.analysis.rules import RuleFiles, SignatureRule, solve_signatures
+from toast.analysis.rules import RuleFiles, SignatureRule, rule_texts, solve_signatures
+from toast.boundary import apart
 from toast.errors import TargetError
 from toast.facts import Relations
 from toast.logic import Edges
@@ -86,9 +87,13 @@ class Analysis(Record):
 
         Conflicts of repeated layers are still resolved alike (3.6).  And the orders offered then.
         """
-        return derive_independent(
-            self.program, self.names, self.color, self.color_group, self.resolutions, self.sites
+        fields = (self.names, self.color, self.color_group, self.resolutions, self.sites)
+        if not self.program.foreign:
+            return derive_independent(self.program, *fields)
+        found: tuple[tuple[Resolution, ...], Orders] = _apart(
+            self.program, "toast.analysis.derivation:derive_independent", *fields
         )
+        return found
 
     @functools.cached_property
     def without_rule(self) -> tuple[int, ...]:
@@ -238,12 +243,32 @@ class Analysis(Record):
 
 
 def analyze_program(
-    program: Program,
-    *,
-    rules: RuleFiles = (),
-    progress: Progress = silent,
+    program: Program, *, rules: RuleFiles = (), progress: Progress = silent
 ) -> Analysis:
-    """Run the whole analysis of section 3 on ``program``; ``rules`` adds user rule files."""
+    """Run the whole analysis of section 3 on ``program``; ``rules`` adds user rule files.
+
+    A program of a stranger's is analyzed in a process of its own, with limits of time and memory.
+    """
+    if not program.ops:
+        raise TargetError(f"{program.name}: has no ops, and there is nothing to shard")
+    if not program.foreign:
+        return computed(program, rules, progress)
+    progress("rules")
+    texts = rule_texts(rules)
+    analysis: Analysis = _apart(program, "toast.analysis.analysis:computed", texts)
+    return dataclasses.replace(analysis, program=program)
+
+
+def _apart(program: Program, function: str, *arguments: Any) -> Any:
+    """The result of a function of a stranger's program and ``arguments``, from another process."""
+    try:
+        return apart.call(function, dataclasses.replace(program, source=None), *arguments)
+    except apart.Limit as limit:
+        raise TargetError(f"{program.name}: analyzing it {limit}; give a smaller program") from None
+
+
+def computed(program: Program, rules: RuleFiles = (), progress: Progress = silent) -> Analysis:
+    """:func:`analyze_program`, in this process."""
     seconds: dict[str, float] = {}
     clock = time.perf_counter()
 
@@ -257,8 +282,6 @@ def analyze_program(
         stages.append(name)
         clock = now
 
-    if not program.ops:
-        raise TargetError(f"{program.name}: has no ops, and there is nothing to shard")
     stages: list[str] = []
     stage("rules")
     signatures = solve_signatures(program, rules)

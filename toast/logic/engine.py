@@ -211,7 +211,8 @@ def ground_apart(
     given = {
         "facts": facts, "rules": rules, "texts": block.padded, "answer": answer,
         "rows": [[*predicate, ",".join(given)] for predicate, given in (rows or {}).items()],
-        "atoms": GROUND_ATOMS, "bytes": memory_bytes, "terms": checks.terms, "sums": checks.sums,
+        "atoms": GROUND_ATOMS, "bytes": memory_bytes,
+        "seconds": GROUND_SECONDS, "terms": checks.terms, "sums": checks.sums,
     }  # fmt: skip
     done = children.answer(
         pathlib.Path(trial.__file__), json.dumps(given).encode(), seconds=GROUND_SECONDS

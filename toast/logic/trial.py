@@ -3,8 +3,8 @@
 Run as a script, by path: it must start fast and imports nothing of TOAST.  Reads JSON from its
 standard input: ``facts``, ``rows`` of further ones (name, arity, and a term ``(a,b)`` each, with
 commas between), ``texts`` of files, ``rules``, the ``answer`` (name and arity; none where only
-whether grounding ends is asked), the limits ``atoms`` and ``bytes`` (none: no limit), and the
-checks of arithmetic, ``terms`` and ``sums`` (:class:`toast.logic.overflow.Checks`).  Writes
+whether grounding ends is asked), the limits ``seconds``, ``atoms`` and ``bytes`` (none: no limit),
+and the checks of arithmetic, ``terms`` and ``sums`` (:class:`toast.logic.overflow.Checks`).  Writes
 JSON: clingo's ``messages``, an ``error`` or none, the ``rows``, one atom of the answer each as
 clingo writes it, and how many atoms are ``open``: no one answer set decides them; ``undecided``
 predicates of such atoms, and what the checks say of an ``overflow``: ``beyond``, ``unchecked``, or
@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import collections
 import json
+import math
 import operator
 import os
+import signal
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +43,9 @@ def main() -> None:
     given = json.load(sys.stdin)
     if given["bytes"] is not None:
         _bound(given["bytes"])
+    # Also where the parent is gone, which would have ended it.
+    if hasattr(signal, "alarm"):
+        signal.alarm(math.ceil(given["seconds"]) + 2)
     messages: list[str] = []
     control = clingo.Control(["--warn=all"], logger=lambda _code, text: messages.append(text))
     found = []
