@@ -1,4 +1,4 @@
-"""Rules proven on drawn ops of their kinds."""
+"""Proves rules on random ops of their kinds."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ from toast.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class KindProofs:
-    """What proving an op kind has found."""
+    """The proofs of an op kind."""
 
     tally: Tally
-    #: The kinds of factors that its rule makes.
+    #: The kinds of factors of its rule.
     factors: tuple[str, ...]
     program: Program
     proofs: tuple[Proof, ...]
 
 
 def prove_kind(kind: str, count: int, rules: Sequence[Any] = (), *, seed: int = 0) -> KindProofs:
-    """Prove the rule of an op kind on ``count`` drawn ops (:mod:`toast.assurance.instances`)."""
+    """Proves the rule of an op kind on random ops (:mod:`toast.assurance.instances`).
+
+    :param kind: the op kind, or ``custom_call TARGET``.
+    :param count: the number of different ops; there may be fewer.
+    :param rules: further rule files, or folders of rule files.
+    :param seed: the seed of the ops and of their operands.
+    """
     drawn = instances.draw(kind, count, seed)
     program = instances.program_of(drawn, kind)
     words = {word for rule in solve_rules(program, rules) for word in _words(rule)}
@@ -38,9 +44,9 @@ def prove_kind(kind: str, count: int, rules: Sequence[Any] = (), *, seed: int = 
 
 
 def drawable(files: Sequence[pathlib.Path]) -> tuple[list[str], list[str]]:
-    """The kinds of rule files that ops can be drawn of, and why the others cannot be proven so.
+    """The kinds in rule files for which random ops can be drawn, and notes on other kinds.
 
-    Of the shipped rules, if there are no ``files``.
+    Without ``files``, the kinds of the shipped rules.
     """
     if not files:
         return list(instances.KINDS), []

@@ -1,4 +1,4 @@
-"""Sharding rules in Shardy's form: ours written into a module, and compared with its own."""
+"""Sharding rules in Shardy's form: annotates modules with TOAST's rules and compares the two."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _RULE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What a rule says, whatever its factors are called; factors of one element left out.
+    """The content of a rule, independent of the names of factors, without factors of one element.
 
-    Factors are numbered in the order in which they appear, operands first.
+    Factors are numbered in the order of their first occurrence, operands first.
     """
 
     tensors: tuple[tuple[tuple[int, ...], ...], ...]
@@ -37,7 +37,7 @@ class Shape:
 
 def _shape(tensors: Tensors, sizes: dict[str, int], kinds: dict[str, Iterable[str]]) -> Shape:
     number: dict[str, int] = {}
-    kept = tuple(
+    numbered = tuple(
         tuple(
             tuple(number.setdefault(f, len(number)) for f in dim if sizes.get(f, 1) > 1)
             for dim in tensor
@@ -49,15 +49,18 @@ def _shape(tensors: Tensors, sizes: dict[str, int], kinds: dict[str, Iterable[st
         return frozenset(number[f] for f in kinds.get(kind, ()) if f in number)
 
     return Shape(
-        kept, tuple(sizes[f] for f in number), of("reduction"), of("need_replication"),
+        numbered, tuple(sizes[f] for f in number), of("reduction"), of("need_replication"),
         of("permutation"),
     )  # fmt: skip
 
 
 def parse_shardy(text: str) -> Shape:
-    """The shape of a rule as Shardy prints it: ``#sdy.op_sharding_rule<([i, k], ...) ...>``."""
-    found = _RULE.fullmatch(text)
-    if found is None:
+    """The shape of a rule of Shardy: ``#sdy.op_sharding_rule<([i, k], ...) ...>``.
+
+    Raises :class:`toast.errors.PlanError` for other texts.
+    """
+    rule = _RULE.fullmatch(text)
+    if rule is None:
         raise PlanError(f"not a Shardy sharding rule: {text}")
 
     def side(part: str) -> Tensors:
@@ -68,16 +71,16 @@ def parse_shardy(text: str) -> Shape:
 
     sizes = {
         name: int(size)
-        for name, size in (pair.split("=") for pair in (found[3] or "").split(", ") if pair)
+        for name, size in (pair.split("=") for pair in (rule[3] or "").split(", ") if pair)
     }
     kinds: dict[str, Iterable[str]] = {
-        kind: names.split(", ") for kind, names in re.findall(r" (\w+)=\{([^}]*)\}", found[4])
+        kind: names.split(", ") for kind, names in re.findall(r" (\w+)=\{([^}]*)\}", rule[4])
     }
-    return _shape(side(found[1]) + side(found[2]), sizes, kinds)
+    return _shape(side(rule[1]) + side(rule[2]), sizes, kinds)
 
 
 def shape_of(rule: SignatureRule) -> Shape:
-    """The shape of one of our rules."""
+    """The shape of a rule of TOAST."""
     names = [f"f{i}" for i in range(len(rule.factors))]
     tensors = tuple(
         tuple(tuple(names[f] for f in dim) for dim in tensor)
@@ -100,7 +103,7 @@ def _kinds(rule: SignatureRule, names: Sequence[str]) -> dict[str, Iterable[str]
 
 
 def shardy_text(rule: SignatureRule, *, custom: bool = False) -> str:
-    """One of our rules as Shardy prints its own: factors i, j, ..., z, z_1, z_2, ...
+    """A rule of TOAST in Shardy's notation, with factors i, j, ..., z, z_1, z_2, ...
 
     ``custom`` marks a rule that Shardy must not replace (for custom calls).
     """
@@ -131,12 +134,12 @@ def shardy_rules(program: Program) -> dict[int, str]:
     return {places[place]: text for place, text in numbered.items() if place in places}
 
 
-#: Kinds of which several ops stand for one operation of the module.
+#: Kinds of which several ops belong to one operation of the module.
 _IN_PARTS = frozenset({"carry", "yield", "join", "optimization_barrier"})
 
 
 def _ops_with_results(program: Program) -> dict[int, int]:
-    """The place of each plain op among the module's operations, in the order of a walk."""
+    """The position of the operation of each op in a walk over the module, without _IN_PARTS."""
     source = _source(program)
     order = mlir.walk_order(source.module)
     return {
@@ -154,7 +157,7 @@ def _source(program: Program) -> ModuleSource:
 
 @dataclasses.dataclass(frozen=True)
 class RuleDifference:
-    """An op for which our rule and Shardy's differ."""
+    """An op whose rules in TOAST and Shardy differ."""
 
     op: int
     kind: str
@@ -166,40 +169,47 @@ class RuleDifference:
 def differences(
     program: Program, rules: Sequence[Any] = ()
 ) -> tuple[int, tuple[RuleDifference, ...]]:
-    """How many ops both have a rule for, and those for which the rules differ."""
+    """Compares the rules of TOAST and Shardy.
+
+    :param program: the program whose ops are compared.
+    :param rules: further rule files, or folders of rule files.
+    :returns: the number of ops with a rule in both, and those whose rules differ.
+    :raises toast.errors.PlanError: for a fact base, which has no module.
+    """
     solved = solve_rules(program, rules)
-    found, compared = [], 0
+    different, compared = [], 0
     for op, text in shardy_rules(program).items():
         rule = solved[program.ops[op].signature]
         if rule.missing:
             continue
         compared += 1
         if shape_of(rule) != parse_shardy(text):
-            found.append(
+            different.append(
                 RuleDifference(
                     op, program.kind(op), str(program.location(op)), shardy_text(rule), text
                 )
             )
-    return compared, tuple(found)
+    return compared, tuple(different)
 
 
 def annotated(program: Program, rules: Sequence[Any] = ()) -> tuple[str, int]:
-    """The module (calls inlined) with our rule on every op that has one, and their number.
+    """The inlined module with TOAST's rules as attributes of ops, and the number of rules.
 
-    Shardy's propagation uses the rules it finds, also those of custom calls.
+    Shardy's propagation uses these attributes, also those of custom calls.  ``rules`` lists further
+    rule files.  Raises :class:`toast.errors.PlanError` for a fact base.
     """
     return annotated_together([program], rules)
 
 
 def annotated_together(programs: Sequence[Program], rules: Sequence[Any] = ()) -> tuple[str, int]:
-    """The same for the functions of one module, as ``toast.frontend.stablehlo`` reads them."""
+    """As :func:`annotated`, for the functions of one module (``stablehlo.functions_of``)."""
     module = mlir.clone(_source(programs[0]).module)
     texts = {}
     for program in programs:
         solved = solve_rules(program, rules)
         for op, place in _ops_with_results(program).items():
             rule = solved[program.ops[op].signature]
-            # Shardy's rules are of ops that have operands.
+            # Shardy has rules only for ops with operands.
             if program.ops[op].operands and program.ops[op].results and not rule.missing:
                 custom = program.kind(op) == "custom_call"
                 texts[place] = shardy_text(rule, custom=custom)

@@ -1,4 +1,4 @@
-"""What is wrong, or odd, about a user's rule files, found before a program needs them."""
+"""Checks rule files of users for errors and suspicious parts."""
 
 from __future__ import annotations
 
@@ -13,24 +13,28 @@ from toast.frontend import mlir
 from toast.logic import LogicText, kind_line, solve
 from toast.program import Program
 
-#: Ops with which the frontend writes down the boundary of a program and its control flow.
+#: Kinds that the frontend adds for the boundary of a program and its control flow.
 _OWN_KINDS = frozenset({"argument", "return", "carry", "yield", "join", "custom_call"})
 
-#: Drawn ops of each kind that a rule is tried on.
-_TRIED = 20
+#: The number of random ops of each kind on which a rule is solved.
+_DRAWN = 20
 
 
 def check(
     paths: Sequence[str | pathlib.Path], on: Program | None = None
 ) -> tuple[int, tuple[str, ...]]:
-    """The number of rule files at ``paths`` (files or folders), and what is odd about them.
+    """Checks rule files.
 
-    Raises :class:`toast.errors.RuleError` with ``file:line`` for syntax, undeclared predicates,
-    unsafe variables, code, two rules for one op, grounding that does not end; and for dimensions
-    without a factor, or of different size under one, on drawn ops of each kind and those of ``on``.
+    :param paths: rule files, or folders of rule files.
+    :param on: a program on whose ops the rules are solved too.
+    :returns: the number of files, and warnings.
+    :raises toast.errors.RuleError: with ``file:line``, for invalid syntax, undeclared predicates,
+        unsafe variables, code, two rules for one op, grounding beyond the limits, and for
+        dimensions without a factor or of different sizes with one factor (on random ops of each
+        kind and the ops of ``on``).
     """
     files = user_files(paths)
-    odd: list[str] = []
+    unknown: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rule_entries(paths)
@@ -39,14 +43,14 @@ def check(
             for kind, custom in sorted(known_rules(file)):
                 name = f"custom_call {kind}" if custom else kind
                 if name in instances.KINDS:
-                    drawn = instances.program_of(instances.draw(name, _TRIED), name)
+                    drawn = instances.program_of(instances.draw(name, _DRAWN), name)
                     solve_rules(drawn, [file])
                 elif not custom and kind not in mlir.op_kinds() | _OWN_KINDS:
-                    odd.append(_unknown(file, kind))
+                    unknown.append(_unknown(file, kind))
         if on is not None:
             solve_rules(on, files)
-    found = {str(warning.message): None for warning in caught}
-    return len(files), (*odd, *found)
+    warned = {str(warning.message): None for warning in caught}
+    return len(files), (*unknown, *warned)
 
 
 def _unknown(file: LogicText, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""Single ops, run on lists of arguments."""
+"""Runs single ops on lists of arguments."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from toast.program import TensorType
 
 @dataclasses.dataclass(frozen=True)
 class OpRun:
-    """One op, and the argument lists that it is to be run on."""
+    """An op (text, operand types, result types), and the argument lists of its runs."""
 
     op: tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]
     runs: list[list[Any]]
-    #: What the op computes, if not to be outputs by running it.
+    #: A function that computes the op instead of XLA.
     reference: Callable[..., Any] | None = None
 
 
-#: Results of each run of a job, or why it did not run.
+#: The results of each run of a job, or the reason why it did not run.
 Outputs = list[list[Any]] | str
 
-#: Ops compiled together: compiling is what takes the time.
+#: The number of ops that are compiled together: compilation takes most of the time.
 _BATCH = 48
 
 
 def run_all(jobs: Sequence[OpRun]) -> list[Outputs]:
-    """The outputs of each job; jobs without a reference are compiled many at a time."""
+    """The outputs of each job; several jobs without a reference are compiled together."""
     plain = [job for job in jobs if job.reference is None]
     outputs: list[Outputs] = []
-    with jax.enable_x64(True):  # ops may have 64-bit types of their own
+    with jax.enable_x64(True):  # ops may have 64-bit types
         for start in range(0, len(plain), _BATCH):
             outputs += _run(plain[start : start + _BATCH])
         rest = iter(outputs)
@@ -45,12 +45,12 @@ def run_all(jobs: Sequence[OpRun]) -> list[Outputs]:
 
 
 def _run_reference(job: OpRun) -> Outputs:
-    """Run a job by its reference."""
+    """Runs a job by its reference."""
     assert job.reference is not None
     try:
-        made = [job.reference(*arguments) for arguments in job.runs]
-        outputs = [[np.asarray(r) for r in jax.tree.leaves(results)] for results in made]
-    except (Exception, SystemExit) as error:  # the user's own
+        trees = [job.reference(*arguments) for arguments in job.runs]
+        outputs = [[np.asarray(r) for r in jax.tree.leaves(results)] for results in trees]
+    except (Exception, SystemExit) as error:  # raised by a user's function
         return f"its reference fails: {type(error).__name__}: {_first_line(error)}"
     shapes = [type_.shape for type_ in job.op[2]]
     for row in outputs:
@@ -63,7 +63,7 @@ def _run_reference(job: OpRun) -> Outputs:
     return outputs
 
 
-#: Kinds of numpy's numbers; those that only JAX knows are V.
+#: Kinds of numpy's number types; V is that of JAX's additional types.
 _NUMBERS = "biufcV"
 
 
@@ -72,7 +72,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _run(jobs: Sequence[OpRun]) -> list[Outputs]:
-    """Run jobs as one program; where that fails, in halves, to find out which one it is."""
+    """Runs jobs as one program; if that fails, in halves, to isolate the failing job."""
     try:
         module = mlir.module_of_ops([job.op for job in jobs])
         program = stablehlo.from_module(module, name="ops")

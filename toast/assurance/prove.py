@@ -1,9 +1,9 @@
-"""Rules proven by execution: an op run on shards must equal the op run on the whole.
+"""Proves rules by execution: an op on shards must have the same results as the whole op.
 
-For every distinct op of a program and every factor that its rule lets a mesh axis lie on, the
-operands are split along the factor, the op is run on each part, and the results are concatenated,
-or put together by the factor's combiner.  No sharding and no partitioner takes part: what is tested
-is the claim that the rule makes.
+For every distinct op of a program and every factor that may take a mesh axis, the operands are
+split along the factor, the op runs on each part, and the results are concatenated, or combined by
+the combiner of the factor.  Neither shardings nor a partitioner is used, so that only the rule is
+tested.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Proof:
     kind: str
     op: int
     factor: str
-    #: ``proven``, ``wrong``, or why it was not run.
+    #: ``proven``, a text that begins with ``wrong``, or the reason why the op was not run.
     outcome: str
 
     @property
@@ -43,7 +43,7 @@ class Proof:
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """Outcomes of one op kind."""
+    """The numbers of outcomes of one op kind."""
 
     kind: str
     instances: int
@@ -59,34 +59,36 @@ def prove(
     references: References | None = None,
     seed: int = 0,
 ) -> tuple[Proof, ...]:
-    """Prove the rules of all distinct ops of ``program``, which should be small.
+    """Proves the rules of all distinct ops of a program.
 
-    ``references`` says what custom calls compute that XLA has no code for here.
-
-    Raises :class:`toast.errors.PlanError` for fact bases, which have nothing to run.
+    :param program: the program, which should be small.
+    :param rules: further rule files, or folders of rule files.
+    :param references: functions that compute the custom calls that XLA lacks on this machine.
+    :param seed: the seed of the random operands.
+    :raises toast.errors.PlanError: for a fact base, which cannot be run.
     """
     source = program.source
     if not isinstance(source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no ops to run")
     solved = solve_rules(program, rules)
-    seen: set[int] = set()
-    found: list[ShardedOp] = []
+    earlier: set[int] = set()
+    ops: list[ShardedOp] = []
     for number, op in enumerate(program.ops):
-        if op.signature in seen or source.operations[number] is None:
+        if op.signature in earlier or source.operations[number] is None:
             continue
-        seen.add(op.signature)
+        earlier.add(op.signature)
         signature, rule = program.signatures[op.signature], solved[op.signature]
         if rule.missing or signature.kind in ("carry", "yield", "join", "optimization_barrier"):
             continue
         text = mlir.generic_text(source.operations[number])
         target = str(signature.attribute("call_target_name") or "")
         reference = (references or {}).get(target) or reference_of(signature)
-        found.append(ShardedOp(number, signature, rule, text, seed, reference))
-    return _outcomes(found)
+        ops.append(ShardedOp(number, signature, rule, text, seed, reference))
+    return _outcomes(ops)
 
 
 def _outcomes(ops: Sequence[ShardedOp]) -> tuple[Proof, ...]:
-    """Every factor that an axis may lie on, with its outcome."""
+    """The outcome for every factor that may take an axis."""
     claims = [(i, f, n) for i in ops for f, n in i.claims()]
     refused = [i.unclaimed(f) for i, f, _ in claims]
     open_ = [claim for claim, reason in zip(claims, refused, strict=True) if not reason]
@@ -94,11 +96,11 @@ def _outcomes(ops: Sequence[ShardedOp]) -> tuple[Proof, ...]:
     whole = run_all([OpRun(i.whole(), [i.arguments], i.reference) for i in claimed])
     expected = {id(i): results for i, results in zip(claimed, whole, strict=True)}
     parts = run_all([OpRun(i.part(f, n), i.split(f, n), i.reference) for i, f, n in open_])
-    found = iter(zip(open_, parts, strict=True))
+    runs = iter(zip(open_, parts, strict=True))
     proofs = []
     for (instance, factor, shards), reason in zip(claims, refused, strict=True):
         if not reason:
-            _, pieces = next(found)
+            _, pieces = next(runs)
             want = expected[id(instance)]
             broken = next((r for r in (want, pieces) if isinstance(r, str)), "")
             reason = broken or instance.compare(factor, shards, pieces, want[0])  # type: ignore[arg-type]
@@ -108,7 +110,7 @@ def _outcomes(ops: Sequence[ShardedOp]) -> tuple[Proof, ...]:
 
 
 def record() -> dict[str, dict[str, str]]:
-    """Of each shipped kind, what the last ``make prove`` has found: ``rules/proven.csv``."""
+    """The results of the last ``make prove`` by op kind, from ``rules/proven.csv``."""
     path = directory("rules") / "proven.csv"
     if not path.exists():
         return {}
@@ -117,17 +119,17 @@ def record() -> dict[str, dict[str, str]]:
 
 
 def tally(proofs: Sequence[Proof]) -> tuple[Tally, ...]:
-    """Outcomes by op kind, sorted."""
+    """The numbers of outcomes, sorted by op kind."""
     by_kind = collections.defaultdict(list)
     for proof in proofs:
         by_kind[proof.kind].append(proof)
     return tuple(
         Tally(
             kind,
-            len({p.op for p in found}),
-            sum(p.outcome == "proven" for p in found),
-            sum(p.wrong for p in found),
-            sum(p.outcome != "proven" and not p.wrong for p in found),
+            len({p.op for p in outcomes}),
+            sum(p.outcome == "proven" for p in outcomes),
+            sum(p.wrong for p in outcomes),
+            sum(p.outcome != "proven" and not p.wrong for p in outcomes),
         )
-        for kind, found in sorted(by_kind.items())
+        for kind, outcomes in sorted(by_kind.items())
     )

@@ -1,4 +1,4 @@
-"""What custom calls compute that XLA may have no code for on this machine."""
+"""Functions that compute custom calls, which XLA may lack on this machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from toast.program import Signature
 
-#: Custom calls that only say something about their operand.
+#: Custom calls that only annotate their operand.
 ANNOTATIONS = (
     "Sharding", "annotate_device_placement", "InspectSharding", "LayoutConstraint", "MoveToHost",
     "MoveToDevice", "xla.megascale.provide_metadata",
 )  # fmt: skip
 
-#: What a custom call computes, by its target: a function of its operands, arrays all.
+#: Functions of the operands (arrays) that compute custom calls, by target.
 References = Mapping[str, Callable[..., Any]]
 
 
@@ -29,8 +29,7 @@ def _best(x: Any, *_rest: Any, count: int) -> Any:
     return jax.lax.top_k(x, count)
 
 
-#: What the custom calls compute that rules know and this machine may have no code for.  Annotations
-#: compute nothing.
+#: The functions for custom calls with rules that XLA may lack on this machine.
 _COMPUTED: References = {
     **{target: lambda x: x for target in ANNOTATIONS},
     "mhlo.erf": jax.lax.erf,
@@ -46,7 +45,7 @@ _COMPUTED: References = {
 
 
 def reference_of(signature: Signature) -> Callable[..., Any] | None:
-    """What a custom call computes; None for other ops, and for targets that are not known."""
+    """The function that computes a custom call; None for other ops and unknown targets."""
     target = str(signature.attribute("call_target_name") or "")
     if target in ("TopK", "mhlo.topk", "ApproxTopK", "PartialReduce"):
         return functools.partial(_best, count=signature.results[0].shape[-1])

@@ -1,4 +1,4 @@
-"""One op split along a factor: its operands and attributes in shards, its results put together."""
+"""Splits one op along a factor, and compares the combined results with those of the whole op."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from toast.analysis.rules import SignatureRule
 from toast.apply.verify import random_operands, tolerance_of
 from toast.program import Signature, TensorType
 
-#: Shards an op is split into, where the factor's size allows.
+#: Numbers of shards to try; the first one that divides the factor is used.
 _SHARDS = (2, 3)
 
-#: Elements of an operand or result beyond which an op is not run.
+#: The most elements of an operand or result of an op that is run.
 _LARGEST = 2**20
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -27,7 +27,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def _identity(combiner: str, dtype: Any) -> Any:
-    """What leaves a value as it is under a combiner."""
+    """The identity element of a combiner."""
     floating = dtype.kind in "fcV"
     lowest, highest = (-np.inf, np.inf) if floating else _range(dtype)
     return {
@@ -40,7 +40,7 @@ def _range(dtype: Any) -> tuple[int, int]:
     return (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
 
 
-#: Ops that pick along a dimension, and the attribute that lists the dimensions their indices mean.
+#: Ops that pick along a dimension, and the attribute with the dimensions of their indices.
 _INDICES = {
     "gather": "start_index_map", "scatter": "scattered_dims_to_operand_dims",
     "torch_index_select": "",
@@ -49,7 +49,7 @@ _INDICES = {
 
 @dataclasses.dataclass(eq=False)
 class ShardedOp:
-    """One op: to be run whole once, and in shards once per factor."""
+    """An op that is run whole once, and in shards once per factor."""
 
     number: int
     signature: Signature
@@ -59,19 +59,19 @@ class ShardedOp:
     reference: Callable[..., Any] | None = None
 
     def claims(self) -> Iterator[tuple[int, int]]:
-        """Every factor that an axis may lie on, and the shards to split it into."""
+        """Every factor that may take an axis, and the number of shards to split it into."""
         for index, factor in enumerate(self.rule.factors):
             shards = next((n for n in _SHARDS if factor.divisor % n == 0), 0)
             if factor.shardable and not factor.permutation and shards:
                 yield index, shards
 
     def unclaimed(self, factor: int) -> str:
-        """Why the claim for a factor cannot be tested by running the op on plain shards."""
+        """The reason why a factor cannot be tested with plain shards; empty if it can."""
         types = (*self.signature.operands, *self.signature.results)
         if any(np.prod(t.shape, dtype=np.float64) > _LARGEST for t in types):
             return "too large to run"
         if not self.signature.operands:
-            return "makes its result from nothing"
+            return "has no operands"
         if self.signature.attribute("replica_groups") not in (None, (0,)):
             return "needs several replicas"
         combiner = self.rule.factors[factor].combiner
@@ -91,7 +91,7 @@ class ShardedOp:
         arguments = random_operands(self.signature.operands, self.seed)
         combiners = {factor.combiner for factor in self.rule.factors} & set(_COMBINE)
         if combiners and self.signature.kind in ("reduce", "scatter"):
-            # What every shard starts from must count once: initial values, a scatter's target.
+            # Initial values and the target of a scatter must count once, but every shard has them.
             count = len(self.signature.results)
             starts = range(count, 2 * count) if self.signature.kind == "reduce" else range(count)
             for place in starts:
@@ -100,13 +100,13 @@ class ShardedOp:
         return arguments
 
     def whole(self) -> tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]:
-        """The op as it is, to run."""
+        """The text, operand types and result types of the whole op."""
         return self.text, self.signature.operands, self.signature.results
 
     def part(
         self, factor: int, shards: int
     ) -> tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]:
-        """The op of the size of a shard."""
+        """The text, operand types and result types of the op on one of ``shards`` shards."""
 
         def local(type_: TensorType, dims: tuple[tuple[int, ...], ...]) -> TensorType:
             shape = [
@@ -120,7 +120,7 @@ class ShardedOp:
         return self._resized(factor, shards), operands, results
 
     def split(self, factor: int, shards: int) -> list[list[Any]]:
-        """The operands of each shard."""
+        """The operands of each of ``shards`` shards."""
         columns = []
         for argument, dims in zip(self.arguments, self.rule.operands, strict=True):
             split = [argument] * shards
@@ -136,17 +136,22 @@ class ShardedOp:
         return parts
 
     def compare(self, factor: int, shards: int, pieces: list[list[Any]], want: list[Any]) -> str:
-        """Whether the pieces together are what the whole op made."""
+        """Compares the combined results of the shards with those of the whole op.
+
+        :param pieces: the results of each shard.
+        :param want: the results of the whole op.
+        :returns: ``proven``, or a text that begins with ``wrong``.
+        """
         types = (*self.signature.operands, *self.signature.results)
         limit = tolerance_of(type_.dtype for type_ in types)
         for index, (dims, whole) in enumerate(zip(self.rule.results, want, strict=True)):
-            made = [piece[index] for piece in pieces]
+            parts = [piece[index] for piece in pieces]
             if self._picks(factor) and self.rule.factors[factor].combiner:
-                made = [
-                    np.where(self._mine(factor, shards, shard, dims), piece, 0)
-                    for shard, piece in enumerate(made)
+                parts = [
+                    np.where(self._mine(factor, shards, shard, dims), part, 0)
+                    for shard, part in enumerate(parts)
                 ]
-            if not _close(self._together(made, dims, factor), whole, limit):
+            if not _close(self._together(parts, dims, factor), whole, limit):
                 return f"wrong: result {index} in {shards} shards differs from the whole"
         return "proven"
 
@@ -157,7 +162,7 @@ class ShardedOp:
         combiner = self.rule.factors[factor].combiner
         return functools.reduce(_COMBINE[combiner], pieces) if combiner else pieces[0]
 
-    # -- indices: each device reads or writes only what it holds ------------------------------
+    # -- indices: each device reads or writes only its own elements ----------------------------
 
     def _picks(self, factor: int) -> bool:
         return self.rule.factors[factor].label.startswith("picked")
@@ -170,7 +175,7 @@ class ShardedOp:
         return next(d for d, stack in enumerate(self.rule.operands[0]) if stack[0] == factor)
 
     def _component(self, factor: int) -> tuple[Any, ...] | None:
-        """Where in the index array the places along the picked dimension stand."""
+        """The part of the index array with the indices along the picked dimension."""
         name = _INDICES[self.signature.kind]
         if not name:
             return (Ellipsis,)
@@ -185,18 +190,19 @@ class ShardedOp:
         return (slice(None),) * vector + (order.index(self._picked_dim(factor)),)
 
     def _shifted(self, factor: int, shards: int, shard: int) -> Any:
-        """The indices as a shard counts them."""
+        """The indices relative to the first element of a shard."""
         indices = np.array(self.arguments[self._index_place])
         where = self._component(factor)
         size = self.signature.operands[0].shape[self._picked_dim(factor)]
         if where is not None:
-            if self.signature.kind != "scatter":  # which reads the nearest; a scatter drops it
+            # An index out of range is clamped, but a scatter ignores it.
+            if self.signature.kind != "scatter":
                 indices[where] = np.clip(indices[where], 0, size - 1)
             indices[where] -= shard * (size // shards)
         return indices
 
     def _mine(self, factor: int, shards: int, shard: int, dims: tuple[tuple[int, ...], ...]) -> Any:
-        """Which elements of a result a shard has read from what it holds."""
+        """The mask of the elements of a result that a shard reads from its own elements."""
         where = self._component(factor)
         if where is None:  # every index is 0
             return shard == 0
@@ -212,28 +218,28 @@ class ShardedOp:
         return mine.reshape([next(extents) if stack[0] in factors else 1 for stack in dims])
 
     def _resized(self, factor: int, shards: int) -> str:
-        """The op's text with those attributes that count elements along the factor divided."""
+        """The text of the op; attributes with sizes along the factor are divided by ``shards``."""
         text = self.text
         shape = self.signature.operands[0].shape
         split = [d for d, stack in enumerate(self.rule.operands[0]) if stack[0] == factor]
         for name in ("limit_indices", "slice_sizes"):
-            found = re.search(rf"{name} = array<i64: ([\d, ]+)>", text)
-            if found:
-                numbers = [int(n) for n in found[1].split(",")]
+            attribute = re.search(rf"{name} = array<i64: ([\d, ]+)>", text)
+            if attribute:
+                numbers = [int(n) for n in attribute[1].split(",")]
                 for d in split:
                     if numbers[d] == shape[d]:
                         numbers[d] //= shards
                 text = text.replace(
-                    found[0], f"{name} = array<i64: {', '.join(map(str, numbers))}>"
+                    attribute[0], f"{name} = array<i64: {', '.join(map(str, numbers))}>"
                 )
         if self.signature.kind == "broadcast":
-            made = [
+            sizes = [
                 size // shards if stack[0] == factor else size
                 for size, stack in zip(
                     self.signature.results[0].shape, self.rule.results[0], strict=True
                 )
             ]
-            new = ", ".join(map(str, made[: len(made) - len(shape)]))
+            new = ", ".join(map(str, sizes[: len(sizes) - len(shape)]))
             text = re.sub(r"broadcast_sizes = array<i64: [\d, ]+>",
                           f"broadcast_sizes = array<i64: {new}>", text)  # fmt: skip
         if self.rule.factors[factor].label == "group":

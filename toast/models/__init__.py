@@ -1,4 +1,4 @@
-"""Models to partition: the papers', written as plain JAX functions."""
+"""The models of the papers as plain JAX functions."""
 
 from toast.models.registry import Entry, Model, Strategies
 from toast.models.zoo import ZOO, build

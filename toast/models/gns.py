@@ -1,11 +1,10 @@
 """The paper's graph network simulator (section 5.1, GNS) as a full Adam train step.
 
-Nodes, edges and the whole graph carry latents.  Each message-passing step updates the edges from
-their ends, the nodes from the edges that they send and receive, and the graph from both, each by
-an MLP with a layer norm and a residual.  The paper gives a latent size of 2048, a hidden size of
-1024, 3 linear layers and 24 steps; its 875M parameters are these three updates, with the sums of
-sent and of received edges apart (as in Godwin et al., the paper's [9]), and 3 hidden layers before
-the one to the latent: 869M.
+Nodes, edges and the whole graph have latent vectors.  Each message-passing step updates the edges
+from their ends, the nodes from their sent and received edges, and the graph from both, each with an
+MLP, a layer norm and a residual.  The paper states a latent size of 2048, a hidden size of 1024, 3
+linear layers, 24 steps and 875M parameters.  With separate sums of sent and received edges (as in
+Godwin et al., the paper's [9]) and 3 hidden layers before the output layer, the updates have 869M.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from toast.models.registry import Entry, Model, Strategies, entry, training
 
 @dataclasses.dataclass(frozen=True)
 class GNSConfig:
-    """Sizes of the network and of the graph that it is trained on."""
+    """Sizes of the network and of its training graph."""
 
-    #: Message-passing steps, each with parameters of its own.
+    #: Message-passing steps, each with its own parameters.
     layers: int = 24
     latent: int = 2048
     hidden: int = 1024
-    #: Hidden layers of each MLP; one more goes to its output.
+    #: Hidden layers of each MLP, without its output layer.
     hidden_layers: int = 3
     nodes: int = 2048
     edges: int = 8192
     node_features: int = 32
     edge_features: int = 4
-    #: Numbers predicted for each node: an acceleration.
+    #: Outputs per node: an acceleration.
     outputs: int = 3
     dtype: str = "float32"
     learning_rate: float = 1e-4
@@ -85,7 +84,7 @@ def parameter_shapes(config: GNSConfig) -> dict[str, Any]:
 
 
 def mlp(params: dict[str, Any], x: jax.Array) -> jax.Array:
-    """Linear layers with ReLU between, and a layer norm where there is one; ``x : [n, in]``."""
+    """Linear layers with ReLU between them, and a layer norm if it has one; ``x : [n, in]``."""
     for number, layer in enumerate(params["linear"]):
         x = (jax.nn.relu(x) if number else x) @ layer["weight"] + layer["bias"]
     if "norm" in params:
@@ -99,7 +98,7 @@ def message_passing(
     senders: jax.Array,
     receivers: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One step on ``(nodes, edges, graph)``.
+    """One message-passing step on ``(nodes, edges, graph)``.
 
     ``nodes : [nodes, latent]``, ``edges : [edges, latent]``, ``graph : [latent]``,
     ``senders, receivers : [edges]``.
@@ -128,7 +127,7 @@ def predict(
     senders: jax.Array,
     receivers: jax.Array,
 ) -> jax.Array:
-    """Each node's prediction ``[nodes, outputs]``.
+    """The prediction for each node, ``[nodes, outputs]``.
 
     ``nodes : [nodes, node_features]``, ``edges : [edges, edge_features]``,
     ``senders, receivers : [edges]`` of int32.
@@ -165,7 +164,7 @@ def loss(
 
 
 def model(config: GNSConfig, name: str) -> Model:
-    """A train step with Adam of ``config`` at abstract arguments, ready for :func:`toast.plan`."""
+    """The train step of ``config`` with Adam and abstract arguments, for :func:`toast.plan`."""
     c = config
     params, features = parameter_shapes(c), shapes_in(c.dtype)
     ends = jax.ShapeDtypeStruct((c.edges,), jnp.int32)
@@ -183,7 +182,7 @@ def model(config: GNSConfig, name: str) -> Model:
 
 
 _EDGES = ("edges", 0)
-#: Megatron: the hidden dimension of the MLPs' first layers; those after it follow by turns.
+#: Megatron: the hidden dimension of every second layer of the MLPs.
 _MEGATRON = tuple(
     (f"params['steps']*['{part}']['linear'][{layer}]['weight']", -1, "last")
     for part in ("edge", "node")

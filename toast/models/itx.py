@@ -1,9 +1,9 @@
 """The paper's inference transformer (section 5.1, ITX): a prompt, or one token, through a KV cache.
 
-Rotary positions and multi-query attention, after Pope et al. (the paper's [31]).  The paper gives a
-hidden dimension of 4096, d_model 2048, 32 heads, 32 layers and 5B parameters.  They are had when
-activations are 4096 wide, the 32 heads together 2048 (64 each), and feed-forward layers 4 x 4096:
-5.05B.  With activations of 2048 and feed-forward layers of 4096 the model would have 1B.
+It has rotary positions and multi-query attention as in Pope et al. (the paper's [31]).  The paper
+states a hidden dimension of 4096, d_model 2048, 32 heads, 32 layers and 5B parameters.  A width of
+4096, a total head width of 2048 (64 for each of 32 heads) and feed-forward layers of 4 x 4096 give
+5.05B.  A width of 2048 and feed-forward layers of 4096 would give 1B.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toast.models.registry import Entry, Model, Strategies, entry
 
 @dataclasses.dataclass(frozen=True)
 class ITXConfig:
-    """Sizes of the transformer, of its cache and of what one call reads."""
+    """Sizes of the transformer, of its cache and of the input of one call."""
 
     layers: int = 32
     #: Width of activations.
@@ -32,7 +32,7 @@ class ITXConfig:
     heads: int = 32
     key_size: int = 64
     vocabulary: int = 50257
-    #: Tokens that one call reads: 1024 of a prompt, or 1 when decoding.
+    #: Tokens that one call reads: 1024 of a prompt, or 1 in decoding.
     prompt: int = 1024
     #: Positions of the cache: the prompt and the sequence that follows it.
     positions: int = 2048
@@ -90,12 +90,12 @@ def cache_shapes(config: ITXConfig) -> Any:
 def attention(
     layer: dict[str, jax.Array], cache: dict[str, jax.Array], x: jax.Array, start: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Multi-query attention of ``x : [batch, prompt, width]`` to all that is cached.
+    """Multi-query attention of ``x : [batch, prompt, width]`` to all cached positions.
 
     ``start : []`` of int32 is the position of the first token.
     """
     query = rotary(jnp.einsum("bsd,dhk->bshk", x, layer["wq"]), 10_000.0, start)
-    # Keys have no heads; rotary wants the dimension.
+    # Keys have no heads; rotary needs that dimension.
     key = rotary((x @ layer["wk"])[:, :, None], 10_000.0, start)[:, :, 0]
     cache = {
         "key": jax.lax.dynamic_update_slice(cache["key"], key, (0, start, 0)),
@@ -139,7 +139,7 @@ def serve(
 
 
 def model(config: ITXConfig, name: str) -> Model:
-    """One call of ``config`` with abstract arguments, ready for :func:`toast.plan`."""
+    """One call of ``config`` with abstract arguments, for :func:`toast.plan`."""
     c = config
 
     def call(params: Any, cache: Any, start: jax.Array, tokens: jax.Array) -> tuple[jax.Array, Any]:

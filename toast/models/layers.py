@@ -1,4 +1,4 @@
-"""Parts that several models share."""
+"""Layers that several models use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, offset: float) -> jax.Array:
-    """RMS norm with statistics in float32; ``scale + offset : [d_model]`` multiplies."""
+    """RMS norm over the last dimension, in float32; the scale is ``scale + offset : [d_model]``."""
     wide = x.astype(jnp.float32)
     variance = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
     normed = wide * jax.lax.rsqrt(variance + 1e-6)
@@ -41,7 +41,7 @@ def attention(params: dict[str, jax.Array], x: jax.Array, *, causal: bool = Fals
 def rotary(x: jax.Array, theta: float, start: jax.Array | None = None) -> jax.Array:
     """Rotary position embedding of ``x : [batch, sequence, heads, key_size]``.
 
-    ``start : []`` is the position of the first token; none is 0.
+    ``start : []`` is the position of the first token, 0 by default.
     """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
@@ -56,8 +56,8 @@ def rotary(x: jax.Array, theta: float, start: jax.Array | None = None) -> jax.Ar
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean over ``targets : [...]`` of ``logits : [..., vocabulary]``."""
-    # One-hot instead of take_along_axis: what large-vocabulary trainers do.
+    """Mean cross entropy of ``logits : [..., vocabulary]`` and ``targets : [...]``."""
+    # One-hot instead of take_along_axis, as in trainers with large vocabularies.
     hit = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
     picked = jnp.sum(hit * logits, axis=-1)
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)

@@ -1,10 +1,10 @@
 """GShard's mixture-of-experts transformer as a train step with Adafactor (arXiv 2006.16668).
 
-Every other layer has experts in place of its feed-forward layer: top-2 gating with a capacity,
-groups, random routing and an auxiliary loss (Algorithm 1), in einsums (Algorithm 2).  GShard's
-model is an encoder and a decoder; this is one stack of as many layers, with a causal mask, one
-vocabulary and no dropout.  MoE(2048E, 36L) has 619B parameters, 618.5B of them in experts; the
-paper calls it 600B.
+Every second layer has experts instead of a feed-forward layer: top-2 gating with a capacity,
+groups, random routing and an auxiliary loss (Algorithm 1), written as einsums (Algorithm 2).
+GShard's model has an encoder and a decoder; this one is a single stack with the same number of
+layers, a causal mask, one vocabulary and no dropout.  MoE(2048E, 36L) has 619B parameters, of which
+618.5B are in experts; the paper rounds this to 600B.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from toast.models.registry import Entry, Model, Strategies, entry, training
 
 @dataclasses.dataclass(frozen=True)
 class MoEConfig:
-    """Sizes of the transformer and of the batch it is trained on: GShard's appendix A.2."""
+    """Sizes of the transformer and of its training batch (GShard's appendix A.2)."""
 
-    #: Layers with and without experts, by turns.
+    #: The number of layers; every second one has experts.
     layers: int = 12
     experts: int = 128
     d_model: int = 1024
@@ -36,14 +36,14 @@ class MoEConfig:
     key_size: int = 128
     vocabulary: int = 64000
     sequence: int = 1024
-    #: Sequences; none is two per expert, and so 4M tokens for 2048 experts.
+    #: Sequences; by default two per expert: 4M tokens for 2048 experts.
     batch: int | None = None
-    #: Groups that tokens are dispatched in; none is one per expert.
+    #: Groups of tokens for dispatching; by default one per expert.
     groups: int | None = None
     #: Weight of the auxiliary loss.
     balance: float = 0.01
     learning_rate: float = 1.0
-    #: Deeper models compute layers again in the backward pass, as GShard's with 36 had to.
+    #: Models with more layers recompute them in the backward pass, as GShard's with 36 layers does.
     kept_layers: int = 24
     #: Pairs of layers as one ``lax.scan`` over stacked parameters, instead of unrolled.
     scanned: bool = False
@@ -61,22 +61,22 @@ class MoEConfig:
 
     @property
     def sequences(self) -> int:
-        """How many sequences a batch has."""
+        """The number of sequences in a batch."""
         return self.batch or 2 * self.experts
 
     @property
     def tokens(self) -> int:
-        """How many tokens a batch has."""
+        """The number of tokens in a batch."""
         return self.sequences * self.sequence
 
     @property
     def group_count(self) -> int:
-        """How many groups tokens are dispatched in."""
+        """The number of groups of tokens."""
         return self.groups or self.experts
 
     @property
     def capacity(self) -> int:
-        """How many tokens of a group an expert takes: 2N/(GE)."""
+        """The number of tokens of a group that an expert takes: 2N/(GE)."""
         return max(1, 2 * self.tokens // (self.group_count * self.experts))
 
 
@@ -137,16 +137,16 @@ def top2_gating(logits: jax.Array, random: jax.Array, capacity: int) -> tuple[ja
     total = gate_1 + gate_2
     gate_1, gate_2 = gate_1 / total, gate_2 / total
 
-    # How many tokens chose each expert first, beyond its capacity too.
+    # The number of tokens with each expert as first choice, also beyond its capacity.
     chosen = jnp.sum(first, axis=1, keepdims=True)
     auxiliary = jnp.mean(chosen[:, 0] / logits.shape[1] * jnp.mean(gates, axis=1))
-    # Second choices come after all first ones, also those that are not dispatched.
+    # Second choices come after all first choices, including those that are not dispatched.
     place_1 = jnp.cumsum(first, axis=1) - first
     place_2 = jnp.cumsum(second, axis=1) - second + chosen
     gate_2 = jnp.where(2.0 * gate_2 > random, gate_2, 0.0)
 
     def combined(gate: jax.Array, mask: jax.Array, place: jax.Array) -> jax.Array:
-        # A place beyond the capacity is no row of the one-hot: its token is dropped.
+        # A place beyond the capacity is not a row of the one-hot: its token is dropped.
         slot = jnp.sum(place * mask, axis=-1).astype(jnp.int32)
         row = jax.nn.one_hot(slot, capacity, dtype=gate.dtype)
         return jnp.einsum("gse,gsc->gsec", gate[..., None] * mask, row)
@@ -221,7 +221,7 @@ def loss(
 
 
 def model(config: MoEConfig, name: str) -> Model:
-    """A train step of ``config`` at abstract arguments, ready for :func:`toast.plan`."""
+    """The train step of ``config`` with abstract arguments, for :func:`toast.plan`."""
     c = config
     params = parameter_shapes(c)
     scanned = ("pairs",) if c.scanned else ()
@@ -240,7 +240,7 @@ def model(config: MoEConfig, name: str) -> Model:
 
 _BATCH, _EXPERTS = ("tokens", 0), ("params['pairs']*['experts']['up']", -3)
 _HIDDEN, _HEADS = ("params['pairs']*['up']", -1), ("params['pairs']*['wq']", -2)
-#: Experts are placed before the batch, which then shards what has none.
+#: Experts are sharded before the batch, which then shards tensors without experts.
 STRATEGIES: Strategies = {
     "data parallel": [(*_BATCH, "all")],
     "expert parallel": [(*_EXPERTS, "all"), (*_BATCH, "all")],

@@ -1,4 +1,4 @@
-"""Optimisers as the papers' train steps use them: Adam, and GShard's Adafactor."""
+"""The optimizers of the papers' train steps: Adam, and Adafactor as in GShard."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 def train_step(loss: Callable[..., Any], update: Callable[..., Any]) -> Callable[..., Any]:
     """``step(params, moments, count, *batch) -> (params, moments, count, loss)``.
 
-    ``loss(params, *batch)`` is minimised by ``update(params, moments, count, gradients)``.  The
-    batch has the names that it has in ``loss``: they are what patterns of arguments match.
+    ``update(params, moments, count, gradients)`` minimizes ``loss(params, *batch)``.  The arguments
+    of the batch have the names that they have in ``loss``, so that patterns of arguments match.
     """
 
     def step(
@@ -30,7 +30,7 @@ def train_step(loss: Callable[..., Any], update: Callable[..., Any]) -> Callable
 
 
 def adam_moments(params: Any) -> dict[str, Any]:
-    """Shapes of Adam's two moments in float32, those of the parameters."""
+    """The shapes of Adam's two moments: those of the parameters, in float32."""
     moment = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32), params)
     return {"first": moment, "second": moment}
 
@@ -38,7 +38,7 @@ def adam_moments(params: Any) -> dict[str, Any]:
 def adam(
     params: Any, moments: Any, count: jax.Array, gradients: Any, rate: float
 ) -> tuple[Any, Any, jax.Array]:
-    """New parameters, moments and number of steps; ``count : []`` of int32."""
+    """New parameters, moments and step count; ``count : []`` of int32."""
     count = count + 1
     time = count.astype(jnp.float32)
     first = jax.tree.map(
@@ -61,10 +61,11 @@ def adam(
 
 
 def adafactor_moments(params: dict[str, Any], scanned: Collection[str] = ()) -> dict[str, Any]:
-    """Shapes of Adafactor's second moments in float32.
+    """The shapes of Adafactor's second moments in float32.
 
-    A ``row`` and a ``column`` for the last two dimensions of a parameter that has two, else
-    ``full``.  ``scanned`` names the entries of ``params`` whose first dimension is that of a scan.
+    A parameter with two or more dimensions has a ``row`` and a ``column`` for its last two
+    dimensions, others have ``full``.  The first dimension of the entries of ``params`` in
+    ``scanned`` is that of a scan and does not count.
     """
 
     def moments(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -89,10 +90,10 @@ def adafactor(
     rate: float,
     scanned: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any], jax.Array]:
-    """New parameters, moments and number of steps, as in GShard's appendix A.2.
+    """New parameters, moments and step count, as in GShard's appendix A.2.
 
-    Factored second moments, no first moment, updates clipped to a root mean square of 1, and a
-    rate that falls with the root of the steps after 10,000.
+    Second moments are factored, there is no first moment, updates are clipped to a root mean square
+    of 1, and after 10,000 steps the rate decreases with the root of the step count.
     """
     count = count + 1
     time = count.astype(jnp.float32)
@@ -112,13 +113,13 @@ def adafactor(
             row = decayed("row", jnp.mean(square, axis=-1))
             column = decayed("column", jnp.mean(square, axis=-2))
             m = {"row": row, "column": column}
-            # Two roots: the product of two small squares would underflow.
+            # Two separate roots: the product of two small squares would underflow.
             relative = row / jnp.mean(row, axis=-1, keepdims=True)
             change = g * jax.lax.rsqrt(relative)[..., None] * jax.lax.rsqrt(column)[..., None, :]
         change = change / jnp.maximum(1.0, jnp.sqrt(jnp.mean(jnp.square(change))))
         return p - step * change, m
 
-    # Layers of a scan are updated, and clipped, one by one.
+    # Layers of a scan are updated and clipped one by one.
     updated = {
         name: jax.tree.map(
             jax.vmap(update) if name in scanned else update, entry, gradients[name], moments[name]

@@ -1,4 +1,4 @@
-"""Named models: what ``toast plan NAME`` looks up before files and modules."""
+"""Models, entries of the zoo, and the frontend for models."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from toast import ports
 from toast.models.parameters import count
 from toast.program import Program
 
-#: What experts write for a model, by name: dimensions of arguments (paths with ``*``; negative
-#: ones count from the last) with the mesh axes they lie on, ``"first"``, ``"last"`` or ``"all"``.
+#: The expert strategies of a model by name: dimensions of arguments (paths with ``*``; negative
+#: dimensions count from the last) and their mesh axes, ``"first"``, ``"last"`` or ``"all"``.
 Strategies = Mapping[str, Sequence[tuple[str, int, str]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A JAX function with example arguments and the arguments it may overwrite."""
+    """A JAX function with example arguments."""
 
     name: str
     function: Callable[..., Any]
@@ -28,30 +28,30 @@ class Model:
     arguments: tuple[Any, ...]
     #: Positions of arguments whose buffers the function may reuse.
     donate: tuple[int, ...] = ()
-    #: Positions of arguments that are learned.
+    #: Positions of arguments with parameters.
     learned: tuple[int, ...] = (0,)
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers are learned."""
+        """The number of parameters."""
         return sum(count(self.arguments[position]) for position in self.learned)
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A model by name: what it is, how to build it, and its small form for running."""
+    """A model of the zoo: its summary, and functions that build it and its small form."""
 
     summary: str
     build: Callable[..., Model]
     small: Callable[..., Model]
-    #: Options that ``build`` takes from the command line.
+    #: Sizes that the command line can change.
     options: tuple[str, ...] = ()
-    #: What experts write for it.
+    #: Its expert strategies.
     strategies: Strategies = dataclasses.field(default_factory=dict)
 
 
 def training(name: str, step: Callable[..., Any], params: Any, moments: Any, *batch: Any) -> Model:
-    """A train step as a model: it may overwrite parameters, moments and the number of steps."""
+    """A train step as a model that donates its parameters, moments and step count."""
     count = jax.ShapeDtypeStruct((), jnp.int32)
     return Model(name, step, (params, moments, count, *batch), donate=(0, 1, 2))
 
@@ -65,7 +65,13 @@ def entry(
     strategies: Strategies,
     **changes: Any,
 ) -> Entry:
-    """The models of two configurations, in full and small size, with ``changes`` to both."""
+    """An entry of the zoo for a full and a small configuration.
+
+    :param model: builds a model from a configuration and a name.
+    :param sizes: the full and the small configuration, frozen dataclasses.
+    :param options: fields of the configuration that the command line can change.
+    :param changes: changes to both configurations.
+    """
     full, small = (dataclasses.replace(config, **changes) for config in sizes)
     return Entry(
         summary,
@@ -77,7 +83,7 @@ def entry(
 
 
 def builder(model: Callable[[Any, str], Model], config: Any, name: str) -> Callable[..., Model]:
-    """A function of options that change ``config``, a frozen dataclass, and build its model."""
+    """A function that takes changes to ``config``, a frozen dataclass, and builds its model."""
 
     def build(**options: Any) -> Model:
         return model(dataclasses.replace(config, **options), name)
@@ -86,7 +92,7 @@ def builder(model: Callable[[Any, str], Model], config: Any, name: str) -> Calla
 
 
 class _Models:
-    """The frontend for models: their functions, traced at their example arguments."""
+    """The frontend for models; it traces their functions at their example arguments."""
 
     name = "models"
     suffixes: frozenset[str] = frozenset()
@@ -103,5 +109,5 @@ class _Models:
         )
 
 
-# Whoever has a model has imported this module.
+# A model exists only if this module is imported.
 ports.register_frontend(_Models())

@@ -1,7 +1,7 @@
 """Decoder transformers as full Adam train steps: Gemma 1 (section 5.1, T2B and T7B), Llama 3.
 
-The model is written the way a JAX user writes it: a dict of parameters, pure
-functions, ``jax.value_and_grad``.  Nothing in it knows about sharding.
+The models are plain JAX code: a dict of parameters, pure functions and ``jax.value_and_grad``,
+without sharding.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from toast.models.registry import Entry, Model, Strategies, entry, training
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes of a decoder and of the batch it is trained on; the defaults are Gemma 1's.
+    """Sizes of a decoder and of its training batch; the defaults are those of Gemma 1.
 
-    ``hidden`` is the width of *one* of the two gated MLP projections; the
-    paper's table counts gate and up together (32768 for T2B).
+    ``hidden`` is the width of one of the two projections of a gated MLP; the paper's table gives
+    the sum of both (32768 for T2B).
     """
 
     layers: int = 18
@@ -41,13 +41,13 @@ class TransformerConfig:
     learning_rate: float = 1e-3
     #: Layers as one ``lax.scan`` over stacked parameters, instead of unrolled.
     scanned: bool = False
-    #: The gate's activation, of :mod:`jax.nn`.
+    #: The activation of the gate, a function of :mod:`jax.nn`.
     activation: str = "gelu"
-    #: The embedding is the output projection as well.
+    #: Whether the embedding is also the output projection.
     tied: bool = True
-    #: Embeddings are multiplied by the root of ``d_model``.
+    #: Whether embeddings are multiplied by the root of ``d_model``.
     scale_embedding: bool = True
-    #: What RMS norms add to their scale: Gemma's is stored minus one.
+    #: Added to the scale of RMS norms; Gemma stores the scale minus one.
     norm_offset: float = 1.0
     rope_theta: float = 10_000.0
 
@@ -55,10 +55,10 @@ class TransformerConfig:
 #: Gemma 2B, the paper's T2B.
 T2B = TransformerConfig()
 
-#: Gemma 7B, the paper's T7B: 49152 of gate and up together.
+#: Gemma 7B, the paper's T7B: gate and up together have 49152.
 T7B = TransformerConfig(layers=28, d_model=3072, hidden=24576, heads=16, kv_heads=16)
 
-#: What Llamas do otherwise.
+#: The differences of Llama.
 _LLAMA: dict[str, Any] = {
     "activation": "silu",
     "tied": False,
@@ -182,7 +182,7 @@ def loss(
 
 
 def model(config: TransformerConfig, name: str) -> Model:
-    """A train step with Adam of ``config`` at abstract arguments, ready for :func:`toast.plan`."""
+    """The train step of ``config`` with Adam and abstract arguments, for :func:`toast.plan`."""
     c = config
     params = parameter_shapes(c)
     tokens = jax.ShapeDtypeStruct((c.batch, c.sequence), jnp.int32)
@@ -192,7 +192,7 @@ def model(config: TransformerConfig, name: str) -> Model:
 
 _BATCH, _SEQUENCE, _WIDTH = ("tokens", 0), ("tokens", 1), ("params['embedding']", 1)
 _HIDDEN, _HEADS = ("params['layers']*['gate']", -1), ("params['layers']*['wq']", -2)
-#: The second exists where the embedding is not tied.
+#: The second exists only if the embedding is not tied.
 _VOCABULARY = (("params['embedding']", 0), ("params['output']", 1))
 _MODEL = (_HIDDEN, _HEADS, *_VOCABULARY)
 _MEGATRON = tuple((*d, "last") for d in _MODEL)
@@ -214,7 +214,7 @@ STRATEGIES: Strategies = {
 def _entries(
     name: str, summary: str, config: TransformerConfig, tiny: TransformerConfig
 ) -> dict[str, Entry]:
-    """A transformer with its layers unrolled, and as one scan."""
+    """The entries of a transformer with unrolled layers and with a scan over layers."""
     return {
         full_name: entry(
             model,

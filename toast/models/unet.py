@@ -1,9 +1,9 @@
 """The paper's U-Net (section 5.1, U-Net) as a diffusion model's full Adam train step.
 
-The paper gives 9 residual down-sampling blocks, 12 up-sampling blocks, a 32-head attention between
-and 3.6B parameters.  9 and 12 are 3 and 4 blocks at each of 3 resolutions, where every up-sampling
-block takes one of the 12 tensors kept on the way down: the DDPM layout.  Widths of 960, 1920 and
-3840 with a time embedding of 3840 give 3.64B.
+The paper states 9 residual down-sampling blocks, 12 up-sampling blocks, an attention with 32 heads
+between them and 3.6B parameters.  These are 3 and 4 blocks at each of 3 resolutions, as in DDPM:
+every up-sampling block uses one of the 12 tensors of the down-sampling half.  Widths of 960, 1920
+and 3840 and a time embedding of 3840 give 3.64B.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from toast.models.registry import Entry, Model, Strategies, entry, training
 
 @dataclasses.dataclass(frozen=True)
 class UNetConfig:
-    """Sizes of the network and of the images it is trained on."""
+    """Sizes of the network and of its training images."""
 
     #: Width at the first resolution.
     channels: int = 960
-    #: Widths of the resolutions, each half the one before, over ``channels``.
+    #: Widths at the resolutions divided by ``channels``; each resolution is half the previous one.
     multipliers: tuple[int, ...] = (1, 2, 4)
-    #: Residual blocks of each resolution on the way down; one more on the way up.
+    #: Residual blocks at each resolution in the down-sampling half; the other half has one more.
     blocks: int = 3
     heads: int = 32
     #: Groups of the group norms.
@@ -203,7 +203,7 @@ def loss(
 
 
 def model(config: UNetConfig, name: str) -> Model:
-    """A train step with Adam of ``config`` at abstract arguments, ready for :func:`toast.plan`."""
+    """The train step of ``config`` with Adam and abstract arguments, for :func:`toast.plan`."""
     c = config
     params = parameter_shapes(c)
     images = jax.ShapeDtypeStruct((c.batch, c.image, c.image, c.image_channels), jnp.float32)
@@ -221,7 +221,7 @@ def model(config: UNetConfig, name: str) -> Model:
 _BATCH = ("images", 0)
 #: The channels between the two convolutions of a block, and heads.
 _MODEL = (("params[*['first']['kernel']", -1), ("params['middle']['wq']", -2))
-#: What blocks take: the other dimension of every weight.
+#: The input channels of blocks: the other dimension of every weight.
 _WIDTH = ("params[*['first']['kernel']", -2)
 _MEGATRON = tuple((*d, "last") for d in _MODEL)
 #: Section 5.1.1.

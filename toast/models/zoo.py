@@ -1,4 +1,4 @@
-"""The models that ``toast plan NAME`` knows, in full size and in a size that tests can run."""
+"""The models for ``toast plan NAME``, in full size and in a size that tests can run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ ZOO: Mapping[str, Entry] = {
         attention,
         attention,
         ("sequence",),
-        # There is neither a batch nor heads: the sequence, and the widths of keys and values.
+        # There are no batch and no heads: strategies shard the sequence, or the widths of weights.
         {
             "sequence parallel": [("x", 0, "all")],
             "Megatron": [("x", 0, "first"), *((w, 1, "last") for w in ("wq", "wk", "wv"))],
@@ -69,20 +69,23 @@ ZOO: Mapping[str, Entry] = {
 
 
 def build(name: str, *, small: bool = False, **options: Any) -> Model:
-    """The zoo model ``name``; ``options`` (layers, batch, edges ...) change its size.
+    """Builds a model of the zoo.
 
-    ``small`` builds the form that runs on CPU devices.  Raises
-    :class:`toast.errors.TargetError` for an option the model does not have, or an unknown name.
+    :param name: its name, a key of :data:`ZOO`.
+    :param small: whether to build its small form, which runs on CPU devices.
+    :param options: sizes of the model: ``layers``, ``batch``, ``edges`` and so on.
+    :raises toast.errors.TargetError: for an unknown name, or an option that the model does not
+        have.
     """
     if name not in ZOO:
         near = difflib.get_close_matches(name.lower(), ZOO, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise TargetError(f"no model named {name}; {hint}known: {', '.join(ZOO)}")
     entry = ZOO[name]
-    given = {key: value for key, value in options.items() if value is not None}
-    for key, value in given.items():
+    sizes = {key: value for key, value in options.items() if value is not None}
+    for key, value in sizes.items():
         if key not in entry.options:
             raise TargetError(f"model {name} has no option {key}; remove it")
         if value < 1:
             raise TargetError(f"{key} {value}: must be at least 1")
-    return (entry.small if small else entry.build)(**given)
+    return (entry.small if small else entry.build)(**sizes)

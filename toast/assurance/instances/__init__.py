@@ -1,7 +1,7 @@
-"""Random instances of every op kind: what rules are proven on, and compared with Shardy on.
+"""Random instances of every op kind, for proving rules and comparing them with Shardy's.
 
-One hypothesis strategy per op kind draws shapes and attributes that verify.  The modules are the
-families of ``rules/ops``; each gives its ``STRATEGIES``.
+One hypothesis strategy per op kind draws valid shapes and attributes.  The modules correspond to
+the files of ``rules/ops``; each defines ``STRATEGIES`` by op kind.
 """
 
 from __future__ import annotations
@@ -64,29 +64,29 @@ _FAMILIES = (
     custom_call,
 )
 
-#: A strategy for each op kind whose rule claims that something can be sharded, and for each custom
-#: call, as ``custom_call TARGET``.
+#: The strategy of each op kind whose rule has a shardable factor, and of each custom call, as
+#: ``custom_call TARGET``.
 KINDS: dict[str, st.SearchStrategy[Instance]] = {
     kind: strategy for family in _FAMILIES for kind, strategy in family.STRATEGIES.items()
 }
 
-#: Rounds of drawing after which there seem to be no more.
+#: The most rounds of drawing: after these there are probably no further instances.
 _ROUNDS = 8
 
 
 def program_of(instances: Sequence[Instance], name: str = "instances") -> Program:
-    """A program of which each op is one of ``instances``, on arguments of its own.
+    """A program whose ops are ``instances``, each with its own arguments.
 
-    Raises :class:`toast.errors.TargetError` when one does not verify.
+    Raises :class:`toast.errors.TargetError` if an instance is invalid.
     """
     module = mlir.module_of_ops([(i.text, i.operands, i.results) for i in instances])
     return stablehlo.from_module(module, name=name)
 
 
 def draw(kind: str, count: int, start: int = 0) -> tuple[Instance, ...]:
-    """``count`` different instances of an op kind; the same ``start``, the same instances.
+    """Up to ``count`` different instances of an op kind.
 
-    Fewer, where there are not that many.
+    ``start`` is a seed: the same ``start`` gives the same instances.
     """
     drawn: dict[Instance, None] = {}
 
@@ -99,7 +99,7 @@ def draw(kind: str, count: int, start: int = 0) -> tuple[Instance, ...]:
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for round_ in range(_ROUNDS):  # hypothesis knows its own choices, not what they make
+        for round_ in range(_ROUNDS):  # different choices of hypothesis may give equal instances
             seed(_ROUNDS * start + round_)(chosen(given(KINDS[kind])(collect)))()
             if len(drawn) >= count:
                 break

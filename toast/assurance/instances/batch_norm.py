@@ -17,7 +17,7 @@ def _batch_norm(name: str) -> st.SearchStrategy[Instance]:
     def strategy(draw: Draw) -> Instance:
         shape = pieces.shape(draw, 2, 4)
         feature = pieces.count(draw, 0, len(shape) - 1)
-        # The variance of a single element is rounding alone.
+        # The variance of a single element is only a rounding error.
         assume(math.prod(shape) > shape[feature])
         whole, each = TensorType(shape, "f32"), TensorType((shape[feature],), "f32")
         attributes = f"epsilon = 1.0e-3 : f32, feature_index = {feature} : i64"
@@ -31,7 +31,7 @@ def _batch_norm(name: str) -> st.SearchStrategy[Instance]:
     return strategy()
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "batch_norm_grad": _batch_norm("grad"),
     "batch_norm_inference": _batch_norm("inference"),

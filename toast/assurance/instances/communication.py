@@ -10,7 +10,7 @@ from toast.program import TensorType
 
 
 def _groups(draw: Draw) -> tuple[int, str]:
-    """Replicas in a group, and the attribute that says so; more than one cannot run here."""
+    """The number of replicas in a group, and its attribute; several replicas cannot run here."""
     count = pieces.count(draw, 1, 2)
     members = ", ".join(map(str, range(count)))
     return count, f"replica_groups = dense<[[{members}]]> : tensor<1x{count}xi64>"
@@ -60,7 +60,7 @@ def _resizing(name: str) -> st.SearchStrategy[Instance]:
     return strategy()
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "all_gather": _resizing("all_gather"),
     "all_reduce": _replicated("all_reduce"),

@@ -57,7 +57,7 @@ def _convolution(draw: Draw) -> Instance:
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "convolution": _convolution(),
 }

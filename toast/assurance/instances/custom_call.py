@@ -19,7 +19,7 @@ def _call(target: str, operands: Sequence[TensorType], results: Sequence[TensorT
 
 
 def _pointwise_call(target: str, operands: str, results: str) -> st.SearchStrategy[Instance]:
-    """A call on operands of one shape; element types are given, ``?`` for any float."""
+    """A call on operands of one shape; ``operands`` and ``results`` are types, ``?`` any float."""
 
     @st.composite
     def strategy(draw: Draw) -> Instance:
@@ -34,7 +34,7 @@ def _pointwise_call(target: str, operands: str, results: str) -> st.SearchStrate
 
 
 def _matrix_call(target: str, operands: str, results: str) -> st.SearchStrategy[Instance]:
-    """A call on square matrices (``m``), or vectors (``v``, ``i``), behind a batch."""
+    """A call on square matrices (``m``) or vectors (``v``, ``i``), with batch dimensions."""
 
     @st.composite
     def strategy(draw: Draw) -> Instance:
@@ -53,11 +53,13 @@ def _top_k_call(target: str, operands: int) -> st.SearchStrategy[Instance]:
     def strategy(draw: Draw) -> Instance:
         shape = pieces.shape(draw, 1)
         best = pieces.count(draw, 1, shape[-1])
-        made = (*shape[:-1], best)
+        result_shape = (*shape[:-1], best)
         searched = [TensorType(shape, "f32"), TensorType(shape, "i32")]
         searched += [TensorType((), "f32"), TensorType((), "i32")]
         return _call(
-            target, searched[:operands], (TensorType(made, "f32"), TensorType(made, "i32"))
+            target,
+            searched[:operands],
+            (TensorType(result_shape, "f32"), TensorType(result_shape, "i32")),
         )
 
     return strategy()
@@ -68,7 +70,7 @@ _THREEFRY = (
 )  # fmt: skip
 
 
-#: A strategy for each custom call that a rule knows, by target.
+#: The strategy of each custom call with a rule, by target.
 _BY_TARGET = {
     **{target: _pointwise_call(target, "?", "?") for target in ANNOTATIONS},
     **{target: _pointwise_call(target, "ui32 ui32 ui32 ui32", "ui32 ui32") for target in _THREEFRY},
@@ -94,7 +96,7 @@ _BY_TARGET = {
 }
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     f"custom_call {target}": strategy for target, strategy in _BY_TARGET.items()
 }

@@ -59,14 +59,17 @@ def _einsum(operands: int) -> st.SearchStrategy[Instance]:
             for _ in range(operands)
         ]
         letters = sorted(set("".join(sides)))
-        # XLA's own einsum sums over letters that both sides have.
+        # XLA's einsum sums over letters that both operands have.
         shared = set(sides[0]).intersection(*sides) if operands > 1 else set(letters)
         kept = [x for x in letters if x not in shared or pieces.flag(draw)]
-        made = "".join(draw(st.permutations(kept))) if kept else ""
-        types = [TensorType(tuple(sizes[x] for x in s), "f32") for s in (*sides, made)]
+        result = "".join(draw(st.permutations(kept))) if kept else ""
+        types = [TensorType(tuple(sizes[x] for x in s), "f32") for s in (*sides, result)]
         name = "stablehlo.einsum" if operands > 1 else "stablehlo.unary_einsum"
         return Instance(
-            name, tuple(types[:-1]), (types[-1],), f'einsum_config = "{",".join(sides)}->{made}"'
+            name,
+            tuple(types[:-1]),
+            (types[-1],),
+            f'einsum_config = "{",".join(sides)}->{result}"',
         )
 
     return strategy()
@@ -83,7 +86,7 @@ def _ragged_dot(draw: Draw) -> Instance:
     by_group = (groups,) if mode == "free" else ()
     lhs = (*batch, rows, inner)
     rhs = (*by_group, *batch, inner, columns)
-    made = (*((groups,) if mode == "contracting" else ()), *batch, rows, columns)
+    product = (*((groups,) if mode == "contracting" else ()), *batch, rows, columns)
     shift = len(by_group)
     ragged = {"free": b, "contracting": b + 1, "batching": 0}[mode]
     numbers = (
@@ -95,11 +98,11 @@ def _ragged_dot(draw: Draw) -> Instance:
     )
     return Instance(
         "chlo.ragged_dot", (TensorType(lhs, "f32"), TensorType(rhs, "f32"), sizes),
-        (TensorType(made, "f32"),), f"ragged_dot_dimension_numbers = #chlo.ragged_dot<{numbers}>",
+        (TensorType(product, "f32"),), f"ragged_dot_dimension_numbers = #chlo.ragged_dot<{numbers}>",
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "chlo_ragged_dot": _ragged_dot(),
     "dot": _dot(),

@@ -162,7 +162,7 @@ def _kind_of(name: str) -> str:
     return "stablehlo_not" if bare == "not" else bare.replace(".", "_")
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     **{_kind_of(n): _elementwise(n, of, 1) for of, names in _UNARY.items() for n in names.split()},
     **{_kind_of(n): _elementwise(n, of, 2) for of, names in _BINARY.items() for n in names.split()},

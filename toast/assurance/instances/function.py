@@ -26,7 +26,7 @@ def _constant(name: str) -> st.SearchStrategy[Instance]:
     return strategy()
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "chlo_constant": _constant("chlo.constant"),
     "constant": _constant("stablehlo.constant"),

@@ -14,7 +14,7 @@ from toast.program import TensorType
 
 @dataclasses.dataclass(frozen=True)
 class _Indexed:
-    """What a gather reads and a scatter writes: dimension numbers and shapes."""
+    """The dimension numbers and shapes of a gather, or of a scatter, its transpose."""
 
     target: Shape
     indices: Shape
@@ -35,7 +35,7 @@ def _indexed(draw: Draw) -> _Indexed:
     collapsed = [d for d, role in enumerate(roles) if role == "collapsed"]
     windows = [d for d, role in enumerate(roles) if role == "window"]
     batching_order = draw(st.permutations(batching)) if batching else []
-    # The batch: dimensions that go with the target's, and others, in any order.
+    # The batch: dimensions that are paired with those of the target, and others, in any order.
     batch = [("with", d) for d in batching_order]
     batch += [("free", pieces.size(draw)) for _ in range(pieces.count(draw, 0, 2))]
     batch = list(draw(st.permutations(batch))) if batch else []
@@ -50,7 +50,7 @@ def _indexed(draw: Draw) -> _Indexed:
         indices.insert(vector, len(index_map))
     places = [i + (i >= vector and len(indices) > len(batch)) for i in range(len(batch))]
     where = {d: places[batch.index(("with", d))] for d in batching_order}
-    # A window must cover dimensions that no index moves along.
+    # A window must cover the dimensions without an index.
     sizes = tuple(
         1 if d not in windows else pieces.count(draw, 1, size) if pieces.flag(draw) else size
         for d, size in enumerate(target)
@@ -122,14 +122,14 @@ def _torch_index_select(draw: Draw) -> Instance:
     dim = pieces.count(draw, 0, len(shape) - 1)
     batch = pieces.count(draw, 0, dim)
     index = (*shape[:batch], *pieces.shape(draw, 0, 2))
-    made = (*shape[:dim], *index[batch:], *shape[dim + 1 :])
+    result_shape = (*shape[:dim], *index[batch:], *shape[dim + 1 :])
     return Instance(
         "stablehlo.torch_index_select", (TensorType(shape, dtype), TensorType(index, "i32")),
-        (TensorType(made, dtype),), f"dim = {dim} : i64, batch_dims = {batch} : i64",
+        (TensorType(result_shape, dtype),), f"dim = {dim} : i64, batch_dims = {batch} : i64",
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "gather": _gather(),
     "scatter": _scatter(),

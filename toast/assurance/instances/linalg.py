@@ -49,7 +49,7 @@ def _triangular_solve(draw: Draw) -> Instance:
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "cholesky": _cholesky(),
     "fft": _fft(),

@@ -1,6 +1,6 @@
-"""Pieces of instances: drawn sizes, shapes, types and choices, and attributes as MLIR writes them.
+"""Parts of instances: random sizes, shapes, types and choices, and attributes in MLIR's notation.
 
-Sizes are small, with 2 and 3 as frequent divisors; ranks go to 4.
+Sizes are small, and 2 and 3 are frequent divisors; ranks are at most 4.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COMBINERS = ("add", "maximum", "minimum", "multiply")
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """One op: everything of it but the names of its operands."""
+    """An op without the names of its operands."""
 
     name: str
     operands: tuple[TensorType, ...]
@@ -44,7 +44,7 @@ class Instance:
 
     @property
     def text(self) -> str:
-        """The op in MLIR's generic form, its operands left out."""
+        """The op in MLIR's generic form, without operands."""
         attributes = f" <{{{self.attributes}}}>" if self.attributes else ""
         region = f" ({{\n{self.region}\n}})" if self.region else ""
         return f'"{self.name}"(){attributes}{region} : () -> ()'
@@ -71,17 +71,17 @@ def count(draw: Draw, least: int, most: int) -> int:
 
 
 def flag(draw: Draw) -> bool:
-    """True or False."""
+    """A random truth value."""
     return bool(draw(st.booleans()))
 
 
 def order(draw: Draw, count: int) -> tuple[int, ...]:
-    """The numbers below ``count`` in some order."""
+    """A random permutation of the numbers below ``count``."""
     return tuple(draw(st.permutations(range(count))))
 
 
 def some(draw: Draw, count: int, least: int = 0) -> tuple[int, ...]:
-    """Some of the numbers below ``count``, in order."""
+    """A random subset of the numbers below ``count``, sorted, with at least ``least`` numbers."""
     chosen = draw(st.sets(st.sampled_from(range(count)), min_size=least)) if count else set()
     return tuple(sorted(chosen))
 
@@ -97,13 +97,13 @@ def bracketed(numbers: Sequence[int]) -> str:
 
 
 def pairs(rows: Sequence[tuple[int, int]]) -> str:
-    """A tensor attribute of rows of two."""
+    """A tensor attribute with two columns."""
     text = ", ".join(bracketed(row) for row in rows)
     return f"dense<[{text}]> : tensor<{len(rows)}x2xi64>"
 
 
 def body(dtype: str, operation: str, count: int = 1) -> str:
-    """A region that combines ``count`` pairs of scalars by one op each."""
+    """A region that combines each of ``count`` pairs of scalars with one op."""
     scalar = mlir.type_text(TensorType((), dtype))
     names = [f"%a{i}" for i in range(2 * count)]
     lines = [f"^bb0({', '.join(f'{n}: {scalar}' for n in names)}):"]
@@ -112,17 +112,17 @@ def body(dtype: str, operation: str, count: int = 1) -> str:
             f'  %c{i} = "stablehlo.{operation}"({names[i]}, {names[count + i]}) '
             f": ({scalar}, {scalar}) -> {scalar}"
         )
-    made = ", ".join(f"%c{i}" for i in range(count))
+    results = ", ".join(f"%c{i}" for i in range(count))
     types = ", ".join([scalar] * count)
-    return "\n".join([*lines, f'  "stablehlo.return"({made}) : ({types}) -> ()'])
+    return "\n".join([*lines, f'  "stablehlo.return"({results}) : ({types}) -> ()'])
 
 
 def columns(rows: Sequence[Sequence[Any]], count: int) -> list[list[Any]]:
-    """The ``count`` columns of rows; empty ones where there are no rows."""
+    """The ``count`` columns of ``rows``; empty columns if there are no rows."""
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[]] * count
 
 
 def windows(size: int, low: int, high: int, window: int, stride: int, hole: int = 1) -> int:
-    """Windows of a given extent in a padded dimension whose elements lie ``hole`` apart."""
+    """The number of windows in a padded dimension whose elements have the distance ``hole``."""
     padded = (size - 1) * hole + 1 + low + high
     return 0 if padded < window else (padded - window) // stride + 1

@@ -28,7 +28,7 @@ def _rng_bit_generator(draw: Draw) -> Instance:
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "rng": _rng(),
     "rng_bit_generator": _rng_bit_generator(),

@@ -17,16 +17,16 @@ def _reduce(draw: Draw) -> Instance:
     combiner = draw(st.sampled_from(("and", "or") if bits else pieces.COMBINERS))
     count = pieces.count(draw, 1, 2)
     dimensions = pieces.some(draw, len(shape))
-    made = tuple(size for d, size in enumerate(shape) if d not in dimensions)
+    result_shape = tuple(size for d, size in enumerate(shape) if d not in dimensions)
     return Instance(
         "stablehlo.reduce",
         (*(TensorType(shape, dtype),) * count, *(TensorType((), dtype),) * count),
-        (TensorType(made, dtype),) * count,
+        (TensorType(result_shape, dtype),) * count,
         f"dimensions = {pieces.array(dimensions)}", pieces.body(dtype, combiner, count),
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "reduce": _reduce(),
 }

@@ -36,10 +36,10 @@ def _reduce_window(draw: Draw) -> Instance:
                 pieces.windows(size, low, high, extent, stride, hole),
             )
         )
-    windows, strides, holes, gaps, pads, made = pieces.columns(rows, 6)
+    windows, strides, holes, gaps, pads, result_shape = pieces.columns(rows, 6)
     return Instance(
         "stablehlo.reduce_window", (TensorType(shape, dtype), TensorType((), dtype)),
-        (TensorType(tuple(made), dtype),),
+        (TensorType(tuple(result_shape), dtype),),
         f"window_dimensions = {pieces.array(windows)}, window_strides = {pieces.array(strides)}, "
         f"base_dilations = {pieces.array(holes)}, window_dilations = {pieces.array(gaps)}, "
         f"padding = {pieces.pairs(pads)}",
@@ -56,7 +56,7 @@ def _select_and_scatter(draw: Draw) -> Instance:
         window = pieces.count(draw, 1, min(3, size)) if moves else 1
         stride = pieces.count(draw, 1, 3) if moves else 1
         rows.append((window, stride, pieces.windows(size, 0, 0, window, stride)))
-    windows, strides, made = pieces.columns(rows, 3)
+    windows, strides, result_shape = pieces.columns(rows, 3)
     scalar = mlir.type_text(TensorType((), "f32"))
     select = (
         f"^bb0(%a0: {scalar}, %a1: {scalar}):\n"
@@ -67,13 +67,13 @@ def _select_and_scatter(draw: Draw) -> Instance:
     whole = TensorType(shape, "f32")
     return Instance(
         "stablehlo.select_and_scatter",
-        (whole, TensorType(tuple(made), "f32"), TensorType((), "f32")), (whole,),
+        (whole, TensorType(tuple(result_shape), "f32"), TensorType((), "f32")), (whole,),
         f"window_dimensions = {pieces.array(windows)}, window_strides = {pieces.array(strides)}",
         select + pieces.body("f32", "add"),
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "reduce_window": _reduce_window(),
     "select_and_scatter": _select_and_scatter(),

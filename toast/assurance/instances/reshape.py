@@ -29,7 +29,7 @@ def _reshape(draw: Draw) -> Instance:
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "reshape": _reshape(),
 }

@@ -13,23 +13,23 @@ from toast.program import TensorType
 def _transpose(draw: Draw) -> Instance:
     shape = pieces.shape(draw, 1, 4)
     order = pieces.order(draw, len(shape))
-    made = tuple(shape[d] for d in order)
+    sizes = tuple(shape[d] for d in order)
     dtype = pieces.dtype(draw)
     return Instance(
-        "stablehlo.transpose", (TensorType(shape, dtype),), (TensorType(made, dtype),),
+        "stablehlo.transpose", (TensorType(shape, dtype),), (TensorType(sizes, dtype),),
         f"permutation = {pieces.array(order)}",
     )  # fmt: skip
 
 
 @st.composite
 def _broadcast_in_dim(draw: Draw) -> Instance:
-    made = pieces.shape(draw, 0, 4)
-    kept = pieces.some(draw, len(made))
+    sizes = pieces.shape(draw, 0, 4)
+    kept = pieces.some(draw, len(sizes))
     kept = tuple(draw(st.permutations(kept))) if kept else ()
-    shape = tuple(1 if pieces.flag(draw) else made[d] for d in kept)
+    shape = tuple(1 if pieces.flag(draw) else sizes[d] for d in kept)
     dtype = pieces.dtype(draw)
     return Instance(
-        "stablehlo.broadcast_in_dim", (TensorType(shape, dtype),), (TensorType(made, dtype),),
+        "stablehlo.broadcast_in_dim", (TensorType(shape, dtype),), (TensorType(sizes, dtype),),
         f"broadcast_dimensions = {pieces.array(kept)}",
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ def _broadcast(draw: Draw) -> Instance:
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "broadcast": _broadcast(),
     "broadcast_in_dim": _broadcast_in_dim(),

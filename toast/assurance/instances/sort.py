@@ -35,14 +35,14 @@ def _sort(draw: Draw) -> Instance:
 def _top_k(draw: Draw) -> Instance:
     shape = pieces.shape(draw, 1)
     best = pieces.count(draw, 1, shape[-1])
-    made = (*shape[:-1], best)
+    result_shape = (*shape[:-1], best)
     return Instance(
         "chlo.top_k", (TensorType(shape, "f32"),),
-        (TensorType(made, "f32"), TensorType(made, "i32")), f"k = {best} : i64",
+        (TensorType(result_shape, "f32"), TensorType(result_shape, "i32")), f"k = {best} : i64",
     )  # fmt: skip
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "chlo_top_k": _top_k(),
     "sort": _sort(),

@@ -18,9 +18,9 @@ def _slice(draw: Draw) -> Instance:
         limit = pieces.count(draw, start + 1, size) if pieces.flag(draw) else size
         stride = pieces.count(draw, 1, 3) if pieces.flag(draw) else 1
         rows.append((start, limit, stride, -(-(limit - start) // stride)))
-    starts, limits, strides, made = pieces.columns(rows, 4)
+    starts, limits, strides, result_shape = pieces.columns(rows, 4)
     return Instance(
-        "stablehlo.slice", (TensorType(shape, dtype),), (TensorType(tuple(made), dtype),),
+        "stablehlo.slice", (TensorType(shape, dtype),), (TensorType(tuple(result_shape), dtype),),
         f"start_indices = {pieces.array(starts)}, limit_indices = {pieces.array(limits)}, "
         f"strides = {pieces.array(strides)}",
     )  # fmt: skip
@@ -37,10 +37,10 @@ def _pad(draw: Draw) -> Instance:
         if extent < 1:
             low, high, extent = 0, 0, (size - 1) * hole + size
         rows.append((low, high, hole, extent))
-    lows, highs, inner, made = pieces.columns(rows, 4)
+    lows, highs, inner, result_shape = pieces.columns(rows, 4)
     return Instance(
         "stablehlo.pad", (TensorType(shape, dtype), TensorType((), dtype)),
-        (TensorType(tuple(made), dtype),),
+        (TensorType(tuple(result_shape), dtype),),
         f"edge_padding_low = {pieces.array(lows)}, edge_padding_high = {pieces.array(highs)}, "
         f"interior_padding = {pieces.array(inner)}",
     )  # fmt: skip
@@ -74,11 +74,11 @@ def _smaller(draw: Draw, shape: Shape) -> Shape:
 @st.composite
 def _dynamic_slice(draw: Draw) -> Instance:
     shape, dtype = pieces.shape(draw, 1), pieces.dtype(draw)
-    made = _smaller(draw, shape)
+    result_shape = _smaller(draw, shape)
     places = (TensorType((), "i32"),) * len(shape)
     return Instance(
         "stablehlo.dynamic_slice", (TensorType(shape, dtype), *places),
-        (TensorType(made, dtype),), f"slice_sizes = {pieces.array(made)}",
+        (TensorType(result_shape, dtype),), f"slice_sizes = {pieces.array(result_shape)}",
     )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def _dynamic_update_slice(draw: Draw) -> Instance:
     return Instance("stablehlo.dynamic_update_slice", (type_, update, *places), (type_,))
 
 
-#: A strategy for each kind.
+#: The strategy of each op kind.
 STRATEGIES: dict[str, st.SearchStrategy[Instance]] = {
     "concatenate": _concatenate(),
     "dynamic_slice": _dynamic_slice(),
