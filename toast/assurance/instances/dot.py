@@ -86,7 +86,7 @@ def _ragged_dot(draw: Draw) -> Instance:
     by_group = (groups,) if mode == "free" else ()
     lhs = (*batch, rows, inner)
     rhs = (*by_group, *batch, inner, columns)
-    product = (*((groups,) if mode == "contracting" else ()), *batch, rows, columns)
+    shape = (*((groups,) if mode == "contracting" else ()), *batch, rows, columns)
     shift = len(by_group)
     ragged = {"free": b, "contracting": b + 1, "batching": 0}[mode]
     numbers = (
@@ -98,7 +98,7 @@ def _ragged_dot(draw: Draw) -> Instance:
     )
     return Instance(
         "chlo.ragged_dot", (TensorType(lhs, "f32"), TensorType(rhs, "f32"), sizes),
-        (TensorType(product, "f32"),), f"ragged_dot_dimension_numbers = #chlo.ragged_dot<{numbers}>",
+        (TensorType(shape, "f32"),), f"ragged_dot_dimension_numbers = #chlo.ragged_dot<{numbers}>",
     )  # fmt: skip
 
 
