@@ -26,8 +26,8 @@ from toast.hardware import Mesh, load
 from toast.models import ZOO, build
 from toast.search import (
     DEFAULT_STAGES,
-    Refining,
     Settings,
+    Shortening,
     Stage,
     TreeSearch,
     WhenImproved,
@@ -47,10 +47,12 @@ SAME = 5e-4
 
 def kind(stage: Stage) -> str:
     """The name of a stage in the tables."""
-    if isinstance(stage, Refining):
-        return "arguments"
+    if isinstance(stage, Shortening):
+        return "shortening"
     if not isinstance(stage, TreeSearch):
         return "polishing"
+    if stage.arguments:
+        return "tree: arguments"
     if stage.regions:
         return "tree: regions"
     if stage.classes:

@@ -32,7 +32,7 @@ from toast.evaluation.compare import METHODS, compare
 from toast.files import check_writable, write_all
 from toast.hardware import Mesh, load
 from toast.models import ZOO, build
-from toast.search.pairwise import proposing
+from toast.search.relaxation import proposing
 from toast.space import Space
 
 PAGE = ROOT / "docs" / "evaluation.md"

@@ -14,8 +14,8 @@ import toast.cost.memo
 from tests.helpers import after_each, analyzed, refinements
 from toast.cost import CostModel, Memo
 from toast.cost.memo import _GOLDEN, _Growing, _Numbers
+from toast.evaluation.optimum import random_legal
 from toast.hardware import Mesh, load
-from toast.search.exhaustive import random_legal
 from toast.space import Action, Constraints, Scope, Space, States
 
 PROGRAMS = [

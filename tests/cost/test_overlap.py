@@ -20,10 +20,10 @@ from toast.cost.entities import Entity
 from toast.cost.overlap import independent_products, windows
 from toast.cost.terms.kernels import ProductWork
 from toast.errors import SearchError
+from toast.evaluation.optimum import random_legal, with_ties
 from toast.evaluation.validate import states_to_compare
 from toast.hardware import COLLECTIVES, Mesh, load
 from toast.program import Program
-from toast.search.exhaustive import random_legal, with_ties
 from toast.space import Space, States
 
 

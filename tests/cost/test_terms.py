@@ -20,12 +20,12 @@ from toast.cost import (
     break_down,
 )
 from toast.cost.entities import Entity, Floats
-from toast.cost.joint import joint_bounds
 from toast.cost.layout import GATHER, Layout, LocalLayout
 from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.terms import check
+from toast.evaluation.joint_bounds import joint_bounds
+from toast.evaluation.optimum import random_legal
 from toast.hardware import Mesh, load
-from toast.search.exhaustive import random_legal
 from toast.search.pairwise import Problem
 from toast.space import Space, States
 

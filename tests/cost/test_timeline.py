@@ -10,8 +10,8 @@ import pytest
 import toast
 from tests.helpers import action, analyzed, f32
 from toast.cost import CostModel
+from toast.evaluation.optimum import random_legal
 from toast.hardware import Mesh, load
-from toast.search.exhaustive import random_legal
 from toast.space import Space
 
 

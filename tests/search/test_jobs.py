@@ -21,7 +21,7 @@ from toast.cost import CostModel, Memo
 from toast.errors import SearchError
 from toast.hardware import Mesh, load
 from toast.search import Round, Search, SearchResult, Settings, find, jobs
-from toast.search.pairwise import proposing
+from toast.search.relaxation import proposing
 from toast.search.restarts import restarts
 from toast.space import Space
 

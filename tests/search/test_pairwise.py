@@ -120,7 +120,7 @@ def test_a_search_does_without_proposals_that_fail(
 
     settings = Settings(restarts=2, processes=processes)
     notes = []
-    for place in ("toast.search.proposals.proposing", "toast.search.pairwise.relaxed"):
+    for place in ("toast.search.proposals.proposing", "toast.search.relaxation.relaxed"):
         with monkeypatch.context() as patch:
             patch.setattr(place, failing)
             plan = toast.plan(

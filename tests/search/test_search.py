@@ -22,7 +22,7 @@ from toast.models.zoo import attention
 from toast.resources import directory
 from toast.search import Polishing, Round, Search, Settings, TreeSearch
 from toast.search.ledger import Ledger
-from toast.search.pairwise import proposing
+from toast.search.relaxation import proposing
 from toast.space import Action, States
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import analyzed, model_of
+from toast.evaluation.optimum import best_reachable, random_legal
 from toast.search import (
     Budget,
     Ledger,
@@ -16,10 +17,8 @@ from toast.search import (
     SearchEnd,
     Settings,
     TreeSearch,
-    best_reachable,
     region_changes,
 )
-from toast.search.exhaustive import random_legal
 from toast.search.ledger import length
 from toast.search.regions import _regions
 

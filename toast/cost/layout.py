@@ -167,8 +167,6 @@ class Layout(LocalLayout):
     #: Shardings as :attr:`settled` and :attr:`used` to be taken as they are.
     fixed_settled: Dims | None = None
     fixed_used: Dims | None = None
-    #: Take no sum as whole that is kept in parts.
-    in_parts: bool = False
 
     @functools.cached_property
     def used(self) -> Dims:
@@ -247,7 +245,7 @@ class Layout(LocalLayout):
         dimensions, and for products that are too short to run beside the transfer of their parts.
         """
         t, axes = self.tables, self.scattered
-        if self.in_parts or not axes.any():
+        if not axes.any():
             return np.zeros(axes.shape, dtype=bool)
         op_class = t.slots.op_class[t.values.slot]
         parts = self.devices[axes]

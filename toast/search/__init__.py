@@ -1,24 +1,22 @@
 """Sixth stage: the search for the best plan."""
 
-from toast.search.exhaustive import Optimum, best_legal, best_reachable
 from toast.search.interrupts import noted_interrupts
 from toast.search.jobs import Job
 from toast.search.ledger import OVER_LIMIT, Ledger, SearchEnd, Trajectory
 from toast.search.meshes import BestMesh, MeshResult, search_meshes
 from toast.search.polish import Polishing
-from toast.search.refine import Refining
 from toast.search.regions import actions_to, region_changes
 from toast.search.restarts import find
 from toast.search.search import DEFAULT_STAGES, Round, Search, SearchResult
 from toast.search.settings import Settings
+from toast.search.shorten import Shortening, shortest
 from toast.search.stage import Budget, Stage, WhenImproved, check_stages
 from toast.search.start import begin_fixed
 from toast.search.tree import TreeSearch
 
 __all__ = [
-    "DEFAULT_STAGES", "OVER_LIMIT", "BestMesh", "Budget", "Job", "Ledger", "MeshResult", "Optimum",
-    "Polishing", "Refining", "Round", "Search", "SearchEnd", "SearchResult", "Settings", "Stage",
-    "Trajectory", "TreeSearch", "WhenImproved", "actions_to", "begin_fixed", "best_legal",
-    "best_reachable", "check_stages", "find", "noted_interrupts", "region_changes",
-    "search_meshes",
+    "DEFAULT_STAGES", "OVER_LIMIT", "BestMesh", "Budget", "Job", "Ledger", "MeshResult",
+    "Polishing", "Round", "Search", "SearchEnd", "SearchResult", "Settings", "Shortening", "Stage",
+    "Trajectory", "TreeSearch", "WhenImproved", "actions_to", "begin_fixed", "check_stages", "find",
+    "noted_interrupts", "region_changes", "search_meshes", "shortest",
 ]  # fmt: skip

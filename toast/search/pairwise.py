@@ -2,17 +2,14 @@
 
 The cost model prices whole states.  Without what couples many ops (collectives that run beside
 products, the order of axes, memory) its cost is a sum over leaders (:mod:`toast.search.strategies`)
-and over pairs of them; the best choice is then an integer linear program, as in Alpa (Zheng et al.,
-OSDI 2022), whose relaxation is solved in a moment.
+and over pairs of them.  :mod:`toast.search.relaxation` minimises it.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import sparse
@@ -22,23 +19,10 @@ from toast.cost.entities import OP_SCOPES, Bools, Dims, Entity, Floats, Ints
 from toast.cost.layout import LocalLayout, held_by, slot_dims
 from toast.cost.tables import Tables
 from toast.search.strategies import Strategies, enumerate_strategies
-from toast.space import NONE, States
-
-if TYPE_CHECKING:
-    from scipy import optimize
+from toast.space import NONE
 
 #: Fractions of the unsharded step time below which a resharding does not count.
 _NEGLIGIBLE = 1e-9
-
-#: Variables of a program beyond which it is not solved: it would take longer than the search.
-_LARGEST = 200_000
-
-#: Choices of all leaders beyond which it is not even written: three axes have many.
-_MOST_CHOICES = 12_000
-
-
-#: Roundings of a solution, of which the best counts.
-_ROUNDINGS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,23 +93,8 @@ class Problem:
         #: ``[S, L]``
         self.cost: Floats = self._own_seconds(layout)
         self.edges: tuple[Edge, ...] = tuple(self._edges(layout))
-        # What differs between choices that are not there is nobody's business.
-        choices = np.arange(len(self.cost))[:, None] < s.sizes
-        self.cost *= choices
-        parts = dataclasses.replace(layout, in_parts=True)
-        saved = _spent(model, parts, Entity.VALUE_CLASS) - _spent(model, layout, Entity.VALUE_CLASS)
-        self._saved: Floats = choices * self._by_leader(self._leader[Entity.VALUE_CLASS], saved)
-
-    def in_parts(self) -> Problem | None:
-        """The problem as if XLA took no sum whole that is kept in parts; none if that is the same.
-
-        What it says of seconds is too little.  Its solution is near others, which may be better.
-        """
-        if not self._saved.any():
-            return None
-        other = copy.copy(self)
-        other.cost = self.cost + self._saved
-        return other
+        # Leaders have fewer choices than the table has rows.
+        self.cost *= np.arange(len(self.cost))[:, None] < s.sizes
 
     def seconds(self, choice: Ints) -> float:
         """The objective at one choice per leader."""
@@ -293,158 +262,6 @@ class Problem:
         return int(np.argmax(moments)) if len(moments) else -1
 
 
-@dataclasses.dataclass(frozen=True)
-class LinearProgram:
-    """A problem in variables between 0 and 1: one per choice of a leader, one per pair of labels.
-
-    The first ones are the choices, ``leaders`` and ``choices`` say of whom and which; they add up
-    to 1 for each leader, and the pairs of a label to the choices that have it.
-    """
-
-    costs: Floats  # in units of the unsharded step
-    matrix: sparse.csr_array
-    sums: Floats  # what the rows of the matrix add up to
-    leaders: Ints
-    choices: Ints
-
-    @staticmethod
-    def of(problem: Problem) -> LinearProgram:
-        """The program of all choices and pairs of a problem."""
-        sizes = problem.strategies.sizes
-        first = np.concatenate([[0], np.cumsum(sizes)])
-        leaders = np.repeat(np.arange(len(sizes)), sizes)
-        choices = np.arange(first[-1]) - first[leaders]
-        scale = 1.0 / max(problem.model.initial_seconds, np.finfo(np.float64).tiny)
-        costs = [problem.cost[choices, leaders] * scale]
-        row, column, sign = [leaders], [np.arange(first[-1])], [np.ones(first[-1])]
-        equal = [np.ones(len(sizes))]
-        next_row, next_column = len(sizes), int(first[-1])
-        for edge in problem.edges:
-            m, n = edge.seconds.shape
-            pair = next_column + np.arange(m * n)
-            # Pairs of a label add up to the choices that have it: at both ends.
-            row += [next_row + pair_of for pair_of in _both(m, n)]
-            column += [pair, pair]
-            sign += [np.ones(m * n), np.ones(m * n)]
-            for leader, label, offset in (
-                (edge.left, edge.left_label, 0), (edge.right, edge.right_label, m),
-            ):  # fmt: skip
-                row.append(next_row + offset + label)
-                column.append(first[leader] + np.arange(len(label)))
-                sign.append(-np.ones(len(label)))
-            equal.append(np.zeros(m + n))
-            costs.append(edge.seconds.ravel() * scale)
-            next_row, next_column = next_row + m + n, next_column + m * n
-        place = np.concatenate(row), np.concatenate(column)
-        matrix = sparse.csr_array((np.concatenate(sign), place), shape=(next_row, next_column))
-        return LinearProgram(np.concatenate(costs), matrix, np.concatenate(equal), leaders, choices)
-
-    @property
-    def constraint(self) -> optimize.LinearConstraint:
-        """What ties the variables to one another."""
-        from scipy import optimize  # not above: who asks a plan waits for it
-
-        return optimize.LinearConstraint(self.matrix, self.sums, self.sums)
-
-    def choice(self, values: Floats) -> Ints:
-        """The choice of each leader with the largest variable."""
-        return np.array([np.argmax(share) for share in self.shares(values)], dtype=np.int64)
-
-    def shares(self, values: Floats) -> list[Floats]:
-        """The variables of each leader's choices."""
-        first = np.flatnonzero(np.diff(self.leaders, prepend=-1))
-        return np.split(values[: len(self.leaders)], first[1:])
-
-
-def relaxed(problem: Problem, program: LinearProgram, seconds: float | None = None) -> Ints | None:
-    """The choices of the relaxed program, rounded; none if it takes more than ``seconds``."""
-    from scipy import optimize
-
-    # Presolving spares less than it takes.
-    limit = np.inf if seconds is None else seconds
-    found = optimize.milp(
-        program.costs, bounds=optimize.Bounds(0, 1), constraints=[program.constraint],
-        options={"presolve": False, "time_limit": limit},
-    )  # fmt: skip
-    return None if found.x is None else _rounded(problem, program.shares(found.x))
-
-
-def _rounded(problem: Problem, shares: list[Floats]) -> Ints:
-    """The best choices, in pairs, of those that roundings lead to.
-
-    One leader after the other takes what is best beside those that have chosen, and beside the
-    shares of the others; then each takes what is best beside all others, until none changes.
-    """
-    beside: list[list[tuple[Ints, Floats, int, Ints]]] = [[] for _ in shares]
-    for edge in problem.edges:
-        ends = (edge.left, edge.left_label), (edge.right, edge.right_label)
-        for (one, label), (other, labels), seconds in (
-            (*ends, edge.seconds), (*ends[::-1], edge.seconds.T),
-        ):  # fmt: skip
-            beside[one].append((label, seconds, other, labels[: len(shares[other])]))
-
-    def best(leader: int, choice: Ints) -> int:
-        cost = problem.cost[: len(shares[leader]), leader].copy()
-        for label, seconds, other, labels in beside[leader]:
-            if choice[other] >= 0:
-                cost += seconds[label, labels[choice[other]]]
-            else:
-                share = np.bincount(labels, shares[other], minlength=seconds.shape[1])
-                cost += (seconds @ share)[label]
-        if choice[leader] >= 0 and not cost.min() < cost[choice[leader]] * (1 - 1e-9):
-            return int(choice[leader])
-        return int(np.argmin(cost))
-
-    found = []
-    surest = np.argsort([-share.max() for share in shares], kind="stable")
-    random = np.random.default_rng(0)
-    for order in (surest, *(random.permutation(len(shares)) for _ in range(_ROUNDINGS - 1))):
-        choice, changed = np.full(len(shares), -1), True
-        while changed:
-            before = choice.copy()
-            for leader in order.tolist():
-                choice[leader] = best(leader, choice)
-            changed = bool((choice != before).any())
-        found.append(choice)
-    return min(found, key=problem.seconds)
-
-
-def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
-    """Makes states that are good in pairs, for a search to combine with its own; perhaps none.
-
-    The program is written here; the result solves it, within about so many seconds, and leaves the
-    interpreter alone until it rounds: that is for another thread.
-    """
-    if not model.space.actions:
-        return _nothing
-    strategies = enumerate_strategies(model.space)
-    if strategies.sizes.sum() > _MOST_CHOICES:
-        return _nothing
-    problem = Problem(model, strategies, with_memory=False)
-    program = LinearProgram.of(problem)
-    if len(program.costs) > _LARGEST:
-        return _nothing
-    programs = [(problem, program)]
-    if (other := problem.in_parts()) is not None:
-        programs.append((other, LinearProgram.of(other)))
-
-    def solve(seconds: float | None = None) -> tuple[States, ...]:
-        end = np.inf if seconds is None else time.perf_counter() + seconds
-        states = []
-        for each in programs:
-            left = end - time.perf_counter()
-            choice = relaxed(*each, None if seconds is None else left) if left > 0 else None
-            if choice is not None:
-                states.append(model.space.within(strategies.state(choice)))
-        return tuple(states)
-
-    return solve
-
-
-def _nothing(_seconds: float | None = None) -> tuple[States, ...]:
-    return ()
-
-
 def _distinct(dims: Dims) -> tuple[Dims, Ints]:
     """The distinct rows in the order they come, and the number of each row's."""
     code = (dims.astype(np.int64) + 1) @ (64 ** np.arange(dims.shape[1]))
@@ -518,8 +335,3 @@ def _merged(uses: Sequence[tuple[_Ends, Floats]]) -> Edge:
         columns.reshape(-1)[ends.right_label], stacked[0], np.array([end.use for end, _ in uses]),
         stacked[1:].reshape(terms, len(uses), *stacked.shape[1:]),
     )  # fmt: skip
-
-
-def _both(rows: int, columns: int) -> tuple[Ints, Ints]:
-    """Row of each pair in the constraints of the left end, and of the right end behind them."""
-    return np.repeat(np.arange(rows), columns), rows + np.tile(np.arange(columns), rows)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from toast.cost import CostModel
-from toast.search.pairwise import proposing
+from toast.search.relaxation import proposing
 from toast.space import States
 
 #: Seconds after which one who waits looks whether the search was interrupted.

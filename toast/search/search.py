@@ -17,8 +17,8 @@ from toast.cost import CostModel
 from toast.search.interrupts import noted_interrupts
 from toast.search.ledger import Ledger, SearchEnd, length, state_key
 from toast.search.polish import Polishing
-from toast.search.refine import Refining
 from toast.search.settings import Settings
+from toast.search.shorten import Shortening
 from toast.search.stage import Budget, Stage, WhenImproved, check_stages, run_stages
 from toast.search.tree import TreeSearch
 from toast.space import Action, States
@@ -33,12 +33,15 @@ def _trees(effort: int) -> tuple[Stage, ...]:
     )
 
 
+#: What runs behind the first stages, where they found something better.
+_FINE_STAGES: tuple[Stage, ...] = (
+    *_trees(256), Shortening(), Polishing(), *_trees(128), TreeSearch(arguments=True), Shortening(),
+)  # fmt: skip
+
 #: The stages of a round, in order.
 DEFAULT_STAGES: tuple[Stage, ...] = (
-    TreeSearch(effort=128),
-    Polishing(),
-    WhenImproved((*_trees(256), Polishing(), *_trees(128), Refining(arguments=True))),
-)
+    TreeSearch(effort=128), Polishing(), WhenImproved(_FINE_STAGES),
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Search:
 
         The result costs no more than any of them: only beyond their length are shorter
         trajectories preferred.  ``proposals`` is asked, once they are needed, for states that may
-        be better than the best one somewhere (:func:`toast.search.pairwise.proposing`), with the
+        be better than the best one somewhere (:func:`toast.search.relaxation.proposing`), with the
         seconds that are left.  ``interrupt`` ends the search when it is set; so does Ctrl-C.
         """
         self._settings = settings or Settings()

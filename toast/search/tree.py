@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 #: Op classes up to which a program is small: with half as many, twice the effort goes into it; and
 #: refinements begin even with what is far from the best.
-_SMALL = 48
+_SMALL = 24
 
 #: Share of the cost by which a state that does not fit counts as worse than it is: the way to what
 #: fits may lead through it.
@@ -57,6 +57,9 @@ class TreeSearch:
     classes: bool = False
     #: Regions of proposals: what uses tie together takes their sharding.
     regions: bool = False
+    #: Families of arguments alone, in place of everything else: they take hardly any time
+    #: themselves, and users ask why an argument is not sharded otherwise.
+    arguments: bool = False
     #: States without improvement after which the stage ends; of small programs more.
     effort: int = 256
     #: Children that a node prices at its first visit.
@@ -153,7 +156,9 @@ class _Tree:
         self._settings = settings
         #: Changes are numbered: colors, refinements, regions.
         self._colors = len(self._space.actions)
-        self._refined = self._colors + (len(self._space.refinements) if settings.parts else 0)
+        self._refined = self._colors + (
+            len(self._space.refinements) if settings.parts or settings.arguments else 0
+        )
         self._regions: dict[tuple[Action, ...], None] = {}
         self._targets: set[bytes] = set()
         self._number()
@@ -316,6 +321,9 @@ class _Tree:
         """The changes that are tried behind a state."""
         space, settings = self._space, self._settings
         colors = np.arange(self._colors)
+        if settings.arguments:
+            families = np.unique(space.classes.family[space.arguments])
+            return space.refinements.rows(Scope.FAMILY, families) + self._colors
         if not settings.parts:
             return colors
         seconds = self._ledger.model.waiting(state)

@@ -28,7 +28,8 @@ from toast.errors import SearchError
 from toast.inputs import AnyHardware, AnyMesh
 from toast.plan import Plan, make_plan
 from toast.search import SearchResult, begin_fixed
-from toast.search.pairwise import LinearProgram, Problem, Row
+from toast.search.pairwise import Problem, Row
+from toast.search.relaxation import LinearProgram
 from toast.space import Constraints, Space, States
 from toast.units import size_text, time_text
 

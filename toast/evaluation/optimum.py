@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost import CostModel
-from toast.cost.joint import JointBound, joint_bounds
 from toast.cost.model import MEMORY_WEIGHT
 from toast.errors import SearchError
+from toast.evaluation.joint_bounds import JointBound, joint_bounds
 from toast.search.ledger import OVER_LIMIT, Ledger
 from toast.search.search import Search
 from toast.search.settings import Settings
@@ -104,7 +104,7 @@ def best_legal(
 
     Branch and bound.  Op classes choose one after the other, and a partial state is dropped where
     it cannot be better than the best state known: its seconds and its live bytes are bounded by
-    the bounds of :mod:`toast.cost.joint` for what has been chosen, and for the rest by bucket
+    :mod:`toast.evaluation.joint_bounds` for what has been chosen, and for the rest by bucket
     elimination (mini-buckets where tables would grow).  What is left at the end is priced.  Ops
     that are tied choose together; those that can shard nothing choose nothing.
 
