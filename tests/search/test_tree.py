@@ -22,7 +22,7 @@ from toast.search import (
 from toast.search.ledger import length
 from toast.search.regions import _regions
 
-TREE = TreeSearch(parts=True, classes=True, regions=True, effort=256)
+TREE = TreeSearch(parts=True, regions=True, effort=256)
 
 
 def ledger_of(name: str, mesh: str, **options: int) -> Ledger:
@@ -120,7 +120,7 @@ def test_colors_alone_reach_the_optimum_of_a_small_program() -> None:
 
 def test_chance_is_the_seeds() -> None:
     model = model_of(analyzed("t2b", layers=2), "data=4,model=4")
-    stages = TreeSearch(parts=True, classes=True, temperature=2.0), Polishing()
+    stages = TreeSearch(parts=True, temperature=2.0), Polishing()
     counts = [
         Search(model, memory_bytes=1e9, settings=Settings(seed=seed), stages=stages).run().states
         for seed in (0, 0, 1)

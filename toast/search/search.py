@@ -24,18 +24,13 @@ from toast.search.tree import TreeSearch
 from toast.space import Action, States
 
 
-def _trees(effort: int) -> tuple[Stage, ...]:
-    """Trees behind trajectories of actions on colors, from coarse changes to fine ones."""
-    return (
-        TreeSearch(parts=True, effort=effort),
-        TreeSearch(parts=True, classes=True, effort=effort),
-        TreeSearch(parts=True, classes=True, regions=True, effort=effort),
-    )
-
-
-#: What runs behind the first stages, where they found something better.
+#: Behind trajectories of actions on whole colors: parts of colors and regions of proposals, until
+#: they hardly bring anything better, and the shardings of arguments at last.
 _FINE_STAGES: tuple[Stage, ...] = (
-    *_trees(256), Shortening(), Polishing(), *_trees(128), TreeSearch(arguments=True), Shortening(),
+    TreeSearch(parts=True, regions=True, effort=256), Shortening(), Polishing(),
+    TreeSearch(parts=True, regions=True, effort=128), Shortening(), Polishing(),
+    TreeSearch(parts=True, regions=True, effort=128),
+    TreeSearch(arguments=True, effort=128), Shortening(),
 )  # fmt: skip
 
 #: The stages of a round, in order.

@@ -51,10 +51,9 @@ class TreeSearch:
     Its actions are those on whole colors, and more with each of the flags.
     """
 
-    #: Families of op classes, and parts of colors, alone.
+    #: Refinements: of parts of colors, families of op classes, single classes of larger families,
+    #: and groups of classes that differ in sizes only.
     parts: bool = False
-    #: Single op classes of larger families, and groups of classes that differ in sizes only.
-    classes: bool = False
     #: Regions of proposals: what uses tie together takes their sharding.
     regions: bool = False
     #: Families of arguments alone, in place of everything else: they take hardly any time
@@ -332,13 +331,14 @@ class _Tree:
         def most(weights: npt.NDArray[Any]) -> Ints:
             return np.argsort(-weights, kind="stable")[: settings.hottest]
 
-        rows = [refinements.rows(Scope.FAMILY, most(np.bincount(family, seconds)))]
-        if settings.classes:
-            several = np.bincount(family)[family] > 1
-            classes = most(np.where(several, seconds, -1.0))
-            rows.append(refinements.rows(Scope.CLASS, classes[several[classes]]))
-            rows.append(refinements.rows(Scope.ALIKE, most(np.bincount(space.alike, seconds))))
-        rows.append(space.parts_by(seconds)[: settings.widest])
+        several = np.bincount(family)[family] > 1
+        classes = most(np.where(several, seconds, -1.0))
+        rows = [
+            refinements.rows(Scope.FAMILY, most(np.bincount(family, seconds))),
+            refinements.rows(Scope.CLASS, classes[several[classes]]),
+            refinements.rows(Scope.ALIKE, most(np.bincount(space.alike, seconds))),
+            space.parts_by(seconds)[: settings.widest],
+        ]
         regions = np.arange(self._refined, len(self._lengths))
         return np.concatenate([regions, np.concatenate(rows) + self._colors, colors])
 
