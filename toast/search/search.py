@@ -23,7 +23,6 @@ from toast.search.stage import Budget, Stage, WhenImproved, check_stages, run_st
 from toast.search.tree import TreeSearch
 from toast.space import Action, States
 
-
 #: Behind trajectories of actions on whole colors: parts of colors and regions of proposals, until
 #: they hardly bring anything better, and the shardings of arguments at last.
 _FINE_STAGES: tuple[Stage, ...] = (
