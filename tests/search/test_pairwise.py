@@ -14,7 +14,7 @@ from tests.helpers import analyzed, model_of
 from toast.cost import CostModel
 from toast.evaluation.baselines.alpa import alpa, solve
 from toast.hardware import Mesh, load
-from toast.search import Polishing, Search, SearchResult, Settings, TreeSearch, pairwise
+from toast.search import Polishing, Search, SearchResult, Settings, TreeSearch, pairwise, relaxation
 from toast.search.jobs import Job, Runner
 from toast.search.proposals import Proposer
 from toast.search.restarts import restarts, with_proposals
@@ -24,7 +24,7 @@ from toast.space import Constraints, Space
 @pytest.mark.parametrize("name", ["t2b-tiny", "attention", "mlp"])
 def test_the_relaxed_program_is_as_good_as_the_integer_one(name: str) -> None:
     problem = pairwise.Problem(model_of(analyzed(name), "data=4,model=2"))
-    choice = pairwise.relaxed(problem, pairwise.LinearProgram.of(problem))
+    choice = relaxation.relaxed(problem, relaxation.LinearProgram.of(problem))
     assert choice is not None
     whole = solve(problem, (), np.inf, 60.0)
     assert whole.choice is not None
@@ -51,7 +51,7 @@ def test_proposals_are_legal_and_hold_constraints() -> None:
     pinned = Constraints(pin={"params['layers'][*]['wq']": "P(None, 'model')"})
     space = Space(analyzed("t2b-tiny"), Mesh.parse("data=4,model=2"), constraints=pinned)
     model = CostModel(space, load("tpu-v5e"))
-    states = pairwise.proposing(model)(None)
+    states = relaxation.proposing(model)(None)
     assert states
     for state in states:
         for k, rows in enumerate(space.choices):
@@ -62,8 +62,8 @@ def test_nothing_is_proposed_of_large_programs_or_without_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = model_of(analyzed("mlp"), "data=4")
-    assert pairwise.proposing(model)(0.0) == ()
-    assert pairwise.proposing(model_of(analyzed("mlp"), "data=1"))(None) == ()
+    assert relaxation.proposing(model)(0.0) == ()
+    assert relaxation.proposing(model_of(analyzed("mlp"), "data=1"))(None) == ()
     with Proposer(threading.Event()) as proposer:
         none = Settings(rounds=0)
         for job in (
@@ -73,8 +73,8 @@ def test_nothing_is_proposed_of_large_programs_or_without_time(
         proposals = with_proposals(Job(model, np.inf, Settings()), proposer).proposals
         assert proposals is not None
         assert proposals(None)
-    monkeypatch.setattr(pairwise, "_LARGEST", 3)
-    assert pairwise.proposing(model)(None) == ()
+    monkeypatch.setattr(relaxation, "_LARGEST", 3)
+    assert relaxation.proposing(model)(None) == ()
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_no_worse_than_the_integer_program(name: str, mesh: str, hardware: str) 
 def test_a_search_is_no_worse_for_proposals() -> None:
     model = model_of(analyzed("attention"), "data=4,model=2")
     alone = Search(model, memory_bytes=np.inf).run()
-    helped = Search(model, memory_bytes=np.inf, proposals=pairwise.proposing(model)).run()
+    helped = Search(model, memory_bytes=np.inf, proposals=relaxation.proposing(model)).run()
     assert helped.rank < alone.rank
 
 

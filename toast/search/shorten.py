@@ -38,7 +38,7 @@ class Shortening:
         return [*ledger.starts, ledger.best]
 
 
-class _Prefix(NamedTuple):
+class _ColorPrefix(NamedTuple):
     """Actions on whole colors, with what is left to do behind them; the best one is the least."""
 
     length: int  # of the whole trajectory
@@ -59,7 +59,7 @@ def shortest(space: Space, target: States, beam: int = 8) -> tuple[Action, ...]:
     (start,) = groups.prefixes([()], space.initial[None])
     best, prefixes, known = start, [start], {state_key(space.initial)}
     while prefixes and len(prefixes[0].actions) + 1 < best.length:
-        children: list[_Prefix] = []
+        children: list[_ColorPrefix] = []
         for prefix in prefixes:
             after = space.apply_each(prefix.state, every)
             longer = [(*prefix.actions, number) for number in every]
@@ -90,13 +90,13 @@ class _Groups:
         ordered = color_and_axis.ravel()[self._order]
         self._first = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
 
-    def prefixes(self, actions: list[tuple[int, ...]], states: States) -> list[_Prefix]:
+    def prefixes(self, actions: list[tuple[int, ...]], states: States) -> list[_ColorPrefix]:
         """Prefixes that lead to ``states`` (``[prefixes, classes, axes]``)."""
         differs = (states != self._target).reshape(len(states), -1)[:, self._order]
         counts = np.add.reduceat(differs, self._first, axis=1, dtype=np.int64)
         lengths = REFINEMENT_LENGTH * (counts > 0).sum(axis=1)
         return [
-            _Prefix(len(taken) + rest, number, taken, state)
+            _ColorPrefix(len(taken) + rest, number, taken, state)
             for taken, rest, number, state in zip(
                 actions, lengths.tolist(), counts.sum(axis=1).tolist(), states, strict=True
             )
