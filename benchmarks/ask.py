@@ -1,8 +1,11 @@
-"""What questions cost on the 18-layer train step: the kept analysis, queries, audits, explanations.
+"""Measure questions about the 18-layer train step: cached analysis, queries, audits, explanations.
 
-Prints seconds of wall clock and of processors, those of the process that answers included, the best
-of a few runs, and how many times faster a kept analysis is loaded than computed.  Last, whole
-commands, Python's start included: with nothing kept (one run), and asked again.
+    python benchmarks/ask.py [--model t2b] [--layers 18] [--runs 5]
+
+The script prints wall time and CPU time in seconds, including those of the process that answers
+(the minimum of several runs), and the ratio of computing an analysis to loading it from the cache.
+Then it measures whole commands, including Python's start: with an empty cache (one run), and
+repeated.
 """
 
 from __future__ import annotations
@@ -34,20 +37,20 @@ MESH = "data=4,model=4"
 
 
 def processors() -> float:
-    """Seconds of processors until now, in this process and those that it has waited for."""
+    """CPU seconds so far, of this process and of finished child processes."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def best(work: Callable[[], Any], runs: int) -> tuple[float, float, Any]:
-    """Least wall and processor seconds of some runs, and what the last of them returned."""
-    wall, cpu, made = float("inf"), float("inf"), None
+    """The minimum wall and CPU seconds of some runs, and the result of the last run."""
+    wall, cpu, result = float("inf"), float("inf"), None
     for _ in range(runs):
         begin, before = time.perf_counter(), processors()
-        made = work()
+        result = work()
         wall = min(wall, time.perf_counter() - begin)
         cpu = min(cpu, processors() - before)
-    return wall, cpu, made
+    return wall, cpu, result
 
 
 def main() -> None:
@@ -61,16 +64,16 @@ def main() -> None:
     print(f"{'':38}{'wall':>8}{'CPU':>8}")
 
     def row(what: str, work: Callable[[], Any], runs: int = options.runs) -> tuple[float, Any]:
-        wall, cpu, made = best(work, runs)
-        count = f"{len(made):8,} rows" if hasattr(made, "columns") else ""
+        wall, cpu, answer = best(work, runs)
+        count = f"{len(answer):8,} rows" if hasattr(answer, "columns") else ""
         print(f"{what:38}{wall:8.3f}{cpu:8.3f}{count}", flush=True)
-        return cpu, made
+        return cpu, answer
 
     with tempfile.TemporaryDirectory() as cache:
         os.environ.update(XDG_CACHE_HOME=cache, TOAST_CACHE="")
         computed, _ = row("analysis, computed", lambda: analyze_program(program))
         toast.analyze(program)
-        loaded, analysis = row("analysis, kept", lambda: toast.analyze(program))
+        loaded, analysis = row("analysis, cached", lambda: toast.analyze(program))
     print(f"loading is {computed / loaded:.1f} times faster than computing")
 
     row("the example", lambda: analysis.query(EXAMPLE))
@@ -83,8 +86,8 @@ def main() -> None:
     }
     for name in query.audits():
         asked = query.prepare(name)
-        given = relations[query.needs(asked)]
-        row(name, lambda: query.evaluate(asked, given, analysis.label))  # noqa: B023
+        required = relations[query.needs(asked)]
+        row(name, lambda: query.evaluate(asked, required, analysis.label))  # noqa: B023
     first, last = (analysis.program.arguments[i] + ":0" for i in (0, -1))
     row("explain two dimensions", lambda: analysis.explain(first, last))
     if analysis.resolutions:
@@ -116,10 +119,9 @@ def main() -> None:
                 )  # fmt: skip
                 target = [str(path)]
 
-            def run(command: str = command, given: tuple[str, ...] = (*target, *asked)) -> None:
-                words = [sys.executable, "-m", "toast", command, *given]
+            def run(command: str = command, words: tuple[str, ...] = (*target, *asked)) -> None:
                 subprocess.run(
-                    words,
+                    [sys.executable, "-m", "toast", command, *words],
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     check=True,

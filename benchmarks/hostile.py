@@ -1,11 +1,11 @@
-"""Hostile inputs, drawn from grammars: no traceback, no hang, no file of somebody else's.
+"""Run toast on hostile inputs from grammars: no traceback, no hang, no access to other files.
 
     python benchmarks/hostile.py --count 1000 --seed 0 --processes 2
 
-Draws StableHLO, rule files, queries, fact bases, plans, hardware files, tables, cache entries,
-command lines and streams, runs ``toast`` on each in a process of its own, and prints a table: how
-many ended well, in one line, in a traceback, in an internal error, by a signal, or not within 60
-seconds.  Exits with 1 where some ended badly, and names the case and its seed.
+The script draws StableHLO, rule files, queries, fact bases, plans, hardware files, tables, cache
+entries, command lines and streams, and runs ``toast`` on each in a separate process.  It prints a
+table of the outcomes: a result, a one-line error, a traceback, an internal error, a signal, or more
+than 60 seconds.  It exits with 1 if a case failed, and names the case and its seed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-#: Seconds after which a case hangs.
+#: A case that takes longer, in seconds, counts as a hang.
 LIMIT_SECONDS = 60.0
 
-#: What ends well: a result, one line, an interrupt's or a difference's own code.
+#: Exit codes of cases that did not fail: a result, a difference or a misfit, a one-line error.
 _GOOD = frozenset({0, 1, 2})
 
 Draw = random.Random
@@ -37,12 +37,12 @@ Draw = random.Random
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A command line in a folder of its own."""
+    """A command line, run in its own folder."""
 
     grammar: str
     seed: int
     arguments: tuple[str, ...]
-    #: How its streams are: as a pipe, or by a shell's words, such as ``> /dev/full``.
+    #: Shell redirections such as ``> /dev/full``; empty for pipes.
     streams: str = ""
     environment: tuple[tuple[str, str], ...] = ()
 
@@ -73,12 +73,12 @@ _NUMBERS = (
 
 
 def odd(draw: Draw) -> str:
-    """A text that something may trip over."""
+    """An unusual text."""
     return draw.choice(_ODD)
 
 
 def escaped(text: str) -> str:
-    """A text as MLIR's strings have it."""
+    """A text, escaped as in MLIR strings."""
     data = text.encode("utf-8", "surrogatepass")
     return "".join(chr(b) if 32 <= b < 127 and b not in b'"\\' else f"\\{b:02X}" for b in data)
 
@@ -87,7 +87,7 @@ def escaped(text: str) -> str:
 
 
 def tensor(draw: Draw) -> str:
-    """A type, mostly of a tensor."""
+    """A type, usually of a tensor."""
     rank = draw.choice((0, 1, 2, 2, 2, 3, 4, draw.choice((64, 65, 130))))
     sizes = [draw.choice(("1", "2", "3", "4", "8", "64", "256")) for _ in range(rank)]
     if draw.random() < 0.06 and sizes:
@@ -184,7 +184,7 @@ def stablehlo(draw: Draw) -> str | bytes:
 
 
 def calls(depth: int) -> str:
-    """Functions that call the one before twice: 2^depth ops."""
+    """Functions that call the previous one twice: 2^depth ops."""
     kind = "tensor<4x4xf32>"
     text = f"func.func private @f0(%x: {kind}) -> {kind} {{ return %x : {kind} }}\n"
     for n in range(1, depth):
@@ -201,7 +201,7 @@ def calls(depth: int) -> str:
 
 
 def blocks() -> str:
-    """Branches that StableHLO does not have."""
+    """Branches that are not StableHLO."""
     kind = "tensor<4xf32>"
     return (
         f"func.func @main(%x: {kind}) -> {kind} {{\n  cf.br ^next(%x : {kind})\n"
@@ -210,7 +210,7 @@ def blocks() -> str:
 
 
 def nested(depth: int) -> str:
-    """Loops in loops."""
+    """Nested loops."""
     kind = "tensor<i64>"
     text = f"func.func @main(%x: {kind}) -> {kind} {{\n"
     for n in range(depth):
@@ -228,7 +228,7 @@ def nested(depth: int) -> str:
 
 
 def term(draw: Draw, depth: int = 3) -> str:
-    """A term, mostly small."""
+    """A term, usually small."""
     if draw.random() < 0.02:
         deep = draw.choice((90, 3000, 100_000))
         return "f(" * deep + "1" + ")" * deep
@@ -244,7 +244,7 @@ def term(draw: Draw, depth: int = 3) -> str:
 
 
 def atom(draw: Draw) -> str:
-    """An atom of a relation there is, or is not."""
+    """An atom of an existing or unknown relation."""
     name, arity = draw.choice((
         ("dim", 3), ("color", 2), ("op", 2), ("argument", 2), ("factor", 4), ("mine", 1),
         ("nosuch", 2),
@@ -266,7 +266,7 @@ def body(draw: Draw) -> str:
 
 
 def bad_statement(draw: Draw) -> str:
-    """What a logic file must not hold."""
+    """A statement that logic files must not contain."""
     return draw.choice((
         '#include "fifo".', '#include "/etc/passwd".', '#script (lua) os.exit() #end.',
         '#script(x) " #end. #include "fifo". %"', 'p("\\q. #include "fifo". ").',
@@ -313,7 +313,7 @@ def facts(draw: Draw) -> str:
 
 
 def mutated(draw: Draw, data: object, depth: int = 0) -> object:
-    """JSON data with something else in one place."""
+    """JSON data with one value replaced."""
     if isinstance(data, dict) and data and (depth < 1 or draw.random() < 0.8):
         key = draw.choice([*data])
         if draw.random() < 0.1:
@@ -330,7 +330,7 @@ def mutated(draw: Draw, data: object, depth: int = 0) -> object:
 
 
 def toml(draw: Draw, text: str) -> str:
-    """A hardware file with something else in some lines."""
+    """A hardware file with some lines replaced."""
     lines = text.splitlines()
     for _ in range(draw.choice((1, 1, 2, 5))):
         index = draw.randrange(len(lines))
@@ -358,14 +358,14 @@ def table(draw: Draw) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Seeds:
-    """Sound files that are changed: a plan and a hardware file."""
+    """The valid files that cases modify: a plan and a hardware file."""
 
     plan: str
     hardware: str
 
 
 def write(path: pathlib.Path, text: str | bytes) -> str:
-    """Write a drawn text, whatever is in it; returns its name."""
+    """Write a drawn text with any content; returns the name of the file."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     path.write_bytes(data)
     return path.name
@@ -440,7 +440,7 @@ def of_hardware(draw: Draw, folder: pathlib.Path, seeds: Seeds) -> tuple[str, ..
 
 
 def of_cache(draw: Draw, folder: pathlib.Path, _seeds: Seeds) -> tuple[str, ...]:
-    """Damaged cache entries: the folder has those of an earlier run."""
+    """Damaged cache entries: the folder contains the entries of an earlier run."""
     entries = [*(folder / "cache").rglob("*.toast"), *(folder / "cache").rglob("key")]
     for entry in entries:
         way = draw.randrange(6)
@@ -500,7 +500,7 @@ def of_words(draw: Draw, folder: pathlib.Path, _seeds: Seeds) -> tuple[str, ...]
 
 
 def of_streams(draw: Draw, _folder: pathlib.Path, _seeds: Seeds) -> tuple[str, ...]:
-    """An ordinary command whose streams are not."""
+    """A valid command with unusual streams."""
     return draw.choice((
         ("models",), ("query", "mlp", "color(D,C)"),
         ("plan", "mlp", "--mesh", "a=2", "--json", "-"),
@@ -527,9 +527,9 @@ _LOCALES = ("C", "POSIX", "C.UTF-8", "en_US.ISO8859-1")
 
 
 def cases(count: int, seed: int, seeds: Seeds, top: pathlib.Path) -> list[Case]:
-    """``count`` cases, each with a folder ``top/NUMBER``, determined by the seed alone."""
+    """``count`` cases, each with a folder ``top/NUMBER``; the seed determines all of them."""
     names = [name for name, (weight, _) in GRAMMARS.items() for _ in range(weight)]
-    found = []
+    drawn = []
     for number in range(count):
         draw = random.Random(f"{seed}:{number}")
         grammar = draw.choice(names)
@@ -547,12 +547,12 @@ def cases(count: int, seed: int, seeds: Seeds, top: pathlib.Path) -> list[Case]:
             environment.append(("JAX_ENABLE_X64", "bogus"))
         if grammar == "cache":
             environment.append(("XDG_CACHE_HOME", str(folder / "cache")))
-        found.append(Case(grammar, number, arguments, streams, tuple(environment)))
-    return found
+        drawn.append(Case(grammar, number, arguments, streams, tuple(environment)))
+    return drawn
 
 
 def run(case: Case, top: pathlib.Path) -> Outcome:
-    """Run a case, in its folder, as a shell would."""
+    """Run a case in its folder, like a shell."""
     folder = top / str(case.seed)
     command = [sys.executable, "-P", "-m", "toast", *(a.replace("\0", "") for a in case.arguments)]
     environment = {
@@ -595,11 +595,11 @@ def _kind(status: int, said: str, case: Case) -> str:
         return "foreign file"
     if status not in _GOOD and not (case.streams and status in (120, 141)):
         return f"exit code {status}"
-    return "well" if status != 2 else "one line"
+    return "result" if status != 2 else "one line"
 
 
 def prepare(top: pathlib.Path) -> Seeds:
-    """What cases are changed from: a plan, a hardware file, and a cache that was used."""
+    """Write the files that cases modify: a plan, a hardware file, and a used cache."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(top / "cache"), "JAX_PLATFORMS": "cpu"}
     for words in (
         ("plan", "mlp", "--mesh", "data=2,model=2", "--json", "plan.json"),
@@ -614,7 +614,7 @@ def prepare(top: pathlib.Path) -> Seeds:
 
 
 def campaign(count: int, seed: int, processes: int, limit: float | None = None) -> list[Outcome]:
-    """Run ``count`` drawn cases, ``processes`` at a time; none begins after ``limit`` seconds."""
+    """Run ``count`` cases, ``processes`` at a time; no case starts after ``limit`` seconds."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="toast-hostile-") as name:
         top = pathlib.Path(name)
@@ -626,7 +626,7 @@ def campaign(count: int, seed: int, processes: int, limit: float | None = None) 
             return run(case, top)
 
         with concurrent.futures.ThreadPoolExecutor(processes) as pool:
-            return [found for found in pool.map(one, drawn) if found is not None]
+            return [outcome for outcome in pool.map(one, drawn) if outcome is not None]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -635,12 +635,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--limit", type=float, help="Seconds after which no case begins.")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--limit", type=float, help="No case starts after this time in seconds.")
+    options = parser.parse_args(arguments)
     begin = time.perf_counter()
-    outcomes = campaign(given.count, given.seed, given.processes, given.limit)
+    outcomes = campaign(options.count, options.seed, options.processes, options.limit)
     kinds = sorted(
-        {outcome.kind for outcome in outcomes}, key=lambda k: (k not in ("well", "one line"), k)
+        {outcome.kind for outcome in outcomes}, key=lambda k: (k not in ("result", "one line"), k)
     )
     print(f"{'':16}" + "".join(f"{kind:>16}" for kind in ("cases", *kinds)))
     for grammar in (*GRAMMARS, "all"):
@@ -650,10 +650,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{grammar:16}" + "".join(f"{n:16}" for n in (len(chosen), *(counts[k] for k in kinds)))
         )
     slowest = max((outcome.seconds for outcome in outcomes), default=0.0)
-    print(
-        f"{time.perf_counter() - begin:.0f} s, the slowest case {slowest:.1f} s, seed {given.seed}"
-    )
-    bad = [outcome for outcome in outcomes if outcome.kind not in ("well", "one line")]
+    print(f"{time.perf_counter() - begin:.0f} s, slowest case {slowest:.1f} s, seed {options.seed}")
+    bad = [outcome for outcome in outcomes if outcome.kind not in ("result", "one line")]
     for outcome in bad:
         words = " ".join(outcome.case.arguments)[:200]
         print(

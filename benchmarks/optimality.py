@@ -1,12 +1,12 @@
-"""Plans that a small change of one argument's sharding beats, on the whole zoo: docs/optimality.md.
+"""Count the plans of the zoo that a small change of one argument's sharding improves.
 
-    python benchmarks/optimality.py [--quick] [--only MODEL] [--before FOLDER] [--most N] [--write]
+    python benchmarks/optimality.py [--quick] [--only MODEL] [--before FOLDER] [--most N]
 
-A plan is asked why not another sharding of one of its arguments: no axis, one axis, or two axes on
-one or two dimensions, for the first arguments of the largest groups.  Each of these is pinned, and
-a search begins there, as ``toast explain PLAN.json --why-not`` does.  Counted are those that end in
-a plan that fits and costs less, by more than a thousandth.  ``--before`` is a checkout of TOAST
-with which the same searches are timed: user CPU seconds of the fastest of three.
+For each plan, the script tries other shardings of single arguments: no axis, one axis, or two axes
+on one or two dimensions, for the first arguments of the largest groups.  It pins each sharding and
+searches from there, like ``toast explain PLAN.json --why-not``.  It counts the alternatives that
+end in a plan that fits and costs less by more than a thousandth.  ``--before`` is another checkout
+of TOAST that runs the same searches; times are user CPU seconds, the minimum of three runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # this checkout, whatever is installed
+sys.path.insert(0, str(ROOT))  # use this checkout, not an installed version
 
 import toast
 from toast.models import ZOO, build
@@ -32,15 +32,15 @@ HARDWARE = "tpu-v5e"
 MESHES = ("data=4,model=4", "data=8,model=2")
 QUICK = ("t2b-tiny", "itx-scan", "mlp", "attention")
 
-#: Arguments that are asked of, those of the largest groups, and alternatives of one plan at most.
+#: The number of argument groups (the largest), and the maximum number of alternatives per plan.
 GROUPS, MOST = 8, 64
 
-#: A plan that costs less by no more than this is as good.
+#: A plan whose cost is lower by at most this share counts as equal.
 AS_GOOD = 1e-3
 
 PAGE = ROOT / "docs" / "optimality.md"
 
-#: Times a search, in a process of its own with the checkout that it is run from.
+#: Measures a search in a separate process, with the checkout of the working directory.
 TIMED = """
 import os, sys, toast
 from toast.models import build
@@ -56,13 +56,13 @@ print(min(seconds), plan.cost)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What became of the alternatives of one plan."""
+    """The results of the alternatives of one plan."""
 
     model: str
     mesh: str
     cost: float
     alternatives: int
-    #: Better ones: argument, sharding, share of the cost that it saves; the best first.
+    #: Better alternatives, best first: argument, sharding, saved share of the cost.
     better: tuple[tuple[str, str, float], ...]
     seconds: float
     seconds_before: float
@@ -70,7 +70,7 @@ class Row:
 
 
 def alternatives(plan: toast.Plan) -> Iterator[tuple[str, str]]:
-    """Arguments and the shardings of them that are asked for, round by round of the groups."""
+    """Pairs of an argument and another sharding, alternating between the groups."""
     program, analysis = plan.analysis.program, plan.analysis
     size: dict[int, float] = {}
     first: dict[int, int] = {}
@@ -92,11 +92,11 @@ def alternatives(plan: toast.Plan) -> Iterator[tuple[str, str]]:
 
 
 def specs(plan: toast.Plan, argument: int) -> list[str]:
-    """Every sharding of an argument along some of the axes, but its own, where sizes divide."""
+    """Every other sharding of an argument along some of the axes, if sizes divide."""
     program, sizes = plan.analysis.program, dict(plan.mesh.axes)
     shape = program.values[program.argument_values[argument]].type.shape
     own = plan.arguments[program.arguments[argument]]
-    found = []
+    texts = []
     for places in itertools.product((None, *range(len(shape))), repeat=len(sizes)):
         axes = [
             tuple(axis for axis, at in zip(sizes, places, strict=True) if at == dimension)
@@ -108,20 +108,20 @@ def specs(plan: toast.Plan, argument: int) -> list[str]:
                 shards[dimension] *= sizes[axis]
         divides = all(n % s == 0 for n, s in zip(shape, shards, strict=True))
         if divides and [*map(set, axes)] != [*map(set, own)]:
-            found.append(spec_text(tuple(axes)))
-    return found
+            texts.append(spec_text(tuple(axes)))
+    return texts
 
 
 def measured(model: str, mesh: str, most: int, before: str) -> Row:
-    """The alternatives of the plan of a model on a mesh."""
+    """Measure the alternatives of the plan of a model on a mesh."""
     plan = toast.plan(build(model), mesh=mesh, hardware=HARDWARE)
     asked, better = 0, []
     for argument, spec in itertools.islice(alternatives(plan), most):
-        found = plan.why_not(argument, spec, budget=None)
-        if found.impossible:
+        alternative = plan.why_not(argument, spec, budget=None)
+        if alternative.impossible:
             continue
         asked += 1
-        for other in (found.kept, found.searched):
+        for other in (alternative.pinned, alternative.searched):
             saved = 1 - other.plan.cost / plan.cost if other else 0.0
             if other and (other.fits or not plan.fits) and saved > AS_GOOD:
                 better.append((saved, argument, spec))
@@ -136,7 +136,7 @@ def measured(model: str, mesh: str, most: int, before: str) -> Row:
 
 
 def timed(model: str, mesh: str, checkout: str) -> tuple[float, float]:
-    """User CPU seconds of a search with the TOAST of a checkout, and the cost that it finds."""
+    """User CPU seconds of a search with a checkout of TOAST, and the cost of its plan."""
     python = pathlib.Path(checkout, ".venv", "bin", "python")
     command = [str(python if python.exists() else sys.executable), "-c", TIMED, model, mesh]
     done = subprocess.run(
@@ -148,9 +148,9 @@ def timed(model: str, mesh: str, checkout: str) -> tuple[float, float]:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as Markdown."""
+    """The rows as a Markdown table."""
     lines = [
-        "| model | mesh | alternatives | better by > 0.1 % | best gain | cost, of before | "
+        "| model | mesh | alternatives | better by > 0.1 % | best gain | cost over before | "
         "search, s | before, s | ratio |",
         "| --- | --- | --: | --: | --: | --: | --: | --: | --: |",
     ]
@@ -170,9 +170,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small models only")
     parser.add_argument("--only", action="append", help="a model; repeatable")
     parser.add_argument("--mesh", action="append", help="a mesh; repeatable")
-    parser.add_argument("--before", default="", help="a checkout to time the same searches with")
-    parser.add_argument("--most", type=int, default=MOST, help="alternatives of a plan at most")
-    parser.add_argument("--json", type=pathlib.Path, help="file that keeps the rows")
+    parser.add_argument("--before", default="", help="another checkout that runs the same searches")
+    parser.add_argument(
+        "--most", type=int, default=MOST, help="maximum number of alternatives per plan"
+    )
+    parser.add_argument("--json", type=pathlib.Path, help="output file for the rows")
     options = parser.parse_args()
     rows = []
     for model in options.only or (QUICK if options.quick else ZOO):
@@ -181,8 +183,8 @@ def main() -> None:
             rows.append(row)
             print(table([row]).splitlines()[-1], *row.better[:3], flush=True)
             if options.json:
-                kept = [dataclasses.asdict(row) for row in rows]
-                options.json.write_text(json.dumps(kept, indent=1))
+                records = [dataclasses.asdict(row) for row in rows]
+                options.json.write_text(json.dumps(records, indent=1))
     print(table(rows))
 
 

@@ -1,6 +1,8 @@
-"""Renews the pictures of a report in ``docs``: summary, a conflict, a source line's ops.
+"""Update the pictures of reports in ``docs``: the summary, a conflict, the ops of a source line.
 
-python benchmarks/pictures.py; needs Chromium and the extra toast-partitioner[test].
+    python benchmarks/pictures.py
+
+This needs Chromium and the extra toast-partitioner[test].
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ VIEW = {"width": 1240, "height": 980}
 
 
 def products_of_the_mlp() -> str:
-    """Where t2b multiplies by ``up``: ``transformer.py:153``."""
+    """The source line of the products with ``up`` in t2b, such as ``transformer.py:153``."""
     lines = inspect.getsource(transformer).splitlines()
     (line,) = (n for n, text in enumerate(lines, 1) if 'x @ layer["up"]' in text)
     return f"transformer.py:{line}"
 
 
 def train_step(started: Any, path: pathlib.Path) -> None:
-    """The top of the page; and three products of a layer, with the collectives before them."""
+    """Pictures of the top of the page, and of three products of a layer with their collectives."""
     page = opened(started, path, viewport=VIEW)
     page.screenshot(path=DOCS / "report.png")
     page.locator("#query").fill(products_of_the_mlp())
@@ -43,7 +45,7 @@ def train_step(started: Any, path: pathlib.Path) -> None:
 
 
 def attention(started: Any, path: pathlib.Path) -> None:
-    """The first conflict of the paper's Figure 5."""
+    """A picture of the first conflict of the paper's Figure 5."""
     page = opened(started, path, viewport=VIEW)
     page.locator("#conflict-list button").first.click()
     page.locator("#conflicts").screenshot(path=DOCS / "report-conflict.png")

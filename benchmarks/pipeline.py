@@ -1,10 +1,10 @@
-"""What each stage of ``toast plan t2b`` costs, and how states compare with propagation.
+"""Measure the stages of ``toast plan t2b``, and compare pricing with Shardy's propagation.
 
     python benchmarks/pipeline.py [--layers 18] [--mesh data=4,model=4] [--hardware tpu-v5e]
 
-Everything is measured in one process, so that the ratios mean something on any machine: states
-priced per second in batches, against one propagation of the same module by Shardy, which is what a
-search that propagates after every action pays per state.
+Everything runs in one process, so the ratios are comparable between machines.  The script compares
+the number of states priced per second with one propagation of the same module by Shardy.  A search
+that propagates after every action pays one propagation per state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from toast.space import Scope, Space, States
 
 
 def states_to_price(model: CostModel, most: int) -> States:
-    """Distinct states that one or two actions lead to."""
+    """At most ``most`` distinct states after one or two actions, ``[states, classes, axes]``."""
     space = model.space
     every = range(len(space.actions))
     children = space.apply_each(space.initial, every)
@@ -42,9 +42,9 @@ def states_to_price(model: CostModel, most: int) -> States:
 
 
 def changes_to_price(model: CostModel, state: States) -> States:
-    """Single changes of the found plan: what local search tries.
+    """Single changes of a plan, as a local search tries them, ``[states, classes, axes]``.
 
-    Of colors, of their parts, and of the op classes with most to do.
+    They change colors, parts of colors, and the op classes with the longest times.
     """
     space, seconds = model.space, model.waiting(state)
     hottest = np.argsort(-seconds, kind="stable")[:24]
@@ -60,7 +60,7 @@ def _rate(
     batch: int,
     seconds: float = 2.0,
 ) -> float:
-    """States per second, of all states again and again, each time with what ``begin`` makes."""
+    """States priced per second.  Each pass over the states uses a new function from ``begin``."""
     priced, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         price = begin()
@@ -72,7 +72,7 @@ def _rate(
 
 
 def propagation_seconds(plan: toast.Plan) -> float:
-    """One run of Shardy's propagation from the plan's argument shardings."""
+    """Seconds of one run of Shardy's propagation from the plan's argument shardings."""
     program = plan.analysis.program
     arguments = {v: plan.shardings.of(program, v) for v in program.argument_values}
     bare = Shardings(plan.mesh, arguments, {}, plan.shardings.results)

@@ -1,9 +1,10 @@
-"""Every rule, proven on drawn ops of every kind, and on the test programs and small models.
+"""Prove every rule on drawn ops of every kind, on the test programs and on small models.
 
     python benchmarks/prove.py [--count 200] [KIND ...]
 
-Prints a row per op kind and writes them to rules/proven.csv, for `toast rules list`; exits with
-code 1 when a rule is wrong.  Takes about a quarter of an hour; with KINDs, only those are drawn.
+The script prints one row per op kind and writes the rows to rules/proven.csv, for `toast rules
+list`.  It exits with code 1 if a rule is wrong.  It takes about a quarter of an hour; KINDs select
+op kinds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def show_wrong(program: Program, proofs: tuple[Proof, ...]) -> bool:
 
 
 def drawn(kinds: list[str], count: int) -> bool:
-    """Prove drawn ops, and write the record."""
+    """Prove drawn ops and write the record; returns whether a rule is wrong."""
     wrong = False
     rows = {kind: tuple(row.values()) for kind, row in record().items() if kind in KINDS}
     begin = time.perf_counter()
@@ -57,9 +58,9 @@ def drawn(kinds: list[str], count: int) -> bool:
 
 
 def of_programs() -> bool:
-    """Prove the ops of whole programs."""
+    """Prove the ops of whole programs; returns whether a rule is wrong."""
     programs = {name: api.program_of(f, *shapes) for name, (f, shapes) in PROGRAMS.items()}
-    small = [name for name in ZOO if name != "t2b"]  # whose small form is t2b-tiny
+    small = [name for name in ZOO if name != "t2b"]  # the small form of t2b is t2b-tiny
     programs |= {name: api.program_of(build(name, small=True)) for name in small}
     wrong, proofs = False, []
     for number, (name, program) in enumerate(programs.items()):
@@ -76,9 +77,9 @@ def of_programs() -> bool:
 
 
 def main() -> int:
-    """Prove, print, and say whether all is well."""
+    """Prove all rules; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=200, help="ops to draw of each kind")
+    parser.add_argument("--count", type=int, default=200, help="number of drawn ops of each kind")
     parser.add_argument("kinds", nargs="*", metavar="KIND")
     options = parser.parse_args()
     wrong = drawn(options.kinds or list(KINDS), options.count)

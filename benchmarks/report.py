@@ -1,6 +1,8 @@
-"""How large reports are, what they cost to write, and how long a browser takes to open them.
+"""Measure the size of reports, the time to write them, and the time to open them in a browser.
 
-python benchmarks/report.py [MODEL ...]; needs Chromium and the extra toast-partitioner[test].
+    python benchmarks/report.py [MODEL ...]
+
+This needs Chromium and the extra toast-partitioner[test].
 """
 
 from __future__ import annotations

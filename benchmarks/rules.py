@@ -1,9 +1,9 @@
-"""What the rules of ops that a program does not have cost its analysis.
+"""Measure how much time unused rules add to an analysis.
 
     python benchmarks/rules.py [--layers 18] [--runs 7]
 
-Analyses the train step with all rule files and, by turns in the same process, with only those that
-have a rule for some op of it; prints the ratio of the medians.
+The script analyzes the train step with all rule files and with only the files that have a rule for
+one of its ops, alternately in one process.  It prints the ratio of the median times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toast.program import Program
 
 
 def used_files(program: Program) -> list[pathlib.Path]:
-    """The schema, what rules share, and the files with a rule for some op of ``program``."""
+    """The schema, the shared rules, and the files with a rule for an op of ``program``."""
     kinds = {signature.kind for signature in program.signatures}
     used = {entry.file for entry in rule_entries() if entry.kind in kinds}
     shared, ops = rules_stage.factor_files()[:2], rules_stage.factor_files()[2:]
@@ -44,9 +44,9 @@ def main() -> None:
         for name, files in sets.items():
             rules_stage.factor_files = lambda files=files: files  # type: ignore[assignment]
             begin = time.perf_counter()
-            found = analyze_program(program)
+            analysis = analyze_program(program)
             whole = time.perf_counter() - begin
-            seconds[name].append((whole, found.seconds["rules"]))
+            seconds[name].append((whole, analysis.seconds["rules"]))
     print(f"{len(program.ops)} ops, {len(program.signatures)} signatures")
     for name, files in sets.items():
         whole, factors = (statistics.median(column) for column in zip(*seconds[name], strict=True))

@@ -1,9 +1,10 @@
-"""How planning grows with depth and devices, and what the largest models take.
+"""Measure how planning scales with depth and devices, and the largest models.
 
     python benchmarks/scaling.py
 
-Prints seconds without lowering (which is JAX's), states and memory; the last lines are ratios of
-one run, which is what counts: times of single rows depend on the machine.
+The script prints the seconds of JAX's lowering and of the rest, the states and the memory.  The
+last lines are ratios within one run; unlike the times of single rows, they do not depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from toast.models import build
 
 
 class Row(NamedTuple):
-    """One plan, made in a process of its own so that its memory can be seen."""
+    """One plan, computed in a separate process to measure its memory."""
 
     model: str
     options: tuple[tuple[str, int], ...]
@@ -51,7 +52,7 @@ LARGE = [
 
 
 class Measured(NamedTuple):
-    """What one plan took, and what it is."""
+    """The times, the memory and the result of one plan."""
 
     lowering: float
     rest: float
@@ -78,7 +79,7 @@ def measure(row: Row) -> Measured:
 
 
 def one(model: str, options: str, mesh: str, hardware: str) -> None:
-    """Plan in this process and print what it took."""
+    """Plan in this process and print the measurements."""
     sizes = {name: int(n) for name, _, n in (o.partition("=") for o in options.split(",") if o)}
     program = build(model, **sizes)
     begin = time.perf_counter()
@@ -97,10 +98,10 @@ def one(model: str, options: str, mesh: str, hardware: str) -> None:
 
 def table(rows: list[Row]) -> list[Measured]:
     """Measure and print ``rows``."""
-    found = []
+    measurements = []
     for row in rows:
         m = measure(row)
-        found.append(m)
+        measurements.append(m)
         name = " ".join([row.model, *(f"{n}={v}" for n, v in row.options)])
         print(
             f"{name:32} {row.mesh:20} {row.hardware:8} lowering {m.lowering:5.1f} s, rest "
@@ -110,7 +111,7 @@ def table(rows: list[Row]) -> list[Measured]:
         )
         if "all_to_all" in m.collectives:
             print(f"{'':32} {m.collectives}")
-    return found
+    return measurements
 
 
 def main() -> None:

@@ -87,8 +87,8 @@ for collective in plan.explain_collectives()[:3]:
 
 # %%
 alternative = plan.why_not("x", P(None, "model"))
-assert alternative.kept is not None
-for line in alternative.kept.numbers:
+assert alternative.pinned is not None
+for line in alternative.pinned.numbers:
     print(f"{line.what}: {line.first:.4g} {line.unit}, then {line.second:.4g}")
 
 # %% [markdown]

@@ -216,7 +216,7 @@ def plan(
             return Job(model, limit, settings, stages)
         actions, remarks[mesh], lost = begun(at)
         if lost and devices is None:
-            raise PlanError(f"{remarks[mesh][0]}; do not start from it")
+            raise PlanError(f"{remarks[mesh][0]}; start from another plan")
         return Job(model, limit, settings, stages, (actions,))
 
     tried: tuple[MeshResult, ...] = ()

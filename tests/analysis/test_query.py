@@ -12,7 +12,7 @@ import pytest
 import toast
 from tests.helpers import analyzed, f32, mlp
 from toast.analysis import query
-from toast.analysis.query import GIVEN, facts
+from toast.analysis.query import SCHEMA_PREDICATES, facts
 from toast.analysis.vocabulary import kib, turned
 from toast.errors import QueryError
 from toast.hardware import Mesh
@@ -135,9 +135,9 @@ def test_every_predicate_is_declared_and_given() -> None:
     space = on_mesh(Space(figure("mlp"), Mesh.parse("d=2"))).keys()
     plan = planned().vocabulary.keys()
     sections = {n: {p for p, (_, m) in query.vocabulary().items() if m <= n} for n in (1, 2, 3)}
-    assert given == GIVEN | sections[1]
+    assert given == SCHEMA_PREDICATES | sections[1]
     assert space == sections[2] - sections[1]
-    assert plan == GIVEN | sections[3]
+    assert plan == SCHEMA_PREDICATES | sections[3]
     assert all(declared.text for declared, _ in query.meanings())
     assert len(query.meanings()) == len(plan)
 
@@ -153,7 +153,7 @@ REPRESENTED = {
 def test_what_queries_are_given_is_what_the_logic_says(base: pathlib.Path) -> None:
     analysis = figure(base.stem)
     in_logic = {("dim", 4), ("donated", 1), ("at", 2), ("crossed", 4), ("extent", 3)}
-    asked = sorted(GIVEN | in_logic)
+    asked = sorted(SCHEMA_PREDICATES | in_logic)
     show = [f"{name}/{arity}" for name, arity in asked]
     logic = solve(RULES, analysis.facts.to_lp(), show)
     given = facts(analysis.vocabulary.relations, asked)
@@ -376,8 +376,8 @@ BAD = {
     ":- op(_,_).": r"no rule has a head",
     "largest_colrs": r"^no audit named largest_colrs; did you mean largest_colors\?$",
     "nosuch.lp": r"^nosuch.lp: no such file; check the path$",
-    "sharding(V,D,A,_)": r"^query: only a plan has sharding/4; ask Plan.query$",
-    "mesh_axis(A,N)": r"^query: only a mesh has mesh_axis/2; ask Plan.query$",
+    "sharding(V,D,A,_)": r"^query: only a plan has sharding/4; use Plan.query$",
+    "mesh_axis(A,N)": r"^query: only a mesh has mesh_axis/2; use Plan.query$",
     "reshards": r"^query: only a plan has collective/7",
     "dim(_,_,S), S > 4294967296": r"^query, column 17: 4294967296 is beyond 2147483647: numbers have 32 bits; ask",
     "dim(_,_,S), S > 3000000000": r"column 17: 3000000000 is beyond",

@@ -14,7 +14,7 @@ COUNT, SECONDS = 10, 60.0
 
 def test_a_sample_ends_well() -> None:
     outcomes = hostile.campaign(COUNT, 19, 2, SECONDS)
-    bad = [o for o in outcomes if o.kind not in ("well", "one line")]
+    bad = [o for o in outcomes if o.kind not in ("result", "one line")]
     assert outcomes
     assert not bad, bad
 

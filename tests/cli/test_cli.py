@@ -274,7 +274,7 @@ def test_hardware_is_calibrated(tmp_path: pathlib.Path) -> None:
 def test_plans_are_validated_on_cpu_devices() -> None:
     result = run("validate", "mlp", "--mesh", "data=4", "--oracle", "cpu", "--plans", 1)
     assert result.exit_code == 0, result.output
-    assert "plans give the same numbers as one device" in result.stdout
+    assert "plans compute the same results as one device" in result.stdout
     assert "Megatron" in result.stdout
 
 

@@ -81,7 +81,7 @@ def test_the_limit_holds_what_is_set_up(method: str, monkeypatch: pytest.MonkeyP
             ("--methods", "toast,alpha"),
             r"no method named alpha; did you mean alpa\? known: toast,",
         ),
-        (("--methods", ","), "no method; use some of toast, manual, automap, alpa, shardy"),
+        (("--methods", ","), "no method given; use toast, manual, automap, alpa, shardy"),
         (("--memory", "0"), r"memory limit of 0 bytes \(0 GiB\): must be positive"),
         (("--mesh", "d=7"), "mesh axis d=7 divides no dimension of mlp"),
         (("--pin", "z=P('d')"), "pin z: matches no argument or named value; similar: x, w1, w2"),
@@ -121,7 +121,7 @@ def test_all_methods_have_the_users_constraints(said: dict[str, Any]) -> None:
     for row in rows:
         assert row.plan is not None
         assert row.broken == broken(analysis, MESH, constraints, row.plan.op_state)
-        assert ("does not hold the constraints: " in row.note) == bool(row.broken)
+        assert ("violates the constraints: " in row.note) == bool(row.broken)
         assert row.to_dict()["broken"] == row.broken
     for method in ("toast", "manual", "alpa"):
         assert found[method].broken == ()
@@ -155,7 +155,7 @@ def test_of_a_value_that_is_pinned_propagation_knows_nothing() -> None:
         constraints=Constraints(pin={"hidden": P(None, "data")}),
     )  # fmt: skip
     assert [row.broken for row in rows] == [(), (), ("hidden",)]
-    assert rows[2].note == "does not hold the constraints: hidden"
+    assert rows[2].note == "violates the constraints: hidden"
 
 
 def test_every_plan_stands_beside_one_bound() -> None:

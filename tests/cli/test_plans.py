@@ -63,12 +63,12 @@ def test_apply_to_the_same_and_to_more_layers(folder: pathlib.Path) -> None:
     assert "sdy.mesh" in annotated.read_text()
     more = run("apply", folder / "a.json", "t2b", "--layers", 2)
     assert more.exit_code == 0, more.output
-    assert "note: the plan was made for another program, " in more.stderr
+    assert "note: the plan is for another program " in more.stderr
     for part in ("by group", "in the plan", "step time", "peak memory"):
         assert part in more.stdout
     other = run("apply", folder / "a.json", "t2b", "--layers", 1, "--mesh", "data=2,model=2")
     assert other.exit_code == 0, other.output
-    assert "note: the plan was made for mesh data=4,model=4" in other.stderr
+    assert "note: the plan is for mesh data=4,model=4" in other.stderr
 
 
 def test_reports_of_plans_that_do_not_say_what_they_were_made_from(folder: pathlib.Path) -> None:
@@ -101,7 +101,7 @@ def test_explain_a_plan(folder: pathlib.Path) -> None:
     assert collective["number"] == 1
     (folder / "a.plan").write_text((folder / "a.json").read_text())
     listed = run("explain", folder / "a.plan", "--collective", "all")
-    assert "Collectives, longest time first" in listed.stdout
+    assert "Collectives, by decreasing time" in listed.stdout
     why = run("explain", folder / "a.json", "--why-not", "tokens=P(None, 'data')", "--budget", 1)
     assert why.exit_code == 0, why.output
     for part in ("tokens = P(None, 'data') instead of P(", "Pinned, rest of the plan"):
@@ -117,7 +117,7 @@ def test_explain_a_plan(folder: pathlib.Path) -> None:
     assert data["origin"]["target"] == "t2b"
     lonely = run("explain", folder / "a.json", "--argument", "tokens", "-o", folder / "no.json")
     assert lonely.exit_code == 2
-    assert "needs --why-not" in lonely.stderr
+    assert "add --why-not" in lonely.stderr
     several = run("explain", folder / "a.json", "--why-not", "params.*.wq=P('data')", "--budget", 0)
     assert several.exit_code == 0, several.output
     assert "params.*.wq = P('data') instead of" in " ".join(several.stdout.split())
@@ -134,7 +134,7 @@ def test_a_plan_that_costs_something_else_now(folder: pathlib.Path, tmp_path: pa
     data["after"]["step_seconds"] *= 2
     plan, page = tmp_path / "old.json", tmp_path / "old.html"
     plan.write_text(json.dumps(data))
-    said = "the plan has other prices than when it was made: step"
+    said = "the prices of the plan have changed: step"
     asked = run("explain", plan, "--collective", 1)
     assert asked.exit_code == 0, asked.output
     assert said in asked.stderr
@@ -154,7 +154,7 @@ def test_another_target_for_a_plan(folder: pathlib.Path, tmp_path: pathlib.Path)
     assert "the file does not record its TARGET; add TARGET after the file name" in failed.stderr
     shown = run("explain", tmp_path / "none.json", "t2b", "--layers", 2, "--argument", "tokens")
     assert shown.exit_code == 0, shown.output
-    assert "the plan was made for another program" in shown.stderr
+    assert "the plan is for another program" in shown.stderr
 
 
 def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:

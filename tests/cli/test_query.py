@@ -154,7 +154,7 @@ def test_cells_are_text_not_markup(tmp_path: pathlib.Path) -> None:
         (["none.lp"], "none.lp: no such file"),
         (
             ["reshards"],
-            "only a plan has collective/7; give --mesh, or a plan's JSON file for TARGET",
+            "only a plan has collective/7; add --mesh, or use a plan file as TARGET",
         ),
         (["op(O,_)", "mlp"], "mlp: PROGRAM is only for plans; run one query"),
         (["idle_colors"], "only a mesh has"),

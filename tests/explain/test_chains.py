@@ -296,28 +296,28 @@ def test_a_minor_factor_of_a_reshape_is_told() -> None:
     assert analysis.explain("x:0", "result:0").tied
     step = only(analysis.explain("x:0", "result:1"))
     assert step.one.op_kind == "reshape"
-    assert "operand 0 dimension 0 is made of factors" in step.reason
+    assert "operand 0 dimension 0 consists of factors" in step.reason
     assert all(rule.file == "rules/ops/reshape.lp" for rule in step.rules)
 
 
-def test_what_is_needed_whole_is_told() -> None:
+def test_need_replication_is_explained() -> None:
     analysis = toast.analyze(lambda x, i: lax.dynamic_slice(x, (i,), (4,)), f32(16), jnp.int32(0))
     chain = analysis.explain("x:0", "result:0")
     # One factor, so one dimension: but no axis can be put on it.
     assert chain.tied
     assert {s.one.role for s in chain.steps if s.kind == "identity"} == {"need_replication"}
     text = report.chain_text(chain)
-    assert "needed whole" in text
+    assert "not shardable" in text
     analysis = toast.analyze(lambda x: x.reshape(8), f32(1, 8))
     step = only(analysis.explain("x:0", "result:0"))
-    assert step.reason == "operand 0 dimension 0 is needed whole"
+    assert step.reason == "operand 0 dimension 0 cannot be sharded"
     assert len(step.rules) == 3
 
 
 def test_ops_without_a_rule_are_told(tmp_path: pathlib.Path) -> None:
     analysis = mystery(tmp_path)
     step = only(analysis.explain("arg0:0", "result[0]:0"))
-    assert step.reason == "no rule knows this op, so that every dimension stays whole"
+    assert step.reason == "this op has no rule, so its dimensions are not sharded"
     assert {rule.file for rule in step.rules} == {"rules/factors.lp"}
 
 
@@ -387,7 +387,7 @@ def test_rules_of_users_are_cited_with_their_file(tmp_path: pathlib.Path) -> Non
     assert cited[0] == f"{file}:5"
     assert cited[1].startswith("rules/factors.lp:")
     file.unlink()
-    with pytest.raises(RuleError, match=r"mine\.lp: no such file; check the path"):
+    with pytest.raises(RuleError, match=r"mine\.lp: no such rule file or folder; check the path"):
         analysis.explain("arg0:0", "result[0]:0")
     file.write_text(MINE.replace("factor(Op,D,T,D)", "factor(Op,other(D),T,D)"))
     with pytest.raises(

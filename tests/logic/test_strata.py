@@ -67,14 +67,14 @@ def test_what_is_stated_is_not_derived(file: pathlib.Path) -> None:
         ("a(X) :- not b(X).\nb(1).", r"r.lp:1: unsafe variables X"),
         (
             "a(X,Y) :- (X,Y) = @components(a,b).",
-            "a function is called with a relation that follows",
+            "a function takes a relation that depends",
         ),
         (
             "a(X) :- (X,Y) = @closure(b,c).",
             r"@closure with 2 relations: no such function; there are",
         ),
         ("a(X) :- (X,Y) = @same(b,c).", r"@same with 2 relations: no such function"),
-        ("{ a(1) }.", r"r.lp:1: a head that is no atom"),
+        ("{ a(1) }.", r"r.lp:1: the head is not an atom"),
         ("a(1 2).", r"r.lp:1: syntax error"),
     ],
 )

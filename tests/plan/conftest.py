@@ -1,30 +1,5 @@
-"""Plans that several test modules look at, made once."""
+"""The plan of a small train step, for all tests of this folder."""
 
-from __future__ import annotations
+from tests.tiny_plan import plan
 
-import functools
-
-import pytest
-
-import toast
-from tests.helpers import analyzed
-from toast import api
-from toast.hardware import Mesh, load
-from toast.plan import Plan
-
-MESH = "data=2,model=2"
-
-
-@functools.cache
-def machine() -> toast.Hardware:
-    return api.small_scale(analyzed("t2b-tiny"), Mesh.parse(MESH), load("tpu-v5e"))
-
-
-@functools.cache
-def tiny() -> Plan:
-    return toast.plan(analyzed("t2b-tiny"), mesh=MESH, hardware=machine())
-
-
-@pytest.fixture(scope="session")
-def plan() -> Plan:
-    return tiny()
+__all__ = ["plan"]

@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import toast
 from tests.helpers import analyzed, f32, mlp
-from tests.plan.conftest import MESH, machine
 from tests.plan.test_files import PLANS, TINY
+from tests.tiny_plan import MESH, machine
 from toast.errors import PlanError
 from toast.evaluation.baselines import automap, shardy
 from toast.hardware import load
@@ -23,7 +23,7 @@ from toast.plan.reapply import by_class
 from toast.space import Space
 
 NOTHING = toast.Settings(budget=0.0)
-REST = "no actions lead to all of its shardings; refinements stand for the rest"
+REST = "actions do not reach all of its shardings; refinements replace the rest"
 
 
 def from_start(start: Plan, given: object = None, **options: object) -> Plan:
@@ -142,7 +142,7 @@ def test_a_pin_on_the_axis_of_the_start_is_told(spec: P, pin: P) -> None:
         )  # fmt: skip
 
     again = planned(pin, start=planned(spec))
-    assert ("the constraints hold in place of what it says of x" in again.note) == (spec != pin)
+    assert ("constraints replace its shardings of x" in again.note) == (spec != pin)
 
 
 def test_constraints_hold_in_place_of_the_start() -> None:
@@ -150,12 +150,12 @@ def test_constraints_hold_in_place_of_the_start() -> None:
     name = next(path for path, spec in first.arguments.items() if any(spec))
     again = from_start(first, constraints=toast.Constraints(pin={name: P()}))
     assert not any(again.arguments[name])
-    assert f"start t2b-tiny: the constraints hold in place of what it says of {name}" in again.note
+    assert f"start t2b-tiny: constraints replace its shardings of {name}" in again.note
     others = [path for path in first.arguments if path != name]
     assert all(again.arguments[path] == first.arguments[path] for path in others)
     forbidden = from_start(first, constraints=toast.Constraints(forbid={"*": "data"}))
     assert not any("data" in axes for spec in forbidden.arguments.values() for axes in spec)
-    assert "the constraints hold in place of what it says of " in forbidden.note
+    assert "constraints replace its shardings of " in forbidden.note
     fixed = from_start(first, constraints=toast.Constraints(fix={"tokens:1": "data"}))
     assert "data" in fixed.arguments["tokens"][1]
     assert fixed.steps[0].reason.startswith("fixed: ")
@@ -182,17 +182,17 @@ def test_of_a_changed_program_the_start_says_what_it_uses() -> None:
     again = toast.plan(changed, start=first, **options)  # type: ignore[arg-type]
     count = len(first.steps)
     assert again.note.splitlines()[-1] == (
-        f"start mlp: made for mlp; all of its {count} actions have a counterpart here"
+        f"start mlp: plan for mlp; all of its {count} actions match"
     )
     foreign = tuple(dataclasses.replace(step, dimensions=("y:0",)) for step in first.steps)
     partly = dataclasses.replace(first, steps=first.steps + foreign)
     again = toast.plan(changed, start=partly, **options)  # type: ignore[arg-type]
     assert again.note.splitlines()[-1].startswith(
-        f"start mlp: made for mlp; {count} of {2 * count} actions have no counterpart here: y:0 on "
+        f"start mlp: plan for mlp; {count} of {2 * count} actions match nothing: y:0 on "
     )
     none = dataclasses.replace(first, steps=foreign)
     with pytest.raises(
-        PlanError, match=r"^start mlp: made for mlp; .* y:0 on .*; do not start from it$"
+        PlanError, match=r"^start mlp: plan for mlp; .* y:0 on .*; start from another plan$"
     ):
         toast.plan(changed, start=none, **options)  # type: ignore[arg-type]
 
@@ -203,13 +203,13 @@ def test_of_a_changed_program_a_baselines_shardings_are_used_by_op() -> None:
     changed = toast.analyze(other_layers, f32(256, 32), f32(32, 64), f32(64, 16))
     again = toast.plan(changed, start=bare, mesh=MESH, hardware=machine(), settings=NOTHING)
     assert again.arguments == first.arguments
-    assert "start mlp: made for mlp; what is known of it here is sharded as it was" in again.note
+    assert "start mlp: plan for mlp; values that match are sharded as in the plan" in again.note
 
 
 def test_another_mesh_is_named() -> None:
     first = PLANS["tiny"]()
     again = from_start(first, mesh="data=4,model=2", settings=toast.Settings(rounds=1))
-    assert f"start t2b-tiny: made for mesh {MESH}; " in again.note
+    assert f"start t2b-tiny: plan for mesh {MESH}; " in again.note
     with pytest.raises(PlanError, match=r"^t2b-tiny: mesh x=4 lacks the plan's axes data, "):
         from_start(first, mesh="x=4")
     swapped = from_start(first, mesh="model=2,data=2")
@@ -220,8 +220,8 @@ def test_another_mesh_is_named() -> None:
 def test_a_plan_of_another_program_is_no_start() -> None:
     first = PLANS["tiny"]()
     message = (
-        r"^start t2b-tiny: is a plan of t2b-tiny; gns has \w+ of its \d+ arguments; do not start"
-        r" from it$"
+        r"^start t2b-tiny: this is a plan of t2b-tiny; gns has only \d+ of its \d+ arguments; "
+        r"start from another plan$"
     )
     options = {"hardware": machine(), "start": first}
     with pytest.raises(PlanError, match=message):
@@ -245,7 +245,7 @@ def test_shardings_that_sizes_do_not_divide_by_are_said(tmp_path: pathlib.Path) 
         start=tmp_path / "edited.json",
     )  # fmt: skip
     assert again.arguments["w1"] == ((), ())
-    assert "what the sizes do not divide by is not sharded" in again.note
+    assert "dimensions that an axis does not divide are not sharded" in again.note
 
 
 def test_every_mesh_of_so_many_devices_takes_what_it_can() -> None:

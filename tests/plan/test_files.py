@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import toast
 from tests.helpers import analyzed, f32, mlp
-from tests.plan.conftest import MESH, machine
+from tests.tiny_plan import MESH, machine
 from toast.errors import MeshError, PlanError
 from toast.evaluation.baselines import automap
 from toast.evaluation.baselines.alpa import alpa
@@ -120,8 +120,8 @@ def test_more_layers_are_sharded_as_those_there_were() -> None:
     applied = toast.apply_plan(written(plan), analyzed("t2b", layers=2))
     assert not applied.same_program
     assert applied.notes[0] == (
-        f"the plan was made for another program, {plan.analysis.program.digest[:8]}: t2b, "
-        f"{applied.plan.analysis.program.digest[:8]}, has other ops, types or arguments"
+        f"the plan is for another program (hash {plan.analysis.program.digest[:8]}): t2b "
+        f"(hash {applied.plan.analysis.program.digest[:8]}) has other ops, types or arguments"
     )
     assert applied.gone == applied.changed == applied.new == ()
     for path, spec in applied.plan.arguments.items():
@@ -157,7 +157,7 @@ def test_what_no_longer_matches_is_said() -> None:
         return x * 2
 
     (change,) = toast.apply_plan(plan, flat, f32(4096)).changed
-    assert change.why == "it has 1 dimensions now, 2 in the plan"
+    assert change.why == "its rank is 1 now, 2 in the plan"
 
 
 def test_lines_may_move() -> None:
@@ -182,14 +182,14 @@ def test_lines_may_move() -> None:
 def test_another_mesh_and_hardware(plan: Plan) -> None:
     data = written(plan)
     half = toast.apply_plan(data, plan.analysis, mesh="data=2", hardware=plan.hardware)
-    assert "the plan was made for mesh data=2,model=2" in half.notes
+    assert "the plan is for mesh data=2,model=2" in half.notes
     assert any("mesh data=2 has no axis model" in change.why for change in half.changed)
     other = toast.apply_plan(data, plan.analysis, hardware="h100")
-    assert other.notes == ("the plan was made for tpu-v5e",)
+    assert other.notes == ("the plan is for tpu-v5e",)
     assert other.plan.arguments == plan.arguments
     assert other.plan.memory_bytes == load("h100").memory_limit_bytes
     assert toast.apply_plan(data, plan.analysis, hardware="tpu-v5e").notes == (
-        "the plan was made with other figures of tpu-v5e",
+        "the plan is for other figures of tpu-v5e",
     )
 
 
@@ -230,7 +230,7 @@ def test_version_1_is_read(plan: Plan, tmp_path: pathlib.Path) -> None:
     (tmp_path / "old.json").write_text(json.dumps(old))
     applied = toast.apply_plan(tmp_path / "old.json", plan.analysis, hardware=plan.hardware)
     assert applied.notes[0] == (
-        "the file does not say which program it was made for (version 1 of plans)"
+        "the file does not state the program of the plan (version 1 of plan files)"
     )
     assert applied.plan.arguments == plan.arguments
     assert applied.actions_gone == ()
@@ -244,7 +244,7 @@ def test_a_step_that_can_no_longer_act_is_said_and_left_out() -> None:
     plan = toast.plan(mlp, *shapes(4096), mesh="d=4,m=2", hardware="tpu-v5e")
     assert [(step.dimensions[0], step.axis) for step in plan.steps] == [("x:0", "d"), ("x:0", "m")]
     applied = toast.apply_plan(written(plan), mlp, *shapes(4100))  # 8 devices do not divide it
-    assert "step 2, x:0 along m: has no effect here" in applied.notes
+    assert "step 2, x:0 along m: has no effect on this program" in applied.notes
     assert [(step.dimensions[0], step.axis) for step in applied.plan.steps] == [("x:0", "d")]
     assert applied.plan.arguments["x"] == (("d",), ())
     again = toast.apply_plan(written(plan), mlp, *shapes(4096))
@@ -258,7 +258,7 @@ def test_plans_of_newer_versions_are_refused(plan: Plan) -> None:
         toast.apply_plan(data, plan.analysis)
     assert str(error.value) == (
         f"t2b-tiny: plan version {VERSION + 1} was written by a newer TOAST; this one reads versions "
-        f"up to {VERSION}; update toast-partitioner, or make a new plan"
+        f"up to {VERSION}; update toast-partitioner, or plan again"
     )
 
 
@@ -288,8 +288,8 @@ def test_nothing_that_matches_is_an_error(plan: Plan) -> None:
             "invalid JSON at line 2, column 2 (Unterminated string starting at)",
         ),
         ("[" * 99, "invalid JSON at line 1, column 100 (Expecting value)"),
-        ("[]", "a list in place of an object"),
-        ("3", "3 in place of an object"),
+        ("[]", "expected an object, not a list"),
+        ("3", "expected an object, not 3"),
         ("{}", "no key 'version'"),
         ('{"version": "2"}', "version '2' is not a positive whole number"),
         ('{"version": true}', "version True is not a positive whole number"),
@@ -360,9 +360,7 @@ def test_plans_are_known_by_what_they_hold(plan: Plan, tmp_path: pathlib.Path) -
 def test_a_plan_without_arguments_gets_a_note(plan: Plan) -> None:
     applied = toast.apply_plan({**written(plan), "arguments": {}}, plan.analysis,
                                hardware=plan.hardware)  # fmt: skip
-    assert applied.notes == (
-        "t2b-tiny says nothing of arguments: they are sharded as the actions reach them",
-    )
+    assert applied.notes == ("t2b-tiny has no arguments: they get the shardings of the actions",)
 
 
 def test_texts_of_files_command_no_terminal(plan: Plan, tmp_path: pathlib.Path) -> None:

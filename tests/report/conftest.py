@@ -1,4 +1,4 @@
-"""A browser, and a report to open in it."""
+"""A browser, a report to open in it, and the plan of a small train step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 
 from tests.report.browser import SHOTS, browser
 from tests.report.test_html import planned
+from tests.tiny_plan import plan
 from toast.report import write_html
+
+__all__ = ["plan"]
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,7 @@ def test_rounding_is_not_waited_for() -> None:
     )
     data = gather(dataclasses.replace(plan, after=step))
     assert data["summary"]["waited_seconds"] == 0
-    assert "waited for 0 us" in html_text(dataclasses.replace(plan, after=step))
+    assert "not overlapped 0 us" in html_text(dataclasses.replace(plan, after=step))
     assert 0 <= gather(plan)["summary"]["waited_seconds"] <= plan.after.collective_seconds + 1e-12
 
 

@@ -158,7 +158,7 @@ def test_an_empty_listing_says_why(chrome: Any, report: pathlib.Path) -> None:
     query.fill("dot_general Nothing")
     says(page, "^0 of ")
     assert page.locator(".fold:visible").count() == 0
-    assert empty.inner_text().startswith("No op has \u201cnothing\u201d. Words are looked for in")
+    assert empty.inner_text().startswith("No op has \u201cnothing\u201d. The search covers")
     page.locator("#kind").select_option("dot_general")
     query.fill("layers[1] %0")
     says(page, "^0 of ")

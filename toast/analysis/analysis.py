@@ -1,4 +1,4 @@
-"""The named dimension analysis of a program, as one immutable object of relations."""
+"""The named dimension analysis of a program, as one immutable record."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from toast.records import Record, late
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Told about each stage as it begins: ``progress("rules")``.
+#: Called at the beginning of each stage: ``progress("rules")``.
 Progress = Callable[[str], None]
 
 
 def silent(_stage: str) -> None:
-    """Tell nobody."""
+    """Ignore the stage."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,23 +45,23 @@ class Analysis(Record):
     program: Program
     rules: tuple[SignatureRule, ...]
     names: Names
-    #: ``[names]`` color of each name: the smallest name of its connected component.
+    #: ``[names]`` the color of each name: the smallest name of its connected component.
     color: Ints
     #: Every conflict once, oriented, with its set and group.
     resolutions: tuple[Resolution, ...]
-    #: ``conflict(name, other, site)`` of the rules, sites as ("def", value) or ("use", use).
+    #: ``conflict(name, other, site)`` of the rules; sites are ("def", value) or ("use", use).
     sites: tuple[tuple[int, int, str, int], ...]
     #: ``(name, other, left, right, crossed)`` of every box.
     boxes: tuple[tuple[int, int, int, int, bool], ...]
-    #: Conflicts whose class was inconsistent and broken up.
+    #: The number of conflicts in inconsistent classes, which are split.
     inconsistent: int
-    #: ``[arguments]`` first argument of each argument's group.
+    #: ``[arguments]`` the first argument of each argument's group.
     argument_group: Ints
-    #: ``[names]`` of a color the first color that actions shard with it: its mirror images (4.4).
+    #: ``[names]`` for each color, the first color of its group of mirrored colors (4.4).
     color_group: Ints
-    #: The ways to resolve the conflicts of each color group (4.2), by its first color.
+    #: The resolution orders of each color group (4.2), by its first color.
     orders: Orders
-    #: Seconds per stage: facts and rules, names, conflicts ...
+    #: The seconds of each stage: facts and rules, names, conflicts ...
     seconds: dict[str, float] = dataclasses.field(compare=False)
 
     def __repr__(self) -> str:
@@ -73,19 +73,19 @@ class Analysis(Record):
 
     @property
     def set_count(self) -> int:
-        """Number of compatibility sets."""
+        """The number of compatibility sets."""
         return len({r.set for r in self.resolutions})
 
     @property
     def group_count(self) -> int:
-        """Number of resolution groups: bits of the resolution order."""
+        """The number of resolution groups: the bits of the resolution order."""
         return len({r.group for r in self.resolutions})
 
     @functools.cached_property
     def independent(self) -> tuple[tuple[Resolution, ...], Orders]:
-        """The conflicts, each a resolution group of its own, whatever is compatible (3.5).
+        """The conflicts with one resolution group each, and their resolution orders.
 
-        Conflicts of repeated layers are still resolved alike (3.6).  And the orders offered then.
+        This ignores compatibility (3.5); conflicts of repeated layers still share a group (3.6).
         """
         fields = (self.names, self.color, self.color_group, self.resolutions, self.sites)
         if not self.program.foreign:
@@ -97,20 +97,20 @@ class Analysis(Record):
 
     @functools.cached_property
     def without_rule(self) -> tuple[int, ...]:
-        """Ops that no rule knows; their dimensions stay whole."""
+        """The ops without a rule; their dimensions are not sharded."""
         missing = np.array([rule.missing for rule in self.rules])
         return tuple(np.flatnonzero(missing[self.names.signature]).tolist())
 
     @functools.cached_property
     def uncounted_loops(self) -> tuple[int, ...]:
-        """Ops ``carry`` of loops whose trip count is not known; their bodies count once."""
+        """The ``carry`` ops of loops with an unknown trip count; their bodies count once."""
         unknown = np.array([
             s.kind == "carry" and s.attribute("trip_count") == -1 for s in self.program.signatures
         ])  # fmt: skip
         return tuple(np.flatnonzero(unknown[self.names.signature]).tolist())
 
     def counts(self) -> dict[str, int]:
-        """What ``toast analyze`` prints."""
+        """The numbers of ops, names, colors, conflicts ..., as printed by ``toast analyze``."""
         shardable = self.names.shardable
         return {
             "ops": len(self.program.ops),
@@ -132,13 +132,13 @@ class Analysis(Record):
         }
 
     def name_label(self, name: int) -> str:
-        """A name for people: ``dot_general#12:lhs(0)``, or ``x:0`` for an argument."""
+        """The label of a name: ``dot_general#12:lhs(0)``, or ``x:0`` for an argument."""
         op = int(self.names.name_op[name])
         factor = self.rules[self.names.signature[op]].factors[name - self.names.first_name[op]]
         return self.label(op, factor.label)
 
     def label(self, op: int, factor: str) -> str:
-        """The name of a factor of an op for people."""
+        """The label of a factor of an op."""
         if op < len(self.program.arguments):
             return f"{self.program.arguments[op]}:{factor}"
         return f"{self.program.kind(op)}#{op}:{factor}"
@@ -148,19 +148,19 @@ class Analysis(Record):
     @functools.cached_property
     @late
     def vocabulary(self) -> Vocabulary:
-        """The relations that queries may use."""
+        """The relations for queries."""
         raise NotImplementedError
 
     def query(
         self, body: str | pathlib.Path, *, rules: Sequence[str | pathlib.Path] = ()
     ) -> pd.DataFrame:
-        """The answer to a rule body over the solved relations: a column per variable.
+        """Evaluate a query over the relations; returns a DataFrame with one column per variable.
 
-        ``body`` may also be rules with heads, of which the last is the answer; the name of an audit
-        of ``rules/queries``; or the path of a file of one's own.  Predicates are those of
-        ``facts/schema.lp`` and ``rules/queries/vocabulary.lp``, and those that the files ``rules``
-        define.  Rows are distinct and sorted; dimension names are called as :meth:`name_label`
-        calls them.  Raises :class:`toast.errors.QueryError`.
+        ``body`` is a rule body; rules with heads, the last of which is the answer; the name of an
+        audit in ``rules/queries``; or the path of a file.  The predicates are those of
+        ``facts/schema.lp`` and ``rules/queries/vocabulary.lp``, and those of the files ``rules``.
+        Rows are distinct and sorted; names of dimensions are labels as in :meth:`name_label`.
+        Raises :class:`toast.errors.QueryError` for invalid queries and exceeded limits.
 
         >>> import jax, jax.numpy as jnp, toast
         >>> x = jax.ShapeDtypeStruct((32, 4), jnp.float32)
@@ -175,10 +175,10 @@ class Analysis(Record):
 
     @late
     def explain(self, one: str | Dimension, other: str | Dimension) -> Chain:
-        """Why two dimensions are one, step by step, or what keeps them apart (3.1, 3.2).
+        """Explain why two dimensions have one color, or what separates them (3.1, 3.2).
 
-        Dimensions are named as ``params['layers'][0]['wq']:0``, ``params.layers[0].wq:0``,
-        ``result[0]:1`` or ``%12:-1``.  Raises :class:`toast.errors.ExplainError` where there is no
+        Dimensions are written ``params['layers'][0]['wq']:0``, ``params.layers[0].wq:0``,
+        ``result[0]:1`` or ``%12:-1``.  Raises :class:`toast.errors.ExplainError` if there is no
         such value or dimension.
 
         >>> import jax, jax.numpy as jnp, toast
@@ -191,10 +191,10 @@ class Analysis(Record):
 
     @late
     def explain_conflict(self, number: int) -> Conflict:
-        """Where and why two names of one color meet: conflict ``number`` of :attr:`conflict` (3.4).
+        """Explain where and why two names of one color meet (3.4).
 
-        :func:`toast.explain.resolutions` prices both ways to resolve it.  Raises
-        :class:`toast.errors.ExplainError` where there are not so many conflicts.
+        ``number`` is a row of :attr:`conflict`.  :func:`toast.explain.resolutions` prices both
+        resolutions.  Raises :class:`toast.errors.ExplainError` if there is no such conflict.
         """
         raise NotImplementedError
 
@@ -202,7 +202,7 @@ class Analysis(Record):
 
     @functools.cached_property
     def facts(self) -> Relations:
-        """The program's own relations: ``op``, ``operand``, ``result``, ``dim`` ..."""
+        """The relations of the program: ``op``, ``operand``, ``result``, ``dim`` ..."""
         return Relations(self.program)
 
     @functools.cached_property
@@ -245,12 +245,15 @@ class Analysis(Record):
 def analyze_program(
     program: Program, *, rules: RuleFiles = (), progress: Progress = silent
 ) -> Analysis:
-    """Run the whole analysis of section 3 on ``program``; ``rules`` adds user rule files.
+    """Run the analysis of section 3.
 
-    A program of a stranger's is analyzed in a process of its own, with limits of time and memory.
+    ``rules`` has additional rule files; ``progress`` is called at the beginning of each stage.  An
+    untrusted program is analyzed in a separate process, with limits of time and memory.  Raises
+    :class:`toast.errors.RuleError` for invalid rules, and :class:`toast.errors.TargetError` for a
+    program without ops or beyond the limits.
     """
     if not program.ops:
-        raise TargetError(f"{program.name}: has no ops, and there is nothing to shard")
+        raise TargetError(f"{program.name}: has no ops, so there is nothing to shard")
     if not program.foreign:
         return computed(program, rules, progress)
     progress("rules")
@@ -260,11 +263,11 @@ def analyze_program(
 
 
 def _apart(program: Program, function: str, *arguments: Any) -> Any:
-    """The result of a function of a stranger's program and ``arguments``, from another process."""
+    """The result of a function of an untrusted program and ``arguments``, from another process."""
     try:
         return apart.call(function, dataclasses.replace(program, source=None), *arguments)
     except apart.Limit as limit:
-        raise TargetError(f"{program.name}: analyzing it {limit}; give a smaller program") from None
+        raise TargetError(f"{program.name}: analyzing it {limit}; use a smaller program") from None
 
 
 def computed(program: Program, rules: RuleFiles = (), progress: Progress = silent) -> Analysis:

@@ -26,11 +26,11 @@ from toast.logic import Edges, LogicText
 from toast.program import Program, Signature, TensorType
 from toast.resources import directory
 
-#: Another one makes kept entries void.
+#: The version of cache entries; entries of other versions are not used.
 _FORMAT = "4"
 _KIND = "analysis"
 
-#: What each place of a kept conflict site and box is.
+#: The kinds of sites, by their number in an entry.
 _WHERE = ("def", "use")
 
 
@@ -41,13 +41,14 @@ def analyzed(
     progress: Progress = silent,
     cache: bool = True,
 ) -> Analysis:
-    """:func:`analyze_program`, or what it said the last time of an equal program and equal rules.
+    """The result of :func:`analyze_program`, from the cache if the program and rules are equal.
 
-    What cannot be kept is a :class:`toast.errors.CacheWarning`, once for a folder.
+    Parameters and errors are those of :func:`analyze_program`; ``cache=False`` disables the cache.
+    If an entry cannot be written, there is a :class:`toast.errors.CacheWarning` once per folder.
     """
     key = None
     begin = time.perf_counter()
-    # Read once: the entry is of the texts that are analyzed.
+    # The files are read once, so the key is that of the analyzed texts.
     texts = rule_texts(rules)
     if cache and disk_cache.enabled():
         with contextlib.suppress(OSError):
@@ -71,7 +72,7 @@ def analyzed(
     return found
 
 
-# -- what an entry is of -------------------------------------------------------------------------
+# -- keys of entries -------------------------------------------------------------------------
 
 
 def _key(program: Program, rules: Sequence[LogicText]) -> bytes:
@@ -92,9 +93,9 @@ def _key(program: Program, rules: Sequence[LogicText]) -> bytes:
 
 
 def _installed() -> bytes:
-    """A digest of all that an analysis follows from besides the program: rules, code, versions.
+    """A digest of what determines an analysis besides the program: rules, code, versions.
 
-    Rules are read anew by every analysis, so they are here as well.
+    Every analysis reads the rules again, so the digest includes them.
     """
     rules = [
         directory("facts") / "schema.lp",
@@ -111,11 +112,11 @@ def _digest_of_code() -> bytes:
     return disk_cache.digest_of_files([top / "graphs.py", *itertools.chain.from_iterable(stages)])
 
 
-#: Of the code that runs: files may change while this process lives.
+#: The digest of the running code; its files may change while the process runs.
 _CODE = _digest_of_code()
 
 
-# -- what an entry holds -------------------------------------------------------------------------
+# -- contents of entries -------------------------------------------------------------------------
 
 
 def _packed(analysis: Analysis) -> tuple[dict[str, Any], disk_cache.Arrays]:
@@ -225,7 +226,7 @@ def _table(rows: Iterable[Sequence[Any]], width: int) -> Any:
 
 
 def _plain(rule: SignatureRule) -> dict[str, Any]:
-    """All of a rule but its factors, as JSON has it."""
+    """A rule without its factors, as plain data for JSON."""
     file = None if rule.file is None else str(rule.file)
     return {
         "operands": rule.operands, "results": rule.results, "missing": rule.missing, "file": file,

@@ -1,7 +1,7 @@
 """Runs ``rules/`` on the names of a whole program: conflicts, sets, groups, resolution orders.
 
-Names are numbers here, so that an atom is small.  The rules are given what can take part, by array
-joins: the sites on which a color occurs twice, and the ops within two uses of an argument.
+Names are numbers here, so that atoms are small.  Array joins select the relevant facts: the sites
+at which a color occurs twice, and the ops within two uses of an argument.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from toast.program import Program
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-#: Two names, the one that resolution 0 picks first.
+#: Two names; resolution 0 selects the first.
 Pair = tuple[int, int]
-#: By the first color of a color group: its resolution groups; the orders offered, a bit of each.
+#: For the first color of each color group: its resolution groups, and its orders with one bit per
+#: group.
 Orders = Mapping[int, tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """One conflict as the search sees it: resolution 0 of ``group`` picks ``names[0]``."""
+    """A conflict for the search: resolution 0 of ``group`` selects ``names[0]``."""
 
     names: tuple[int, int]
     #: Compatibility set (3.5) and resolution group (3.6), numbered from 0.
@@ -42,7 +43,7 @@ class Resolution:
 
 @dataclasses.dataclass(frozen=True)
 class Derived:
-    """What the rules say of a program, beyond names and colors; fields as of ``Analysis``."""
+    """The results of the rules besides names and colors; the fields are those of ``Analysis``."""
 
     resolutions: tuple[Resolution, ...]
     orders: Orders
@@ -54,7 +55,7 @@ class Derived:
 
 
 def strata_files() -> list[pathlib.Path]:
-    """The files of ``rules/`` that look at a whole program, in the order of the paper."""
+    """The files of ``rules/`` for whole programs, in the order of the paper."""
     return [
         stratum(name)
         for name in (
@@ -67,7 +68,7 @@ def strata_files() -> list[pathlib.Path]:
 def derive(
     program: Program, rules: tuple[SignatureRule, ...], names: Names, joined: Edges
 ) -> Derived:
-    """Everything from conflicts to resolution orders; ``joined`` is what has one color."""
+    """Conflicts, sets, groups and resolution orders; ``joined`` are the edges within colors."""
     color = joined.components
     doubled = _doubled_sites(names, color)
     model = LogicModel()
@@ -83,7 +84,7 @@ def derive(
             "resolution_order/5",
         ),
         stated=("independent/3",),
-        # Paths across boxes stay within a color that has conflicts.
+        # Paths across boxes stay within colors with conflicts.
         arrays={
             "joins": joined,
             "def_use": Edges(names.count, names.edges[within[color[names.edges[:, 0]]]]),
@@ -123,7 +124,7 @@ def derive_independent(
     compatible: Sequence[Resolution],
     at: Sequence[tuple[int, int, str, int]],
 ) -> tuple[tuple[Resolution, ...], Orders]:
-    """The same conflicts, each resolved by itself: the groups of ``--resolution independent``."""
+    """The conflicts with one group each, for ``--resolution independent``, and their orders."""
     sets: dict[int, Pair] = {}
     groups: dict[int, Pair] = {}
     for resolution in compatible:
@@ -167,14 +168,14 @@ def derive_independent(
     return resolutions, _orders(model, "independent", number)
 
 
-# -- what the rules are given --------------------------------------------------------------------
+# -- facts for the rules --------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Doubled:
-    """The sites on which a color occurs twice: no other can hold a conflict."""
+    """The sites at which a color occurs twice; only these can have conflicts."""
 
-    site: Ints  # [rows] values, then uses behind all values
+    site: Ints  # [rows] values, then uses, numbered after all values
     d: Ints  # [rows] dimension
     names: Ints  # [rows]
     uses: Ints  # the uses among the sites
@@ -204,7 +205,7 @@ def _occur_twice(keys: Ints) -> Bools:
 def _site_rows(
     program: Program, rules: tuple[SignatureRule, ...], names: Names, doubled: _Doubled
 ) -> dict[str, list[str]]:
-    """The names at doubled sites and of arguments, and edges between the former."""
+    """Facts about the names at doubled sites, their edges, and the names of arguments."""
     values, arguments = len(names.value_op), len(program.arguments)
     argument_dims = names.value_dim[arguments]
     value = np.repeat(np.arange(arguments), np.diff(names.value_dim[: arguments + 1]))
@@ -242,7 +243,7 @@ def _site_rows(
 
 
 def _argument_rows(program: Program, names: Names, uses: Ints) -> dict[str, list[str]]:
-    """Arguments, and the ops within two uses of them; and what is used at ``uses``."""
+    """Facts about arguments, the ops within two uses of them, and the operands of ``uses``."""
     arguments = len(program.arguments)
     near = np.zeros(len(program.ops), dtype=bool)
     near[names.use_op[names.use_value < arguments]] = True
@@ -266,13 +267,13 @@ def _argument_rows(program: Program, names: Names, uses: Ints) -> dict[str, list
 
 
 def _written(rows: Iterable[Sequence[int]] | Ints) -> list[str]:
-    """Rows of two or more numbers, as terms."""
+    """Rows of at least two numbers, as terms."""
     listed = rows.tolist() if isinstance(rows, np.ndarray) else rows
     return [f"({','.join(map(str, row))})" for row in listed]
 
 
 def _magnitudes(program: Program, values: Iterable[int]) -> list[str]:
-    """Values in the order of their sizes: elements themselves may be more than 32 bits hold."""
+    """The rank of each value by its size; numbers of elements may exceed 32 bits."""
     count = {v: math.prod(program.values[v].type.shape) for v in values}
     place = {elements: i for i, elements in enumerate(sorted({*count.values()}))}
     return [f"({v},{place[elements]})" for v, elements in sorted(count.items())]
@@ -282,17 +283,17 @@ def _value_of(names: Names, where: str, number: int) -> int:
     return number if where == "def" else int(names.use_value[number])
 
 
-# -- what the rules answer -----------------------------------------------------------------------
+# -- results of the rules -----------------------------------------------------------------------
 
 
 def _pair(term: Any) -> Pair:
-    """A conflict, as sets and groups are called: clingo's ``(3,7)``."""
+    """The conflict that names a set or group: clingo's ``(3,7)``."""
     _, one, other = term
     return one, other
 
 
 def _sets(model: LogicModel) -> dict[Pair, list[Pair]]:
-    """The conflicts of each compatibility set, oriented; sets by their names."""
+    """The oriented conflicts of each compatibility set, by the name of the set."""
     sets: dict[Pair, list[Pair]] = defaultdict(list)
     for one, other, *label in model.numbers("compatibility_set/3").tolist():
         sets[label[0], label[1]].append((one, other))
@@ -300,7 +301,7 @@ def _sets(model: LogicModel) -> dict[Pair, list[Pair]]:
 
 
 def _inconsistent(model: LogicModel) -> int:
-    """How many conflicts are in classes that were broken up."""
+    """The number of conflicts in inconsistent classes."""
     broken = {label for (label,) in model.atoms("inconsistent/1")}
     if not broken:
         return 0
@@ -320,33 +321,33 @@ def _sites(names: Names, atoms: Iterable[tuple[Any, ...]]) -> tuple[tuple[int, i
 
 
 def _argument_groups(program: Program, model: LogicModel) -> Ints:
-    """``[arguments]`` first argument of each one's group."""
+    """``[arguments]`` the first argument of each argument's group."""
     number = {value: index for index, value in enumerate(program.argument_values)}
-    found = np.arange(len(program.arguments), dtype=np.int64)
+    first = np.arange(len(program.arguments), dtype=np.int64)
     for value, leader in model.numbers("argument_group/2").tolist():
-        found[number[value]] = number[leader]
-    return found
+        first[number[value]] = number[leader]
+    return first
 
 
 def _filled(count: int, pairs: Ints) -> Ints:
-    """``[count]`` the second of each pair at its first; others are themselves."""
-    found = np.arange(count, dtype=np.int64)
+    """``[count]`` the second element of each pair at its first; other elements are themselves."""
+    filled = np.arange(count, dtype=np.int64)
     if len(pairs):
-        found[pairs[:, 0]] = pairs[:, 1]
-    return found
+        filled[pairs[:, 0]] = pairs[:, 1]
+    return filled
 
 
 def _orders(model: LogicModel, how: str, number: Mapping[Pair, int]) -> Orders:
-    """The resolution orders of every color that has conflicts."""
+    """The resolution orders of every color with conflicts."""
     groups: dict[int, list[int]] = defaultdict(list)
     for color, *group in model.numbers("bit/3", first=how).tolist():
         groups[color].append(number[group[0], group[1]])
     offered: dict[int, dict[tuple[int, ...], dict[int, int]]] = defaultdict(dict)
     for color, *order, one, other, bit in model.numbers("resolution_order/5", first=how).tolist():
         offered[color].setdefault(tuple(order), {})[number[one, other]] = bit
-    found = {}
+    orders_of = {}
     for color, unsorted in sorted(groups.items()):
         listed = sorted(unsorted)
         rows = (offered[color][order] for order in sorted(offered[color]))
-        found[color] = tuple(listed), tuple(tuple([row[g] for g in listed]) for row in rows)
-    return found
+        orders_of[color] = tuple(listed), tuple(tuple([row[g] for g in listed]) for row in rows)
+    return orders_of

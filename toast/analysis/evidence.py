@@ -10,28 +10,28 @@ from toast.analysis.rules import RuleLine
 from toast.program import Location
 from toast.records import Record
 
-#: What joins two places: one factor of one op; a definition and a use of a value; two factors that
-#: a loop, or a donated argument, makes one.  ``apart`` joins nothing: two factors of one op.
+#: The connection of two places: one factor of an op; a definition and a use of a value; two factors
+#: that a loop or a donated argument identifies.  ``apart`` is no connection: two factors of one op.
 Kind = Literal["identity", "def_use", "loop", "donation", "apart"]
 
 
-#: A factor is reduced over, needed whole, or cut with an exchange; or just passes through.
+#: The role of a factor, in Shardy's terms.
 Role = Literal["pass_through", "reduction", "need_replication", "permutation"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A dimension of a value as one op has it."""
+    """A dimension of a value at one op."""
 
     op: int
     op_kind: str
     location: Location
-    #: ``operand(0)`` where the op uses the value, ``result(0)`` where it defines it.
+    #: ``operand(0)`` if the op uses the value, ``result(0)`` if it defines the value.
     tensor: str
     dimension: Dimension
-    #: Factor of the op that the dimension is, of several the major-most: the name is (op, factor).
+    #: The (major-most) factor of the dimension: the name is (op, factor).
     factor: str
-    #: What the factor is in Shardy's words.
+    #: The role of the factor, in Shardy's terms.
     role: Role
 
     @property
@@ -49,24 +49,24 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class ChainStep:
-    """Two places that are joined, or that one op keeps apart, and the rules that say so."""
+    """Two places that are connected, or that one op separates, and the rules that state it."""
 
     kind: Kind
     one: Place
     other: Place
     rules: tuple[RuleLine, ...]
-    #: Of a step that keeps apart: why.
+    #: For a step that separates: the reason.
     reason: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Record):
-    """What lies between two dimensions; every step begins where the one before ends."""
+    """The steps between two dimensions; every step begins at the end of the previous one."""
 
     one: Dimension
     other: Dimension
-    #: Whether they are one dimension.  If not, some steps are ``apart``: as few as lead there; or
-    #: there are none, since nothing leads there.
+    #: Whether they have one color.  Otherwise some steps are ``apart``, as few as possible; or
+    #: there are no steps, because there is no path.
     tied: bool
     steps: tuple[ChainStep, ...]
 

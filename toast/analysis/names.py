@@ -1,9 +1,9 @@
 """Names, definitions and uses of a whole program, as arrays (paper, sections 3.1 and 3.2).
 
-``rules/names.lp`` says what they are of one op per signature, and of one use per pair of
-signatures; here that is repeated for every op and use, by array joins.  A name is (op, factor) and
-gets the number ``first_name[op] + factor``.  Names of later ops are larger than those of earlier
-ones, so name order is a topological order of the dimension graph.
+``rules/names.lp`` defines them for one op per signature, and for one use per pair of signatures.
+Array joins repeat the results for every op and use.  A name is (op, factor) and has the number
+``first_name[op] + factor``.  Names of later ops have larger numbers, so the order of names is a
+topological order of the dimension graph.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Names:
 
     @property
     def count(self) -> int:
-        """Number of names."""
+        """The number of names."""
         return len(self.name_op)
 
 
 def instantiate(program: Program, signatures: Signatures) -> Names:
-    """Join every op with the solved rule of its signature; no Python work per factor."""
+    """The names of a program, by joining every op with the solved rule of its signature."""
     nothing = np.zeros((0, 2), dtype=np.int64)
     names = joined(program, signatures.rules, nothing, nothing)
     return dataclasses.replace(
@@ -126,7 +126,7 @@ def _edges(program: Program, signatures: Signatures, names: Names) -> Ints:
 
 
 def _mixed(rows: Ints, wide: Ints) -> Ints:
-    """A number for each row, in the order of rows; column ``c`` is below ``wide[c]``."""
+    """A number for each row that preserves the order of rows; column ``c`` is below ``wide[c]``."""
     found = np.zeros(len(rows), dtype=np.int64)
     for column, most in zip(rows.T, wide, strict=True):
         found = found * most + column
@@ -136,7 +136,7 @@ def _mixed(rows: Ints, wide: Ints) -> Ints:
 def _places(
     signature: Ints, first_name: Ints, sides: list[tuple[tuple[tuple[int, ...], ...], ...]]
 ) -> tuple[Ints, Ints, Ints]:
-    """Names of all dimensions on one side of all ops; index and op of each tensor there."""
+    """Names of all dimensions on one side of all ops; index and op of each tensor."""
     majors = [[dim[0] for tensor in tensors for dim in tensor] for tensors in sides]
     rows = np.array([len(m) for m in majors], dtype=np.int64)
     first = np.concatenate([[0], np.cumsum(rows)])
@@ -151,7 +151,7 @@ def _places(
 
 
 def _tied(program: Program, signatures: Signatures, first_name: Ints) -> Ints:
-    """The same names of tied ops: ``[pairs, 2]``."""
+    """``[pairs, 2]`` names of tied ops that are equal."""
     of: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
     for one, other, *factors in signatures.same_names.tolist():
         of[one, other].append(factors)

@@ -1,4 +1,4 @@
-"""Queries over solved relations, as DataFrames (paper, section 3: the analysis as relations)."""
+"""Queries over the relations of an analysis (section 3 of the paper), as DataFrames."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 else:
     pd = lazy.module("pandas")
 
-#: Columns of terms, as clingo writes them; numbers may be numbers.
+#: Columns of terms in clingo's syntax; numbers may be integers.
 Columns = Sequence[Iterable[Any]]
-#: How to make each relation.
+#: For each predicate, a function that returns its relation.
 Relations = Mapping[Predicate, Callable[[], Columns]]
 
-#: Predicates that queries may use of ``facts/schema.lp``.
-GIVEN: frozenset[Predicate] = frozenset({
+#: The predicates of ``facts/schema.lp`` for queries.
+SCHEMA_PREDICATES: frozenset[Predicate] = frozenset({
     ("op", 2), ("operand", 3), ("result", 3), ("dtype", 2), ("rank", 2), ("dim", 3),
     ("attribute", 3), ("attribute", 4), ("tied", 2), ("repeats", 2),
     ("factor", 5), ("factor_size", 3), ("reduction", 3), ("need_replication", 2),
@@ -46,22 +46,22 @@ GIVEN: frozenset[Predicate] = frozenset({
 
 
 def facts(relations: Relations, mentions: Iterable[Predicate]) -> dict[Predicate, list[str]]:
-    """The relations that are mentioned: a term ``(a,b)`` for each row.
+    """The relations of the predicates in ``mentions``, with a term ``(a,b)`` for each row.
 
-    Raises :class:`toast.errors.QueryError` for a number that clingo would wrap.
+    Raises :class:`toast.errors.QueryError` for a number beyond 32 bits.
     """
-    found = {}
+    rows_of = {}
     for predicate in sorted(mentions):
         row = f"({','.join(['%s'] * predicate[1])})"
         columns = [list(column) for column in relations[predicate]()]
         for column in columns:
             _check_range(predicate, column)
-        found[predicate] = [*map(row.__mod__, zip(*columns, strict=True))]
-    return found
+        rows_of[predicate] = [*map(row.__mod__, zip(*columns, strict=True))]
+    return rows_of
 
 
 def _check_range(predicate: Predicate, column: list[Any]) -> None:
-    """Columns hold numbers, or terms."""
+    """Raise QueryError if a column of integers has one beyond 32 bits."""
     if column and isinstance(column[0], int):
         beyond = next((n for n in (max(column), -min(column) - 1) if n > LARGEST), None)
         if beyond is not None:
@@ -77,26 +77,26 @@ class Vocabulary(Protocol):
 
     @property
     def relations(self) -> Relations:
-        """How to make the relation of every predicate."""
+        """For each predicate, a function that returns its relation."""
 
     @property
     def names(self) -> Sequence[str]:
         """``[names]`` the term of each name."""
 
 
-#: What is missing, by the section of the vocabulary.
+#: What a predicate needs, by its section of the vocabulary.
 _MISSING = {2: "a mesh", 3: "a plan"}
 _WORD = re.compile(r"[a-z_][A-Za-z0-9_]*")
 
 
 def audits() -> dict[str, pathlib.Path]:
-    """The shipped audits: files of ``rules/queries`` by name."""
+    """The audits: the files of ``rules/queries`` by name."""
     files = sorted((directory("rules") / "queries").glob("*.lp"))
     return {path.stem: path for path in files if path.stem != "vocabulary"}
 
 
 def purpose(path: pathlib.Path) -> str:
-    """What an audit answers: the ``%%%`` comment that its file opens with, on one line."""
+    """The purpose of an audit: the ``%%%`` comment at the beginning of its file, on one line."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("%%%"):
@@ -107,7 +107,7 @@ def purpose(path: pathlib.Path) -> str:
 
 @functools.cache
 def vocabulary() -> Mapping[Predicate, tuple[Declaration, int]]:
-    """Every predicate of ``rules/queries/vocabulary.lp``, with its section: what it needs."""
+    """The predicates of ``rules/queries/vocabulary.lp``, with the number of their section."""
     text = (directory("rules") / "queries" / "vocabulary.lp").read_text(encoding="utf-8")
     sections = re.split(r"^%%% (?=\d\. )", text, flags=re.MULTILINE)[1:]
     return {
@@ -118,15 +118,18 @@ def vocabulary() -> Mapping[Predicate, tuple[Declaration, int]]:
 
 
 def meanings() -> list[tuple[Declaration, int]]:
-    """Every predicate that queries may use, with what it needs (:func:`needs`)."""
-    given = [(declared, 1) for predicate, declared in schema().items() if predicate in GIVEN]
-    return [*given, *vocabulary().values()]
+    """All predicates for queries, with the level that they need (:func:`needs`)."""
+    declared_in_schema = [
+        (declared, 1) for predicate, declared in schema().items() if predicate in SCHEMA_PREDICATES
+    ]
+    return [*declared_in_schema, *vocabulary().values()]
 
 
 def prepare(body: str | pathlib.Path, rules: Sequence[str | pathlib.Path] = ()) -> Query:
-    """The query that ``body`` is: an audit's name, a file, or a rule body.
+    """Parse a query: the name of an audit, a file, or a rule body.
 
-    ``rules`` are files that define further predicates.  Raises :class:`toast.errors.QueryError`.
+    ``rules`` are files that define additional predicates.  Raises
+    :class:`toast.errors.QueryError` for an invalid query.
     """
     if not isinstance(body, str | pathlib.Path):
         raise QueryError(
@@ -135,7 +138,7 @@ def prepare(body: str | pathlib.Path, rules: Sequence[str | pathlib.Path] = ()) 
     listed = isinstance(rules, Sequence) and not isinstance(rules, str)
     if not listed or not all(isinstance(path, str | pathlib.Path) for path in rules):
         raise QueryError("query: rules must be a list of paths; use rules=['mine.lp']")
-    known = {*GIVEN, *vocabulary()}
+    known = {*SCHEMA_PREDICATES, *vocabulary()}
     files = [pathlib.Path(path) for path in rules]
     text = str(body).strip()
     if isinstance(body, pathlib.Path) or text.endswith(".lp"):
@@ -155,27 +158,28 @@ def _near(name: str, known: Mapping[str, Any]) -> str:
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
-def missing(query: Query, given: Container[Predicate] = ()) -> QueryError:
-    """The error of a query that is not given what it needs."""
-    lacking = (p for p in query.mentions if p in vocabulary() and p not in given)
+def missing(query: Query, available: Container[Predicate] = ()) -> QueryError:
+    """The error for a query that needs a mesh or a plan."""
+    lacking = (p for p in query.mentions if p in vocabulary() and p not in available)
     name, arity = predicate = max(lacking, key=lambda p: (vocabulary()[p][1], p))
     what = _MISSING[vocabulary()[predicate][1]]
     return QueryError(
-        f"query: only {what} has {name}/{arity}; ask Plan.query",
-        shell="give --mesh, or a plan's JSON file for TARGET",
+        f"query: only {what} has {name}/{arity}; use Plan.query",
+        shell="add --mesh, or use a plan file as TARGET",
     )
 
 
 def needs(query: Query) -> int:
-    """What a query asks for: 1 an analysis alone, 2 a mesh, 3 a plan."""
+    """The level that a query needs: 1 for an analysis, 2 for a mesh, 3 for a plan."""
     return max((vocabulary()[p][1] for p in query.mentions if p in vocabulary()), default=1)
 
 
 def evaluate(query: Query, relations: Relations, label: Callable[[int, str], str]) -> pd.DataFrame:
-    """The answer: a column per variable, distinct rows, sorted.
+    """The answer to a query: one column per variable, with distinct, sorted rows.
 
-    Numbers are numbers; ``label`` says what the name of an op's factor is called, everything else
-    is text.  Raises :class:`toast.errors.QueryError` where ``relations`` lack what is asked.
+    Numbers are integers, everything else is text; ``label`` returns the text for the factor of an
+    op.  Raises :class:`toast.errors.QueryError` if ``relations`` lack a predicate of the query, or
+    if a limit is exceeded.
     """
     if not query.mentions <= relations.keys():
         raise missing(query, relations)
@@ -197,22 +201,22 @@ def evaluate(query: Query, relations: Relations, label: Callable[[int, str], str
     )
 
 
-#: A dimension name as a term; its factor is at most three deep.
+#: The name of a dimension as a term; its factor has at most three levels.
 _NAME = re.compile(r"name\((\d+),((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\((?:[^()]|\([^()]*\))*\))*)\)")
 _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
 
 
 def _decode(text: str, label: Callable[[int, str], str]) -> int | str:
     if text.startswith('"'):
-        return re.sub(r'\\[n"\\]', lambda found: _ESCAPES[found[0]], text[1:-1])
+        return re.sub(r'\\[n"\\]', lambda match: _ESCAPES[match[0]], text[1:-1])
     if text.removeprefix("-").isdigit():
         return int(text)
-    return _NAME.sub(lambda found: label(int(found[1]), found[2]), text)
+    return _NAME.sub(lambda match: label(int(match[1]), match[2]), text)
 
 
 def _key(text: str, cell: int | str) -> tuple[Any, ...]:
-    """Numbers come first, names by op, then all else by its text."""
+    """A sort key: numbers, then names by op, then other texts."""
     if isinstance(cell, int):
         return 0, cell, ""
-    found = _NAME.match(text)
-    return (1, int(found[1]), found[2]) if found else (2, 0, cell)
+    match = _NAME.match(text)
+    return (1, int(match[1]), match[2]) if match else (2, 0, cell)

@@ -1,8 +1,8 @@
-"""Solving the op rules: the factors of every distinct op signature.
+"""The op rules: the factors of every distinct op signature.
 
-An op rule sees its own op's facts only, so each signature is grounded once, whatever the number
-of ops, and instantiated with array joins (DESIGN: the program of a transformer has thousands of
-ops and a few hundred signatures).
+An op rule depends only on the facts of its own op.  Each signature is therefore grounded once, and
+array joins repeat the result for its ops.  The program of a transformer has thousands of ops, but
+only a few hundred signatures.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from toast.resources import directory
 
 Ints = npt.NDArray[np.int64]
 
-#: What the op rules say of a signature, with what names follow from besides.
+#: The predicates of the op rules for a signature, and those from which names follow.
 _FACTORS = (
     "op/2", "result/3", "factor/5", "factor_size/3", "reduction/3", "need_replication/2",
     "permutation/2", "halo/3", "without_rule/1",
 )  # fmt: skip
-#: What ``rules/names.lp`` says of it.
+#: The predicates of ``rules/names.lp``.
 _NAMES = (
     "annotates/3", "stacked/5", "shardable/1", "kind_of/2", "edge/4", "same_name/2",
 )  # fmt: skip
@@ -52,26 +52,27 @@ _NAMES = (
 
 @dataclasses.dataclass(frozen=True)
 class Factor:
-    """One factor of an op signature, in Shardy's words."""
+    """One factor of an op signature, in Shardy's terms."""
 
     label: str
-    #: Elements along the factor.
+    #: The number of elements along the factor.
     size: int
-    #: The largest number of shards is a divisor of this: the factor's size, or for a permutation
+    #: The number of shards must divide this number: the size of the factor or, for a permutation,
     #: the greatest common divisor of the sizes of its dimensions.
     divisor: int
-    #: Combiner of the partial results, ``""`` if the op does not reduce over it.
+    #: The combiner of partial results; ``""`` if the op does not reduce over the factor.
     combiner: str
     need_replication: bool
     permutation: bool
-    #: Of a permutation: elements that a shard needs of its neighbours; infinite for all of another.
+    #: For a permutation: the number of elements that a shard needs from its neighbours; infinite if
+    #: it needs whole other shards.
     halo: float
-    #: It is not the major-most factor of some dimension, so that sharding it would leave devices
-    #: with strided pieces.
+    #: Whether it is not the major-most factor of some dimension; sharding it would give devices
+    #: strided pieces.
     minor: bool
-    #: Whether a mesh axis can lie on it at all.
+    #: Whether a mesh axis can shard it.
     shardable: bool
-    #: What an isomorphism of layers preserves: op kind and label, as a number.
+    #: Op kind and label as a number, which an isomorphism of layers preserves.
     kind: int
 
 
@@ -80,16 +81,16 @@ class SignatureRule:
     """The solved sharding rule of one signature."""
 
     factors: tuple[Factor, ...]
-    #: For each operand, then each result, and each dimension: its factors, major to minor.
+    #: For each operand or result and each dimension: its factors, major to minor.
     operands: tuple[tuple[tuple[int, ...], ...], ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
-    #: Whether no rule knew the op's kind.
+    #: Whether there is no rule for the op.
     missing: bool
-    #: The user's rule file that it is from; None where the shipped ones hold.
+    #: The user's rule file with the rule; None for TOAST's own rules.
     file: pathlib.Path | None = None
 
     def einsum(self) -> str:
-        """The rule on one line, as Shardy writes it: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
+        """The rule on one line, in Shardy's form: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
 
         def side(tensors: tuple[tuple[tuple[int, ...], ...], ...]) -> str:
             return ",".join(
@@ -108,7 +109,7 @@ class SignatureRule:
 
 
 def factor_files() -> list[pathlib.Path]:
-    """The shipped files that derive factors: the schema, what rules share, then the op rules."""
+    """TOAST's files that derive factors: the schema, the shared rules, then the op rules."""
     rules = directory("rules")
     ops = sorted((rules / "ops").glob("*.lp"))
     return [directory("facts") / "schema.lp", rules / "factors.lp", *ops]
@@ -122,7 +123,7 @@ def rule_texts(paths: RuleFiles) -> list[LogicText]:
     """The ``.lp`` files among ``paths`` (files or folders), read, and not yet checked."""
     listed = isinstance(paths, Sequence) and not isinstance(paths, str)
     if not listed or not all(isinstance(path, str | pathlib.Path | LogicText) for path in paths):
-        raise RuleError(f"rules {paths!r}: give a list of paths, such as rules=['mine.lp']")
+        raise RuleError(f"rules {paths!r}: use a list of paths, such as rules=['mine.lp']")
     files: list[pathlib.Path | LogicText] = []
     for path in paths:
         if isinstance(path, LogicText):
@@ -136,38 +137,38 @@ def rule_texts(paths: RuleFiles) -> list[LogicText]:
 
 
 def user_files(paths: RuleFiles) -> list[LogicText]:
-    """The texts of :func:`rule_texts`, each checked to be safe data."""
+    """The texts of :func:`rule_texts`, after checks that they are safe data."""
     return [check_rules(text) for text in rule_texts(paths)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Signatures:
-    """What the rules say of the signatures of a program: of one op each, and of one use each.
+    """The solved rules of the signatures of a program, and of its pairs of signatures.
 
-    Factors are numbered as in :class:`SignatureRule`.  Two signatures are linked where some op of
-    the second uses what some op of the first defines.
+    Factors are numbered as in :class:`SignatureRule`.  A link connects two signatures if an op of
+    the second uses a value that an op of the first defines.
     """
 
     rules: tuple[SignatureRule, ...]
-    #: ``[links, 4]`` signature and result that define, signature and operand that use; sorted.
+    #: ``[links, 4]`` defining signature and result, using signature and operand; sorted.
     links: Ints
-    #: ``[edges, 3]`` link, factor where the value is defined, factor where it is used; sorted.
+    #: ``[edges, 3]`` link, factor at the definition, factor at the use; sorted.
     edges: Ints
-    #: ``[pairs, 4]`` two signatures of tied ops, and a factor of each: the same name.
+    #: ``[pairs, 4]`` two signatures of tied ops, and a factor of each with the same name.
     same_names: Ints
 
 
 def solve_rules(program: Program, rules: RuleFiles = ()) -> tuple[SignatureRule, ...]:
-    """The rule of each of ``program.signatures``; as :func:`solve_signatures`."""
+    """The rule of each of ``program.signatures``; see :func:`solve_signatures`."""
     return solve_signatures(program, rules).rules
 
 
 def solve_signatures(program: Program, rules: RuleFiles = ()) -> Signatures:
-    """The factors and names of one op of each of ``program.signatures``, and how uses join them.
+    """The factors and names of each of ``program.signatures``, and the edges of their uses.
 
-    ``rules`` lists further rule files or folders; a later file's rule for a kind takes the place of
-    all earlier ones.  Raises :class:`toast.errors.RuleError` when a rule contradicts itself: a
-    factor with dimensions of different size, or a dimension without.
+    ``rules`` has paths of additional rule files or folders; the rule of a later file replaces all
+    earlier rules for the same kind.  Raises :class:`toast.errors.RuleError` for an invalid rule: a
+    factor with dimensions of different sizes, or a dimension without a factor.
     """
     relations = Relations(program)
     model, files = _derive_factors(program, relations, user_files(rules))
@@ -218,11 +219,11 @@ def _links(program: Program) -> Ints:
     signatures = program.signatures
     signature = np.array([op.signature for op in program.ops], dtype=np.int64)
     result = np.array([value.result for value in program.values], dtype=np.int64)
-    made_by = np.array([value.op for value in program.values], dtype=np.int64)
+    defining_op = np.array([value.op for value in program.values], dtype=np.int64)
     used = np.array([v for op in program.ops for v in op.operands], dtype=np.int64)
     counts = np.array([len(s.operands) for s in signatures], dtype=np.int64)[signature]
     index = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    columns = signature[made_by[used]], result[used], np.repeat(signature, counts), index
+    columns = signature[defining_op[used]], result[used], np.repeat(signature, counts), index
     return np.unique(np.stack(columns, axis=1), axis=0)
 
 
@@ -259,7 +260,7 @@ def _signature_rules(
                 f"use one of {', '.join(sorted(_COMBINERS))}"
             )
     numbers: dict[Term, int] = {}
-    said = _Said(
+    facts = _FactorFacts(
         combiners={(op, f): str(combiner) for op, f, combiner in model.atoms("reduction/3")},
         replicated=set(model.atoms("need_replication/2")),
         permuted={of: halos.get(of, math.inf) for of in model.atoms("permutation/2")},
@@ -275,7 +276,7 @@ def _signature_rules(
         try:
             solved.append(
                 _signature_rule(
-                    signature, number, places[number], sizes[number], said, number in missing,
+                    signature, number, places[number], sizes[number], facts, number in missing,
                     files.get(number),
                 )
             )  # fmt: skip
@@ -284,14 +285,14 @@ def _signature_rules(
     return tuple(solved)
 
 
-#: How partial results are put together; ``other`` and ``replace`` are no sum of parts.
+#: The combiners of partial results; ``other`` and ``replace`` are not sums.
 _COMBINERS = frozenset({
     "add", "multiply", "maximum", "minimum", "and", "or", "xor", "other", "replace",
 })  # fmt: skip
 
 
 def _counted(predicate: str, factor: Term, number: Term) -> int:
-    """A size that a rule derives; raises :class:`toast.errors.RuleError` for what is none."""
+    """A size from a rule; raises :class:`toast.errors.RuleError` if it is not a whole number."""
     if not isinstance(number, int) or number < 0:
         shown = show_term(number)
         raise RuleError(
@@ -301,8 +302,8 @@ def _counted(predicate: str, factor: Term, number: Term) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Said:
-    """What rules say of factors, by signature and factor."""
+class _FactorFacts:
+    """Properties of factors from the rules, by signature and factor."""
 
     combiners: Mapping[tuple[Term, ...], str]
     replicated: Set[tuple[Term, ...]]
@@ -312,14 +313,14 @@ class _Said:
 
 
 def _key(signature: Signature) -> tuple[str, bool]:
-    """What a rule for a signature is found by: its kind, or the target of a custom call (True)."""
+    """The key of the rule of a signature: its kind, or the target of a custom call (True)."""
     if signature.kind != "custom_call":
         return signature.kind, False
     return str(signature.attribute("call_target_name")), True
 
 
 def _place(signature: Signature, file: pathlib.Path | None) -> str:
-    """``file:line`` of the rule of a signature."""
+    """The place of the rule of a signature: ``file:line``."""
     key = _key(signature)
     if file is None:
         file = next((f for f in factor_files()[2:] if key in known_rules(f)), factor_files()[1])
@@ -329,10 +330,7 @@ def _place(signature: Signature, file: pathlib.Path | None) -> str:
 def _derive_factors(
     program: Program, relations: Relations, files: Sequence[LogicText]
 ) -> tuple[LogicModel, dict[int, pathlib.Path]]:
-    """The factors of every signature, each from the file whose rule holds for its kind.
-
-    And the user's file of each signature that one holds for.
-    """
+    """The factors of every signature, and the user's file of each signature that has one."""
     shipped = factor_files()
     owner = {key: file for file in files for key in known_rules(file)}
     numbers: dict[LogicText | None, list[int]] = {None: []}
@@ -354,18 +352,18 @@ def _derive_factors(
 
 
 def _whole(file: pathlib.Path | LogicText) -> set[str]:
-    found = solve([directory("facts") / "schema.lp", file], "", ("stays_whole/1",))
-    return {show_term(kind) for (kind,) in found["stays_whole/1"]}
+    atoms = solve([directory("facts") / "schema.lp", file], "", ("stays_whole/1",))
+    return {show_term(kind) for (kind,) in atoms["stays_whole/1"]}
 
 
 def known_rules(file: pathlib.Path | LogicText) -> set[tuple[str, bool]]:
-    """The kinds, and the targets of custom calls (True), that a rule file has a rule for."""
+    """The op kinds, and the targets of custom calls (True), with a rule in a file."""
     shown = ("rule/1", "elementwise/1", "stays_whole/1", "custom_call_rule/1")
     files = [directory("facts") / "schema.lp", file]
     # The shipped ones are named by their paths.
     doubted = file if isinstance(file, LogicText) else None
     *kinds, targets = solve(files, "", shown, doubted=doubted).values()
-    return {(show_term(kind), False) for found in kinds for (kind,) in found} | {
+    return {(show_term(kind), False) for atoms in kinds for (kind,) in atoms} | {
         (show_term(target), True) for (target,) in targets
     }
 
@@ -375,7 +373,7 @@ def _signature_rule(
     number: int,
     places: list[tuple[Term, ...]],
     sizes: dict[Term, set[Term]],
-    said: _Said,
+    facts: _FactorFacts,
     missing: bool,
     file: pathlib.Path | None,
 ) -> SignatureRule:
@@ -401,11 +399,11 @@ def _signature_rule(
                 if not stack:
                     raise RuleError(
                         f"rule of {signature.kind}: {side}({index}) dimension {d} of {type_} has "
-                        "no factor; map it, or mark a factor of its own need_replication"
+                        "no factor; map it, or give it a separate factor with need_replication"
                     )
                 listed = [stack[p] for p in sorted(stack)]
                 # Only the major-most factor of a dimension can be sharded in place: a minor one
-                # would leave every device with strided pieces.
+                # would give every device strided pieces.
                 blocked.update(listed[1:])
                 major = listed[0]
                 extent = size if len(listed) == 1 else min(map(int, sizes[major]))  # type: ignore[arg-type]
@@ -414,10 +412,10 @@ def _signature_rule(
             sides[side].append(tuple(dims))
     factors = []
     for factor in order:
-        found = sizes.get(factor, set())
-        size = max((int(s) for s in found), default=1)  # type: ignore[arg-type]
-        permutation = (number, factor) in said.permuted
-        whole = (number, factor) in said.replicated
+        factor_sizes = sizes.get(factor, set())
+        size = max((int(s) for s in factor_sizes), default=1)  # type: ignore[arg-type]
+        permutation = (number, factor) in facts.permuted
+        whole = (number, factor) in facts.replicated
         if not (permutation or whole or factor in blocked) and divisors.get(factor, size) != size:
             raise RuleError(
                 f"rule of {signature.kind}: factor {show_term(factor)} maps dimensions of "
@@ -428,13 +426,13 @@ def _signature_rule(
                 label=show_term(factor),
                 size=size,
                 divisor=divisors.get(factor, size),
-                combiner=said.combiners.get((number, factor), ""),
+                combiner=facts.combiners.get((number, factor), ""),
                 need_replication=whole,
                 permutation=permutation,
-                halo=said.permuted.get((number, factor), 0.0),
+                halo=facts.permuted.get((number, factor), 0.0),
                 minor=factor in blocked,
-                shardable=(number, factor) in said.shardable,
-                kind=said.kinds.get((number, factor), -1),
+                shardable=(number, factor) in facts.shardable,
+                kind=facts.kinds.get((number, factor), -1),
             )
         )
     operands, results = tuple(sides["operand"]), tuple(sides["result"])
@@ -443,7 +441,7 @@ def _signature_rule(
 
 @dataclasses.dataclass(frozen=True)
 class RuleLine:
-    """Where a rule stands: a shipped file as ``rules/ops/dot.lp``, a user's as it was given."""
+    """The place of a rule: TOAST's files as ``rules/ops/dot.lp``, a user's file by its path."""
 
     file: str
     line: int
@@ -459,7 +457,7 @@ def _rule_line(file: pathlib.Path, line: int) -> RuleLine:
 
 @functools.cache
 def stratum_line(stratum: str, predicate: str, using: str = "") -> RuleLine:
-    """The first rule for ``predicate`` (``name/arity``) in a stratum, ``using`` in its body."""
+    """The first rule for ``predicate`` (``name/arity``) in a stratum, with ``using`` in it."""
     file = directory("rules") / f"{stratum}.lp"
     name, arity = predicate.split("/")
     return _rule_line(file, rule_line(file, (name, int(arity)), using))
@@ -471,32 +469,32 @@ class RuleLines:
 
     #: By signature, tensor (``operand(0)``), dimension and the label of its factor.
     factor: Mapping[tuple[int, str, int, str], tuple[RuleLine, ...]]
-    #: By signature and label of a factor that is needed whole.
+    #: By signature and label of a factor that needs replication.
     need_replication: Mapping[tuple[int, str], tuple[RuleLine, ...]]
-    #: The file of each signature: a user's, or None.
+    #: The user's file of each signature, or None.
     file: Mapping[int, pathlib.Path | None]
 
     def of(self, signature: int, tensor: str, d: int, factor: str) -> tuple[RuleLine, ...]:
-        """The rules that make dimension ``d`` of a tensor this factor.
+        """The rules that give dimension ``d`` of a tensor this factor.
 
-        Raises :class:`toast.errors.RuleError` where there are none any more.
+        Raises :class:`toast.errors.RuleError` if no rule derives it any more.
         """
-        found = self.factor.get((signature, tensor, d, factor))
-        if found is None:
+        lines = self.factor.get((signature, tensor, d, factor))
+        if lines is None:
             file = self.file[signature] or directory("rules")
             raise RuleError(
                 f"{file}: factor {factor} of {tensor} dimension {d} is not derived by any rule: "
-                "it has changed since the analysis; run the analysis again"
+                "the file has changed since the analysis; run the analysis again"
             )
-        return found
+        return lines
 
 
 def rule_lines(
     program: Program, rules: Sequence[SignatureRule], signatures: Iterable[int]
 ) -> RuleLines:
-    """Grounds the rules of ``signatures`` (numbers) once more, to see which derive what.
+    """The rules behind the factors of ``signatures`` (numbers), by grounding them again.
 
-    Raises :class:`toast.errors.RuleError` where a rule file of the user's is gone, or broken.
+    Raises :class:`toast.errors.RuleError` if a rule file of the user is missing or invalid.
     """
     by_file: dict[pathlib.Path | None, list[int]] = defaultdict(list)
     for number in sorted(set(signatures)):
@@ -508,13 +506,13 @@ def rule_lines(
         used = read_files(shipped if file is None else shipped[:2])
         used += user_files([file] if file else [])
         facts = relations.signatures_to_lp(numbers)
-        found = derivations(used, facts, ("factor/4", "factor/5", "need_replication/2"))
-        # factor/5 also follows from factor/4, whose rule says more.
+        derived = derivations(used, facts, ("factor/4", "factor/5", "need_replication/2"))
+        # factor/5 also follows from factor/4, whose rule is more specific.
         for shown in ("factor/5", "factor/4"):
-            for (op, label, tensor, d, *_), lines in found[shown].items():
+            for (op, label, tensor, d, *_), lines in derived[shown].items():
                 key = (_number(op), show_term(tensor), _number(d), show_term(label))
                 factor[key] = tuple(_rule_line(*line) for line in lines)
-        for (op, label), lines in found["need_replication/2"].items():
+        for (op, label), lines in derived["need_replication/2"].items():
             whole[_number(op), show_term(label)] = tuple(_rule_line(*line) for line in lines)
     owner = {number: file for file, numbers in by_file.items() for number in numbers}
     return RuleLines(factor, whole, owner)
@@ -527,27 +525,27 @@ def _number(term: Term) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class RuleEntry:
-    """An op kind (or the target of a custom call) that a file has a rule for."""
+    """An op kind (or the target of a custom call) with a rule in a file."""
 
     kind: str
     file: pathlib.Path
     custom_call: bool
-    #: Whether the rule lets anything be sharded; not so of kinds that stay whole.
+    #: Whether the rule allows any sharding.
     shards: bool
 
     @property
     def shipped(self) -> bool:
-        """Whether the rule is one of TOAST's own."""
+        """Whether the rule is one of TOAST's own rules."""
         return self.file.is_relative_to(directory("rules"))
 
 
 def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, ...]:
-    """Every kind that the shipped rules and ``rules`` know, sorted, with the file that holds.
+    """All op kinds with a rule in TOAST's files or in ``rules``, sorted, with their files.
 
-    Raises :class:`toast.errors.RuleError` when two files of ``rules`` have a rule for one kind.
+    Raises :class:`toast.errors.RuleError` if two files of ``rules`` have a rule for one kind.
     """
     _, _, *shipped = factor_files()
-    found = {key: file for file in shipped for key in known_rules(file)}
+    files_by_key = {key: file for file in shipped for key in known_rules(file)}
     users: dict[tuple[str, bool], LogicText] = {}
     for text in user_files(rules):
         for key in sorted(known_rules(text)):
@@ -557,7 +555,7 @@ def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, .
                     f"{users[key]} already has; keep one of them"
                 )
             users[key] = text
-    entries: dict[tuple[str, bool], pathlib.Path | LogicText] = {**found, **users}
+    entries: dict[tuple[str, bool], pathlib.Path | LogicText] = {**files_by_key, **users}
     whole = {(kind, file) for file in {*entries.values()} for kind in _whole(file)}
     return tuple(
         RuleEntry(
@@ -569,5 +567,5 @@ def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, .
 
 
 def stratum(name: str) -> pathlib.Path:
-    """A file of ``rules/``, for the analysis of names."""
+    """The path of a file of ``rules/``."""
     return directory("rules") / f"{name}.lp"

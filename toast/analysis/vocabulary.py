@@ -1,4 +1,4 @@
-"""What queries ask of a program and its analysis: relations as terms, made when first asked for.
+"""The relations of a program and its analysis for queries, as terms; computed on first use.
 
 The predicates are those of ``facts/schema.lp`` and of section 1 of ``rules/queries/vocabulary.lp``.
 """
@@ -19,7 +19,7 @@ from toast.program import element_bytes
 
 
 class AnalysisVocabulary:
-    """The relations of one analysis."""
+    """The relations of one analysis, for queries."""
 
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
@@ -27,7 +27,7 @@ class AnalysisVocabulary:
 
     @functools.cached_property
     def relations(self) -> Relations:
-        """Every predicate of this module."""
+        """The relations by predicate and arity."""
         return {
             ("op", 2): self._ops,
             ("operand", 3): lambda: self._frame("operand", "op", "index", "value"),
@@ -108,11 +108,11 @@ class AnalysisVocabulary:
                 elif not arrays and not isinstance(term, tuple):
                     rows.append((constant(name), written(term)))
             of_signature.append(rows)
-        found = [
+        rows_by_op = [
             (number, *row)
             for number, op in enumerate(self.program.ops) for row in of_signature[op.signature]
         ]  # fmt: skip
-        return turned(found, 3 + arrays)
+        return turned(rows_by_op, 3 + arrays)
 
     def _repeats(self) -> Columns:
         rows = [(op, count) for op, count in enumerate(self.program.repeats) if count != 1]
@@ -136,14 +136,14 @@ class AnalysisVocabulary:
 
     @functools.cached_property
     def _labels(self) -> list[list[str]]:
-        """The factors of each signature, as terms."""
+        """The factor labels of each signature, as terms."""
         term = functools.cache(as_term)
         return [[term(factor.label) for factor in rule.factors] for rule in self.analysis.rules]
 
     def _of_factors(
         self, shown: Callable[[Any], Any] | None, chosen: Callable[[Any], Any]
     ) -> Columns:
-        """``(op, factor)`` of the factors that are chosen, with what is shown of them."""
+        """Rows (op, factor) of the ``chosen`` factors, with the value of ``shown``."""
         of_signature = [
             [
                 (label, *([shown(factor)] if shown else []))
@@ -151,11 +151,11 @@ class AnalysisVocabulary:
             ]
             for labels, rule in zip(self._labels, self.analysis.rules, strict=True)
         ]  # fmt: skip
-        found = [
+        rows_by_op = [
             (number, *row)
             for number, op in enumerate(self.program.ops) for row in of_signature[op.signature]
         ]  # fmt: skip
-        return turned(found, 3 if shown else 2)
+        return turned(rows_by_op, 3 if shown else 2)
 
     def _factors(self) -> Columns:
         of_signature: list[list[tuple[Any, ...]]] = []
@@ -168,17 +168,17 @@ class AnalysisVocabulary:
                         for d, factors in enumerate(dims) for position, factor in enumerate(factors)
                     ]  # fmt: skip
             of_signature.append(rows)
-        found = [
+        rows_by_op = [
             (number, *row)
             for number, op in enumerate(self.program.ops) for row in of_signature[op.signature]
         ]  # fmt: skip
-        return turned(found, 5)
+        return turned(rows_by_op, 5)
 
     # -- names -------------------------------------------------------------------------------
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """Every name as a term: ``name(12,lhs(0))``."""
+        """All names as terms: ``name(12,lhs(0))``."""
         labels = (label for op in self.program.ops for label in self._labels[op.signature])
         ops = self.analysis.names.name_op.tolist()
         return [f"name({op},{label})" for op, label in zip(ops, labels, strict=True)]
@@ -188,7 +188,7 @@ class AnalysisVocabulary:
         return [names[number] for number in np.asarray(numbers).tolist()]
 
     def _rows(self) -> tuple[Any, Any]:
-        """Value and dimension of each row of ``def_name``."""
+        """The value and the dimension of each row of ``def_name``."""
         first = self.analysis.names.value_dim
         value = np.repeat(np.arange(len(first) - 1), np.diff(first))
         return value, np.arange(len(value)) - first[value]
@@ -235,7 +235,7 @@ class AnalysisVocabulary:
         return [self._named(column) for column in turned(rows, 4)]
 
     def _set_terms(self) -> dict[int, str]:
-        """Each compatibility set, called by its smallest conflict."""
+        """The term of each compatibility set: its smallest conflict."""
         smallest: dict[int, tuple[int, int]] = {}
         for resolution in self.analysis.resolutions:
             known = smallest.get(resolution.set, resolution.names)
@@ -281,15 +281,15 @@ class AnalysisVocabulary:
 
 
 def turned(rows: Iterable[Sequence[Any]], width: int) -> Columns:
-    """Rows as columns."""
+    """The columns of rows with ``width`` cells."""
     return list(zip(*rows, strict=True)) or [()] * width
 
 
 def kib(size: float) -> int:
-    """Bytes as KiB, rounded up; ``LARGEST`` stands for all beyond (2 TiB)."""
+    """Bytes as KiB, rounded up; ``LARGEST`` stands for all larger values (2 TiB)."""
     return min(int(-(-size // 1024)), LARGEST)
 
 
 def value_bytes(type_: Any) -> int:
-    """Bytes of a whole value."""
+    """The bytes of a whole value."""
     return int(np.prod(type_.shape, dtype=object)) * element_bytes(type_.dtype)

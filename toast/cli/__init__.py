@@ -31,7 +31,7 @@ app.add_typer(rule_commands.app, name="rules")
 
 
 def _print_version(asked: bool) -> None:
-    """Print the versions of TOAST and of what its plans depend on."""
+    """Print the versions of TOAST, Python, JAX and clingo, and exit."""
     if asked:
         import platform
         from importlib import metadata
@@ -62,7 +62,7 @@ def _options(
 
 def main() -> None:
     """Entry point of the ``toast`` command."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides XLA's own log messages
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # hides log messages of XLA
     warnings.showwarning = common.show_warning
     with streams.prepared():
         app()

@@ -33,7 +33,7 @@ app = group("")
 
 
 class _Alone(typer.core.TyperCommand):
-    """A command whose ``--list`` and ``--predicates`` take no other argument."""
+    """A command whose options ``--list`` and ``--predicates`` take no other arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         asked = [argument for argument in args if argument in ("--list", "--predicates")]
@@ -76,7 +76,7 @@ def _predicates(asked: bool) -> None:
     raise typer.Exit
 
 
-#: Options that a query needs by level; a plan file in place of TARGET needs none.
+#: The option that a query of each level needs; with a plan file as TARGET, none.
 _NEEDS = {1: "", 2: "--mesh", 3: "--mesh"}
 
 
@@ -135,8 +135,8 @@ def query(
     """Query the relations of TARGET's analysis or plan.
 
     The answer has one column per variable. Queries about a mesh or a plan need --mesh; a plan is
-    searched only if the query needs one. If TARGET is a plan's JSON file, the query uses that plan.
-    Add PROGRAM if the plan was not made from a zoo model or from a file in the same folder.
+    searched only if the query needs one. If TARGET is a plan file, the query uses that plan. Add
+    PROGRAM if the program of the plan is neither a zoo model nor a file in the same folder.
 
     Numbers have 32 bits: a sum or a product above 2147483647 is an error.
     """
@@ -151,8 +151,8 @@ def query(
     if is_plan(source.target):
         own = context.get_parameter_source("hardware")
         chosen = hardware if own and own.name == "COMMANDLINE" else None
-        made = load_plan(source, program, hardware=chosen, module=False).plan
-        analysis, relations = made.analysis, made.vocabulary
+        plan = load_plan(source, program, hardware=chosen, module=False).plan
+        analysis, relations = plan.analysis, plan.vocabulary
     else:
         analysis, relations = _solved(source, stage.needs(asked), mesh, hardware, seed)
     with progress() as show:
@@ -184,23 +184,27 @@ def _check(
     if csv and json_file and csv.resolve() == json_file.resolve():
         raise QueryError(f"{csv}: --csv and --json name the same file; use two files")
     origin = {name: context.get_parameter_source(name) for name in ("mesh", "hardware", "seed")}
-    given = [name for name, found in origin.items() if found and found.name == "COMMANDLINE"]
+    options = [
+        name
+        for name, value_source in origin.items()
+        if value_source and value_source.name == "COMMANDLINE"
+    ]
     if is_plan(source.target):
-        if said := [name for name in given if name != "hardware"]:
+        if conflicting := [name for name in options if name != "hardware"]:
             raise QueryError(
-                f"--{said[0]}: {source.target} is a plan with its own mesh and hardware; remove "
-                f"--{said[0]}, or use a TARGET that is not a plan"
+                f"--{conflicting[0]}: {source.target} is a plan with its own mesh and hardware; "
+                f"remove --{conflicting[0]}, or use a TARGET that is not a plan"
             )
     elif program is not None:
         raise QueryError(f"{program}: PROGRAM is only for plans; run one query at a time")
-    elif given and "mesh" not in given:
-        raise QueryError(f"--{given[0]}: has no effect without a mesh; add --mesh")
+    elif options and "mesh" not in options:
+        raise QueryError(f"--{options[0]}: has no effect without a mesh; add --mesh")
 
 
 def _solved(
     source: Source, need: int, mesh: str | None, hardware: str, seed: int
 ) -> tuple[Analysis, Relations]:
-    """TARGET's analysis and its relations, with those of a mesh or a plan if ``need`` says so."""
+    """The analysis of TARGET and its relations, for ``need`` > 1 with those of a mesh or plan."""
     if mesh is None:
         with progress() as show:
             analysis = source.analysis(show, module=False)
@@ -220,10 +224,10 @@ def _solved(
         api.check_mesh(analysis, parsed, machine)
         if need == 2:
             return analysis, {**relations, **on_mesh(Space(analysis, parsed))}
-        made = api.plan(
+        plan = api.plan(
             analysis, mesh=parsed, hardware=machine, settings=Settings(seed=seed), progress=show
         )
-        return analysis, made.vocabulary
+        return analysis, plan.vocabulary
 
 
 def _print(frame: pd.DataFrame, limit: int) -> None:

@@ -213,12 +213,12 @@ def _errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _unexpected(error: Exception) -> str:
-    """One line for what no stage has turned into a ToastError."""
+    """One line for an exception that is not a ToastError."""
     if isinstance(error, OSError):
         where = error.filename if isinstance(error.filename, str) else "the standard output"
         return f"{shortened(where)}: {error.strerror or error}; check the path"
     if isinstance(error, MemoryError):
-        return "out of memory; give a smaller program, or run it where there is more"
+        return "out of memory; use a smaller program, or a machine with more memory"
     lines = str(error).strip().splitlines() or [""]
     return (
         f"internal error: {type(error).__name__}: {shortened(lines[0])}; please report it, with "
@@ -233,7 +233,7 @@ def _check_outputs(keywords: Mapping[str, Any]) -> None:
         return
     for path in (keywords.get(name) for name in _OUTPUTS):
         if isinstance(path, pathlib.Path) and is_regular(path) and os.path.samefile(path, target):
-            raise ToastError(f"{path}: is TARGET itself; write to another file")
+            raise ToastError(f"{path}: is also TARGET; write to another file")
 
 
 def _with_source(function: Callable[..., None]) -> Callable[..., None]:
@@ -312,9 +312,10 @@ class Source:
         )  # fmt: skip
 
     def functions(self, name: str | None = None) -> tuple[Program, ...]:
-        """The program; of a StableHLO file without an entry function, one for each function.
+        """The program, or one program for each function of a StableHLO file without an entry.
 
-        ``name`` is that of the entry.
+        ``name`` selects the entry function of a StableHLO file.  Raises
+        :class:`toast.errors.TargetError` for other targets.
         """
         from toast import targets
 
@@ -325,7 +326,9 @@ class Source:
                 return stablehlo.functions_of(self.target)
             return (stablehlo.from_file(self.target, function=name),)
         if name is not None:
-            raise TargetError(f"--function {name}: {self.target} is no StableHLO file; drop it")
+            raise TargetError(
+                f"--function {name}: {self.target} is not a StableHLO file; remove --function"
+            )
         return (self.program(),)
 
     def analysis(
@@ -382,8 +385,8 @@ def fail(message: str) -> None:
 
 
 def _say(message: str) -> None:
-    """Print on the error stream what terminals cannot take for commands."""
-    with contextlib.suppress(OSError, ValueError):  # there is no other place to say it
+    """Print a line on the error stream, with escaped control characters."""
+    with contextlib.suppress(OSError, ValueError):  # there is no other stream for the message
         print(f"toast: {printable(message)}", file=sys.stderr)
 
 

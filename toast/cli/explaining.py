@@ -67,9 +67,9 @@ def explain(
 ) -> None:
     """Explain two dimensions or a conflict of TARGET, or a plan.
 
-    Two dimensions: why they have one color, or what separates them. To explain a plan, use its JSON
-    file as TARGET. If the plan was not made from a zoo model or from a file in the same folder, add
-    its program after the file.
+    Two dimensions: why they have one color, or what separates them. To explain a plan, use its file
+    as TARGET. If the program of the plan is neither a zoo model nor a file in the same folder, add
+    it after the file.
 
     The chain between two dimensions has one step for each op in which they share a factor (I) and
     for each use of a value (M), with the rule that derives it. If the dimensions have no common
@@ -79,7 +79,7 @@ def explain(
 
     check_writable((json_file, output), ExplainError)
     if output is not None and why_not is None:
-        raise ExplainError(f"--output {output}: needs --why-not, whose plan it keeps")
+        raise ExplainError(f"--output {output}: writes the plan of --why-not; add --why-not")
     asked_of_plan = [option for option in (argument, collective, why_not) if option is not None]
     plan_file = is_plan(source.target)
     if asked_of_plan or plan_file:
@@ -134,7 +134,7 @@ def explain(
         texts[json_file] = json.dumps(data, indent=2) + "\n"
     write_all(texts, ExplainError)
     for part in shown:
-        # Paths stay whole, so that they can be copied.
+        # Without wrapping, paths can be copied.
         console().print(part, soft_wrap=isinstance(part, str), highlight=False)
 
 
@@ -151,11 +151,11 @@ def _conflict(
     """Explain a conflict and, with a mesh, price its resolutions; both are added to ``data``."""
     from toast import report
 
-    found = analysis.explain_conflict(number)
-    data["conflict"] = dataclasses.asdict(found)
-    shown: list[Any] = [report.conflict_text(found)]
+    explanation = analysis.explain_conflict(number)
+    data["conflict"] = dataclasses.asdict(explanation)
+    shown: list[Any] = [report.conflict_text(explanation)]
     if mesh is not None:
-        from toast.explain import resolutions  # which needs the cost model
+        from toast.explain import resolutions  # imports the cost model
 
         priced = resolutions(analysis, number, mesh=mesh, hardware=hardware, axis=axis, cache=cache)
         data["priced"] = dataclasses.asdict(priced)
@@ -174,9 +174,9 @@ def _check(
     """Reject contradictory options before the analysis starts."""
     asked = bool(dimensions) + (conflict is not None) + conflicts
     if asked != 1:
-        given = "several explanations requested" if asked else "nothing to explain"
+        problem = "several explanations requested" if asked else "nothing to explain"
         raise ExplainError(
-            f"{given}: use either two dimensions (x:0 w:1), --conflict K or --conflicts"
+            f"{problem}: use either two dimensions (x:0 w:1), --conflict K or --conflicts"
         )
     if dimensions and len(dimensions) != 2:
         raise ExplainError(

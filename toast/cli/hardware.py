@@ -15,7 +15,7 @@ Device = Annotated[str, typer.Argument(metavar="NAME", help="Device name or hard
 
 @command(app, "list")
 def hardware_list() -> None:
-    """List the devices that TOAST has a description of."""
+    """List the devices that TOAST describes."""
     from toast import report
     from toast.hardware import load, names
 

@@ -54,21 +54,21 @@ def verify(
 
     with progress() as show:
         analysis = source.analysis(show, small=True)
-        made = api.plan(
+        plan = api.plan(
             analysis, mesh=parsed, hardware=api.small_scale(analysis, parsed, load(hardware)),
             settings=Settings(seed=seed), progress=show,
         )  # fmt: skip
         name = analysis.program.name
         show(f"running {name} on {parsed.devices} devices")
         with deadline(timeout, f"{name}: running it"):
-            verification = made.verify(seed=seed)
-    console().print(report.verification_table(made, verification))
+            verification = plan.verify(seed=seed)
+    console().print(report.verification_table(plan, verification))
     if not verification.equal:
         raise typer.Exit(1)
 
 
-class Judge(enum.StrEnum):
-    """What a plan is checked with."""
+class Reference(enum.StrEnum):
+    """The reference that plans are compared with."""
 
     tpu = "tpu"
     cpu = "cpu"
@@ -80,13 +80,13 @@ def validate(
     mesh: MeshOption,
     hardware: HardwareOption = "tpu-v5e",
     oracle: Annotated[
-        Judge,
+        Reference,
         typer.Option(
             "--oracle",
             help="tpu: compile with XLA's TPU compiler. cpu: run on CPU devices (a model in its "
             "small form) and compare the collectives.",
         ),
-    ] = Judge.tpu,
+    ] = Reference.tpu,
     plans: Annotated[
         int,
         typer.Option(
@@ -117,7 +117,7 @@ def validate(
 
     parsed, machine = Mesh.parse(mesh), load(hardware)
     check_writable((plot,), PlanError)
-    if oracle is Judge.cpu:
+    if oracle is Reference.cpu:
         if parsed.devices > 256:
             raise MeshError(
                 f"mesh {mesh}: --oracle cpu runs at most 256 devices; use a smaller mesh"
@@ -128,16 +128,16 @@ def validate(
     from toast import api
     from toast.evaluation import validate as stage
 
-    small = oracle is Judge.cpu
+    small = oracle is Reference.cpu
     with progress() as show:
         analysis = source.analysis(show, small=small)
         if small:
             machine = api.small_scale(analysis, parsed, machine)
-        found = stage.validate(
+        validation = stage.validate(
             analysis, parsed, machine, oracle=oracle.value, plans=plans,
             strategies=source.strategies,
             seed=seed, full=full, timeout=timeout, progress=show,
         )  # fmt: skip
     if plot:
-        write_all({plot: stage.plot(found)}, PlanError)
-    console().print(stage.table(found))
+        write_all({plot: stage.plot(validation)}, PlanError)
+    console().print(stage.table(validation))

@@ -62,7 +62,8 @@ KeepOption = Annotated[
 DevicesOption = Annotated[
     int | None,
     typer.Option(
-        "--devices", help="Number of devices; the mesh is searched too. Use it instead of --mesh."
+        "--devices",
+        help="Number of devices; the search also chooses the mesh. Use it instead of --mesh.",
     ),
 ]
 BudgetOption = Annotated[
@@ -82,8 +83,8 @@ ProcessesOption = Annotated[
 ]
 
 
-class Beside(enum.StrEnum):
-    """Which collectives overlap with matrix products."""
+class OverlapChoice(enum.StrEnum):
+    """The collectives that overlap with matrix products."""
 
     none = "none"
     partial = "partial"
@@ -91,7 +92,7 @@ class Beside(enum.StrEnum):
 
 
 OverlapOption = Annotated[
-    Beside,
+    OverlapChoice,
     typer.Option(
         "--overlap",
         help="Collectives that overlap with matrix products: none; partial, asynchronous "
@@ -100,7 +101,7 @@ OverlapOption = Annotated[
 ]
 
 
-class Resolve(enum.StrEnum):
+class ResolutionChoice(enum.StrEnum):
     """Whether compatible conflicts are resolved together."""
 
     compatible = "compatible"
@@ -127,7 +128,7 @@ def plan(
         ),
     ] = None,
     budget: BudgetOption = None,
-    overlap: OverlapOption = Beside.partial,
+    overlap: OverlapOption = OverlapChoice.partial,
     seed: SeedOption = 0,
     restarts: RestartsOption = 1,
     processes: ProcessesOption = 1,
@@ -136,12 +137,12 @@ def plan(
     fix: FixOption = None,
     keep_constraints: KeepOption = False,
     resolution: Annotated[
-        Resolve,
+        ResolutionChoice,
         typer.Option(
             "--resolution",
             help="Resolve compatible conflicts together, or each conflict independently.",
         ),
-    ] = Resolve.compatible,
+    ] = ResolutionChoice.compatible,
     start: Annotated[
         pathlib.Path | None,
         typer.Option("--start", help="Start the search from the plan in this JSON file."),
@@ -153,7 +154,7 @@ def plan(
 ) -> None:
     """Find the best sharding of TARGET on a mesh and explain it.
 
-    With --devices instead of --mesh, find the best mesh too.
+    With --devices instead of --mesh, find the best mesh as well.
     """
     from toast import api, inputs, report
     from toast.errors import PlanError
@@ -162,11 +163,11 @@ def plan(
     from toast.search import Settings
 
     machine = load(hardware)
-    inputs.candidate_meshes(mesh, devices, machine)  # complain before the long work
+    inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
     check_writable((json_file, output, html), PlanError)
     with progress() as show:
         analysis = source.analysis(show)
-        made = api.plan(
+        result = api.plan(
             analysis,
             mesh=mesh,
             devices=devices,
@@ -179,18 +180,18 @@ def plan(
             settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
             progress=show,
         )
-    made = dataclasses.replace(made, origin=source.origin(hardware))
+    result = dataclasses.replace(result, origin=source.origin(hardware))
     warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if json_file:
-        texts[json_file] = made.json_text()
+        texts[json_file] = result.json_text()
     if output:
-        texts[output] = made.annotated()
+        texts[output] = result.annotated()
     if html:
-        texts[html] = report.html_text(made, sources=sources)
+        texts[html] = report.html_text(result, sources=sources)
     write_all(texts, PlanError)
-    console().print(report.plan_tables(made))
-    if not made.fits:
+    console().print(report.plan_tables(result))
+    if not result.fits:
         raise typer.Exit(1)
 
 
@@ -245,27 +246,27 @@ def _constraints(
     )
 
 
-def _parted(given: list[str] | None, option: str, example: str, at: str = "=") -> dict[str, str]:
-    """``PATTERN=VALUE`` pairs; a pattern may have ``=`` in it."""
-    found: dict[str, str] = {}
-    for text in given or ():
+def _parted(texts: list[str] | None, option: str, example: str, at: str = "=") -> dict[str, str]:
+    """Parse ``PATTERN=VALUE`` options; a pattern may contain ``=``."""
+    values: dict[str, str] = {}
+    for text in texts or ():
         pattern, equals, value = text.rpartition(at)
         if not pattern or not equals:
             raise PinError(f"{option} '{text}': write {example}")
         value = equals.removeprefix("=") + value
-        if pattern in found:
-            raise PinError(f"{option} {pattern} is given twice: {found[pattern]} and {value}")
-        found[pattern] = value
-    return found
+        if pattern in values:
+            raise PinError(f"{option} {pattern} occurs twice: {values[pattern]} and {value}")
+        values[pattern] = value
+    return values
 
 
-def _several(given: list[str] | None, option: str, example: str) -> dict[str, list[str]]:
-    """``PATTERN=AXES`` pairs; a pattern that is given twice has the axes of both."""
-    found: dict[str, list[str]] = {}
-    for text in given or ():
+def _several(texts: list[str] | None, option: str, example: str) -> dict[str, list[str]]:
+    """Parse ``PATTERN=AXES`` options; repeated patterns combine their axes."""
+    axes_of: dict[str, list[str]] = {}
+    for text in texts or ():
         ((pattern, axes),) = _parted([text], option, example).items()
-        found.setdefault(pattern, []).extend(axis.strip() for axis in axes.split(","))
-    return found
+        axes_of.setdefault(pattern, []).extend(axis.strip() for axis in axes.split(","))
+    return axes_of
 
 
 class Compiler(enum.StrEnum):
@@ -291,7 +292,7 @@ def compare(
     limit: LimitOption = 60.0,
     budget: BudgetOption = None,
     memory: MemoryOption = None,
-    overlap: OverlapOption = Beside.partial,
+    overlap: OverlapOption = OverlapChoice.partial,
     pin: PinOption = None,
     forbid: ForbidOption = None,
     fix: FixOption = None,

@@ -33,8 +33,8 @@ ProgramArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="PROGRAM",
-        help="If TARGET is a plan: its program. Needed unless the plan was made from a zoo model "
-        "or from a file in the same folder.",
+        help="If TARGET is a plan: its program. Required unless it is a zoo model or a file in the "
+        "folder of the plan.",
         show_default=False,
     ),
 ]
@@ -92,11 +92,11 @@ def diff(
     from toast.files import write_all
     from toast.plan import diff
 
-    found = diff(first, second)
+    difference = diff(first, second)
     if json_file:
-        write_all({json_file: json.dumps(found.to_dict(), indent=2) + "\n"}, PlanError)
-    console().print(report.difference_tables(found))
-    if not found.same:
+        write_all({json_file: json.dumps(difference.to_dict(), indent=2) + "\n"}, PlanError)
+    console().print(report.difference_tables(difference))
+    if not difference.same:
         raise typer.Exit(1)
 
 
@@ -133,7 +133,7 @@ def apply(
     from toast.files import check_writable, write_all
     from toast.plan import read
 
-    saved = read(plan)  # complain before the long work
+    saved = read(plan)  # raises errors before the long work
     check_writable((json_file, output, html), PlanError)
     with progress() as show:
         analysis = source.analysis(show)
@@ -145,23 +145,23 @@ def apply(
     if memory is not None and not applied.plan.fits:
         raise PlanError(
             f"memory limit of {memory:g} GiB per device: {plan} needs "
-            f"{size_text(applied.plan.after.peak_bytes)} here; raise the limit, or search with "
+            f"{size_text(applied.plan.after.peak_bytes)}; raise the limit, or search with "
             "toast plan --memory"
         )
-    given = hardware or (saved.origin.hardware if saved.origin else "") or saved.hardware
-    made = dataclasses.replace(applied.plan, origin=source.origin(given))
+    hardware_name = hardware or (saved.origin.hardware if saved.origin else "") or saved.hardware
+    result = dataclasses.replace(applied.plan, origin=source.origin(hardware_name))
     texts: dict[str | pathlib.Path, str] = {}
     if json_file:
-        data = {**made.to_dict(), "applied": applied.to_dict()}
+        data = {**result.to_dict(), "applied": applied.to_dict()}
         texts[json_file] = json.dumps(data, indent=2) + "\n"
     if output:
-        texts[output] = made.annotated()
+        texts[output] = result.annotated()
     if html:
-        texts[html] = report.html_text(made, sources=sources)
+        texts[html] = report.html_text(result, sources=sources)
     write_all(texts, PlanError)
     warn([*report.missing_rules(analysis), *applied.notes])
     console().print(report.applied_tables(applied))
-    if not made.fits:
+    if not result.fits:
         raise typer.Exit(1)
 
 
@@ -174,12 +174,12 @@ def load_plan(
 ) -> Applied:
     """Load the plan file that ``source`` names and apply it to a program.
 
-    The program is ``target``, or else the one that the file records.  The file is data: it may name
-    a model of the zoo, or files in its own folder.  A function, or a file elsewhere, must be the
-    user's ``target``, ``hardware`` or rules.  Options of ``source`` take precedence over those in
-    the file; ``module`` is as for :meth:`Source.program`.  Raises
-    :class:`toast.errors.PlanError` if neither names a program, and if the file beside the plan
-    holds another program.
+    The program is ``target`` or, without it, the one that the file records.  The file is data: it
+    may name a model of the zoo, or files in its own folder.  The user must name a function, or a
+    file in another folder, as ``target``, ``hardware`` or rules.  Options of ``source`` take
+    precedence over those in the file; ``module`` is as for :meth:`Source.program`.  Raises
+    :class:`toast.errors.PlanError` if there is no program, or if the file beside the plan contains
+    another program.
     """
     from toast import api, targets
     from toast.errors import PlanError
@@ -195,28 +195,28 @@ def load_plan(
     else:
         named, is_file = targets.of_plan(saved)
     rules = source.rules or (targets.rules_of_plan(saved) if origin.rules else ())
-    given = {name: size for name, size in source.sizes.items() if size is not None}
-    found = Source(
-        named, {**origin.sizes, **given}, source.shapes or origin.shapes, rules, source.cache,
+    sizes = {name: size for name, size in source.sizes.items() if size is not None}
+    program_source = Source(
+        named, {**origin.sizes, **sizes}, source.shapes or origin.shapes, rules, source.cache,
         source.donate or origin.donate,
     )  # fmt: skip
     with progress() as show:
-        analysis = found.analysis(show, module=module)
+        analysis = program_source.analysis(show, module=module)
         if is_file and analysis.program.digest != saved.digest:
             raise PlanError(
-                f"{saved.name}: {named} is not the program that the plan was made for; add TARGET "
-                "after the file name"
+                f"{saved.name}: {named} is not the program of the plan; add TARGET after the file "
+                "name"
             )
         applied = api.apply_plan(
             saved, analysis, hardware=machine, progress=show, cache=source.cache
         )
     warn(applied.remarks)
-    made_from = found.origin(hardware or origin.hardware or saved.hardware)
-    return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=made_from))
+    new_origin = program_source.origin(hardware or origin.hardware or saved.hardware)
+    return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=new_origin))
 
 
 def _machine(saved: Saved, hardware: str | None) -> Hardware:
-    """The hardware of a plan; ``hardware`` is what the user says that it was."""
+    """The hardware of a plan; ``hardware`` is the user's option, or None."""
     from toast.errors import PlanError
     from toast.hardware import load
     from toast.plan import provenance
@@ -248,19 +248,19 @@ def explain_plan(
     from toast.errors import PlanError
     from toast.files import write_all
 
-    found: list[Any] = []
+    explanations: list[Any] = []
     shown: list[Any] = []
     if argument is not None:
-        found.append(plan.explain_argument(argument))
-        shown.append(report.argument_explanation(found[-1]))
+        explanations.append(plan.explain_argument(argument))
+        shown.append(report.argument_explanation(explanations[-1]))
     if collective is not None and collective != "all":
         if not collective.isdecimal():
             raise PlanError(f"--collective {collective}: use a number, or all")
-        found.append(plan.explain_collective(int(collective)))
-        shown.append(report.collective_explanation(found[-1]))
+        explanations.append(plan.explain_collective(int(collective)))
+        shown.append(report.collective_explanation(explanations[-1]))
     if collective == "all":
         every = plan.explain_collectives()
-        found += every
+        explanations += every
         shown.append(report.collectives_table(every))
     if alternative is not None:
         pattern, equals, spec = alternative.rpartition("=P")
@@ -268,14 +268,14 @@ def explain_plan(
             raise PlanError(f"--why-not '{alternative}': write params['wq']=P('model', None)")
         with progress() as show:
             show("search")
-            found.append(plan.why_not(pattern, "P" + spec, budget=budget))
-        shown.append(report.why_not_tables(found[-1]))
+            explanations.append(plan.why_not(pattern, "P" + spec, budget=budget))
+        shown.append(report.why_not_tables(explanations[-1]))
     texts: dict[str | pathlib.Path, str] = {}
     if json_file:
-        data = {"version": 1, "explained": [part.to_dict() for part in found]}
+        data = {"version": 1, "explained": [part.to_dict() for part in explanations]}
         texts[json_file] = json.dumps(data, indent=2) + "\n"
     if output:
-        texts[output] = found[-1].accept().json_text()
+        texts[output] = explanations[-1].accept().json_text()
     write_all(texts, PlanError)
     for part in shown:
         console().print(part)

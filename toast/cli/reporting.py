@@ -56,9 +56,8 @@ def report(
 ) -> None:
     """Plan TARGET and write an HTML report that opens offline.
 
-    If TARGET is a plan's JSON file, the report describes that plan, and there is no search. If the
-    plan was not made from a zoo model or from a file in the same folder, add its program after the
-    file.
+    If TARGET is a plan file, the report describes that plan, and there is no search. If the program
+    of the plan is neither a zoo model nor a file in the same folder, add it after the file.
 
     The report shows the arguments with their shardings, the actions with their reasons, the time
     and memory of each part, the conflicts, and every op with its source line. --methods adds the
@@ -77,7 +76,7 @@ def report(
         own = context.get_parameter_source("hardware")
         chosen = hardware if own and own.name == "COMMANDLINE" else None
         applied = load_plan(source, program, hardware=chosen)
-        # Readers of the page do not see the error stream.
+        # The page does not show the error stream.
         note = "; ".join(filter(None, (applied.plan.note, *applied.remarks)))
         plan = dataclasses.replace(applied.plan, note=note)
         write_all({output: reports.html_text(plan, sources=sources)}, PlanError)
@@ -112,5 +111,5 @@ def _refuse(context: typer.Context, plan: str) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise PlanError(
-                f"{plan}: --{name} cannot be used with a plan; use toast plan to make a new plan"
+                f"{plan}: --{name} cannot be used with a plan; use toast plan for a new plan"
             )

@@ -26,7 +26,7 @@ app = group("List, check, prove, export and compare sharding rules.")
 
 @command(app, "list")
 def rules_list(rules: RulesOption = None) -> None:
-    """List every op kind and custom call target that has a rule.
+    """List all op kinds and custom call targets with a rule.
 
     The table shows the kinds of factors of each rule, and the number of random ops on which it was
     proven.
@@ -39,7 +39,7 @@ def rules_list(rules: RulesOption = None) -> None:
     table = TextTable("kind", "file", "factors", "ops proven on")
     for entry in rule_entries(rules or ()):
         name = f"{'custom_call ' if entry.custom_call else ''}{entry.kind}"
-        # Only shipped rules have recorded proofs.
+        # Only TOAST's own rules have recorded proofs.
         row = known.get(name, {}) if entry.shipped else {}
         factors = row.get("factors", "-") if entry.shards else "need-replication"
         table.add_row(name, str(entry.file), factors, row.get("instances", "-"))
@@ -101,16 +101,16 @@ def rules_diff(
 ) -> None:
     """Compare TOAST's rule with Shardy's for every op of TARGET, up to the names of factors.
 
-    Exits with code 1 if some differ.
+    Exits with code 1 if rules differ.
     """
     from toast.assurance import interchange
 
-    compared, found = interchange.differences(source.program(), source.rules)
-    for difference in found:
+    compared, differences = interchange.differences(source.program(), source.rules)
+    for difference in differences:
         print(f"{difference.kind} at {difference.place}")
         print(f"  ours:     {difference.ours}\n  Shardy's: {difference.shardys}")
-    print(f"{compared} ops compared, {len(found)} differ")
-    if found:
+    print(f"{compared} ops compared, {len(differences)} differ")
+    if differences:
         raise typer.Exit(1)
 
 
@@ -121,7 +121,7 @@ def rules_prove(
         typer.Argument(
             metavar="[FILE.lp | TARGET]",
             help="Rule file, to prove on random ops of its kinds; or program, on whose ops all "
-            "rules are proven (a model in its small form). Default: all shipped rules.",
+            "rules are proven (a model in its small form). Default: all of TOAST's rules.",
         ),
     ] = None,
     count: Annotated[
@@ -155,19 +155,19 @@ def rules_prove(
         files = list(rules or ())
         if what is None or what.endswith(".lp"):
             files += [pathlib.Path(what)] if what else []
-            from toast.assurance import drawn  # which needs hypothesis
+            from toast.assurance import drawn  # needs hypothesis
 
             kinds, nothing = drawn.drawable(files)
             runs = (drawn.prove_kind(kind, count, files, seed=seed) for kind in kinds)
-            found: Iterable[tuple[Program, tuple[prove.Proof, ...]]] = (
+            results: Iterable[tuple[Program, tuple[prove.Proof, ...]]] = (
                 (run.program, run.proofs) for run in runs
             )
         else:
             references = targets.references(reference or ())
             program = targets.load(what, shapes=arg or (), small=True)
             proofs = prove.prove(program, files, references=references, seed=seed)
-            found = [(program, proofs)]
-        for program, proofs in found:
+            results = [(program, proofs)]
+        for program, proofs in results:
             for row in prove.tally(proofs):
                 show(f"running ops: {row.kind}")
                 table.add_row(

@@ -1,4 +1,4 @@
-"""One program partitioned by several methods, all priced by the same cost model."""
+"""Comparison of methods on one program, with the same cost model for all."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ from toast.search import Round, Settings, noted_interrupts
 from toast.space import Constraints, broken, resolve
 from toast.units import listed
 
-#: What there is to compare, in the order of the table.
+#: The methods, in the order of the table.
 METHODS = ("toast", "manual", "automap", "alpa", "shardy")
 
 
 @dataclasses.dataclass(frozen=True)
 class MethodResult:
-    """What one method made of the program; all but ``error`` may be missing if it failed."""
+    """The result of one method; if it failed, only ``method`` and ``error`` are set."""
 
     method: str
-    #: Predicted, per device.
+    #: Predicted values, per device.
     step_seconds: float = float("nan")
     peak_bytes: float = float("nan")
     fits: bool = False
-    #: What the step takes at least in every plan that the method may make: a roofline without
-    #: collectives.  (Constraints are not for all methods.)
+    #: A lower bound of the step time of every plan of the method: a roofline without collectives.
+    #: (Not all methods satisfy constraints.)
     bound_seconds: float = float("nan")
     cost: float = float("nan")
-    #: States priced.
+    #: The number of priced states.
     states: int = 0
-    #: What the method took; the analysis, which all stand on, is not in it.
+    #: The time of the method, without the analysis, which all methods share.
     search_seconds: float = float("nan")
     note: str = ""
-    #: The arguments and named values that are not as the user's constraints say.
+    #: The arguments and named values that violate the user's constraints.
     broken: tuple[str, ...] = ()
     #: Why there is no plan.
     error: str = ""
     verdict: Verdict | None = None
-    #: Why there is no verdict, where one was asked for.
+    #: Why the compiler returned no verdict, if one was requested.
     verdict_error: str = ""
     plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The row as plain data, for JSON: shardings of arguments in place of the plan."""
+        """The row as plain data, for JSON, with the shardings of arguments instead of the plan."""
         fields = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -69,7 +69,7 @@ class MethodResult:
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interrupt, with what there was before it."""
+    """An interrupt; ``rows`` has the results before it."""
 
     def __init__(self, rows: list[MethodResult]) -> None:
         super().__init__("interrupted")
@@ -77,22 +77,22 @@ class Interrupted(KeyboardInterrupt):
 
 
 def chosen(text: str) -> tuple[str, ...]:
-    """The methods that ``"toast,alpa"`` names.
+    """The methods in a text such as ``"toast,alpa"``.
 
-    Raises :class:`toast.errors.SearchError` for one there is not.
+    Raises :class:`toast.errors.SearchError` for an unknown method or an empty text.
 
     >>> chosen("toast, alpa")
     ('toast', 'alpa')
     """
-    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    for name in found:
+    methods = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in methods:
         if name not in METHODS:
             near = difflib.get_close_matches(name.lower(), METHODS, 2)
             hint = f"did you mean {' or '.join(near)}? " if near else ""
             raise SearchError(f"no method named {name}; {hint}known: {', '.join(METHODS)}")
-    if not found:
-        raise SearchError(f"no method; use some of {', '.join(METHODS)}")
-    return found
+    if not methods:
+        raise SearchError(f"no method given; use {', '.join(METHODS)}")
+    return methods
 
 
 def compare(
@@ -111,69 +111,74 @@ def compare(
     timeout: float = 600.0,
     progress: Callable[[str], None] | None = None,
 ) -> list[MethodResult]:
-    """Partition a program by each of ``methods``.
+    """Partition a program with each of ``methods``.
 
-    ``strategies`` are what experts write for it; without them ``manual`` has a row that says so.
-    ``limit`` ends AutoMap and Alpa, in seconds from their beginning, with the best that they have;
-    what is under way then (a propagation, the building of Alpa's program) is finished.
-    ``settings`` are those of TOAST's search; AutoMap has their seed.
+    ``strategies`` are the expert strategies of the program; without them, the row of ``manual`` has
+    an error.  ``limit``, in seconds, ends AutoMap and Alpa with their best plan so far; they finish
+    a propagation in progress and the construction of Alpa's program.  ``memory_bytes`` is the limit
+    per device (default: the hardware's).  ``settings`` are those of TOAST's search; AutoMap uses
+    their seed.  ``progress`` is called with messages.
 
-    ``constraints`` go to all methods.  TOAST, ``manual`` and ``alpa`` hold them; ``automap`` and
-    ``shardy`` hold what they say of arguments as far as propagation, which knows none, leaves it.
-    A row whose plan does not hold them says so, and where (``broken``).
+    ``constraints`` apply to all methods.  TOAST, ``manual`` and ``alpa`` satisfy them.  ``automap``
+    and ``shardy`` start from the constraints on arguments, but propagation ignores constraints.
+    The row of a plan that violates constraints lists the violations (``broken``).
 
-    With ``oracle="tpu"`` XLA's compiler judges every plan, for at most ``timeout`` seconds each.  A
-    method, or a compile, that fails costs its row only.
+    With ``oracle="tpu"``, XLA's compiler compiles every plan, for at most ``timeout`` seconds each.
+    If a method or a compilation fails, only its row has an error.
 
-    Raises :class:`Interrupted` for an interrupt, :class:`toast.errors.MeshError` when no dimension
-    can use the mesh, :class:`toast.errors.PinError` when a constraint cannot hold, and what
-    :func:`toast.evaluation.oracle.judge` raises where there is no compiler.
+    Raises :class:`Interrupted` for an interrupt, :class:`toast.errors.MeshError` if no dimension
+    can use the mesh, :class:`toast.errors.PinError` if a constraint cannot be satisfied, and the
+    errors of :func:`toast.evaluation.oracle.judge` if there is no compiler.
     """
     methods = chosen(",".join(methods))
-    tell = progress or (lambda _stage: None)
+    report_stage = progress or (lambda _stage: None)
     mesh, hardware = inputs.system_of(mesh, hardware)
-    # A plan that does not fit has a row like any other: the limit is the device's here.
+    # A plan that does not fit also has a row, so the limit becomes that of the device.
     limit_bytes = inputs.limit_of(memory_bytes, hardware)
     hardware = dataclasses.replace(hardware, memory_limit_bytes=limit_bytes)
     if oracle:
         check(hardware)
     api.check_mesh(analysis, mesh, hardware)
-    said, settings = constraints or Constraints(), settings or Settings()
-    resolve(analysis, mesh, said)  # complain before the long work
+    constraints, settings = constraints or Constraints(), settings or Settings()
+    resolve(analysis, mesh, constraints)  # raises errors before the long work
 
     def announce(event: str | Round) -> None:
         if isinstance(event, str):
-            tell(f"{method}: {event}")
+            report_stage(f"{method}: {event}")
         else:
-            tell(f"{method}: round {event.number + 1}, {event.states} states, {event.cost:.4g}")
+            report_stage(
+                f"{method}: round {event.number + 1}, {event.states} states, {event.cost:.4g}"
+            )
 
     makers: dict[str, Callable[[], Plan]] = {
         "toast": lambda: api.plan(
             analysis, mesh=mesh, hardware=hardware, overlap=overlap,
-            constraints=said, settings=settings, progress=announce,
+            constraints=constraints, settings=settings, progress=announce,
         ),
         "manual": lambda: manual(
-            analysis, mesh, hardware, strategies or {}, overlap=overlap, constraints=said,
+            analysis, mesh, hardware, strategies or {}, overlap=overlap, constraints=constraints,
             progress=announce,
         ),
         "automap": lambda: automap(
             analysis, mesh, hardware, seed=settings.seed, budget=limit, overlap=overlap,
-            constraints=said, progress=announce,
+            constraints=constraints, progress=announce,
         ),
         "alpa": lambda: alpa(
-            analysis, mesh, hardware, time_limit=limit, overlap=overlap, constraints=said,
+            analysis, mesh, hardware, time_limit=limit, overlap=overlap, constraints=constraints,
             progress=announce,
         ),
-        "shardy": lambda: shardy(analysis, mesh, hardware, overlap=overlap, constraints=said),
+        "shardy": lambda: shardy(
+            analysis, mesh, hardware, overlap=overlap, constraints=constraints,
+        ),
     }  # fmt: skip
     rows: list[MethodResult] = []
     try:
         with noted_interrupts(raising=True) as interrupt:
             for method in methods:
                 announce("begins")
-                rows.append(_row(method, makers[method], said))
+                rows.append(_row(method, makers[method], constraints))
                 plan = rows[-1].plan
-                # Its search knows interrupts itself.
+                # TOAST's search handles interrupts itself.
                 if plan and "interrupted" in re.split(r", |\n", plan.note):
                     raise KeyboardInterrupt
                 if interrupt.is_set():
@@ -190,7 +195,7 @@ def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Met
     begin = time.perf_counter()
     try:
         plan = make()
-    except PinError:  # of what cannot hold there is nothing to compare
+    except PinError:  # no method can satisfy the constraint
         raise
     except ToastError as error:
         spent = time.perf_counter() - begin
@@ -198,8 +203,8 @@ def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Met
     spent = time.perf_counter() - begin
     places = broken(plan.analysis, plan.mesh, constraints, plan.op_state)
     if places:
-        said = f"does not hold the constraints: {listed(places)}"
-        plan = dataclasses.replace(plan, note=", ".join(filter(None, (plan.note, said))))
+        violations = f"violates the constraints: {listed(places)}"
+        plan = dataclasses.replace(plan, note=", ".join(filter(None, (plan.note, violations))))
     return MethodResult(
         method,
         step_seconds=plan.after.step_seconds,

@@ -1,4 +1,4 @@
-"""Predictions against what XLA's compilers say of the same plans."""
+"""Comparison of predictions with the results of XLA's compilers for the same plans."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from toast.space import Space, States
 from toast.text_tables import TextTable
 from toast.units import size_text, time_text
 
-#: Who judges: the TPU compiler, or execution on CPU devices (numbers and kinds of collectives).
+#: The reference: the TPU compiler, or execution on CPU devices (results, kinds of collectives).
 Oracle = Literal["tpu", "cpu"]
 
-#: Step times that differ by less are ties: schedules are not exacter than that.
+#: Step times with a smaller relative difference are ties: schedules are not more exact.
 TIE = 0.15
 
-#: Peaks below say more of the compiler's padding and fixed costs than of the plan.
+#: Smaller peaks depend more on the compiler's padding and fixed costs than on the plan, in bytes.
 SMALL_BYTES = 4 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class StateComparison:
-    """One plan: what we predict and what XLA says, or why it says nothing."""
+    """One plan: the prediction, and XLA's result or error."""
 
     name: str
     predicted: Prediction
@@ -50,25 +50,25 @@ class StateComparison:
 
     @property
     def peak_error(self) -> float:
-        """Predicted over XLA's peak bytes, less one."""
+        """The predicted peak over XLA's, minus one."""
         assert self.verdict is not None
         return _error(self.predicted.peak_bytes, self.verdict.peak_bytes)
 
     @property
     def argument_error(self) -> float:
-        """Predicted over XLA's argument bytes, less one."""
+        """The predicted argument bytes over XLA's, minus one."""
         assert self.verdict is not None
         return _error(self.predicted.argument_bytes, self.verdict.argument_bytes)
 
     @property
     def output_error(self) -> float:
-        """Predicted over XLA's output bytes, less one; XLA tells them of full compiles."""
+        """The predicted output bytes over XLA's, minus one; only for full compilations."""
         assert self.verdict is not None
         return _error(self.predicted.output_bytes, self.verdict.output_bytes)
 
     @property
     def sent_error(self) -> float:
-        """Predicted over XLA's bytes that a device sends, less one; 0 if neither is a MiB."""
+        """The predicted sent bytes over XLA's, minus one; 0 if both are below a MiB."""
         assert self.verdict is not None
         theirs = sum(c.sent_bytes for c in self.verdict.collectives)
         if max(theirs, self.predicted.sent_bytes) < 2**20:
@@ -77,44 +77,44 @@ class StateComparison:
 
     @property
     def scheduled_seconds(self) -> float:
-        """The step as the TPU compiler scheduled it; NaN where that was not asked for."""
+        """The step time of the TPU compiler's schedule; NaN without a full compilation."""
         schedule = self.verdict.schedule if self.verdict else None
         return schedule.seconds if schedule else float("nan")
 
 
 def _error(ours: float, theirs: float) -> float:
-    """Our bytes over theirs, less one; 0 where there are none, as of no arguments."""
+    """Our bytes over theirs, minus one; 0 if both are 0, for example without arguments."""
     return ours / max(theirs, 1.0) - 1 if max(ours, theirs) >= 1 else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """All plans of one program on one mesh."""
+    """The comparisons of all plans of one program on one mesh."""
 
     rows: tuple[StateComparison, ...]
     memory_bytes: float
 
     @property
     def compiled(self) -> tuple[StateComparison, ...]:
-        """The plans whose memory XLA has told in full."""
+        """The plans that XLA compiled and that fit."""
         return tuple(r for r in self.rows if r.verdict is not None and not r.verdict.out_of_memory)
 
     def peak_errors(self) -> tuple[float, float, float]:
-        """Median, 95th percentile and worst of the relative errors of peak bytes."""
+        """Median, 95th percentile and maximum of the relative errors of peak bytes."""
         return _spread([row.peak_error for row in self.compiled])
 
     def time_errors(self) -> tuple[float, float, float]:
-        """The same of step times against the compiler's schedule."""
+        """Median, 95th percentile and maximum of the relative errors of step times."""
         timed = [r for r in self.compiled if r.scheduled_seconds > 0]
         return _spread([r.predicted.step_seconds / r.scheduled_seconds - 1 for r in timed])
 
     def tau(self) -> float:
-        """Kendall's tau of step times; pairs within :data:`TIE` of each other do not count."""
+        """Kendall's tau of step times; pairs within :data:`TIE` do not count."""
         agree, pairs = self.pairs()
         return (2 * agree - pairs) / pairs if pairs else float("nan")
 
     def pairs(self) -> tuple[int, int]:
-        """Pairs of plans whose scheduled times differ, and how many we order alike."""
+        """The number of pairs in the same order as the schedule, and of all pairs without ties."""
         rows = [row for row in self.compiled if row.scheduled_seconds > 0]
         agree = pairs = 0
         for a, b in itertools.combinations(rows, 2):
@@ -125,14 +125,14 @@ class Validation:
         return agree, pairs
 
     def squeezed(self) -> tuple[StateComparison, ...]:
-        """Plans that need more than a device has, say we, and that XLA fits all the same.
+        """Plans that fit although the prediction exceeds the limit.
 
-        It computes values again rather than keep them, which we do not predict.
+        XLA recomputes values instead of keeping them, which the cost model does not predict.
         """
         return tuple(r for r in self.compiled if r.predicted.peak_bytes > self.memory_bytes)
 
     def misjudged(self) -> tuple[StateComparison, ...]:
-        """Plans that XLA calls out of memory and we call fitting with more than 10 % to spare."""
+        """Plans that run out of memory although the prediction is 10 % below the limit."""
         return tuple(
             row for row in self.rows
             if row.verdict is not None and row.verdict.out_of_memory
@@ -158,13 +158,16 @@ def validate(
     timeout: float = 600.0,
     progress: Callable[[str], None] | None = None,
 ) -> Validation:
-    """Compare the found plan, the unsharded program, ``strategies`` and ``plans`` others with XLA.
+    """Compare the predictions for several plans with XLA.
 
-    The others are single actions and random legal states, by turns.  ``oracle="tpu"`` compiles for
-    a TPU (``full``: to the end, for the time of the schedule); ``oracle="cpu"`` runs the program on
-    as many CPU devices as the mesh has, which JAX must have been started with.  A plan that fails
-    costs its row.  Raises :class:`toast.errors.PlanError` when there is no TPU compiler, for a fact
-    base, and when all plans fail.
+    The plans are TOAST's plan, the unsharded program, ``strategies``, and ``plans`` others: single
+    actions and random legal states in turn, drawn with ``seed``.  ``oracle="tpu"`` compiles for a
+    TPU; with ``full``, the compilation runs to the end, which gives the time of the schedule.
+    ``oracle="cpu"`` runs the program on CPU devices; JAX must have at least as many as the mesh.
+    ``timeout`` is in seconds per plan.  ``progress`` is called with messages.
+
+    If a plan fails, only its row has an error.  Raises :class:`toast.errors.PlanError` if there is
+    no TPU compiler, for a fact base, and if all plans fail.
     """
     if analysis.program.source is None:
         raise PlanError(f"{analysis.program.name} is a fact base and has no program to compile")
@@ -182,8 +185,8 @@ def validate(
                 verdict = judge(analysis.program, shardings, hardware, full=full, timeout=timeout)
                 row = dataclasses.replace(row, verdict=verdict)
             else:
-                found = apply.verify(analysis.program, shardings, seed=seed)
-                row = dataclasses.replace(row, verification=found)
+                verification = apply.verify(analysis.program, shardings, seed=seed)
+                row = dataclasses.replace(row, verification=verification)
         except PlanError as error:
             row = dataclasses.replace(row, error=str(error))
         rows.append(row)
@@ -195,17 +198,16 @@ def validate(
 def states_to_compare(
     model: CostModel, *, plans: int, strategies: Strategies | None = None, seed: int = 0
 ) -> Iterator[tuple[str, States]]:
-    """States with names, all different.
+    """Distinct states with names: TOAST's plan, the unsharded program, ``strategies`` and others.
 
-    The found plan, the unsharded program, ``strategies``, and ``plans`` others: single actions and
-    random legal states, by turns.
+    The ``plans`` others are single actions and random legal states, in turn.
     """
     space = model.space
     settings = Settings(seed=seed)
     search = Search(model, memory_bytes=model.hardware.memory_limit_bytes, settings=settings)
-    found = search.run().state
-    yield "found", found
-    seen = {found.tobytes()}
+    best = search.run().state
+    yield "toast", best
+    seen = {best.tobytes()}
     if space.initial.tobytes() not in seen:
         seen.add(space.initial.tobytes())
         yield "unsharded", space.initial
@@ -215,9 +217,9 @@ def states_to_compare(
             yield name, state
     random = np.random.default_rng(seed)
     single = [space.apply(space.initial, action) for action in space.actions]
-    made = 0
+    yielded = 0
     for number in range(10 * plans):
-        if made == plans:
+        if yielded == plans:
             return
         name, state = f"random {number}", space.initial
         if number % 2 == 0 and number // 2 < len(single):
@@ -228,38 +230,38 @@ def states_to_compare(
                 state = space.apply(state, space.actions[chosen])
         if state.tobytes() not in seen:
             seen.add(state.tobytes())
-            made += 1
+            yielded += 1
             yield name, state
 
 
-def table(found: Validation) -> RenderableType:
-    """A row per plan, the collectives of each, and what it all comes to."""
-    if any(row.verification for row in found.rows):
-        return _executed(found)
-    timed = any(row.scheduled_seconds > 0 for row in found.rows)
-    made = TextTable(
+def table(validation: Validation) -> RenderableType:
+    """The output of ``toast validate``: memory and collectives of each plan, and a summary."""
+    if any(row.verification for row in validation.rows):
+        return _executed(validation)
+    timed = any(row.scheduled_seconds > 0 for row in validation.rows)
+    memory = TextTable(
         "plan", "peak", "XLA's", "error", "arguments", "XLA's", "outputs", "XLA's",
-        "temporary, XLA's", *(("step", "XLA's") if timed else ()), "took",
+        "temporary, XLA's", *(("step", "XLA's") if timed else ()), "compilation",
     )  # fmt: skip
     moved = TextTable("plan", "sent", "XLA's", "collectives (MiB of results)", "XLA's")
     for column in moved.columns[3:]:
         column.overflow = "fold"
-    for row in found.rows:
-        made.add_row(*_cells(row, timed))
+    for row in validation.rows:
+        memory.add_row(*_cells(row, timed))
         moved.add_row(*_moved(row))
-    return Group(made, moved, Text(summary(found)))
+    return Group(memory, moved, Text(summary(validation)))
 
 
 def _cells(row: StateComparison, timed: bool) -> list[str]:
     ours, verdict = row.predicted, row.verdict
     step = [time_text(ours.step_seconds)] if timed else []
     if verdict is None or verdict.out_of_memory:
-        said = f"needs {size_text(verdict.peak_bytes)}" if verdict else row.error
+        result = f"needs {size_text(verdict.peak_bytes)}" if verdict else row.error
         return [
-            row.name, size_text(ours.peak_bytes), said, "-", size_text(ours.argument_bytes), "-",
+            row.name, size_text(ours.peak_bytes), result, "-", size_text(ours.argument_bytes), "-",
             size_text(ours.output_bytes), "-", "-", *step, *("-" for _ in step), "-",
         ]  # fmt: skip
-    # Only a compile in full tells of outputs that overwrite no argument.
+    # Only a full compilation reports outputs that overwrite no argument.
     outputs = "-" if verdict.schedule is None else size_text(verdict.output_bytes)
     return [
         row.name, size_text(ours.peak_bytes), size_text(verdict.peak_bytes),
@@ -282,68 +284,71 @@ def _moved(row: StateComparison) -> list[str]:
 
 
 def _kinds(collectives: Sequence[Collective | Communication]) -> str:
-    """``3 all_gather 12.0, ...``: number, kind and MiB."""
+    """Number, kind and MiB of collectives: ``3 all_gather 12.0, ...``."""
     every = (f"{c.count} {c.kind} {c.bytes / 2**20:.1f}" for c in collectives if c.count)
     return ", ".join(every) or "none"
 
 
-def _executed(found: Validation) -> RenderableType:
-    made = TextTable("plan", "outputs equal", "largest relative error", "collectives", "predicted")
+def _executed(validation: Validation) -> RenderableType:
+    results = TextTable(
+        "plan", "outputs equal", "largest relative error", "collectives", "predicted"
+    )
     equal = 0
-    for row in found.rows:
+    for row in validation.rows:
         predicted = ", ".join(f"{c.count} {c.kind}" for c in row.predicted.collectives if c.count)
         if row.verification is None:
-            made.add_row(row.name, row.error, "-", "-", predicted)
+            results.add_row(row.name, row.error, "-", "-", predicted)
             continue
         outputs = row.verification.outputs
         equal += row.verification.equal
         kinds = ", ".join(f"{n} {kind}" for kind, n in row.verification.collectives.items())
-        made.add_row(
+        results.add_row(
             row.name, f"{sum(o.equal for o in outputs)} of {len(outputs)}",
             f"{max((o.relative_error for o in outputs), default=0.0):.2g}",
             kinds or "none", predicted or "none",
         )  # fmt: skip
     return Group(
-        made, Text(f"{equal} of {len(found.rows)} plans give the same numbers as one device")
+        results,
+        Text(f"{equal} of {len(validation.rows)} plans compute the same results as one device"),
     )
 
 
-def summary(found: Validation) -> str:
-    """The figures of a validation, in a sentence or two."""
-    rows = found.compiled
-    median, high, worst = found.peak_errors()
+def summary(validation: Validation) -> str:
+    """The figures of a validation as text."""
+    rows = validation.compiled
+    median, high, worst = validation.peak_errors()
     exact = sum(abs(row.argument_error) < 1e-3 for row in rows)
     near = sum(abs(row.sent_error) <= 0.1 for row in rows)
     text = (
         f"peak: median error {median:.1%}, 95th percentile {high:.1%}, worst {worst:.1%} "
-        f"({len(found.squeezed())} plans squeezed by XLA); "
+        f"({len(validation.squeezed())} plans squeezed by XLA); "
         f"arguments exact in {exact} of {len(rows)}; "
         f"bytes sent within 10 % in {near} of {len(rows)}; "
-        f"{len(found.misjudged())} plans out of memory that seemed to fit"
+        f"{len(validation.misjudged())} plans out of memory that were predicted to fit"
     )
-    _, pairs = found.pairs()
+    _, pairs = validation.pairs()
     if pairs:
-        middle, high, worst = found.time_errors()
+        middle, high, worst = validation.time_errors()
         text += (
-            f". Step time: Kendall's tau {found.tau():.2f} over {pairs} pairs, median error "
+            f". Step time: Kendall's tau {validation.tau():.2f} over {pairs} pairs, median error "
             f"{middle:.0%}, 95th percentile {high:.0%}, worst {worst:.0%}"
         )
     largest = max((row.verdict.peak_bytes for row in rows if row.verdict), default=SMALL_BYTES)
     if largest < SMALL_BYTES:
         text += (
-            f". No peak reaches {size_text(SMALL_BYTES)}: the compiler's padding and fixed costs "
-            "decide at such sizes, and these figures tell little; choose a larger program"
+            f". All peaks are below {size_text(SMALL_BYTES)}, where the compiler's padding and "
+            "fixed costs dominate, so these figures are not meaningful; use a larger program"
         )
     return text
 
 
-def plot(found: Validation) -> str:
-    """Predicted against XLA's as an SVG picture: peak memory, and step time where it is known."""
+def plot(validation: Validation) -> str:
+    """A scatter plot of predictions over XLA's values, as SVG: peaks and known step times."""
     panels = [("peak memory, GiB", [
         (r.verdict.peak_bytes / 2**30, r.predicted.peak_bytes / 2**30, r.name)
-        for r in found.compiled if r.verdict is not None
+        for r in validation.compiled if r.verdict is not None
     ])]  # fmt: skip
-    timed = [r for r in found.compiled if r.scheduled_seconds > 0]
+    timed = [r for r in validation.compiled if r.scheduled_seconds > 0]
     if timed:
         panels.append(("step, ms", [
             (1e3 * r.scheduled_seconds, 1e3 * r.predicted.step_seconds, r.name) for r in timed
@@ -352,7 +357,10 @@ def plot(found: Validation) -> str:
 
 
 def scatter(panels: list[tuple[str, list[tuple[float, float, str]]]]) -> str:
-    """Panels of points (XLA's, predicted, name) on logarithmic axes, with the line of equality."""
+    """An SVG picture with one panel per (title, points); points are (XLA's, predicted, name).
+
+    The axes are logarithmic, and a line marks equality.
+    """
     side, gap = 320, 70
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{len(panels) * (side + gap) + 20}" '
@@ -379,10 +387,10 @@ def scatter(panels: list[tuple[str, list[tuple[float, float, str]]]]) -> str:
                 f"{tick:g}</text>"
             )
         for x, y, name in points:
-            said = html.escape(f"{name}: {y:.3g}, XLA {x:.3g}")
+            label = html.escape(f"{name}: {y:.3g}, XLA {x:.3g}")
             parts.append(
                 f'<circle cx="{left + place(x):.1f}" cy="{top + side - place(y):.1f}" r="4" '
-                f'fill="#1565c0" fill-opacity="0.6"><title>{said}</title></circle>'
+                f'fill="#1565c0" fill-opacity="0.6"><title>{label}</title></circle>'
             )
     return "\n".join([*parts, "</svg>"]) + "\n"
 

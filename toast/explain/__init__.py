@@ -1,7 +1,8 @@
-"""Ninth stage: explanations that need prices.
+"""Ninth stage: explanations of analyses and plans.
 
-Those of the analysis alone are methods: :meth:`toast.Analysis.explain` says why two dimensions are
-one, :meth:`toast.Analysis.explain_conflict` where two names of one color meet.
+Two explanations are methods of the analysis: :meth:`toast.Analysis.explain` explains why two
+dimensions have one color, :meth:`toast.Analysis.explain_conflict` where two names of one color
+meet.
 """
 
 from __future__ import annotations

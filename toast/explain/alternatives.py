@@ -1,4 +1,4 @@
-"""Why not another sharding: the alternative priced, beside the plan."""
+"""Alternatives to a plan: another sharding of an argument, and its price."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ def why_not(
     budget: float | None = 10.0,
     progress: Callable[[Any], None] | None = None,
 ) -> WhyNot:
-    """Price a sharding that the plan does not have.
+    """Price another sharding of an argument; see :meth:`toast.Plan.why_not`.
 
-    It is pinned, once with all else as in the plan, and once with a search that begins there and
-    takes at most ``budget`` seconds.
-    ``argument`` is a path, or a pattern of paths, ``spec`` a ``PartitionSpec`` or its text.  Raises
-    :class:`toast.errors.PlanError` for an argument that does not exist, and
-    :class:`toast.errors.PinError` for a text that is no sharding, an axis that the mesh does not
-    have, and more entries than an argument has dimensions.
+    The sharding is pinned twice: with the rest of the plan unchanged and, with ``search``, as the
+    start of a search of at most ``budget`` seconds (None: without a limit).  ``argument`` is a path
+    or a pattern of paths, ``spec`` a ``PartitionSpec`` or its text.  The search calls ``progress``.
+
+    Raises :class:`toast.errors.PlanError` if no argument matches.  Raises
+    :class:`toast.errors.PinError` for a text that is not a sharding, an axis that the mesh does not
+    have, or more entries than the argument has dimensions.
     """
     analysis = plan.analysis
     if not isinstance(argument, str):
-        argument_number(plan, argument)  # which says that it is none
+        argument_number(plan, argument)  # raises the error
     if not isinstance(spec, Iterable) or isinstance(spec, Mapping):
         raise PinError(f"{argument}: {spec!r} is not a sharding; write P('data', None)")
     entries = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
@@ -60,36 +61,36 @@ def why_not(
     text = spec if isinstance(spec, str) else _text(spec)
     _check(plan, names, entries, f"{argument}={text}")
     now = tuple(dict.fromkeys(spec_text(plan.arguments[name]) for name in names))
-    given = plan.constraints
-    # The later pin on an argument would contradict an earlier one with the same pattern.
-    pins = {pattern: pin for pattern, pin in given.pin.items() if pattern != argument}
-    constraints = dataclasses.replace(given, pin={**pins, argument: spec})
+    constraints = plan.constraints
+    # The new pin replaces an earlier pin with the same pattern.
+    pins = {pattern: pin for pattern, pin in constraints.pin.items() if pattern != argument}
+    constraints = dataclasses.replace(constraints, pin={**pins, argument: spec})
     try:
         space = Space(analysis, plan.mesh, constraints=constraints, resolution=plan.resolution)
-        kept = _pinned_plan(plan, space, names, Constraints(pin={argument: spec}))
+        pinned = _pinned_plan(plan, space, names, Constraints(pin={argument: spec}))
         model = CostModel(space, plan.hardware, overlap=plan.model.overlap, like=plan.model)
         begin_fixed(model)
     except PinError as error:
         return WhyNot(argument, text, now, impossible=str(error))
-    first = second = _alternative(plan, kept)
+    first = second = _alternative(plan, pinned)
     if search:
-        found = find(
+        result = find(
             model, memory_bytes=plan.memory_bytes,
             settings=Settings(seed=plan.seed, budget=budget),
             start=(_start_of(plan, space),), progress=progress,
         )  # fmt: skip
-        best = _plan_of(plan, model, found)
-        # As good is no news: its tables would be those of the first once more.
-        if (not best.fits, best.cost * (1 + 1e-9)) < (not kept.fits, kept.cost):
+        best = _plan_of(plan, model, result)
+        # An equally good plan would only repeat the tables of the first.
+        if (not best.fits, best.cost * (1 + 1e-9)) < (not pinned.fits, pinned.cost):
             second = _alternative(plan, best)
     return WhyNot(
-        argument, text, now, kept=first, searched=second if search else None,
+        argument, text, now, pinned=first, searched=second if search else None,
         plan_cost=plan.cost, plan_fits=plan.fits,
     )  # fmt: skip
 
 
 def _check(plan: Plan, names: Sequence[str], entries: Sequence[Any], what: str) -> None:
-    """Complain about a sharding that is no sharding of the arguments on any such mesh."""
+    """Raise PinError for a sharding with unknown axes or too many entries."""
     for entry in entries:
         axes = (
             entry if isinstance(entry, tuple | list) else (entry,) if isinstance(entry, str) else ()
@@ -115,7 +116,7 @@ def _text(spec: Any) -> str:
 
 
 def _pinned_plan(plan: Plan, space: Space, names: Sequence[str], pins: Constraints) -> Plan:
-    """The plan with arguments sharded as ``pins`` say, and all else as it is."""
+    """The plan with the given pins, and the rest unchanged."""
     analysis = plan.analysis
     alone = Space(analysis, plan.mesh, constraints=pins, collapse=False)
     op_state = plan.op_state.copy()
@@ -135,28 +136,28 @@ def _pinned_plan(plan: Plan, space: Space, names: Sequence[str], pins: Constrain
 
 
 def _start_of(plan: Plan, space: Space) -> tuple[Action, ...]:
-    """The plan's actions behind the fixed ones, on the op classes of another space."""
+    """The plan's actions after the fixed ones, on the op classes of another space."""
     before = plan.model.space
     offered = set(space.actions)
-    found = []
+    actions = []
     for action in plan.actions[len(before.begun) :]:
         if not action.part:
-            found += [action] if action in offered else []
+            actions += [action] if action in offered else []
             continue
         pairs = [
             (k, factor) for old, factor in action.part
             for k in np.unique(space.classes.of_op[before.classes.of_op == old]).tolist()
         ]  # fmt: skip
-        found.append(action._replace(part=tuple(dict.fromkeys(pairs))))
-    return tuple(found)
+        actions.append(action._replace(part=tuple(dict.fromkeys(pairs))))
+    return tuple(actions)
 
 
-def _plan_of(plan: Plan, model: CostModel, found: SearchResult) -> Plan:
-    made = make_plan(
-        model, found, memory_bytes=plan.memory_bytes, seed=plan.seed,
-        seconds={"search": found.seconds}, resolution=plan.resolution,
+def _plan_of(plan: Plan, model: CostModel, result: SearchResult) -> Plan:
+    alternative = make_plan(
+        model, result, memory_bytes=plan.memory_bytes, seed=plan.seed,
+        seconds={"search": result.seconds}, resolution=plan.resolution,
     )  # fmt: skip
-    return dataclasses.replace(made, origin=plan.origin)
+    return dataclasses.replace(alternative, origin=plan.origin)
 
 
 def _alternative(plan: Plan, other: Plan) -> Alternative:
@@ -174,27 +175,27 @@ def _alternative(plan: Plan, other: Plan) -> Alternative:
     )
 
 
-#: Less than this of a collective is none: XLA merges shares of some.
+#: Smaller counts of a collective are ignored: XLA merges shares of some.
 _SHARE = 0.01
 
 _Counted = dict[tuple[str, tuple[str, ...], str, str], tuple[float, float]]
 
 
 def _counted(rows: Sequence[CollectiveExplanation]) -> _Counted:
-    """Collectives by what they are, with their number and seconds, positions in lists folded."""
-    found: _Counted = {}
+    """Counts and seconds of collectives, by kind, axes and ops; list positions are ``*``."""
+    totals: _Counted = {}
     for row in rows:
         key = (row.kind, row.axes, folded(row.definition), folded(row.use))
-        count, seconds = found.get(key, (0.0, 0.0))
-        found[key] = count + row.count, seconds + row.total_seconds
-    return found
+        count, seconds = totals.get(key, (0.0, 0.0))
+        totals[key] = count + row.count, seconds + row.total_seconds
+    return totals
 
 
 def _more(these: _Counted, those: _Counted) -> tuple[CollectiveCount, ...]:
-    """What ``these`` have over ``those``, the most seconds first."""
-    found = []
+    """The collectives that ``these`` have in excess of ``those``, by decreasing time."""
+    excess = []
     for key, (count, seconds) in these.items():
         other, spent = those.get(key, (0.0, 0.0))
         if count > other + _SHARE:
-            found.append(CollectiveCount(*key, count - other, max(0.0, seconds - spent)))
-    return tuple(sorted(found, key=lambda row: -row.seconds))
+            excess.append(CollectiveCount(*key, count - other, max(0.0, seconds - spent)))
+    return tuple(sorted(excess, key=lambda row: -row.seconds))

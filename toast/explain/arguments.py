@@ -1,4 +1,4 @@
-"""Why an argument is sharded as it is, and not otherwise."""
+"""Explanations of the shardings of arguments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from toast.units import listed, size_text, time_text
 
 
 def argument_number(plan: Plan, name: str) -> int:
-    """The argument with a path, written as for :func:`toast.analysis.dimensions.find_value`.
+    """The number of an argument by its path (:func:`toast.analysis.dimensions.find_value`).
 
-    Raises :class:`toast.errors.PlanError` with near matches.
+    Raises :class:`toast.errors.PlanError` with similar paths if there is no such argument.
     """
     if isinstance(name, str) and is_pattern(name) and name not in plan.arguments:
         raise PlanError(
@@ -31,33 +31,33 @@ def argument_number(plan: Plan, name: str) -> int:
 
 
 def _argument_numbers(plan: Plan, name: str) -> list[int]:
-    """The arguments that a path names, or a pattern of paths of one group, sharded alike."""
+    """The numbers of the arguments of a path or pattern, which must have equal shardings."""
     paths = list(plan.arguments)
     if not isinstance(name, str) or not is_pattern(name) or name in plan.arguments:
         return [argument_number(plan, name)]
-    found = [op for op, path in enumerate(paths) if matches(name, path)]
-    if not found:
-        return [argument_number(plan, name)]  # which says so
+    matching = [op for op, path in enumerate(paths) if matches(name, path)]
+    if not matching:
+        return [argument_number(plan, name)]  # raises the error
     kinds: dict[object, list[int]] = {}
-    for op in found:
+    for op in matching:
         group = int(plan.analysis.argument_group[op])
         kinds.setdefault((group, plan.arguments[paths[op]]), []).append(op)
     if len(kinds) > 1:
         shown = [f"{paths[ops[0]]} {spec_text(plan.arguments[paths[ops[0]]])}"
                  for ops in kinds.values()]  # fmt: skip
         raise PlanError(
-            f"{name}: matches {len(found)} arguments with different shardings: "
+            f"{name}: matches {len(matching)} arguments with different shardings: "
             f"{listed(shown, 4)}; use one of them"
         )
-    return found
+    return matching
 
 
 def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
-    """Why an argument is sharded as it is, and not otherwise.
+    """Explain the sharding of an argument; see :meth:`toast.Plan.explain_argument`.
 
-    Of a pattern of paths, the first that it matches, if all are of one group and sharded alike.
-    Raises :class:`toast.errors.PlanError` for an argument that does not exist, and a pattern of
-    arguments that differ.
+    ``name`` is a path or a pattern of paths.  A pattern must match arguments of one group with
+    equal shardings; the explanation is that of the first.  Raises :class:`toast.errors.PlanError`
+    if no argument matches, or if the matching arguments differ.
     """
     op, *others = _argument_numbers(plan, name)
     program, analysis = plan.analysis.program, plan.analysis
@@ -112,7 +112,7 @@ def _free(plan: Plan, history: History, op: int, d: int, axis: int) -> FreeAxis:
     shards = int(np.prod([sizes[a] for a in spec[d]], dtype=np.int64))
     if (size // shards) % devices or size % (shards * devices):
         left = size // shards
-        rest = f" that {'x'.join(spec[d])} leaves" if spec[d] else ""
+        rest = f" per device of {'x'.join(spec[d])}" if spec[d] else ""
         why = f"{devices} devices do not divide its {left} element{'s' * (left != 1)}{rest}"
         why = "the dimension has size 1" if size == 1 else why
         return FreeAxis(d, label, "size", why)
@@ -126,10 +126,10 @@ def _free(plan: Plan, history: History, op: int, d: int, axis: int) -> FreeAxis:
     offered = [a for a in space.actions if a.color == group and a.axis == axis]
     if not offered and not undone:
         count = space.color_groups[group].dimensions
-        why = f"its color has {count} dimensions in the whole program, too few for an action"
+        why = f"its color has {count} dimensions in the program, too few for an action"
         return FreeAxis(d, label, "few", why)
-    found = [space.apply(plan.state, action) for action in offered]
-    after = [state for state in found if state[k, axis] == factor]
+    outcomes = [space.apply(plan.state, action) for action in offered]
+    after = [state for state in outcomes if state[k, axis] == factor]
     if not after:
         if undone:
             return FreeAxis(d, label, "undone", undone)
@@ -144,12 +144,18 @@ def _free(plan: Plan, history: History, op: int, d: int, axis: int) -> FreeAxis:
     best = int(np.argmin(plan.model.cost(prices, plan.memory_bytes)))
     then = Prediction.of(prices, best)
     if (after[best] == plan.state).all():
-        why = "it has it already, but nothing of it is left to shard"
+        why = "an action for this axis changes nothing"
         return FreeAxis(d, label, "price", why, then)
     if undone:
-        again = f"one more that put it there: {_effect(plan, then)}"
+        again = f"sharding it again: {_effect(plan, then)}"
         return FreeAxis(d, label, "undone", f"{undone}; {again}", then)
-    return FreeAxis(d, label, "price", f"no step does; one that did: {_effect(plan, then)}", then)
+    return FreeAxis(
+        d,
+        label,
+        "price",
+        f"no step shards it; the effect of sharding it: {_effect(plan, then)}",
+        then,
+    )
 
 
 def _effect(plan: Plan, then: Prediction) -> str:

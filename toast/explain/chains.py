@@ -1,10 +1,10 @@
-"""Why two dimensions are one: the shortest chain of identities and def-use edges between them.
+"""Why two dimensions have one color: the shortest chain of identities and def-use edges.
 
-The places of a program are the dimensions of every value where it is defined and at each use.  Two
-places of one op are joined where they have one name (identities I: the same factor of the op), the
-definition of a dimension is joined with its uses (edges M), and the names of tied ops are the same
-(a value round a loop, a result in a donated argument).  Places are joined by a chain if and only if
-their names have one color (paper, sections 3.1 and 3.2).
+A place is a dimension of a value at its definition or at a use.  Steps connect places: two places
+of one op with the same name (identities I: the same factor of the op), the definition of a
+dimension and its uses (edges M), and places of ops with shared names (a value around a loop, a
+result in a donated argument).  Two places are connected by a chain if and only if their names have
+one color (sections 3.1 and 3.2 of the paper).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ else:
 
 
 def chain(analysis: Analysis, one: str | Dimension, other: str | Dimension) -> Chain:
-    """The shortest chain between two dimensions; as :meth:`toast.Analysis.explain`."""
+    """The implementation of :meth:`toast.Analysis.explain`."""
     program, first = analysis.program, analysis.names.value_dim
     ends = [d if isinstance(d, Dimension) else find_dimension(program, d) for d in (one, other)]
     return between(analysis, *(int(first[end.value]) + end.d for end in ends))
 
 
 def between(analysis: Analysis, one: int, other: int) -> Chain:
-    """The shortest chain between two places, by number as in :class:`Places`."""
+    """The shortest chain between two places, given by their numbers in :class:`Places`."""
     places = Places(analysis)
     color = analysis.color[places.name[[one, other]]]
     tied = bool(color[0] == color[1])
@@ -59,7 +59,7 @@ def between(analysis: Analysis, one: int, other: int) -> Chain:
 
 
 class Places:
-    """The places of an analysed program, by number: definitions, then uses, as in ``Names``."""
+    """The places of an analyzed program: definitions, then uses, in the order of ``Names``."""
 
     def __init__(self, analysis: Analysis) -> None:
         names = analysis.names
@@ -67,14 +67,14 @@ class Places:
         defined = np.repeat(np.arange(len(names.value_op)), np.diff(names.value_dim))
         ranks = np.diff(names.use_dim)
         used = np.repeat(np.arange(len(names.use_op)), ranks)
-        #: ``[places]`` the place where the same dimension is defined.
+        #: ``[places]`` the place of the definition of the same dimension.
         self.definition: Ints = np.concatenate([
             np.arange(len(defined)),
             np.arange(len(used)) + np.repeat(
                 names.value_dim[names.use_value] - names.use_dim[:-1], ranks
             ),
         ])  # fmt: skip
-        #: ``[places]`` name, value and op of each; and its operand number, -1 where it is defined.
+        #: ``[places]`` name, value, op and operand number of each place; -1 for definitions.
         self.name: Ints = np.concatenate([names.def_name, names.use_name])
         self.value: Ints = np.concatenate([defined, names.use_value[used]])
         self.op: Ints = np.concatenate([names.value_op[defined], names.use_op[used]])
@@ -82,20 +82,21 @@ class Places:
 
     @property
     def count(self) -> int:
-        """Number of places."""
+        """The number of places."""
         return len(self.name)
 
     def shortest(self, one: int, other: int, *, apart: bool) -> list[int]:
-        """The places on a shortest way, both ends included; empty where there is none.
+        """The places on a shortest path, including both ends; empty if there is no path.
 
-        With ``apart``, two dimensions of one op are joined as well, at a price that makes a way
-        with fewer such steps the shorter one.  Of several ways, that over the earliest places.
+        With ``apart``, a step may also connect two dimensions of one op with different factors; a
+        path with fewer such steps is shorter.  Of several shortest paths, the result is the one
+        over the earliest places.
         """
         names, count = self.analysis.names, self.count
         rows = np.arange(count)
         shared = components(names.count, names.tied)[self.name]
         uses = rows[self.operand >= 0]
-        # A step of any kind is 2 long: a name, or an op, is a node between its places.
+        # Every step has length 2: a name, or an op, is a node between its places.
         edges: list[tuple[Ints, Ints, float | npt.NDArray[np.float64]]] = [
             (rows, count + shared, 1.0),
             (uses, self.definition[uses], 2.0),
@@ -114,13 +115,13 @@ class Places:
         left = csgraph.dijkstra(graph, indices=[other])[0]
         if np.isinf(left[one]):
             return []
-        # Lengths are whole numbers, so this way does not depend on how scipy breaks ties.
-        way = [one]
-        while way[-1] != other:
-            row = slice(*graph.indptr[way[-1] : way[-1] + 2])
+        # Lengths are whole numbers, so this path does not depend on how scipy breaks ties.
+        path = [one]
+        while path[-1] != other:
+            row = slice(*graph.indptr[path[-1] : path[-1] + 2])
             near = graph.indices[row]
-            way.append(int(near[left[near] + graph.data[row] == left[way[-1]]].min()))
-        return [node for node in way if node < count]
+            path.append(int(near[left[near] + graph.data[row] == left[path[-1]]].min()))
+        return [node for node in path if node < count]
 
     def dimension(self, row: int) -> Dimension:
         """The dimension at a place."""
@@ -136,7 +137,7 @@ class Places:
         return "result", self.analysis.program.values[int(self.value[row])].result
 
     def place(self, row: int) -> Place:
-        """A place, described."""
+        """The description of a place."""
         analysis, op, name = self.analysis, int(self.op[row]), int(self.name[row])
         program = analysis.program
         factor = analysis.rules[program.ops[op].signature].factors[
@@ -162,10 +163,10 @@ class Places:
 
 
 def _price(rule: SignatureRule) -> float:
-    """What an op has to say on two dimensions being apart; the more, the lower.
+    """The price of a step between two factors of an op; lower if the op explains more.
 
-    Nothing where it has a single tensor (an argument); little where it just has dimensions as all
-    others of its tensors do.
+    It is infinite for an op with a single tensor (an argument), and higher for ops whose tensors
+    all have the same dimensions.
     """
     tensors = [*rule.operands, *rule.results]
     if len(tensors) < 2:
@@ -182,7 +183,7 @@ def _role(factor: Factor) -> Role:
 
 
 def _step(places: Places, lines: RuleLines, one: int, other: int) -> ChainStep:
-    """The step between two places that follow one another on a way."""
+    """The step between two consecutive places of a path."""
     ends = places.place(one), places.place(other)
     if other == places.definition[one] or one == places.definition[other]:
         return ChainStep("def_use", *ends, (stratum_line("names", "edge/4"),))
@@ -205,19 +206,22 @@ def _step(places: Places, lines: RuleLines, one: int, other: int) -> ChainStep:
 def _reason(
     places: Places, lines: RuleLines, one: int, other: int
 ) -> tuple[str, tuple[RuleLine, ...]]:
-    """Why an op keeps two of its dimensions apart, and the rules that say more of it."""
+    """Why two dimensions of an op have different factors, and the rules that state it."""
     analysis, op = places.analysis, int(places.op[one])
     signature = int(analysis.names.signature[op])
     if analysis.rules[signature].missing:
-        return "no rule knows this op, so that every dimension stays whole", ()
+        return "this op has no rule, so its dimensions are not sharded", ()
     for row, against in ((one, other), (other, one)):
         place, factors = places.place(row), places.factors(row)
         if (signature, place.factor) in lines.need_replication:
-            return f"{place.where} is needed whole", lines.need_replication[signature, place.factor]
+            return f"{place.where} cannot be sharded", lines.need_replication[
+                signature, place.factor
+            ]
         if places.place(against).factor in factors[1:]:
             listed = ", ".join(factors)
             return (
-                f"{place.where} is made of factors {listed}, major to minor, and goes by the first",
+                f"{place.where} consists of factors {listed}, major to minor, and has the name of "
+                "the first",
                 lines.of(signature, place.tensor, place.dimension.d, factors[1]),
             )
     return "two different factors", ()

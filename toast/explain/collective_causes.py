@@ -1,4 +1,4 @@
-"""Why the collectives of a plan run: what moves, between which ops, by which steps."""
+"""Explanations of collectives: the value that moves, the ops, and the steps that cause it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from toast.space import NONE
 
 
 class CollectiveRow(NamedTuple):
-    """One value class, or use class, in one kind of collective."""
+    """One kind of collective of one value class or use class."""
 
     traffic: Traffic
-    #: The class.
+    #: The number of the class.
     x: int
     transfer: Transfer
 
 
 def in_order(plan: Plan) -> list[CollectiveRow]:
-    """Every collective, those that take most time first."""
+    """All collectives of a plan, by decreasing time."""
     model = plan.model
     layout = model.layout(plan.state[None])
     moved = [
@@ -34,15 +34,15 @@ def in_order(plan: Plan) -> list[CollectiveRow]:
         for traffic in model.traffic(layout)
         for x in np.flatnonzero(traffic.count[0]).tolist()
     ]
-    # As the plan's own list has them.
+    # In the order of the plan's transfers.
     rows = [CollectiveRow(*row, line) for row, line in zip(moved, plan.transfers, strict=True)]
     return [rows[i] for i in numbered(plan)]
 
 
 def numbered(plan: Plan) -> list[int]:
-    """The collectives of ``plan.transfers`` in the order of their numbers, from 1.
+    """Indices of ``plan.transfers`` in the order of the collectives' numbers, which start at 1.
 
-    Those that take most time come first; those that take none have no number.
+    The order is by decreasing time.  Collectives that take no time have no number.
     """
     seconds = [transfer.count * transfer.seconds for transfer in plan.transfers]
     return sorted((i for i, spent in enumerate(seconds) if spent > 0), key=lambda i: -seconds[i])
@@ -58,7 +58,7 @@ def values_of(plan: Plan, row: CollectiveRow) -> list[int]:
 
 
 def explain_collectives(plan: Plan) -> tuple[CollectiveExplanation, ...]:
-    """Every collective of the plan, those that take most time first."""
+    """All collectives of the plan, by decreasing time."""
     history = History(plan)
     return tuple(
         _explained(plan, history, number, row) for number, row in enumerate(in_order(plan), 1)
@@ -66,17 +66,17 @@ def explain_collectives(plan: Plan) -> tuple[CollectiveExplanation, ...]:
 
 
 def explain_collective(plan: Plan, number: int) -> CollectiveExplanation:
-    """Why a collective is there; ``number`` counts from 1, those that take most time first.
+    """Explain a collective; ``number`` counts from 1, by decreasing time.
 
-    Raises :class:`toast.errors.PlanError` for a number that there is not.
+    Raises :class:`toast.errors.PlanError` if there is no collective with this number.
     """
     rows = in_order(plan)
     if not is_whole(number):
         raise PlanError(f"collective {number!r}: not a collective number; use a whole number")
     if not 1 <= number <= len(rows):
-        there = f"give 1 to {len(rows)}" if rows else "it has none"
+        remedy = f"use 1 to {len(rows)}" if rows else "it has none"
         raise PlanError(
-            f"no collective {number} in the plan of {plan.analysis.program.name}; {there}"
+            f"no collective {number} in the plan of {plan.analysis.program.name}; {remedy}"
         )
     return _explained(plan, History(plan), number, rows[number - 1])
 
@@ -145,7 +145,7 @@ def _explained(
 
 
 def _factor(plan: Plan, k: int, axis: int) -> str:
-    """The label of the factor of an op class that holds an axis; empty for none."""
+    """The label of the factor of an op class that holds an axis, or ``""``."""
     factor = int(plan.state[k, axis])
     if factor == NONE:
         return ""
@@ -156,21 +156,21 @@ def _factor(plan: Plan, k: int, axis: int) -> str:
 
 
 def _why(what: str, kind: str, factors: tuple[tuple[str, str, str], ...]) -> str:
-    """What meets there, in one line."""
-    held = ", ".join(f"{_named(made)} along {axis}" for axis, made, _ in factors)
+    """The cause of a collective, in one line."""
+    held = ", ".join(f"{_named(definition)} along {axis}" for axis, definition, _ in factors)
     if what == "sum":
-        kept = ", and kept in parts" if kind == "reduce_scatter" else ""
-        return f"each device has a part of the sum over {held}: the parts are added up{kept}"
+        scattered = ", and the sum is scattered" if kind == "reduce_scatter" else ""
+        return f"each device has a partial sum over {held}: the parts are added up{scattered}"
     if what == "edges":
         return f"shards of {held} need the edges of their neighbours"
     if what == "order":
-        return "an axis comes or goes that stands major to one that stays: shards change places"
+        return "an axis that is major to another one is added or removed: shards change places"
     return "; ".join(
-        f"along {axis}, {_named(made)} is sharded where it is made, {_named(used)} where it is used"
-        for axis, made, used in factors
+        f"along {axis}, the definition shards {_named(definition)} and the use {_named(use)}"
+        for axis, definition, use in factors
     )
 
 
 def _named(label: str) -> str:
-    """A factor as a sentence calls it; those of elementwise ops are numbers of dimensions."""
+    """A factor in a sentence; factors of elementwise ops are numbers of dimensions."""
     return f"dimension {label}" if label.isdigit() else label or "nothing"

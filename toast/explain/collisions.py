@@ -1,4 +1,4 @@
-"""Conflicts explained: where two names of one color meet, why, and what is resolved with them."""
+"""Explanations of conflicts: where two names of one color meet, and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toast.explain.chains import Places, between
 
 
 def collision(analysis: Analysis, number: int) -> Conflict:
-    """Conflict ``number``, explained; as :meth:`toast.Analysis.explain_conflict`."""
+    """The implementation of :meth:`toast.Analysis.explain_conflict`."""
     count = len(analysis.resolutions)
     if not isinstance(number, int | np.integer) or isinstance(number, bool):
         raise ExplainError(f"conflict {number!r}: not a conflict number; use a whole number")
@@ -35,7 +35,7 @@ def collision(analysis: Analysis, number: int) -> Conflict:
     ]
     places, chain = Places(analysis), between(analysis, *rows[0])
     source, flows = _flows(chain)
-    alike = [i for i, r in enumerate(analysis.resolutions) if r.set == resolution.set]
+    members = [i for i, r in enumerate(analysis.resolutions) if r.set == resolution.set]
     sets = {r.set for r in analysis.resolutions if r.group == resolution.group}
     return Conflict(
         number=number,
@@ -46,7 +46,7 @@ def collision(analysis: Analysis, number: int) -> Conflict:
         flows=flows,
         neighbours=_neighbours(analysis, resolution.names),
         set=resolution.set,
-        set_members=tuple(alike),
+        set_members=tuple(members),
         group=resolution.group,
         group_sets=tuple(sorted(sets)),
     )
@@ -66,15 +66,15 @@ def _side(analysis: Analysis, name: int) -> Side:
 
 
 def _rows(analysis: Analysis, kind: str, number: int, pair: tuple[int, int]) -> tuple[int, int]:
-    """The places (:mod:`toast.explain.chains`) that a pair of names annotates at a site."""
+    """The places (:mod:`toast.explain.chains`) of a pair of names at a site."""
     names = analysis.names
     if kind == "def":
         first, last = names.value_dim[number : number + 2].tolist()
-        found, before = names.def_name[first:last].tolist(), first
+        site_names, before = names.def_name[first:last].tolist(), first
     else:
         first, last = names.use_dim[number : number + 2].tolist()
-        found, before = names.use_name[first:last].tolist(), first + len(names.def_name)
-    return before + found.index(pair[0]), before + found.index(pair[1])
+        site_names, before = names.use_name[first:last].tolist(), first + len(names.def_name)
+    return before + site_names.index(pair[0]), before + site_names.index(pair[1])
 
 
 def _site(places: Places, one: int, other: int) -> Site:
@@ -89,7 +89,7 @@ def _site(places: Places, one: int, other: int) -> Site:
 
 
 def _flows(chain: Chain) -> tuple[Dimension | None, tuple[tuple[ChainStep, ...], ...]]:
-    """The dimension from which two flows lead to the ends of a chain, and the steps of both."""
+    """The dimension where a chain divides into two flows, and the steps of both."""
     turns = [
         (step.one.op, number)
         for number, (before, step) in enumerate(itertools.pairwise(chain.steps), 1)
@@ -106,9 +106,9 @@ def _flows(chain: Chain) -> tuple[Dimension | None, tuple[tuple[ChainStep, ...],
 
 
 def _neighbours(analysis: Analysis, pair: tuple[int, int]) -> tuple[Neighbour, ...]:
-    """The conflicts that form a box with one."""
+    """The conflicts that form a box with the conflict of ``pair``."""
     number = {frozenset(r.names): i for i, r in enumerate(analysis.resolutions)}
-    found: dict[tuple[int, frozenset[tuple[str, str]]], Neighbour] = {}
+    neighbours: dict[tuple[int, frozenset[tuple[str, str]]], Neighbour] = {}
     for name, other, left, right, crossed in analysis.boxes:
         for mine, theirs in (((name, other), (left, right)), ((left, right), (name, other))):
             if set(mine) == set(pair):
@@ -119,5 +119,5 @@ def _neighbours(analysis: Analysis, pair: tuple[int, int]) -> tuple[Neighbour, .
                     for a, b in zip(turned, opposite, strict=True)
                 )
                 key = number[frozenset(theirs)], frozenset((one, two))
-                found.setdefault(key, Neighbour(key[0], (one, two), crossed))
-    return tuple(sorted(found.values(), key=lambda n: (n.number, n.pairs)))
+                neighbours.setdefault(key, Neighbour(key[0], (one, two), crossed))
+    return tuple(sorted(neighbours.values(), key=lambda n: (n.number, n.pairs)))

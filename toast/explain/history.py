@@ -1,4 +1,4 @@
-"""The states that the steps of a plan led through, and which step brought what."""
+"""The states after each step of a plan, and the step that caused each sharding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from toast.space import States
 
 
 class History:
-    """The states that the plan's steps led through."""
+    """The states after each step of a plan, the unsharded state first."""
 
     def __init__(self, plan: Plan) -> None:
         space = plan.model.space
@@ -19,7 +19,7 @@ class History:
             self.states.append(space.apply(self.states[-1], action))
 
     def cause(self, k: int, axis: int) -> Cause:
-        """What gave op class ``k`` what it has of an axis in the end."""
+        """The step that gave op class ``k`` its final factor along ``axis``."""
         plan, space = self._plan, self._plan.model.space
         name, final = space.mesh.names[axis], plan.state[k, axis]
         last = len(self.states) - 1
@@ -45,11 +45,11 @@ class History:
         )
 
     def undone(self, k: int, axis: int, factor: int) -> str:
-        """The steps that gave an axis to a factor and took it off again; empty where none did."""
+        """The steps that gave an axis to a factor and later removed it, as text, or ``""``."""
         held = [state[k, axis] == factor for state in self.states]
         if not any(held) or held[-1] or len(held) > len(self._plan.steps) + 1:
             return ""
-        off = len(held) - held[::-1].index(True)  # behind the last state that has it
+        off = len(held) - held[::-1].index(True)  # after the last state that has it
         on = next(n for n in range(off - 1, -1, -1) if not n or not held[n - 1])
         reason = self._plan.steps[off - 1].reason
-        return f"step {on} put it there, step {off} took it off: {reason}"
+        return f"step {on} sharded it, step {off} removed the axis: {reason}"

@@ -1,4 +1,4 @@
-"""Colors that are sharded together because arguments are used alike."""
+"""Colors that are sharded together because their arguments are used alike."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from toast.analysis import Analysis, Dimension
 
 
 def mirrored(analysis: Analysis, one: Dimension, other: Dimension) -> bool:
-    """Whether an action on one dimension is mirrored to the other, which is not tied to it (4.4).
+    """Whether an action on one dimension is mirrored to another one of a different color (4.4).
 
-    So it is with the same dimension of the arguments of one group: parameters of repeated layers.
+    This holds for the same dimension of two arguments of one group, such as the parameters of
+    repeated layers.
     """
     names = analysis.names
     colors = [

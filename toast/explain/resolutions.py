@@ -1,4 +1,4 @@
-"""Both ways to resolve a conflict, priced."""
+"""The prices of both resolutions of a conflict."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from toast.space import Action, Space
 
 @dataclasses.dataclass(frozen=True)
 class PricedResolution:
-    """A color sharded along one mesh axis, with a conflict resolved one way."""
+    """The price of sharding a color along one mesh axis with one resolution of a conflict."""
 
     axis: str
-    #: 0 or 1: which of the conflict's two sides takes the axis.
+    #: 0 or 1: the side of the conflict that gets the axis.
     resolution: int
-    #: That side, as :meth:`toast.Analysis.name_label` writes it.
+    #: The label of that side, as in :meth:`toast.Analysis.name_label`.
     picks: str
-    #: How :attr:`Priced.tensor` is sharded then.
+    #: The resulting sharding of :attr:`Priced.tensor`.
     sharding: str
     prediction: Prediction
 
 
 @dataclasses.dataclass(frozen=True)
 class Priced:
-    """What the resolutions of a conflict cost on a mesh of some hardware."""
+    """The prices of the resolutions of a conflict on a mesh of a device."""
 
     conflict: int
     #: The tensor of the conflict's first site: ``%12``.
@@ -40,9 +40,9 @@ class Priced:
     mesh: str
     hardware: str
     unsharded: Prediction
-    #: By axis, then resolution.
+    #: Ordered by axis, then by resolution.
     resolutions: tuple[PricedResolution, ...]
-    #: Mesh axes that do not divide the color's dimensions, or have one device.
+    #: Mesh axes that divide no dimension of the color, or have size 1.
     useless_axes: tuple[str, ...]
 
 
@@ -55,20 +55,21 @@ def resolutions(
     axis: str | None = None,
     cache: bool = True,
 ) -> Priced:
-    """Step time, peak memory and collectives under either resolution of a conflict (4.2).
+    """Step time, peak memory and collectives under both resolutions of a conflict (4.2).
 
-    Nothing but the conflict's color, and what is mirrored to it, is sharded, along ``axis`` (or
-    along each of the mesh's in turn); its other conflicts are at resolution 0.  ``conflict`` is a
-    row of :attr:`toast.Analysis.conflict`; ``cache`` says whether cost tables are kept.
+    Only the color of the conflict, and the colors mirrored to it, are sharded, along ``axis`` or
+    along each axis of the mesh in turn; other conflicts of the color have resolution 0.
+    ``conflict`` is a row of :attr:`toast.Analysis.conflict`.  ``cache`` enables the cache of cost
+    tables.
 
-    Raises :class:`toast.errors.ExplainError` for a conflict or an axis that does not exist,
-    ``MeshError`` and ``HardwareError`` for meshes and hardware that do not.
+    Raises :class:`toast.errors.ExplainError` if the conflict or the axis does not exist,
+    ``MeshError`` for an invalid mesh and ``HardwareError`` for invalid hardware.
     """
     explained = analysis.explain_conflict(conflict)
     on, machine = system_of(mesh, hardware)
     if axis is not None and axis not in on.names:
         raise ExplainError(f"axis {axis}: not in mesh {on}; use {', '.join(on.names)}")
-    # Small colors too: they are asked about here, if not searched.
+    # Colors that are too small for the search have conflicts, too.
     model = CostModel(Space(analysis, on, min_dimensions=0), machine, keep=cache)
     wanted = [name for name in on.names if axis in (None, name)]
     chosen = {
@@ -101,7 +102,7 @@ def resolutions(
 
 
 def _action(space: Space, conflict: int, axis: str, bit: int) -> list[Action]:
-    """The action on the conflict's color with this resolution, if the axis divides any of it."""
+    """The action on the conflict's color with this resolution; empty if no dimension divides."""
     resolution = space.analysis.resolutions[conflict]
     group = int(space.color_group_of(resolution.names[0]))
     place = space.color_groups[group].bits.index(resolution.group)

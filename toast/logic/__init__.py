@@ -1,4 +1,4 @@
-"""The boundary to clingo: nothing else in TOAST imports it."""
+"""The interface to clingo; no other package of TOAST imports clingo."""
 
 from toast.logic.closures import Edges
 from toast.logic.engine import (

@@ -1,7 +1,7 @@
-"""Closures of relations: what ``rules/built_in.lp`` calls, in place of ``rules/closure.lp``.
+"""Closures of relations: the functions of ``rules/built_in.lp``, instead of ``rules/closure.lp``.
 
-Each function takes whole relations and answers with pairs.  Nodes are terms; of several, the
-smallest stands for all.  ``[edges, 2]`` arrays hold numbered nodes.
+Each function takes whole relations and returns pairs.  Nodes are terms; the smallest node
+represents its class.  Arrays ``[edges, 2]`` contain numbered nodes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ Node = TypeVar("Node", bound=Hashable)
 
 @dataclasses.dataclass(frozen=True)
 class Edges:
-    """A relation between numbered nodes, too large to be stated as facts."""
+    """A relation between numbered nodes that is too large for facts."""
 
     count: int  #: nodes are 0 to count - 1
     pairs: Ints  # [edges, 2]
 
     @functools.cached_property
     def components(self) -> Ints:
-        """``[count]`` the smallest node of the connected component of each."""
+        """``[count]`` the smallest node of each node's connected component."""
         return components_of_numbers(self.count, self.pairs)
 
 
-#: Nodes per sweep of a graph: bounds the memory of the bitsets.
+#: Nodes per sweep of a graph, which limits the memory of the bitsets.
 _SOURCES = 4096
 
 
 def components(
     edges: Iterable[tuple[Node, Node]], nodes: Iterable[Node]
 ) -> list[tuple[Node, Node]]:
-    """The smallest node of the connected component of each of ``nodes``: union-find."""
+    """For each of ``nodes``, the smallest node of its connected component (union-find)."""
     pairs = list(edges)
     asked = list(nodes)
     every = _sorted({*asked, *(node for pair in pairs for node in pair)})
@@ -52,14 +52,14 @@ def components(
 
 
 def paths(edges: Ints, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of ``pairs`` of which a path leads from the first to the second.
+    """The pairs with a path from the first to the second node.
 
-    ``edges`` are ``[edges, 2]``, lead from smaller to larger nodes, and are sorted.  So one sweep
-    in order visits every edge after all edges into its source; a node's bitset holds the sources
-    that reach it.
+    ``edges`` (``[edges, 2]``) lead from smaller to larger nodes and are sorted, so one sweep visits
+    every edge after all edges into its source.  The bitset of a node contains the sources that
+    reach it.
     """
     wanted = sorted(set(pairs))
-    found: list[tuple[int, int]] = []
+    connected: list[tuple[int, int]] = []
     sources = sorted({source for source, _ in wanted})
     targets: dict[int, list[int]] = defaultdict(list)
     for source, target in wanted:
@@ -73,18 +73,18 @@ def paths(edges: Ints, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]
             if bits:
                 reached[target] = reached.get(target, 0) | bits
         for source in part:
-            found += [(source, t) for t in targets[source] if reached.get(t, 0) & bit[source]]
-    return found
+            connected += [(source, t) for t in targets[source] if reached.get(t, 0) & bit[source]]
+    return connected
 
 
 def twins(
     looks: Iterable[tuple[Node, Hashable]],
     steps: Iterable[tuple[Node, Hashable, Node]],
 ) -> list[tuple[Node, Node]]:
-    """The smallest node that no walk tells from each one: partition refinement (bisimulation).
+    """For each node, the smallest bisimilar node (partition refinement).
 
-    Nodes are those of ``looks``.  They are told apart by what they look like, and by ``steps`` of
-    one kind that lead to nodes told apart.
+    The nodes are those of ``looks``.  Two nodes are different if their looks differ, or if
+    ``steps`` of one kind lead from them to different nodes.
     """
     look: dict[Node, set[Hashable]] = defaultdict(set)
     for node, seen in looks:
@@ -105,7 +105,7 @@ def twins(
 
 
 def same(items: Iterable[tuple[Node, Hashable]]) -> list[tuple[Node, Node]]:
-    """The smallest member with the same set of items as each one."""
+    """For each member, the smallest member with the same set of items."""
     held: dict[Node, set[Hashable]] = defaultdict(set)
     for member, item in items:
         held[member].add(item)
@@ -131,7 +131,7 @@ def _sorted(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _order(term: Any) -> tuple[Any, ...]:
-    """Numbers, then constants, then functions, as clingo has them."""
+    """A sort key: numbers, then constants, then functions, as in clingo."""
     if isinstance(term, tuple):
         return 2, len(term), *term[:1], tuple(map(_order, term[1:]))
     return (0, term) if isinstance(term, int) else (1, str(term))

@@ -1,7 +1,7 @@
-"""The one module that imports clingo: solving, reading facts, and checking rule files.
+"""The interface to clingo: solving, reading facts, and checking rule files.
 
-A solve is a single answer set: the rules of TOAST are stratified, so there is exactly one, and
-clingo finds it while grounding.
+The rules of TOAST are stratified, so there is exactly one answer set, which clingo computes while
+grounding.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from toast.logic import overflow, trial
 from toast.logic.texts import LogicText, TextBlock, walk
 from toast.resources import directory
 
-#: A ground term in Python: numbers, constants and strings as themselves, functions as (name, ...).
+#: A ground term in Python: an int, a str for constants and strings, (name, ...) for functions.
 Term = int | str | tuple["Term", ...]
 
-#: Predicate name and arity.
+#: The name and the arity of a predicate.
 Predicate = tuple[str, int]
 
 
-#: What grounding a user's rules may take; it need not end at all.
+#: The limits of grounding a user's rules, which may not terminate.
 GROUND_SECONDS = 30.0
 GROUND_ATOMS = 2_000_000
 GROUND_BYTES = 6 * 2**30
@@ -77,21 +77,21 @@ def solve(
         raise RuleError(one_line(messages) or str(error)) from None
     for message in messages:
         warnings.warn(one_line([message]), RuleWarning, stacklevel=2)
-    found: dict[str, list[tuple[Term, ...]]] = {}
+    atoms_of: dict[str, list[tuple[Term, ...]]] = {}
     for shown in show:
         name, arity = shown.split("/")
-        found[shown] = [
+        atoms_of[shown] = [
             tuple(_term(argument) for argument in atom.symbol.arguments)
             for atom in control.symbolic_atoms.by_signature(name, int(arity))
             if atom.is_fact
         ]
-    return found
+    return atoms_of
 
 
 def derivations(
     files: Sequence[LogicFile], facts: str, show: Iterable[str]
 ) -> dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]]:
-    """Which rules derive the atoms of the predicates in ``show``: file and line of each.
+    """The rules that derive the atoms of the predicates in ``show``, with file and line.
 
     Arguments as for :func:`solve`, which must have accepted the files.  Raises
     :class:`toast.errors.RuleError` where a file is gone or no longer parses.
@@ -102,25 +102,26 @@ def derivations(
         control.add("base", [], _traced(read(file, RuleError), shown))
     control.add("base", [], facts)
     control.ground([("base", [])])
-    found: dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]] = {}
+    places: dict[str, dict[tuple[Term, ...], list[tuple[pathlib.Path, int]]]] = {}
     for name, arity in sorted(shown):
-        atoms = found[f"{name}/{arity}"] = {}
+        atoms = places[f"{name}/{arity}"] = {}
         for atom in control.symbolic_atoms.by_signature(_TRACED + name, arity + 2):
             *arguments, file_, line = (_term(a) for a in atom.symbol.arguments)
             place = pathlib.Path(str(file_)), int(str(line))
             atoms.setdefault(tuple(arguments), []).append(place)
-    return {name: {key: sorted(at) for key, at in atoms.items()} for name, atoms in found.items()}
+    return {name: {key: sorted(at) for key, at in atoms.items()} for name, atoms in places.items()}
 
 
-#: Before the name of a predicate: its atoms with file and line of the rule that derives them.
+#: Prefix of predicates whose atoms have the file and the line of their rule.
 _TRACED = "traced_"
 
 
 @functools.lru_cache(maxsize=64)
 def _traced(file: LogicText, shown: frozenset[Predicate]) -> str:
-    """A rule file's text, with a second rule for each for a predicate in ``shown``.
+    """The text of a rule file, with a second rule for each rule of a predicate in ``shown``.
 
-    Its head says where it stands: ``factor(Op,F,T,D)`` is ``traced_factor(Op,F,T,D,File,Line)``.
+    Its head has the place of the rule: ``factor(Op,F,T,D)`` is
+    ``traced_factor(Op,F,T,D,File,Line)``.
     """
     lines = []
     for statement in parse(file, RuleError):
@@ -137,7 +138,7 @@ def _traced(file: LogicText, shown: frozenset[Predicate]) -> str:
 
 
 def head_of(statement: Any) -> Any:
-    """The function that a rule's head is; None for any other head."""
+    """The function in the head of a rule; None for other heads."""
     head = statement.head
     if head.ast_type is not ast.ASTType.Literal or head.atom.ast_type is not (
         ast.ASTType.SymbolicAtom
@@ -147,7 +148,7 @@ def head_of(statement: Any) -> Any:
 
 
 def rule_line(file: LogicFile, predicate: Predicate, using: str = "") -> int:
-    """The line of the first rule for ``predicate`` with an atom ``using`` in its body."""
+    """The line of the first rule for ``predicate`` with ``using`` in its body."""
     text = read(file, RuleError)
     for statement in parse(text, RuleError):
         if statement.ast_type is ast.ASTType.Rule:
@@ -162,9 +163,9 @@ def rule_line(file: LogicFile, predicate: Predicate, using: str = "") -> int:
 
 
 def check_ends(files: Sequence[LogicText], facts: str, doubted: LogicText | str) -> None:
-    """Refuse what a user, or a stranger, wrote (``doubted``) where grounding meets a limit.
+    """Raise RuleError if grounding the untrusted text (``doubted``) exceeds a limit.
 
-    Arithmetic that goes beyond 32 bits is refused as well.
+    Arithmetic beyond 32 bits is also an error.
     """
     if isinstance(doubted, LogicText):
         name, checked = str(doubted), [doubted]
@@ -172,19 +173,19 @@ def check_ends(files: Sequence[LogicText], facts: str, doubted: LogicText | str)
         # Shipped rules over doubted facts: what adds and compares positions cannot get there.
         name, checked = doubted, [text for text in files if overflow.multiplies(text.text)]
     checks = overflow.checks(parse(text, RuleError) for text in checked)
-    found = ground_apart(files, facts, memory_bytes=GROUND_BYTES, checks=checks)
-    if isinstance(found, str):
+    grounded = ground_apart(files, facts, memory_bytes=GROUND_BYTES, checks=checks)
+    if isinstance(grounded, str):
         raise RuleError(
-            f"{name}: grounding {found}; bound its recursion, or join fewer variables at once"
+            f"{name}: grounding {grounded}; bound its recursion, or join fewer variables at once"
         )
-    if found["undecided"]:
+    if grounded["undecided"]:
         raise RuleError(
-            f"{name}: {found['undecided'][0]} is not decided: a rule derives it from the "
+            f"{name}: {grounded['undecided'][0]} is not decided: a rule derives it from the "
             "negation of itself, or by choice; write rules with one answer"
         )
-    if found["overflow"]:
+    if grounded["overflow"]:
         if isinstance(doubted, LogicText):
-            raise RuleError(f"{name}: {found['overflow']}")
+            raise RuleError(f"{name}: {grounded['overflow']}")
         raise RuleError(
             f"{name}: a rule computes a number beyond {overflow.LARGEST} from its sizes: numbers "
             "have 32 bits; give a smaller program"
@@ -201,21 +202,21 @@ def ground_apart(
     memory_bytes: int | None = None,
     checks: overflow.Checks = overflow.NONE,
 ) -> dict[str, Any] | str:
-    """Ground in a process of its own, within the limits: what :mod:`toast.logic.trial` says.
+    """Ground in a separate process within the limits; returns the data of :mod:`toast.logic.trial`.
 
-    ``rows`` are further facts, by predicate: a term ``(a,b)`` for ``name(a,b)``.  A text says which
-    limit was met: ``takes more than 30 seconds``.  ``checks`` find arithmetic that wraps: then
-    ``overflow`` says so.
+    ``rows`` are more facts by predicate: a term ``(a,b)`` for ``name(a,b)``.  If a limit is
+    exceeded, the result is a text: ``takes more than 30 seconds``.  ``checks`` find arithmetic
+    beyond 32 bits; ``overflow`` in the data has their result.
     """
     block = TextBlock(files, rules)
-    given = {
+    request = {
         "facts": facts, "rules": rules, "texts": block.padded, "answer": answer,
-        "rows": [[*predicate, ",".join(given)] for predicate, given in (rows or {}).items()],
+        "rows": [[*predicate, ",".join(terms)] for predicate, terms in (rows or {}).items()],
         "atoms": GROUND_ATOMS, "bytes": memory_bytes,
         "seconds": GROUND_SECONDS, "terms": checks.terms, "sums": checks.sums,
     }  # fmt: skip
     done = children.answer(
-        pathlib.Path(trial.__file__), json.dumps(given).encode(), seconds=GROUND_SECONDS
+        pathlib.Path(trial.__file__), json.dumps(request).encode(), seconds=GROUND_SECONDS
     )
     if done.failure:
         return done.failure
@@ -223,10 +224,10 @@ def ground_apart(
         return f"makes more than {GROUND_ATOMS} atoms"
     if done.status:
         return "ran out of memory"
-    found: dict[str, Any] = json.loads(done.output)
-    found["messages"] = [block.named(text) for text in found["messages"]]
-    found["overflow"] = overflow.MESSAGES[found["overflow"]]
-    return "ran out of memory" if "bad_alloc" in found["error"] else found
+    answer_data: dict[str, Any] = json.loads(done.output)
+    answer_data["messages"] = [block.named(text) for text in answer_data["messages"]]
+    answer_data["overflow"] = overflow.MESSAGES[answer_data["overflow"]]
+    return "ran out of memory" if "bad_alloc" in answer_data["error"] else answer_data
 
 
 def _term(symbol: clingo.Symbol) -> Term:
@@ -243,7 +244,7 @@ def _term(symbol: clingo.Symbol) -> Term:
 
 
 def show_term(term: Term) -> str:
-    """A term as clingo writes it: ``('lhs', 0)`` is ``lhs(0)``."""
+    """A term in clingo's syntax: ``('lhs', 0)`` is ``lhs(0)``."""
     if isinstance(term, tuple):
         head = term[0] if term else ""
         return f"{head}({','.join(show_term(part) for part in term[1:])})"
@@ -251,7 +252,7 @@ def show_term(term: Term) -> str:
 
 
 def one_line(messages: Sequence[str], *, columns: bool = False) -> str:
-    """The first error of clingo's log on one line: ``file:line: message``, or with the column."""
+    """The first error of clingo's log on one line: ``file:line: message``, or with ``columns``."""
     errors = [text for text in messages if "error:" in text] or list(messages)
     if not errors:
         return ""
@@ -272,7 +273,7 @@ _DOCUMENTED = re.compile(r"^%\*?!\s*(\w+)\(([^)]*)\)(.*)$", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """A documented predicate: its arguments' names, and its documentation."""
+    """A documented predicate: the names of its arguments, and its documentation."""
 
     name: str
     arguments: tuple[str, ...]
@@ -285,11 +286,11 @@ class Declaration:
 
 
 def declarations(text: str) -> Iterator[Declaration]:
-    """The predicates a file documents: ``%*! p(A,B) ... *%`` blocks and ``%! p(A): ...`` lines."""
-    for found in _DOCUMENTED.finditer(text):
-        name, arguments, rest = found.groups()
-        end = text.find("*%", found.end()) if found.group(0).startswith("%*") else found.end()
-        body = rest + text[found.end() : end]
+    """The documented predicates of a file: ``%*! p(A,B) ... *%`` and ``%! p(A): ...``."""
+    for match in _DOCUMENTED.finditer(text):
+        name, arguments, rest = match.groups()
+        end = text.find("*%", match.end()) if match.group(0).startswith("%*") else match.end()
+        body = rest + text[match.end() : end]
         yield Declaration(
             name, tuple(part.strip() for part in arguments.split(",")), body.strip(": \n")
         )
@@ -297,14 +298,14 @@ def declarations(text: str) -> Iterator[Declaration]:
 
 @functools.cache
 def schema() -> Mapping[Predicate, Declaration]:
-    """The predicates of ``facts/schema.lp``, the authority."""
+    """The predicates of ``facts/schema.lp``."""
     text = (directory("facts") / "schema.lp").read_text()
     return {declared.predicate: declared for declared in declarations(text)}
 
 
 @functools.cache
 def input_predicates() -> frozenset[Predicate]:
-    """The predicates a fact base may state: section 1 of the schema."""
+    """The predicates of fact bases: section 1 of the schema."""
     text = (directory("facts") / "schema.lp").read_text()
     return frozenset(d.predicate for d in declarations(text[: text.index("%%% 2.")]))
 
@@ -335,8 +336,8 @@ def parse(file: LogicFile, error: type[ToastError], *, columns: bool = False) ->
             line, why = reason
             raise error(f"{path}:{line}: {why}" if line else f"{path}: {why}")
         if probed["failed"]:
-            said = one_line(_named(probed["messages"], path), columns=columns)
-            raise error(f"{said or probed['failed']}; correct the syntax")
+            message = one_line(_named(probed["messages"], path), columns=columns)
+            raise error(f"{message or probed['failed']}; correct the syntax")
     messages: list[str] = []
     statements: list[Any] = []
     try:
@@ -344,18 +345,18 @@ def parse(file: LogicFile, error: type[ToastError], *, columns: bool = False) ->
             text.text, statements.append, logger=lambda _code, text: messages.append(text)
         )
     except RuntimeError as failure:
-        said = one_line(_named(messages, path), columns=columns)
-        raise error(f"{said or failure}; correct the syntax") from None
+        message = one_line(_named(messages, path), columns=columns)
+        raise error(f"{message or failure}; correct the syntax") from None
     return statements
 
 
-#: What parsing and reading a text may take, in a process of its own.
+#: The limits of parsing a text in a separate process.
 _PROBE_SECONDS, _PROBE_BYTES = 30.0, 2 * 2**30
 
-#: Terms, sums and conditions in one another: how deep they may be.
+#: Maximum nesting depth of terms, sums and conditions.
 DEEPEST = 100
 
-#: The largest rule file, and the largest fact base, in bytes.
+#: Maximum sizes of rule files and of fact bases, in bytes.
 LARGEST_RULES, LARGEST_FACTS = 2**20, 2**26
 
 _PROBE = pathlib.Path(__file__).with_name("probe.py")
@@ -377,15 +378,15 @@ def _probed(text: str, facts: bool) -> dict[str, Any]:
         "text": text, "facts": facts, "bytes": _PROBE_BYTES, "seconds": _PROBE_SECONDS,
         "depth": DEEPEST,
     }  # fmt: skip
-    said = children.answer(_PROBE, json.dumps(request).encode(), seconds=_PROBE_SECONDS)
-    if said.failure or said.status:
-        return {"failure": said.failure or "cannot be parsed", "messages": [], "failed": ""}
-    found: dict[str, Any] = json.loads(said.output)
-    return found
+    answered = children.answer(_PROBE, json.dumps(request).encode(), seconds=_PROBE_SECONDS)
+    if answered.failure or answered.status:
+        return {"failure": answered.failure or "cannot be parsed", "messages": [], "failed": ""}
+    result: dict[str, Any] = json.loads(answered.output)
+    return result
 
 
 def refusal(probed: Mapping[str, Any]) -> tuple[int, str] | None:
-    """Why a text that was probed must not be used at all: its line, 0 for none, and the reason."""
+    """Why a text must not be used: the line (0 if unknown) and the reason; None if it may be."""
     if "failure" in probed:
         return 0, f"parsing it {probed['failure']}; write it in smaller pieces"
     for message in probed["messages"]:
@@ -397,7 +398,7 @@ def refusal(probed: Mapping[str, Any]) -> tuple[int, str] | None:
 
 
 def _named(messages: Sequence[str], path: pathlib.Path) -> list[str]:
-    """Messages of clingo on a text, with the file that it is from."""
+    """Messages of clingo about a text, with the name of its file."""
     return [text.replace("<string>", str(path), 1) for text in messages]
 
 
@@ -405,8 +406,8 @@ def _is_shipped(path: pathlib.Path) -> bool:
     return any(is_within(path, directory(name)) for name in ("rules", "facts"))
 
 
-#: Comments and strings, then the one directive that clingo's parser obeys while parsing, and
-#: characters that its messages would tear apart, which ends the process.
+#: Comments and strings; the only directive that clingo's parser executes; and characters that its
+#: messages would split, which crashes the process.
 _TOKENS = re.compile(
     r'%\*.*?\*%|%[^\n]*|"(?:[^"\\\n]|\\.)*"|(?P<include>#include)|(?P<foreign>[^\x00-\x7f])',
     re.DOTALL,
@@ -414,7 +415,7 @@ _TOKENS = re.compile(
 
 
 def foreign(text: str) -> int:
-    """Where the first character is that may stand in strings and comments only; -1 if nowhere."""
+    """The position of the first non-ASCII character outside strings and comments, or -1."""
     return next((m.start() for m in _TOKENS.finditer(text) if m.group("foreign")), -1)
 
 
@@ -432,9 +433,9 @@ def read_logic(path: pathlib.Path, error: type[ToastError], *, most: int = LARGE
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise error(f"{path}:{line}: not text; remove the NUL character")
-    for found in _TOKENS.finditer(text):
-        if found.group("include"):
-            line = text.count("\n", 0, found.start()) + 1
+    for match in _TOKENS.finditer(text):
+        if match.group("include"):
+            line = text.count("\n", 0, match.start()) + 1
             raise error(f"{path}:{line}: #include is not allowed: pass each file by name")
     if (place := foreign(text)) >= 0:
         line = text.count("\n", 0, place) + 1
@@ -464,9 +465,9 @@ def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...
         line, why = reason
         raise FactError(f"{path}:{line}: {why}" if line else f"{path}: {why}")
     if probed["failed"]:
-        said = one_line(_named(probed["messages"], path))
-        raise FactError(f"{said or probed['failed']}; correct the syntax")
-    found: dict[Predicate, list[tuple[Term, ...]]] = {}
+        message = one_line(_named(probed["messages"], path))
+        raise FactError(f"{message or probed['failed']}; correct the syntax")
+    facts_of: dict[Predicate, list[tuple[Term, ...]]] = {}
     for line, name, arguments in probed["facts"]:
         if name is None:
             raise FactError(
@@ -476,8 +477,8 @@ def read_facts(path: str | pathlib.Path) -> dict[Predicate, list[tuple[Term, ...
         predicate = (name, len(arguments))
         if predicate not in input_predicates():
             raise FactError(f"{path}:{line}: {_undeclared(predicate, input_predicates())}")
-        found.setdefault(predicate, []).append(tuple(map(_from_json, arguments)))
-    return found
+        facts_of.setdefault(predicate, []).append(tuple(map(_from_json, arguments)))
+    return facts_of
 
 
 def _from_json(term: Any) -> Term:
@@ -505,12 +506,12 @@ def check_rules(file: str | LogicFile, *, functions: Iterable[str] = ()) -> Logi
     return text
 
 
-#: Predicates with which a rule file says what it has a rule for.
+#: The predicates with which a rule file declares its rules.
 _KINDS = frozenset({"rule", "custom_call_rule", "elementwise", "stays_whole"})
 
 
 def kind_line(file: LogicFile, kind: str) -> int:
-    """The line where a rule file says that it has a rule for ``kind``, 1 if no fact does."""
+    """The line where a rule file declares a rule for ``kind``; 1 if there is none."""
     for statement in parse(file, RuleError):
         if statement.ast_type is ast.ASTType.Rule:
             head = str(statement.head)
@@ -520,7 +521,7 @@ def kind_line(file: LogicFile, kind: str) -> int:
     return 1
 
 
-#: What a rule file may hold besides rules.
+#: The kinds of statements that a rule file may contain.
 _STATEMENTS = frozenset({
     "Rule", "Defined", "Definition", "Program", "Comment", "ShowSignature", "ShowTerm",
 })  # fmt: skip

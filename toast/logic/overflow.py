@@ -1,8 +1,8 @@
-"""Arithmetic beyond 32 bits: clingo takes the low bits then, and does not say so.
+"""Arithmetic beyond 32 bits, which clingo silently truncates.
 
-Numbers of a text are read (:func:`number_beyond`).  What rules compute is checked where they are
-grounded (:mod:`toast.logic.trial`): for each sum, product or power in a rule, a further rule holds
-where the others of its body hold and its exact value has more than 32 bits.
+:func:`number_beyond` checks the numbers in a text.  The process that grounds rules
+(:mod:`toast.logic.trial`) checks their arithmetic: for each sum, product or power in a rule,
+another rule holds if the rest of the body holds and the exact value exceeds 32 bits.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from clingo import ast
 from toast.logic.texts import walk
 from toast.logic.trial import exact
 
-#: The largest number; the smallest is one further from zero.
+#: The largest number; the smallest is ``-LARGEST - 1``.
 LARGEST = 2**31 - 1
 
-#: What is wrong with a number, and with what the process that grounds says of arithmetic.
+#: Error texts: for a number, and for each result of the checks of arithmetic.
 BEYOND = f"is beyond {LARGEST}: numbers have 32 bits; ask for less, or in a larger unit"
 MESSAGES = {
     "": "",
@@ -41,7 +41,7 @@ _NUMBER = re.compile(r"(?<![\w'])(?:0x[0-9A-Fa-f]+|0o[0-7]+|0b[01]+|[1-9][0-9]*)
 
 
 def number_beyond(text: str) -> tuple[int, str] | None:
-    """Where the first number of more than 32 bits stands outside of strings, and the number."""
+    """The position and text of the first number beyond 32 bits outside strings, or None."""
     plain = ASIDE.sub(lambda aside: re.sub(r"[^\n]", " ", aside[0]), text)
     for number in _NUMBER.finditer(plain):
         lowest = LARGEST + plain[: number.start()].rstrip().endswith("-")
@@ -57,7 +57,7 @@ def multiplies(text: str) -> bool:
 
 
 def constant_beyond(node: Any) -> bool:
-    """Whether a term is arithmetic over numbers alone, and its value has more than 32 bits."""
+    """Whether a term of numbers and arithmetic has a value beyond 32 bits."""
     value = _constant(node)
     return value is not None and not _holds(value)
 
@@ -70,7 +70,7 @@ def _constant(node: Any) -> int | None:
         return None
     left, right = _constant(node.left), _constant(node.right)
     if left is None or right is None or not (_holds(left) and _holds(right)):
-        return None  # what is beyond is refused by itself
+        return None  # operands beyond the limit have their own error
     return exact(_OPERATORS[node.operator_type], left, right)
 
 
@@ -80,12 +80,12 @@ def _holds(value: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Checks:
-    """Rules that find arithmetic that wraps."""
+    """The checks of the arithmetic of rules."""
 
-    #: ``[head, body]`` each: the body holds where a term has more than 32 bits.  ``@wraps`` is
-    #: exact arithmetic.  A second body, if there is one, is for where the first is unsafe.
+    #: ``[head, body]`` each: the body holds if a term exceeds 32 bits; ``@wraps`` is exact
+    #: arithmetic.  A second body, if there is one, is used if the first is unsafe.
     terms: tuple[tuple[str, ...], ...] = ()
-    #: Of each ``#sum``, ``[group, element, body]`` for each of its elements: the terms of the
+    #: For each ``#sum``, ``[group, element, body]`` for each of its elements: the terms of the
     #: aggregate's own variables, and the tuples whose first terms are added.
     sums: tuple[tuple[tuple[str, str, str], ...], ...] = ()
 
@@ -94,7 +94,7 @@ NONE = Checks()
 
 
 def checks(texts: Iterable[Sequence[Any]]) -> Checks:
-    """The checks of all rules in some texts, each a list of statements."""
+    """The checks of all rules in texts, each a list of statements."""
     terms: list[tuple[str, ...]] = []
     sums: list[tuple[tuple[str, str, str], ...]] = []
     for statements in texts:
@@ -127,11 +127,11 @@ class _Rule:
         guards = [guard for part in self._body if _is_aggregate(part) for guard in _guards(part)]
         #: Variables of the rule; those of aggregates and conditions alone are local to them.
         self._global = _names([rule.head, *outside, *guards])
-        #: Longer than what ends any name: what is local to an aggregate gets a name of its own.
+        #: A suffix that makes the names of local variables unique.
         self._suffix = "'" * (1 + max((n.count("'") for n in _names([rule])), default=0))
 
     def terms(self) -> Iterator[tuple[str, ...]]:
-        """Bodies that hold where a term wraps."""
+        """Bodies that hold if a term exceeds 32 bits."""
         yield from self._of([self._head], self._body, None)
         for part in self._body:
             if _is_aggregate(part):
@@ -178,24 +178,24 @@ class _Rule:
 
     def _bodies(self, wraps: str, names: set[str], body: list[Any], own: Any) -> tuple[str, ...]:
         """The parts of a body that do not follow from a term, and all of it."""
-        found: dict[str, None] = {}
+        bodies: dict[str, None] = {}
         for parts in ([part for part in body if part is not own], body):
-            kept = self._relaxed(parts)
-            if names <= _bound(kept):
-                found[", ".join([*map(str, kept), wraps])] = None
+            relaxed = self._relaxed(parts)
+            if names <= _bound(relaxed):
+                bodies[", ".join([*map(str, relaxed), wraps])] = None
                 break
-        found[", ".join([*map(str, body), wraps])] = None
-        return tuple(found)
+        bodies[", ".join([*map(str, body), wraps])] = None
+        return tuple(bodies)
 
     def _relaxed(self, body: list[Any]) -> list[Any]:
         """The parts of a body whose variables it binds: others follow from what was left out."""
         shared = self._global | _names(part for part in body if not _is_nested(part))
         while True:
             bound = _bound(body)
-            kept = [part for part in body if _names([part]) & shared <= bound]
-            if len(kept) == len(body):
-                return kept
-            body = kept
+            relaxed = [part for part in body if _names([part]) & shared <= bound]
+            if len(relaxed) == len(body):
+                return relaxed
+            body = relaxed
 
     def _renamed(self, element: Any) -> Any:
         local = _names([element]) - self._global
@@ -211,7 +211,7 @@ class _Renaming(ast.Transformer):  # type: ignore[misc]
 
 
 def _wraps(term: Any) -> str:
-    """What holds where a term has more than 32 bits; empty for one that cannot."""
+    """The condition under which a term exceeds 32 bits; ``""`` if it cannot."""
     if term.ast_type is ast.ASTType.BinaryOperation and term.operator_type in _OPERATORS:
         return f'@wraps("{_OPERATORS[term.operator_type]}",({term.left}),({term.right})) = 1'
     if term.ast_type is ast.ASTType.UnaryOperation:
@@ -266,15 +266,15 @@ def _bound(body: list[Any]) -> set[str]:
 
 
 def _of_comparison(comparison: Any, bound: set[str]) -> set[str]:
-    found: set[str] = set()
+    extended: set[str] = set()
     left = comparison.term
     for guard in comparison.guards:
         if guard.comparison == ast.ComparisonOperator.Equal:
             for one, other in ((left, guard.term), (guard.term, left)):
-                if _names([one]) <= bound | found:
-                    found |= _bindable(other)
+                if _names([one]) <= bound | extended:
+                    extended |= _bindable(other)
         left = guard.term
-    return found
+    return extended
 
 
 def _bindable(term: Any) -> set[str]:

@@ -1,12 +1,12 @@
-"""Parses a logic program of a stranger's where it can do no harm.
+"""Parses an untrusted logic program in a confined process.
 
-clingo's own parser opens the files that ``#include`` names, and a program that is deep enough ends
-its process.  Run as a script, by path: it must start fast and imports nothing of TOAST but the
-limits.  Reads JSON from its standard input: the ``text``, the limits ``bytes``, ``seconds`` and
-``depth``, and whether its ``facts`` are wanted.  It opens no file.  Writes JSON: clingo's
-``messages``, whether the text ``failed``, the line of the first term or sum that is too ``deep``,
-and the facts: ``[line, name, arguments]`` each, numbers, strings and lists as
-:data:`toast.logic.engine.Term` has them, or ``[line, null, text]`` for what is no ground fact.
+clingo's parser opens the files that ``#include`` names, and a deeply nested program crashes it.
+This module runs as a script, by path: it must start fast, and imports only the limits of TOAST.
+Reads JSON from its standard input: the ``text``, the limits ``bytes``, ``seconds`` and ``depth``,
+and whether its ``facts`` are wanted.  It opens no file.  Writes JSON: clingo's ``messages``,
+whether the text ``failed``, the line of the first term or sum that is too ``deep``, and the facts:
+``[line, name, arguments]`` each, numbers, strings and lists as :data:`toast.logic.engine.Term` has
+them, or ``[line, null, text]`` for what is no ground fact.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _LIMITS = pathlib.Path(__file__).parents[1] / "boundary" / "limits.py"
 
 
 def main() -> None:
-    """Parse what standard input has."""
-    given = json.load(sys.stdin)
+    """Parse the text from standard input."""
+    request = json.load(sys.stdin)
     limits = runpy.run_path(str(_LIMITS))
-    limits["bound"](given["bytes"], given["seconds"])
+    limits["bound"](request["bytes"], request["seconds"])
     limits["close_files"]()
     messages: list[str] = []
     statements: list[Any] = []
     failed = ""
     try:
         ast.parse_string(
-            given["text"], statements.append, logger=lambda _code, text: messages.append(text)
+            request["text"], statements.append, logger=lambda _code, text: messages.append(text)
         )
     except (RuntimeError, ValueError) as failure:
         failed = str(failure) or "syntax error"
     deep = 0
     facts: list[Any] = []
     for statement in () if failed else statements:
-        if _depth_beyond(statement, given["depth"]):
+        if _depth_beyond(statement, request["depth"]):
             deep = statement.location.begin.line
             break
-        if given["facts"]:
+        if request["facts"]:
             facts += _facts(statement)
     answer = {"messages": messages[:20], "failed": failed, "deep": deep, "facts": facts}
     sys.stdout.write(json.dumps(answer))
     sys.stdout.flush()
-    os._exit(0)  # taking a deep syntax tree apart would end the process otherwise
+    os._exit(0)  # deleting a deep syntax tree would crash the process
 
 
 def _depth_beyond(statement: Any, limit: int) -> bool:
-    """Whether a syntax tree is deeper than ``limit``; without recursion."""
+    """Whether a syntax tree is deeper than ``limit``, without recursion."""
     level = [statement]
     for _ in range(limit):
         level = [child for node in level for child in _children(node)]
@@ -74,7 +74,7 @@ def _children(node: Any) -> Iterator[Any]:
 
 
 def _facts(statement: Any) -> list[Any]:
-    """The fact that a statement is; none of a comment."""
+    """The fact in a statement; empty for comments."""
     kind = statement.ast_type
     if kind is ast.ASTType.Comment or (kind is ast.ASTType.Program and statement.name == "base"):
         return []

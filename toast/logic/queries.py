@@ -1,4 +1,4 @@
-"""Queries: rule bodies, or files of rules, that clingo evaluates over given facts."""
+"""Queries: rule bodies, or files of rules, that clingo evaluates over facts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from toast.logic import engine, overflow
 from toast.logic.engine import Predicate, declarations, one_line, predicate_of
 from toast.logic.texts import LogicText, walk
 
-#: What the process that answers may take.
+#: The memory limit of the process that answers, in bytes.
 _MEMORY_BYTES = 6 * 2**30
 
-#: The predicate that a rule body answers.
+#: The predicate of the answer to a rule body.
 _ANSWER = "answer"
 
 _SORTED = re.compile(r"^%\s*Sorted by:\s*(.*?)\.?\s*$", re.MULTILINE)
@@ -32,24 +32,24 @@ _PREFIX = ":- "
 class Query:
     """A checked query."""
 
-    #: Rules that derive ``answer``: their text, and the files that hold further ones.
+    #: The rules that derive ``answer``: their text, and files with more rules.
     rules: str
     files: tuple[LogicText, ...]
     answer: Predicate
     #: A name for each argument of ``answer``.
     columns: tuple[str, ...]
-    #: What it asks of the facts.
+    #: The predicates of the facts that it uses.
     mentions: frozenset[Predicate]
-    #: Columns that rows are sorted by, before all others; True for the largest first.
+    #: The columns by which rows are sorted first; True for descending order.
     order: tuple[tuple[int, bool], ...] = ()
-    #: Characters of ``rules`` before the user's own.
+    #: The number of characters of ``rules`` before the user's text.
     before: int = 0
     #: Checks of the arithmetic of all rules.
     checks: overflow.Checks = overflow.NONE
 
 
 def as_term(text: str) -> str:
-    """``text`` if it is a ground term, else a string of it."""
+    """``text`` if it is a ground term, else the text as a quoted string."""
     try:
         term = str(clingo.parse_term(text, logger=lambda _code, _text: None))
     except RuntimeError:
@@ -63,11 +63,11 @@ def as_term(text: str) -> str:
 def read_query(
     text: str, known: Collection[Predicate], files: Sequence[pathlib.Path] = ()
 ) -> Query:
-    """A rule body, or ``head :- body.``, over the predicates ``known``.
+    """Parse a rule body, or rules ``head :- body.``, over the predicates ``known``.
 
-    The columns are the body's variables in the order in which they appear, those of ``_`` and of
-    names that begin with it left out; or the arguments of the last rule's head.  ``files`` define
-    further predicates.  Raises :class:`toast.errors.QueryError` with the column.
+    The columns are the variables of the body in order of appearance, without those that begin with
+    ``_``; or the arguments of the last rule's head.  ``files`` define additional predicates.
+    Raises :class:`toast.errors.QueryError` with the column.
     """
     if not _bare(text).strip(" .\n\t"):
         raise QueryError("query: is empty; write a rule body such as 'color(D,C), dim(D,V,_,Size)'")
@@ -103,7 +103,7 @@ def read_query(
 def read_audit(
     path: pathlib.Path, known: Collection[Predicate], files: Sequence[pathlib.Path] = ()
 ) -> Query:
-    """A file of rules: its answer is the predicate of the file's name, documented with ``%!``.
+    """Parse a file of rules; the answer is the documented predicate with the name of the file.
 
     ``%! largest(Color, Size): ...`` names the columns of ``largest.lp``; a line ``% Sorted by:
     -Size, Color.`` the order of rows, ``-`` for the largest first.  Raises
@@ -113,13 +113,13 @@ def read_audit(
     parts = [*map(_parsed, texts)]
     mentions = _survey(parts, known)
     text = texts[-1].text
-    found = [d for d in declarations(text) if d.name == path.stem]
-    if not found:
+    documented = [d for d in declarations(text) if d.name == path.stem]
+    if not documented:
         raise QueryError(
             f"{path}: has no answer predicate; define {path.stem}(...) and document it with a "
             f"line '%! {path.stem}(Column, ...): meaning.'"
         )
-    columns = _distinct(found[0].arguments if found[0].arguments != ("",) else ())
+    columns = _distinct(documented[0].arguments if documented[0].arguments != ("",) else ())
     order = []
     for named in _SORTED.findall(text):
         for part in map(str.strip, named.split(",")):
@@ -135,24 +135,24 @@ def read_audit(
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Column names, the second of a kind numbered."""
-    found: dict[str, None] = {}
+    """Unique column names; repeated names get numbers."""
+    unique_names: dict[str, None] = {}
     for name in names:
         number = 2
         unique = name
-        while unique in found:
+        while unique in unique_names:
             unique, number = f"{name}_{number}", number + 1
-        found[unique] = None
-    return tuple(found)
+        unique_names[unique] = None
+    return tuple(unique_names)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """A text, and where in it something is: ``query, column 12`` or ``file.lp:3:12``."""
+    """A text and the form of places in it: ``query, column 12`` or ``file.lp:3:12``."""
 
     name: str
     text: str
-    #: Characters before the user's own on the first line.
+    #: The number of characters before the user's text on the first line.
     before: int = 0
     file: bool = False
 
@@ -167,7 +167,7 @@ class _Place:
         return self.at(node.location.begin.line, node.location.begin.column)
 
     def _character(self, line: int, column: int) -> int:
-        """The user's column of clingo's, which counts bytes and what stands before."""
+        """The user's column for clingo's column, which counts bytes and the added prefix."""
         column -= self.before if line == 1 else 0
         lines = self.text.splitlines()
         if not 0 < line <= len(lines):
@@ -177,14 +177,14 @@ class _Place:
         return len(data[: max(0, column - 1)].decode(errors="ignore")) + 1 + beyond
 
     def rest(self, line: int, column: int) -> str:
-        """What stands there, shortened."""
+        """The text at a place, shortened."""
         column = self._character(line, column)
         lines = self.text.splitlines()
-        found = lines[line - 1][column - 1 :].strip() if line <= len(lines) else ""
-        return found if len(found) <= 24 else f"{found[:24]}..."
+        text = lines[line - 1][column - 1 :].strip() if line <= len(lines) else ""
+        return text if len(text) <= 24 else f"{text[:24]}..."
 
 
-#: The statements of a text.
+#: The statements of a text, and the text.
 _Part = tuple[list[Any], _Place]
 
 
@@ -194,12 +194,12 @@ def _parsed(text: LogicText) -> _Part:
 
 
 def _bare(text: str) -> str:
-    """A text without its comments, strings empty."""
-    return overflow.ASIDE.sub(lambda found: '""' if found[0].startswith('"') else "", text)
+    """A text without comments, and with empty strings."""
+    return overflow.ASIDE.sub(lambda aside: '""' if aside[0].startswith('"') else "", text)
 
 
 def _numbers(place: _Place) -> None:
-    """Refuse numbers that clingo would wrap."""
+    """Raise QueryError for numbers that clingo would truncate."""
     if beyond := overflow.number_beyond(place.text):
         offset, shown = beyond
         before = place.text[:offset]
@@ -236,13 +236,13 @@ def _parse(source: str, place: _Place) -> list[Any]:
             source, statements.append, logger=lambda _code, text: messages.append(text)
         )
     except RuntimeError as failure:
-        found = _WHERE.match(messages[0]) if messages else None
-        if found is None:
+        match = _WHERE.match(messages[0]) if messages else None
+        if match is None:
             raise QueryError(f"query: {one_line(messages) or failure}") from None
-        line, column = int(found[1]), int(found[2])
+        line, column = int(match[1]), int(match[2])
         rest = place.rest(line, column)
         at = f" at '{rest}'" if rest else " at its end"
-        what = " ".join(found[3].split()).removesuffix(", unexpected .")
+        what = " ".join(match[3].split()).removesuffix(", unexpected .")
         if not rest:
             line, column = 1 + place.text.rstrip().count("\n"), 0
             last = place.text.rstrip().splitlines()[-1] if place.text.strip() else ""
@@ -253,7 +253,7 @@ def _parse(source: str, place: _Place) -> list[Any]:
 
 
 def _silent(statement: Any) -> bool:
-    """Whether a statement says nothing: comments, and the program part that all belong to."""
+    """Whether a statement has no effect: a comment, or the default program part."""
     kind = statement.ast_type
     return kind is ast.ASTType.Comment or (
         kind is ast.ASTType.Program and statement.name == "base" and not len(statement.parameters)
@@ -261,7 +261,7 @@ def _silent(statement: Any) -> bool:
 
 
 def _allowed(statements: Sequence[Any], place: _Place) -> None:
-    """Refuse what is no plain rule."""
+    """Raise QueryError for statements that are not plain rules."""
     for statement in statements:
         kind = statement.ast_type.name
         if _silent(statement) or kind in ("Defined", "Definition"):
@@ -297,7 +297,7 @@ _NAMES = {
 
 
 def _head(rule: Any) -> Predicate | None:
-    """The predicate that a statement derives; None of what is no rule, and of a constraint."""
+    """The predicate that a rule derives; None for constraints and other statements."""
     if rule.ast_type is not ast.ASTType.Rule:
         return None
     head = rule.head
@@ -309,7 +309,7 @@ def _head(rule: Any) -> Predicate | None:
 
 
 def _survey(parts: Sequence[_Part], known: Collection[Predicate]) -> frozenset[Predicate]:
-    """What the rules of all texts together ask of the facts; refuses what no query may hold."""
+    """The predicates of the facts in all rules; raises QueryError for invalid rules."""
     defined: set[Predicate] = set()
     for statements, place in parts:
         _numbers(place)
@@ -331,7 +331,7 @@ def _survey(parts: Sequence[_Part], known: Collection[Predicate]) -> frozenset[P
                     f"'%! {name}({arguments}): meaning.'"
                 )
             defined.add(head)
-    found: set[Predicate] = set()
+    mentioned: set[Predicate] = set()
     for statements, place in parts:
         for statement in statements:
             for node in walk(statement):
@@ -342,8 +342,8 @@ def _survey(parts: Sequence[_Part], known: Collection[Predicate]) -> frozenset[P
                     continue
                 if predicate not in known:
                     raise _unknown(place.of(node.symbol), predicate, known, defined)
-                found.add(predicate)
-    return frozenset(found)
+                mentioned.add(predicate)
+    return frozenset(mentioned)
 
 
 def _unknown(
@@ -372,7 +372,7 @@ def _unknown(
 
 
 def _variables(body: Sequence[Any]) -> Iterator[str]:
-    """The variables of a body that are not local to an aggregate or a condition, as they appear."""
+    """The variables of a body in order of appearance, without local ones of aggregates."""
     for node in body:
         yield from _global(node)
 
@@ -400,53 +400,51 @@ def _global(node: Any) -> Iterator[str]:
 
 
 def ask(query: Query, facts: Mapping[Predicate, Sequence[str]]) -> list[tuple[str, ...]]:
-    """The answer to a query over ``facts``: rows of terms, as clingo writes them, in its order.
+    """Evaluate a query over ``facts``; returns rows of terms in clingo's syntax and order.
 
-    Facts are rows too, a term ``(a,b)`` each.
-
-    Grounding happens in a process of its own.  Raises :class:`toast.errors.QueryError` for a
-    variable that nothing binds, an answer that depends on a choice, and for grounding that does not
-    end within the limits.
+    Each fact is a term ``(a,b)``.  A separate process grounds the rules.  Raises
+    :class:`toast.errors.QueryError` for unsafe variables, for an answer that is not unique, and if
+    grounding exceeds a limit.
     """
-    found = engine.ground_apart(
+    result = engine.ground_apart(
         query.files, "", query.rules, query.answer, rows=facts, memory_bytes=_MEMORY_BYTES,
         checks=query.checks,
     )  # fmt: skip
-    if isinstance(found, str):
-        raise QueryError(f"query: {found}; join fewer variables at once, or bound the recursion")
-    if found["error"]:
-        said = _unsafe(query, found["messages"]) or one_line(found["messages"])
-        raise QueryError(_placed(said or found["error"]))
-    if found["overflow"]:
-        raise QueryError(f"query: {found['overflow']}")
-    if found["open"]:
+    if isinstance(result, str):
+        raise QueryError(f"query: {result}; join fewer variables at once, or bound the recursion")
+    if result["error"]:
+        message = _unsafe(query, result["messages"]) or one_line(result["messages"])
+        raise QueryError(_placed(message or result["error"]))
+    if result["overflow"]:
+        raise QueryError(f"query: {result['overflow']}")
+    if result["open"]:
         name, arity = query.answer
         raise QueryError(
-            f"query: {found['open']} atoms of {name}/{arity} are neither true nor false because a "
+            f"query: {result['open']} atoms of {name}/{arity} are neither true nor false because a "
             "rule uses the negation of its own head"
         )
-    for message in found["messages"]:
+    for message in result["messages"]:
         warnings.warn(_placed(one_line([message])), RuleWarning, stacklevel=2)
-    return [_arguments(row, query.answer) for row in found["rows"]]
+    return [_arguments(row, query.answer) for row in result["rows"]]
 
 
 _UNSAFE = re.compile(r"^(.+?):(\d+):(\d+)[-\d:]*: error: unsafe variables")
 
 
 def _unsafe(query: Query, messages: Sequence[str]) -> str:
-    """What clingo says of variables that nothing binds, where the first of them stands."""
+    """The error for unsafe variables, at the place of the first one."""
     message = next((text for text in messages if "error:" in text), "")
-    found = _UNSAFE.match(message)
+    match = _UNSAFE.match(message)
     names = re.findall(r"note: '(\w+)' is unsafe", message)
-    if found is None or not names:
+    if match is None or not names:
         return ""
-    file = found[1] != "<block>"
-    text = next((text.text for text in query.files if str(text) == found[1]), query.rules)
+    file = match[1] != "<block>"
+    text = next((text.text for text in query.files if str(text) == match[1]), query.rules)
     before = 0 if file else query.before
     bare = overflow.ASIDE.sub(lambda aside: re.sub(r"[^\n]", " ", aside[0]), text)
     lines = bare.splitlines(keepends=True)
-    # A head that was put before a body has the variables, too.
-    begin = max(sum(map(len, lines[: int(found[2]) - 1])) + int(found[3]) - 1, before)
+    # The added head also contains the variables.
+    begin = max(sum(map(len, lines[: int(match[2]) - 1])) + int(match[3]) - 1, before)
     uses = (
         (use.start(), name)
         for name in names if (use := re.compile(rf"\b{name}\b").search(bare, begin))
@@ -455,7 +453,7 @@ def _unsafe(query: Query, messages: Sequence[str]) -> str:
     line = text.count("\n", 0, start) + 1
     column = len(text[text.rfind("\n", 0, start) + 1 : start].encode()) + 1
     user = text if file else text[before:].removesuffix("\n.")
-    place = _Place(found[1] if file else "query", user, before if line == 1 else 0, file)
+    place = _Place(match[1] if file else "query", user, before if line == 1 else 0, file)
     listed = ", ".join(sorted(names, key=lambda name: name != first))
     return (
         f"{place.at(line, column)}: unsafe variables {listed}: no positive atom of the body binds "
@@ -464,12 +462,12 @@ def _unsafe(query: Query, messages: Sequence[str]) -> str:
 
 
 def _placed(message: str) -> str:
-    """A message of clingo's about a text that is in no file."""
+    """A message of clingo about a text that is not a file."""
     return re.sub(r"^<block>:\d+:?", "query:", message)
 
 
 def _argument_pattern(depth: int) -> re.Pattern[str]:
-    """A term, that is at most so deep, of an argument list."""
+    """A pattern for a term in an argument list, with at most ``depth`` levels."""
     string = r'"(?:[^"\\]|\\.)*"'
     inner = rf'(?:[^()"]|{string})*'
     for _ in range(depth):
@@ -485,7 +483,7 @@ def _arguments(row: str, predicate: Predicate) -> tuple[str, ...]:
     name, arity = predicate
     if not arity:
         return ()
-    found = tuple(_ARGUMENT.findall(row[len(name) + 1 : -1]))
-    if len(found) == arity:
-        return found
+    arguments = tuple(_ARGUMENT.findall(row[len(name) + 1 : -1]))
+    if len(arguments) == arity:
+        return arguments
     return tuple(str(argument) for argument in clingo.parse_term(row).arguments)

@@ -1,8 +1,8 @@
-"""Evaluates rules in strata, so that closures can be called from them.
+"""Evaluates rules in strata, so that rules can call closures.
 
-The closures of ``rules/built_in.lp`` take whole relations.  So rules are put in order: all that
-derive a relation are grounded before those that call a function with it.  Rules that what is asked
-for does not depend on are left out, and so are those for relations that are stated.
+The closures of ``rules/built_in.lp`` take whole relations.  All rules that derive a relation are
+therefore grounded before the rules that call a function with it.  Rules that the requested
+relations do not depend on are omitted, and so are rules for relations that are given as facts.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ Ints = npt.NDArray[np.int64]
 
 
 def predicate(text: str) -> Predicate:
-    """``("color", 2)`` of ``"color/2"``."""
+    """The predicate of a text: ``("color", 2)`` for ``"color/2"``."""
     name, arity = text.split("/")
     return name, int(arity)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A rule of a file, with what it depends on."""
+    """A rule of a file, with its dependencies."""
 
     file: pathlib.Path
     line: int
     text: str
     head: Predicate
-    #: Predicates of its body.
+    #: The predicates of the body.
     uses: frozenset[Predicate]
-    #: Predicates that its functions take as a whole.
+    #: The predicates that its functions take as whole relations.
     closes: frozenset[Predicate]
 
 
 @functools.lru_cache(maxsize=64)
 def _rules(text: LogicText) -> tuple[Rule, ...]:
-    found, file = [], text.path
+    rules, file = [], text.path
     for statement in parse(text, RuleError):
         if statement.ast_type is not ast.ASTType.Rule:
             continue
         head, line = head_of(statement), statement.location.begin.line
         if head is None:
-            raise RuleError(f"{file}:{line}: a head that is no atom; write one rule for each atom")
+            raise RuleError(f"{file}:{line}: the head is not an atom; write one rule for each atom")
         closes = {
             relation
             for node in walk(statement)
@@ -76,12 +76,12 @@ def _rules(text: LogicText) -> tuple[Rule, ...]:
         body = (atom for part in statement.body for atom in walk(part))
         uses = {predicate_of(a.symbol) for a in body if a.ast_type is ast.ASTType.SymbolicAtom}
         own = head.name, len(head.arguments)
-        found.append(Rule(file, line, str(statement), own, frozenset(uses), frozenset(closes)))
-    return tuple(found)
+        rules.append(Rule(file, line, str(statement), own, frozenset(uses), frozenset(closes)))
+    return tuple(rules)
 
 
 def rules_of(files: Iterable[LogicFile]) -> list[Rule]:
-    """The rules of some files; raises :class:`toast.errors.RuleError` where one does not parse."""
+    """The rules of files; raises :class:`toast.errors.RuleError` for invalid syntax."""
     return [rule for text in read_files(files) for rule in _rules(text)]
 
 
@@ -92,7 +92,7 @@ FUNCTIONS: Mapping[str, tuple[int, ...]] = {
 
 
 def _relations(function: str, arguments: Sequence[Any]) -> list[Predicate]:
-    """The relations that a function is called with."""
+    """The relations that a function takes; raises RuleError for unknown functions."""
     arities = FUNCTIONS.get(function, ())
     if len(arguments) != len(arities):
         known = ", ".join(f"@{name}" for name in FUNCTIONS)
@@ -105,9 +105,10 @@ def _relations(function: str, arguments: Sequence[Any]) -> list[Predicate]:
 def strata(
     rules: Sequence[Rule], asked: Iterable[Predicate], stated: Iterable[Predicate]
 ) -> list[list[Rule]]:
-    """The rules that ``asked`` depends on, in the order in which they can be grounded.
+    """The rules that the predicates ``asked`` depend on, in strata in grounding order.
 
-    There are none for what is ``stated``.
+    Rules for the predicates ``stated`` are omitted.  Raises :class:`toast.errors.RuleError` if a
+    function takes a relation that depends on its result.
     """
     by_head: dict[Predicate, list[Rule]] = defaultdict(list)
     for rule in rules:
@@ -122,7 +123,7 @@ def strata(
             needed.add(head)
             left += [p for rule in by_head[head] for p in rule.uses | rule.closes]
     level = dict.fromkeys(needed, 0)
-    # Few levels, and each pass raises what depends on others: a fixed point soon.
+    # There are few levels, and each pass raises dependent predicates, so the loop is short.
     for _ in range(len(needed) + 1):
         before = dict(level)
         for head in needed:
@@ -132,17 +133,17 @@ def strata(
         if level == before:
             break
     else:
-        raise RuleError("rules: a function is called with a relation that follows from its answer")
-    found: list[list[Rule]] = [[] for _ in range(max(level.values(), default=0) + 1)]
+        raise RuleError("rules: a function takes a relation that depends on its result")
+    levels: list[list[Rule]] = [[] for _ in range(max(level.values(), default=0) + 1)]
     for rule in rules:
         if rule.head in needed and rule in by_head[rule.head]:
-            found[level[rule.head]].append(rule)
-    return found
+            levels[level[rule.head]].append(rule)
+    return levels
 
 
-#: Called with a model and the rules that were just grounded in it.
+#: Called with a model and the rules that it has just grounded.
 Observer = Callable[["LogicModel", Sequence[Rule]], None]
-#: Tests look on here, to see which rules take part.
+#: Observers of all models; tests use them to see which rules take part.
 observers: list[Observer] = []
 
 
@@ -150,25 +151,25 @@ _NO_FILES = TextBlock(())
 
 
 class LogicModel:
-    """The atoms that rules derive from facts; there is one answer, since rules are stratified."""
+    """The atoms that rules derive from facts; rules are stratified, so there is one answer."""
 
     def __init__(self) -> None:
         self._messages: list[str] = []
         self._control = clingo.Control(["--warn=all"], logger=lambda _code, t: self._log(t))
         self._parts = 0
-        #: Predicates that were stated or derived.
+        #: The predicates with facts or derived atoms.
         self._known: set[Predicate] = set()
 
     def _log(self, text: str) -> None:
         self._messages.append(text)
 
     def state(self, facts: str, predicates: Iterable[str]) -> None:
-        """Add facts, as text; ``predicates`` are those that it may hold."""
+        """Add facts as text; ``predicates`` (``name/arity``) are those of the facts."""
         self._ground(facts)
         self._known |= {predicate(name) for name in predicates}
 
     def load(self, files: Sequence[LogicFile], derived: Iterable[str]) -> None:
-        """Ground whole files, without closures; ``derived`` is what may be used of their answer."""
+        """Ground whole files, without closures; ``derived`` are the predicates for later use."""
         block = TextBlock(read_files(files))
         self._messages.clear()
         try:
@@ -183,12 +184,12 @@ class LogicModel:
             observer(self, rules_of(block.texts))
 
     def state_rows(self, rows: Mapping[str, Sequence[str]]) -> None:
-        """Add facts by predicate (``name/arity``): a term ``(a,b)``, or ``(a,)``, for each."""
+        """Add facts by predicate (``name/arity``), each as a term ``(a,b)`` or ``(a,)``."""
         context = _RuleFunctions()
         text = []
         for number, (name, terms) in enumerate(rows.items()):
             symbol, arity = predicate(name)
-            # Read as one term, they take a third of the time that statements do.
+            # Parsing one large term takes a third of the time of parsing statements.
             setattr(context, f"rows{number}", functools.partial(_symbols, terms))
             variables = ",".join(f"X{i}" for i in range(arity)) + "," * (arity == 1)
             text.append(f"{symbol}({variables.rstrip(',')}) :- ({variables}) = @rows{number}().")
@@ -196,7 +197,7 @@ class LogicModel:
         self._ground("\n".join(text), context)
 
     def take(self, other: LogicModel, predicates: Iterable[str]) -> None:
-        """Add the atoms of another model, as facts."""
+        """Add the atoms of another model as facts."""
         with self._control.backend() as backend:
             for name in predicates:
                 for symbol in other.symbols(name):
@@ -210,10 +211,10 @@ class LogicModel:
         stated: Iterable[str] = (),
         arrays: Mapping[str, Edges] | None = None,
     ) -> None:
-        """Derive what is ``asked`` (``name/arity``) by the rules of ``files``.
+        """Derive the predicates ``asked`` (``name/arity``) with the rules of ``files``.
 
-        Relations that are known already, or ``stated``, are not derived.  ``arrays`` are relations
-        that functions take in place of atoms.
+        Predicates that are known already, or ``stated``, are not derived.  Functions take the
+        relations in ``arrays`` instead of atoms.  Raises :class:`toast.errors.RuleError`.
         """
         goals = [predicate(name) for name in asked]
         self._known |= {predicate(name) for name in stated}
@@ -254,14 +255,14 @@ class LogicModel:
     def _call(
         self, function: str, arrays: Mapping[str, Edges], *arguments: clingo.Symbol
     ) -> list[clingo.Symbol]:
-        """A function of ``rules/built_in.lp``."""
+        """Call a function of ``rules/built_in.lp``."""
         relations = _relations(function, arguments)
         edges = arrays.get(relations[0][0])
         if edges is not None:
             return _of_numbers(function, edges, self._rows(relations[1]))
         rows = [self._rows(relation) for relation in relations[:1]]
         if function == "twins" and not rows[0]:
-            return []  # nothing to compare, so no need to read the many steps
+            return []  # without nodes, the many steps need not be read
         rows += [self._rows(relation) for relation in relations[1:]]
         if function == "components":
             rows[1] = [row[0] for row in rows[1]]
@@ -276,18 +277,18 @@ class LogicModel:
         return [atom.symbol for atom in self._control.symbolic_atoms.by_signature(*relation)]
 
     def symbols(self, name: str) -> list[clingo.Symbol]:
-        """The atoms of a predicate (``name/arity``) as clingo's symbols."""
+        """The atoms of a predicate (``name/arity``) as clingo symbols."""
         return self._symbols(predicate(name))
 
     def atoms(self, name: str) -> list[tuple[Any, ...]]:
-        """The arguments of a predicate's atoms, in clingo's order of derivation."""
+        """The arguments of the atoms of a predicate, in clingo's order of derivation."""
         return [row[1:] for row in read_terms(self.symbols(name))]
 
     def numbers(self, name: str, *, first: str = "") -> Ints:
-        """``[atoms, numbers]``: all numbers in the arguments of a predicate's atoms, in order.
+        """``[atoms, numbers]``: all numbers in the arguments of the atoms of a predicate.
 
-        They have no others than numbers, or terms made of as many.  With ``first`` those alone that
-        have this constant as their first argument.
+        The arguments must be numbers, or terms with the same count of numbers.  ``first`` selects
+        the atoms with this constant as their first argument.
         """
         symbol, _ = predicate(name)
         texts = str(clingo.Tuple_(self.symbols(name))).split(f"{symbol}(")[1:]
@@ -297,7 +298,7 @@ class LogicModel:
 
 
 def _located(rules: Sequence[Rule]) -> str:
-    """What is wrong with the files of rules, by file and line; empty where nothing is by itself."""
+    """The error in the files of rules, with file and line; ``""`` if the files are valid alone."""
     messages: list[str] = []
     control = clingo.Control(logger=lambda _code, text: messages.append(text))
     try:
@@ -310,11 +311,11 @@ def _located(rules: Sequence[Rule]) -> str:
 
 
 class _RuleFunctions:
-    """What ``@`` functions are looked up in."""
+    """The context in which clingo looks up ``@`` functions."""
 
 
 def _of_numbers(function: str, edges: Edges, rows: list[Any]) -> list[clingo.Symbol]:
-    """What a function answers where its first relation is an array."""
+    """The result of a function whose first relation is an array."""
     pairs: Iterable[tuple[int, int]]
     if function == "components":
         nodes = [node for (node,) in rows]
@@ -324,7 +325,7 @@ def _of_numbers(function: str, edges: Edges, rows: list[Any]) -> list[clingo.Sym
     return _symbols(f"({one},{other})" for one, other in pairs)
 
 
-# -- terms, many at once: one by one, clingo's symbols take ten times as long ----------------------
+# -- many terms at once: single clingo symbols take ten times as long ----------------------
 
 _DIGITS = re.compile(r"\d+")
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\w*\(|#?-?\w+|\)')
@@ -332,7 +333,7 @@ _ESCAPES = re.compile(r'\\([n"\\])')
 
 
 def read_terms(symbols: Sequence[clingo.Symbol], *, quotes: bool = False) -> list[Any]:
-    """Symbols as terms; with ``quotes``, strings keep theirs, so that they are no constants."""
+    """Symbols as terms; with ``quotes``, strings keep quotes, unlike constants."""
     inner: list[Any] = []
     outer: list[list[Any]] = []
     for token in _TOKENS.findall(str(clingo.Tuple_(symbols)) if symbols else ""):
@@ -349,12 +350,12 @@ def read_terms(symbols: Sequence[clingo.Symbol], *, quotes: bool = False) -> lis
     return list(inner[0][1:]) if inner else []
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    return "\n" if found[1] == "n" else found[1]
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
 
 
 def written(term: Any) -> str:
-    """A term as clingo reads it; strings have their quotes."""
+    """A term in clingo's syntax; strings must have quotes."""
     if term == ():
         return "()"
     if isinstance(term, tuple):
@@ -364,6 +365,6 @@ def written(term: Any) -> str:
 
 
 def _symbols(texts: Iterable[str]) -> list[clingo.Symbol]:
-    """Terms, read as one."""
+    """The symbols of texts, parsed as one term."""
     listed = ",".join(texts)
     return list(clingo.parse_term(f"({listed},)").arguments) if listed else []

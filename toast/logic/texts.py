@@ -1,4 +1,4 @@
-"""Texts of logic files: clingo gets what was read and checked, and opens no file."""
+"""Texts of logic files: clingo gets the texts that were read and checked, and opens no file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clingo import ast
 
 @dataclasses.dataclass(frozen=True)
 class LogicText:
-    """A logic file as it was read."""
+    """The text of a logic file."""
 
     path: pathlib.Path
     text: str
@@ -24,16 +24,16 @@ class LogicText:
 
 
 class TextBlock:
-    """Texts for ``Control.add``, whose messages call all of them ``<block>``.
+    """Texts for ``Control.add``; clingo's messages name all of them ``<block>``.
 
-    Each begins with as many empty lines as those before it have, so that a line's number says whose
-    it is.  ``own`` is text without a file, which has the first lines.
+    Each text begins with as many empty lines as the texts before it have, so a line number
+    identifies its text.  ``own`` is text without a file; it has the first lines.
     """
 
     def __init__(self, texts: Sequence[LogicText], own: str = "") -> None:
         self.texts = tuple(texts)
         self.padded: list[str] = []
-        #: Lines before each text.
+        #: The number of lines before each text.
         self._before: list[int] = []
         line = own.count("\n") + 1
         for text in self.texts:
@@ -42,14 +42,14 @@ class TextBlock:
             line += text.text.count("\n") + 1
 
     def named(self, message: str) -> str:
-        """A message of clingo's, with files and their lines."""
+        """A message of clingo, with the names and lines of files."""
         return _PLACE.sub(self._named, message)
 
-    def _named(self, found: re.Match[str]) -> str:
-        line = int(found[1])
+    def _named(self, match: re.Match[str]) -> str:
+        line = int(match[1])
         number = bisect.bisect_left(self._before, line) - 1
         if number < 0:
-            return found[0]
+            return match[0]
         return f"{self.texts[number].path}:{line - self._before[number]}"
 
 
@@ -57,7 +57,7 @@ _PLACE = re.compile(r"<block>:(\d+)")
 
 
 def walk(node: Any) -> Iterator[Any]:
-    """A node of a syntax tree and all nodes in it, in the order of the text."""
+    """A node of a syntax tree and all its descendants, in the order of the text."""
     yield node
     for key in node.child_keys:
         child = getattr(node, key)

@@ -1,4 +1,4 @@
-"""Grounds a program in a process of its own: it may take too long, or too much memory.
+"""Grounds a program in a separate process, because it may take too much time or memory.
 
 Run as a script, by path: it must start fast and imports nothing of TOAST.  Reads JSON from its
 standard input: ``facts``, ``rows`` of further ones (name, arity, and a term ``(a,b)`` each, with
@@ -39,46 +39,46 @@ class _Counter(clingo.Observer):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Ground what standard input names."""
-    given = json.load(sys.stdin)
-    if given["bytes"] is not None:
-        _bound(given["bytes"])
+    """Ground the program from standard input."""
+    request = json.load(sys.stdin)
+    if request["bytes"] is not None:
+        _bound(request["bytes"])
     # Also where the parent is gone, which would have ended it.
     if hasattr(signal, "alarm"):
-        signal.alarm(math.ceil(given["seconds"]) + 2)
+        signal.alarm(math.ceil(request["seconds"]) + 2)
     messages: list[str] = []
     control = clingo.Control(["--warn=all"], logger=lambda _code, text: messages.append(text))
-    found = []
+    atoms = []
     error = ""
     try:
-        control.add("facts", [], given["facts"])
+        control.add("facts", [], request["facts"])
         context = types.SimpleNamespace()
-        for number, (name, arity, terms) in enumerate(given["rows"]):
-            # Read as one term, they take a third of the time that statements do.
+        for number, (name, arity, terms) in enumerate(request["rows"]):
+            # Parsing one large term takes a third of the time of parsing statements.
             setattr(context, f"rows{number}", _arguments(f"({terms},)" if terms else "()"))
             variables = ",".join(f"X{i}" for i in range(arity))
             control.add("facts", [], f"{name}({variables}) :- ({variables}) = @rows{number}().")
         control.ground([("facts", [])], context=context)
-        # From here on: the facts are many, and are not what may get out of hand.
-        control.register_observer(_Counter(given["atoms"]))
-        for text in [*given["texts"], given["rules"]]:
+        # The limit applies from here on: facts are numerous, but bounded.
+        control.register_observer(_Counter(request["atoms"]))
+        for text in [*request["texts"], request["rules"]]:
             control.add("base", [], text)
         control.ground([("base", [])])
-        if given["answer"] is not None:
-            found = list(control.symbolic_atoms.by_signature(*given["answer"]))
+        if request["answer"] is not None:
+            atoms = list(control.symbolic_atoms.by_signature(*request["answer"]))
     except RuntimeError as failure:
         error = str(failure)
-    rows = [str(atom.symbol) for atom in found if atom.is_fact]
+    rows = [str(atom.symbol) for atom in atoms if atom.is_fact]
     answer = {
-        "messages": list(messages), "error": error, "rows": rows, "open": len(found) - len(rows),
+        "messages": list(messages), "error": error, "rows": rows, "open": len(atoms) - len(rows),
         "undecided": sorted(_undecided(control))[:3],
-        "overflow": "" if error else _overflow(control, given["terms"], given["sums"]),
+        "overflow": "" if error else _overflow(control, request["terms"], request["sums"]),
     }  # fmt: skip
     json.dump(answer, sys.stdout)
 
 
 def _undecided(control: clingo.Control) -> set[str]:
-    """Predicates of atoms that no one answer set decides."""
+    """The predicates of atoms that are undecided without a search."""
     return {
         f"{atom.symbol.name}/{len(atom.symbol.arguments)}"
         for atom in control.symbolic_atoms if not atom.is_fact
@@ -132,11 +132,11 @@ _LEAST = -(2**31)
 
 
 class _Exact:
-    """What checks call."""
+    """The functions of checks."""
 
     @staticmethod
     def wraps(sign: clingo.Symbol, one: clingo.Symbol, other: clingo.Symbol) -> clingo.Symbol:
-        """1 where the exact value of an operation has more than 32 bits, else 0."""
+        """1 if the exact value of an operation exceeds 32 bits, else 0."""
         if one.type is not clingo.SymbolType.Number or other.type is not clingo.SymbolType.Number:
             return clingo.Number(0)
         value = exact(sign.string, one.number, other.number)
@@ -144,12 +144,12 @@ class _Exact:
 
 
 def exact(sign: str, one: int, other: int) -> int:
-    """The value of an operation; of a power that is too large, some other too large value."""
+    """The value of an operation; for a power beyond 32 bits, any value beyond 32 bits."""
     return _OPERATIONS[sign](one, other)
 
 
 def _power(base: int, exponent: int) -> int:
-    """A power; of 2 or more, those with an exponent beyond 40 are all too large."""
+    """A power; exponents beyond 40 are reduced, because the values stay beyond 32 bits."""
     if exponent < 0:
         return 0
     return int(base ** (min(exponent, 40 + exponent % 2)))
@@ -165,7 +165,7 @@ def _arguments(term: str) -> Callable[[], list[clingo.Symbol]]:
 
 
 def _bound(size: int) -> None:
-    """Bound the memory of this process, where the system can."""
+    """Limit the memory of this process, if the system supports it."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""Eighth stage: the plan, its reasons, how to run it, and plans as files."""
+"""Eighth stage: plans, their reasons, and plan files."""
 
 from toast.files import is_plan
 from toast.plan.begin import begun, check_program, started

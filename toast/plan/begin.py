@@ -1,8 +1,8 @@
-"""An earlier plan as the start of a search: the state that it is, and actions that lead there.
+"""An earlier plan as the start of a search: its state, and actions that lead to the state.
 
-On the program and mesh that it was made for the search begins with the plan's very shardings.
-What its actions do not lead to, and all that a baseline sharded without any, refinements stand for:
-they are actions like others, so the search may drop, replace and follow them.
+On the program and mesh of the plan, the search starts with exactly the plan's shardings.
+Refinements replace shardings that the plan's actions do not reach, and those of a baseline, which
+has no actions.  The search can drop, replace and extend refinements like other actions.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from toast.program import Program
 from toast.space import NONE, Action, Resolving, Space, States
 from toast.units import listed
 
-#: Of another program, the share of the plan's arguments that it must have.
+#: The minimum share of the plan's arguments that another program must have.
 _LEAST = 0.1
 
-#: Actions that approach the shardings of a plan that has none.
+#: Maximum number of actions that approximate the shardings of a plan without actions.
 _MOST = 12
 
 
@@ -35,31 +35,32 @@ class Start:
     """An earlier plan in a decision space."""
 
     saved: Saved
-    #: The space given; with further classes, where the plan shards ops of one class apart.
+    #: The decision space; it has more classes if the plan shards ops of one class differently.
     space: Space
-    #: Whether it was made for this program on a mesh like this.
+    #: Whether the plan has the same program and mesh axes.
     exact: bool
-    #: ``[classes, axes]`` its shardings; none where its actions alone say what there is of it.
+    #: ``[classes, axes]`` the plan's shardings; None if only its actions are used.
     state: States | None
-    #: ``[classes]`` whether the state of a class matters.
+    #: ``[classes]`` whether the plan determines the state of the class.
     matters: npt.NDArray[np.bool_]
-    #: ``[ops]`` those of which the plan says something else than what is pinned.
+    #: ``[ops]`` whether a pin contradicts the plan.
     overruled: npt.NDArray[np.bool_]
 
 
 class Begun(NamedTuple):
-    """The actions with which a search begins, and what to know of them."""
+    """The initial actions of a search, and notes about them."""
 
     actions: tuple[Action, ...]
     notes: tuple[str, ...]
-    #: Whether nothing is left of a plan that shards something.
+    #: Whether no sharding of the plan is left although the plan has some.
     lost: bool
 
 
 def check_program(saved: Saved, program: Program) -> None:
-    """Raise :class:`toast.errors.PlanError` for a plan of another program altogether.
+    """Raise :class:`toast.errors.PlanError` for a plan of an unrelated program.
 
-    That has another name, and hardly an argument with a path and a rank of the plan's.
+    An unrelated program has another name and shares too few arguments (path and rank) with the
+    plan.
     """
     if program.name == saved.program or program.digest == saved.digest or not saved.arguments:
         return
@@ -67,16 +68,16 @@ def check_program(saved: Saved, program: Program) -> None:
         (folded(path), len(program.values[value].type.shape))
         for path, value in zip(program.arguments, program.argument_values, strict=True)
     }
-    here = sum((folded(path), len(said.spec)) in ranks for path, said in saved.arguments.items())
+    here = sum((folded(path), len(entry.spec)) in ranks for path, entry in saved.arguments.items())
     if here < _LEAST * len(saved.arguments):
         raise PlanError(
-            f"start {saved.name}: is a plan of {saved.program}; {program.name} has "
-            f"{here or 'none'} of its {len(saved.arguments)} arguments; do not start from it"
+            f"start {saved.name}: this is a plan of {saved.program}; {program.name} has only "
+            f"{here} of its {len(saved.arguments)} arguments; start from another plan"
         )
 
 
 def started(saved: Saved, space: Space, resolution: Resolving) -> Start:
-    """The shardings of a plan in a space, which has the given ``resolution``."""
+    """The shardings of a plan in ``space``; a space with more classes uses ``resolution``."""
     program = space.analysis.program
     exact = saved.digest == program.digest and dict(saved.mesh.axes) == dict(space.mesh.axes)
     if not exact and saved.replayed:
@@ -101,12 +102,12 @@ def started(saved: Saved, space: Space, resolution: Resolving) -> Start:
 
 
 def begun(start: Start) -> Begun:
-    """The actions that lead to the shardings of a plan, behind those with which the space begins.
+    """The actions that lead to the shardings of a plan, after the initial actions of the space.
 
-    Of a plan that was made for another program or mesh, the actions that have a counterpart.
+    For another program or mesh, these are the plan's actions that have a match.
     """
     saved, space = start.saved, start.space
-    state, found, missing = space.initial, [], []
+    state, actions, missing = space.initial, [], []
     wanted = [action for action in saved.actions if action.axis] if saved.replayed else []
     offered = Offered(space) if wanted else None
     for step in wanted:
@@ -114,47 +115,44 @@ def begun(start: Start) -> Begun:
         if action is None:
             missing.append(f"{step.labels[0] if step.labels else 'nothing'} on {step.axis}")
         elif action not in space.begun:
-            found.append(action)
+            actions.append(action)
             state = space.apply(state, action)
     notes = [] if start.exact else [_of_others(start, len(wanted), missing)]
     if start.state is not None:
         target = np.where(start.matters[:, None], space.within(start.state), state)
         notes += _kept_off(start, target)
         if not saved.replayed:
-            state = _approach(space, state, target, found)
-        known = len(found)
-        state = _refine(space, state, target, found)
-        if len(found) > known:
-            notes.append("no actions lead to all of its shardings; refinements stand for the rest")
+            state = _approach(space, state, target, actions)
+        known = len(actions)
+        state = _refine(space, state, target, actions)
+        if len(actions) > known:
+            notes.append("actions do not reach all of its shardings; refinements replace the rest")
         if (state != target).any():
-            notes.append("what the sizes do not divide by is not sharded")
-    shards = wanted or any(axes for said in saved.arguments.values() for axes in said.spec)
+            notes.append("dimensions that an axis does not divide are not sharded")
+    shards = wanted or any(axes for entry in saved.arguments.values() for axes in entry.spec)
     return Begun(
-        tuple(found),
+        tuple(actions),
         tuple(f"start {saved.name}: {note}" for note in notes),
-        bool(shards and not start.exact and not found and not space.begun),
+        bool(shards and not start.exact and not actions and not space.begun),
     )
 
 
 def _of_others(start: Start, wanted: int, missing: Sequence[str]) -> str:
-    """What becomes of a plan that was made for another program or mesh."""
+    """A note on the actions of a plan for another program or mesh."""
     saved, space = start.saved, start.space
     program = space.analysis.program
     what = f"mesh {saved.mesh}"
     if saved.digest != program.digest:
         what = "another program" if saved.program == program.name else saved.program
     if not saved.replayed:
-        return f"made for {what}; what is known of it here is sharded as it was"
+        return f"plan for {what}; values that match are sharded as in the plan"
     if not missing:
-        return f"made for {what}; all of its {wanted} actions have a counterpart here"
-    return (
-        f"made for {what}; {len(missing)} of {wanted} actions have no counterpart here: "
-        f"{listed(missing)}"
-    )
+        return f"plan for {what}; all of its {wanted} actions match"
+    return f"plan for {what}; {len(missing)} of {wanted} actions match nothing: {listed(missing)}"
 
 
 def _kept_off(start: Start, target: States) -> list[str]:
-    """Whether constraints hold in place of what the plan says."""
+    """A note on the values whose shardings in the plan violate constraints; else empty."""
     differ = ((target != start.state) & start.matters[:, None]).any(axis=1)
     ops = np.flatnonzero(differ[start.space.classes.of_op] | start.overruled).tolist()
     program = start.space.analysis.program
@@ -163,33 +161,33 @@ def _kept_off(start: Start, target: States) -> list[str]:
         else describe_value(program, program.ops[op].results[0])
         for op in ops if program.ops[op].results
     ]  # fmt: skip
-    return [f"the constraints hold in place of what it says of {listed(named)}"] if named else []
+    return [f"constraints replace its shardings of {listed(named)}"] if named else []
 
 
-def _approach(space: Space, state: States, target: States, found: list[Action]) -> States:
-    """The state after actions that bring it nearer to another, each as near as one can."""
+def _approach(space: Space, state: States, target: States, actions: list[Action]) -> States:
+    """Apply the actions that approach ``target`` most, one by one; adds them to ``actions``."""
     for _ in range(_MOST if space.actions else 0):
         after = space.apply_each(state, range(len(space.actions)))
         gained = (np.where(after == target, 1, -1) * (after != state)).sum(axis=(1, 2))
         best = int(np.argmax(gained))
         if gained[best] <= 0:
             break
-        found.append(space.actions[best])
+        actions.append(space.actions[best])
         state = after[best]
     return state
 
 
-def _refine(space: Space, state: States, target: States, found: list[Action]) -> States:
-    """The state after refinements, an axis at a time, that make it another as far as sizes allow.
+def _refine(space: Space, state: States, target: States, actions: list[Action]) -> States:
+    """Apply refinements, one axis at a time, that reach ``target`` as far as sizes allow.
 
-    Where an axis that is to go is in the way, it is let go before.
+    Adds them to ``actions``.  A second pass first removes axes that block others.
     """
-    for let_go in (False, True, False):
+    for remove in (False, True, False):
         for axis in range(target.shape[1]):
             classes = np.flatnonzero(state[:, axis] != target[:, axis]).tolist()
-            part = tuple((k, NONE if let_go else int(target[k, axis])) for k in classes)
+            part = tuple((k, NONE if remove else int(target[k, axis])) for k in classes)
             after = space.apply(state, Action(-1, (), axis, part)) if part else state
             if (after != state).any():
-                found.append(Action(-1, (), axis, part))
+                actions.append(Action(-1, (), axis, part))
             state = after
     return state

@@ -1,4 +1,4 @@
-"""What two plans do differently: settings, arguments, actions, values, collectives, predictions."""
+"""The differences between two plans: settings, arguments, actions, values, predictions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toast.space import Constraints
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Something that is one way in one plan and another way in the other; empty for nothing."""
+    """A difference between two plans as text; ``""`` if a plan does not have it."""
 
     what: str
     first: str
@@ -28,20 +28,20 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class ActionChange:
-    """An action that only one of the plans has; or has, but somewhere else in the order."""
+    """An action that only one of the plans has, or has at another position."""
 
-    #: Its place in its plan, from 1.
+    #: The position in its plan, from 1.
     number: int
     dimensions: tuple[str, ...]
     axis: str
     resolution: tuple[int, ...]
-    #: Whether it is the second plan's.
+    #: Whether it belongs to the second plan.
     second: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveChange:
-    """Collectives of one kind over the same axes, that the plans have not alike; per device."""
+    """A difference in the collectives of one kind over the same axes; values per device."""
 
     kind: str
     axes: tuple[str, ...]
@@ -52,15 +52,15 @@ class CollectiveChange:
 
 @dataclasses.dataclass(frozen=True)
 class Difference(Record):
-    """All that two plans do differently.  Seeds, and how long the searches took, do not count."""
+    """All differences between two plans, except seeds and search times."""
 
-    #: How messages call the plans.
+    #: The names of the plans in messages.
     names: tuple[str, str]
     settings: tuple[Change, ...]
-    #: By path: shardings, shapes; empty for an argument that a plan does not have.
+    #: Shardings and types by path; ``""`` if a plan does not have the argument.
     arguments: tuple[Change, ...]
     actions: tuple[ActionChange, ...]
-    #: Values other than arguments, by the ops that make them.
+    #: Values other than arguments, by their ops.
     values: tuple[Change, ...]
     collectives: tuple[CollectiveChange, ...]
     #: Time and memory.
@@ -69,12 +69,12 @@ class Difference(Record):
     def __repr__(self) -> str:
         kinds = ("settings", "arguments", "actions", "values", "collectives", "numbers")
         counts = {kind: len(getattr(self, kind)) for kind in kinds}
-        said = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-        return f"<Difference of {self.names[0]} and {self.names[1]}: {said or 'none'}>"
+        text = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        return f"<Difference of {self.names[0]} and {self.names[1]}: {text or 'none'}>"
 
     @property
     def same(self) -> bool:
-        """Whether there is none."""
+        """Whether there are no differences."""
         return not any((
             self.settings, self.arguments, self.actions, self.values, self.collectives,
             self.numbers,
@@ -89,10 +89,10 @@ def diff(
     first: Plan | Mapping[str, Any] | str | pathlib.Path,
     second: Plan | Mapping[str, Any] | str | pathlib.Path,
 ) -> Difference:
-    """What two plans (or their data, or JSON files) do differently.
+    """The differences between two plans, each a :class:`Plan`, its data or the path of its file.
 
-    Raises :class:`toast.errors.PlanError` for a file that is no plan, and one that was written by
-    a newer TOAST.
+    Raises :class:`toast.errors.PlanError` for a file that is not a plan, and for a plan that was
+    written by a newer version of TOAST.
 
     >>> import jax, jax.numpy as jnp, toast
     >>> x = jax.ShapeDtypeStruct((4096, 512), jnp.float32)
@@ -128,20 +128,20 @@ def _settings(one: Saved, two: Saved) -> Iterator[Change]:
 
 
 def _fixed(constraints: Constraints) -> dict[str, str]:
-    """What the user fixed, an entry each."""
-    given = constraints_data(constraints)
+    """The constraints, one entry each."""
+    options = constraints_data(constraints)
     entries = {
-        f"{option} {pattern}": ", ".join("?" if axes is None else str(axes) for axes in said)
+        f"{option} {pattern}": ", ".join("?" if axes is None else str(axes) for axes in axis_names)
         for option in ("forbid", "fix")
-        for pattern, said in given[option].items()
+        for pattern, axis_names in options[option].items()
     }
-    for pattern, said in given["pin"].items():
+    for pattern, spec in options["pin"].items():
         parts = [
             "?" if e is None else "None" if not e else repr(e[0] if len(e) == 1 else tuple(e))
-            for e in said
+            for e in spec
         ]
         entries[f"pin {pattern}"] = f"P({', '.join(parts)})"
-    return {**entries, **({"keep constraints": "yes"} if given["keep"] else {})}
+    return {**entries, **({"keep constraints": "yes"} if options["keep"] else {})}
 
 
 def _setting(saved: Saved) -> dict[str, str]:
@@ -174,7 +174,7 @@ def _arguments(one: Saved, two: Saved) -> Iterator[Change]:
 
 
 def _actions(one: Saved, two: Saved) -> Iterator[ActionChange]:
-    """Actions that are gone or new, in the order of the longest common sequence."""
+    """The removed and added actions, relative to a longest common sequence."""
 
     def key(action: SavedAction) -> Any:
         part = tuple((p.key.place, p.factor) for p in action.part)
@@ -191,8 +191,8 @@ def _actions(one: Saved, two: Saved) -> Iterator[ActionChange]:
 
 
 def _values(one: Saved, two: Saved) -> Iterator[Change]:
-    """Ops of both programs that are sharded otherwise."""
-    if not one.ops or not two.ops:  # of version 1
+    """Ops of both programs with different shardings."""
+    if not one.ops or not two.ops:  # version 1
         return
     theirs = {key.place: runs for key, runs in two.ops.items()}
     for key, runs in one.ops.items():
@@ -212,11 +212,11 @@ def op_text(key: OpKey) -> str:
 
 
 def _counts(runs: Sequence[Run]) -> Counter[str]:
-    """How many ops' results are sharded how."""
-    found: Counter[str] = Counter()
+    """The number of results for each sharding."""
+    counts: Counter[str] = Counter()
     for run in runs:
-        found.update(dict.fromkeys(run.specs, run.count))
-    return found
+        counts.update(dict.fromkeys(run.specs, run.count))
+    return counts
 
 
 def _counted(specs: Counter[str]) -> str:

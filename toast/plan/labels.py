@@ -1,4 +1,4 @@
-"""How plans call shardings, values and dimensions."""
+"""Texts for shardings, values and dimensions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toast.units import listed
 
 
 def describe_value(program: Program, value: int) -> str:
-    """An argument by its path, another value by the op that makes it, with its source line."""
+    """An argument by its path, another value by its op, with the source line."""
     op = program.values[value].op
     if op < len(program.arguments):
         return f"{program.arguments[op]} {program.values[value].type}"
@@ -22,15 +22,16 @@ def describe_value(program: Program, value: int) -> str:
 
 
 def place_of(program: Program, op: int) -> str:
-    """The source line of an op, or that the step is over: results are handed over then."""
+    """The source line of an op; for results, ``end of the step``."""
     over = op >= len(program.ops) - len(program.results)
     return "end of the step" if over else str(program.location(max(op, 0)))
 
 
 def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
-    """Argument dimensions an action's color reaches, layers folded; most elements first.
+    """The dimensions of arguments that an action shards, by decreasing number of elements.
 
-    Of a refinement, the ops that it reaches, each with the factor that takes the axis.
+    List positions are replaced by ``*``.  For a refinement, the result has the ops that it changes,
+    each with the factor that gets the axis.
     """
     analysis = space.analysis
     program, names = analysis.program, analysis.names
@@ -47,12 +48,12 @@ def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
     return tuple(sorted(weights, key=lambda label: -weights[label]))
 
 
-#: Factors that name a color without dimensions of arguments.
+#: Maximum number of factors that identify a color without dimensions of arguments.
 _NAMED_FACTORS = 8
 
 
 def action_labels(space: Space, action: Action) -> tuple[str, ...]:
-    """What a file knows an action by: its dimensions, or where it has none, factors of ops."""
+    """The labels that identify an action in a file: its dimensions or, without any, factors."""
     labels = dimension_labels(space, action)
     if labels or action.part:
         return labels
@@ -67,7 +68,7 @@ def action_labels(space: Space, action: Action) -> tuple[str, ...]:
 
 
 def part_label(space: Space, k: int, factor: int) -> str:
-    """``dot_general:batching(0) at moe.py:169``; ``:-`` for an axis that is let go."""
+    """``dot_general:batching(0) at moe.py:169``; ``:-`` if the axis is removed."""
     analysis, op = space.analysis, int(space.classes.representative[k])
     program = analysis.program
     rule = analysis.rules[analysis.names.signature[op]]
@@ -80,18 +81,18 @@ def part_label(space: Space, k: int, factor: int) -> str:
 
 
 def shown_label(label: str) -> str:
-    """A label as people read it: ``no dimension of x`` is ``x:-``, an axis that is let go."""
-    kept, dash, place = label.partition(":-")
-    return f"no dimension of {kept}{place}" if dash and place[:4] in ("", " at ") else label
+    """A label as text: ``x:-`` (the axis is removed) becomes ``no dimension of x``."""
+    name, dash, place = label.partition(":-")
+    return f"no dimension of {name}{place}" if dash and place[:4] in ("", " at ") else label
 
 
 def shown_labels(labels: Sequence[str], most: int) -> str:
-    """The first labels as people read them, and how many more there are."""
+    """The first ``most`` labels as text, and the number of the others."""
     return listed([*map(shown_label, labels)], most)
 
 
 def spec_text(spec: Spec) -> str:
-    """A sharding as JAX writes it: ``P('data', None, ('model', 'x'))``."""
+    """A sharding in JAX's form: ``P('data', None, ('model', 'x'))``."""
     parts = [
         "None" if not axes else repr(axes[0]) if len(axes) == 1 else repr(tuple(axes))
         for axes in spec
@@ -102,5 +103,5 @@ def spec_text(spec: Spec) -> str:
 
 
 def folded(name: str) -> str:
-    """An argument path with its list positions folded: ``layers[3]`` is ``layers[*]``."""
+    """An argument path with ``*`` for list positions: ``layers[3]`` becomes ``layers[*]``."""
     return re.sub(r"\[\d+\]", "[*]", name)

@@ -1,4 +1,4 @@
-"""Lists of what a plan does: its arguments, and the memory of a device over time."""
+"""Tables of a plan: its arguments, and the memory of a device over time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
 
 
 def argument_table(plan: Plan) -> tuple[ArgumentRow, ...]:
-    """:meth:`toast.Plan.argument_table`."""
+    """The implementation of :meth:`toast.Plan.argument_table`."""
     program, analysis = plan.analysis.program, plan.analysis
     rows: dict[Any, list[str]] = {}
     for index, (name, spec) in enumerate(plan.arguments.items()):
@@ -40,7 +40,7 @@ def argument_table(plan: Plan) -> tuple[ArgumentRow, ...]:
 
 
 def argument_frame(plan: Plan) -> pd.DataFrame:
-    """:meth:`toast.Plan.argument_frame`."""
+    """The implementation of :meth:`toast.Plan.argument_frame`."""
     program = plan.analysis.program
     types = [program.values[v].type for v in program.argument_values]
     return pd.DataFrame(
@@ -54,7 +54,7 @@ def argument_frame(plan: Plan) -> pd.DataFrame:
 
 
 def at_peak(plan: Plan) -> pd.DataFrame:
-    """:meth:`toast.Plan.at_peak`."""
+    """The implementation of :meth:`toast.Plan.at_peak`."""
     program = plan.analysis.program
     return pd.DataFrame([
         {
@@ -69,7 +69,7 @@ def at_peak(plan: Plan) -> pd.DataFrame:
 
 
 def memory_data(plan: Plan) -> dict[str, Any]:
-    """:meth:`toast.Plan.memory_data`."""
+    """The implementation of :meth:`toast.Plan.memory_data`."""
     line, program = plan.timeline, plan.analysis.program
     last = np.flatnonzero(np.diff(line.op, append=len(program.ops) + 1))
     return {

@@ -1,4 +1,4 @@
-"""A plan made of what a search, or a baseline, found."""
+"""The plan for the result of a search or of a baseline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toast.space import Resolving
 
 def make_plan(
     model: CostModel,
-    found: SearchResult,
+    result: SearchResult,
     *,
     memory_bytes: float,
     seed: int,
@@ -27,20 +27,23 @@ def make_plan(
     meshes: tuple[MeshResult, ...] = (),
     resolution: Resolving = "compatible",
 ) -> Plan:
-    """The plan for a search's result, every action replayed for its effect.
+    """The plan for the result of a search.
 
-    A state that was found without actions, by a baseline, has no steps.
+    ``model`` prices the actions of ``result`` one by one for the predictions and reasons of the
+    steps.  A result without actions, from a baseline, has no steps.  ``memory_bytes`` is the limit
+    per device, ``seconds`` the time of each stage; ``seed``, ``method``, ``note``, ``meshes`` and
+    ``resolution`` are copied into the plan.
     """
     space = model.space
     states = [space.unsharded]
     pinned = (space.pinned != space.unsharded).any()
     if pinned:
         states.append(space.pinned)
-    actions = (*space.begun, *found.actions)
+    actions = (*space.begun, *result.actions)
     for action in actions:
         states.append(space.apply(states[-1], action))
-    if (states[-1] != found.state).any():
-        states.append(found.state)  # a baseline's, that no actions lead to
+    if (states[-1] != result.state).any():
+        states.append(result.state)  # the state of a baseline, which actions do not reach
     prices = model.price(np.stack(states))
     predictions = [Prediction.of(prices, i) for i in range(len(states))]
     reasons = [
@@ -69,22 +72,22 @@ def make_plan(
         mesh=space.mesh,
         hardware=model.hardware,
         memory_bytes=memory_bytes,
-        shardings=shardings_of(model, found.state),
+        shardings=shardings_of(model, result.state),
         steps=steps,
         before=predictions[0],
         after=predictions[-1],
-        cost=found.cost,
-        states=found.states,
-        rounds=found.rounds,
+        cost=result.cost,
+        states=result.states,
+        rounds=result.rounds,
         seed=seed,
-        transfers=tuple(model.transfers(found.state)),
+        transfers=tuple(model.transfers(result.state)),
         seconds=seconds,
         method=method,
         note=note,
         meshes=meshes,
         bound_seconds=model.lower_bound(),
         model=model,
-        state=found.state,
+        state=result.state,
         actions=actions,
         resolution=resolution,
     )

@@ -1,4 +1,4 @@
-"""Actions found again in another space: by the dimensions that they shard."""
+"""Matches of saved actions in another space, by the dimensions that they shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Offered:
-    """The actions of a space, by what they shard."""
+    """The actions of a space, by the dimensions that they shard."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
@@ -27,7 +27,7 @@ class Offered:
 
     @functools.cached_property
     def _classes(self) -> tuple[dict[OpKey, list[int]], dict[OpKey, list[int]]]:
-        """Op classes by key, and by what is left of keys when lines have moved."""
+        """Op classes by key, and by keys without source lines."""
         exact: dict[OpKey, list[int]] = defaultdict(list)
         loose: dict[OpKey, list[int]] = defaultdict(list)
         for k, (key, _, _) in class_places(self._space).items():
@@ -36,22 +36,24 @@ class Offered:
         return exact, loose
 
     def exactly(self, wanted: SavedAction) -> Action | None:
-        """The same action, or none."""
+        """The equal action of the space, or None."""
         if wanted.axis not in self._space.mesh.names:
             return None
         if wanted.part:
             return self._refinement(wanted)
-        found = [
+        equal = [
             action for action in self._by_labels.get((wanted.labels, wanted.axis), [])
             if action.resolution == wanted.resolution
         ]  # fmt: skip
-        # Labels fold the layers: alike dimensions of two colors share them.
-        return min(found, key=lambda action: action.color != wanted.color, default=None)
+        # Labels contain ``*`` for layers, so dimensions of two colors can share a label.
+        return min(equal, key=lambda action: action.color != wanted.color, default=None)
 
     def nearest(self, wanted: SavedAction) -> Action | None:
-        """The action that shares most dimensions with ``wanted``, its resolution as far as it goes.
+        """The action that shares the most dimensions with ``wanted``, or None.
 
-        Where conflicts have come or gone the first of its resolutions, unless all were at 1.
+        Of its resolutions, the result has the one closest to that of ``wanted``.  If the number of
+        conflicts differs, this is the first resolution, or the last if all bits of ``wanted`` are
+        1.
         """
         if wanted.part:
             return None
@@ -65,18 +67,18 @@ class Offered:
         if not candidates or not shared(best):
             return None
 
-        def far(action: Action) -> int:
+        def distance(action: Action) -> int:
             bits = wanted.resolution
             if len(bits) != len(action.resolution):
                 bits = (int(bool(bits) and all(bits)),) * len(action.resolution)
             return sum(a != b for a, b in zip(bits, action.resolution, strict=True))
 
-        return min(self._by_labels[best, wanted.axis], key=far)
+        return min(self._by_labels[best, wanted.axis], key=distance)
 
     def _refinement(self, wanted: SavedAction) -> Action | None:
-        """The refinement of the ops with the same keys."""
+        """The refinement of the ops with the same keys, or None."""
         axis = self._space.mesh.names.index(wanted.axis)
-        if not wanted.part[0].of:  # of version 1: by number, where the labels agree
+        if not wanted.part[0].of:  # version 1: by number, if the labels agree
             part = tuple(p.numbers for p in wanted.part)
             return self._numbered(Action(-1, (), axis, part), wanted.dimensions)
         pairs = [pair for part in wanted.part for pair in self._of_part(part)]
@@ -88,27 +90,27 @@ class Offered:
             return None
         try:
             return action if action_labels(self._space, action) == labels else None
-        except IndexError:  # a factor that the op does not have
+        except IndexError:  # the op does not have this factor
             return None
 
     def _of_part(self, part: SavedPart) -> Iterator[tuple[int, int]]:
         exact, loose = self._classes
-        found = exact.get(part.key.place) or loose.get(part.key.loose, [])
-        if len(found) == part.of:
-            found = found[part.place : part.place + 1]
-        for k in found:
+        classes = exact.get(part.key.place) or loose.get(part.key.loose, [])
+        if len(classes) == part.of:
+            classes = classes[part.place : part.place + 1]
+        for k in classes:
             factor = _factor(self._space.analysis, self._space.classes.representative[k], part)
             if factor is not None:
                 yield k, factor
 
 
 def _unplaced(label: str) -> str:
-    """A label without the source line."""
+    """A label without its source line."""
     return label.partition(" at ")[0]
 
 
 def _factor(analysis: Analysis, op: int, part: SavedPart) -> int | None:
-    """The factor of an op with the label of a part; -1 for none, None where there is no such."""
+    """The factor of an op with the label of a part: NONE for no label, None if it is missing."""
     if not part.factor:
         return NONE
     labels = [f.label for f in analysis.rules[analysis.names.signature[op]].factors]

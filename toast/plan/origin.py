@@ -1,4 +1,4 @@
-"""What a plan was made from on the command line."""
+"""The program and options from which the command line computed a plan."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a plan was made from on the command line, so that it can be found again."""
+    """The TARGET and the options of a plan, so that later commands can find the program again."""
 
     target: str
-    #: Options that changed a model's size, by name.
+    #: Options that change the size of a model, by name.
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     #: Example arguments of a function: ``f32[8,4]``.
     shapes: tuple[str, ...] = ()
-    #: Further rule files.
+    #: Additional rule files.
     rules: tuple[str, ...] = ()
     #: A name, or the path of a hardware file.
     hardware: str = ""
@@ -24,7 +24,7 @@ class Origin:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """TARGET and the options that say how to read it, as on the command line."""
+        """TARGET and its options, as words of a command line."""
         options = [(name, str(size)) for name, size in self.sizes.items()]
         options += [("arg", shape) for shape in self.shapes]
         options += [("donate", str(position)) for position in self.donate]

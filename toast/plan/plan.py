@@ -1,4 +1,4 @@
-"""The plan, and the alternatives to it, as records."""
+"""Records of plans and of alternatives to them."""
 
 from __future__ import annotations
 
@@ -38,36 +38,42 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One action of the plan with what it did."""
+    """An action of the plan, or its pins, with the effect."""
 
-    #: Argument dimensions of the color, layers folded: ``params['layers'][*]['gate']:1``.
+    #: The dimensions of arguments, with ``*`` for list positions:
+    #: ``params['layers'][*]['gate']:1``.
     dimensions: tuple[str, ...]
     axis: str
-    #: Bit per resolution group; empty where the color has no conflicts.
+    #: One bit per resolution group; empty if the color has no conflicts.
     resolution: tuple[int, ...]
     after: Prediction
     reason: str
-    #: Of a refinement: the op classes that it reaches, each with the factor that takes the axis.
+    #: For a refinement: the op classes that it changes, each with the factor that gets the axis.
     part: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentRow:
-    """Arguments of one group (4.4) with one sharding."""
+    """The arguments of one group (4.4) with equal shardings."""
 
-    #: Their paths, positions in lists folded: ``params['layers'][*]['gate']``.
+    #: Their paths, with ``*`` for list positions: ``params['layers'][*]['gate']``.
     patterns: tuple[str, ...]
     count: int
     shape: tuple[int, ...]
     dtype: str
     spec: Spec
-    #: Bytes of all of them on one device.
+    #: The bytes per device of all of them.
     device_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan(Record):
-    """A sharding of a program on a mesh: shardings, predictions, reasons; and how to run it."""
+    """A sharding of a program on a mesh: shardings, predictions, reasons, and ways to run it.
+
+    ``memory_bytes`` is the limit per device, ``before`` the prediction of the unsharded program,
+    ``after`` that of the plan, ``cost`` that of section 4.5, ``states`` the number of priced
+    states.
+    """
 
     analysis: Analysis
     mesh: Mesh
@@ -81,26 +87,26 @@ class Plan(Record):
     states: int
     rounds: tuple[Round, ...]
     seed: int
-    #: Every collective, by what it moves, with the algorithm that it is priced with.
+    #: Every collective with its value class or use class and its algorithm.
     transfers: tuple[Transfer, ...] = dataclasses.field(repr=False)
-    #: Seconds per stage.
+    #: The seconds of each stage.
     seconds: dict[str, float] = dataclasses.field(compare=False)
-    #: What made it: TOAST's search, or a baseline.
+    #: The method: ``toast`` or a baseline.
     method: str = "toast"
-    #: What else there is to know of it, such as that its search ran out of time.
+    #: Notes, one per line, for example that the budget ended the search.
     note: str = ""
-    #: How every mesh did, where a number of devices was given and no mesh.
+    #: The result for each mesh, if the search was given a number of devices.
     meshes: tuple[MeshResult, ...] = dataclasses.field(default=(), repr=False)
-    #: Seconds that the step of every plan on this mesh and hardware takes at least.
+    #: A lower bound of the step time of every plan on this mesh and hardware, in seconds.
     bound_seconds: float = 0.0
-    #: What prices it, and the state of the model's space that it is: ``[classes, axes]``.
+    #: The cost model, and the state of the plan in the model's space: ``[classes, axes]``.
     model: CostModel = dataclasses.field(kw_only=True, compare=False, repr=False)
     state: States = dataclasses.field(kw_only=True, compare=False, repr=False)
-    #: The actions of the steps behind the pins; none where no actions led to the state.
+    #: The actions of the steps after the pins; empty if the method has no actions.
     actions: tuple[Action, ...] = dataclasses.field(default=(), compare=False, repr=False)
-    #: How conflicts were resolved.
+    #: How the search resolved conflicts.
     resolution: Resolving = "compatible"
-    #: What the command line made it from.
+    #: The TARGET and options of the command line, if any.
     origin: Origin | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
@@ -119,45 +125,45 @@ class Plan(Record):
 
     @property
     def constraints(self) -> Constraints:
-        """What the user fixed."""
+        """The user's constraints."""
         return self.model.space.constraints
 
-    # -- prices, taken apart -----------------------------------------------------------------
+    # -- parts of the prices -----------------------------------------------------------------
 
     @functools.cached_property
     def timeline(self) -> Timeline:
-        """Memory of a device in program order, with what is alive at the peak."""
+        """The memory of a device in program order, with the live values at the peak."""
         return self.model.timeline(self.state)
 
     @functools.cached_property
     def timeline_before(self) -> Timeline:
-        """The same of the unsharded program."""
+        """The timeline of the unsharded program."""
         return self.model.timeline(self.model.space.unsharded)
 
     @functools.cached_property
     def breakdown(self) -> Breakdown:
-        """Seconds of a step by op."""
+        """The seconds of a step by op."""
         return break_down(self.model, self.state)
 
     @functools.cached_property
     def breakdown_before(self) -> Breakdown:
-        """The same of the unsharded program."""
+        """The breakdown of the unsharded program."""
         return break_down(self.model, self.model.space.unsharded)
 
     # -- shardings ---------------------------------------------------------------------------
 
     @property
     def op_state(self) -> npt.NDArray[np.int8]:
-        """``[ops, axes]`` the factor of each op that holds each mesh axis, or -1."""
+        """``[ops, axes]``: the factor of each op that holds each mesh axis, or -1."""
         return self.model.space.of_ops(self.state)
 
     def value_spec(self, value: int) -> Spec:
-        """The sharding of a value where it is defined."""
+        """The sharding of a value, given by its number, at its definition."""
         return self.shardings.of(self.analysis.program, value)
 
     @functools.cached_property
     def arguments(self) -> dict[str, Spec]:
-        """The sharding of each argument: mesh axes per dimension."""
+        """The sharding of each argument by path: the mesh axes of each dimension."""
         program = self.analysis.program
         return {
             name: self.value_spec(value)
@@ -166,10 +172,10 @@ class Plan(Record):
 
     @functools.cached_property
     def step_reshards(self) -> tuple[StepReshard, ...]:
-        """Arguments that the program returns but does not donate, and the reshard that this costs.
+        """The reshards of arguments that the program returns but does not donate.
 
-        One for each tree of arrays that comes in as an argument and leaves as a result, updated.
-        The step time does not have that reshard in it.
+        There is one for each tree of arrays that is an argument and, updated, a result.  The step
+        time does not include the reshard.
         """
         values = self.analysis.program.argument_values
         return step_reshards(
@@ -178,12 +184,12 @@ class Plan(Record):
 
     @late
     def argument_table(self) -> tuple[ArgumentRow, ...]:
-        """Arguments by group and sharding, those with most bytes on the device first."""
+        """The arguments by group and sharding, by decreasing bytes per device."""
         raise NotImplementedError
 
     @late
     def argument_frame(self) -> pd.DataFrame:
-        """``argument, shape, dtype, spec``: one row per argument."""
+        """A DataFrame with one row per argument: ``argument``, ``shape``, ``dtype``, ``spec``."""
         raise NotImplementedError
 
     # -- queries -----------------------------------------------------------------------------
@@ -191,13 +197,16 @@ class Plan(Record):
     @functools.cached_property
     @late
     def vocabulary(self) -> Relations:
-        """The relations that queries may use."""
+        """The relations for queries, by predicate and arity."""
         raise NotImplementedError
 
     def query(
         self, body: str | pathlib.Path, *, rules: Sequence[str | pathlib.Path] = ()
     ) -> pd.DataFrame:
-        """:meth:`Analysis.query`, with the relations of the mesh and of the plan as well."""
+        """Evaluate a query over the relations of the analysis, of the mesh and of the plan.
+
+        Parameters, result and errors are those of :meth:`Analysis.query`.
+        """
         return evaluate(prepare(body, rules), self.vocabulary, self.analysis.label)
 
     # -- running -----------------------------------------------------------------------------
@@ -206,8 +215,8 @@ class Plan(Record):
     def in_shardings(self) -> Any:
         """PartitionSpecs in the structure of the arguments.
 
-        With keyword arguments it is the pair of positional and keyword shardings.  ``jax.jit``
-        takes PartitionSpecs under ``jax.set_mesh`` only: give it those of :meth:`shardings_for`.
+        With keyword arguments, this is the pair of positional and keyword shardings.  ``jax.jit``
+        accepts PartitionSpecs only under ``jax.set_mesh``; without it, use :meth:`shardings_for`.
         """
         return apply.in_shardings(self.analysis.program, self.shardings)
 
@@ -220,69 +229,73 @@ class Plan(Record):
         """``in_shardings`` and ``out_shardings`` for ``jax.jit``, on real devices.
 
         ``mesh`` is as for :meth:`jit`.  Both are pytrees of ``jax.sharding.NamedSharding`` in the
-        structures of :attr:`in_shardings` and :attr:`out_shardings`.  ``jax.jit`` with these alone
-        leaves intermediate values to XLA; :meth:`jit` does not.  Raises
-        :class:`toast.errors.PlanError` when there are too few devices.
+        structures of :attr:`in_shardings` and :attr:`out_shardings`.  With these, XLA chooses the
+        shardings of intermediate values; :meth:`jit` also fixes those.  Raises
+        :class:`toast.errors.PlanError` if there are too few devices.
         """
-        found: JitShardings = apply.jit_shardings(
+        shardings: JitShardings = apply.jit_shardings(
             self.analysis.program, self.shardings, devices=mesh
         )
-        return found
+        return shardings
 
     def jit(self, mesh: Any = None) -> Callable[..., Any]:
         """The sharded program as a function that XLA compiles and runs.
 
-        ``mesh`` is a ``jax.sharding.Mesh`` of the plan's shape, whose order of devices is kept, or
-        a list of as many devices (default: the first of ``jax.devices()``).  The function takes and
-        returns the pytrees of the one that was planned; for a program from a file, flat arguments
-        and a list.  Raises :class:`toast.errors.PlanError` when there are too few devices.
+        ``mesh`` is a ``jax.sharding.Mesh`` with the plan's shape, whose device order is kept, or a
+        list of devices (default: the first of ``jax.devices()``).  The result takes and returns the
+        pytrees of the planned function; for a program from a file, it takes flat arguments and
+        returns a list.  Raises :class:`toast.errors.PlanError` if there are too few devices.
         """
         runnable: Callable[..., Any] = self.build("jax", devices=mesh)
         return runnable
 
     def build(self, backend: str, **options: Any) -> Any:
-        """What a registered backend makes of the plan, with ``options`` of its own.
+        """Build the plan with a registered backend.
 
-        ``"jax"`` is :meth:`jit`, ``"stablehlo"`` is :meth:`annotated`.  Raises
-        :class:`toast.errors.PlanError` for a backend that there is not; :mod:`toast.ports` says how
-        one is registered.
+        ``"jax"`` is :meth:`jit`, ``"stablehlo"`` is :meth:`annotated`; ``options`` are those of the
+        backend.  Raises :class:`toast.errors.PlanError` for an unknown backend.  :mod:`toast.ports`
+        describes how to register one.
         """
         return ports.backend(backend).build(self.analysis.program, self.shardings, **options)
 
     def annotated(self) -> str:
-        """StableHLO text with the plan as Shardy annotations."""
+        """The program as StableHLO text, with the plan as Shardy annotations."""
         return str(self.build("stablehlo"))
 
     def verify(self, *, seed: int = 0) -> Verification:
-        """Run the program sharded and unsharded on small random inputs and compare outputs."""
+        """Run the program sharded and unsharded on random inputs and compare the outputs.
+
+        ``seed`` is that of the inputs.  Raises :class:`toast.errors.PlanError` if there are too few
+        devices.
+        """
         return apply.verify(self.analysis.program, self.shardings, seed=seed)
 
     # -- explanations ------------------------------------------------------------------------
 
     @late
     def explain_argument(self, name: str) -> ArgumentExplanation:
-        """Why an argument is sharded as it is: which step gave it each axis, with its effect.
+        """Explain the sharding of an argument: the step that gave it each axis, with its effect.
 
-        And what keeps other axes off each of its dimensions.  ``name`` may be a pattern of paths,
-        of arguments that are sharded alike.  Raises :class:`toast.errors.PlanError` for an argument
-        that does not exist, and a pattern of arguments that differ.
+        The explanation also states why other axes do not shard its dimensions.  ``name`` is a path,
+        or a pattern of paths of arguments with equal shardings.  Raises
+        :class:`toast.errors.PlanError` if no argument matches, or if the matching arguments differ.
         """
         raise NotImplementedError
 
     @late
     def explain_collectives(self) -> tuple[CollectiveExplanation, ...]:
-        """Every collective of a step with its cause, those that take most time first.
+        """Explain every collective of a step, by decreasing time.
 
-        ``total_seconds`` of all of a kind sum to what is predicted for it.
+        The ``total_seconds`` of all collectives of a kind sum to the prediction for the kind.
         """
         raise NotImplementedError
 
     @late
     def explain_collective(self, number: int) -> CollectiveExplanation:
-        """Why a collective is there: the value that moves, between which ops, by which steps.
+        """Explain a collective: the value that moves, the ops, and the steps that cause it.
 
-        ``number`` is its place in :meth:`explain_collectives`, from 1.  Raises
-        :class:`toast.errors.PlanError` for a number that there is not.
+        ``number`` is its position in :meth:`explain_collectives`, from 1.  Raises
+        :class:`toast.errors.PlanError` if there is no collective with this number.
         """
         raise NotImplementedError
 
@@ -290,13 +303,13 @@ class Plan(Record):
     def why_not(
         self, argument: str, spec: Any, *, search: bool = True, budget: float | None = 10.0
     ) -> WhyNot:
-        """Price a sharding that the plan does not have, beside the plan, or say why it cannot be.
+        """Compare another sharding of an argument with the plan, or state why it is impossible.
 
-        It is pinned, once with all else as in the plan, and once with a search (of at most
-        ``budget`` seconds) that begins there.  ``argument`` is a path or a pattern of paths,
-        ``spec`` a ``PartitionSpec`` or its text.  Raises :class:`toast.errors.PlanError` for an
-        argument that does not exist, :class:`toast.errors.PinError` for what is no sharding of it
-        on a mesh with these axes.
+        The sharding is pinned twice: with the rest of the plan unchanged and, with ``search``, as
+        the start of a search of at most ``budget`` seconds (None: without a limit).  ``argument``
+        is a path or a pattern of paths, ``spec`` a ``PartitionSpec`` or its text.  Raises
+        :class:`toast.errors.PlanError` if no argument matches, and :class:`toast.errors.PinError`
+        if ``spec`` is not a sharding of it on the axes of the mesh.
         """
         raise NotImplementedError
 
@@ -304,45 +317,46 @@ class Plan(Record):
 
     @late
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, for JSON: ``docs/plan.schema.json`` says what it looks like."""
+        """The plan as plain data, for JSON; ``docs/plan.schema.json`` is the schema."""
         raise NotImplementedError
 
     @late
     def at_peak(self) -> pd.DataFrame:
-        """What is alive where a device needs most memory, the largest first.
+        """A DataFrame of the live values at the peak of memory, by decreasing size.
 
-        Columns: ``bytes`` per device, ``value`` (the op that makes it, with its source line),
-        ``what`` of it (the value, a resharded copy ...), and the source lines where it begins and
-        ends, or ``end of the step``.
+        Columns: ``bytes`` per device, ``value`` (its op, with the source line), ``what`` (the kind:
+        the value, a resharded copy ...), and ``from`` and ``to`` (the source lines between which it
+        is live, or ``end of the step``).
         """
         raise NotImplementedError
 
     @late
     def memory_data(self) -> dict[str, Any]:
-        """The timeline as plain data: bytes after the last change before each op."""
+        """The timeline as plain data: live bytes after the last change before each op."""
         raise NotImplementedError
 
     def to_json(self, path: str | pathlib.Path) -> None:
-        """Write :meth:`to_dict` to ``path``, whole or not at all.
+        """Write :meth:`to_dict` as JSON to the file ``path``.
 
-        Raises :class:`toast.errors.PlanError` where it cannot be written.
+        Raises :class:`toast.errors.PlanError` if the file cannot be written; no partial file
+        remains.
         """
         if not isinstance(path, str | pathlib.Path):
-            raise PlanError(f"path {path!r}: give the path of a file")
+            raise PlanError(f"path {path!r}: use the path of a file")
         write_all({path: self.json_text()}, PlanError)
 
     def json_text(self) -> str:
-        """:meth:`to_dict` as text."""
+        """:meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveCount:
-    """Collectives that one side has more of than the other."""
+    """Collectives that one of two plans has in excess of the other."""
 
     kind: str
     axes: tuple[str, ...]
-    #: The op that makes what moves, and the op that wants it otherwise (none of a sum).
+    #: The op that defines the value, and the op that uses it (empty for a sum).
     value: str
     use: str
     count: float
@@ -351,14 +365,14 @@ class CollectiveCount:
 
 @dataclasses.dataclass(frozen=True)
 class Alternative:
-    """A plan with the other sharding, and how it differs from the one that is explained."""
+    """A plan with another sharding, and its differences from the original plan."""
 
     plan: Plan = dataclasses.field(repr=False)
-    #: Every figure that differs: the plan's, and the alternative's.
+    #: The predictions that differ: first the original plan's, then the alternative's.
     numbers: tuple[NumberChange, ...]
     appear: tuple[CollectiveCount, ...]
     vanish: tuple[CollectiveCount, ...]
-    #: Arguments that are sharded otherwise than in the plan: path, plan's, alternative's.
+    #: Arguments with different shardings: path, original sharding, alternative sharding.
     arguments: tuple[tuple[str, str, str], ...]
 
     def __repr__(self) -> str:
@@ -369,11 +383,11 @@ class Alternative:
 
     @property
     def fits(self) -> bool:
-        """Whether its peak is within the memory limit."""
+        """Whether the predicted peak is within the memory limit."""
         return self.plan.fits
 
     def to_dict(self) -> dict[str, Any]:
-        """The difference as plain data, for JSON; of its plan the prediction."""
+        """The difference as plain data, for JSON, with the prediction of the alternative."""
         data = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self) if field.name != "plan"
@@ -385,56 +399,56 @@ class Alternative:
 
 @dataclasses.dataclass(frozen=True)
 class WhyNot(Record):
-    """What another sharding of an argument would do."""
+    """The effect of another sharding of an argument."""
 
     argument: str
     spec: str
-    #: The plan's own shardings of the arguments that are meant.
+    #: The shardings of the arguments in the plan.
     now: tuple[str, ...]
-    #: Why it cannot be; empty where it can.
+    #: Why the sharding is impossible; empty if it is possible.
     impossible: str = ""
-    #: The sharding pinned, all else as in the plan.
-    kept: Alternative | None = None
-    #: The best that a search finds that begins there.
+    #: The alternative with the sharding pinned and the rest of the plan unchanged.
+    pinned: Alternative | None = None
+    #: The best alternative of a search that starts there.
     searched: Alternative | None = None
-    #: The cost of the plan that was asked, and whether it fits.
+    #: The cost of the plan, and whether it fits.
     plan_cost: float = math.inf
     plan_fits: bool = False
 
     def __repr__(self) -> str:
-        said = [self.impossible] if self.impossible else []
-        for what, side in (("step", self.kept), ("with a search", self.searched)):
+        parts = [self.impossible] if self.impossible else []
+        for what, side in (("step", self.pinned), ("with a search", self.searched)):
             if side is not None:
-                said.append(f"{what} {time_text(side.plan.after.step_seconds)}")
-        said += ["better than the plan"] if self.better else []
-        return f"<WhyNot {self.argument}={self.spec}: {', '.join(said)}>"
+                parts.append(f"{what} {time_text(side.plan.after.step_seconds)}")
+        parts += ["better than the plan"] if self.better else []
+        return f"<WhyNot {self.argument}={self.spec}: {', '.join(parts)}>"
 
     @property
     def best(self) -> Alternative | None:
-        """The alternative that fits, if one does, and costs least; nothing if it cannot be."""
-        sides = [side for side in (self.kept, self.searched) if side is not None]
+        """The cheapest alternative, preferably one that fits; None if it is impossible."""
+        sides = [side for side in (self.pinned, self.searched) if side is not None]
         return min(sides, key=lambda side: (not side.fits, side.plan.cost), default=None)
 
     @property
     def better(self) -> bool:
-        """Whether the best alternative beats the plan: it costs less, and fits if the plan does."""
+        """Whether the best alternative costs less than the plan, and fits if the plan does."""
         best = self.best
         if best is None or best.fits < self.plan_fits:
             return False
         return best.fits > self.plan_fits or best.plan.cost * (1 + 1e-9) < self.plan_cost
 
     def accept(self) -> Plan:
-        """The best alternative as a plan to keep, with the sharding pinned.
+        """The best alternative as a plan, with the sharding pinned.
 
-        Raises :class:`toast.errors.PlanError` where the sharding cannot be.
+        Raises :class:`toast.errors.PlanError` if the sharding is impossible.
         """
         if self.best is None:
-            raise PlanError(f"{self.argument}={self.spec} cannot be: {self.impossible}")
+            raise PlanError(f"{self.argument}={self.spec} is impossible: {self.impossible}")
         return self.best.plan
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data, for JSON."""
-        sides = {"kept": self.kept, "searched": self.searched}
+        """The comparison as plain data, for JSON."""
+        sides = {"pinned": self.pinned, "searched": self.searched}
         return {
             "argument": self.argument,
             "spec": self.spec,

@@ -1,4 +1,4 @@
-"""What queries ask of a plan: sections 2 and 3 of ``rules/queries/vocabulary.lp``."""
+"""The relations of a plan for queries: sections 2 and 3 of ``rules/queries/vocabulary.lp``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toast.space.mesh_relations import relations as on_mesh
 
 
 def relations(plan: Plan) -> Relations:
-    """Every predicate of a plan, of its mesh and of its analysis."""
+    """All relations of a plan, of its mesh and of its analysis, by predicate and arity."""
     return {
         **plan.analysis.vocabulary.relations,
         **on_mesh(plan.model.space),
@@ -37,7 +37,7 @@ def relations(plan: Plan) -> Relations:
 
 
 def _axes(spec: Spec) -> Iterator[tuple[int, str, int]]:
-    """Dimension, axis and position of each axis of a sharding."""
+    """For each axis of a sharding its dimension, name and position."""
     for d, axes in enumerate(spec):
         yield from ((d, quoted(axis), position) for position, axis in enumerate(axes))
 
@@ -58,7 +58,7 @@ def _device_kib(plan: Plan) -> Columns:
 
 
 def _collectives(plan: Plan) -> Columns:
-    """Those of one kind around one operand, or around the results of one op, together."""
+    """One row for the collectives of one kind at one operand, or at the results of one op."""
     together: dict[Any, list[Any]] = {}
     for c in plan.breakdown.collectives:
         row = together.setdefault((c.op, c.operand, c.kind, c.axes), [0, 0.0, 0.0])

@@ -1,4 +1,4 @@
-"""What the cost model says of a state, and what an action changed in it."""
+"""Predictions of the cost model for a state, and the effect of an action."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toast.units import size_text, time_text
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """All collectives of one kind in a step, per device."""
+    """All collectives of one kind in a step; bytes and seconds per device."""
 
     kind: str
     count: int
@@ -23,7 +23,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What the cost model says of one state, per device."""
+    """The predictions of the cost model for one state, per device."""
 
     step_seconds: float
     matmul_seconds: float
@@ -31,16 +31,16 @@ class Prediction:
     peak_bytes: float
     argument_bytes: float
     collectives: tuple[Collective, ...]
-    #: Of the collectives, what products run beside.
+    #: The seconds of collectives that overlap with matrix products.
     hidden_seconds: float = 0.0
-    #: What a device sends in collectives.
+    #: The bytes that a device sends in collectives.
     sent_bytes: float = 0.0
-    #: Of results, those in donated arguments included.
+    #: The bytes of results, including those in donated arguments.
     output_bytes: float = 0.0
 
     @staticmethod
     def of(prices: Prices, index: int = 0) -> Prediction:
-        """State ``index`` of a batch of prices."""
+        """The prediction of state ``index`` of a batch of prices."""
         return Prediction(
             step_seconds=float(prices.seconds[index]),
             matmul_seconds=float(prices.matmul_seconds[index]),
@@ -63,17 +63,17 @@ class Prediction:
 
     @property
     def collective_seconds(self) -> float:
-        """Seconds in collectives."""
+        """The seconds of all collectives."""
         return sum(c.seconds for c in self.collectives)
 
 
 def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str:
-    """What the action gained and what it paid, in one line."""
+    """The gain and the price of an action, in one line; ``memory_bytes`` is the limit."""
     gains = {
         "matrix products": before.matmul_seconds - after.matmul_seconds,
         "memory traffic": before.memory_seconds - after.memory_seconds,
         "collectives": before.collective_seconds - after.collective_seconds,
-        # Beside products they cost nothing.
+        # Overlapped collectives cost no time.
         "waiting for collectives": (
             (before.collective_seconds - before.hidden_seconds)
             - (after.collective_seconds - after.hidden_seconds)
@@ -97,51 +97,51 @@ def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str
     return "; ".join(parts) or "prepares a later action"
 
 
-#: Times that differ by less, in seconds or as a share, are the same: sums are rounded.
+#: Times with a smaller difference (in seconds, or relative) count as equal: sums are rounded.
 _NOISE_S, _NOISE = 5e-9, 1e-9
 
 
 def _moved(before: Prediction, after: Prediction) -> str:
-    """The collectives that came, those that went, and what that does to the time of them all."""
+    """The added and removed collectives, and the change of the time of all collectives."""
     pairs = list(zip(before.collectives, after.collectives, strict=True))
     come = [f"{new.count - old.count} {new.kind}" for old, new in pairs if new.count > old.count]
     gone = [f"{old.count - new.count} {old.kind}" for old, new in pairs if new.count < old.count]
     if not come:
-        return ""  # what is gained has been said
+        return ""  # the gain is in the text already
     what = f"replaces {', '.join(gone)} by" if gone else "adds"
     was, now = before.collective_seconds, after.collective_seconds
     time = f"{'+' if now > was else '-'}{time_text(abs(now - was))}"
     if abs(now - was) < max(_NOISE_S, _NOISE * max(was, now)):
         time = "same time"
     elif now < was and not gone:
-        # Others are smaller, or over fewer devices.
+        # Other collectives are smaller, or over fewer devices.
         time = f"yet collectives take {time_text(was - now)} less"
     return f"{what} {', '.join(come)} ({time})"
 
 
-#: Predictions that differ by less are equal: sums may be taken in another order.
+#: Predictions with a smaller relative difference are equal: the order of sums may differ.
 _EQUAL = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class NumberChange:
-    """A prediction that differs."""
+    """A difference between two predictions."""
 
     what: str
-    #: ``seconds``, ``bytes`` or nothing.
+    #: ``seconds``, ``bytes`` or ``""``.
     unit: str
     first: float
     second: float
 
 
 def numbers(was: Prediction, now: Prediction, suffix: str = "") -> Iterator[NumberChange]:
-    """The figures in which two predictions differ."""
+    """The differences between two predictions; ``suffix`` is appended to their names."""
     rows = [
         ("step time", "seconds", was.step_seconds, now.step_seconds),
         ("matrix products", "seconds", was.matmul_seconds, now.matmul_seconds),
         ("memory traffic", "seconds", was.memory_seconds, now.memory_seconds),
         ("collectives", "seconds", was.collective_seconds, now.collective_seconds),
-        ("hidden behind products", "seconds", was.hidden_seconds, now.hidden_seconds),
+        ("overlapped with matrix products", "seconds", was.hidden_seconds, now.hidden_seconds),
         ("peak memory", "bytes", was.peak_bytes, now.peak_bytes),
         ("arguments", "bytes", was.argument_bytes, now.argument_bytes),
         ("results", "bytes", was.output_bytes, now.output_bytes),
@@ -152,5 +152,5 @@ def numbers(was: Prediction, now: Prediction, suffix: str = "") -> Iterator[Numb
 
 
 def close(first: float, second: float) -> bool:
-    """Whether two figures are equal but for rounding."""
+    """Whether two figures are equal except for rounding."""
     return math.isclose(first, second, rel_tol=_EQUAL, abs_tol=1e-15)

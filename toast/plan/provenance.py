@@ -1,4 +1,4 @@
-"""What a plan's file may have opened for it: data beside it, never code and no other path."""
+"""The hardware of a plan file: a plan file may only open data in its own folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from toast.plan.files import Saved, hardware_digest
 
 
 def machine_of(saved: Saved) -> Hardware:
-    """The device that a plan's file was made for.
+    """The device of a plan file.
 
-    A file may name a shipped device, or a hardware file beside itself with the figures that the
-    plan was made with.  Raises :class:`toast.errors.PlanError` where the caller has to say which
-    hardware it was.
+    A plan file may name an included device, or a hardware file in its own folder with the figures
+    of the plan.  Raises :class:`toast.errors.PlanError` otherwise; the caller must then name the
+    hardware.
     """
     wanted = (saved.origin.hardware if saved.origin else "") or saved.hardware
     if wanted in names():
@@ -25,7 +25,7 @@ def machine_of(saved: Saved) -> Hardware:
         if machine and hardware_digest(machine) == saved.hardware_digest:
             return machine
     raise PlanError(
-        f"{saved.name}: its hardware {shortened(wanted)!r} is neither a shipped device nor a file "
-        "in the plan's folder with the same figures; give hardware='FILE.toml'",
+        f"{saved.name}: its hardware {shortened(wanted)!r} is neither an included device nor a "
+        "file in the plan's folder with the same figures; use hardware='FILE.toml'",
         shell="add --hardware FILE",
     )

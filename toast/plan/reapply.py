@@ -1,8 +1,8 @@
-"""A plan on a program that has changed since: what still matches, and what it costs now.
+"""Apply a plan to a changed program: what still matches, and the new price.
 
-First come the plan's actions, found again by the dimensions that they shard; they reach ops that
-the plan has never seen.  Then every op that the plan knows is sharded as it was, and every
-argument.  On the program and mesh that it was made for, that is the plan again, number by number.
+First, the plan's actions are matched by the dimensions that they shard; they also shard new ops.
+Then the ops and arguments that the plan contains get their shardings from it.  On the program and
+mesh of the plan, the result is the same plan with the same predictions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from toast.units import listed, size_text, time_text
 if TYPE_CHECKING:
     from toast.analysis import Analysis
 
-#: Characters of a program's hash that messages show.
+#: Number of characters of a program's hash in messages.
 _HASH = 8
 
 OpState = npt.NDArray[np.int8]
@@ -44,38 +44,38 @@ OpState = npt.NDArray[np.int8]
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentChange:
-    """An argument that is not sharded as the plan says."""
+    """An argument whose sharding differs from that in the plan."""
 
     argument: str
-    #: What the plan says.
+    #: The sharding in the plan.
     saved: Spec
-    #: What there is of it.
+    #: The sharding in the program.
     applied: Spec
     why: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Applied(Record):
-    """A plan applied to a program that may have changed, and what did not match."""
+    """The result of applying a plan to a program, and what did not match."""
 
     plan: Plan
-    #: What the file says, its old prediction (``saved.after``) among it.
+    #: The contents of the file, with its old prediction (``saved.after``).
     saved: Saved
-    #: Whether the program is the one that the plan was made for.
+    #: Whether the program is that of the plan.
     same_program: bool
     #: Arguments of the plan that the program does not have.
     gone: tuple[str, ...]
-    #: Arguments of the program that the plan does not know, with what its actions gave them.
+    #: Arguments of the program that the plan does not have, with the shardings of the actions.
     new: tuple[tuple[str, Spec], ...]
-    #: Arguments that share a path, or a pattern of paths, with the plan's.
+    #: Arguments that share a path, or a pattern of paths, with the plan.
     matched: tuple[str, ...]
     changed: tuple[ArgumentChange, ...]
-    #: Actions that have no counterpart, as text.
+    #: Actions without a match, as text.
     actions_gone: tuple[str, ...]
-    #: Ops, without arguments and results, that are sharded as the plan's; and all.
+    #: The number of ops with the plan's shardings, and of all ops, without arguments and results.
     ops_matched: int
     ops: int
-    #: What else to know, a line each.
+    #: Notes, one line each.
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -87,11 +87,11 @@ class Applied(Record):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What to know of the plan where the rest is not shown, a line each."""
-        return (*self.notes, *(f"no counterpart: {text}" for text in self.actions_gone))
+        """The notes and the actions without a match, one line each."""
+        return (*self.notes, *(f"no match: {text}" for text in self.actions_gone))
 
     def to_dict(self) -> dict[str, Any]:
-        """What matched and what did not, as plain data, for JSON."""
+        """The matches and differences as plain data, for JSON."""
         return {
             "plan": self.saved.name,
             "same_program": self.same_program,
@@ -117,13 +117,15 @@ def apply_saved(
     progress: Callable[[str], None] | None = None,
     cache: bool = True,
 ) -> Applied:
-    """Apply what a plan's file says to a program; ``cache`` says whether cost tables are kept.
+    """Apply a saved plan to a program.
 
-    Raises :class:`toast.errors.PlanError` where nothing of it matches.
+    ``memory_bytes`` is the limit per device.  ``progress`` is called with the name of each stage.
+    ``cache`` enables the cache of cost tables.  Raises :class:`toast.errors.PlanError` if nothing
+    matches, or if the mesh has none of the plan's axes.
     """
     begin = time.perf_counter()
-    tell = progress or (lambda _stage: None)
-    tell("decision space")
+    report_stage = progress or (lambda _stage: None)
+    report_stage("decision space")
     program = analysis.program
     same = saved.digest == program.digest
     check_axes(saved, mesh)
@@ -131,7 +133,7 @@ def apply_saved(
     exact = same and mesh.axes == saved.mesh.axes and not notes
     offered = Offered(space)
     wanted = [(n, action) for n, action in enumerate(saved.actions, 1) if action.axis]
-    found: list[tuple[Action, bool]] = []
+    matches: list[tuple[Action, bool]] = []
     lost = []
     state = space.pinned
     for number, step in wanted if saved.replayed else []:
@@ -143,67 +145,67 @@ def apply_saved(
             continue
         after = space.apply(state, action)
         if not exact and (after == state).all():
-            notes.append(f"step {number}, {_action_text(step)}: has no effect here")
+            notes.append(f"step {number}, {_action_text(step)}: has no effect on this program")
             continue
         state = after
-        found.append((action, step.fixed))
-    actions = tuple(action for action, _ in found)
+        matches.append((action, step.fixed))
+    actions = tuple(action for action, _ in matches)
     begun = space.of_ops(state)
     work = Work(saved, space, begun.copy(), exact)
     known = work.ops()
     work.arguments()
-    if not same and not found and not work.matched and not work.sharded:
+    if not same and not matches and not work.matched and not work.sharded:
         raise PlanError(
             f"{saved.name} is a plan of {saved.program} and does not match {program.name}: no "
             "argument, action or sharded op is the same; use the program of the plan"
         )
     notes = [*_setting_notes(saved, program, mesh, hardware), *notes]
-    tell("prices")
+    report_stage("prices")
     price = _Pricing(saved, actions, hardware, memory_bytes, cache)
     best = price(space, work.state)
-    if found and not exact:
+    if matches and not exact:
         anew = Work(saved, space, begun.copy(), exact)
         anew.arguments()
         other = price(space, anew.state, best.model)
         if other.rank < best.rank:
             best = other
-            notes.append("values are sharded as the actions reach them: as in the plan costs more")
-    fixed = next((i for i, (_, fix) in enumerate(found) if not fix), len(found))
+            notes.append("values have the shardings of the actions; those of the plan cost more")
+    fixed = next((i for i, (_, fix) in enumerate(matches) if not fix), len(matches))
     best.model.space.begin_with(best.actions[:fixed])
     spent = time.perf_counter() - begin
-    made = make_plan(
+    result = make_plan(
         best.model, SearchResult(best.actions[fixed:], best.state, best.rank[1], 1, spent, ()),
         memory_bytes=memory_bytes, seed=saved.seed,
         seconds={**analysis.seconds, "plan applied": spent},
         method=saved.method, note=saved.note, resolution=resolution_of(saved),
     )  # fmt: skip
     if same and not saved.replayed and mesh == saved.mesh:
-        made = dataclasses.replace(made, steps=tuple(map(_step, saved.actions)))
+        result = dataclasses.replace(result, steps=tuple(map(_step, saved.actions)))
     if same and mesh == saved.mesh and hardware_digest(hardware) == saved.hardware_digest:
-        notes += _price_notes(saved.after, made.after)
-    applied = made.arguments
+        notes += _price_notes(saved.after, result.after)
+    applied = result.arguments
     changes = tuple(
-        ArgumentChange(path, spec, applied[path], why or "something else has the axis")
-        for path, (spec, why) in work.said.items()
+        ArgumentChange(path, spec, applied[path], why or "the axis is used elsewhere")
+        for path, (spec, why) in work.specs.items()
         if applied[path] != spec
     )
     return Applied(
-        plan=made,
+        plan=result,
         saved=saved,
         same_program=same,
         gone=tuple(path for path in saved.arguments if path not in applied),
-        new=tuple((path, spec) for path, spec in applied.items() if path not in work.said),
+        new=tuple((path, spec) for path, spec in applied.items() if path not in work.specs),
         matched=tuple(work.matched),
         changed=changes,
         actions_gone=tuple(lost),
-        ops_matched=int((known & (made.op_state == work.wanted).all(axis=1)).sum()),
+        ops_matched=int((known & (result.op_state == work.wanted).all(axis=1)).sum()),
         ops=len(program.ops) - len(program.arguments) - len(program.results),
         notes=tuple(notes),
     )
 
 
 def check_axes(saved: Saved, mesh: Mesh) -> None:
-    """Raise :class:`toast.errors.PlanError` where a mesh has none of the axes of a plan."""
+    """Raise :class:`toast.errors.PlanError` if a mesh has none of the axes of a plan."""
     used = {axis for entry in saved.arguments.values() for axes in entry.spec for axis in axes}
     used |= {action.axis for action in saved.actions} - {""}
     if used and not used & set(mesh.names):
@@ -217,12 +219,12 @@ class _Priced(NamedTuple):
     model: CostModel
     state: States
     actions: tuple[Action, ...]
-    #: What fits goes before what does not, then the cost counts.
+    #: Whether it does not fit, then its cost; smaller is better.
     rank: tuple[bool, float]
 
 
 class _Pricing:
-    """Prices states of ops, by class."""
+    """Prices states that are given by op."""
 
     def __init__(
         self,
@@ -245,7 +247,10 @@ class _Pricing:
 
 
 def resolution_of(saved: Saved) -> Any:
-    """How conflicts are resolved, as :class:`toast.space.Space` takes it."""
+    """The ``resolution`` of a saved plan, as for :class:`toast.space.Space`.
+
+    Raises :class:`toast.errors.PlanError` for an unknown value.
+    """
     if saved.resolution not in ("compatible", "independent"):
         raise PlanError(f"{saved.name}: unknown resolution {saved.resolution!r}")
     return saved.resolution
@@ -264,39 +269,39 @@ def _nearly(space: Space, wanted: SavedAction, action: Action) -> str:
     labels = action_labels(space, action)
     come = [label for label in labels if label not in wanted.labels]
     gone = [label for label in wanted.labels if label not in labels]
-    parts = [f"it has {listed(come)} now"] if come else []
-    parts += [f"it has {listed(gone)} no longer"] if gone else []
+    parts = [f"now also shards {listed(come)}"] if come else []
+    parts += [f"no longer shards {listed(gone)}"] if gone else []
     if action.resolution != wanted.resolution:
         here = "".join(map(str, action.resolution)) or "none"
-        parts.append(f"resolution {''.join(map(str, wanted.resolution)) or 'none'} is {here} here")
+        parts.append(f"resolution {''.join(map(str, wanted.resolution)) or 'none'} is now {here}")
     return f"action {_action_text(wanted)}: {', '.join(parts)}"
 
 
-#: Prices that differ by less are the same.
+#: Prices with a smaller relative difference count as equal.
 _SAME = 1e-3
 
 
 def _setting_notes(saved: Saved, program: Program, mesh: Mesh, hardware: Hardware) -> Iterator[str]:
-    """What is not as it was when the plan was made."""
+    """Notes on the differences between the settings of the plan and the current ones."""
     if not saved.digest:
-        yield "the file does not say which program it was made for (version 1 of plans)"
+        yield "the file does not state the program of the plan (version 1 of plan files)"
     elif saved.digest != program.digest:
         yield (
-            f"the plan was made for another program, {saved.digest[:_HASH]}: {program.name}, "
-            f"{program.digest[:_HASH]}, has other ops, types or arguments"
+            f"the plan is for another program (hash {saved.digest[:_HASH]}): {program.name} (hash "
+            f"{program.digest[:_HASH]}) has other ops, types or arguments"
         )
     if program.arguments and not saved.arguments:
-        yield f"{saved.name} says nothing of arguments: they are sharded as the actions reach them"
+        yield f"{saved.name} has no arguments: they get the shardings of the actions"
     if mesh != saved.mesh:
-        yield f"the plan was made for mesh {saved.mesh}"
+        yield f"the plan is for mesh {saved.mesh}"
     if hardware.name != saved.hardware:
-        yield f"the plan was made for {saved.hardware}"
+        yield f"the plan is for {saved.hardware}"
     elif saved.hardware_digest and saved.hardware_digest != hardware_digest(hardware):
-        yield f"the plan was made with other figures of {saved.hardware}"
+        yield f"the plan is for other figures of {saved.hardware}"
 
 
 def _price_notes(was: Prediction, now: Prediction) -> Iterator[str]:
-    """What the same plan on the same hardware costs now, where that is not what the file says."""
+    """A note if the price of the same plan on the same hardware differs from the file."""
     changed = [
         f"{what} {text(new)}, was {text(old)}"
         for what, old, new, text in (
@@ -307,13 +312,13 @@ def _price_notes(was: Prediction, now: Prediction) -> Iterator[str]:
     ]
     if changed:
         yield (
-            f"the plan has other prices than when it was made: {'; '.join(changed)}: other rules, "
-            "another version of TOAST, or an edited file"
+            f"the prices of the plan have changed: {'; '.join(changed)}; possible reasons: other "
+            "rules, another version of TOAST, or an edited file"
         )
 
 
 def _space(saved: Saved, analysis: Analysis, mesh: Mesh) -> tuple[Space, list[str]]:
-    """The plan's space, without those of its constraints that cannot hold here."""
+    """The space of the plan, without constraints that cannot hold, and notes on these."""
 
     def make(constraints: Constraints) -> Space:
         return Space(
@@ -329,78 +334,80 @@ def _space(saved: Saved, analysis: Analysis, mesh: Mesh) -> tuple[Space, list[st
         return make(constraints), notes
     except PinError:
         pass
-    kept = Constraints(keep=constraints.keep)
+    valid = Constraints(keep=constraints.keep)
     space = make(Constraints())
     for option in ("pin", "forbid", "fix"):
-        for pattern, said in getattr(constraints, option).items():
-            more: dict[str, Any] = {option: {**getattr(kept, option), pattern: said}}
-            tried = dataclasses.replace(kept, **more)
+        for pattern, value in getattr(constraints, option).items():
+            more: dict[str, Any] = {option: {**getattr(valid, option), pattern: value}}
+            tried = dataclasses.replace(valid, **more)
             try:
-                space, kept = make(tried), tried
+                space, valid = make(tried), tried
             except PinError as error:
                 notes.append(f"no longer holds: {error}")
     return space, notes
 
 
 class Work:
-    """The state of every op, as it becomes the plan's."""
+    """The state of every op, while the plan's shardings are applied."""
 
     def __init__(self, saved: Saved, space: Space, state: OpState, exact: bool) -> None:
         self.saved, self.space, self._exact = saved, space, exact
         self.state = state  # [ops, axes]
-        #: What the plan says of each op that it knows: ``[ops, axes]``.
+        #: ``[ops, axes]`` the plan's state of each op that it contains.
         self.wanted = np.full_like(state, NONE)
-        #: Arguments and results whose shardings it says: ``[ops]``.
+        #: ``[ops]`` the arguments and results with shardings in the plan.
         self.placed = np.zeros(len(state), dtype=bool)
         self._program = space.analysis.program
         self._pinned = space.of_ops(space.pinned) != NONE
         self._sizes = dict(space.mesh.axes)
         self.matched: list[str] = []
-        #: Ops that the plan shards, known by more than their kind.
+        #: The number of ops that the plan shards and that match by more than their kind.
         self.sharded = 0
-        #: For each argument that the plan knows, what it says and why that cannot be.
-        self.said: dict[str, tuple[Spec, str]] = {}
+        #: For each argument of the plan, its sharding and, if it is impossible, the reason.
+        self.specs: dict[str, tuple[Spec, str]] = {}
 
     def ops(self) -> npt.NDArray[np.bool_]:
-        """Give every op that the plan knows its factors: ``[ops]`` which it knows."""
+        """Apply the plan to the ops that it contains; returns ``[ops]`` which these are."""
         known = np.zeros(len(self.state), dtype=bool)
         here, there = keyed_ops(self._program), self.saved.ops
         for known_by in map(operator.attrgetter, ("place", "loose", "looser")):
             ops: dict[OpKey, list[int]] = defaultdict(list)
             runs: dict[OpKey, list[Run]] = defaultdict(list)
-            for key, found in here.items():
-                ops[known_by(key)] += found
-            for key, said in there.items():
-                runs[known_by(key)] += said
+            for key, numbers in here.items():
+                ops[known_by(key)] += numbers
+            for key, saved_runs in there.items():
+                runs[known_by(key)] += saved_runs
             for key in runs.keys() & ops.keys():
                 self._align(key, runs[key], sorted(ops[key]), known)
-            here = {key: found for key, found in here.items() if known_by(key) not in runs}
-            there = {key: said for key, said in there.items() if known_by(key) not in ops}
+            here = {key: numbers for key, numbers in here.items() if known_by(key) not in runs}
+            there = {
+                key: saved_runs for key, saved_runs in there.items() if known_by(key) not in ops
+            }
         return known
 
     def _align(
         self, key: OpKey, runs: Sequence[Run], ops: list[int], known: npt.NDArray[np.bool_]
     ) -> None:
-        """Give ops of one key what the plan says of them, one by one where their number agrees."""
+        """Apply the plan to the ops of one key, one by one if their number is the same."""
         if sum(run.count for run in runs) == len(ops):
-            said = [run.held for run in runs for _ in range(run.count)]
+            states = [run.held for run in runs for _ in range(run.count)]
         elif len({run.held for run in runs}) == 1:
-            said = [runs[0].held] * len(ops)
+            states = [runs[0].held] * len(ops)
         elif self.saved.replayed:
-            return  # the actions know better
+            return  # the actions shard these ops
         else:
             weights: Counter[Held] = Counter()
             for run in runs:
                 weights[run.held] += run.count
-            said = [weights.most_common(1)[0][0]] * len(ops)
-        for op, held in zip(ops, said, strict=True):
+            states = [weights.most_common(1)[0][0]] * len(ops)
+        for op, held in zip(ops, states, strict=True):
             known[op] = self._hold(op, held)
             self.sharded += bool(known[op] and held and (key.path or key.label))
 
     def _hold(self, op: int, held: Held) -> bool:
-        """Shard an op as the plan says; whether that goes all the way.
+        """Shard an op as in the plan; returns whether all axes could be set.
 
-        If not, the plan's actions know better, if it has any.
+        Otherwise the op keeps the shardings of the plan's actions, if there are any.
         """
         if not held:
             self.wanted[op] = NONE
@@ -419,7 +426,7 @@ class Work:
         return self._set(op, row, whole) and whole
 
     def _set(self, op: int, row: list[int], whole: bool = True) -> bool:
-        """Set the axes of an op, except those whose sizes do not divide; whether all are set."""
+        """Set the axes of an op whose sizes divide; returns whether all are set."""
         divisor = self.space.classes.divisor[self.space.classes.of_op[op]].tolist()
         shards: dict[int, int] = {}
         for axis, (factor, size) in enumerate(zip(row, self.space.mesh.sizes, strict=True)):
@@ -434,7 +441,7 @@ class Work:
         return whole
 
     def arguments(self) -> None:
-        """Give arguments and results the shardings of their paths, or of what is like them."""
+        """Apply the shardings of arguments and results by path, or by pattern of paths."""
         program, saved = self._program, self.saved
         like: dict[str, set[Spec]] = defaultdict(set)
         for path, entry in saved.arguments.items():
@@ -445,18 +452,18 @@ class Work:
             spec = exact.spec if exact else next(iter(alike)) if len(alike) == 1 else None
             if spec is not None:
                 self.matched.append(path)
-                self.said[path] = spec, self._shard(op, program.argument_values[op], spec)
+                self.specs[path] = spec, self._shard(op, program.argument_values[op], spec)
         first = len(program.ops) - len(program.results)
         for number, path in enumerate(program.results):
             if path in saved.results and program.aliases[number] < 0:
                 self._shard(first + number, program.result_values[number], saved.results[path])
 
     def _shard(self, op: int, value: int, spec: Spec) -> str:
-        """Shard what an op of one factor per dimension holds; why that cannot be, or nothing."""
+        """Shard an argument or result; returns ``""``, or why the sharding is impossible."""
         type_ = self._program.values[value].type
         shape = type_.shape
         if len(spec) != len(shape):
-            return f"it has {len(shape)} dimensions now, {len(spec)} in the plan"
+            return f"its rank is {len(shape)} now, {len(spec)} in the plan"
         if 0 in shape:
             return ""
         row, why = [NONE] * len(self._sizes), ""
@@ -476,15 +483,18 @@ class Work:
 
 
 def by_class(op_state: OpState, space: Space) -> tuple[States, npt.NDArray[np.bool_], bool]:
-    """A state of ops as one of classes, the ops that matter for it, and whether it is the same.
+    """A state by op as a state by class.
 
-    Ops of one class that are not sharded alike cannot be, without further classes.
+    Returns the state, ``[ops]`` which ops determine it, and whether it is equal to ``op_state``.
+    It is not if ops of one class have different states.
     """
     program, of_op = space.analysis.program, space.classes.of_op
     matters = np.ones(len(program.ops), dtype=bool)
     first = len(program.ops) - len(program.results)
     for result, alias in enumerate(program.aliases):
-        matters[first + result] = alias < 0  # else it is sharded as the argument that it overwrites
+        matters[first + result] = (
+            alias < 0
+        )  # otherwise it has the sharding of the argument that it overwrites
     ops = np.arange(len(of_op))
     chosen = space.classes.representative.copy()
     chosen[of_op[matters][::-1]] = ops[matters][::-1]
@@ -495,7 +505,7 @@ def by_class(op_state: OpState, space: Space) -> tuple[States, npt.NDArray[np.bo
 def _classed(
     op_state: OpState, space: Space, actions: Sequence[Action], resolution: Any
 ) -> tuple[Space, States, tuple[Action, ...]]:
-    """The state by op class; by op, where ops of one class are not sharded alike."""
+    """The state by op class or, if ops of one class have different states, by op."""
     of_op = space.classes.of_op
     state, _, alike = by_class(op_state, space)
     if alike:

@@ -1,4 +1,4 @@
-"""Records that explain a plan: why arguments are sharded as they are, and why collectives run."""
+"""Records that explain a plan: the causes of shardings and of collectives."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from toast.units import time_text
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """What gave a mesh axis to an op."""
+    """The step that gave a mesh axis to an op."""
 
-    #: Step of the plan, from 1; 0 where no step did, but the plan's method.
+    #: The number of the step, from 1; 0 if the method has no steps.
     number: int
     #: ``pin``, ``fix``, ``action``, ``refinement``, or the method.
     kind: str
@@ -24,14 +24,14 @@ class Cause:
     #: Dimensions that the step shards.
     dimensions: tuple[str, ...] = ()
     resolution: tuple[int, ...] = ()
-    #: What the step gained and what it paid.
+    #: The gain and the price of the step, as text.
     reason: str = ""
     before: Prediction | None = None
     after: Prediction | None = None
 
     def __str__(self) -> str:
         if not self.number:
-            return f"{self.kind} put it there"
+            return f"method {self.kind}"
         shown = shown_labels(self.dimensions, 2) or "intermediate values"
         return f"step {self.number}, {self.kind} of {shown} along {self.axis or 'axes'}"
 
@@ -47,36 +47,36 @@ class HeldAxis:
 
 @dataclasses.dataclass(frozen=True)
 class FreeAxis:
-    """A mesh axis that does not shard a dimension of an argument, and why."""
+    """A mesh axis that does not shard a dimension of an argument, and the reason."""
 
     dimension: int
     axis: str
     #: ``elsewhere`` (it shards another dimension), ``size`` (it does not divide this one),
-    #: ``undone`` (a step put it there, a later one took it off), ``few`` (too few dimensions have
-    #: the color), ``conflict``, ``constraint`` or ``price``.
+    #: ``undone`` (a step sharded it, a later one removed the axis), ``few`` (too few dimensions
+    #: have the color), ``conflict``, ``constraint`` or ``price``.
     kind: str
     why: str
-    #: What the plan would do with one action more that puts it there; of ``price`` and ``undone``.
+    #: The prediction with one more action that shards it; for ``price`` and ``undone``.
     then: Prediction | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class ArgumentExplanation(Record):
-    """Why an argument is sharded as it is."""
+    """The sharding of an argument, with the cause of each axis."""
 
     argument: str
     shape: tuple[int, ...]
     dtype: str
     spec: Spec
-    #: Arguments of its group (4.4) with their list positions folded.
+    #: The arguments of its group (4.4), with ``*`` for list positions.
     group: tuple[str, ...]
     bytes: int
     device_bytes: int
     held: tuple[HeldAxis, ...]
     free: tuple[FreeAxis, ...]
-    #: The collectives that move it, by number.
+    #: The numbers of the collectives that move it.
     moved_by: tuple[int, ...]
-    #: All that were asked for by a pattern, this one first: they are sharded alike.
+    #: All arguments that match the pattern, this one first; their shardings are equal.
     alike: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -92,36 +92,37 @@ class ArgumentExplanation(Record):
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveExplanation(Record):
-    """Collectives that are alike, and why they are there."""
+    """A group of equal collectives, and their cause."""
 
-    #: Its place among the plan's, those that take most time first, from 1.
+    #: The number in the plan, from 1, by decreasing time.
     number: int
     kind: str
     axes: tuple[str, ...]
-    #: Of the result that a device holds after each.
+    #: The bytes of the result on a device, of one collective.
     bytes: float
-    #: How many there are in a step, those of repeated layers and of loops counted, without those
-    #: that XLA merges with others or makes anew; shares of some may be left.
+    #: The number in a step, including repeated layers and loops, without collectives that XLA
+    #: merges or avoids by recomputing; it may be a fraction.
     count: float
-    #: Of one.
+    #: The seconds of one collective.
     seconds: float
-    #: Of all: these sum to the prediction.
+    #: The seconds of all; these sum to the prediction.
     total_seconds: float
     algorithm: str
-    #: ``reshard``, ``sum`` (of parts), ``edges`` (of a window) or ``order`` (shards change places).
+    #: ``reshard``, ``sum`` (of partial sums), ``edges`` (of a window) or ``order`` (shards change
+    #: places).
     what: str
-    #: The value that moves, and how many like it.
+    #: The value that moves, and the number of such values.
     value: str
     values: int
-    #: The ops that make it and use it, with their source lines; a sum has no use.
+    #: The ops that define and use it, with their source lines; a sum has no use.
     definition: str
     use: str
-    #: The sharding where it is made, and the one that is wanted.
+    #: The sharding before and after the collective.
     before: Spec
     after: Spec
-    #: For each axis the factors that hold it where the value is made and where it is used.
+    #: For each axis: the factors that hold it at the definition and at the use.
     factors: tuple[tuple[str, str, str], ...]
-    #: What gave these factors the axes, the last of which brought the collective.
+    #: The steps that gave these factors the axes; the last one causes the collective.
     causes: tuple[Cause, ...]
     why: str
 

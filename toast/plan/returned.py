@@ -1,8 +1,8 @@
-"""Arguments that a step returns without donating them, and the reshard that this costs.
+"""Arguments that a step returns without donating them, and the cost of the resulting reshard.
 
-A train step that takes and returns its parameters is called with its own results.  Where they are
-not donated, nothing makes a result have the sharding of the argument that it becomes: the reshard
-between two steps is no part of the program, nor of its price.
+A train step that takes and returns its parameters is called with its own results.  Without
+donation, a result can have another sharding than the argument that it becomes in the next step.
+The reshard between two steps is not part of the program or of its price.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from toast.cost import CostModel
 from toast.program import Program, Spec, element_bytes
 from toast.units import size_text, time_text
 
-#: A path: the name of an argument, or of the result, and its keys.
+#: A path: the name of an argument or of the result, and the keys of the leaf.
 _PATH = re.compile(r"([^\[.]*)(.*)", re.DOTALL)
 
-#: Share of the arrays of a tree that must be updates of their arguments: gradients have the tree of
-#: the parameters too, but nobody calls a step with them.
+#: Minimum share of the arrays of a tree that must be updates of their arguments.  Gradients have
+#: the tree of the parameters, too, but are not arguments of the next step.
 _UPDATES = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class ReturnedTree:
-    """An argument whose tree a program returns, without donating it."""
+    """An argument that a program returns as a tree without donating it."""
 
-    #: ``params``, and where it is returned: ``result[0]``.
+    #: The argument, such as ``params``, and the result, such as ``result[0]``.
     argument: str
     result: str
-    #: Its place among the positional arguments, as ``donate`` names it; -1 for a keyword argument.
+    #: The position of the argument, as in ``donate``; -1 for a keyword argument.
     position: int
-    #: Arguments and results of the program, by number, that are the same leaf of the tree.
+    #: For each leaf, the numbers of its argument and of its result.
     pairs: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class StepReshard:
-    """What it takes to call a step again with the results of the last one."""
+    """The reshard of a returned tree between two steps."""
 
     tree: ReturnedTree
-    #: Arrays that leave with another sharding than they come in with.
+    #: The number of arrays whose sharding differs between argument and result.
     arrays: int
-    #: Seconds of their collectives, and bytes per device that they receive.
+    #: The seconds of the collectives, and the bytes that a device receives.
     seconds: float
     bytes: float
 
     @property
     def text(self) -> str:
-        """One line: what happens, what it costs, and what to do."""
+        """A note in one line: the problem, its cost and the remedy."""
         tree = self.tree
         remedy = f"donate=({tree.position},), or --donate {tree.position}"
         if tree.position < 0:
             remedy = f"jax.jit(donate_argnames={tree.argument!r})"
         if not self.arrays:
             return (
-                f"{tree.argument} is returned as {tree.result} but not donated, so that old and "
-                f"new values need memory at once; if the results are the next step's arguments, "
-                f"give {remedy}"
+                f"{tree.argument} is returned as {tree.result} but not donated, so old and new "
+                f"values need memory at the same time; if the results are the next step's "
+                f"arguments, use {remedy}"
             )
         return (
             f"{tree.argument} is returned as {tree.result} but not donated: {self.arrays} of "
-            f"{len(tree.pairs)} arrays leave with another sharding than they come in with, and "
-            f"the step time leaves out {time_text(self.seconds)} to reshard "
+            f"{len(tree.pairs)} arrays have different shardings as argument and as result, and "
+            f"the step time does not include {time_text(self.seconds)} to reshard "
             f"{size_text(self.bytes)} between steps; if the results are the next step's "
-            f"arguments, give {remedy}"
+            f"arguments, use {remedy}"
         )
 
 
@@ -77,11 +77,11 @@ def step_reshards(
 ) -> tuple[StepReshard, ...]:
     """The reshards between two steps of a program, one for each tree that it returns.
 
-    ``argument_spec`` is the sharding of an argument, by number; ``result_specs`` are those of the
-    results.
+    ``argument_spec`` returns the sharding of an argument by its number; ``result_specs`` are the
+    shardings of the results.
     """
     program = model.space.analysis.program
-    found = []
+    reshards = []
     for tree in returned_trees(model.space.analysis):
         arrays, seconds, size = 0, 0.0, 0.0
         for argument, result in tree.pairs:
@@ -91,12 +91,12 @@ def step_reshards(
                 whole = element_bytes(type_.dtype) * math.prod(type_.shape)
                 taken, received = _reshard(model, whole, before, after)
                 arrays, seconds, size = arrays + 1, seconds + taken, size + received
-        found.append(StepReshard(tree, arrays, seconds, size))
-    return tuple(found)
+        reshards.append(StepReshard(tree, arrays, seconds, size))
+    return tuple(reshards)
 
 
 def _reshard(model: CostModel, size: float, before: Spec, after: Spec) -> tuple[float, float]:
-    """Seconds to reshard an array of ``size`` bytes, and bytes of the collectives' results."""
+    """Seconds to reshard an array of ``size`` bytes, and the bytes that a device receives."""
     names = model.space.mesh.names
     was, now = (
         {axis: dimension for dimension, axes in enumerate(spec) for axis in axes}
@@ -104,7 +104,7 @@ def _reshard(model: CostModel, size: float, before: Spec, after: Spec) -> tuple[
     )
     gathered = [axis for axis in names if axis in was and axis not in now]
     moved = [axis for axis in names if axis in was and axis in now and was[axis] != now[axis]]
-    # Axes that stay may change places within a dimension.
+    # Remaining axes may change their order within a dimension.
     order = [[axis for axis in axes if axis in was and axis in now] for axes in after]
     swapped = [
         axis for axes, earlier in zip(order, before, strict=True) for axis in axes
@@ -126,10 +126,10 @@ def _reshard(model: CostModel, size: float, before: Spec, after: Spec) -> tuple[
 
 
 def returned_trees(analysis: Analysis) -> tuple[ReturnedTree, ...]:
-    """The arguments, of several arrays, that a program returns as one tree and does not donate.
+    """The arguments with several arrays that a program returns as one tree and does not donate.
 
-    Paths, shapes and element types of the leaves are the same, and half of the results at least
-    are made of their arguments dimension by dimension, as an optimiser's updates are.
+    Paths, shapes and element types of the leaves are equal, and at least half of the results are
+    computed from their arguments dimension by dimension, like the updates of an optimiser.
     """
     program = analysis.program
     leaves: dict[str, dict[str, int]] = collections.defaultdict(dict)
@@ -145,21 +145,21 @@ def returned_trees(analysis: Analysis) -> tuple[ReturnedTree, ...]:
                 if sum(_updates(analysis, *pair) for pair in pairs) >= _UPDATES * len(pairs)
             }
             candidates[position, name] = fitting
-    found: dict[str, ReturnedTree] = {}
-    # New parameters are made of new moments too: those with one way to leave go first.
+    trees: dict[str, ReturnedTree] = {}
+    # New parameters also depend on new moments, so trees with a single candidate come first.
     for (position, name), fitting in sorted(candidates.items(), key=lambda item: len(item[1])):
         for prefix, pairs in fitting.items():
-            if prefix not in found:
+            if prefix not in trees:
                 at = _position(program, pairs[0][0], position)
-                found[prefix] = ReturnedTree(name, prefix, at, pairs)
+                trees[prefix] = ReturnedTree(name, prefix, at, pairs)
                 break
-    return tuple(sorted(found.values(), key=lambda tree: tree.pairs))
+    return tuple(sorted(trees.values(), key=lambda tree: tree.pairs))
 
 
 def _same_trees(
     program: Program, tree: Mapping[str, int]
 ) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
-    """Where results are a tree with the keys and types of an argument, and the leaves in pairs."""
+    """The results that form a tree with the keys and types of an argument, and pairs of leaves."""
     places = {path: number for number, path in enumerate(program.results)}
     first = next(iter(tree))
     for path in program.results:
@@ -171,10 +171,10 @@ def _same_trees(
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The argument that a path is of, and its keys: those of ``*args`` are arguments each."""
+    """The argument and the keys of a path; each element of ``*args`` is an argument."""
     name, keys = _PATH.fullmatch(path).groups()  # type: ignore[union-attr]
-    if name == "args" and (found := re.match(r"\[\d+\]", keys)):
-        return name + found[0], keys[found.end() :]
+    if name == "args" and (element := re.match(r"\[\d+\]", keys)):
+        return name + element[0], keys[element.end() :]
     return name, keys
 
 
@@ -183,7 +183,7 @@ def _below(path: str, prefix: str) -> bool:
 
 
 def _same(program: Program, argument: int, result: int) -> bool:
-    """Whether a result is there, of an argument's type, and overwrites no other one."""
+    """Whether a result exists, has the type of an argument and overwrites no argument."""
     if result < 0 or program.aliases[result] >= 0:
         return False
     values = program.argument_values[argument], program.result_values[result]
@@ -191,7 +191,7 @@ def _same(program: Program, argument: int, result: int) -> bool:
 
 
 def _updates(analysis: Analysis, argument: int, result: int) -> bool:
-    """Whether a result is made of an argument by ops that keep every dimension where it is."""
+    """Whether a result depends on an argument through ops that keep every dimension."""
     program = analysis.program
     wanted, open_ = program.argument_values[argument], [program.result_values[result]]
     seen = set(open_)
@@ -199,21 +199,25 @@ def _updates(analysis: Analysis, argument: int, result: int) -> bool:
         value = open_.pop()
         if value == wanted:
             return True
-        made = program.values[value]
-        op = program.ops[made.op]
+        definition = program.values[value]
+        op = program.ops[definition.op]
         rule = analysis.rules[op.signature]
         for index, operand in enumerate(op.operands):
-            same = program.values[operand].type.shape == made.type.shape
-            if same and rule.operands[index] == rule.results[made.result] and operand not in seen:
+            same = program.values[operand].type.shape == definition.type.shape
+            if (
+                same
+                and rule.operands[index] == rule.results[definition.result]
+                and operand not in seen
+            ):
                 seen.add(operand)
                 open_.append(operand)
     return False
 
 
 def _position(program: Program, argument: int, otherwise: int) -> int:
-    """The place of an argument among the positional ones; -1 for a keyword argument.
+    """The position of an argument; -1 for a keyword argument.
 
-    Where the function is not known any more, ``otherwise``.
+    If the signature of the function is unknown, the result is ``otherwise``.
     """
     calling = getattr(program.source, "calling", None)
     if calling is None:

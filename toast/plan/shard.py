@@ -1,4 +1,4 @@
-"""From a state to shardings: every value, every resharded use, every result."""
+"""The shardings of a state: of every value, every resharded use and every result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def shardings_of(model: CostModel, state: States) -> Shardings:
-    """The shardings that ``state`` (``[classes, axes]``) gives to the program."""
+    """The shardings of a program in ``state`` (``[classes, axes]``)."""
     layout, tables = model.layout(state[None]), model.tables
     program, names = model.space.analysis.program, model.space.analysis.names
     axes = model.space.mesh.names
@@ -33,7 +33,7 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
     def spec(value: int, dims: Ints) -> Spec:
         rank = int(first_row[value + 1] - first_row[value])
         if 0 in program.values[value].type.shape:
-            return ((),) * rank  # XLA does not shard what has no elements
+            return ((),) * rank  # XLA does not shard empty arrays
         key = rank, dims.tobytes()
         if key not in known:
             known[key] = spec_of(dims, rank, axes, major)
@@ -56,12 +56,16 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
 
 
 def major_ranks(layout: Layout) -> list[int]:
-    """The place of each mesh axis among those that shard one dimension, major to minor."""
+    """``[axes]`` the rank of each mesh axis among axes of one dimension, major to minor."""
     return [*map(int, np.argsort(-layout.major[0], kind="stable").argsort())]
 
 
 def spec_of(dims: npt.NDArray[Any], rank: int, axes: Sequence[str], major: Sequence[int]) -> Spec:
-    """The sharding of a value, given the dimension (or -1) that each mesh axis shards: ``[A]``."""
+    """The sharding of a value of a rank, from the dimension that each mesh axis shards.
+
+    ``dims`` is ``[axes]``, with -1 for none; ``axes`` has the names of the axes and ``major`` their
+    ranks (:func:`major_ranks`).
+    """
     held: list[list[int]] = [[] for _ in range(rank)]
     for axis, d in enumerate(dims.tolist()):
         if d >= 0:

@@ -1,4 +1,4 @@
-"""Last stage: analyses and plans for people to read."""
+"""The last stage: views of analyses and plans for the terminal, notebooks and HTML."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Small pieces of HTML for notebooks: tables in a box of their own, every text escaped.
+"""HTML fragments for notebooks: boxes with tables, in which all text is escaped.
 
-Colours are those of the page, so that light and dark both read; nothing is loaded from elsewhere.
+Colours are inherited from the page, so light and dark themes both work.  Nothing is loaded.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _STYLE = """
 
 
 def box(title: str, *parts: str) -> str:
-    """Parts (HTML) under a title (text)."""
+    """A box: a title (text) above parts (HTML)."""
     heading = f"<p><strong>{html.escape(title)}</strong></p>"
     return f'<div class="toast-box"><style>{_STYLE}</style>{heading}{"".join(parts)}</div>'
 
 
 def paragraph(text: str) -> str:
-    """A paragraph of text."""
+    """A paragraph of text, as HTML."""
     return f"<p>{html.escape(text)}</p>"
 
 
@@ -40,7 +40,10 @@ def table(
     right: Collection[str] = (),
     most: int = 30,
 ) -> str:
-    """A table of texts: the first ``most`` rows, the rest folded away."""
+    """A table of texts, as HTML; rows after the first ``most`` are folded.
+
+    ``right`` has the columns that are aligned to the right.
+    """
     listed = list(rows)
     styles = [' class="right"' if column in right else "" for column in columns]
 

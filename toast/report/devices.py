@@ -1,4 +1,4 @@
-"""Hardware as tables for the terminal."""
+"""Terminal tables of hardware."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from toast.hardware.calibrate import Calibration
 from toast.text_tables import TextTable
 from toast.units import rate_text, size_text, time_text
 
-#: Sizes that collectives are priced at.
+#: The sizes in the table of collectives, in bytes.
 _SIZES = (2**20, 2**26)
 
 
 def hardware_list(machines: Iterable[Hardware]) -> RenderableType:
-    """What ``toast hardware list`` prints; rates are achievable ones."""
+    """The output of ``toast hardware list``; rates include the efficiencies."""
     table = TextTable(
         "name", "description", "matrix products", "memory", "bandwidth", "links", "max devices",
-        title="Devices (rates that programs reach)", title_justify="left",
+        title="Devices (achievable rates)", title_justify="left",
     )  # fmt: skip
     for machine in machines:
         link = machine.interconnect
@@ -42,7 +42,7 @@ def hardware_list(machines: Iterable[Hardware]) -> RenderableType:
 
 
 def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableType:
-    """What ``toast hardware show`` prints; rates are achievable ones."""
+    """The output of ``toast hardware show``, with collectives on ``mesh`` or on a default mesh."""
     link = machine.interconnect
     table = TextTable("figure", "value", title=f"{machine.name}: {machine.description}")
     for dtype, flops in machine.flops_per_s.items():
@@ -54,7 +54,7 @@ def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableTy
     table.add_row("topology", link.topology)
     if link.topology == "torus":
         table.add_row("  dimensions", str(link.dimensions))
-        table.add_row("  ends linked from", f"{link.wraparound_from} devices")
+        table.add_row("  wrap-around links from", f"{link.wraparound_from} devices")
         table.add_row("  link, one direction", rate_text(link.bandwidth_bytes_per_s))
         table.add_row("  step", time_text(link.latency_s))
         default = "x=4,y=4" if link.dimensions == 2 else "x=4,y=4,z=4"
@@ -92,7 +92,7 @@ def _collectives(machine: Hardware, mesh: Mesh) -> TextTable:
 
 
 def calibration_table(fitted: Calibration) -> RenderableType:
-    """What ``toast hardware calibrate`` prints: how far the fit is from the table."""
+    """The output of ``toast hardware calibrate``: the errors of the fit."""
     table = TextTable("collective", "devices", "bytes", "rows", "mean error", "worst error")
     for row in fitted.errors.to_dict("records"):
         table.add_row(

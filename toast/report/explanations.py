@@ -1,4 +1,4 @@
-"""Explanations as text: chains of dimensions, conflicts, and what resolving them costs."""
+"""Explanations as text: chains of dimensions, conflicts, and the prices of resolutions."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from toast.explain import Priced
     from toast.plan import Prediction
 
-#: Numbers of conflicts that are listed; the rest are counted.
+#: Maximum number of conflicts that are listed; the rest are counted.
 _LISTED = 12
 
 _LETTERS = {"identity": "I", "def_use": "M", "loop": "loop", "donation": "same", "apart": "apart"}
 
 _ROLES = {
-    "reduction": "reduced over", "need_replication": "needed whole",
-    "permutation": "cut with an exchange",
+    "reduction": "reduced over", "need_replication": "not shardable",
+    "permutation": "sharded with an exchange",
 }  # fmt: skip
 
 
 def chain_text(chain: Chain) -> str:
-    """What ``toast explain TARGET ONE OTHER`` prints: every dimension, and why it is the next."""
+    """The output of ``toast explain TARGET ONE OTHER``: every dimension and every step."""
     verdict = chain.verdict + ":" * (chain.tied and bool(chain.steps))
     return "\n".join([verdict, *_ladder(chain.steps)])
 
 
 def _ladder(steps: Iterable[ChainStep]) -> Iterator[str]:
-    """A line for each dimension, and between them one for each step."""
+    """Alternating lines of dimensions and steps."""
     shown, last = "", -1
     for number, step in enumerate(steps, 1):
         if not shown:
@@ -67,7 +67,7 @@ def _why(step: ChainStep) -> str:
 
 
 def _end(place: Place) -> str:
-    """Where a step along a definition and a use comes to."""
+    """The end of a step between a definition and a use."""
     if place.op_kind == "argument":
         return f"defined by {place.op_text}"
     if place.op_kind == "return":
@@ -82,12 +82,12 @@ def _at(place: Place | Site) -> str:
 
 
 def _where(location: Location) -> str:
-    """A place in the user's code, if it is known."""
+    """A place in the user's code, or ``""`` if it is unknown."""
     return str(location) if location.file or location.path else ""
 
 
 def _rules(rules: Iterable[RuleLine]) -> str:
-    """``rules/ops/dot.lp:37, 38``."""
+    """Files and lines of rules: ``rules/ops/dot.lp:37, 38``."""
     by_file: dict[str, list[str]] = {}
     for rule in rules:
         by_file.setdefault(rule.file, []).append(str(rule.line))
@@ -95,7 +95,7 @@ def _rules(rules: Iterable[RuleLine]) -> str:
 
 
 def conflict_text(conflict: Conflict) -> str:
-    """What ``toast explain TARGET --conflict K`` prints, but for prices."""
+    """The output of ``toast explain TARGET --conflict K``, without prices."""
     one, other = conflict.sides
     lines = [f"Conflict {conflict.number}: {one.label} and {other.label} have one color", ""]
     lines.append("They meet where one mesh axis cannot shard both:")
@@ -136,12 +136,12 @@ def _numbers(what: str, numbers: tuple[int, ...]) -> str:
 
 
 def resolution_tables(priced: Priced) -> RenderableType:
-    """What either resolution of a conflict costs."""
+    """A table of the prices of both resolutions of a conflict."""
     table = TextTable(
         title=f"Both resolutions on mesh {priced.mesh} of {priced.hardware}, rest unsharded",
         title_justify="left", title_style="bold", header_style="",
     )  # fmt: skip
-    for column in ("axis", "resolution", "picks", priced.tensor, "step", "peak", "collectives"):
+    for column in ("axis", "resolution", "selects", priced.tensor, "step", "peak", "collectives"):
         table.add_column(
             column, overflow="fold", justify="right" if column in ("step", "peak") else "left"
         )
@@ -166,7 +166,7 @@ def _costs(prediction: Prediction) -> tuple[str, str, str]:
 
 
 def conflict_list(analysis: Analysis) -> RenderableType:
-    """What ``toast explain TARGET --conflicts`` prints."""
+    """The output of ``toast explain TARGET --conflicts``."""
     if not analysis.resolutions:
         return Text(
             f"{analysis.program.name} has no conflicts: no value has two dimensions of one color"

@@ -1,4 +1,4 @@
-"""Memory at its peak, in groups of buffers that are alike: those of repeated layers are one row."""
+"""Memory at its peak, in groups of similar buffers: one row for those of repeated layers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from toast.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class PeakGroup:
-    """Buffers of one kind that are in memory at the peak."""
+    """Similar buffers that are live at the peak."""
 
-    #: What they hold: the ops that make it, layers folded.
+    #: The values in the buffers, described by their ops; layer numbers are replaced by ``*``.
     value: str
-    #: As of :class:`toast.cost.Buffer`.
+    #: The kind of buffer, as in :class:`toast.cost.Buffer`.
     what: str
     count: int
-    #: Bytes per device of all of them.
+    #: The bytes per device of all buffers together.
     bytes: float
-    #: The op that makes the largest one.
+    #: The op that defines the value of the first buffer.
     op: int
-    #: Alive from before the first op, the earliest of them, to before the last, the latest.
+    #: The buffers are live from before op ``start`` (the earliest) to before op ``end`` (the
+    #: latest).
     start: int
     end: int
 
 
 def peak_groups(program: Program, timeline: Timeline) -> list[PeakGroup]:
-    """What is alive at the peak besides the arguments, the largest groups first.
+    """The groups of live buffers at the peak, without the arguments, by decreasing bytes.
 
     Their bytes and those of the arguments add up to the peak.
     """

@@ -1,4 +1,4 @@
-"""Records as notebooks show them."""
+"""Notebook views of records, as HTML."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from toast.units import size_text, time_text
 
 @functools.singledispatch
 def record_html(record: Any) -> str:
-    """A record as HTML; each kind of record has its function below."""
+    """A record as HTML; raises TypeError for records without a view."""
     raise TypeError(f"notebooks do not show {type(record).__name__}")
 
 
 @record_html.register
 def analysis_html(analysis: Analysis) -> str:
-    """Counts, argument groups, and what no rule knows."""
+    """The view of an analysis: counts, argument groups, ops without a rule."""
     program = analysis.program
     groups: dict[int, list[int]] = defaultdict(list)
     for argument, group in enumerate(analysis.argument_group.tolist()):
@@ -63,13 +63,13 @@ def analysis_html(analysis: Analysis) -> str:
 
 @record_html.register
 def chain_html(chain: Chain) -> str:
-    """Every step of the chain, with its rules."""
+    """The view of a chain: every step with its rules."""
     return boxes.box(chain.verdict, _steps("Steps", chain.steps))
 
 
 @record_html.register
 def conflict_html(conflict: Conflict) -> str:
-    """Where the two names meet, the flows that lead there, and what is resolved with them."""
+    """The view of a conflict: its sites, the two flows, and the compatibility set."""
     one, other = conflict.sides
     sites = [
         (str(s.dimensions[0]), str(s.dimensions[1]), f"{s.op_kind}#{s.op}", str(s.location))
@@ -107,7 +107,7 @@ def _steps(caption: str, steps: Sequence[ChainStep]) -> str:
 
 @record_html.register
 def plan_html(plan: Plan) -> str:
-    """Arguments by group, actions with their reasons, predictions and collectives."""
+    """The view of a plan: arguments, actions with reasons, predictions, collectives."""
     before, after = plan.before, plan.after
     verdict = "fits" if plan.fits else "does not fit"
     summary = (
@@ -116,7 +116,7 @@ def plan_html(plan: Plan) -> str:
     )
     arguments = [
         (
-            row.patterns[0] + (f" and {len(row.patterns) - 1} alike" if row.patterns[1:] else ""),
+            row.patterns[0] + (f" and {len(row.patterns) - 1} similar" if row.patterns[1:] else ""),
             str(row.count), f"{row.dtype}[{','.join(map(str, row.shape))}]", spec_text(row.spec),
             size_text(row.device_bytes),
         )
@@ -168,10 +168,10 @@ def plan_html(plan: Plan) -> str:
 
 @record_html.register
 def applied_html(applied: Applied) -> str:
-    """What does not match, above the plan."""
+    """The view of an applied plan: what does not match, and the plan."""
     lines = [*applied.remarks]
     if applied.gone:
-        lines.append(f"arguments that the program does not have: {', '.join(applied.gone)}")
+        lines.append(f"arguments missing from the program: {', '.join(applied.gone)}")
     changed = [
         (c.argument, spec_text(c.saved), spec_text(c.applied), c.why) for c in applied.changed
     ]
@@ -183,7 +183,7 @@ def applied_html(applied: Applied) -> str:
     return boxes.box(
         f"{applied.saved.name}, applied to {applied.plan.analysis.program.name}",
         *map(boxes.paragraph, [matched, *lines]),
-        _unless_empty("Sharded otherwise", ("argument", "in the plan", "here", "why"), changed),
+        _unless_empty("Changed shardings", ("argument", "in the plan", "now", "why"), changed),
         _unless_empty("New arguments", ("argument", "sharding"), new),
         plan_html(applied.plan),
     )
@@ -191,7 +191,7 @@ def applied_html(applied: Applied) -> str:
 
 @record_html.register
 def difference_html(difference: Difference) -> str:
-    """Tables of what differs."""
+    """The view of a difference between two plans."""
     both = difference.names
     actions = [
         (
@@ -212,10 +212,10 @@ def difference_html(difference: Difference) -> str:
         ("Settings", "", difference.settings), ("Arguments", "argument", difference.arguments),
         ("Other values, by op", "op", difference.values),
     )  # fmt: skip
-    said = [] if not difference.same else [boxes.paragraph("The plans are the same.")]
+    verdict = [boxes.paragraph("The plans are the same.")] if difference.same else []
     return boxes.box(
         f"{both[0]} and {both[1]}",
-        *said,
+        *verdict,
         *(
             _unless_empty(caption, (what, *both), [(c.what, c.first, c.second) for c in rows])
             for caption, what, rows in changes
@@ -230,12 +230,13 @@ def difference_html(difference: Difference) -> str:
 
 @record_html.register
 def why_not_html(answer: WhyNot) -> str:
-    """Why it cannot be, or what it would do, with all else kept and with a search."""
+    """The view of an alternative: its effect, or the reason why it is impossible."""
     parts = [boxes.paragraph(f"now {', '.join(answer.now)}")]
     if answer.impossible:
-        parts.append(boxes.paragraph(f"It cannot be: {answer.impossible}"))
+        parts.append(boxes.paragraph(f"Impossible: {answer.impossible}"))
     for caption, side in (
-        ("All else as in the plan", answer.kept), ("The best that a search finds", answer.searched),
+        ("Pinned, rest of the plan unchanged", answer.pinned),
+        ("Pinned, with a search from there", answer.searched),
     ):  # fmt: skip
         if side is not None:
             parts += [boxes.paragraph(f"{caption}:"), *_alternative(side)]
@@ -246,7 +247,7 @@ def why_not_html(answer: WhyNot) -> str:
 def _alternative(side: Alternative) -> list[str]:
     moved = [
         (word, f"{c.count:.4g}", c.kind, " x ".join(c.axes), c.value, c.use, time_text(c.seconds))
-        for word, rows in (("appears", side.appear), ("vanishes", side.vanish)) for c in rows
+        for word, rows in (("appears", side.appear), ("disappears", side.vanish)) for c in rows
     ]  # fmt: skip
     return [
         _numbers(side.numbers, "plan", "alternative"),
@@ -257,37 +258,37 @@ def _alternative(side: Alternative) -> list[str]:
 
 @record_html.register
 def argument_html(answer: ArgumentExplanation) -> str:
-    """What holds each axis, and what keeps the others off."""
+    """The view of an argument: the cause of each axis, and why others do not shard it."""
     type_ = f"{answer.dtype}[{','.join(map(str, answer.shape))}]"
     summary = (
         f"{spec_text(answer.spec)}: {size_text(answer.device_bytes)} of {size_text(answer.bytes)} "
-        f"per device; of the group {', '.join(answer.group)}"
+        f"per device; group {', '.join(answer.group)}"
     )
     if answer.alike:
-        summary += f"; the first of {len(answer.alike)} that are sharded alike"
+        summary += f"; the first of {len(answer.alike)} arguments with the same sharding"
     held = [(str(h.dimension), h.axis, str(h.cause), h.cause.reason) for h in answer.held]
     free = [(str(f.dimension), f.axis, f.why) for f in answer.free]
     return boxes.box(
         f"{answer.argument} {type_}",
         boxes.paragraph(summary),
-        _unless_empty("Sharded along", ("dimension", "axis", "by", "which"), held),
-        _unless_empty("Not along", ("dimension", "axis", "since"), free),
+        _unless_empty("Sharded along", ("dimension", "axis", "cause", "reason"), held),
+        _unless_empty("Not sharded along", ("dimension", "axis", "reason"), free),
     )
 
 
 @record_html.register
 def collective_html(answer: CollectiveExplanation) -> str:
-    """What moves, from where to where, and why."""
+    """The view of a collective: the value that moves, both shardings, and the causes."""
     lines = [
         f"{answer.count:g} of {size_text(answer.bytes)} and {time_text(answer.seconds)} each, "
-        f"{time_text(answer.total_seconds)} in all, {answer.algorithm}",
-        f"of {answer.definition}" + (f", for {answer.use}" if answer.use else ""),
+        f"{time_text(answer.total_seconds)} in total, {answer.algorithm}",
+        f"moves {answer.definition}" + (f", for {answer.use}" if answer.use else ""),
         f"{spec_text(answer.before)} to {spec_text(answer.after)}: {answer.why}",
     ]
     return boxes.box(
         f"Collective {answer.number}: {answer.kind} over {' x '.join(answer.axes)}",
         *map(boxes.paragraph, lines),
-        _unless_empty("By these steps", ("step", "which"), _causes(answer.causes)),
+        _unless_empty("Causes", ("step", "reason"), _causes(answer.causes)),
     )
 
 
@@ -307,5 +308,5 @@ def _numbers(changes: Iterable[NumberChange], first: str, second: str) -> str:
 def _unless_empty(
     caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
 ) -> str:
-    """A table, or nothing where it has no rows."""
+    """A table, or ``""`` if it has no rows."""
     return boxes.table(caption, columns, rows, right=right, most=15) if rows else ""

@@ -1,4 +1,4 @@
-"""What plans say of themselves: differences, what still matches, explanations."""
+"""Terminal tables about plans: differences, applied plans, explanations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toast.report.summaries import misfit
 from toast.text_tables import TextTable
 from toast.units import listed, size_text, time_text
 
-#: Rows of a table that are shown; the JSON has all.
+#: Maximum number of rows of a table; the JSON has all rows.
 _SHOWN = 40
 
 
@@ -35,7 +35,7 @@ def _table(title: str, *columns: str, right: Iterable[str] = ()) -> TextTable:
 
 
 def _rest(table: TextTable, count: int, shown: int = _SHOWN) -> TextTable:
-    """With a last row that says how many more there are."""
+    """Add a last row with the number of omitted rows, if there are any."""
     if count > shown:
         table.add_row(f"... and {count - shown} more", *[""] * (len(table.columns) - 1))
     return table
@@ -57,21 +57,21 @@ def _change(first: float, second: float) -> str:
 
 
 def _folded(rows: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], int]:
-    """Rows that are equal when positions in lists are folded, with how many each stands for."""
-    found: dict[tuple[str, ...], int] = {}
-    given = list(rows)
-    for row in given:
+    """Rows with list positions replaced by ``*`` in the first cell, and the number of each."""
+    counts: dict[tuple[str, ...], int] = {}
+    names: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for row in rows:
         key = (folded(row[0]), *row[1:])
-        found[key] = found.get(key, 0) + 1
-    names = {(folded(row[0]), *row[1:]): row for row in given}
-    return {(names[key] if count == 1 else key): count for key, count in found.items()}
+        counts[key] = counts.get(key, 0) + 1
+        names[key] = row
+    return {(names[key] if count == 1 else key): count for key, count in counts.items()}
 
 
 # -- toast diff ------------------------------------------------------------------------------
 
 
 def difference_tables(difference: Difference) -> RenderableType:
-    """What ``toast diff`` prints: only what differs."""
+    """The output of ``toast diff``: only the differences."""
     first, second = difference.names
     if difference.same:
         return Text(f"{first} and {second} are the same")
@@ -150,7 +150,7 @@ def _labels(dimensions: Sequence[str]) -> str:
 
 
 def applied_tables(applied: Applied) -> RenderableType:
-    """What ``toast apply`` prints: what no longer matches, and the new price beside the old."""
+    """The output of ``toast apply``: what no longer matches, and both prices."""
     plan, saved = applied.plan, applied.saved
     program = plan.analysis.program
     parts: list[RenderableType] = [
@@ -181,7 +181,7 @@ def applied_tables(applied: Applied) -> RenderableType:
         for (name, spec, why), count in folded_rows[:_SHOWN]:
             table.add_row(name, str(count), spec or "-", why)
         parts.append(_rest(table, len(folded_rows)))
-    parts += [Text(f"no counterpart: {text}") for text in applied.actions_gone]
+    parts += [Text(f"no match: {text}") for text in applied.actions_gone]
     table = _table("Predicted, per device", "", "in the plan", "now", "change",
                    right=("in the plan", "now", "change"))  # fmt: skip
     was, now = saved.after, plan.after
@@ -204,25 +204,25 @@ def applied_tables(applied: Applied) -> RenderableType:
 # -- toast explain PLAN ----------------------------------------------------------------------
 
 
-def argument_explanation(found: ArgumentExplanation) -> RenderableType:
-    """What ``toast explain PLAN --argument`` prints."""
-    type_ = f"{found.dtype}[{','.join(map(str, found.shape))}]"
+def argument_explanation(explanation: ArgumentExplanation) -> RenderableType:
+    """The output of ``toast explain PLAN --argument``."""
+    type_ = f"{explanation.dtype}[{','.join(map(str, explanation.shape))}]"
     lines = [
-        f"{found.argument} {type_} is sharded {spec_text(found.spec)}: "
-        f"{size_text(found.device_bytes)} of {size_text(found.bytes)} per device",
-        f"group: {_labels(found.group)}",
+        f"{explanation.argument} {type_} is sharded {spec_text(explanation.spec)}: "
+        f"{size_text(explanation.device_bytes)} of {size_text(explanation.bytes)} per device",
+        f"group: {_labels(explanation.group)}",
     ]
-    if found.alike:
-        lines.insert(0, f"first of {len(found.alike)} arguments with the same sharding:")
-    table = _table(f"Mesh axes of {found.argument}", "dimension", "axis", "why",
+    if explanation.alike:
+        lines.insert(0, f"first of {len(explanation.alike)} arguments with the same sharding:")
+    table = _table(f"Mesh axes of {explanation.argument}", "dimension", "axis", "why",
                    right=("dimension",))  # fmt: skip
-    for held in found.held:
+    for held in explanation.held:
         table.add_row(str(held.dimension), held.axis, _cause(held.cause))
-    for free in found.free:
+    for free in explanation.free:
         table.add_row(str(free.dimension), free.axis, f"not sharded: {free.why}")
-    if found.moved_by:
-        numbers = ", ".join(map(str, found.moved_by))
-        many = len(found.moved_by) > 1
+    if explanation.moved_by:
+        numbers = ", ".join(map(str, explanation.moved_by))
+        many = len(explanation.moved_by) > 1
         moved = f"collectives {numbers}" if many else f"collective {numbers}"
         lines.append(f"moved by {moved}; see --collective {'N' if many else numbers}")
     return Group(*map(Text, lines), table)
@@ -232,29 +232,30 @@ def _cause(cause: Cause) -> str:
     return f"{cause}: {cause.reason}" if cause.reason else str(cause)
 
 
-def collective_explanation(found: CollectiveExplanation) -> RenderableType:
-    """What ``toast explain PLAN --collective`` prints."""
-    what = f"{_count(found.count)} {found.kind} over {' x '.join(found.axes)}"
-    title = f"Collective {found.number}: {what}"
+def collective_explanation(explanation: CollectiveExplanation) -> RenderableType:
+    """The output of ``toast explain PLAN --collective``."""
+    what = f"{_count(explanation.count)} {explanation.kind} over {' x '.join(explanation.axes)}"
+    title = f"Collective {explanation.number}: {what}"
     table = _table(title, "", "")
-    each = f"{size_text(found.bytes)}, {time_text(found.seconds)} by {found.algorithm}"
+    seconds = time_text(explanation.seconds)
+    each = f"{size_text(explanation.bytes)}, {seconds} by {explanation.algorithm}"
     table.add_row("each", each)
-    table.add_row("total", time_text(found.total_seconds))
-    alike = f", and {found.values - 1} alike" if found.values > 1 else ""
-    table.add_row("value", found.value + alike)
-    table.add_row("from sharding", spec_text(found.before))
-    if found.use:
-        table.add_row("used by", found.use)
-    table.add_row("to sharding", spec_text(found.after))
-    table.add_row("why", found.why)
-    for cause in found.causes:
+    table.add_row("total", time_text(explanation.total_seconds))
+    similar = f", and {explanation.values - 1} similar" if explanation.values > 1 else ""
+    table.add_row("value", explanation.value + similar)
+    table.add_row("from sharding", spec_text(explanation.before))
+    if explanation.use:
+        table.add_row("used by", explanation.use)
+    table.add_row("to sharding", spec_text(explanation.after))
+    table.add_row("why", explanation.why)
+    for cause in explanation.causes:
         table.add_row(cause.axis, _cause(cause))
     return Group(table)
 
 
 def collectives_table(rows: Sequence[CollectiveExplanation]) -> RenderableType:
-    """Every collective of a plan, those that take most time first."""
-    table = _table("Collectives, longest time first", "#", "kind", "axes", "count", "time", "value",
+    """A table of all collectives of a plan, by decreasing time."""
+    table = _table("Collectives, by decreasing time", "#", "kind", "axes", "count", "time", "value",
                    "used by", right=("#", "count", "time"))  # fmt: skip
     for row in rows[:_SHOWN]:
         table.add_row(
@@ -264,31 +265,31 @@ def collectives_table(rows: Sequence[CollectiveExplanation]) -> RenderableType:
     return _rest(table, len(rows))
 
 
-def why_not_tables(found: WhyNot) -> RenderableType:
-    """What ``toast explain PLAN --why-not`` prints: the alternative, line by line."""
-    title = f"{found.argument} = {found.spec} instead of {' or '.join(found.now)}"
+def why_not_tables(answer: WhyNot) -> RenderableType:
+    """The output of ``toast explain PLAN --why-not``: the alternative and its differences."""
+    title = f"{answer.argument} = {answer.spec} instead of {' or '.join(answer.now)}"
     parts: list[RenderableType] = [Text(title, style="bold")]
-    if found.impossible:
-        return Group(*parts, Text(f"impossible: {found.impossible}"))
-    if found.kept is not None:
-        parts += _alternative("Pinned, rest of the plan unchanged", found.kept)
-    if found.searched is found.kept and found.kept is not None:
+    if answer.impossible:
+        return Group(*parts, Text(f"impossible: {answer.impossible}"))
+    if answer.pinned is not None:
+        parts += _alternative("Pinned, rest of the plan unchanged", answer.pinned)
+    if answer.searched is answer.pinned and answer.pinned is not None:
         parts.append(Text("A search from there finds no better plan"))
-    elif found.searched is not None:
-        parts += _alternative("Pinned, with a search from there", found.searched)
-    parts += [Text(line, style="bold") for line in better_than_plan(found)]
+    elif answer.searched is not None:
+        parts += _alternative("Pinned, with a search from there", answer.searched)
+    parts += [Text(line, style="bold") for line in better_than_plan(answer)]
     return Group(*parts)
 
 
-def better_than_plan(found: WhyNot) -> list[str]:
-    """That an alternative beats the plan, and how to keep it; nothing where it does not."""
-    best = found.best
-    if best is None or not found.better:
+def better_than_plan(answer: WhyNot) -> list[str]:
+    """Two lines if an alternative is better than the plan: the costs, and how to keep it."""
+    best = answer.best
+    if best is None or not answer.better:
         return []
-    than = "" if found.plan_fits else ", which does not fit" if best.fits else ""
+    misfit_note = "" if answer.plan_fits else ", which does not fit" if best.fits else ""
     return [
-        f"Better than the plan{than}: cost {best.plan.cost:.4g}, not {found.plan_cost:.4g} "
-        f"({100 * (best.plan.cost / found.plan_cost - 1):+.2g} %)",
+        f"Better than the plan{misfit_note}: cost {best.plan.cost:.4g}, not {answer.plan_cost:.4g} "
+        f"({100 * (best.plan.cost / answer.plan_cost - 1):+.2g} %)",
         "To keep it: -o FILE.json, or accept() in Python",
     ]
 

@@ -1,4 +1,4 @@
-"""Analyses, plans and verifications as tables for the terminal."""
+"""Terminal tables of analyses, plans, verifications and comparisons."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from toast.text_tables import TextTable
 from toast.units import size_text, time_text
 
 if TYPE_CHECKING:
-    # Their imports bring JAX, which questions about a plan do without.
+    # These import JAX, which questions about a plan do not need.
     from toast.apply import OutputCheck, Verification
     from toast.evaluation.compare import MethodResult
 
-#: Ops without a rule that are named one by one; the rest are counted.
+#: Maximum number of ops without a rule that are listed; the rest are counted.
 _NAMED_OPS = 5
 
 
@@ -40,7 +40,7 @@ def _stages(seconds: dict[str, float]) -> Text:
 
 
 def missing_rules(analysis: Analysis) -> list[str]:
-    """One line per op that no rule knows, and what was done about it."""
+    """One line for each op without a rule and each loop with an unknown trip count."""
     ops = analysis.without_rule
     lines = [
         f"no rule for {analysis.program.describe(op)}: its dimensions are not sharded"
@@ -54,7 +54,7 @@ def missing_rules(analysis: Analysis) -> list[str]:
 
 
 def analysis_table(analysis: Analysis) -> RenderableType:
-    """What ``toast analyze`` prints."""
+    """The output of ``toast analyze``: counts of the relations, and the time of each stage."""
     table = _table(f"Analysis of {analysis.program.name}", "relation", "count",
                    right=("count",))  # fmt: skip
     for name, count in analysis.counts().items():
@@ -63,7 +63,7 @@ def analysis_table(analysis: Analysis) -> RenderableType:
 
 
 def plan_tables(plan: Plan) -> RenderableType:
-    """What ``toast plan`` prints: arguments, actions, prediction, collectives, stage times."""
+    """The output of ``toast plan``: arguments, actions, predictions, collectives, stage times."""
     program = plan.analysis.program
     title = Text(
         f"Plan for {program.name} on mesh {plan.mesh} of {plan.hardware.name} "
@@ -86,12 +86,12 @@ def plan_tables(plan: Plan) -> RenderableType:
     )  # fmt: skip
 
 
-#: Devices with more memory that are named as a remedy.
+#: Maximum number of devices with more memory in the remedies.
 _NAMED_DEVICES = 3
 
 
 def misfit(plan: Plan) -> list[Text]:
-    """That a plan does not fit, and the remedies; nothing of one that fits."""
+    """A message with remedies if the plan does not fit; otherwise empty."""
     if plan.fits:
         return []
     peak, limit = plan.after.peak_bytes, plan.memory_bytes
@@ -111,17 +111,17 @@ def misfit(plan: Plan) -> list[Text]:
         "a smaller batch or a shorter sequence",
         "recomputation of activations: jax.checkpoint around a layer",
     ]
-    said = (
+    message = (
         f"Does not fit: the plan needs {size_text(peak)} per device, {size_text(peak - limit)} "
         f"more than the limit of {size_text(limit)}. Remedies:"
     )
     return [
-        Text(said, style="bold red"), *(Text(f"  * {remedy}") for remedy in remedies), Text(),
+        Text(message, style="bold red"), *(Text(f"  * {remedy}") for remedy in remedies), Text(),
     ]  # fmt: skip
 
 
 def plan_cost_before(plan: Plan) -> float:
-    """C of the unsharded program: 1, plus the memory penalty if it does not fit."""
+    """The cost of the unsharded program: 1, plus the memory penalty if it does not fit."""
     from toast.cost.model import MEMORY_WEIGHT
 
     over = max(plan.before.peak_bytes - plan.memory_bytes, 0.0) / max(plan.before.peak_bytes, 1.0)
@@ -137,7 +137,7 @@ def _arguments(plan: Plan) -> TextTable:
         shape = f"{row.dtype}[{','.join(map(str, row.shape))}]"
         more = len(row.patterns) - 1
         table.add_row(
-            row.patterns[0] + (f" and {more} alike" if more else ""),
+            row.patterns[0] + (f" and {more} similar" if more else ""),
             str(row.count),
             shape,
             spec_text(row.spec),
@@ -172,7 +172,7 @@ def _prediction(plan: Plan) -> TextTable:
         ("  memory traffic", time_text(before.memory_seconds), time_text(after.memory_seconds)),
         ("  collectives", time_text(before.collective_seconds),
          time_text(after.collective_seconds)),
-        ("  hidden behind products", time_text(before.hidden_seconds),
+        ("  overlapped with matrix products", time_text(before.hidden_seconds),
          time_text(after.hidden_seconds)),
         ("peak memory", size_text(before.peak_bytes), size_text(after.peak_bytes)),
         ("  arguments", size_text(before.argument_bytes), size_text(after.argument_bytes)),
@@ -184,8 +184,8 @@ def _prediction(plan: Plan) -> TextTable:
     if between:
         table.add_row("reshard between steps (see note)", "", f"+ {time_text(between)}")
     if plan.bound_seconds > 0:
-        over = _over(after.step_seconds, plan.bound_seconds)
-        bound = f"{time_text(plan.bound_seconds)}; plan: {over}"
+        ratio = multiple(after.step_seconds / plan.bound_seconds)
+        bound = f"{time_text(plan.bound_seconds)}; plan: {ratio}"
         table.add_row("lower bound (roofline, no collectives)", "", bound)
     return table
 
@@ -207,7 +207,7 @@ def _collectives(plan: Plan) -> TextTable:
 
 
 def _algorithms(plan: Plan, kind: str) -> str:
-    """The algorithms of a kind of collective by the time spent in them, with their axes."""
+    """The three algorithms with the most time for a kind of collective, with their axes."""
     spent: dict[str, float] = {}
     for transfer in plan.transfers:
         if transfer.kind == kind:
@@ -221,7 +221,7 @@ _WHAT = {
     "second": "second buffer of ",
 }  # fmt: skip
 
-#: Values at the peak that are shown.
+#: Maximum number of groups of values at the peak.
 _SHOWN = 12
 
 
@@ -244,7 +244,7 @@ def _memory(plan: Plan) -> TextTable:
 
 
 def _meshes(plan: Plan) -> TextTable:
-    """Every mesh that was tried, the best first."""
+    """All meshes of the search, best first."""
     table = _table(
         f"Meshes of {plan.mesh.devices} devices",
         "mesh", "cost", "step", "peak", "fits", "searched",
@@ -271,9 +271,9 @@ def _equality(output: OutputCheck) -> str:
 
 
 def verification_table(plan: Plan, verification: Verification) -> RenderableType:
-    """What ``toast verify`` prints: every output, worst first, and the collectives."""
+    """The output of ``toast verify``: every output, largest error first, and the collectives."""
     table = _table(
-        f"{plan.analysis.program.name} on {plan.mesh.devices} devices against one",
+        f"{plan.analysis.program.name} on {plan.mesh.devices} devices and on one",
         "output", "largest value", "largest error", "relative error", "equal",
         right=("largest value", "largest error", "relative error"),
     )  # fmt: skip
@@ -303,10 +303,10 @@ def verification_table(plan: Plan, verification: Verification) -> RenderableType
     )
 
 
-def _over(seconds: float, bound: float) -> str:
-    """A step time as a multiple of the lower bound."""
-    over = max(1.0, seconds / bound)
-    return f"{over:,.{1 + (over < 10)}f}x"
+def multiple(ratio: float) -> str:
+    """A step time over the lower bound as text: ``1.04x``; rounding never shows less than 1."""
+    ratio = max(1.0, ratio)
+    return f"{ratio:,.{1 + (ratio < 10)}f}x"
 
 
 def comparison_table(
@@ -316,10 +316,10 @@ def comparison_table(
     memory_bytes: float,
     rows: Sequence[MethodResult],
 ) -> RenderableType:
-    """What ``toast compare`` prints: a row per method, and what the judge says where asked."""
+    """The output of ``toast compare``: a row per method, with the compiler's peak if requested."""
     judged = any(row.verdict or row.verdict_error for row in rows)
     ours = next((r.step_seconds for r in rows if r.method == "toast"), math.nan)
-    # Of methods that hold constraints more is known; but one number is for all.
+    # Constraints can raise a method's bound; the smallest bound holds for all methods.
     bound = min((row.bound_seconds for row in rows if row.bound_seconds > 0), default=0.0)
     numbers = ("step", "vs TOAST", "vs bound", "peak", "search", "states", "cost")
     table = _table(
@@ -331,21 +331,21 @@ def comparison_table(
     )  # fmt: skip
     for row in rows:
         ratio = row.step_seconds / ours
-        said = row.verdict_error or "-"
+        compiled = row.verdict_error or "-"
         if row.verdict:
             peak = size_text(row.verdict.peak_bytes)
-            said = f"out of memory, {peak}" if row.verdict.out_of_memory else peak
+            compiled = f"out of memory, {peak}" if row.verdict.out_of_memory else peak
         if row.error:
             cells = ["-"] * 5
         else:
             cells = [
                 time_text(row.step_seconds), "-" if math.isnan(ratio) else f"{ratio:.2f}x",
-                _over(row.step_seconds, bound) if bound else "-",
+                multiple(row.step_seconds / bound) if bound else "-",
                 size_text(row.peak_bytes), "yes" if row.fits else "OOM",
             ]  # fmt: skip
         rest = ["-", "-"] if row.error else [str(row.states), f"{row.cost:.4g}"]
         table.add_row(
-            row.method, *cells, *([said] if judged else []),
+            row.method, *cells, *([compiled] if judged else []),
             time_text(row.search_seconds), *rest, row.error or row.note,
         )  # fmt: skip
     before = sum(spent for stage, spent in analysis.seconds.items() if stage != "lowering")

@@ -221,7 +221,7 @@ def test_what_has_no_compiler_is_refused(plan: toast.Plan, monkeypatch: pytest.M
     with pytest.raises(PlanError, match="the TPU compiler is not installed: pip install"):
         judge(program, plan.shardings, load("tpu-v5e"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
-    with pytest.raises(HardwareError, match="no TPU compiler for h100; there is one for tpu-v4"):
+    with pytest.raises(HardwareError, match="no TPU compiler for h100; use tpu-v4"):
         judge(program, plan.shardings, load("h100"))
 
 
@@ -388,14 +388,14 @@ def test_a_compile_that_fails_costs_its_row(
     monkeypatch.setattr(stage, "judge", judged)
     monkeypatch.setattr(stage, "check", lambda _hardware: None)
     found = validate(plan.analysis, Mesh.parse("b=4"), load("tpu-v5e"), plans=2)
-    assert [row.name for row in found.rows][:2] == ["found", "unsharded"]
+    assert [row.name for row in found.rows][:2] == ["toast", "unsharded"]
     assert len(found.compiled) == 1
     assert found.misjudged() == (found.rows[1],)
     assert found.rows[2].error == "the TPU compiler died: no message"
     assert isinstance(found.rows[0], StateComparison)
     text = printed(stage.table(found))
     assert "the TPU compiler died: no message" in text
-    assert "1 of 1; 1 plans out of memory that seemed to fit" in text
+    assert "1 of 1; 1 plans out of memory that were predicted to fit" in text
 
 
 def verdict(peak: float, seconds: float, sent: float = 0.0) -> Verdict:
@@ -441,7 +441,7 @@ def test_programs_without_arguments() -> None:
     """Nothing is predicted, and nothing is there: that is exact."""
     ours = dataclasses.replace(predicted(1e9, 1.0), argument_bytes=0.0)
     theirs = dataclasses.replace(verdict(1e9, 1.0), argument_bytes=0.0, temporary_bytes=1e9)
-    row = StateComparison("found", ours, theirs)
+    row = StateComparison("toast", ours, theirs)
     assert (row.argument_error, row.output_error, row.peak_error) == (0.0, 0.0, 0.0)
     assert "arguments exact in 1 of 1" in stage.summary(Validation((row,), 16e9))
     more = dataclasses.replace(row, predicted=dataclasses.replace(ours, argument_bytes=8.0))
@@ -449,8 +449,8 @@ def test_programs_without_arguments() -> None:
 
 
 def test_small_programs_are_said_to_tell_little() -> None:
-    small = StateComparison("found", predicted(1e5, 1e-6), verdict(5e4, 2e-6))
-    said = "No peak reaches 4 MiB: the compiler's padding and fixed costs decide at such sizes"
+    small = StateComparison("toast", predicted(1e5, 1e-6), verdict(5e4, 2e-6))
+    said = "All peaks are below 4 MiB, where the compiler's padding and fixed costs dominate"
     assert said in stage.summary(Validation((small,), 16e9))
     large = StateComparison("unsharded", predicted(1e9, 1.0), verdict(1e9, 1.0))
     assert said not in stage.summary(Validation((small, large), 16e9))
@@ -462,15 +462,15 @@ def test_outputs_are_unknown_where_the_compiler_was_ended() -> None:
     for full, outputs in ((True, "0 B"), (False, "-")):
         theirs = verdict(1e9, 1.0, 2e9)
         theirs = theirs if full else dataclasses.replace(theirs, schedule=None)
-        text = printed(stage.table(Validation((StateComparison("found", ours, theirs),), 16e9)))
-        row = next(line for line in text.splitlines() if "found" in line)
+        text = printed(stage.table(Validation((StateComparison("toast", ours, theirs),), 16e9)))
+        row = next(line for line in text.splitlines() if "toast" in line)
         cells = [cell.strip() for cell in row.split("│")]
         assert cells[cells.index(size_text(5e6)) + 1] == outputs
         assert "1 all_gather 1907.3" in text  # not cut
 
 
 def test_no_plan_compiles() -> None:
-    found = Validation((StateComparison("found", predicted(1e9, 1.0), error="hangs"),), 16e9)
+    found = Validation((StateComparison("toast", predicted(1e9, 1.0), error="hangs"),), 16e9)
     assert np.isnan(found.tau())
     assert "hangs" in printed(stage.table(found))
     xml.etree.ElementTree.fromstring(stage.plot(found))
@@ -503,5 +503,6 @@ def test_plans_are_run_on_cpu_devices() -> None:
     assert all(row.verification and row.verification.equal for row in found.rows)
     text = printed(stage.table(found))
     assert (
-        f"{len(found.rows)} of {len(found.rows)} plans give the same numbers as one device" in text
+        f"{len(found.rows)} of {len(found.rows)} plans compute the same results as one device"
+        in text
     )

@@ -1,4 +1,4 @@
-"""Other ways to shard a program, for comparison."""
+"""Other methods that shard a program, for comparison."""
 
 from toast.evaluation.baselines.alpa import alpa
 from toast.evaluation.baselines.automap import automap, shardy

@@ -1,14 +1,14 @@
 """Alpa's intra-operator pass (Zheng et al., OSDI 2022) on TOAST's analysis and cost model.
 
 An integer linear program chooses one strategy per leader op (:mod:`toast.search.strategies`).
-Its cost is that of Alpa: the time of each op under its strategy with the sums over devices that it
-needs, and the time to reshard along every def-use edge whose ends disagree, linearised with one
-variable per pair of shardings.  What is alive at once must fit the memory limit; such rows are
-added for the program points where a solution does not.  HiGHS solves it.
+Its cost is that of Alpa: the time of each op under its strategy, with the sums over devices that it
+needs, and the time of the reshard along every def-use edge whose ends disagree, linearised with one
+variable per pair of shardings.  Live values must fit into the memory limit; rows for this are added
+at the program points where a solution does not fit.  HiGHS solves the program.
 
-What it does not know, as Alpa does not: repeated layers, and collectives that run beside products.
-What it knows beyond Alpa: sums that are left scattered, and copies in memory after resharding.
-The plan is priced by the cost model as any other.
+Like Alpa, the program ignores repeated layers and the overlap of collectives with products.  Unlike
+Alpa, it contains scattered sums, and the memory of copies after resharding.  The cost model prices
+the plan like any other.
 """
 
 from __future__ import annotations
@@ -38,32 +38,35 @@ Ints = npt.NDArray[np.int64]
 #: Solutions whose cost is within this fraction of the bound count as optimal.
 GAP = 1e-4
 
-#: Programs solved at most: each adds a row of memory, or leaves more room for copies.
+#: Maximum number of solves; each adds a memory row, or leaves more memory for copies.
 _ATTEMPTS = 12
 
-#: Room in units of the memory limit beyond which the limit is given up.
+#: The memory limit is dropped if even this multiple of it is infeasible.
 _MOST_ROOM = 2.0
 
-#: Fraction of the memory limit below which the room for what rows miss is not refined.
+#: The memory for what rows miss is refined down to this fraction of the limit.
 _FINEST = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """How the solver ended, and its choices if it has any."""
+    """The result of the solver: its status, and its choices if there is a solution."""
 
-    #: ``optimal``, ``time limit``, ``infeasible``, or what HiGHS says.
+    #: ``optimal``, ``time limit``, ``infeasible``, or a message of HiGHS.
     status: str
     choice: Ints | None
     seconds: float
-    #: Relative distance to the bound, of a solution that is not known to be optimal.
+    #: The relative distance to the bound, if the solution is not proven optimal.
     gap: float = 0.0
 
 
 def solve(
     problem: Problem, rows: Iterable[Row], limit: float, time_limit: float, *, gap: float = GAP
 ) -> Solution:
-    """Solve the integer linear program; ``rows`` stay within ``limit`` bytes."""
+    """Solve the integer linear program.
+
+    ``rows`` stay within ``limit`` bytes.  ``time_limit`` is in seconds, ``gap`` relative.
+    """
     program = LinearProgram.of(problem)
     leaders, choices = program.leaders, program.choices
     constraints = [program.constraint]
@@ -77,14 +80,14 @@ def solve(
     whole = np.zeros(len(program.costs), dtype=np.int64)
     whole[: len(leaders)] = 1
     begin = time.perf_counter()
-    found = optimize.milp(
+    result = optimize.milp(
         program.costs, integrality=whole, bounds=optimize.Bounds(0, 1),
         constraints=constraints, options={"time_limit": max(time_limit, 0.0), "mip_rel_gap": gap},
     )  # fmt: skip
-    status = {0: "optimal", 1: "time limit", 2: "infeasible"}.get(found.status, found.message)
-    # Rounding takes care of the solver's tolerance.
-    choice = None if found.x is None else program.choice(found.x)
-    left = float(found.mip_gap) if found.x is not None and status == "time limit" else 0.0
+    status = {0: "optimal", 1: "time limit", 2: "infeasible"}.get(result.status, result.message)
+    # Rounding removes the solver's tolerance.
+    choice = None if result.x is None else program.choice(result.x)
+    left = float(result.mip_gap) if result.x is not None and status == "time limit" else 0.0
     return Solution(status, choice, time.perf_counter() - begin, left)
 
 
@@ -100,38 +103,41 @@ def alpa(
     collapse: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """The plan that Alpa's integer linear program finds.
+    """The plan of Alpa's integer linear program.
 
-    ``time_limit`` is in seconds from the call: the solver has what building its program leaves, and
-    is asked once in any case.  ``constraints`` hold: ops of which one says something choose for
-    themselves, of what it leaves; ``fix`` means the dimension, and not its color.  ``collapse``
-    gives it one op of each class of :class:`toast.space.Space`, which Alpa does not.  ``Plan.note``
-    says how the solver ended.
+    ``time_limit`` is in seconds from the call: the solver gets the time that remains after building
+    the program, and runs at least once.  ``memory_bytes`` is the limit per device (default: the
+    hardware's).  ``constraints`` hold: a constrained op chooses among the strategies that they
+    allow; ``fix`` means the dimension, not its color.  With ``collapse``, the program has one op
+    per class of :class:`toast.space.Space`, unlike Alpa's.  ``Plan.note`` has the status of the
+    solver.  ``progress`` is called with messages.
+
+    Raises :class:`toast.errors.SearchError` for an invalid time limit.
     """
     called = time.perf_counter()
     mesh, hardware = inputs.system_of(mesh, hardware)
     limit = inputs.limit_of(memory_bytes, hardware)
     if not inputs.is_number(time_limit) or not time_limit >= 0:
-        raise SearchError(f"time limit {time_limit!r}: must be positive, or 0")
-    tell = progress or (lambda _stage: None)
+        raise SearchError(f"time limit {time_limit!r}: must be a number that is not negative")
+    report_stage = progress or (lambda _stage: None)
     seconds = dict(analysis.seconds)
     begin = time.perf_counter()
-    tell("decision space")
+    report_stage("decision space")
     space = Space(analysis, mesh, constraints=constraints, collapse=collapse)
     model = CostModel(space, hardware, overlap=overlap)
     begin_fixed(model)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
-    tell("integer linear program")
+    report_stage("integer linear program")
     problem = Problem(model)
     seconds["integer linear program"] = time.perf_counter() - begin
     begin = time.perf_counter()
-    tell("solver")
-    best, priced = _best(problem, limit, called + time_limit, tell)
+    report_stage("solver")
+    best, priced = _best(problem, limit, called + time_limit, report_stage)
     seconds["solver"] = time.perf_counter() - begin
-    found = SearchResult((), best.state, best.cost, priced, seconds["solver"], ())
+    result = SearchResult((), best.state, best.cost, priced, seconds["solver"], ())
     return make_plan(
-        model, found, memory_bytes=limit, seed=0, seconds=seconds, method="alpa", note=best.note
+        model, result, memory_bytes=limit, seed=0, seconds=seconds, method="alpa", note=best.note
     )
 
 
@@ -145,7 +151,7 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """As the search ranks states: what fits comes first."""
+        """The rank of a candidate: plans that fit come first."""
         return not self.fits, self.cost
 
 
@@ -159,55 +165,55 @@ def _priced(model: CostModel, states: States, limit: float, note: str) -> list[_
 
 
 def _best(
-    problem: Problem, limit: float, end: float, tell: Callable[[str], None]
+    problem: Problem, limit: float, end: float, report_stage: Callable[[str], None]
 ) -> tuple[_Candidate, int]:
-    """The best state, and how many were priced; ``end`` is when the solver's time is over."""
+    """The best state, and the number of priced states; ``end`` is the end of the solver's time."""
     model = problem.model
     moments = {-1, problem.worst(np.zeros_like(problem.strategies.sizes))}
     rows = {moment: problem.memory(moment) for moment in sorted(moments)}
     candidates: list[_Candidate] = []
     room, note, suffix, late = limit, "", "", False
-    # The least room that has a solution, what that takes over the limit; the most that has none.
+    # The least feasible memory, its excess over the limit, and the largest infeasible memory.
     accepted, over, refused = limit, 0.0, 0.0
     for attempt in range(_ATTEMPTS):
         left = end - time.perf_counter()
         if attempt and left <= 0:
             late = True
             break
-        found = solve(problem, rows.values(), room, left)
-        note = _note(found) + suffix
-        late |= found.status == "time limit"
-        tell(
+        solution = solve(problem, rows.values(), room, left)
+        note = _note(solution) + suffix
+        late |= solution.status == "time limit"
+        report_stage(
             f"solver: {note}, {len(rows)} memory rows of {size_text(room)}, "
-            f"{time_text(found.seconds)}"
+            f"{time_text(solution.seconds)}"
         )
-        if found.status == "infeasible" and not candidates and rows:
-            # The rows count too much rather than too little: a solution of more may fit.
+        if solution.status == "infeasible" and not candidates and rows:
+            # The rows overestimate memory, so a solution with more memory may fit.
             refused, room = room, 1.5 * room
             if room > _MOST_ROOM * limit:
                 rows, suffix = {}, "; without the memory limit, which is infeasible"
             continue
-        if found.status == "infeasible":
+        if solution.status == "infeasible":
             refused = room
-        elif found.choice is None:
+        elif solution.choice is None:
             break
         else:
-            state = problem.strategies.state(found.choice)
+            state = problem.strategies.state(solution.choice)
             candidates += _priced(model, state[None], limit, note)
             if not rows or candidates[-1].fits:
                 break
-            moment = problem.worst(found.choice)
+            moment = problem.worst(solution.choice)
             if moment not in rows:
                 rows[moment] = problem.memory(moment)
                 continue
-            # Leave room for what the rows miss.
+            # Leave memory for what the rows miss.
             accepted, over = room, candidates[-1].peak - limit
         room = max(accepted - over, (accepted + refused) / 2)
         if accepted - room < _FINEST * limit:
             break
     if not candidates or late:
-        end_of = "worse than" if candidates else "without a solution; this is"
-        note = f"{note}, {end_of} the best state that shards one kind of dimension"
+        relation = "worse than" if candidates else "without a solution; this is"
+        note = f"{note}, {relation} the best state that shards one kind of dimension"
         candidates += _priced(model, _simple_states(model.space), limit, note)
     best = min(candidates, key=lambda c: c.rank)
     if late and "time limit" not in best.note:
@@ -215,12 +221,12 @@ def _best(
     return best, len(candidates)
 
 
-def _note(found: Solution) -> str:
-    return f"{found.status}, gap {found.gap:.1%}" if found.gap else found.status
+def _note(solution: Solution) -> str:
+    return f"{solution.status}, gap {solution.gap:.1%}" if solution.gap else solution.status
 
 
 def _simple_states(space: Space) -> States:
-    """The unsharded state, and each color on all axes: data parallelism is one of them."""
+    """The unsharded state, and each color on all axes, such as data parallelism."""
     states = [space.initial]
     for color in dict.fromkeys((a.color, a.resolution) for a in space.actions):
         state = space.initial

@@ -1,10 +1,10 @@
-"""AutoMap, and Shardy alone: what can be had from shardings of arguments and propagation.
+"""AutoMap, and Shardy's propagation alone: shardings of arguments, propagated by the compiler.
 
-:func:`automap` is the search of AutoMap (Schaarschmidt et al. 2021, Alabed et al. 2022) as far as
-papers tell: a Monte Carlo tree search whose actions shard one dimension of a group of arguments on
-one mesh axis, and let the compiler propagate that through the whole program before they are priced.
-Propagation is Shardy's, arguments are grouped as TOAST groups them (so that layers are sharded
-alike), and prices are those of TOAST's cost model, so that plans can be compared.
+:func:`automap` is the search of AutoMap (Schaarschmidt et al. 2021, Alabed et al. 2022), as
+described in the papers: a Monte Carlo tree search whose actions shard one dimension of a group of
+arguments along one mesh axis.  The compiler propagates each action through the whole program before
+it is priced.  Propagation is Shardy's, argument groups are TOAST's (so layers are sharded alike),
+and prices are those of TOAST's cost model, so that plans are comparable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from toast.space import FREE, Constraints, Resolved, Space, resolve
 
 Floats = npt.NDArray[np.float64]
 
-#: The note of a plan whose search ran out of time.
+#: The note of a plan whose search the time limit ended.
 OUT_OF_TIME = "stopped at its time limit"
 
 
@@ -59,28 +59,28 @@ def automap(
     constraints: Constraints | None = None,
     progress: Callable[[Round], None] | None = None,
 ) -> Plan:
-    """The best plan of a search over shardings of arguments.
+    """The best plan of AutoMap's search over shardings of arguments.
 
     ``memory_bytes`` is the limit per device (default: the hardware's).  The search ends after two
     rounds of ``trajectories`` without improvement (TOAST's after one), or ``budget`` seconds after
-    the call, with the propagation that is under way; the plan's note says so.  Without a budget,
-    the same seed gives the same plan.
+    the call, when the propagation in progress is finished; the note of the plan then states this.
+    Without a budget, the same seed gives the same plan.  ``progress`` is called after each round.
 
-    Of ``constraints``, the search begins with what they say of arguments, and adds nothing there
-    that they forbid; propagation knows none of them (:func:`toast.space.broken` says which hold).
+    The search starts from the ``constraints`` on arguments and respects them there, but propagation
+    ignores constraints (:func:`toast.space.broken` lists violations).
 
-    Raises :class:`toast.errors.PlanError` when the program is a fact base.
+    Raises :class:`toast.errors.PlanError` if the program is a fact base.
     """
     begin = time.perf_counter()
     settings = Settings(seed=seed, budget=budget, patience=2)
     setting = _setting(analysis, mesh, hardware, overlap, memory_bytes, constraints)
-    if budget is not None:  # what it was set up in is part of it
+    if budget is not None:  # the budget includes the setup
         left = max(budget - (time.perf_counter() - begin), 0.0)
         settings = dataclasses.replace(settings, budget=left)
     search = _Search(setting, settings, trajectories, progress)
-    found, path = search.run()
+    result, path = search.run()
     note = OUT_OF_TIME if search.out_of_time else ""
-    return _plan(setting, found, path, "automap", seed=seed, note=note)
+    return _plan(setting, result, path, "automap", seed=seed, note=note)
 
 
 def shardy(
@@ -93,13 +93,14 @@ def shardy(
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
 ) -> Plan:
-    """Data parallelism as a user writes it: the batch on all axes, and propagation alone.
+    """Data parallelism: the batch is sharded along all axes, and Shardy propagates it.
 
-    ``batch`` says which dimension of which arguments (paths with ``*``) is the batch; by default it
-    is the first of the inputs: arguments that are not donated, if some are, else those of integers,
-    else the first argument.  ``constraints`` are what :func:`automap` makes of them.
+    ``batch`` maps patterns of argument paths to their batch dimension.  The default is dimension 0
+    of the inputs: of the arguments that are not donated, if there are donated ones; otherwise of
+    the integer arguments, or else of the first argument.  ``memory_bytes`` and ``constraints`` are
+    as for :func:`automap`.
 
-    Raises :class:`toast.errors.PlanError` when a pattern names no argument dimension, or when the
+    Raises :class:`toast.errors.PlanError` if a pattern matches no argument dimension, or if the
     program is a fact base.
     """
     setting = _setting(analysis, mesh, hardware, overlap, memory_bytes, constraints)
@@ -116,7 +117,7 @@ def shardy(
         arguments[argument] = spec
     sharded = setting.propagator.run(arguments)
     prices = setting.model.price(np.stack([space.initial, sharded.state]))
-    found = SearchResult(
+    result = SearchResult(
         actions=(),
         state=sharded.state,
         cost=float(setting.model.cost(prices, setting.memory_bytes)[1]),
@@ -124,24 +125,24 @@ def shardy(
         seconds=time.perf_counter() - begin,
         rounds=(),
     )
-    return _plan(setting, found, (), "shardy")
+    return _plan(setting, result, (), "shardy")
 
 
-#: UCT's weight of exploration, in units of the logarithm of the cost.
+#: The exploration weight of UCT, in units of the logarithm of the cost.
 _EXPLORATION = 2.0
 
 
 class _Setting(NamedTuple):
-    """What both need: a space with a class per op, its prices, and propagation in it."""
+    """What both methods need: a space with one class per op, its prices, and propagation."""
 
     space: Space
     model: CostModel
     propagator: Propagator
     memory_bytes: float
-    #: Of all stages so far.
+    #: The seconds of all stages so far.
     seconds: dict[str, float]
-    #: What constraints say of arguments: their shardings, by number, and ``[arguments][dimensions]
-    #: [axes]`` whether an axis may come to a dimension.
+    #: The constraints on arguments: their shardings by number, and
+    #: ``[arguments][dimensions][axes]`` whether an axis may shard a dimension.
     begun: dict[int, Spec]
     allowed: list[list[list[bool]]]
 
@@ -162,47 +163,47 @@ def _setting(
     propagator = Propagator(space)
     spent = time.perf_counter() - begin
     seconds = {**analysis.seconds, "decision space": spent}
-    said = resolve(analysis, mesh, constraints or Constraints())
-    begun, allowed = _begun(analysis, mesh, said), _allowed(analysis, said)
+    resolved = resolve(analysis, mesh, constraints or Constraints())
+    begun, allowed = _begun(analysis, mesh, resolved), _allowed(analysis, resolved)
     return _Setting(space, model, propagator, limit, seconds, begun, allowed)
 
 
-def _begun(analysis: Analysis, mesh: Mesh, said: Resolved) -> dict[int, Spec]:
-    """The shardings of arguments, by number, that constraints ask for."""
+def _begun(analysis: Analysis, mesh: Mesh, resolved: Resolved) -> dict[int, Spec]:
+    """The shardings of arguments, by number, that constraints require."""
     names, program = analysis.names, analysis.program
     count = len(program.arguments)
     wanted = [
         (op, int(names.first_name[op]) + factor, axis)
-        for op, row in enumerate(said.holders[:count].tolist())
+        for op, row in enumerate(resolved.holders[:count].tolist())
         for axis, factor in enumerate(row)
         if factor >= 0 and mesh.sizes[axis] > 1
     ]
-    wanted += [(int(names.name_op[name]), name, axis) for name, axis in said.fixed]
-    major = {name: place for place, name in enumerate(said.order or mesh.names)}
-    found: dict[int, Spec] = {}
-    for op, name, axis in sorted(wanted, key=lambda asked: major[mesh.names[asked[2]]]):
+    wanted += [(int(names.name_op[name]), name, axis) for name, axis in resolved.fixed]
+    major = {name: place for place, name in enumerate(resolved.order or mesh.names)}
+    specs: dict[int, Spec] = {}
+    for op, name, axis in sorted(wanted, key=lambda row: major[mesh.names[row[2]]]):
         if op < count:
             value = program.argument_values[op]
             shape = program.values[value].type.shape
             d = names.def_name[names.value_dim[value] :][: len(shape)].tolist().index(name)
-            spec = found.get(op, ((),) * len(shape))
-            found[op] = _with_axis(mesh, spec, shape, d, axis) or spec
-    return found
+            spec = specs.get(op, ((),) * len(shape))
+            specs[op] = _with_axis(mesh, spec, shape, d, axis) or spec
+    return specs
 
 
-def _allowed(analysis: Analysis, said: Resolved) -> list[list[list[bool]]]:
-    """For each dimension of each argument, the axes that constraints leave to it."""
+def _allowed(analysis: Analysis, resolved: Resolved) -> list[list[list[bool]]]:
+    """``[arguments][dimensions][axes]`` whether constraints allow the axis."""
     names, program = analysis.names, analysis.program
-    found = []
+    allowed = []
     for argument, value in enumerate(program.argument_values):
         rows = names.def_name[names.value_dim[value] : names.value_dim[value + 1]]
-        free = said.holders[argument] == FREE
-        found.append([(free & ~said.closed[name]).tolist() for name in rows])
-    return found
+        free = resolved.holders[argument] == FREE
+        allowed.append([(free & ~resolved.closed[name]).tolist() for name in rows])
+    return allowed
 
 
 def _with_axis(mesh: Mesh, spec: Spec, shape: tuple[int, ...], d: int, axis: int) -> Spec | None:
-    """A sharding with one more axis at a dimension; None where there is no room for it."""
+    """A sharding with one more axis at a dimension; None if it does not divide or is in use."""
     name, shards = mesh.axes[axis]
     sizes = dict(mesh.axes)
     for other in spec[d]:
@@ -213,7 +214,7 @@ def _with_axis(mesh: Mesh, spec: Spec, shape: tuple[int, ...], d: int, axis: int
 
 
 def _batch(analysis: Analysis, patterns: Mapping[str, int] | None) -> dict[int, int]:
-    """The batch dimension of arguments, by number."""
+    """The batch dimension of each argument that has one, by number."""
     program = analysis.program
     types = [program.values[v].type for v in program.argument_values]
     if patterns is None:
@@ -221,7 +222,7 @@ def _batch(analysis: Analysis, patterns: Mapping[str, int] | None) -> dict[int, 
         if not program.donated:
             inputs = [i for i in inputs if types[i].dtype.lstrip("u").startswith("i")] or inputs[:1]
         return dict.fromkeys(inputs, 0)
-    found: dict[int, int] = {}
+    dimensions: dict[int, int] = {}
     for pattern, d in patterns.items():
         named = {
             i: d % len(types[i].shape)
@@ -233,23 +234,23 @@ def _batch(analysis: Analysis, patterns: Mapping[str, int] | None) -> dict[int, 
                 f"batch {pattern}:{d}: {program.name} has no such argument dimension; "
                 f"its arguments are {', '.join(program.arguments[:8])} ..."
             )
-        found |= named
-    return found
+        dimensions |= named
+    return dimensions
 
 
 def _plan(
     setting: _Setting,
-    found: SearchResult,
+    result: SearchResult,
     path: tuple[tuple[ArgumentAction, Sharded], ...],
     method: str,
     *,
     seed: int = 0,
     note: str = "",
 ) -> Plan:
-    """The plan of a state, with a step for each action on the way to it."""
+    """The plan of a state, with a step for each action on its path."""
     plan = make_plan(
-        setting.model, found, memory_bytes=setting.memory_bytes, seed=seed,
-        seconds={**setting.seconds, "search": found.seconds}, method=method, note=note,
+        setting.model, result, memory_bytes=setting.memory_bytes, seed=seed,
+        seconds={**setting.seconds, "search": result.seconds}, method=method, note=note,
     )  # fmt: skip
     analysis = plan.analysis
     before, steps = plan.before, []
@@ -271,7 +272,7 @@ def _plan(
 
 
 class _AutomapNode:
-    """Shardings of all arguments, propagated and priced."""
+    """A node of AutoMap's tree: shardings of all arguments, propagated and priced."""
 
     __slots__ = ("actions", "children", "cost", "fits", "sharded", "total", "value", "visits")
 
@@ -280,8 +281,8 @@ class _AutomapNode:
     ) -> None:
         self.sharded, self.actions, self.cost, self.fits = sharded, actions, cost, fits
         self.children: dict[int, _AutomapNode] = {}
-        # The last entry is stop.  Propagation is dear, so a child has no price before its first
-        # visit: it stands at that of its parent.
+        # The last entry is the action stop.  Propagation is expensive, so a child has the value of
+        # its parent before its first visit.
         self.visits = np.zeros(len(actions) + 1)
         self.value: Floats = np.full(len(actions) + 1, -np.log(cost))
         self.total = 0
@@ -291,10 +292,10 @@ _Path = tuple[tuple[ArgumentAction, _AutomapNode], ...]
 
 
 class _Search:
-    """UCT as in :class:`toast.search.Search`, with propagation after every action.
+    """UCT with propagation after every action.
 
-    A trajectory follows the tree, and from its first new state on takes actions at random as long
-    as each makes the program cheaper.
+    A trajectory follows the tree.  From its first new state on, it takes random actions as long as
+    each reduces the cost.
     """
 
     def __init__(
@@ -320,7 +321,7 @@ class _Search:
         self._shapes = [program.values[v].type.shape for v in program.argument_values]
 
     def run(self) -> tuple[SearchResult, tuple[tuple[ArgumentAction, Sharded], ...]]:
-        """Search until rounds bring no improvement; the best state, and the actions to it."""
+        """Search until rounds bring no improvement; returns the best state and its actions."""
         settings = self._settings
         root = self._node(self._setting.propagator.run(self._setting.begun))
         self._offer(root, ())
@@ -341,7 +342,7 @@ class _Search:
             stale = 0 if self._best[0] < before - 1e-9 else stale + 1
             if self.out_of_time or stale >= settings.patience:
                 break
-        found = SearchResult(
+        result = SearchResult(
             actions=(),
             state=best.sharded.state,
             cost=best.cost,
@@ -349,7 +350,7 @@ class _Search:
             seconds=time.perf_counter() - self._begin,
             rounds=tuple(rounds),
         )
-        return found, tuple((action, node.sharded) for action, node in path)
+        return result, tuple((action, node.sharded) for action, node in path)
 
     def _late(self) -> bool:
         budget = self._settings.budget
@@ -400,7 +401,7 @@ class _Search:
         return child
 
     def _node(self, sharded: Sharded) -> _AutomapNode:
-        """The node of a state, priced when it is first seen."""
+        """The node of a state; new states are priced."""
         key = (sharded.state.tobytes(), sharded.arguments)
         node = self._nodes.get(key)
         if node is None:
@@ -411,7 +412,7 @@ class _Search:
         return node
 
     def _actions(self, sharded: Sharded) -> list[ArgumentAction]:
-        """Actions that shard at least one argument further."""
+        """The actions that change the sharding of at least one argument."""
         return [
             action
             for group, members in self._members.items()
@@ -422,9 +423,9 @@ class _Search:
         ]
 
     def _changes(self, sharded: Sharded, action: ArgumentAction) -> dict[int, Spec]:
-        """Shardings of the arguments that an action changes.
+        """The new shardings of the arguments that an action changes.
 
-        Those are left alone that have the axis already, or no room for it.
+        Arguments that already have the axis, or that it does not divide, stay unchanged.
         """
         mesh, d, axis = self._setting.space.mesh, action.dimension, action.axis
         changes: dict[int, Spec] = {}

@@ -1,4 +1,4 @@
-"""What experts write by hand (paper, section 5.1.1), as states of the decision space."""
+"""Expert strategies (section 5.1.1 of the paper), as states of the decision space."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from toast.plan import Plan, make_plan
 from toast.search import SearchResult, begin_fixed
 from toast.space import Action, Constraints, Space, States
 
-#: Resolution orders that are tried per action; the cheapest state counts.
+#: Maximum number of resolution orders per action; the cheapest state counts.
 _MOST_ORDERS = 16
 
-#: Combinations of the axes so far that go on to the next one.
-_KEPT = 64
+#: Maximum number of combinations that are extended by the next axis.
+_FRONTIER = 64
 
-#: States that are priced at once.
+#: The number of states in a batch.
 _BATCH = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """What experts shard together, on whichever axis: ``FSDP`` or ``Megatron``."""
+    """Dimensions that experts shard together, on any axis: ``FSDP`` or ``Megatron``."""
 
     name: str
-    #: Dimensions of arguments, as strategies write them.
+    #: Dimensions of arguments, as in strategies.
     dimensions: tuple[tuple[str, int], ...]
 
 
 def components(strategies: Strategies) -> tuple[Component, ...]:
-    """What strategies are made of, in the order they are written.
+    """The components of strategies, in their order.
 
-    Dimensions that always lie on the same axes are one component.  It is named by the first
-    strategy whose other components have names: ``FSDP``, which is data parallelism and the width
-    of the model, names that.
+    Dimensions that always share their axes are one component.  Its name is that of the first
+    strategy whose other components have names: ``FSDP`` consists of data parallelism and the width
+    of the model, so the width gets its name.
 
     >>> components({"data": [("x", 0, "all")], "FSDP": [("x", 0, "all"), ("w", 0, "all")]})[1]
     Component(name='FSDP', dimensions=(('w', 0),))
@@ -61,7 +61,7 @@ def components(strategies: Strategies) -> tuple[Component, ...]:
     for name in strategies:
         inside = [tuple(g) for at, g in groups.items() if any(s == name for s, _ in at)]
         fresh = [group for group in inside if group not in names]
-        # Of "data + expert parallel + Megatron" the new part comes last.
+        # In "data + expert parallel + Megatron", the new component comes last.
         short = name.split(" + ")[-1]
         for group in fresh:
             names[group] = short if len(fresh) == 1 else f"{short} of {group[0][0]}"
@@ -79,12 +79,13 @@ def manual(
     constraints: Constraints | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """The best of the experts' strategies and of all combinations of their components.
+    """The best expert strategy, or combination of components of strategies.
 
-    Each axis takes any components in any order, as section 5.1.1 searches them: for a transformer,
-    of data parallelism, FSDP, Megatron and sequence parallelism.  From the third axis on only the
-    best combinations of those before go on.  All comes behind ``constraints``, which hold.  What
-    fits ranks before what does not; ``Plan.note`` names the winner.
+    Each axis may have any components in any order, as in section 5.1.1: for a transformer, data
+    parallelism, FSDP, Megatron and sequence parallelism.  From the third axis on, only the best
+    combinations of the earlier axes are extended.  Strategies come after ``constraints``, which
+    hold.  ``memory_bytes`` is the limit per device (default: the hardware's); plans that fit rank
+    first.  ``Plan.note`` names the best strategy.  ``progress`` is called with messages.
 
     Raises :class:`toast.errors.PlanError` without strategies.
     """
@@ -95,36 +96,36 @@ def manual(
         )
     mesh, hardware = inputs.system_of(mesh, hardware)
     limit = inputs.limit_of(memory_bytes, hardware)
-    tell = progress or (lambda _stage: None)
+    report_stage = progress or (lambda _stage: None)
     seconds = dict(analysis.seconds)
     begin = time.perf_counter()
-    tell("decision space")
+    report_stage("decision space")
     model = CostModel(Space(analysis, mesh, constraints=constraints), hardware, overlap=overlap)
     begin_fixed(model)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
-    tell("experts' strategies")
+    report_stage("expert strategies")
     ranking = _Ranking(model, limit)
     ranking.add([("unsharded", model.space.initial)])
     ranking.add(list(manual_states(model, strategies)))
     frontier = [("", model.space.initial)]
     for axis in _axes(model.space, "all"):
-        tell(f"combinations, up to axis {mesh.names[axis]}")
-        frontier = ranking.add(_on_axis(model, components(strategies), axis, frontier))[:_KEPT]
+        report_stage(f"combinations, up to axis {mesh.names[axis]}")
+        frontier = ranking.add(_on_axis(model, components(strategies), axis, frontier))[:_FRONTIER]
     name, state, cost = ranking.best
     seconds["search"] = time.perf_counter() - begin
-    found = SearchResult((), state, cost, ranking.priced, seconds["search"], ())
+    result = SearchResult((), state, cost, ranking.priced, seconds["search"], ())
     return make_plan(
-        model, found, memory_bytes=limit, seed=0, seconds=seconds, method="manual", note=name
+        model, result, memory_bytes=limit, seed=0, seconds=seconds, method="manual", note=name
     )
 
 
-#: States by the way they came about.
+#: States with the names of their strategies.
 _Named = list[tuple[str, States]]
 
 
 class _Ranking:
-    """Prices states once, and knows the best; of equals the first, which has the shortest name."""
+    """Prices each state once and keeps the best; of equal costs, the first."""
 
     def __init__(self, model: CostModel, limit: float) -> None:
         self._model, self._limit = model, limit
@@ -134,11 +135,11 @@ class _Ranking:
 
     @property
     def priced(self) -> int:
-        """How many states were priced."""
+        """The number of priced states."""
         return len(self._ranks)
 
     def add(self, states: _Named) -> _Named:
-        """Price ``states``; without those that are equal to an earlier one, the best first."""
+        """Price ``states``; returns the distinct ones, best first."""
         distinct: dict[bytes, tuple[str, States]] = {}
         for name, state in states:
             distinct.setdefault(state.tobytes(), (name, state))
@@ -157,11 +158,11 @@ class _Ranking:
 
 
 def _on_axis(model: CostModel, offered: Sequence[Component], axis: int, before: _Named) -> _Named:
-    """Each of ``before`` with every sequence of components on the axis, short sequences first."""
+    """Extend each state by every sequence of components on the axis, short sequences first."""
     space = model.space
     names, states = [name for name, _ in before], np.stack([state for _, state in before])
     level: list[tuple[tuple[Component, ...], States]] = [((), states)]
-    found = list(before)
+    extended = list(before)
     while level:
         following = []
         for chosen, reached in level:
@@ -176,17 +177,17 @@ def _on_axis(model: CostModel, offered: Sequence[Component], axis: int, before: 
         for chosen, reached in following:
             text = f"{space.mesh.names[axis]}: {', '.join(c.name for c in chosen)}"
             labels = [f"{name}; {text}" if name else text for name in names]
-            found += zip(labels, reached, strict=True)
+            extended += zip(labels, reached, strict=True)
         level = following
-    return found
+    return extended
 
 
 def manual_states(model: CostModel, strategies: Strategies) -> Iterator[tuple[str, States]]:
-    """Each strategy's state on the model's mesh, by name, those that can be had there.
+    """The names and states of the strategies that shard something on the model's mesh.
 
-    A strategy names argument dimensions and the mesh axis for each, ``"first"``, ``"last"`` or
-    ``"all"`` of the mesh's axes of more than one device.  Where the color of a dimension has
-    conflicts, its resolution is the one with which the step takes least time.
+    A strategy lists dimensions of arguments with their mesh axes: ``"first"``, ``"last"`` or
+    ``"all"`` of the axes with more than one device.  If the color of a dimension has conflicts, the
+    resolution with the shortest step is used.
     """
     for name, steps in strategies.items():
         state = model.space.initial
@@ -203,14 +204,14 @@ def _axes(space: Space, where: str) -> Sequence[int]:
 
 
 def _sharded(model: CostModel, state: States, pattern: str, dimension: int, axis: int) -> States:
-    """``state`` with the dimension of all arguments like ``pattern`` on the axis as well."""
+    """``state`` with a dimension of all matching arguments sharded along the axis as well."""
     return np.asarray(_all_sharded(model, state[None], pattern, dimension, axis)[0])
 
 
 def _all_sharded(
     model: CostModel, states: States, pattern: str, dimension: int, axis: int
 ) -> States:
-    """The same for every one of ``states``, each with the resolution that takes least time."""
+    """``states`` with the dimension sharded as well, each with the fastest resolution."""
     groups = _color_groups(model.space, pattern, dimension)
     actions = [
         [a for a in model.space.actions if a.color == group and a.axis == axis] for group in groups
@@ -232,9 +233,9 @@ def _replayed(space: Space, states: States, actions: Sequence[Action]) -> States
 
 
 def _color_groups(space: Space, pattern: str, dimension: int) -> list[int]:
-    """The color groups of a dimension of the arguments whose path matches."""
+    """The color groups of a dimension of the matching arguments."""
     program, names = space.analysis.program, space.analysis.names
-    found: Mapping[int, None] = {
+    groups: Mapping[int, None] = {
         int(
             space.color_group_of(int(names.def_name[names.value_dim[value] + dimension % rank]))
         ): None
@@ -242,4 +243,4 @@ def _color_groups(space: Space, pattern: str, dimension: int) -> list[int]:
         for rank in [len(program.values[value].type.shape)]
         if matches(pattern, path) and -rank <= dimension < rank
     }
-    return list(found)
+    return list(groups)

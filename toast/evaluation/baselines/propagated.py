@@ -1,9 +1,9 @@
-"""Shardy's own propagation of argument shardings, as states that TOAST's cost model can price.
+"""Shardy's propagation of argument shardings, as states that TOAST's cost model can price.
 
-Searches over shardings of arguments (AutoMap's) leave the rest of the program to the compiler's
-propagation.  Here it is Shardy's, as it stands in jaxlib.  It gives every value a sharding; what
-each op computes in is then the factor, for each mesh axis, for which least has to be moved between
-the shardings of its operands and results.
+A search over shardings of arguments (AutoMap) leaves the rest of the program to the compiler's
+propagation, here that of Shardy in jaxlib.  Propagation gives every value a sharding.  For each op
+and mesh axis, the state then has the factor for which the least data moves between the shardings of
+its operands and results.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-#: Ops of which one result of the MLIR operation is theirs: the one that their operand stands at.
+#: Ops that correspond to one result of an MLIR operation: that with the number of their operand.
 _ONE_OF_MANY = frozenset({"carry", "yield", "join", "optimization_barrier"})
 
-#: Ops that compute nothing: their state is the sharding of what they define, whatever they take.
+#: Ops that compute nothing: their state follows from their result alone.
 _STORED = frozenset({"carry"})
 
-#: Ops on constants that stand behind one another at most, where Shardy merged or copied them.
+#: Maximum length of chains of ops on constants, which Shardy merges or copies.
 _CHAIN = 16
 
 
 class Sharded(NamedTuple):
-    """What Shardy made of shardings of arguments."""
+    """The result of propagation."""
 
     #: ``[ops, axes]`` in a space that is not collapsed.
     state: States
-    #: Sharding of each argument.
+    #: The sharding of each argument.
     arguments: tuple[Spec, ...]
-    #: Sharding of every operation, for a further action to start from.
+    #: The sharding of every operation, from which a further action can start.
     propagated: Propagated
 
 
 class Propagator:
-    """Runs Shardy's propagation on a program and reads the result as a state of a space."""
+    """Runs Shardy's propagation on a program and converts the result into a state."""
 
     def __init__(self, space: Space) -> None:
-        """Write the module once.
+        """Prepare the module of a program.
 
-        ``space`` must have a class per op: ``Space(analysis, mesh, collapse=False)``.  Raises
-        :class:`toast.errors.PlanError` when the program is a fact base and has no module.
+        ``space`` must have one class per op: ``Space(analysis, mesh, collapse=False)``.  Raises
+        :class:`toast.errors.PlanError` if the program is a fact base.
         """
         program, names = space.analysis.program, space.analysis.names
         if not isinstance(program.source, ModuleSource):
-            raise PlanError(f"{program.name} is a fact base and has no program to propagate in")
+            raise PlanError(f"{program.name} is a fact base; propagation needs a program")
         self.space, self._program, self._names = space, program, names
         self._axis = {name: a for a, name in enumerate(space.mesh.names)}
         module = mlir.clone(program.source.module)
-        # The copy reads as the same program, so its operations are those of the program's ops.
+        # The copy is the same program, so its operations correspond to the program's ops.
         source: ModuleSource = stablehlo.from_module(module, name=program.name).source
         operations = list(dict.fromkeys(o for o in source.operations if o is not None))
         number = {operation: i for i, operation in enumerate(operations)}
         self._ops_of: list[list[int]] = [[] for _ in operations]
-        self._result_of: dict[int, int] = {}  # of ops that have one of an operation's results
+        self._result_of: dict[int, int] = {}  # for ops with one of an operation's results
         for op, operation in enumerate(source.operations):
             if operation is not None and program.ops[op].results:
                 self._ops_of[number[operation]].append(op)
@@ -79,17 +79,17 @@ class Propagator:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Rows: the dimensions of all definitions, then those of all uses."""
+        """Tables of rows: the dimensions of all definitions, then those of all uses."""
         program, names = self._program, self._names
         ranks = np.diff(names.value_dim)
         value = np.repeat(np.arange(len(ranks)), ranks)
         use = np.repeat(np.arange(len(names.use_op)), np.diff(names.use_dim))
         place = np.arange(len(use)) - names.use_dim[use]
-        #: Definition row that each use row sees.
+        #: ``[uses]`` the row of the definition.
         self._seen: Ints = names.value_dim[names.use_value[use]] + place
         self._use = use
         self._row_name: Ints = np.concatenate([names.def_name, names.use_name])
-        #: Tensors: all values as defined, then all uses.
+        #: ``[rows]`` the tensor of each row: all values at their definition, then all uses.
         self._row_tensor: Ints = np.concatenate([value, len(ranks) + use])
         self._row_size: Ints = np.concatenate([names.dim_size, names.dim_size[self._seen]])
         self._tensor_op: Ints = np.concatenate([names.value_op, names.use_op])
@@ -113,29 +113,29 @@ class Propagator:
         self._sizes = self.space.axis_sizes
 
     def run(self, arguments: Mapping[int, Spec], before: Sharded | None = None) -> Sharded:
-        """Propagate shardings of arguments, by number, from nothing or from ``before``.
+        """Propagate shardings of arguments, given by number, optionally from an earlier result.
 
-        Propagation never takes back what was decided ``before``: so actions have priority in their
-        order.  A result that overwrites an argument is sharded as it is.
+        Propagation keeps the shardings of ``before``, so earlier actions have priority.  A result
+        that overwrites an argument has the argument's sharding.
         """
         program = self._program
-        given: list[Spec] = list(before.arguments) if before else [()] * len(program.arguments)
+        wanted: list[Spec] = list(before.arguments) if before else [()] * len(program.arguments)
         for argument, spec in arguments.items():
-            given[argument] = spec
-        results: list[Spec] = [given[alias] if alias >= 0 else () for alias in program.aliases]
-        found = self._shardy.run(given, results, before.propagated if before else None)
+            wanted[argument] = spec
+        results: list[Spec] = [wanted[alias] if alias >= 0 else () for alias in program.aliases]
+        propagated = self._shardy.run(wanted, results, before.propagated if before else None)
         specs = tuple(
             spec if spec is not None else ((),) * len(program.values[v].type.shape)
-            for spec, v in zip(found.arguments, program.argument_values, strict=True)
+            for spec, v in zip(propagated.arguments, program.argument_values, strict=True)
         )
-        return Sharded(self._state(found, specs), specs, found)
+        return Sharded(self._state(propagated, specs), specs, propagated)
 
     # -- from shardings of values to a state ---------------------------------------------------
 
-    def _state(self, found: Propagated, arguments: Sequence[Spec]) -> States:
-        defined, lost = self._defined(found, arguments)
+    def _state(self, propagated: Propagated, arguments: Sequence[Spec]) -> States:
+        defined, lost = self._defined(propagated, arguments)
         rows = np.concatenate([defined, defined[self._seen]])
-        rows[len(defined) + self._returned] = self._result_rows(found)
+        rows[len(defined) + self._returned] = self._result_rows(propagated)
         rows &= (self._row_size > 1)[:, None]
         state = self.space.initial.copy()
         for axis in range(len(self._sizes)):
@@ -144,20 +144,22 @@ class Propagator:
         return self._follow_uses(state, lost)
 
     def _block(self, specs: Sequence[Spec]) -> Bools:
-        """``[dimensions, axes]`` of some tensors."""
+        """``[dimensions, axes]`` whether an axis shards a dimension of the tensors."""
         dims = [axes for spec in specs for axes in spec]
         block = np.zeros((len(dims), len(self._sizes)), dtype=bool)
         for d, axes in enumerate(dims):
             block[d, [self._axis[a] for a in axes]] = True
         return block
 
-    def _defined(self, found: Propagated, arguments: Sequence[Spec]) -> tuple[Bools, Ints]:
-        """Axes of each dimension of each value, and the ops that are not there just once."""
+    def _defined(self, propagated: Propagated, arguments: Sequence[Spec]) -> tuple[Bools, Ints]:
+        """``[rows, axes]`` of all definitions, and the ops that occur zero or several times."""
         names = self._names
         defined = np.zeros((len(names.def_name), len(self._sizes)), dtype=bool)
-        numbers, kind_of = (np.array(a, dtype=np.int64) for a in (found.numbers, found.kind_of))
+        numbers, kind_of = (
+            np.array(a, dtype=np.int64) for a in (propagated.numbers, propagated.kind_of)
+        )
         single = self._single[numbers]
-        for kind, specs in enumerate(found.kinds):
+        for kind, specs in enumerate(propagated.kinds):
             block = self._block(specs)
             ops = single[(kind_of == kind) & (single >= 0)]
             ops = ops[self._rows_of[ops] == len(block)]
@@ -165,14 +167,14 @@ class Propagator:
         several = (single < 0) & (kind_of >= 0)
         for number, kind in zip(numbers[several].tolist(), kind_of[several].tolist(), strict=True):
             for op in self._ops_of[number]:
-                part = found.kinds[kind]
+                part = propagated.kinds[kind]
                 if op in self._result_of:
                     part = part[self._result_of[op] : self._result_of[op] + 1]
                 block = self._block(part)
                 if len(block) == self._rows_of[op]:
                     first = self._first_row[op]
                     defined[first : first + len(block)] = block
-        # The first ops are the arguments, the first values and rows theirs.
+        # The first ops, values and rows are those of the arguments.
         block = self._block(arguments)
         defined[: len(block)] = block
         times = np.bincount(numbers, minlength=len(self._single))
@@ -181,20 +183,21 @@ class Propagator:
             defined[self._first_row[op] : self._first_row[op] + self._rows_of[op]] = False
         return defined, lost
 
-    def _result_rows(self, found: Propagated) -> Bools:
+    def _result_rows(self, propagated: Propagated) -> Bools:
         program = self._program
         return self._block(
             [
                 spec if spec is not None else ((),) * len(program.values[v].type.shape)
-                for spec, v in zip(found.results, program.result_values, strict=True)
+                for spec, v in zip(propagated.results, program.result_values, strict=True)
             ]
         )
 
     def _choose(self, state: States, rows: Bools, axis: int) -> None:
-        """Give ``axis`` in each op to the factor for which least has to be moved.
+        """Give ``axis`` in each op to the factor that moves the least data.
 
-        An operand is gathered if it does not have the factor, exchanged if the axis is elsewhere on
-        it; so is a result, which is summed, in parts if it is sharded, where the factor is reduced.
+        An operand is gathered if it does not have the factor, and exchanged if the axis shards
+        another dimension; so is a result.  If the factor is reduced, the result is summed, and
+        scattered if it is sharded.
         """
         names, size = self._names, int(self._sizes[axis])
         here = rows[:, axis]
@@ -206,8 +209,9 @@ class Propagator:
         np.multiply.at(shards, self._row_tensor, others.prod(axis=1))
         moved = self._tensor_bytes / shards
         held = np.bincount(self._row_tensor[here], minlength=tensors) > 0
-        # Bytes to move for each tensor if it does not have the factor: an operand is gathered, a
-        # result summed (twice the bytes, or once in parts).  Then what changes where it does.
+        # Bytes to move for each tensor without the factor: an operand is gathered, a result is
+        # summed (twice the bytes, or once if it is scattered).  Then the change for tensors with
+        # the factor.
         without = np.where(self._operand, held * 1.0, np.where(held, 1.0, 2.0)) * moved
         base = np.bincount(self._tensor_op, without, minlength=len(names.signature))
         tensor = self._row_tensor
@@ -226,7 +230,7 @@ class Propagator:
         used = np.where(state[names.name_op] == factor[:, None], self._sizes, 1).prod(axis=1)
         fits = names.shardable & (divisor % (used * size) == 0)
         chosen = np.flatnonzero(asked & fits)
-        # Least moved first; among equals what the result has.
+        # The least data first; of equal factors, those of the result.
         order = np.lexsort((~in_result[chosen], cost[chosen], names.name_op[chosen]))
         chosen = chosen[order]
         first = np.r_[True, np.diff(names.name_op[chosen]) > 0] if len(chosen) else []
@@ -234,7 +238,7 @@ class Propagator:
         state[names.name_op[chosen], axis] = factor[chosen]
 
     def _follow_uses(self, state: States, lost: Ints) -> States:
-        """Ops on constants, which Shardy copies for each use, as all their uses want them."""
+        """Shard ops on constants, which Shardy copies for each use, as all their uses agree."""
         names = self._names
         mine = np.zeros(len(names.signature), dtype=bool)
         mine[lost] = True

@@ -1,4 +1,4 @@
-"""XLA as the judge: what its TPU compiler says of a plan, with no TPU."""
+"""XLA's TPU compiler as the reference for a plan; no TPU is needed."""
 
 from toast.evaluation.oracle.hlo import Communication, communication_in
 from toast.evaluation.oracle.schedule import Schedule

@@ -1,10 +1,10 @@
-"""Compiles one annotated program for a TPU topology, in a process of its own.
+"""Compiles one annotated program for a TPU topology, in a separate process.
 
     python -m toast.evaluation.oracle.compile_job JOB
 
-A compiler that hangs or dies takes this process with it and no other; the parent ends it as soon
-as the files it wants are there.  JOB is a folder that holds ``job.pickle``; ``result.json`` and
-``scheduled.txt``, the program, are written next to it when the compiler returns.
+If the compiler hangs or dies, only this process is affected.  The parent ends the process as soon
+as the required files exist.  JOB is a folder with ``job.pickle``; ``result.json`` and the program,
+``scheduled.txt``, are written there when the compiler returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 
 
 def main() -> None:
-    """Read the job, compile, and write what the compiler says."""
+    """Read the job, compile, and write the result."""
     folder = pathlib.Path(sys.argv[1])
     job = pickle.loads((folder / "job.pickle").read_bytes())
     result: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Programs that XLA has scheduled, read from their text."""
+"""Scheduled XLA programs, parsed from their text."""
 
 from __future__ import annotations
 
@@ -52,30 +52,30 @@ class Instruction:
     name: str
     #: HLO opcode, such as ``all-gather-start``.
     opcode: str
-    #: Type of the result as written.
+    #: The type of the result, as in the text.
     type: str
     operands: tuple[str, ...]
     line: str
     root: bool
 
     def attribute(self, name: str) -> str | None:
-        """What follows ``name=``, a computation or an integer."""
-        found = re.search(rf"\b{name}=\{{?%?([\w.\-]+)", self.line)
-        return found[1] if found else None
+        """The value after ``name=``: a computation or an integer."""
+        match = re.search(rf"\b{name}=\{{?%?([\w.\-]+)", self.line)
+        return match[1] if match else None
 
     @property
     def called(self) -> tuple[str, ...]:
         """The computations that it runs.
 
-        Of a conditional all branches, though one of them runs: that is how programs are priced, for
-        which is taken is not known.
+        For a conditional, these are all branches, because it is unknown which one runs; TOAST
+        prices conditionals in the same way.
         """
         lists = (many or one for many, one in _CALL.findall(self.line))
         return tuple(name.strip(" %") for names in lists for name in names.split(","))
 
     @property
     def collective(self) -> str | None:
-        """Its kind as StableHLO spells it; of an asynchronous pair, the start."""
+        """The kind of collective in StableHLO's spelling, also for an asynchronous start."""
         return _KINDS.get(self.opcode.removesuffix("-start"))
 
     @property
@@ -89,19 +89,19 @@ class Instruction:
 
     @property
     def channel(self) -> str:
-        """What makes copies of one collective known as one."""
-        found = _CHANNEL.search(self.line)
-        return found[1] if found else self.name
+        """An identifier that copies of one collective share."""
+        match = _CHANNEL.search(self.line)
+        return match[1] if match else self.name
 
     @property
     def cycles(self) -> int:
-        """What the compiler thinks that the op's kernel takes; 0 where it does not say."""
-        found = _CYCLES.search(self.line)
-        return int(found[1]) if found else 0
+        """The compiler's estimate of the cycles of the kernel; 0 if there is none."""
+        match = _CYCLES.search(self.line)
+        return int(match[1]) if match else 0
 
     @property
     def ring(self) -> int:
-        """The devices of the ring that a permutation goes round."""
+        """The devices of the ring of a permutation."""
         pairs = dict(re.findall(r"\{(\d+),(\d+)\}", self.line.partition("source_target_pairs=")[2]))
         device, seen = next(iter(pairs), ""), set[str]()
         while device in pairs and device not in seen:
@@ -111,72 +111,72 @@ class Instruction:
 
     @property
     def group(self) -> tuple[int, ...]:
-        """The devices, as numbered in the program's mesh, that talk with device 0."""
-        if found := _MESH_GROUPS.search(self.line):
-            axes = [(n, int(s)) for n, s in re.findall(r"'([^']+)'=(\d+)", found[1])]
-            chosen = set(re.findall(r"'([^']+)'", found[2]))
+        """The devices that communicate with device 0, by their numbers in the program's mesh."""
+        if match := _MESH_GROUPS.search(self.line):
+            axes = [(n, int(s)) for n, s in re.findall(r"'([^']+)'=(\d+)", match[1])]
+            chosen = set(re.findall(r"'([^']+)'", match[2]))
             members, stride = [0], 1
             for name, size in reversed(axes):
                 if name in chosen:
                     members = [m + stride * i for i in range(size) for m in members]
                 stride *= size
             return tuple(sorted(members))
-        if found := _LISTED_GROUPS.search(self.line):
-            return tuple(int(device) for device in found[1].split(","))
-        if found := _IOTA_GROUPS.search(self.line):
-            return _iota_group(found)
+        if match := _LISTED_GROUPS.search(self.line):
+            return tuple(int(device) for device in match[1].split(","))
+        if match := _IOTA_GROUPS.search(self.line):
+            return _iota_group(match)
         return ()
 
 
 def in_scatter(computation: str) -> bool:
-    """Whether an all-reduce in ``computation`` is a reduce-scatter together with what follows."""
+    """Whether an all-reduce in ``computation`` and the following slice are a reduce-scatter."""
     return bool(_SCATTERED.search(computation))
 
 
-def _iota_group(found: re.Match[str]) -> tuple[int, ...]:
+def _iota_group(match: re.Match[str]) -> tuple[int, ...]:
     """The first group of ``[groups,size]<=[dimensions]T(permutation)``."""
     import numpy as np
 
-    sizes = [int(size) for size in found[3].split(",")]
+    sizes = [int(size) for size in match[3].split(",")]
     devices = np.arange(math.prod(sizes)).reshape(sizes)
-    if found[4]:
-        devices = devices.transpose([int(d) for d in found[4].split(",")])
-    return tuple(sorted(devices.reshape(int(found[1]), int(found[2]))[0].tolist()))
+    if match[4]:
+        devices = devices.transpose([int(d) for d in match[4].split(",")])
+    return tuple(sorted(devices.reshape(int(match[1]), int(match[2]))[0].tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program's computations; instructions stand in the order in which they run."""
+    """The computations of a program; instructions are in execution order."""
 
     computations: Mapping[str, tuple[Instruction, ...]]
     entry: str
-    #: Devices that it runs on.
+    #: The number of devices.
     partitions: int = 1
 
     @staticmethod
     def parse(text: str) -> Module:
-        """Read HLO text."""
-        found: dict[str, list[Instruction]] = {}
+        """Parse HLO text."""
+        instructions: dict[str, list[Instruction]] = {}
         entry = current = ""
         for line in text.splitlines():
             if header := _COMPUTATION.match(line):
                 current = header[2]
                 entry = current if header[1] else entry
-                found[current] = []
+                instructions[current] = []
             elif current and (parts := _INSTRUCTION.match(line)):
                 operands = tuple(_NAME.findall(parts[5].split("), ")[0]))
-                found[current].append(
+                instructions[current].append(
                     Instruction(parts[2], parts[4], parts[3], operands, line, bool(parts[1]))
                 )
         devices = _PARTITIONS.search(text[: text.find("\n")])
-        computations = {name: tuple(lines) for name, lines in found.items()}
+        computations = {name: tuple(lines) for name, lines in instructions.items()}
         return Module(computations, entry, int(devices[1]) if devices else 1)
 
     def trips(self, loop: Instruction) -> int:
-        """How often the body of ``loop`` runs.
+        """The number of iterations of ``loop``.
 
-        As the compiler noted it, or from the counter that the condition compares with a constant:
-        the constant over the counter's step.  1 where neither is found.
+        It is the compiler's number or, if there is none, the constant in the condition over the
+        increment of the counter.  It is 1 if neither is known.
         """
         if known := _TRIPS.search(loop.line):
             return int(known[1])
@@ -192,60 +192,62 @@ class Module:
         return 1
 
     def _step(self, loop: Instruction, counter: Instruction | None) -> int:
-        """What the body adds to the element of the loop's state that ``counter`` reads."""
+        """The increment of the loop counter in one iteration."""
         index = counter.attribute("index") if counter else None
         body = {i.name: i for i in self.computations.get(loop.attribute("body") or "", ())}
         root = next((i for i in body.values() if i.root), None)
         if index is None or root is None or int(index) >= len(root.operands):
             return 1
         step, name = 0, root.operands[int(index)]
-        # The counter may be added to several times where the loop was unrolled.
-        while (made := body.get(name)) and made.opcode == "add":
-            constants = [_constant(body.get(operand)) for operand in made.operands]
+        # An unrolled loop increments the counter several times.
+        while (definition := body.get(name)) and definition.opcode == "add":
+            constants = [_constant(body.get(operand)) for operand in definition.operands]
             step += next((c for c in constants if c is not None), 0)
-            name = next((o for o, c in zip(made.operands, constants, strict=True) if c is None), "")
+            name = next(
+                (o for o, c in zip(definition.operands, constants, strict=True) if c is None), ""
+            )
         return max(step, 1)
 
     @functools.cached_property
     def repeats(self) -> Mapping[str, int]:
-        """How often each computation runs, by the trip counts of the loops around it."""
+        """How often each computation runs, from the trip counts of the enclosing loops."""
         callers: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
         for computation, lines in self.computations.items():
             for instruction in lines:
                 times = self.trips(instruction) if instruction.opcode == "while" else 1
                 for called in instruction.called:
                     callers[called].append((computation, times))
-        made: dict[str, int] = {}
+        times_run: dict[str, int] = {}
 
         def of(computation: str) -> int:
-            if computation not in made:
-                made[computation] = 1  # of the entry, and of what calls itself
+            if computation not in times_run:
+                times_run[computation] = 1  # for the entry and for recursive calls
                 above = callers.get(computation, [])
-                made[computation] = max((of(c) * times for c, times in above), default=1)
-            return made[computation]
+                times_run[computation] = max((of(c) * times for c, times in above), default=1)
+            return times_run[computation]
 
         return {computation: of(computation) for computation in self.computations}
 
     def ends_window(self, computation: str, permute: Instruction) -> bool:
-        """Whether a permutation moves what a windowed loop has made, and nothing else has touched.
+        """Whether a permutation moves the unchanged result of a windowed loop.
 
         Copies, bitcasts and slices of the loop's result count as untouched.
         """
         here = {i.name: i for i in self.computations[computation]}
         names = list(permute.operands[:1])
         for _ in range(6):
-            made = here.get(names[0]) if names else None
-            if made is None:
+            definition = here.get(names[0]) if names else None
+            if definition is None:
                 return False
-            if made.opcode == "while":
-                return bool(_WINDOWED.search(made.attribute("body") or ""))
-            if made.opcode == "fusion" and len(made.operands) > 3:
+            if definition.opcode == "while":
+                return bool(_WINDOWED.search(definition.attribute("body") or ""))
+            if definition.opcode == "fusion" and len(definition.operands) > 3:
                 return False
-            names = list(made.operands[:1])
+            names = list(definition.operands[:1])
         return False
 
     def walk(self) -> Iterator[tuple[str, Instruction]]:
-        """Every instruction with its computation."""
+        """All instructions with their computations."""
         for computation, lines in self.computations.items():
             for instruction in lines:
                 yield computation, instruction
@@ -254,35 +256,35 @@ class Module:
 def _constant(instruction: Instruction | None) -> int | None:
     if instruction is None or instruction.opcode != "constant":
         return None
-    found = re.search(r" constant\((-?\d+)\)", instruction.line)
-    return int(found[1]) if found else None
+    match = re.search(r" constant\((-?\d+)\)", instruction.line)
+    return int(match[1]) if match else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """Collectives of one kind: how many run, and the bytes of their results per device."""
+    """All collectives of one kind: their number, and the bytes of their results per device."""
 
     kind: str
     count: int
     bytes: float
-    #: Bytes that a device sends, round a ring.
+    #: The bytes that a device sends, on a ring.
     sent_bytes: float = 0.0
 
 
 def communication_in(text: str) -> tuple[Communication, ...]:
-    """The collectives of an HLO module, by kind, those in loops as often as they run.
+    """The collectives of an HLO module by kind; collectives in loops count once per iteration.
 
-    One collective that the scheduler cut into several instructions has one channel and counts
-    once.  A windowed product counts as the reduce-scatter or all-gather that it is made of, with
-    the step that is left over when its loop has ended.
+    A collective that the scheduler split into several instructions has one channel and counts once.
+    A windowed product counts as one reduce-scatter or all-gather, including the last step after its
+    loop.
     """
     module = Module.parse(text)
-    found: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
+    totals: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
 
     def add(kind: str, times: int, size: float, devices: int) -> None:
         sent = sent_share(kind, devices) * size
         for place, number in enumerate((times, times * size, times * sent)):
-            found[kind][place] += number
+            totals[kind][place] += number
 
     seen: set[tuple[str, str]] = set()
     windowed: dict[str, list[Instruction]] = collections.defaultdict(list)
@@ -303,7 +305,7 @@ def communication_in(text: str) -> tuple[Communication, ...]:
         devices = len(instruction.group) or module.partitions
         add(kind, module.repeats.get(computation, 1), size, devices)
     for computation, steps in windowed.items():
-        # The loop is the one collective, as often as what is around it runs.
+        # The loop is one collective, as often as the loop runs.
         times = max(
             module.repeats[around]
             for around, i in module.walk()
@@ -312,11 +314,11 @@ def communication_in(text: str) -> tuple[Communication, ...]:
         kind = "reduce_scatter" if "body_rs" in computation else "all_gather"
         largest = max(steps, key=lambda i: i.result_bytes)
         add(kind, times, largest.result_bytes, largest.ring)
-    return tuple(Communication(k, int(c), b, s) for k, (c, b, s) in sorted(found.items()))
+    return tuple(Communication(k, int(c), b, s) for k, (c, b, s) in sorted(totals.items()))
 
 
 def sent_share(kind: str, devices: int) -> float:
-    """Bytes that each of ``devices`` sends in a collective, over those of its result."""
+    """The bytes that each of ``devices`` sends in a collective, over the bytes of its result."""
     rest = devices - 1
     return {
         "all_gather": rest / devices, "all_reduce": 2 * rest / devices,

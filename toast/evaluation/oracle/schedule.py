@@ -1,9 +1,9 @@
-"""How long a program takes that XLA's TPU compiler has scheduled, by the compiler's own figures.
+"""The time of a program that XLA's TPU compiler has scheduled, by the compiler's own figures.
 
-The compiler notes the cycles that it expects of every kernel.  It says nothing of the same kind of
-collectives; its latency-hiding scheduler reckons with the rates below.  Kernels run one after
-another; a collective that was started early runs beside them, after those started before it; what
-waits for it waits.
+The compiler estimates the cycles of every kernel, but not those of collectives; for these, its
+latency-hiding scheduler uses the rates below.  Kernels run one after another.  A collective that
+starts early overlaps with them, after the collectives that started before it, until an op needs its
+result.
 """
 
 from __future__ import annotations
@@ -14,46 +14,46 @@ from collections.abc import Mapping, Sequence
 
 from toast.evaluation.oracle.hlo import Instruction, Module, in_scatter
 
-#: Cycles per second of the devices that the compiler knows: peak FLOP/s over those of one cycle.
+#: Cycles per second of the compiler's devices: peak FLOP/s over FLOP per cycle.
 CLOCK_HZ: Mapping[str, float] = {
     "tpu-v4": 1.05e9, "tpu-v5e": 1.5e9, "tpu-v5p": 1.75e9, "tpu-v6e": 1.75e9,
 }  # fmt: skip
 
-#: Links per torus dimension and direction that the scheduler counts on.
+#: Links per torus dimension and direction in the scheduler's model.
 _LINKS = 2
 
-#: Rate of an all-to-all over that of one link: over one torus dimension, and over more.
+#: The rate of an all-to-all over that of one link: on one torus dimension, and on several.
 _ALL_TO_ALL = (31 / 46.6, 25 / 46.6)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Seconds of a step, as scheduled."""
+    """The times of a scheduled step, in seconds."""
 
     seconds: float
-    #: In kernels.
+    #: The time of kernels.
     compute_seconds: float
-    #: In collectives, whether or not something runs beside them.
+    #: The time of collectives, including overlapped ones.
     collective_seconds: float
 
 
 @dataclasses.dataclass
 class _Clock:
-    """One device: when its core and its links are free."""
+    """The state of one device: the times at which its core and its links are free."""
 
     now: float = 0.0
-    #: Of the links to either side.
+    #: The links to the lower and to the higher neighbour.
     links: tuple[float, float] = (0.0, 0.0)
     compute: float = 0.0
     collective: float = 0.0
 
     @property
     def end(self) -> float:
-        """When all that was started has ended."""
+        """The time at which all kernels and collectives have ended."""
         return max(self.now, *self.links)
 
     def repeat(self, since: _Clock, times: int) -> None:
-        """Go on ``times`` times as since then."""
+        """Repeat the work since ``since`` another ``times`` times."""
         spent = times * (self.end - since.end)
         self.now += spent
         self.links = (self.links[0] + spent, self.links[1] + spent)
@@ -64,10 +64,10 @@ class _Clock:
 def schedule(
     text: str, *, clock_hz: float, link_bytes_per_s: float, coordinates: Sequence[Sequence[int]]
 ) -> Schedule:
-    """Time the scheduled program ``text``.
+    """The times of the scheduled program ``text`` (HLO).
 
-    ``link_bytes_per_s`` is the rate of one link in one direction, and ``coordinates`` says where in
-    the torus the program's devices are.
+    ``clock_hz`` is the clock rate of the device, ``link_bytes_per_s`` the rate of one link in one
+    direction, and ``coordinates`` the place of each device of the program in the torus.
     """
     timer = _Timer(Module.parse(text), clock_hz, link_bytes_per_s, coordinates)
     clock = _Clock()
@@ -87,8 +87,8 @@ class _Timer:
         self._hz, self._link, self._coordinates = clock_hz, link, coordinates
 
     def run(self, computation: str, clock: _Clock) -> None:
-        """Let ``clock`` go on by one run of a computation."""
-        ready: dict[str, float] = {}  # by channel: when a started collective has its result
+        """Advance ``clock`` by one run of a computation."""
+        ready: dict[str, float] = {}  # by channel: the end of a started collective
         for instruction in self.module.computations.get(computation, ()):
             self._step(computation, instruction, clock, ready)
 
@@ -107,7 +107,7 @@ class _Timer:
             return
         collective, role = self._collective(instruction)
         if collective is not None and role != "done":
-            # A permutation uses the links to one side only.
+            # A permutation uses only the links to one side.
             backward = _backward(collective)
             sides = (0, 1) if backward is None else (int(backward),)
             # A reduce-scatter is the first half of an all-reduce.
@@ -127,7 +127,7 @@ class _Timer:
         clock.compute += spent
 
     def _collective(self, instruction: Instruction) -> tuple[Instruction | None, str]:
-        """The collective an instruction is, starts or ends, itself or in a fusion of its own."""
+        """The collective that an instruction runs, starts or ends, directly or in a fusion."""
         opcode = instruction.opcode
         if opcode.endswith("-done") and opcode.removesuffix("-done") + "-start" in _STARTS:
             return None, "done"
@@ -135,16 +135,16 @@ class _Timer:
             return instruction, "start" if opcode.endswith("-start") else "whole"
         if opcode == "fusion":
             inside = self.module.computations.get(instruction.attribute("calls") or "", ())
-            found = next((i for i in inside if i.collective is not None), None)
+            collective = next((i for i in inside if i.collective is not None), None)
             text = " ".join(i.line for i in inside if i.opcode == "custom-call")
-            if found is not None and '"AsyncCollectiveStart"' in text:
-                return found, "start"
-            if found is not None and '"AsyncCollectiveDone"' in text:
-                return found, "done"
-            if found is not None and in_scatter(instruction.attribute("calls") or ""):
-                return found, "scatter"
-            if found is not None and "AsyncCollective" not in text and not instruction.cycles:
-                return found, "whole"
+            if collective is not None and '"AsyncCollectiveStart"' in text:
+                return collective, "start"
+            if collective is not None and '"AsyncCollectiveDone"' in text:
+                return collective, "done"
+            if collective is not None and in_scatter(instruction.attribute("calls") or ""):
+                return collective, "scatter"
+            if collective is not None and "AsyncCollective" not in text and not instruction.cycles:
+                return collective, "whole"
         return None, ""
 
     def _seconds(self, collective: Instruction) -> float:
@@ -167,6 +167,6 @@ _STARTS = frozenset({"all-gather-start", "all-reduce-start", "collective-permute
 
 
 def _backward(collective: Instruction) -> bool | None:
-    """Whether a permutation goes to lower devices; ``None`` for other collectives."""
-    found = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\},\{(\d+),(\d+)\}", collective.line)
-    return None if found is None else int(found[4]) < int(found[3])
+    """Whether a permutation sends to lower devices; None for other collectives."""
+    match = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\},\{(\d+),(\d+)\}", collective.line)
+    return None if match is None else int(match[4]) < int(match[3])

@@ -1,8 +1,8 @@
-"""What XLA's TPU compiler says of a program with its shardings: memory, collectives, verdict.
+"""Results of XLA's TPU compiler for a program with shardings: memory, collectives, schedule.
 
-``libtpu`` compiles ahead of time for a topology that need not be there.  Nearly all its time goes
-into code generation, after the memory is decided, so by default the compiler is ended as soon as
-its buffer assignment is on disk.
+``libtpu`` compiles ahead of time for a topology without its devices.  Most of its time is code
+generation, after buffer assignment, so by default the compiler is ended as soon as the buffer
+assignment is on disk.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from toast.program import Program, Shardings
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What XLA says of one program on one device."""
+    """The compiler's results for one program, per device."""
 
-    #: Bytes per device: arguments, results, what results share with donated arguments, the rest.
+    #: Bytes per device: arguments, results, results in donated arguments, temporaries.
     argument_bytes: float
     output_bytes: float
     alias_bytes: float
     temporary_bytes: float
-    #: The most that is alive at once; its heap leaves gaps, so that the peak may be more.
+    #: The maximum of live bytes; the heap has gaps, so the peak may be higher.
     live_bytes: float
-    #: Whether XLA refused the program because it does not fit.
+    #: Whether XLA rejects the program because it does not fit.
     out_of_memory: bool
     collectives: tuple[Communication, ...]
-    #: Seconds that XLA took.
+    #: The time of the compilation, in seconds.
     seconds: float
-    #: How long a step takes, as scheduled; only of compiles in full.
+    #: The schedule of a step; only for full compilations.
     schedule: Schedule | None = None
 
     @property
     def peak_bytes(self) -> float:
-        """All that must be there at once."""
+        """The peak memory: arguments, results that overwrite none of them, and temporaries."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes
 
 
-#: Of a device: the topology's name, its dimensions, options, and the accelerator type.
+#: For each device: name and dimensions of the topology, options, and the accelerator type.
 _TOPOLOGIES: dict[str, tuple[str, int, dict[str, Any], str]] = {
     "tpu-v4": ("v4", 3, {"chip_config_name": "megacore"}, "v4-{cores}"),
     "tpu-v5e": ("v5e", 2, {}, "v5litepod-{chips}"),
@@ -73,10 +73,10 @@ _TOPOLOGIES: dict[str, tuple[str, int, dict[str, Any], str]] = {
 
 
 def check(hardware: Hardware) -> None:
-    """Raise what :func:`judge` raises where it has no compiler for ``hardware``."""
+    """Raise the errors of :func:`judge` if there is no compiler for ``hardware``."""
     if hardware.name not in _TOPOLOGIES:
         known = ", ".join(_TOPOLOGIES)
-        raise HardwareError(f"no TPU compiler for {hardware.name}; there is one for {known}")
+        raise HardwareError(f"no TPU compiler for {hardware.name}; use {known}")
     if importlib.util.find_spec("libtpu") is None:
         raise PlanError(
             "the TPU compiler is not installed: pip install 'toast-partitioner[tpu]', or libtpu"
@@ -92,12 +92,13 @@ def judge(
     timeout: float = 600.0,
     cache: pathlib.Path | None = None,
 ) -> Verdict:
-    """Compile ``program`` for a slice of ``hardware`` as large as the mesh.
+    """Compile ``program`` with ``shardings`` for a slice of ``hardware`` with the size of the mesh.
 
-    ``full`` lets the compiler finish, for the time that its schedule takes.  Verdicts are kept in
-    ``cache`` (default: ``~/.cache/toast``), by program, shardings, target and versions.  Raises
-    :class:`toast.errors.PlanError` when ``libtpu`` is not installed or the compiler fails, and
-    :class:`toast.errors.HardwareError` for hardware that it has no compiler for.
+    With ``full``, the compiler runs to the end, which gives the time of the schedule.  ``timeout``
+    is in seconds.  Verdicts are cached in the folder ``cache`` (default: ``~/.cache/toast``), by
+    program, shardings, target and versions.  Raises :class:`toast.errors.PlanError` if the program
+    is a fact base, ``libtpu`` is not installed or the compiler fails, and
+    :class:`toast.errors.HardwareError` for hardware without a compiler.
     """
     if not isinstance(program.source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no program to compile")
@@ -112,26 +113,26 @@ def judge(
         "topology": topology,
         "topology_options": options,
     }
-    # The time of a schedule depends on the links that the hardware file tells of.
+    # The time of a schedule depends on the links in the hardware file.
     timed = hardware.interconnect.bandwidth_bytes_per_s if full else 0.0
     place = _cached(mlir.text_without_locations(program.source.module), job, timed, cache)
-    with contextlib.suppress(*DAMAGE):  # none, or damaged
-        kept = _read(read_text(place, PlanError, most=2**24))
-        if kept.schedule or kept.out_of_memory or not full:
-            return kept
+    with contextlib.suppress(*DAMAGE):  # missing or damaged
+        cached = _read(read_text(place, PlanError, most=2**24))
+        if cached.schedule or cached.out_of_memory or not full:
+            return cached
     verdict = _compile(
         job,
         accelerator.format(chips=devices, cores=2 * devices),
         hardware if full else None,
         timeout,
     )
-    with contextlib.suppress(OSError, PlanError):  # what cannot be kept is made again
+    with contextlib.suppress(OSError, PlanError):  # without the cache, the next call compiles again
         place.parent.mkdir(parents=True, exist_ok=True)
         write_all({place: json.dumps(dataclasses.asdict(verdict))}, PlanError)
     return verdict
 
 
-#: Of verdicts and of what is compiled; another one makes the kept ones void.
+#: Version of cached verdicts; verdicts of other versions are not used.
 _FORMAT = 6
 
 
@@ -162,7 +163,7 @@ def _read(text: str) -> Verdict:
 def _compile(
     job: dict[str, Any], accelerator: str, full: Hardware | None, timeout: float
 ) -> Verdict:
-    """Run the worker; ``full`` is the hardware to time the schedule for, if wanted."""
+    """Run the worker; ``full`` is the hardware for the time of the schedule, or None."""
     try:
         with tempfile.TemporaryDirectory(prefix="toast-oracle-") as name:
             return _verdict(pathlib.Path(name), full, *_run(job, name, accelerator, full, timeout))
@@ -180,7 +181,7 @@ def _compile(
 def _run(
     job: dict[str, Any], name: str, accelerator: str, full: Hardware | None, timeout: float
 ) -> tuple[float, int | None]:
-    """Seconds that the worker took in the folder ``name``, and its status if it ended itself."""
+    """Run the worker in the folder ``name``; returns its seconds, and its status if it ended."""
     folder = pathlib.Path(name)
     (folder / "job.pickle").write_bytes(pickle.dumps(job))
     environment = {
@@ -208,7 +209,7 @@ def _run(
 
 
 def _wait(worker: subprocess.Popen[bytes], folder: pathlib.Path, full: bool, until: float) -> None:
-    """Until the compiler has returned, or what is wanted lies there in full."""
+    """Wait until the compiler returns, or until the required files are complete."""
     while worker.poll() is None:
         if time.perf_counter() > until:
             raise PlanError("the TPU compiler timed out; raise the time limit or use fewer layers")
@@ -230,12 +231,12 @@ _ALLOCATION = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class _Dumps:
-    """What the compiler writes as soon as the memory is decided, in several threads."""
+    """The files that the compiler writes after buffer assignment, in several threads."""
 
     #: The scheduled program.
     program: str
     live_bytes: float
-    #: Of all buffers in the device's memory, of arguments, and of those that results overwrite.
+    #: Bytes of all buffers in device memory, of arguments, and of overwritten arguments.
     total_bytes: float
     argument_bytes: float
     alias_bytes: float
@@ -244,10 +245,10 @@ class _Dumps:
     def read(
         folder: pathlib.Path, *, settled: bool = False, finished: bool = False
     ) -> _Dumps | None:
-        """The dumps in ``folder``; ``None`` while one is missing, or not written to its end.
+        """The dumps in ``folder``; None while one is missing or incomplete.
 
-        Those of a compiler that has ``finished`` are whole.  ``settled`` leaves alone what has just
-        been written.
+        The dumps of a compiler that has ``finished`` are complete.  ``settled`` ignores files that
+        have just been written.
         """
         programs = sorted((folder / "dump").glob("*_after_buffer_assignment.txt"))
         if not programs:
@@ -259,7 +260,7 @@ class _Dumps:
             if settled and time.time() - max(file.stat().st_mtime for file in files) < 0.5:
                 return None
             program, ranges, report, assignment = (file.read_text() for file in files)
-        except (OSError, UnicodeDecodeError):  # cut inside of a character
+        except (OSError, UnicodeDecodeError):  # truncated inside a character
             return None
         live, total = _LIVE.search(ranges), _TOTAL.search(report)
         if total is None or "\nENTRY " not in program or not program.rstrip().endswith("\n}"):
@@ -273,7 +274,7 @@ class _Dumps:
             if buffer[3]:
                 arguments += float(buffer[1])
                 aliased += float(buffer[1]) * ("maybe-live-out" in line)
-        # The report says what the buffers come to.
+        # The report has the total size of the buffers.
         whole = live and assignment.endswith("\n") and every == float(total[1])
         if not whole and not finished:
             return None
@@ -286,9 +287,9 @@ class _Dumps:
 def _verdict(
     folder: pathlib.Path, full: Hardware | None, seconds: float, status: int | None
 ) -> Verdict:
-    """What the worker has left in ``folder``."""
+    """The verdict from the files of the worker in ``folder``."""
     result: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # it died before, or while it wrote
+    with contextlib.suppress(OSError, ValueError):  # the worker died before or while writing
         result = json.loads((folder / "result.json").read_text())
     error = str(result.get("error", ""))
     needed = _NEEDED.search(error)
@@ -329,5 +330,5 @@ def _last_words(folder: pathlib.Path, status: int | None) -> str:
         with contextlib.suppress(ValueError):
             return f"ended by {signal.Signals(-status).name}; it may have lacked memory"
     log = (folder / "log").read_text(errors="replace").split("\n")
-    said = [line.strip() for line in log if line.strip()]
-    return said[-1][:300] if said else "no message"
+    messages = [line.strip() for line in log if line.strip()]
+    return messages[-1][:300] if messages else "no message"

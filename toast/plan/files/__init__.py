@@ -1,9 +1,9 @@
-"""Plans as files: versioned JSON, keyed by what survives edits of the model.
+"""Plan files: versioned JSON with keys that survive edits of the model.
 
-Arguments and results are keyed by their paths, all other values by the op that makes them: its
-kind, the path of JAX primitives and the source line that it comes from, and its place among the ops
-that share these.  What an op computes in is said by the labels of its factors, never by numbers.
-``docs/plan.schema.json`` says what the JSON looks like.
+The keys of arguments and results are their paths.  The keys of other values are those of their ops:
+the kind, the path of JAX primitives, the source line, and the position among ops with the same
+kind, path and line.  Labels of factors, not numbers, describe the state of an op.
+``docs/plan.schema.json`` is the schema.
 """
 
 from toast.plan.files.format import schema

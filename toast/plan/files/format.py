@@ -1,6 +1,6 @@
-"""The JSON of plans: every key with its type, its bounds and what it means.
+"""The JSON format of plans: every key with its type, its bounds and its meaning.
 
-Files are checked against these types, and ``docs/plan.schema.json`` is made from them::
+Files are checked against these types, and ``docs/plan.schema.json`` is generated from them::
 
     python -m toast.plan.files.schema_file docs/plan.schema.json
 """
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, UnsetType, field
 
-#: The largest number that is finite.
+#: The largest finite number.
 _FINITE = sys.float_info.max
 
 Amount = Annotated[float, Meta(ge=0, le=_FINITE)]
@@ -32,18 +32,18 @@ CollectiveKind = Literal[
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An object with these keys and no others."""
+    """An object without additional keys."""
 
 
 class OriginEntry(_Entry, frozen=True, kw_only=True):
-    """What toast plan made it from."""
+    """The TARGET and options of toast plan."""
 
     target: Annotated[str, Meta(description="TARGET of the command line.")]
     sizes: Annotated[
-        dict[str, int], Meta(description="Options that changed a model's size: layers, batch ...")
+        dict[str, int], Meta(description="Options for the size of a model: layers, batch ...")
     ]
     shapes: Annotated[tuple[str, ...], Meta(description="--arg: example arguments of a function.")]
-    rules: Annotated[tuple[str, ...], Meta(description="--rules: further rule files.")]
+    rules: Annotated[tuple[str, ...], Meta(description="--rules: additional rule files.")]
     hardware: Annotated[str, Meta(description="--hardware: a name or a file.")]
     donate: Annotated[
         tuple[Count, ...], Meta(description="--donate: positions of donated arguments.")
@@ -51,19 +51,21 @@ class OriginEntry(_Entry, frozen=True, kw_only=True):
 
 
 class ConstraintsEntry(_Entry, frozen=True, kw_only=True):
-    """What the user fixed."""
+    """The constraints of the user."""
 
     pin: Annotated[
         dict[str, tuple[Axes | None, ...]],
-        Meta(description="Shardings of arguments and named values, by pattern; null is a "
-             "dimension that is left open."),
+        Meta(description="Shardings of arguments and named values, by pattern; null leaves a "
+             "dimension open."),
     ]  # fmt: skip
     forbid: Annotated[
         dict[str, Axes],
-        Meta(description="Axes that arguments must not be sharded along, by pattern."),
+        Meta(description="Axes that must not shard arguments, by pattern."),
     ]
-    fix: Annotated[dict[str, Axes], Meta(description="Axes that dimensions (tokens:0) take first.")]
-    keep: Annotated[bool, Meta(description="Whether the program's own constraints hold.")]
+    fix: Annotated[
+        dict[str, Axes], Meta(description="Axes that shard dimensions (tokens:0) first.")
+    ]
+    keep: Annotated[bool, Meta(description="Whether the constraints in the program hold.")]
 
 
 class ArgumentEntry(_Entry, frozen=True, kw_only=True):
@@ -72,60 +74,61 @@ class ArgumentEntry(_Entry, frozen=True, kw_only=True):
     shape: tuple[Count, ...]
     dtype: Annotated[str, Meta(description="StableHLO element type: bf16.")]
     sharding: Sharding
-    spec: Annotated[SpecText, Meta(description="The same as JAX writes it.")]
+    spec: Annotated[SpecText, Meta(description="The sharding as a PartitionSpec.")]
 
 
 class RunEntry(_Entry, frozen=True, kw_only=True):
-    """Ops in a row that are sharded alike."""
+    """Consecutive ops with equal shardings."""
 
-    count: Annotated[Several, Meta(description="Ops in a row that are sharded alike.")]
+    count: Annotated[Several, Meta(description="The number of ops.")]
     axes: Annotated[
         dict[Axis, str],
-        Meta(description="The factor of the op that holds each axis, in the words of its rule: "
+        Meta(description="The factor of the op that holds each axis, by its label in the rule: "
              "lhs(0), contracting(0), or the number of a dimension."),
     ]  # fmt: skip
-    specs: Annotated[tuple[SpecText, ...], Meta(description="Shardings of its results.")]
+    specs: Annotated[tuple[SpecText, ...], Meta(description="Shardings of the results of each op.")]
 
 
 class _KeyedEntry(_Entry, frozen=True, kw_only=True):
-    """What an op is known by."""
+    """The key of an op."""
 
     kind: Annotated[str, Meta(description="Kind of the op: dot_general.")]
     path: Annotated[
         str,
-        Meta(description="JAX primitives that it comes from: jit(step)/jvp()/dot_general; empty "
-             "where unknown."),
+        Meta(description="JAX primitives of the op: jit(step)/jvp()/dot_general; empty if "
+             "unknown."),
     ]  # fmt: skip
     file: Annotated[
-        str, Meta(description="Source file of the user's innermost line; empty where unknown.")
+        str, Meta(description="Source file of the user's innermost line; empty if unknown.")
     ]
     line: Count
     function: str
     label: Annotated[
         str,
-        Meta(description="What checkpoint_name, or a fact base, calls its value; of arguments in "
+        Meta(description="Name of the value by checkpoint_name or a fact base; for arguments in "
              "refinements, the path."),
     ]  # fmt: skip
 
 
 class ValueEntry(_KeyedEntry, frozen=True, kw_only=True):
-    """The ops with one key, and how each is sharded."""
+    """The ops with one key, and their shardings."""
 
     shardings: Annotated[
-        tuple[RunEntry, ...], Meta(description="Of the ops with this key, in program order.")
+        tuple[RunEntry, ...],
+        Meta(description="Shardings of the ops with this key, in program order."),
     ]
 
 
 class PartEntry(_KeyedEntry, frozen=True, kw_only=True):
     """An op class of a refinement."""
 
-    place: Annotated[Count, Meta(description="Which of the op classes with this key, and")]
-    of: Annotated[Count, Meta(description="of how many.")]
+    place: Annotated[Count, Meta(description="Number of the op class among those with this key.")]
+    of: Annotated[Count, Meta(description="Number of op classes with this key.")]
     factor: Annotated[
-        str, Meta(description="The factor that takes the axis; empty to let go of it.")
+        str, Meta(description="The factor that gets the axis; empty to remove the axis.")
     ]
     numbers: Annotated[
-        tuple[int, int], Meta(description="Op class and factor in the plan's own space.")
+        tuple[int, int], Meta(description="Op class and factor by number, for the same program.")
     ]
 
 
@@ -134,75 +137,72 @@ class CollectivesEntry(_Entry, frozen=True, kw_only=True):
 
     kind: CollectiveKind
     count: Count
-    bytes: Annotated[Amount, Meta(description="Of results.")]
-    seconds: Annotated[Amount, Meta(description="Of all of them.")]
+    bytes: Annotated[Amount, Meta(description="Bytes of the results.")]
+    seconds: Annotated[Amount, Meta(description="Seconds of all of them.")]
 
 
 class PredictionEntry(_Entry, frozen=True, kw_only=True):
-    """What the cost model says, per device."""
+    """Predictions of the cost model, per device."""
 
     step_seconds: Annotated[Amount, Meta(description="Time of a step.")]
-    matmul_seconds: Annotated[Amount, Meta(description="Matrix products.")]
-    memory_seconds: Annotated[Amount, Meta(description="Memory-bound kernels.")]
-    peak_bytes: Annotated[
-        Amount, Meta(description="The most that is alive at once, arguments included.")
-    ]
-    argument_bytes: Annotated[Amount, Meta(description="Arguments.")]
-    collectives: Annotated[tuple[CollectivesEntry, ...], Meta(description="By kind.")]
+    matmul_seconds: Annotated[Amount, Meta(description="Time of matrix products.")]
+    memory_seconds: Annotated[Amount, Meta(description="Time of memory-bound kernels.")]
+    peak_bytes: Annotated[Amount, Meta(description="Maximum of live bytes, including arguments.")]
+    argument_bytes: Annotated[Amount, Meta(description="Bytes of arguments.")]
+    collectives: Annotated[tuple[CollectivesEntry, ...], Meta(description="Collectives by kind.")]
     hidden_seconds: Annotated[
-        Amount, Meta(description="Of the collectives, what products run beside.")
+        Amount, Meta(description="Time of collectives that overlaps with matrix products.")
     ] = 0.0
-    sent_bytes: Annotated[Amount, Meta(description="What a device sends.")] = 0.0
+    sent_bytes: Annotated[Amount, Meta(description="Bytes that a device sends.")] = 0.0
     output_bytes: Annotated[
-        Amount, Meta(description="Results, those in donated arguments included.")
+        Amount, Meta(description="Bytes of results, including those in donated arguments.")
     ] = 0.0
 
 
 class ActionEntry(_Entry, frozen=True, kw_only=True):
-    """An action, and what it did."""
+    """An action, and its effect."""
 
     dimensions: Annotated[
         tuple[str, ...],
-        Meta(description="Dimensions of arguments that it shards, positions in lists folded: "
-             "params['layers'][*]['gate']:1. Of a pin, patterns; of a refinement, factors of ops."),
+        Meta(description="Dimensions of arguments that it shards, with * for list positions: "
+             "params['layers'][*]['gate']:1. For pins: patterns; for refinements: factors of ops."),
     ]  # fmt: skip
     factors: Annotated[
         tuple[str, ...],
-        Meta(description="Where it shards no argument, factors that it shards: dot_general:lhs(0) "
+        Meta(description="Factors that it shards, if it shards no argument: dot_general:lhs(0) "
              "at model.py:12."),
     ] = ()  # fmt: skip
     axis: Annotated[str, Meta(description="Mesh axis; empty for pins.")]
     resolution: Annotated[
-        tuple[Literal[0, 1], ...], Meta(description="A bit per resolution group of its color.")
+        tuple[Literal[0, 1], ...], Meta(description="One bit per resolution group of the color.")
     ]
     color: Annotated[
         int,
-        Meta(ge=-1, description="Its color by number, which tells actions on alike dimensions of "
-             "one program apart; -1 for pins, refinements and where no actions lead to the "
-             "shardings."),
+        Meta(ge=-1, description="Number of the color, which distinguishes actions on similar "
+             "dimensions of one program; -1 for pins, refinements and plans without actions."),
     ] = -1  # fmt: skip
     part: Annotated[
-        tuple[PartEntry, ...], Meta(description="Of a refinement, the ops that it reaches.")
+        tuple[PartEntry, ...], Meta(description="For refinements: the ops that it changes.")
     ]
-    fixed: Annotated[bool, Meta(description="Whether the user fixed it.")] = False
-    reason: Annotated[str, Meta(description="What it gained and what it paid.")]
+    fixed: Annotated[bool, Meta(description="Whether a constraint of the user fixes it.")] = False
+    reason: Annotated[str, Meta(description="Its gain and its price.")]
     after: PredictionEntry
 
 
 class TransferEntry(_Entry, frozen=True, kw_only=True):
-    """Collectives that are alike."""
+    """A group of equal collectives."""
 
     kind: CollectiveKind
     axes: Axes
-    bytes: Annotated[Amount, Meta(description="Of each, in the program's element type.")]
-    count: Annotated[Amount, Meta(description="In a step.")]
-    algorithm: Annotated[str, Meta(description="The cheapest that the links allow.")]
-    seconds: Annotated[Amount, Meta(description="One takes.")]
+    bytes: Annotated[Amount, Meta(description="Bytes of each, in the element type of the program.")]
+    count: Annotated[Amount, Meta(description="Number in a step.")]
+    algorithm: Annotated[str, Meta(description="The cheapest algorithm for the links.")]
+    seconds: Annotated[Amount, Meta(description="Time of each.")]
     edges: Annotated[bool, Meta(description="Whether shards exchange their edges.")] = False
 
 
 class BufferEntry(_Entry, frozen=True, kw_only=True):
-    """What is alive at the peak."""
+    """A live value at the peak."""
 
     bytes: Amount
     value: str
@@ -218,21 +218,21 @@ class MemoryEntry(_Entry, frozen=True, kw_only=True):
     peak_bytes: Amount
     peak_at: Annotated[str, Meta(description="The op at the peak.")]
     at_peak: Annotated[
-        tuple[BufferEntry, ...], Meta(description="The largest that are alive then.")
+        tuple[BufferEntry, ...], Meta(description="The largest live values at the peak.")
     ]
     op: tuple[int, ...]
     live_bytes: Annotated[tuple[float, ...], Meta(description="Bytes before each op of op.")]
 
 
 class SearchEntry(_Entry, frozen=True, kw_only=True):
-    """How the search went."""
+    """The course of the search."""
 
-    states: Annotated[Count, Meta(description="States priced.")]
+    states: Annotated[Count, Meta(description="Number of priced states.")]
     rounds: tuple[dict[str, Any], ...]
 
 
 class PlanFile(_Entry, frozen=True, kw_only=True):
-    """A sharding of a program on a mesh, as toast plan --json writes it.
+    """A sharding of a program on a mesh, as written by toast plan --json.
 
     Bytes and seconds are per device and step.
     """
@@ -244,65 +244,63 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
     program: Annotated[str, Meta(description="Name of the program.")]
     program_hash: Annotated[
         str,
-        Meta(pattern="^[0-9a-f]{64}$", description="Hash of its ops, types and paths; source "
-             "lines and the name do not count."),
+        Meta(pattern="^[0-9a-f]{64}$", description="Hash of the ops, types and paths, without "
+             "source lines and the name."),
     ]  # fmt: skip
     origin: Annotated[
         OriginEntry | None,
-        Meta(description="What toast plan made it from; null for a plan made in Python."),
+        Meta(description="TARGET and options of toast plan; null for plans from Python."),
     ] = None
-    method: Annotated[str, Meta(description="toast, or the baseline that made it.")]
-    note: Annotated[str, Meta(description="How its search ended, and the like.")]
+    method: Annotated[str, Meta(description="toast, or the name of a baseline.")]
+    note: Annotated[str, Meta(description="Notes, for example on the end of the search.")]
     mesh: Annotated[
         dict[Axis, Several],
         Meta(min_length=1, description="Axes in order, major to minor, with their sizes."),
     ]
     device_order: Annotated[
-        Axes, Meta(description="The axes as they lie on the devices, the last one innermost.")
+        Axes, Meta(description="The axes in device order, the last one innermost.")
     ]
     hardware: Annotated[str, Meta(description="Name of the device.")]
     hardware_hash: Annotated[str, Meta(description="Hash of the device's figures.")] = ""
     memory_bytes: Annotated[float, Meta(gt=0, le=_FINITE, description="Limit per device.")]
     overlap: Annotated[
         Literal["none", "partial", "full"],
-        Meta(description="Which collectives run beside products."),
+        Meta(description="The collectives that overlap with matrix products."),
     ]
     resolution: Annotated[
         Literal["compatible", "independent"],
-        Meta(description="Whether compatible conflicts are resolved alike."),
+        Meta(description="Whether compatible conflicts are resolved together."),
     ]
     constraints: ConstraintsEntry
     op_classes: Annotated[
         Literal["alike", "single"],
-        Meta(description="Whether ops that no action tells apart share a state."),
+        Meta(description="Whether ops that no action distinguishes share a state."),
     ]
     arguments: Annotated[
-        dict[str, ArgumentEntry], Meta(description="By path: params['layers'][0]['wq'].")
+        dict[str, ArgumentEntry], Meta(description="Arguments by path: params['layers'][0]['wq'].")
     ]
-    results: Annotated[dict[str, Sharding], Meta(description="By path: result[0]['wq'].")]
+    results: Annotated[dict[str, Sharding], Meta(description="Results by path: result[0]['wq'].")]
     values: Annotated[
         tuple[ValueEntry, ...],
-        Meta(description="Every value but arguments, by the ops that make them."),
+        Meta(description="All values except arguments, by their ops."),
     ]
-    replayed: Annotated[
-        bool, Meta(description="Whether the actions lead to the shardings by themselves.")
-    ]
-    actions: Annotated[tuple[ActionEntry, ...], Meta(description="In order.")]
-    collectives: Annotated[tuple[TransferEntry, ...], Meta(description="Those that are alike.")]
+    replayed: Annotated[bool, Meta(description="Whether the actions alone lead to the shardings.")]
+    actions: Annotated[tuple[ActionEntry, ...], Meta(description="Actions in order.")]
+    collectives: Annotated[tuple[TransferEntry, ...], Meta(description="Collectives, grouped.")]
     cost: Annotated[
-        Amount, Meta(description="C of section 4.5, relative to the unsharded program.")
+        Amount, Meta(description="The cost C of section 4.5, relative to the unsharded program.")
     ]
     seed: Count
     before: PredictionEntry
     after: PredictionEntry
-    # What follows is for people and other tools; TOAST itself reads files without it.
+    # The following keys are for people and other tools; TOAST also reads files without them.
     fits: Annotated[bool, Meta(description="Whether the peak is within the limit.")] = False
     reshards: Annotated[
-        Count, Meta(description="Uses that see a value otherwise than it is defined.")
+        Count, Meta(description="Number of uses whose sharding differs from the definition.")
     ] = 0
     memory: MemoryEntry | UnsetType = msgspec.UNSET
     bound_seconds: Annotated[
-        Amount, Meta(description="What the step of every plan on this mesh takes at least.")
+        Amount, Meta(description="Lower bound of the step time of every plan on this mesh.")
     ] = 0.0
     analysis: Annotated[
         dict[str, Count], Meta(description="Counts of names, colors, conflicts ...")
@@ -310,19 +308,18 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
     search: SearchEntry | UnsetType = msgspec.UNSET
     meshes: Annotated[
         tuple[dict[str, Any], ...],
-        Meta(description="How other meshes did, where a number of devices was given."),
+        Meta(description="Results of all meshes, if the number of devices was given."),
     ] = ()
-    seconds: Annotated[dict[str, float], Meta(description="How long each stage took.")] = {}
+    seconds: Annotated[dict[str, float], Meta(description="Time of each stage.")] = {}
     applied: Annotated[
         dict[str, Any] | UnsetType,
-        Meta(description="Of toast apply: what matched, and what did not."),
+        Meta(description="For toast apply: what matched, and what did not."),
     ] = msgspec.UNSET
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of plans, as ``docs/plan.schema.json`` has it."""
-    found = msgspec.json.schema(PlanFile)
-    definitions = found["$defs"]
+    """The JSON Schema of plans, as in ``docs/plan.schema.json``."""
+    definitions = msgspec.json.schema(PlanFile)["$defs"]
     whole = definitions.pop(PlanFile.__name__)
     text = json.dumps({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -336,5 +333,5 @@ def schema() -> dict[str, Any]:
 
 
 def schema_text() -> str:
-    """:func:`schema` as the file's text."""
+    """:func:`schema` as JSON text."""
     return json.dumps(schema(), indent=2) + "\n"

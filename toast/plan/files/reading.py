@@ -1,4 +1,4 @@
-"""A plan's file, or its data, read; what is damaged is said by its place."""
+"""Reading of plan files; errors name the place in the file."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from toast.space import Constraints
 
 
 def read(plan: Plan | Saved | Mapping[str, Any] | str | pathlib.Path) -> Saved:
-    """A plan, its data or its JSON file, as a file says it; what was read already, as it is.
+    """The contents of a plan, of its data or of its JSON file; a :class:`Saved` is returned as is.
 
-    Raises :class:`toast.errors.PlanError` for a file that cannot be read, is no plan, or was
-    written by a newer TOAST.
+    Raises :class:`toast.errors.PlanError` for a file that cannot be read, that is not a plan, or
+    that was written by a newer version of TOAST.
     """
     if isinstance(plan, Saved):
         return plan
@@ -56,7 +56,7 @@ def read(plan: Plan | Saved | Mapping[str, Any] | str | pathlib.Path) -> Saved:
         data = plan if isinstance(plan, Mapping) else plan_data(plan)
         name = str(data.get("program", "the data"))
     if not isinstance(data, Mapping):
-        raise _no_plan(name, f"{kind_text(data)} in place of an object")
+        raise _no_plan(name, f"expected an object, not {kind_text(data)}")
     if "version" not in data:
         raise _no_plan(name, "no key 'version'")
     version = data["version"]
@@ -65,7 +65,7 @@ def read(plan: Plan | Saved | Mapping[str, Any] | str | pathlib.Path) -> Saved:
     if version > VERSION:
         raise PlanError(
             f"{name}: plan version {version} was written by a newer TOAST; this one reads "
-            f"versions up to {VERSION}; update toast-partitioner, or make a new plan"
+            f"versions up to {VERSION}; update toast-partitioner, or plan again"
         )
     path = pathlib.Path(plan) if isinstance(plan, str | pathlib.Path) else None
     try:
@@ -85,7 +85,7 @@ _GIVE, _GIVE_IN_SHELL = (
 
 
 def _loaded(path: str | pathlib.Path) -> Any:
-    """The JSON of a file, its texts without control characters: they are printed."""
+    """The JSON data of a file; control characters are escaped, because texts are printed."""
     text = read_text(path, PlanError, most=_LARGEST_BYTES)
     try:
         data = json.loads(text)
@@ -97,32 +97,32 @@ def _loaded(path: str | pathlib.Path) -> Any:
         raise _no_plan(str(path), "the JSON cannot be read") from None
 
 
-#: The largest file that is read: those of programs of 100,000 ops have 40 MB.
+#: Maximum size of a file; plans of programs of 100,000 ops have 40 MB.
 _LARGEST_BYTES = 2**29
 
-#: What terminals take for commands.
+#: Characters that terminals may execute.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-#: JSON that may have such: they are escaped there, or above ASCII.
+#: JSON that may contain such characters: as escapes, or beyond ASCII.
 _MAY_CONTROL = re.compile(r"\\[bfru]|[\x7f-\x9f]")
 
 
 def _printable(data: Any) -> Any:
-    """JSON data with control characters written out, as Python does."""
+    """JSON data with escaped control characters, as in Python."""
     if isinstance(data, str):
-        return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", data)
+        return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", data)
     if isinstance(data, dict):
         return {_printable(key): _printable(value) for key, value in data.items()}
     return [*map(_printable, data)] if isinstance(data, list) else data
 
 
 def _checked(data: Mapping[str, Any]) -> PlanFile:
-    """The data of a file by its types; raises :class:`Misfit`."""
+    """The data of a file, checked; raises :class:`Misfit`."""
     return checked(data if data["version"] == VERSION else _upgraded(data), PlanFile)
 
 
-#: What files of version 1 do not say.
+#: Defaults for keys that version 1 does not have.
 _SINCE_VERSION_2 = {
     "program_hash": "0" * 64, "overlap": "partial", "resolution": "compatible",
     "constraints": {"pin": {}, "forbid": {}, "fix": {}, "keep": False}, "op_classes": "alike",
@@ -132,7 +132,7 @@ _NO_KEY = {"kind": "", "path": "", "file": "", "line": 0, "function": "", "label
 
 
 def _upgraded(data: Mapping[str, Any]) -> Any:
-    """A file of version 1 as one of today; what is wrong in it is left for the types to find."""
+    """The data of a version 1 file in the current format; it is checked later."""
     known = {**_SINCE_VERSION_2, "replayed": data.get("method") == "toast", **data}
     arguments, actions = data.get("arguments"), data.get("actions")
     if isinstance(arguments, Mapping):
@@ -153,7 +153,7 @@ def _upgraded_action(action: Any) -> Any:
 
 
 def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -> Saved:
-    """What a file says; an ``old`` one, of version 1, knows neither programs nor shapes."""
+    """The contents of a file; an ``old`` file, of version 1, has no hashes and no shapes."""
     try:
         mesh = Mesh(tuple(file.mesh.items()), file.device_order)
     except ToastError as error:
@@ -231,7 +231,7 @@ def _constraints(entry: ConstraintsEntry) -> Constraints:
 
 
 def _pin(spec: tuple[tuple[str, ...] | None, ...]) -> Any:
-    from jax.sharding import PartitionSpec  # which plans without pins do without
+    from jax.sharding import PartitionSpec  # only plans with pins need JAX
 
     return PartitionSpec(
         *(PartitionSpec.UNCONSTRAINED if axes is None else axes or None for axes in spec)

@@ -1,4 +1,4 @@
-"""What a plan's file says, as Python has it."""
+"""Records of the contents of plan files."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from toast.program import Spec
 from toast.space import Constraints
 from toast.units import time_text
 
-#: Version of the JSON that plans are written as; older ones down to 1 are read.
+#: Version of the JSON format; older versions from 1 on can be read.
 VERSION = 2
 
-#: Mesh axes, each with the label of the factor that holds it; axes without one are absent.
+#: Mesh axes with the labels of the factors that hold them; other axes are absent.
 Held = tuple[tuple[str, str], ...]
 
 
 class OpKey(NamedTuple):
-    """What an op is known by in a file."""
+    """The key of an op in a plan file."""
 
     kind: str
     path: str
     file: str
     line: int
     function: str
-    #: What ``checkpoint_name``, or a fact base, calls its value.
+    #: The name of its value by ``checkpoint_name`` or a fact base.
     label: str
 
     @property
     def place(self) -> OpKey:
-        """The key where files have no folders."""
+        """The key without the folder of the file."""
         return self._replace(file=pathlib.PurePath(self.file).name)
 
     @property
     def loose(self) -> OpKey:
-        """What is left of the key when lines have moved."""
+        """The key without file and line, for programs whose lines have moved."""
         return self._replace(file="", line=0)
 
     @property
     def looser(self) -> OpKey:
-        """What is left when functions have other names, that which is partitioned too."""
+        """The key without function names, for programs with renamed functions."""
         outer, slash, inner = self.path.partition("/")
         return self.loose._replace(path=inner if slash else outer, function="")
 
@@ -58,14 +58,14 @@ class SavedArgument:
 
 
 class SavedPart(NamedTuple):
-    """An op class of a refinement: its ops, and the factor that takes the axis, or none."""
+    """An op class of a refinement, and the factor that gets the axis (empty: none)."""
 
     key: OpKey
-    #: Which of the classes with this key it is, and how many there are.
+    #: The number of the class among those with this key, and how many there are.
     place: int
     of: int
     factor: str
-    #: In the file's own program: class and factor by number.
+    #: Class and factor by number, for the program of the file.
     numbers: tuple[int, int]
 
 
@@ -74,11 +74,11 @@ class SavedAction:
     """An action; the axis is empty for pins."""
 
     dimensions: tuple[str, ...]
-    #: Where it shards no dimension of an argument, the factors that it shards.
+    #: The factors that it shards, if it shards no dimension of an argument.
     factors: tuple[str, ...]
     axis: str
     resolution: tuple[int, ...]
-    #: Its color by number, of use for the same program only; -1 where the file does not say.
+    #: The number of its color, for the program of the file; -1 if unknown.
     color: int
     part: tuple[SavedPart, ...]
     fixed: bool
@@ -87,25 +87,25 @@ class SavedAction:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What it is known by."""
+        """The labels that identify it."""
         return self.dimensions or self.factors
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """Ops in a row, of those with one key, that are sharded alike."""
+    """Consecutive ops, among those with one key, with equal shardings."""
 
     count: int
     held: Held
-    #: The shardings of their results, as JAX writes them.
+    #: The shardings of their results, as PartitionSpec texts.
     specs: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a plan's file says."""
+    """The contents of a plan file."""
 
-    #: How messages call it: the path, or the program's name.
+    #: The name in messages: the path, or the program's name.
     name: str
     program: str
     #: Hash of the program; empty in version 1.
@@ -120,12 +120,12 @@ class Saved:
     overlap: str
     resolution: str
     constraints: Constraints
-    #: Whether every op was a class of its own.
+    #: Whether every op is its own class.
     single: bool
     arguments: dict[str, SavedArgument]
     results: dict[str, Spec]
     actions: tuple[SavedAction, ...]
-    #: Whether they lead to the shardings; AutoMap's do not, without Shardy's propagation.
+    #: Whether the actions alone lead to the shardings; AutoMap's also need propagation.
     replayed: bool
     ops: dict[OpKey, tuple[Run, ...]]
     cost: float
@@ -134,7 +134,7 @@ class Saved:
     after: Prediction
     #: By kind, axes and algorithm.
     collectives: tuple[dict[str, Any], ...]
-    #: The file that it was read from, if any.
+    #: The path of the file, if any.
     path: pathlib.Path | None = None
 
     def __repr__(self) -> str:

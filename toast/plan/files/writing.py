@@ -1,4 +1,4 @@
-"""A plan as plain data, and the keys under which its ops stand there."""
+"""Plans as plain data, and the keys of their ops."""
 
 from __future__ import annotations
 
@@ -82,21 +82,21 @@ def _single(space: Space) -> bool:
 
 
 def hardware_digest(hardware: Hardware) -> str:
-    """A hash of a device's figures."""
+    """The hash of a device's figures."""
     return hashlib.sha256(repr(hardware).encode()).hexdigest()[:16]
 
 
 def constraints_data(constraints: Constraints) -> dict[str, Any]:
-    """The user's constraints as plain data; in a pin ``null`` is a dimension that is left open."""
+    """The user's constraints as plain data; in a pin, ``None`` leaves a dimension open."""
 
-    def entry(given: Any) -> Any:
-        if is_open(given):
+    def axes_of(entry: Any) -> Any:
+        if is_open(entry):
             return None
-        return [] if given is None else _several(given)
+        return [] if entry is None else _several(entry)
 
     return {
         "pin": {
-            pattern: [entry(e) for e in (parse_spec(spec) if isinstance(spec, str) else spec)]
+            pattern: [axes_of(e) for e in (parse_spec(spec) if isinstance(spec, str) else spec)]
             for pattern, spec in constraints.pin.items()
         },
         "forbid": {pattern: _several(axes) for pattern, axes in constraints.forbid.items()},
@@ -110,10 +110,10 @@ def _several(axes: str | Iterable[str]) -> list[str]:
 
 
 def _values(plan: Plan) -> list[dict[str, Any]]:
-    """The ops by key, and how each is sharded."""
+    """The ops by key, with their shardings."""
     program = plan.analysis.program
     labels = held_labels(plan.analysis, plan.mesh, plan.op_state)
-    found = []
+    entries = []
     for key, ops in keyed_ops(program).items():
         runs = [
             (held, specs, len(list(same)))
@@ -121,18 +121,18 @@ def _values(plan: Plan) -> list[dict[str, Any]]:
                 ops, lambda op: (labels[op], tuple(map(plan.value_spec, program.ops[op].results)))
             )
         ]
-        found.append({
+        entries.append({
             **key._asdict(),
             "shardings": [
                 {"count": count, "axes": dict(held), "specs": [spec_text(s) for s in specs]}
                 for held, specs, count in runs
             ],
         })  # fmt: skip
-    return found
+    return entries
 
 
 def held_labels(analysis: Analysis, mesh: Mesh, op_state: np.ndarray[Any, Any]) -> list[Held]:
-    """For each op the mesh axes that shard it, each with the label of the factor that holds it."""
+    """For each op, the mesh axes that shard it with the labels of their factors."""
     signature = analysis.names.signature.tolist()
     labels = [[factor.label for factor in rule.factors] for rule in analysis.rules]
     return [
@@ -142,7 +142,7 @@ def held_labels(analysis: Analysis, mesh: Mesh, op_state: np.ndarray[Any, Any]) 
 
 
 def key_of(program: Program, op: int) -> OpKey:
-    """What an op is known by in a file."""
+    """The key of an op in a plan file."""
     at = program.location(op)
     named = [program.labels[v] for v in program.ops[op].results if v in program.labels]
     return OpKey(program.kind(op), at.path, at.file, at.line, at.function, ", ".join(named))
@@ -150,14 +150,14 @@ def key_of(program: Program, op: int) -> OpKey:
 
 def keyed_ops(program: Program) -> dict[OpKey, list[int]]:
     """The ops between arguments and results, in program order, by key."""
-    found: dict[OpKey, list[int]] = {}
+    by_key: dict[OpKey, list[int]] = {}
     for op in range(len(program.arguments), len(program.ops) - len(program.results)):
-        found.setdefault(key_of(program, op), []).append(op)
-    return found
+        by_key.setdefault(key_of(program, op), []).append(op)
+    return by_key
 
 
 def class_places(space: Space) -> dict[int, tuple[OpKey, int, int]]:
-    """For each op class its key, its place among the classes with that key, and their number."""
+    """For each op class: its key, its number among the classes with that key, and their count."""
     program = space.analysis.program
     classes: dict[OpKey, list[int]] = {}
     for k, op in enumerate(space.classes.representative.tolist()):
@@ -166,15 +166,15 @@ def class_places(space: Space) -> dict[int, tuple[OpKey, int, int]]:
             key = key._replace(label=program.arguments[op])
         classes.setdefault(key, []).append(k)
     return {
-        k: (key, place, len(alike)) for key, alike in classes.items()
-        for place, k in enumerate(alike)
+        k: (key, place, len(members)) for key, members in classes.items()
+        for place, k in enumerate(members)
     }  # fmt: skip
 
 
 def _actions(plan: Plan) -> list[dict[str, Any]]:
     space, analysis = plan.model.space, plan.analysis
     places = class_places(space) if any(step.part for step in plan.steps) else {}
-    first = next((i for i, step in enumerate(plan.steps) if step.axis), 0)  # behind the pins
+    first = next((i for i, step in enumerate(plan.steps) if step.axis), 0)  # after the pins
 
     def part(k: int, factor: int) -> dict[str, Any]:
         key, place, of = places[k]

@@ -1,7 +1,7 @@
-"""A plan as one HTML file that opens offline: for people to read, search and keep.
+"""A plan as one HTML file that opens offline.
 
-Templates, styles and scripts are the package's files beside this one; they are put into the page
-when it is written.  The page needs no network and is forbidden to use it.
+Templates, styles and scripts are files in this folder; the page contains copies of them.  The page
+needs no network, and its Content-Security-Policy forbids all requests.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from toast.files import write_all
 from toast.plan import Plan
 from toast.report.html import drawing
 from toast.report.html.data import gather
+from toast.report.summaries import multiple
 from toast.units import size_text, time_text
 
-#: Files of ``scripts``, in the order in which they run.
+#: Files of ``scripts``, in the order of execution.
 _SCRIPTS = ("page", "program", "timeline", "conflicts", "listing", "search")
 
 __all__ = ["comparison_html", "gather", "html_text", "write_html"]
@@ -35,12 +36,13 @@ __all__ = ["comparison_html", "gather", "html_text", "write_html"]
 def html_text(
     plan: Plan, compared: Sequence[MethodResult] = (), sources: pathlib.Path | None = None
 ) -> str:
-    """The report of ``plan`` as HTML, in ASCII; ``compared`` are other methods' results.
+    """The report of a plan as HTML text in ASCII.
 
-    Source lines are quoted of a program that was traced in this process, and of files below the
-    folder ``sources``: a StableHLO file may name any file as the place of an op.
+    ``compared`` has the results of other methods (the section "Methods" is missing without them).
+    The report shows source lines of programs that were traced in this process, and of files below
+    the folder ``sources``: a StableHLO file can name any file as the place of an op.
 
-    Everything that :func:`gather` finds is in the element with the id ``data``, as JSON.
+    The element with the id ``data`` contains the result of :func:`gather` as JSON.
     """
     data = gather(plan, compared, sources)
     style, script = _file("report.css"), _script()
@@ -58,27 +60,26 @@ def html_text(
 
 
 def comparison_html(rows: Sequence[MethodResult], sources: pathlib.Path | None = None) -> str:
-    """The report of TOAST's plan, or of the best that another method made, beside all ``rows``.
+    """The report of TOAST's plan, or of the best plan of another method, with all ``rows``.
 
-    ``sources`` is as for :func:`html_text`.
-
-    Raises :class:`toast.errors.PlanError` where no method made a plan.
+    ``rows`` are the results of :func:`toast.evaluation.compare.compare`; ``sources`` is as for
+    :func:`html_text`.  Raises :class:`toast.errors.PlanError` if no method has a plan.
     """
     plans = [row.plan for row in rows if row.plan is not None]
     if not plans:
         names = ", ".join(row.method for row in rows)
         raise PlanError(
             rows[0].error if len(rows) == 1
-            else f"no report: {names} made no plan; {rows[0].method}: {rows[0].error}"
+            else f"no report: {names} found no plan; {rows[0].method}: {rows[0].error}"
         )  # fmt: skip
-    plan = min(plans, key=lambda made: (made.method != "toast", made.cost))
+    plan = min(plans, key=lambda plan: (plan.method != "toast", plan.cost))
     return html_text(plan, rows if len(rows) > 1 else (), sources)
 
 
 def write_html(plan: Plan, path: str | pathlib.Path, compared: Sequence[MethodResult] = ()) -> None:
-    """Write :func:`html_text` to ``path``, whole or not at all.
+    """Write :func:`html_text` of ``plan`` and ``compared`` to the file ``path``.
 
-    Raises :class:`toast.errors.PlanError` where it cannot be written.
+    Raises :class:`toast.errors.PlanError` if the file cannot be written; no partial file remains.
     """
     write_all({path: html_text(plan, compared)}, PlanError)
 
@@ -92,13 +93,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(size=size_text, time=time_text, percent=_percent)
+    environment.filters.update(size=size_text, time=time_text, multiple=multiple)
     environment.globals.update(drawing=drawing)
     return environment
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:,.{int(share < 0.1)}f} %"
 
 
 @functools.cache
@@ -108,13 +105,13 @@ def _file(name: str) -> str:
 
 @functools.cache
 def _script() -> str:
-    """The scripts as one, in which what each declares is known to those after it."""
+    """All scripts in one function; each can use the declarations of earlier ones."""
     parts = "\n".join(_file(f"scripts/{name}.js") for name in _SCRIPTS)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 
 def _json(data: dict[str, Any]) -> Markup:
-    """JSON that ends no element, whatever names are in it."""
+    """JSON without ``<``, ``>`` and ``&``, so that no name can end the element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,23 +1,24 @@
-"""What a report shows, gathered from a plan as plain data.
+"""The contents of a report, as plain data.
 
-The same data is embedded in the report, under the id ``data``.  Keys:
+The report contains the same data as JSON, in the element with the id ``data``.  Keys:
 
 ``summary``
-    Step time, peak, limit, bound, search: the numbers at the top, in seconds and bytes per device.
+    The numbers at the top: step time, peak, limit, bound, search; in seconds and bytes per device.
+    ``over_bound`` is the step time over the lower bound, or None.
 ``before``, ``after``
     :class:`toast.plan.Prediction` of the unsharded program and of the plan.
 ``arguments``, ``actions``, ``collectives``, ``kinds``, ``lines``, ``colors``, ``rounds``,
 ``meshes``, ``compared``, ``stages``
     Rows of the tables.
 ``memory``
-    ``before`` and ``after``: ``op`` and ``live_bytes`` of the timeline, the peak, what is alive.
+    ``before`` and ``after``: ``op`` and ``live_bytes`` of the timeline, the peak, the live values.
 ``conflicts``
-    ``[name, other, set, group, sites]`` for each, by number; a site is a value, or
-    ``[op, operand]``.  Numbers are those of ``toast explain --conflict``.
+    ``[name, other, set, group, sites]`` for each conflict, in the order of the numbers of ``toast
+    explain --conflict``; a site is a value, or ``[op, operand]``.
 ``explain``
-    The command that conflicts are explained by, but for ``--conflict K``, quoted for a shell.
+    The command that explains conflicts, without ``--conflict K``, quoted for a shell.
 ``listing``
-    The program in columns: :func:`toast.report.html.listing.listing`.
+    The program as columns: :func:`toast.report.html.listing.listing`.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ from toast.report.summaries import plan_cost_before
 #: Version of the embedded data.
 VERSION = 1
 
-#: Values at the peak and source lines that are listed.
+#: The maximum numbers of values at the peak and of source lines in the report.
 _AT_PEAK, _LINES = 60, 60
 
 
 def gather(
     plan: Plan, compared: Sequence[MethodResult] = (), sources: pathlib.Path | None = None
 ) -> dict[str, Any]:
-    """All that the report of ``plan`` shows, beside those of the methods ``compared``.
+    """The data of the report of ``plan``, compared with the results ``compared``.
 
-    ``sources`` is the folder whose files may be quoted where the program is that of a file.
+    For a program from a file, the report may show lines of files below the folder ``sources``.
     """
     program = plan.analysis.program
     places = SourcePlaces(program, sources)
@@ -104,7 +105,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "memory_bytes": plan.memory_bytes,
         "fits": plan.fits,
         "bound_seconds": bound,
-        "over_bound": max(0.0, step / bound - 1) if bound > 0 else None,
+        "over_bound": max(1.0, step / bound) if bound > 0 else None,
         "collective_seconds": plan.after.collective_seconds,
         "hidden_seconds": plan.after.hidden_seconds,
         "waited_seconds": _waited(plan.after),
@@ -121,7 +122,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
 
 
 def _waited(step: Prediction) -> float:
-    """Seconds of a step that only collectives take; what is below a picosecond is rounding."""
+    """Seconds of a step during which only collectives run; less than a picosecond is rounding."""
     rest = step.step_seconds - step.matmul_seconds - step.memory_seconds
     return rest if rest >= 1e-12 else 0.0
 
@@ -129,7 +130,7 @@ def _waited(step: Prediction) -> float:
 def _arguments(plan: Plan, colors: Colors) -> list[dict[str, Any]]:
     sizes, names = dict(plan.mesh.axes), plan.analysis.names
     program = plan.analysis.program
-    # The colors of a group's first argument; of the others they are mirrored.
+    # The colors of the first argument of each group; those of the others are mirrored.
     first: dict[str, int] = {}
     for path, value in zip(program.arguments, program.argument_values, strict=True):
         first.setdefault(path, value)
@@ -169,10 +170,10 @@ def _actions(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _collectives(plan: Plan) -> list[dict[str, Any]]:
-    """Transfers that are alike in all but their number, those that take longest first.
+    """Groups of transfers that differ only in their numbers, by decreasing time.
 
-    ``numbers`` are the first and last of each run of those of ``toast explain --collective``;
-    ``seconds`` are of one, as there.
+    ``numbers`` has the first and last number of each run, as in ``toast explain --collective``;
+    ``seconds`` is the time of one transfer.
     """
     rows: dict[Any, dict[str, Any]] = {}
     for number, i in enumerate(numbered(plan), 1):
@@ -191,16 +192,16 @@ def _collectives(plan: Plan) -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda row: -row["total_seconds"])
 
 
-def _by(of_op: Sequence[Any], found: Breakdown) -> dict[Any, list[float]]:
-    """Seconds of products, memory traffic and collectives by what ``of_op`` says of each op."""
+def _by(of_op: Sequence[Any], breakdown: Breakdown) -> dict[Any, list[float]]:
+    """Seconds of products, memory traffic and collectives for each key; ``of_op`` has the keys."""
     rows: dict[Any, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for key, products, memory in zip(
-        of_op, found.product_seconds.tolist(), found.memory_seconds.tolist(), strict=True
+        of_op, breakdown.product_seconds.tolist(), breakdown.memory_seconds.tolist(), strict=True
     ):
         row = rows[key]
         row[0] += products
         row[1] += memory
-    for c in found.collectives:
+    for c in breakdown.collectives:
         rows[of_op[c.op]][2] += c.seconds
     return rows
 
@@ -209,7 +210,7 @@ _SPENT = ("product_seconds", "memory_seconds", "collective_seconds")
 
 
 def _kinds(plan: Plan) -> list[dict[str, Any]]:
-    """Time by kind of op, the longest first."""
+    """Time by kind of op, in decreasing order."""
     program = plan.analysis.program
     kinds = [program.kind(op) for op in range(len(program.ops))]
     before, after = _by(kinds, plan.breakdown_before), _by(kinds, plan.breakdown)
@@ -228,7 +229,10 @@ def _kinds(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _lines(plan: Plan, places: SourcePlaces) -> list[dict[str, Any]]:
-    """Time by source line, the longest first; lines of least time are one row, ops without too."""
+    """Time by source line, in decreasing order.
+
+    One row sums the lines with the least time, another the ops without a source line.
+    """
     spots = [places.spots[place] for place in places.of_op]
     known = [(spot if spot[0] else None) for spot in spots]
     before, after = _by(known, plan.breakdown_before), _by(known, plan.breakdown)

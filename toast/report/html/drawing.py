@@ -1,7 +1,7 @@
 """Small static charts as inline SVG.
 
-Drawn here rather than by a plotting library: they are a few rectangles and lines each, take their
-colours from the page in light and dark, and have texts that a screen reader reads.
+This module draws them without a plotting library: each is a few rectangles and lines, takes its
+colours from the page in light and dark, and has a text for screen readers.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ from markupsafe import Markup, escape
 
 from toast.units import size_text, time_text
 
-#: Cuts along one dimension that are drawn one by one.
+#: Maximum number of cuts that are drawn along one dimension.
 _CUTS = 16
 
-#: Points of a timeline that are drawn: one per pixel and a half.
+#: Maximum number of points of a timeline: one per pixel and a half.
 _POINTS = 640
 
 
 def tensor(row: Mapping[str, Any]) -> Markup:
-    """An argument cut by mesh axes: the last dimension across, the one before down.
+    """An argument and its shards, as SVG.
 
-    Dimensions before these are drawn as depth.  What one device holds is filled.
+    ``row`` is a row of ``arguments`` (:mod:`toast.report.html.data`).  The last dimension is
+    horizontal, the one before it vertical, and earlier dimensions are depth.  The shard of one
+    device is filled.
     """
     shape, axes, shards, majors = row["shape"], row["axes"], row["shards"], row["majors"]
     whole = " by ".join(map(str, shape)) or "a scalar"
     parts = [
-        f"dimension {d} in {k} over {' and '.join(on)}"
+        f"dimension {d} in {k} parts over {' and '.join(on)}"
         for d, (k, on) in enumerate(zip(shards, axes, strict=True)) if k > 1
     ]  # fmt: skip
-    title = f"{whole}, " + (f"cut: {'; '.join(parts)}" if parts else "whole on every device")
+    title = f"{whole}, " + (
+        f"sharded: {'; '.join(parts)}" if parts else "replicated on every device"
+    )
     rank = len(shape)
     width, height = _extents(shape)
     deep = math.prod(shards[:-2]) if rank > 2 else 1
@@ -69,7 +73,7 @@ def tensor(row: Mapping[str, Any]) -> Markup:
 
 
 def _extents(shape: Sequence[int]) -> tuple[int, int]:
-    """Width and height, by the logarithms of the last two sizes."""
+    """Width and height in pixels, from the logarithms of the last two sizes."""
     if not shape:
         return 8, 8
     if len(shape) == 1:
@@ -82,16 +86,19 @@ def _extent(size: int, most: int) -> int:
 
 
 def _cuts(shards: int, major: int, length: float) -> list[tuple[float, str]]:
-    """Where the cuts are, those of the first axis stronger; in wide steps where there are many."""
-    found = [(length * i / shards, "cut minor") for i in range(1, shards)]
+    """Positions and classes of the cuts; those of the first axis are strong.
+
+    If there are many cuts, only some are drawn.
+    """
+    minor = [(length * i / shards, "cut minor") for i in range(1, shards)]
     if length < 3 * shards:
-        found = []
+        minor = []
     shown = min(major, _CUTS, max(1, int(length / 3)))
-    return [*found, *((length * i / shown, "cut") for i in range(1, shown))]
+    return [*minor, *((length * i / shown, "cut") for i in range(1, shown))]
 
 
 def mesh(axes: Sequence[tuple[str, int]]) -> Markup:
-    """The devices of a mesh: the last axis across, the others down."""
+    """The devices of a mesh, as SVG: the last axis is horizontal, the others are vertical."""
     columns = axes[-1][1] if axes else 1
     rows = math.prod(size for _, size in axes[:-1])
     if columns > 32 or rows > 16:
@@ -110,7 +117,7 @@ def mesh(axes: Sequence[tuple[str, int]]) -> Markup:
 
 
 def stack(parts: Iterable[tuple[str, float]], whole: float) -> Markup:
-    """A bar of parts, each with a class, of which ``whole`` would fill the width."""
+    """A stacked bar, as SVG: ``parts`` are (class, amount), and ``whole`` is the full width."""
     x, rects = 0.0, []
     for kind, amount in parts:
         width = 100 * amount / whole if whole > 0 else 0.0
@@ -126,15 +133,15 @@ def stack(parts: Iterable[tuple[str, float]], whole: float) -> Markup:
 
 
 def phases(sections: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
-    """Where each phase of a program begins, if it has any."""
-    found: list[tuple[int, str]] = []
+    """The first op and the name of each phase of a program; empty if it has only one."""
+    begins: list[tuple[int, str]] = []
     for section in sections:
         name = section["phase"]
-        if not name and found and section["title"] != "results":
-            name = section["detail"].split(", ")[0] if found[-1][1] in _PHASES else found[-1][1]
-        if name and (not found or found[-1][1] != name):
-            found.append((section["start"], name))
-    return found if len(found) > 1 else []
+        if not name and begins and section["title"] != "results":
+            name = section["detail"].split(", ")[0] if begins[-1][1] in _PHASES else begins[-1][1]
+        if name and (not begins or begins[-1][1] != name):
+            begins.append((section["start"], name))
+    return begins if len(begins) > 1 else []
 
 
 _PHASES = ("forward", "backward")
@@ -148,9 +155,11 @@ def timeline(
     label: str,
     phases: Sequence[tuple[int, str]],
 ) -> Markup:
-    """Bytes that are alive before each op, with the limit, the peak and the program's phases.
+    """Live bytes before each op, with the limit, the peak and the phases, as SVG.
 
-    Lines stretch with the page, in percent of its width and in pixels down; texts do not.
+    ``data`` is ``before`` or ``after`` of ``memory`` (:mod:`toast.report.html.data`), ``name`` its
+    class, ``ops`` the number of ops, ``limit`` in bytes, ``label`` the title.  Lines scale with the
+    width of the page; texts do not.
     """
     bottom = 20 if phases else 4
     height, wide = 166 + bottom, 1000
@@ -187,7 +196,7 @@ def timeline(
     )
     line = ""
     if limit <= top:
-        # Not where the dashed line would go through it.
+        # The dashed line must not cross the text.
         gap = at_y(limit) - at_y(data["argument_bytes"])
         under = 0 < gap < 18 and at_y(limit) + 12 < height - bottom
         shift = 12 if under else -4
@@ -227,15 +236,15 @@ def timeline(
 def _thinned(
     ops: Sequence[int], sizes: Sequence[int], last: int, first: float
 ) -> list[tuple[float, float]]:
-    """At most so many points, each the most that is alive in its stretch."""
+    """At most ``_POINTS`` points, each the maximum of its interval."""
     if len(ops) <= _POINTS:
         return list(zip(ops, sizes, strict=True))
-    found: dict[int, tuple[float, float]] = {}
+    largest: dict[int, tuple[float, float]] = {}
     for op, size in zip(ops, sizes, strict=True):
         place = op * _POINTS // max(last, 1)
-        if place not in found or size > found[place][1]:
-            found[place] = (place * last / _POINTS, size)
-    return [found[place] for place in sorted(found)]
+        if place not in largest or size > largest[place][1]:
+            largest[place] = (place * last / _POINTS, size)
+    return [largest[place] for place in sorted(largest)]
 
 
 def _ticks(top: float) -> list[float]:
@@ -248,7 +257,7 @@ def _ticks(top: float) -> list[float]:
 
 
 def progress(rounds: Sequence[Mapping[str, Any]], cost_before: float) -> Markup:
-    """The best cost after each round, over the states priced; costs on a logarithmic scale."""
+    """The best cost (logarithmic) over the number of priced states, one point per round, as SVG."""
     width, height, left, bottom = 460, 170, 84, 30
     points = [(0, cost_before), *((r["states"], r["cost"]) for r in rounds)]
     logs = [math.log(max(cost, 1e-12)) for _, cost in points]
@@ -273,7 +282,7 @@ def progress(rounds: Sequence[Mapping[str, Any]], cost_before: float) -> Markup:
     )
     return Markup(
         f'<svg class="progress" role="img" viewBox="0 0 {width} {height}">'
-        f"<title>Best cost by states priced</title><desc>{escape(text)}</desc>"
+        f"<title>Best cost by number of priced states</title><desc>{escape(text)}</desc>"
         f'<path class="axis" d="M{left} 4V{height - bottom}H{width - 10}"/>{marks}'
         f'<path class="line" d="{path}"/>{dots}'
         f'<text class="tick" x="{width - 12}" y="{height - 8}">{last:,} states</text></svg>'

@@ -1,4 +1,4 @@
-"""What a report calls things by: places of ops, and colors by letters."""
+"""The labels of a report: source places of ops, and letters of colors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from toast.boundary.source_lines import SourceLines
 from toast.plan import Plan, folded
 from toast.program import Location, Program, Spec
 
-#: Argument dimensions of a color that are listed.
+#: Maximum number of argument dimensions in the row of a color.
 _DIMENSIONS = 6
 
 
 class SourcePlaces:
-    """Where ops come from, each place once, without what all files' folders share.
+    """The distinct source places of ops, without the common folder of all files.
 
-    A program that comes from a file names any files it likes: of those, only lines of files below
-    the folder ``sources`` are quoted.  Of a program that was traced in this process all are.
+    A program from a file can name any file as a source.  For such a program, only lines of files
+    below the folder ``sources`` are shown; for a program traced in this process, all lines are.
     """
 
     def __init__(self, program: Program, sources: pathlib.Path | None = None) -> None:
@@ -32,12 +32,12 @@ class SourcePlaces:
         folders = {str(pathlib.PurePath(file).parent) for file in files}
         try:
             common = os.path.commonpath(folders) if folders else ""
-        except ValueError:  # relative and absolute ones
+        except ValueError:  # relative and absolute paths
             common = ""
-        #: What the files' names are shortened by: a folder above those that all share.
+        #: The removed prefix of file names: the parent of the common folder.
         self.root = str(pathlib.PurePath(common).parent) if common else ""
         number: dict[Location, int] = {}
-        #: ``[ops]`` index into :attr:`paths` and :attr:`spots`.
+        #: ``[ops]`` indices into :attr:`paths` and :attr:`spots`.
         self.of_op = [number.setdefault(place, len(number)) for place in locations]
         self.paths = [place.path for place in number]
         self._files = {self.short(shown): file for shown, file in files.items()}
@@ -46,19 +46,19 @@ class SourcePlaces:
         self.spot_number = {spot: i for i, spot in enumerate(dict.fromkeys(self.spots))}
 
     def short(self, text: str) -> str:
-        """``text`` with the names of files shortened."""
+        """``text`` with shortened file names."""
         if len(self.root) <= 1:
             return text
         return re.sub(rf"(?<!\S){re.escape(self.root + os.sep)}", "", text)
 
     def source(self, spot: tuple[str, int, str]) -> str:
-        """The line itself, where it may be quoted and the file can still be read."""
+        """The text of a line, or ``""`` if it must not be shown or cannot be read."""
         file = self._files.get(spot[0], "")
         return self._lines.line(file, spot[1]).strip()[:200] if file else ""
 
 
 class Colors:
-    """Colors that actions could shard, those of most dimensions first.
+    """The colors that actions can shard, by decreasing number of dimensions.
 
     Colors of the same dimensions in repeated layers share a letter: D1, D2, D3 ...
     """
@@ -72,9 +72,9 @@ class Colors:
         order = np.argsort(-count, kind="stable")
         number = np.full(names.count, -1, dtype=np.int64)
         number[colors[order]] = np.arange(len(order))
-        #: ``[names]`` number of each name's color, -1 for what is never sharded.
+        #: ``[names]`` the number of each name's color, or -1 if it is never sharded.
         self.of_name = np.where(names.shardable, number[analysis.color], -1)
-        #: ``[names]`` index into :attr:`holdings`: the mesh axes on each name.
+        #: ``held``: ``[names]`` indices into ``holdings``: the mesh axes that shard each name.
         self.holdings, self.held = _name_axes(plan)
         arguments: list[dict[str, int]] = [{} for _ in order]
         for path, value in zip(
@@ -88,7 +88,7 @@ class Colors:
         at = np.stack([self.of_name[names.def_name], names.dim_size], axis=1)
         for c, size in np.unique(at[at[:, 0] >= 0], axis=0)[::-1].tolist():
             sizes[c].append(size)
-        #: ``[colors]`` which colors are alike.
+        #: ``[colors]`` the kind of each color; colors of the same kind share a letter.
         kinds: dict[Any, int] = {}
         self.kind = [
             kinds.setdefault((*of, *sizes[c], count[order[c]]), len(kinds))
@@ -134,7 +134,7 @@ def color_label(number: int) -> str:
 
 
 def _name_axes(plan: Plan) -> tuple[list[tuple[str, ...]], Any]:
-    """The different sets of mesh axes on names, and which each name has."""
+    """The distinct tuples of mesh axes, and for each name the index of its tuple."""
     names, shardings = plan.analysis.names, plan.shardings
     holdings: dict[tuple[str, ...], int] = {(): 0}
     held = np.zeros(names.count, dtype=np.int64)
@@ -151,7 +151,7 @@ def _name_axes(plan: Plan) -> tuple[list[tuple[str, ...]], Any]:
     for (op, index), spec in shardings.uses.items():
         u = place[op, index]
         _hold(held, holdings, names.use_name[names.use_dim[u] : names.use_dim[u + 1]], spec)
-    # What a sum in parts is computed in overrides what it is kept in.
+    # The sharding in which a partial sum is computed overrides the sharding of its result.
     for value, spec in (*shardings.values.items(), *shardings.sums.items()):
         rows = names.def_name[names.value_dim[value] : names.value_dim[value + 1]]
         _hold(held, holdings, rows, spec)

@@ -1,4 +1,4 @@
-"""The program of a report, in columns."""
+"""The program of a report, as columns."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from toast.program import Spec
 from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.sections import sections_of
 
-#: Attributes of ops longer than this are cut.
+#: Longer attributes of ops are truncated, in characters.
 _LONG = 120
 
 
 def listing(plan: Plan, places: SourcePlaces, colors: Colors) -> dict[str, Any]:
-    """The program in columns.
+    """The program as columns.
 
-    ``signatures`` are ``[kind, attributes, factors, operands, results, rule]``: operands and
-    results as ``[type, factor of each dimension]``, ``types`` as ``[dtype, shape]``.  Values are
-    numbered in program order, so an op's results follow from the signatures before it, and its
-    names too: name ``i`` of an op is that of factor ``i``.  ``color`` is by name (run lengths);
-    ``color_kind``, a row of ``colors``, and ``color_label`` are by color.  ``held`` is by name, an
-    index into ``holdings``.  ``specs`` and ``value_spec`` are shardings of values, ``reshards``
-    those of operands that differ, ``sums`` of results that are only summed up in parts; ``moves``
-    are collectives: op, operand (-1: of the result), kind, axes, count, seconds, bytes; their
-    counts add up to those of the plan.  ``spent`` are seconds of products and memory traffic of the
-    ops that take any.
+    * ``signatures``: ``[kind, attributes, factors, operands, results, rule]``; an operand or result
+      is ``[type, factor of each dimension]``, and ``types`` has ``[dtype, shape]``.  Values and
+      names are numbered in program order, so their numbers follow from the signatures of earlier
+      ops; name ``i`` of an op is the name of factor ``i``.
+    * ``color``: the color of each name, as run lengths.  ``color_kind`` (a row of ``colors``) and
+      ``color_label`` are by color.
+    * ``held``: for each name an index into ``holdings``, as run lengths.
+    * ``specs``, ``value_spec``: the shardings of values.  ``reshards`` has the shardings of
+      operands that differ, ``sums`` those of results that stay partial sums.
+    * ``moves``: collectives as ``[op, operand, kind, axes, count, seconds, bytes]``; operand -1 is
+      the result.  The counts add up to those of the plan.
+    * ``spent``: ``[op, seconds of products, seconds of memory traffic]`` for ops that take time.
     """
     program, rules = plan.analysis.program, plan.analysis.rules
     types: dict[Any, int] = {}
@@ -54,23 +56,23 @@ def listing(plan: Plan, places: SourcePlaces, colors: Colors) -> dict[str, Any]:
             number[value] = len(number)
     specs: dict[Spec, int] = {}
 
-    def spec(found: Spec) -> int:
-        return specs.setdefault(found, len(specs))
+    def number_of(spec: Spec) -> int:
+        return specs.setdefault(spec, len(specs))
 
-    spec(())
+    number_of(())
     value_spec = [0] * len(number)
-    for value, found in plan.shardings.values.items():
-        value_spec[number[value]] = spec(found)
+    for value, spec in plan.shardings.values.items():
+        value_spec[number[value]] = number_of(spec)
     first_return = len(program.ops) - len(program.results)
-    uses = [[op, i, spec(found)] for (op, i), found in sorted(plan.shardings.uses.items())]
+    uses = [[op, i, number_of(spec)] for (op, i), spec in sorted(plan.shardings.uses.items())]
     uses += [
-        [first_return + j, 0, spec(found)]
-        for j, (found, value) in enumerate(
+        [first_return + j, 0, number_of(spec)]
+        for j, (spec, value) in enumerate(
             zip(plan.shardings.results, program.result_values, strict=True)
         )
-        if found != plan.shardings.of(program, value)
+        if spec != plan.shardings.of(program, value)
     ]
-    sums = [[number[v], spec(found)] for v, found in sorted(plan.shardings.sums.items())]
+    sums = [[number[v], number_of(spec)] for v, spec in sorted(plan.shardings.sums.items())]
     kinds: dict[str, int] = {}
     axes: dict[tuple[str, ...], int] = {}
     moves = [
@@ -107,7 +109,7 @@ def listing(plan: Plan, places: SourcePlaces, colors: Colors) -> dict[str, Any]:
         "color_label": colors.labels,
         "held": _runs(colors.held.tolist()),
         "holdings": [list(axes) for axes in colors.holdings],
-        "specs": [[list(a) for a in found] for found in specs],
+        "specs": [[list(axes) for axes in spec] for spec in specs],
         "value_spec": _runs(value_spec),
         "reshards": uses,
         "sums": sums,
@@ -124,16 +126,16 @@ def _attribute(value: object) -> str:
 
 
 def digits(number: float) -> float:
-    """A number to four digits."""
+    """A number, rounded to four digits."""
     return float(f"{number:.4g}")
 
 
 def _runs(values: list[int]) -> list[int]:
-    """``[value, times, value, times ...]``."""
-    found: list[int] = []
+    """Run lengths: ``[value, times, value, times ...]``."""
+    runs: list[int] = []
     for value in values:
-        if found and found[-2] == value:
-            found[-1] += 1
+        if runs and runs[-2] == value:
+            runs[-1] += 1
         else:
-            found += [value, 1]
-    return found
+            runs += [value, 1]
+    return runs

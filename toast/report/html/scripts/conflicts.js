@@ -1,4 +1,4 @@
-/* Conflicts, and the dimension graph around one, drawn. */
+/* The list of conflicts, and the dimension graph around one of them. */
 
 const factorOf = (name) => { const op = opOfName(name); return signature(op)[2][name - firstName[op]]; };
 function nameText(name) {
@@ -33,10 +33,10 @@ if (data.conflicts.length) {
       make("td", { class: "num alike" }, count(members.length))));
   }
   byId("conflict-list").append(make("table", {}, make("caption", {}, `${several(groups.length, "kind")} of conflicts`),
-    make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "names"), make("th", { scope: "col", class: "num" }, "number"), make("th", { scope: "col" }, "where"),
-      make("th", { scope: "col", class: "num" }, "alike"))), body));
+    make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "names"), make("th", { scope: "col", class: "num" }, "number"), make("th", { scope: "col" }, "source"),
+      make("th", { scope: "col", class: "num" }, "count"))), body));
 }
-/* The dimension graph: an edge from where a value is defined to each use. */
+/* The dimension graph: an edge from each definition of a value to each use. */
 let graph = null;
 function dimensionGraph() {
   if (graph) return graph;
@@ -54,7 +54,7 @@ function dimensionGraph() {
   return graph;
 }
 const LONG = 24;
-/* The shortest way between two names along edges in either direction, and what is next to its ends. */
+/* The shortest path between two names along edges in either direction, and the neighbours of its ends. */
 function around(name, other) {
   const { to, from } = dimensionGraph();
   const near = (n) => [...(from.get(n) || []), ...(to.get(n) || [])];
@@ -78,7 +78,7 @@ function around(name, other) {
   const onWay = new Set(way.slice(1).flatMap((n, i) => [`${way[i]},${n}`, `${n},${way[i]}`]));
   return { nodes, edges, onWay, cut: Math.max(0, way.length - LONG), way };
 }
-/* Layers by the longest way from the top, names in conflict side by side. */
+/* Layers by the longest path from the top; names in conflict share a layer. */
 function layers(nodes, edges, pairs) {
   const layer = new Map(nodes.map((n) => [n, 0]));
   const ordered = [...edges].sort((x, y) => x[1] - y[1]);
@@ -90,20 +90,20 @@ function layers(nodes, edges, pairs) {
     for (const [a, b] of pairs) { raise(a, layer.get(b)); raise(b, layer.get(a)); }
   }
   const bound = new Set([...pairs.flatMap(([a, b]) => [a, b]), ...edges.map(([, b]) => b)]);
-  for (const n of [...nodes].reverse()) { /* sources stand just above what they lead to */
+  for (const n of [...nodes].reverse()) { /* sources are just above their successors */
     const below = edges.filter(([a]) => a === n).map(([, b]) => layer.get(b));
     if (below.length && !bound.has(n)) layer.set(n, Math.min(...below) - 1);
   }
   return layer;
 }
-/* Names in layers, each as near to what is above and below it as there is room. */
+/* Positions of names: each is as close to its neighbours above and below as possible. */
 function placed({ nodes, edges }) {
   const kept = new Set(nodes);
   const pairs = data.conflicts.filter(([a, b]) => kept.has(a) && kept.has(b));
   let layer = layers(nodes, edges, pairs);
-  /* Where one name of a conflict comes of the other they cannot be side by side. */
+  /* If a path leads from one name of a conflict to the other, they cannot share a layer. */
   if (!layer) layer = layers(nodes, edges, []);
-  /* Long edges pass through every layer between, so that they go around names. */
+  /* Long edges have a point in every layer that they cross, so they go around names. */
   const chains = edges.map(([a, b]) => {
     const chain = [a];
     for (let y = layer.get(a) + 1; y < layer.get(b); y++) {
@@ -146,10 +146,10 @@ function placed({ nodes, edges }) {
 }
 const W = 166, H = 38, GX = 12, GY = 26;
 function graphOf(name, other) {
-  const found = around(name, other);
-  const { at, chains, width, height } = placed(found);
+  const part = around(name, other);
+  const { at, chains, width, height } = placed(part);
   const svg = draw("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Dimension graph around ${nameText(name)} and ${nameText(other)}` },
-    draw("desc", {}, "Definitions above, uses below. The list behind the graph has the same in words."),
+    draw("desc", {}, "Definitions are above, uses below. The list after the graph has the same edges as text."),
     draw("defs", {}, draw("marker", { id: "arrow", viewBox: "0 0 8 8", refX: "7", refY: "4", markerWidth: "8", markerHeight: "8", markerUnits: "userSpaceOnUse", orient: "auto" },
       draw("path", { class: "arrow", d: "M0 0L8 4L0 8z" }))));
   for (const chain of chains) {
@@ -162,9 +162,9 @@ function graphOf(name, other) {
       if (n !== to) d += `V${v + H}`;
       [x, y] = [u, v + H];
     }
-    svg.append(draw("path", { class: "edge" + (found.onWay.has(`${from},${to}`) ? " way" : ""), "marker-end": "url(#arrow)", d }));
+    svg.append(draw("path", { class: "edge" + (part.onWay.has(`${from},${to}`) ? " way" : ""), "marker-end": "url(#arrow)", d }));
   }
-  const kept = new Set(found.nodes);
+  const kept = new Set(part.nodes);
   for (const [a, b] of data.conflicts) {
     if (!kept.has(a) || !kept.has(b)) continue;
     const [[x, y], [u, v]] = [at.get(a), at.get(b)].sort((p, q) => p[0] - q[0]);
@@ -173,11 +173,11 @@ function graphOf(name, other) {
       : u - x >= W ? `M${x + W / 2} ${y + H / 2}L${u - W / 2} ${v + H / 2}` : `M${x} ${y + H}L${u} ${v}`;
     svg.append(draw("path", { class: "torn-edge", d }));
   }
-  for (const n of found.nodes) {
+  for (const n of part.nodes) {
     const op = opOfName(n), [x, y] = at.get(n), c = colorOf[n];
     const axes = listing.holdings[held[n]];
     const text = nameText(n);
-    const second = `${isArgument(op) ? "argument" : numberText(op)}${axes.length ? `, on ${axes.join("\u00d7")}` : ", whole"}`;
+    const second = `${isArgument(op) ? "argument" : numberText(op)}${axes.length ? `, on ${axes.join("\u00d7")}` : ", not sharded"}`;
     svg.append(draw("g", { class: "node" + (n === name || n === other ? " torn" : "") },
       draw("a", { href: `#op-${op}`, "aria-label": `${text}, ${second}` },
         draw("title", {}, `${text} ${numberText(op)} ${placeText(op)}`),
@@ -185,14 +185,14 @@ function graphOf(name, other) {
         draw("text", { x, y: y + 16, "text-anchor": "middle" }, shortened(text, 22)),
         draw("text", { x, y: y + 31, "text-anchor": "middle", class: "small" }, shortened(`${c >= 0 ? `${colorLabel(c)}, ` : ""}${second}`, 25)))));
   }
-  return { svg, found };
+  return { svg, part };
 }
 const shortened = (text, most) => (text.length <= most ? text : `\u2026${text.slice(1 - most)}`);
 function choose(i) {
   const [name, other, set, group, sites] = data.conflicts[i];
   const members = groupOf.get(i), at = members.indexOf(i);
   for (const [key, button] of conflictButtons) button.setAttribute("aria-pressed", String(key === members));
-  const { svg, found } = graphOf(name, other);
+  const { svg, part } = graphOf(name, other);
   const view = byId("conflict-view");
   const list = make("dl", {});
   const add = (term, ...content) => list.append(make("dt", {}, term), make("dd", {}, ...content));
@@ -202,23 +202,23 @@ function choose(i) {
     add("tensor", ...typeChips(typeOf(value), use ? useNames(op, site[1]) : defNames(value), null),
       use ? ` as operand ${site[1]} of ` : " defined by ", make("a", { href: `#op-${op}` }, opName(op)), ` ${placeText(op)}`);
   }
-  const holds = (n) => listing.holdings[held[n]].join(" and ") || "no axis";
-  add("the plan", `${nameText(name)} (${numberText(opOfName(name))}) has ${holds(name)}; ${nameText(other)} (${numberText(opOfName(other))}) has ${holds(other)}`);
+  const axesOf = (n) => listing.holdings[held[n]].join(" and ") || "no axis";
+  add("the plan", `${nameText(name)} (${numberText(opOfName(name))}) has ${axesOf(name)}; ${nameText(other)} (${numberText(opOfName(other))}) has ${axesOf(other)}`);
   add("resolved with", `compatibility set ${set}, resolution group ${group}`);
   add("explained by", make("code", {}, `${data.explain} --conflict ${i}`));
   const turn = (step) => choose(members[(at + step + members.length) % members.length]);
   view.replaceChildren(make("h3", {}, `Conflict ${i}: ${conflictText(i)}`),
     members.length > 1 ? make("div", { class: "steps" },
       make("button", { type: "button", id: "conflict-back", onclick: () => { turn(-1); byId("conflict-back").focus(); } }, "Previous"),
-      `${at + 1} of ${members.length} alike`,
+      `${at + 1} of ${members.length} similar`,
       make("button", { type: "button", id: "conflict-next", onclick: () => { turn(1); byId("conflict-next").focus(); } }, "Next")) : "",
     make("div", { class: "detail" }, list),
     make("div", { class: "graph", tabindex: "0", role: "region", "aria-label": "Dimension graph" }, svg),
-    make("small", {}, "Red: the two dimensions in conflict. Dashed: conflicts. Bold: the shortest way that ties them" +
-      (found.cut ? `, without ${several(found.cut, "step")} in its middle.` : ".")),
-    make("details", {}, make("summary", {}, "The same as a list"), make("ul", {}, found.edges.map(([a, b]) =>
+    make("small", {}, "Red: the two dimensions in conflict. Dashed: conflicts. Bold: the shortest path between them" +
+      (part.cut ? `, without ${several(part.cut, "step")} in the middle.` : ".")),
+    make("details", {}, make("summary", {}, "Edges as a list"), make("ul", {}, part.edges.map(([a, b]) =>
       make("li", {}, make("code", {}, `${nameText(a)} (${numberText(opOfName(a))}) \u2192 ${nameText(b)} (${numberText(opOfName(b))})`))))));
-  /* Fit the width as far as it can still be read. */
+  /* Fit the width as far as the text stays readable. */
   const drawn = view.querySelector(".graph svg");
   drawn.style.maxWidth = `${drawn.getAttribute("width")}px`;
   drawn.style.minWidth = `${0.8 * drawn.getAttribute("width")}px`;
@@ -228,7 +228,7 @@ function choose(i) {
   frame.scrollLeft += (Math.min(...ends.map((e) => e.left)) + Math.max(...ends.map((e) => e.right))) / 2 - top.left - top.width / 2;
   view.dataset.conflict = String(i);
 }
-/* First, one that a person would look for: that the plan resolved, at a product, in many layers. */
+/* Show an interesting conflict first: resolved by the plan, at a product, in many layers. */
 const worth = (members) => members.length + (held[data.conflicts[members[0]][0]] !== held[data.conflicts[members[0]][1]] ? 1e7 : 0) + (placeText(siteOp(data.conflicts[members[0]][4][0])) ? 1e6 : 0) +
   (members.some((i) => siteOp(data.conflicts[i][4][0]) < ops && kindOf(opOfName(data.conflicts[i][0])) === "dot_general") ? 1e8 : 0);
 if (data.conflicts.length) choose(groups.reduce((a, b) => (worth(b) > worth(a) ? b : a))[0]);

@@ -1,4 +1,4 @@
-/* The listing: ops in folds, one for each section of the program. */
+/* The listing: one fold for each section of the program. */
 
 const PAGE = 250;
 const box = byId("listing");
@@ -7,15 +7,15 @@ const empty = make("p", { class: "empty", hidden: true });
 let matching = null; /* Uint8Array, or null for all ops */
 
 const RESULT = -1;
-/* Badges of what happens to an operand, or to the result. */
+/* Badges for the collectives and conflicts of an operand or of the result. */
 function tags(op, operand) {
-  const found = new Map(), whose = operand === RESULT ? "the result" : `operand ${operand}`;
+  const counts = new Map(), whose = operand === RESULT ? "the result" : `operand ${operand}`;
   for (const [, of, kind, axes] of moves.get(op) || []) {
     const text = moveText(kind, axes);
-    if (of === operand) found.set(text, (found.get(text) || 0) + 1);
+    if (of === operand) counts.set(text, (counts.get(text) || 0) + 1);
   }
   const conflict = (torn.get(op) || []).some(([, of]) => of === operand);
-  return [...[...found].map(([text, n]) =>
+  return [...[...counts].map(([text, n]) =>
     make("span", { class: "tag", title: `of ${whose}` }, text + (n > 1 ? ` \u00d7${n}` : ""))),
     conflict ? make("span", { class: "tag torn", title: `of ${whose}` }, "conflict") : ""];
 }
@@ -65,7 +65,7 @@ function detail(op) {
     const value = firstValue[op] + i;
     const sum = listing.sums.find((s) => s[0] === value);
     add(results.length > 1 ? `result ${i}` : "result", make("code", {}, `%${value}`), " ", ...typeChips(listing.types[r[0]], defNames(value), specOf(value)),
-      sum ? " summed up in parts" : "", listing.labels[value] ? ` called ${listing.labels[value]}` : "");
+      sum ? " stays a partial sum" : "", listing.labels[value] ? ` named ${listing.labels[value]}` : "");
   });
   for (const [, operand, k, a, times, took, bytes] of moves.get(op) || [])
     add(listing.move_kinds[k], `of ${operand < 0 ? "the result" : `operand ${operand}`} over ${listing.move_axes[a].join(" and ")}, ` +
@@ -79,9 +79,9 @@ function detail(op) {
 }
 function matched(section) {
   if (!matching) return null;
-  const found = [];
-  for (let op = section.start; op < section.stop; op++) if (matching[op]) found.push(op);
-  return found;
+  const hits = [];
+  for (let op = section.start; op < section.stop; op++) if (matching[op]) hits.push(op);
+  return hits;
 }
 function fill(fold, shown = PAGE) {
   const { section, body } = fold;

@@ -1,4 +1,4 @@
-/* The elements of the page: the theme, long tables, the navigation. Names are only ever set as text. */
+/* Elements of the page: theme, long tables, navigation. Names are always inserted as text. */
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const listing = data.listing;
@@ -42,15 +42,15 @@ const root = document.documentElement;
 function setTheme(theme) {
   if (theme) root.dataset.theme = theme;
   else delete root.dataset.theme;
-  byId("theme").textContent = `Theme: ${theme || "as the system"}`;
+  byId("theme").textContent = `Theme: ${theme || "system"}`;
 }
 let theme = "";
-try { theme = localStorage.getItem("toast-theme") || ""; } catch { /* not kept then */ }
+try { theme = localStorage.getItem("toast-theme") || ""; } catch { /* storage is unavailable */ }
 setTheme(themes.includes(theme) ? theme : "");
 byId("theme").addEventListener("click", () => {
   const next = themes[(themes.indexOf(root.dataset.theme || "") + 1) % themes.length];
   setTheme(next);
-  try { localStorage.setItem("toast-theme", next); } catch { /* not kept then */ }
+  try { localStorage.setItem("toast-theme", next); } catch { /* storage is unavailable */ }
 });
 
 /* -- long and wide tables, and the navigation -------------------------------------------- */
@@ -64,7 +64,7 @@ for (const button of document.querySelectorAll(".show-more"))
     rows[0].querySelector("th").tabIndex = -1;
     rows[0].querySelector("th").focus();
   });
-/* What is wider than its frame fades out where it goes on. */
+/* Content that is wider than its frame fades out at the edge. */
 function fade(frame) {
   const sides = [];
   if (frame.scrollLeft > 1) sides.push("left");
@@ -90,7 +90,7 @@ const watch = new IntersectionObserver((entries) => {
   if (!first) return;
   for (const [id, link] of links)
     id === first ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
-  /* The bar alone moves: scrolling to the link would stop the page on its way. */
+  /* Only the bar scrolls: scrolling to the link would interrupt the scrolling of the page. */
   const bar = links.get(first).closest("ol"), at = bar.getBoundingClientRect();
   const link = links.get(first).getBoundingClientRect();
   bar.scrollLeft += (link.left + link.right - at.left - at.right) / 2;

@@ -1,14 +1,14 @@
-/* The program, unpacked from its columns, and how its parts are written. */
+/* Unpacks the program from its columns, and formats its parts. */
 
 function unrolled(runs, Kind = Int32Array) {
   let length = 0;
   for (let i = 1; i < runs.length; i += 2) length += runs[i];
-  const found = new Kind(length);
+  const values = new Kind(length);
   for (let i = 0, at = 0; i < runs.length; i += 2) {
-    found.fill(runs[i], at, at + runs[i + 1]);
+    values.fill(runs[i], at, at + runs[i + 1]);
     at += runs[i + 1];
   }
-  return found;
+  return values;
 }
 const ops = listing.ops;
 const signature = (op) => listing.signatures[listing.signature[op]];
@@ -31,15 +31,15 @@ function opOfName(name) {
   }
   return low;
 }
-/* A value: the op that makes it and which of its results it is. */
-const made = (value) => [valueOp[value], value - firstValue[valueOp[value]]];
+/* The op that defines a value, and the number of its result. */
+const definition = (value) => [valueOp[value], value - firstValue[valueOp[value]]];
 function defNames(value) {
-  const [op, result] = made(value);
+  const [op, result] = definition(value);
   return signature(op)[4][result][1].map((factor) => firstName[op] + factor);
 }
 const useNames = (op, i) => signature(op)[3][i][1].map((factor) => firstName[op] + factor);
 const typeOf = (value) => {
-  const [op, result] = made(value);
+  const [op, result] = definition(value);
   return listing.types[signature(op)[4][result][0]];
 };
 const typeText = ([dtype, shape]) => `${dtype}[${shape.join(",")}]`;
@@ -52,18 +52,18 @@ function placeText(op, long = false) {
 }
 const isArgument = (op) => op < listing.arguments.length;
 const isResult = (op) => op >= listing.first_return;
-/* A path with dots, as the command line takes it: params.layers[3].wq. */
+/* A path with dots, as on the command line: params.layers[3].wq. */
 const dotted = (path) => path.replace(/\[(['"])(.*?)\1\]/g, ".$2");
 const pathText = (op) => isArgument(op) ? listing.arguments[op]
   : isResult(op) ? listing.results[op - listing.first_return] : "";
-/* Names that `toast explain` knows: dot_general#15; arguments, values with a name that no other has, and %12. */
+/* Names as in `toast explain`: dot_general#15, arguments, values with a unique name, and %12. */
 const opName = (op) => `${kindOf(op)}#${op}`;
 const valueText = (value) => isArgument(valueOp[value]) ? listing.arguments[valueOp[value]]
   : listing.names[value] || `%${value}`;
-/* An op is numbered by its first result, as in MLIR. */
+/* The number of an op is that of its first result, as in MLIR. */
 const numberText = (op) => firstValue[op] < firstValue[op + 1] ? `%${firstValue[op]}` : `#${op}`;
 const reshards = new Map(), moves = new Map(), spent = new Map();
-const torn = new Map(); /* conflicts of ops, by operand; -1 is the result */
+const torn = new Map(); /* the conflicts of each op, by operand; -1 is the result */
 for (const [op, operand, spec] of listing.reshards) {
   if (!reshards.has(op)) reshards.set(op, new Map());
   reshards.get(op).set(operand, listing.specs[spec]);
@@ -89,7 +89,7 @@ function seconds(op) {
 const sectionOf = (op) => listing.sections.findIndex((s) => s.start <= op && op < s.stop);
 
 const colorLabel = (c) => listing.color_label[c], colorKind = (c) => listing.color_kind[c];
-/* A size with the letter and tint of its color, and the mesh axes on it. */
+/* A size with the letter and tint of its color, and its mesh axes. */
 function chip(size, color, axes = []) {
   const known = color >= 0;
   return make("span", { class: "dim" + (known ? ` c${colorKind(color) % 12}` : ""),

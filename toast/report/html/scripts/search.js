@@ -1,4 +1,4 @@
-/* Filters and the search over the listing, links to ops, and keys. */
+/* Filters and search in the listing, links to ops, and keys. */
 
 const kinds = new Map();
 for (let op = 0; op < ops; op++) kinds.set(kindOf(op), (kinds.get(kindOf(op)) || 0) + 1);
@@ -7,7 +7,7 @@ byId("kind").append(...[...kinds].sort(([a], [b]) => (a < b ? -1 : 1)).map(([kin
 byId("color").append(...data.colors.map((color, c) =>
   make("option", { value: String(c) }, `${color.label} ${color.arguments[0] || ""} (${count(color.names)})`)));
 
-/* Per signature and per place: what does not change from op to op is looked at once. */
+/* Texts per signature and per place, so that each is searched only once. */
 const signatureText = listing.signatures.map(([kind, attributes, , operands, results]) =>
   [kind, attributes, ...[...operands, ...results].map(([t]) => typeText(listing.types[t]))].join(" ").toLowerCase());
 const placeTexts = listing.paths.map((path, i) => {
@@ -19,24 +19,24 @@ const ownTexts = new Map(); /* paths of arguments and results, names of values *
 function own(op, text) { if (text) ownTexts.set(op, `${ownTexts.get(op) || ""} ${text.toLowerCase()}`); }
 for (let op = 0; op < ops; op++) { own(op, pathText(op)); own(op, dotted(pathText(op))); }
 for (const [value, label] of Object.entries(listing.labels)) own(valueOp[value], label);
-/* The ops that have a word, by op: in their own texts, or those of their fold, arguments or collectives. */
-function having(word) {
+/* For each op whether its texts, fold, arguments or collectives contain a word. */
+function opsWith(word) {
   const inSignature = signatureText.map((text) => text.includes(word));
   const inPlace = placeTexts.map((text) => text.includes(word));
-  const found = new Uint8Array(ops), called = new Uint8Array(ops);
-  folds.forEach(({ section }, i) => { if (foldTexts[i].includes(word)) found.fill(1, section.start, section.stop); });
+  const hits = new Uint8Array(ops), called = new Uint8Array(ops);
+  folds.forEach(({ section }, i) => { if (foldTexts[i].includes(word)) hits.fill(1, section.start, section.stop); });
   for (const [op, text] of ownTexts) if (text.includes(word)) called[op] = 1;
-  for (const [op, , kind, axes] of listing.moves) if (moveText(kind, axes).toLowerCase().includes(word)) found[op] = 1;
+  for (const [op, , kind, axes] of listing.moves) if (moveText(kind, axes).toLowerCase().includes(word)) hits[op] = 1;
   const numbered = /^(%|[\w.]*#)(\d+)$/.exec(word);
   if (numbered) {
     const op = numbered[1] === "%" ? valueOp[numbered[2]] : Number(numbered[2]);
-    if (op < ops && ["%", "#", `${kindOf(op)}#`].includes(numbered[1])) found[op] = 1;
+    if (op < ops && ["%", "#", `${kindOf(op)}#`].includes(numbered[1])) hits[op] = 1;
   }
-  if (word === "conflict") for (const op of torn.keys()) found[op] = 1;
+  if (word === "conflict") for (const op of torn.keys()) hits[op] = 1;
   for (let op = 0; op < ops; op++)
     if (called[op] || inSignature[listing.signature[op]] || inPlace[listing.place[op]] ||
-      listing.operands[op].some((value) => isArgument(valueOp[value]) && called[valueOp[value]])) found[op] = 1;
-  return found;
+      listing.operands[op].some((value) => isArgument(valueOp[value]) && called[valueOp[value]])) hits[op] = 1;
+  return hits;
 }
 function hasColor(op, color) {
   for (let name = firstName[op]; name < firstName[op + 1]; name++)
@@ -57,16 +57,16 @@ function filter() {
   last = asked;
   const unfiltered = !query && !kind && !color && !only;
   matching = unfiltered ? null : new Uint8Array(ops);
-  let found = ops;
+  let hitCount = ops;
   if (matching) {
-    const words = query.split(/\s+/).filter(Boolean), sets = words.map(having);
-    found = 0;
+    const words = query.split(/\s+/).filter(Boolean), sets = words.map(opsWith);
+    hitCount = 0;
     for (let op = 0; op < ops; op++) {
       const hit = (!kind || kindOf(op) === kind) && (!color || hasColor(op, Number(color))) &&
         (!only || onlys[only](op)) && sets.every((has) => has[op]);
-      if (hit) { matching[op] = 1; found++; }
+      if (hit) { matching[op] = 1; hitCount++; }
     }
-    if (!found) emptied(words.filter((_, i) => !sets[i].includes(1)), words);
+    if (!hitCount) emptied(words.filter((_, i) => !sets[i].includes(1)), words);
   }
   for (const fold of folds) {
     fold.matched = matched(fold.section);
@@ -75,23 +75,23 @@ function filter() {
     fold.element.hidden = n === 0;
     fold.size.textContent = n < 0 ? several(length, "op") : `${count(n)} of ${count(length)}`;
     const open = fold.button.getAttribute("aria-expanded") === "true";
-    /* What a filter unfolded is folded again behind it; what a person unfolded stays. */
-    if (n > 0 && found <= FEW && !open) { setOpen(fold, true); fold.byFilter = true; }
+    /* Folds that a filter opened are closed after it; folds that the user opened stay open. */
+    if (n > 0 && hitCount <= FEW && !open) { setOpen(fold, true); fold.byFilter = true; }
     else if (n < 0 && fold.byFilter) setOpen(fold, false);
     else if (open) setOpen(fold, true);
   }
-  empty.hidden = found > 0;
+  empty.hidden = hitCount > 0;
   for (const phase of phases) phase.heading.hidden = phase.folds.every((fold) => fold.element.hidden);
-  byId("found").textContent = matching ? `${count(found)} of ${several(ops, "op")}` : several(ops, "op");
+  byId("found").textContent = matching ? `${count(hitCount)} of ${several(ops, "op")}` : several(ops, "op");
 }
-/* Say why nothing is listed; some words are in no op at all. */
+/* Explain an empty listing; some words may occur in no op. */
 function emptied(unknown, words) {
   const chosen = ["kind", "color", "only"].map(byId).filter((select) => select.value);
   const quoted = (list) => list.map((word) => `\u201c${word}\u201d`).join(" and ");
   const all = [words.length ? quoted(words) : "", ...chosen.map((select) =>
     `${select.id} ${select.selectedOptions[0].textContent.replace(/ *\([\d,]+\)$/, "")}`)];
   empty.replaceChildren(unknown.length ? `No op has ${quoted(unknown)}. ` : `No op matches ${all.filter(Boolean).join(", ")}. `,
-    "Words are looked for in layers, arguments and the ops that use them, kinds, types, collectives, functions and source lines; all must occur.",
+    "The search covers layers, arguments and the ops that use them, kinds, types, collectives, functions and source lines; an op must contain all words.",
     make("button", { type: "reset", form: "filters", onclick: () => byId("query").focus() }, "Show all ops"));
 }
 let waiting = 0;
@@ -115,7 +115,7 @@ for (const button of document.querySelectorAll("[data-color]"))
   button.addEventListener("click", () => showOnly({ color: button.dataset.color }));
 if (byId("only-moves")) byId("only-moves").addEventListener("click", () => showOnly({ only: "moves" }));
 
-/* Bring an op into view: unfold its section as far as it, and mark it. */
+/* Show an op: unfold its section up to it, and mark it. */
 function reveal(op) {
   const fold = folds[sectionOf(op)];
   if (!fold) return;

@@ -1,4 +1,4 @@
-/* Memory: what is alive where the reader points. */
+/* Memory: the live bytes at the selected op. */
 
 function liveAt(memory, op) {
   let low = 0, high = memory.op.length;

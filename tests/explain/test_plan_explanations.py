@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import toast
 from tests.helpers import analyzed, f32, mlp, printed
-from tests.plan.conftest import MESH, machine
+from tests.tiny_plan import MESH, machine
 from toast import report
 from toast.errors import PinError, PlanError
 from toast.plan import Plan, make_plan
@@ -99,7 +99,9 @@ def test_one_more_action_is_priced() -> None:
     assert free
     for axis in free:
         assert axis.then is not None
-        assert axis.why.startswith(("no step does; one that did: step ", "it has it already"))
+        assert axis.why.startswith(
+            ("no step shards it; the effect of sharding it: step ", "an action for this axis")
+        )
 
 
 def test_an_axis_that_a_later_step_took_off_again() -> None:
@@ -126,8 +128,8 @@ def test_an_axis_that_a_later_step_took_off_again() -> None:
     found = free[0, "model"]
     assert found.kind == "undone"
     assert found.why.startswith(
-        f"step 1 put it there, step 2 took it off: {plan.steps[1].reason}; one more that put it "
-        "there: step "
+        f"step 1 sharded it, step 2 removed the axis: {plan.steps[1].reason}; sharding it again: "
+        "step "
     )
     assert found.then is not None
     assert free[1, "model"].kind != "undone"
@@ -167,7 +169,7 @@ def test_a_baselines_plan_names_its_method(plan: Plan) -> None:
     made = shardy(analyzed("t2b-tiny"), Mesh.parse(MESH), machine())
     (held, *_) = made.explain_argument("tokens").held
     assert (held.cause.number, held.cause.kind) == (0, "shardy")
-    assert str(held.cause) == "shardy put it there"
+    assert str(held.cause) == "method shardy"
     assert made.explain_collectives()
 
 
@@ -184,8 +186,8 @@ def test_arguments_are_written_as_dimensions_are(plan: Plan) -> None:
     assert plan.explain_argument(f"%{first.argument_values[0]}").argument == first.arguments[0]
     found = plan.why_not("params.layers[0].wq", "P('model')", search=False)
     assert found.argument == "params['layers'][0]['wq']"
-    assert found.kept is not None
-    assert found.kept.plan.arguments["params['layers'][0]['wq']"] == (("model",), (), ())
+    assert found.pinned is not None
+    assert found.pinned.plan.arguments["params['layers'][0]['wq']"] == (("model",), (), ())
     for ask in (plan.explain_argument, lambda name: plan.why_not(name, "P()")):
         with pytest.raises(PlanError, match=r"^params.layers\[0\].wqq: no such argument; did you"):
             ask("params.layers[0].wqq")
@@ -207,8 +209,8 @@ def test_patterns_of_arguments(plan: Plan) -> None:
         with pytest.raises(PlanError, match=r"^params.layers\[\*\].wqq: matches no argument; use"):
             ask("params.layers[*].wqq")
     found = plan.why_not("params.layers[*].wq", "P('model')", search=False)
-    assert found.kept is not None
-    shown = {path: spec for path, _, spec in found.kept.arguments}
+    assert found.pinned is not None
+    shown = {path: spec for path, _, spec in found.pinned.arguments}
     assert {path for path in shown if "params" in path} >= {
         f"params['layers'][{i}]['wq']" for i in (0, 1)
     }
@@ -266,7 +268,7 @@ def test_a_reshard_names_the_two_shardings_that_meet(pinned: Plan) -> None:
     }  # fmt: skip
     assert row.use.startswith("dot_general f32[4096,4096] at ")
     assert row.causes[-1].kind == "fix"
-    assert "is sharded where it is made" in row.why
+    assert "the definition shards" in row.why
 
 
 def test_repeated_layers_are_one_row() -> None:
@@ -287,7 +289,7 @@ def test_collectives_that_there_are_not(pinned: Plan) -> None:
         with pytest.raises(PlanError) as error:
             pinned.explain_collective(number)
         assert str(error.value) == (
-            f"no collective {number} in the plan of mlp; give 1 to {len(rows)}"
+            f"no collective {number} in the plan of mlp; use 1 to {len(rows)}"
         )
     whole = toast.plan(lambda x: x * 2, f32(512), mesh="d=4", hardware="tpu-v5e")
     with pytest.raises(PlanError, match="no collective 1 in the plan of <lambda>; it has none"):
@@ -303,7 +305,7 @@ def test_an_alternative_is_priced_line_by_line() -> None:
     found = plan.why_not("w1", "P(None, 'd')")
     assert found.now == ("P()",)
     assert not found.impossible
-    for other in (found.kept, found.searched):
+    for other in (found.pinned, found.searched):
         assert other is not None
         assert other.plan.arguments["w1"] == ((), ("d",))
         lines = {line.what: line for line in other.numbers}
@@ -311,12 +313,12 @@ def test_an_alternative_is_priced_line_by_line() -> None:
         assert lines["step time"].first == plan.after.step_seconds
         assert ("w1", "P()", "P(None, 'd')") in other.arguments
         assert other.fits
-    assert found.kept is not None
-    assert found.kept.plan.arguments == {**plan.arguments, "w1": ((), ("d",))}
-    assert found.kept.appear[0].kind == "all_gather"
-    assert found.kept.vanish == ()
+    assert found.pinned is not None
+    assert found.pinned.plan.arguments == {**plan.arguments, "w1": ((), ("d",))}
+    assert found.pinned.appear[0].kind == "all_gather"
+    assert found.pinned.vanish == ()
     assert found.searched is not None
-    assert found.searched.plan.cost <= found.kept.plan.cost
+    assert found.searched.plan.cost <= found.pinned.plan.cost
     assert plan.cost <= found.searched.plan.cost
     json.dumps(found.to_dict(), allow_nan=False)
 
@@ -324,7 +326,7 @@ def test_an_alternative_is_priced_line_by_line() -> None:
 def test_a_search_that_finds_nothing_better_prints_no_second_tables() -> None:
     plan = planned("d=4")
     found = plan.why_not("w1", "P(None, 'd')")
-    assert found.searched is found.kept
+    assert found.searched is found.pinned
     text = printed(report.why_not_tables(found))
     assert text.count("step time") == 1
     assert "A search from there finds no better plan" in text
@@ -351,7 +353,7 @@ def test_what_beats_a_plan_can_be_kept(tmp_path: pathlib.Path) -> None:
     good = planned("d=4").why_not("w1", "P(None, 'd')")
     assert not good.better
     assert "Better" not in printed(report.why_not_tables(good))
-    with pytest.raises(PlanError, match="x=P\\('d', 'd'\\) cannot be"):
+    with pytest.raises(PlanError, match="x=P\\('d', 'd'\\) is impossible"):
         poor.why_not("x", "P('d', 'd')").accept()
 
 
@@ -359,13 +361,13 @@ def test_a_partition_spec_and_patterns(plan: Plan) -> None:
     found = plan.why_not("params['layers'][*]['wq']", P("model"), search=False)
     assert found.searched is None
     assert found.spec == "P('model')"
-    assert found.kept is not None
+    assert found.pinned is not None
     for layer in (0, 1):
         path = f"params['layers'][{layer}]['wq']"
-        assert found.kept.plan.arguments[path] == (("model",), (), ())
+        assert found.pinned.plan.arguments[path] == (("model",), (), ())
     same = plan.why_not("tokens", P(*plan.arguments["tokens"]), search=False)
-    assert same.kept is not None
-    assert same.kept.numbers == same.kept.appear == same.kept.vanish == ()
+    assert same.pinned is not None
+    assert same.pinned.numbers == same.pinned.appear == same.pinned.vanish == ()
 
 
 def test_an_alternative_on_a_refined_and_a_pinned_plan(pinned: Plan) -> None:
@@ -373,11 +375,11 @@ def test_an_alternative_on_a_refined_and_a_pinned_plan(pinned: Plan) -> None:
                          hardware="tpu-v3")  # fmt: skip
     path = next(iter(refined.arguments))
     found = refined.why_not(path, "P()", budget=0.0)
-    assert found.kept is not None
+    assert found.pinned is not None
     assert found.searched is not None
     again = pinned.why_not("w2", "P(None, 'm')")
-    assert again.kept is not None
-    assert again.kept.plan.arguments["w2"] == ((), ("m",))
+    assert again.pinned is not None
+    assert again.pinned.plan.arguments["w2"] == ((), ("m",))
 
 
 @pytest.mark.parametrize(
@@ -410,7 +412,7 @@ def test_what_is_no_name_or_number() -> None:
 
 def test_what_cannot_be() -> None:
     found = planned().why_not("w1", "P('d', 'd')")
-    assert found.kept is found.searched is None
+    assert found.pinned is found.searched is None
     assert "axis d occurs twice" in found.impossible
 
 

@@ -74,11 +74,11 @@ def test_answers(plan: Plan) -> None:
         "The plans are the same.": toast.diff(plan, plan),
         f"Why not {path}": plan.why_not(path, "P()", budget=1.0),
         "bytes per device": plan,
-        "Not along": plan.explain_argument(path),
+        "Not sharded along": plan.explain_argument(path),
         "Collective 1": plan.explain_collective(1),
         "have one color, by": analysis.explain("tokens:0", "targets:0"),
         "Compatibility set": analysis.explain_conflict(0),
-        "All else as in the plan": plan.why_not("tokens", "P()", search=False),
+        "Pinned, rest of the plan unchanged": plan.why_not("tokens", "P()", search=False),
     }
     for text, answer in answers.items():
         assert text in parsed(answer._repr_html_()).text
