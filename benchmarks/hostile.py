@@ -14,6 +14,8 @@ import argparse
 import collections
 import concurrent.futures
 import dataclasses
+import hashlib
+import io
 import json
 import os
 import pathlib
@@ -25,6 +27,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 #: A case that takes longer, in seconds, counts as a hang.
 LIMIT_SECONDS = 60.0
@@ -151,8 +155,44 @@ def operation(draw: Draw, number: int, kind: str) -> str:
     return f"  %v{number} = {body} {place(draw) if draw.random() < 0.4 else ''}"
 
 
+def sound(draw: Draw) -> str:
+    """A module that is valid, so that the stages behind the parser see something."""
+    kind = draw.choice(
+        ("tensor<8xf32>", "tensor<4x8xf32>", "tensor<64x64xbf16>", "tensor<2x3x4xi32>")
+    )
+    lines = []
+    for number in range(1, draw.choice((2, 4, 9, 40))):
+        one, other = (f"%v{draw.randrange(number)}" for _ in range(2))
+        end = draw.choice(("true", "false", "false", "false"))
+        body = draw.choice((
+            f"stablehlo.add {one}, {other} : {kind}", f"stablehlo.multiply {one}, {one} : {kind}",
+            f"stablehlo.negate {one} : {kind}", f"func.call @f({one}) : ({kind}) -> {kind}",
+            f'stablehlo.custom_call @{draw.choice(("x", "Sharding", "TopK"))}({one}) '
+            f'{{n = "{escaped(odd(draw))}"}} : ({kind}) -> {kind}',
+            f"stablehlo.while(%c{number} = {one}) : {kind}\n cond {{\n"
+            f" %p{number} = stablehlo.constant dense<{end}> : tensor<i1>\n"
+            f" stablehlo.return %p{number} : tensor<i1>\n }} do {{\n"
+            f" stablehlo.return %c{number} : {kind}\n }}",
+        ))  # fmt: skip
+        lines.append(f"  %v{number} = {body} {place(draw) if draw.random() < 0.3 else ''}")
+    if draw.random() < 0.1:
+        lines.append(
+            "  %t = stablehlo.create_token : !stablehlo.token\n"
+            f'  %o = "stablehlo.outfeed"(%v0, %t) {{outfeed_config = "{escaped(odd(draw))}"}} : '
+            f"({kind}, !stablehlo.token) -> !stablehlo.token"
+        )
+    alias = draw.choice(("", "", " {tf.aliasing_output = 0 : i32}"))
+    return (
+        f"func.func private @f(%x: {kind}) -> {kind} {{\n  return %x : {kind}\n}}\n"
+        f"func.func public @main(%v0: {kind}{alias}) -> {kind} {{\n"
+        + "\n".join(lines) + f"\n  return %v{number} : {kind}\n}}\n"
+    )  # fmt: skip
+
+
 def stablehlo(draw: Draw) -> str | bytes:
     """A module."""
+    if draw.random() < 0.4:
+        return sound(draw)
     kind = tensor(draw)
     count = draw.choice((0, 1, 2, 3, 5, 8))
     alias = draw.choice(("0", "1", "-1", "99", '"x"', "0.5", "9223372036854775807"))
@@ -263,6 +303,24 @@ def body(draw: Draw) -> str:
     if draw.random() < 0.3:
         parts.append(f"X {draw.choice(('<', '=', '!=', '>'))} {term(draw, 1)}")
     return ", ".join(parts)
+
+
+def arithmetic(draw: Draw) -> str:
+    """A sound query whose numbers may go beyond 32 bits."""
+    small = draw.choice(("1", "2", "3", "31", "1024", "65536", "2147483647"))
+    value = draw.choice(("A", "B", "A*B", "A+B", "A-B", "A*A", "A**2", "A**B", "-A", "|A-B|"))
+    value = f"({value}{draw.choice('*+-/')}{small})" if draw.random() < 0.7 else value
+    if draw.random() < 0.3:
+        value = f"({value}**{draw.choice('234')})"
+    given = "dim(V,_,A), dim(W,_,B), A < B"
+    function = draw.choice(("sum", "sum+", "max", "min", "count"))
+    return draw.choice((
+        f"{given}, X = {value}", f"{given}, {value} > 0", f"{given}, not argument({value},_)",
+        f"X = #{function} {{ {value},V,W : {given} }}",
+        f"argument(V,_), X = #{function} {{ A,W : {given}, {value} != {small} }}",
+        f"{given}, {value} < #count {{ U : argument(U,_) }}",
+        f"answers({value}) :- {given}.", f"argument(V,_), {value} > 0 : {given}",
+    ))  # fmt: skip
 
 
 def bad_statement(draw: Draw) -> str:
@@ -380,7 +438,7 @@ def of_stablehlo(draw: Draw, folder: pathlib.Path, _seeds: Seeds) -> tuple[str, 
         ("report", name, "--mesh", "a=2", "-o", "out.html", "--sources", "."),
         ("explain", name, "--conflicts"), ("explain", name, "arg0:0", "result[0]:0"),
         ("query", name, "argument(V,P), dim(V,D,S)"), ("rules", "annotate", name),
-        ("verify", name, "--mesh", "a=2"),
+        ("verify", name, "--mesh", "a=2", "--timeout", "10"),
     ))  # fmt: skip
 
 
@@ -396,7 +454,7 @@ def of_rules(draw: Draw, folder: pathlib.Path, _seeds: Seeds) -> tuple[str, ...]
 
 def of_queries(draw: Draw, _folder: pathlib.Path, _seeds: Seeds) -> tuple[str, ...]:
     """A query."""
-    text = body(draw) if draw.random() < 0.7 else bad_statement(draw)
+    text = draw.choice((arithmetic, arithmetic, body, body, body, bad_statement))(draw)
     text = text.replace("\0", "?").encode("utf-8", "surrogateescape" * 0 or "replace").decode()
     return ("query", "mlp", text[:100_000])
 
@@ -439,11 +497,35 @@ def of_hardware(draw: Draw, folder: pathlib.Path, seeds: Seeds) -> tuple[str, ..
     ))  # fmt: skip
 
 
+def signed(draw: Draw, data: bytes, entry: pathlib.Path) -> bytes:
+    """An entry with something else in one array, or in its JSON, under a signature that is good."""
+    secret = entry.parents[1] / "key"
+    if not secret.is_file():
+        return data
+    with np.load(io.BytesIO(data[32:])) as members:
+        arrays = {name: np.array(members[name]) for name in members.files}
+    name = draw.choice(sorted(arrays))
+    array = arrays[name]
+    if name == "text":
+        changed = json.dumps(mutated(draw, json.loads(array.tobytes()))).encode()
+        arrays[name] = np.frombuffer(changed, dtype=np.uint8)
+    else:
+        other = array.copy()
+        if other.size:
+            other.flat[draw.randrange(other.size)] = draw.choice((-1, 2**31 - 1, 7))
+        arrays[name] = draw.choice((other, array[1:], array.astype(float), array.reshape(-1)))
+    stream = io.BytesIO()
+    np.savez(stream, **arrays)
+    content, key = stream.getvalue(), bytes.fromhex(entry.stem)
+    own = hashlib.blake2b(secret.read_bytes() + key, digest_size=32).digest()
+    return hashlib.blake2b(content, key=own, digest_size=32).digest() + content
+
+
 def of_cache(draw: Draw, folder: pathlib.Path, _seeds: Seeds) -> tuple[str, ...]:
     """Damaged cache entries: the folder contains the entries of an earlier run."""
     entries = [*(folder / "cache").rglob("*.toast"), *(folder / "cache").rglob("key")]
     for entry in entries:
-        way = draw.randrange(6)
+        way = draw.randrange(8)
         data = bytearray(entry.read_bytes())
         if way == 0:
             del data[draw.randrange(len(data)) :]
@@ -452,6 +534,8 @@ def of_cache(draw: Draw, folder: pathlib.Path, _seeds: Seeds) -> tuple[str, ...]
                 data[draw.randrange(len(data))] = draw.randrange(256)
         elif way == 2:
             data = bytearray(draw.randbytes(500))
+        elif way > 5 and entry.suffix == ".toast":
+            data = bytearray(signed(draw, bytes(data), entry))
         entry.unlink()
         if way == 3:
             os.mkfifo(entry)
