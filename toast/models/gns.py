@@ -159,8 +159,8 @@ def loss(
     targets: jax.Array,
 ) -> jax.Array:
     """Mean squared error of :func:`predict`; ``targets : [nodes, outputs]``."""
-    found = predict(config, params, nodes, edges, senders, receivers)
-    return jnp.mean(jnp.square(found - targets))
+    predicted = predict(config, params, nodes, edges, senders, receivers)
+    return jnp.mean(jnp.square(predicted - targets))
 
 
 def model(config: GNSConfig, name: str) -> Model:

@@ -211,11 +211,11 @@ def loss(
         numbers = jnp.arange(config.layers // 2)
         x, auxiliaries = jax.lax.scan(pair, x, (params["pairs"], numbers))
     else:
-        found = []
+        auxiliary_losses = []
         for number, layers in enumerate(params["pairs"]):
             x, auxiliary = pair(x, (layers, number))
-            found.append(auxiliary)
-        auxiliaries = jnp.stack(found)
+            auxiliary_losses.append(auxiliary)
+        auxiliaries = jnp.stack(auxiliary_losses)
     logits = norm(x, params["final_norm"]) @ embedding.T
     return cross_entropy(logits, targets) + config.balance * jnp.mean(auxiliaries)
 

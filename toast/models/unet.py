@@ -84,17 +84,17 @@ def parameter_shapes(config: UNetConfig) -> dict[str, Any]:
         }
         return parts if before == after else parts | {"skip": dense(before, after)}
 
-    down, kept, width = [], [c.channels], c.channels
+    down, skips, width = [], [c.channels], c.channels
     for number, after in enumerate(widths):
         blocks = []
         for _ in range(c.blocks):
             blocks.append(block(width, after))
             width = after
-            kept.append(width)
+            skips.append(width)
         level: dict[str, Any] = {"blocks": blocks}
         if number + 1 < len(widths):
             level["resample"] = conv(width, width)
-            kept.append(width)
+            skips.append(width)
         down.append(level)
     middle = {
         "norm": norm(width),
@@ -105,7 +105,7 @@ def parameter_shapes(config: UNetConfig) -> dict[str, Any]:
     for number, after in reversed(list(enumerate(widths))):
         blocks = []
         for _ in range(c.blocks + 1):
-            blocks.append(block(width + kept.pop(), after))
+            blocks.append(block(width + skips.pop(), after))
             width = after
         level = {"blocks": blocks}
         if number:
@@ -123,10 +123,10 @@ def parameter_shapes(config: UNetConfig) -> dict[str, Any]:
 
 def convolution(params: dict[str, jax.Array], x: jax.Array, stride: int = 1) -> jax.Array:
     """A 3 x 3 convolution of ``x : [batch, height, width, channels]``."""
-    made = jax.lax.conv_general_dilated(
+    convolved = jax.lax.conv_general_dilated(
         x, params["kernel"], (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    return made + params["bias"]
+    return convolved + params["bias"]
 
 
 def dense(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
@@ -174,18 +174,18 @@ def predict(
     c = config
     embedded = time_embedding(params["time"], time, c.channels)
     x = convolution(params["input"], images)
-    kept = [x]
+    skips = [x]
     for level in params["down"]:
         for block in level["blocks"]:
             x = residual(block, x, embedded, c.groups)
-            kept.append(x)
+            skips.append(x)
         if "resample" in level:
             x = convolution(level["resample"], x, stride=2)
-            kept.append(x)
+            skips.append(x)
     x = middle(params["middle"], x, c.groups)
     for level in params["up"]:
         for block in level["blocks"]:
-            x = residual(block, jnp.concatenate([x, kept.pop()], axis=-1), embedded, c.groups)
+            x = residual(block, jnp.concatenate([x, skips.pop()], axis=-1), embedded, c.groups)
         if "resample" in level:
             x = convolution(level["resample"], x.repeat(2, axis=1).repeat(2, axis=2))
     x = jax.nn.silu(group_norm(params["output"]["norm"], x, c.groups))
@@ -198,8 +198,8 @@ def loss(
     """Mean squared error of the predicted ``noise``, mixed into ``images`` by a cosine schedule."""
     angle = (jnp.pi / 2 * time)[:, None, None, None]
     noisy = jnp.cos(angle) * images + jnp.sin(angle) * noise
-    found = predict(config, params, noisy.astype(config.dtype), time)
-    return jnp.mean(jnp.square(found.astype(jnp.float32) - noise))
+    predicted = predict(config, params, noisy.astype(config.dtype), time)
+    return jnp.mean(jnp.square(predicted.astype(jnp.float32) - noise))
 
 
 def model(config: UNetConfig, name: str) -> Model:

@@ -34,7 +34,7 @@ def _convolution(draw: Draw) -> Instance:
             window = gap = 1
             count = pieces.windows(size, low, high, 1, stride, hole)
         rows.append((size, window, stride, (low, high), hole, gap, count))
-    sizes, windows, strides, pads, holes, spread, made = pieces.columns(rows, 7)
+    sizes, windows, strides, pads, holes, spread, counts = pieces.columns(rows, 7)
 
     def laid(first: tuple[str, int], second: tuple[str, int], rest: list[int]) -> tuple[Any, Shape]:
         named = [first, second, *((str(i), size) for i, size in enumerate(rest))]
@@ -43,7 +43,7 @@ def _convolution(draw: Draw) -> Instance:
 
     lhs, lhs_shape = laid(("b", batch), ("f", inputs * features), sizes)
     rhs, rhs_shape = laid(("i", inputs), ("o", outputs), windows)
-    out, out_shape = laid(("b", batch // batch_groups), ("f", outputs), made)
+    out, out_shape = laid(("b", batch // batch_groups), ("f", outputs), counts)
     dimensions = "x".join(f"[{', '.join(side)}]" for side in (lhs, rhs))
     padding = f"padding = {pieces.pairs(pads)}, " if space else ""
     dtype = pieces.dtype(draw, ("f32", "f64"))

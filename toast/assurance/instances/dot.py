@@ -61,8 +61,8 @@ def _einsum(operands: int) -> st.SearchStrategy[Instance]:
         letters = sorted(set("".join(sides)))
         # XLA's einsum sums over letters that both operands have.
         shared = set(sides[0]).intersection(*sides) if operands > 1 else set(letters)
-        kept = [x for x in letters if x not in shared or pieces.flag(draw)]
-        result = "".join(draw(st.permutations(kept))) if kept else ""
+        result_letters = [x for x in letters if x not in shared or pieces.flag(draw)]
+        result = "".join(draw(st.permutations(result_letters))) if result_letters else ""
         types = [TensorType(tuple(sizes[x] for x in s), "f32") for s in (*sides, result)]
         name = "stablehlo.einsum" if operands > 1 else "stablehlo.unary_einsum"
         return Instance(

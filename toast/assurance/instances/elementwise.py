@@ -51,8 +51,8 @@ def _broadcasting(name: str, of: str) -> st.SearchStrategy[Instance]:
     @st.composite
     def strategy(draw: Draw) -> Instance:
         shape, dtype = pieces.shape(draw, 1), pieces.dtype(draw, _OF[of])
-        kept = shape[pieces.count(draw, 0, len(shape)) :]
-        short = TensorType(tuple(1 if pieces.flag(draw) else size for size in kept), dtype)
+        trailing = shape[pieces.count(draw, 0, len(shape)) :]
+        short = TensorType(tuple(1 if pieces.flag(draw) else size for size in trailing), dtype)
         whole = TensorType(shape, dtype)
         operands = (whole, short) if pieces.flag(draw) else (short, whole)
         return Instance(f"chlo.broadcast_{name}", operands, (whole,))
@@ -99,8 +99,10 @@ def _convert(draw: Draw) -> Instance:
 @st.composite
 def _complex(draw: Draw) -> Instance:
     shape = pieces.shape(draw)
-    real, made = draw(st.sampled_from([("f32", "c64"), ("f64", "c128")]))
-    return Instance("stablehlo.complex", (TensorType(shape, real),) * 2, (TensorType(shape, made),))
+    real, whole = draw(st.sampled_from([("f32", "c64"), ("f64", "c128")]))
+    return Instance(
+        "stablehlo.complex", (TensorType(shape, real),) * 2, (TensorType(shape, whole),)
+    )
 
 
 def _part(name: str) -> st.SearchStrategy[Instance]:

@@ -24,13 +24,13 @@ def _transpose(draw: Draw) -> Instance:
 @st.composite
 def _broadcast_in_dim(draw: Draw) -> Instance:
     sizes = pieces.shape(draw, 0, 4)
-    kept = pieces.some(draw, len(sizes))
-    kept = tuple(draw(st.permutations(kept))) if kept else ()
-    shape = tuple(1 if pieces.flag(draw) else sizes[d] for d in kept)
+    dimensions = pieces.some(draw, len(sizes))
+    dimensions = tuple(draw(st.permutations(dimensions))) if dimensions else ()
+    shape = tuple(1 if pieces.flag(draw) else sizes[d] for d in dimensions)
     dtype = pieces.dtype(draw)
     return Instance(
         "stablehlo.broadcast_in_dim", (TensorType(shape, dtype),), (TensorType(sizes, dtype),),
-        f"broadcast_dimensions = {pieces.array(kept)}",
+        f"broadcast_dimensions = {pieces.array(dimensions)}",
     )  # fmt: skip
 
 
