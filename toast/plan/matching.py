@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -81,8 +82,11 @@ class Offered:
         if not wanted.part[0].of:  # version 1: by number, if the labels agree
             part = tuple(p.numbers for p in wanted.part)
             return self._numbered(Action(-1, (), axis, part), wanted.dimensions)
-        pairs = [pair for part in wanted.part for pair in self._of_part(part)]
-        return Action(-1, (), axis, tuple(dict.fromkeys(pairs))) if pairs else None
+        matches = [match for part in wanted.part if (match := [*self._of_part(part)])]
+        # A few constants or broadcasts are alike in any two programs.
+        if 2 * len(matches) < len(wanted.part):
+            return None
+        return Action(-1, (), axis, tuple(dict.fromkeys(itertools.chain(*matches))))
 
     def _numbered(self, action: Action, labels: tuple[str, ...]) -> Action | None:
         classes, factors = self._space.classes.divisor.shape

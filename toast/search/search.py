@@ -26,6 +26,7 @@ from toast.space import Action, States
 #: Behind trajectories of actions on whole colors: parts of colors and regions of proposals, until
 #: they hardly bring anything better, and the shardings of arguments at last.
 _FINE_STAGES: tuple[Stage, ...] = (
+    TreeSearch(parts=True, effort=256),
     TreeSearch(parts=True, regions=True, effort=256), Shortening(), Polishing(),
     TreeSearch(parts=True, regions=True, effort=128), Shortening(), Polishing(),
     TreeSearch(parts=True, regions=True, effort=128),

@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 #: Op classes up to which a program is small: with half as many, twice the effort goes into it; and
 #: refinements begin even with what is far from the best.
-_SMALL = 24
+_SMALL = 48
 
 #: Share of the cost by which a state that does not fit counts as worse than it is: the way to what
 #: fits may lead through it.
@@ -72,7 +72,7 @@ class TreeSearch:
     #: Changes that a rollout takes together at most.
     rollout: int = 16
     #: Families, classes and groups that are changed alone: those that the step spends most time on.
-    hottest: int = 24
+    hottest: int = 48
     #: Parts of colors that are sharded apart from the rest.
     widest: int = 256
 
