@@ -1,10 +1,9 @@
-"""A lower bound of every plan's step: the roofline.
+"""A lower bound of the step time of every plan: the roofline.
 
-It is a **relaxation**: every op class chooses for itself, whatever its neighbours do, and nothing
-is ever moved between devices.  What remains of a price is then a sum over op classes, of the terms
-that are local, and each takes the choice that is least.  Other terms cost nothing or more.  So do
-collectives in every mode of overlap, since no more of them is hidden than there is; so no legal
-state is cheaper.
+It is a **relaxation**: every op class chooses on its own, whatever its neighbours do, and no data
+moves between devices.  The price is then a sum of local terms over op classes, and each class takes
+its cheapest choice.  All other terms cost nothing or more; so do collectives in every mode of
+overlap, which hides at most their own time.  No legal state is therefore cheaper.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from toast.cost.tables import Tables
 from toast.cost.terms import LocalTerm, Term
 from toast.space import States
 
-#: States that are looked at together.
+#: States priced in one batch.
 _BATCH = 1024
 
 
 def class_seconds(
     tables: Tables, machine: Machine, terms: Iterable[Term], choices: Sequence[States]
 ) -> list[Floats]:
-    """``[classes][choices]`` the least that each choice of an op class costs without collectives.
+    """``[classes][choices]`` the least seconds of each choice of an op class, without collectives.
 
     ``choices`` are those of ``Space.choices``.
     """
@@ -49,7 +48,7 @@ def class_seconds(
 
 
 def least_argument_bytes(tables: Tables, machine: Machine, choices: Sequence[States]) -> float:
-    """Bytes of the arguments on a device where each is sharded over as many as can be."""
+    """Bytes of the arguments on a device if each is sharded over as many devices as possible."""
     sizes = machine.axis_sizes.tolist()
     most = np.array([
         math.prod(size for a, size in enumerate(sizes) if (rows[:, a] >= 0).any())

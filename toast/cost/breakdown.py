@@ -1,4 +1,4 @@
-"""Where the time of a step goes, op by op: a price taken apart."""
+"""The time of a step, op by op."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class OpCollective:
     """Collectives of one kind around one op, per step and device."""
 
     op: int
-    #: The operand that is moved before the op; -1 for what is made of the op's result.
+    #: The operand that is moved before the op; -1 for the op's result.
     operand: int
     kind: str
     axes: tuple[str, ...]
-    #: How often, loops counted.
+    #: Number per step, including the repetitions of loops.
     count: int
     seconds: float
-    #: Bytes that a device holds after one.
+    #: Bytes of one result on a device.
     bytes: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Breakdown:
-    """Seconds of a step by op; their sums are those of the price, before anything is hidden.
+    """Seconds of a step by op; the sums are those of the price before overlap.
 
-    A collective that several uses share stands once, at the first of those that run most often; of
-    sums that XLA takes into one, one has it.
+    A collective that several uses share is listed once, at the first of the uses that run most
+    often; so is a sum that XLA merges with others.
     """
 
     product_seconds: Floats  # [ops]
     memory_seconds: Floats  # [ops]
     collectives: tuple[OpCollective, ...]
-    #: The seconds of both by the name of the term that they are of: ``[ops]`` each.
+    #: The same seconds by the name of the term: ``[ops]`` each.
     term_seconds: Mapping[str, Floats]
 
     def __repr__(self) -> str:
@@ -49,10 +49,10 @@ class Breakdown:
 
 
 def break_down(model: CostModel, state: States) -> Breakdown:
-    """Seconds by op under one state: ``[classes, axes]``.
+    """Seconds by op under one state (``[classes, axes]``).
 
-    Prices are per class of ops, values and uses; within one, seconds are spread evenly over its
-    members, as often as each runs.  Collectives are not cut: each is one member's.
+    Prices are per class of ops, values and uses; the members of a class share its seconds in
+    proportion to how often each runs.  A collective is not divided: it belongs to one member.
     """
     t, layout = model.tables, model.layout(state[None])
     program, names = model.space.analysis.program, model.space.analysis.names
@@ -104,16 +104,16 @@ def break_down(model: CostModel, state: States) -> Breakdown:
 
 
 class _Spread:
-    """What classes cost, over their members."""
+    """Divides the costs of classes among their members."""
 
     def __init__(self, of_member: Ints, weight: Floats, op: Ints) -> None:
         self.of_member, self.op = of_member, op
         total = np.bincount(of_member, weights=weight)
-        #: ``[members]`` each one's share of its class.
+        #: ``[members]`` share of each member in its class.
         self.share: Floats = weight / np.maximum(total, 1e-300)[of_member]
 
     def over_ops(self, of_class: Floats, ops: int) -> Floats:
-        """``[ops]`` what the members of each op get."""
+        """``[ops]`` the costs of each op's members."""
         each = of_class[self.of_member] * self.share if len(self.of_member) else np.zeros(0)
         return np.asarray(np.bincount(self.op, weights=each, minlength=ops), dtype=np.float64)
 
@@ -125,16 +125,16 @@ class _Members:
         self._repeats = repeats
         order = np.lexsort((np.arange(len(value)), -repeats, value, of_member))
         pair = np.stack([of_member, value])[:, order]
-        kept = order[np.any(np.diff(pair, prepend=-1), axis=0)]
+        first = order[np.any(np.diff(pair, prepend=-1), axis=0)]
         #: By class, in program order.
-        self._order: Ints = kept[np.lexsort((kept, of_member[kept]))]
+        self._order: Ints = first[np.lexsort((first, of_member[first]))]
         self._of_member = of_member[self._order]
 
     def counts(self, x: int, times: float) -> list[tuple[int, int]]:
-        """The members of class ``x`` with their parts of what happens so many times."""
+        """The members of class ``x``, with their parts of ``times`` collectives."""
         first, last = np.searchsorted(self._of_member, (x, x + 1))
         chosen = self._order[first:last]
-        repeats = self._repeats[chosen]  # all alike
+        repeats = self._repeats[chosen]  # all equal
         if not len(chosen) or not (total := repeats.sum()):
             return []
         up_to = np.round(np.cumsum(repeats) * (times / total) / repeats[0]) * repeats[0]

@@ -1,7 +1,7 @@
-"""Tables cut up into neighbourhoods: value classes, each with all that its price depends on.
+"""Tables cut into neighbourhoods: a value class with everything that its price depends on.
 
-To price neighbourhoods side by side, each gets op, value and use classes of its own, and all of
-them together are priced as one state.
+To price neighbourhoods side by side, each gets op, value and use classes of its own; together they
+are priced as one state.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from toast.cost.tables import CopyPairs, Tables
 
 @dataclasses.dataclass(frozen=True)
 class Members:
-    """The entities of one kind that neighbourhoods are made of; behind them may be others."""
+    """The entities of one kind in neighbourhoods; the tables may have more rows after these."""
 
-    owner: Ints  # neighbourhood that each is in
+    owner: Ints  # neighbourhood of each
     row: Ints  # its row in the tables of the whole program
 
 
@@ -29,25 +29,25 @@ class Members:
 class Piece:
     """Neighbourhoods side by side, with op, value and use classes of their own.
 
-    The first ``number`` value classes are those that they are the neighbourhoods of, with their use
-    classes in front as well; behind them are others that these depend on.
+    The first ``number`` value classes and their use classes are those of the neighbourhoods; the
+    classes after them are others that these depend on.
     """
 
     tables: Tables
     number: int
     ops: Members
     members: dict[Entity, Members]
-    #: ``[number, members]`` whose use classes they are.
+    #: ``[number, members]`` the use classes of each neighbourhood.
     used: sparse.csr_array
 
     def total(self, entity: Entity, amount: npt.NDArray[Any]) -> Floats:
-        """``[number, ...]`` sums by neighbourhood of ``[1, entities, ...]``, of values or uses."""
+        """``[number, ...]`` sums by neighbourhood of ``amount`` (``[1, values or uses, ...]``)."""
         if entity is Entity.VALUE_CLASS:
             return np.asarray(amount[0, : self.number])
         return np.asarray(self.used @ amount[0, : self.used.shape[1]])
 
     def own(self, entity: Entity, amount: Floats) -> Floats:
-        """``[members]`` of ``[1, entities]``: what neighbourhoods are made of."""
+        """``[members]`` the part of ``amount`` (``[1, entities]``) that neighbourhoods contain."""
         return amount[0, : len(self.members[entity].owner)]
 
 
@@ -58,24 +58,24 @@ class Neighbourhoods:
         t = self._tables = tables
         values = len(t.values)
         every = np.arange(values)
-        # Rows of each value class in the tables, from the first one on.
+        # Rows of each value class in the tables.
         self._uses = _Rows.of(t.uses.value, values)
         self._sums = _Rows.of(t.joint_sums.value, values)
         self._products = _Rows.of(t.operands.value, values)
-        #: Pairs of use classes by value class, instead of by distance.
+        #: Pairs of use classes, ordered by value class instead of distance.
         self._pair = np.argsort(t.uses.value[t.pairs.later], kind="stable")
         self._pairs = _Rows.of(t.uses.value[t.pairs.later[self._pair]], values)
-        # Op classes that each depends on: around it, and around those that it shares with.
+        # Op classes at each value class, and at those that it shares sums or buffers with.
         of_op = np.concatenate([t.op_class(Entity.VALUE_CLASS), t.op_class(Entity.USE_CLASS)])
         around = _marks(np.concatenate([every, t.uses.value]), of_op, (values, len(t.ops)))
         depends = np.concatenate([every, t.joint_sums.value, t.operands.value])
         on = np.concatenate([every, t.joint_sums.other, t.operands.result])
-        #: ``[C, K]`` whose sharding a value class's neighbourhood depends on.
+        #: ``[C, K]`` op classes on which the neighbourhood of a value class depends.
         self.classes: sparse.csr_array = _marks(depends, on, (values, values)) @ around
         self.classes.sum_duplicates()
 
     def cut(self, values: Ints) -> Piece:
-        """The neighbourhoods of ``values``, which may name a value class several times."""
+        """The neighbourhoods of ``values``, which may contain a value class several times."""
         t, number = self._tables, np.arange(len(values))
         summing, sums = self._sums.among(values)
         taking, products = self._products.among(values)
@@ -86,7 +86,7 @@ class Neighbourhoods:
         slot = np.concatenate([t.values.slot[value], t.uses.slot[use]])
         slots, op = np.arange(len(slot)), t.slots.op_class[slot]
         paired, place = self._pairs.among(values)
-        # By distance, as in the tables of the whole program.
+        # Ordered by distance, as in the tables of the whole program.
         order = np.argsort(self._pair[place], kind="stable")
         paired, pair = paired[order], self._pair[place[order]]
         start = np.searchsorted(user, number) - self._uses.first[values]
@@ -129,7 +129,7 @@ class Neighbourhoods:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-    """Rows of a table that is in the order of value classes: where those of each begin and end."""
+    """The rows of each value class, in a table ordered by value class."""
 
     first: Ints
     end: Ints
@@ -141,7 +141,7 @@ class _Rows:
         return _Rows(np.concatenate([[0], end[:-1]]).astype(np.int64), end.astype(np.int64))
 
     def among(self, values: Ints) -> tuple[Ints, Ints]:
-        """All rows of some value classes, one after the other: whose each is, and the row."""
+        """All rows of ``values``: the index into ``values`` of each, and the number of the row."""
         first, count = self.first[values], (self.end - self.first)[values]
         owner = np.repeat(np.arange(len(values)), count)
         start = np.cumsum(count) - count

@@ -1,4 +1,4 @@
-"""What the terms of a price count one by one."""
+"""The kinds of entities that the terms of a price count."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class Entity(enum.Enum):
     COPY_PAIR = "pair of use classes"
 
 
-#: What an op class decides alone.
+#: Scopes of costs that depend on one op class alone.
 OP_SCOPES = frozenset({Entity.OP_CLASS, Entity.PRODUCT})

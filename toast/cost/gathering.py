@@ -42,39 +42,40 @@ from toast.space import NONE, PRODUCTS, Space
 if TYPE_CHECKING:
     from toast.analysis.rules import SignatureRule
 
-#: Ops whose results are in memory already: nothing is written, or only a part.
+#: Ops that write nothing or only a part, because their results are in memory already.
 _IN_PLACE = frozenset({"argument", "carry", "yield", "dynamic_update_slice"})
 
-#: Uses that are no kernel of their own, or read no more than they write.
+#: Ops that are no kernel of their own, or read no more than they write.
 _READ_NOTHING = frozenset({
     "return", "carry", "yield", "gather", "dynamic_slice", "dynamic_update_slice",
 })  # fmt: skip
 
-#: Ops whose sums over many devices XLA does not take in parts.
+#: Ops whose sums over many devices XLA does not compute in parts.
 _SUMMED_WHOLE = frozenset({"gather", "scatter"})
 
-#: Ops that a sum over devices may be taken behind as well as before.
+#: Ops that commute with a sum over devices.
 _LINEAR = frozenset({"convert", "transpose", "reshape"})
 
-#: Use classes of a value class that may lie between two that share a copy.
+#: Maximum distance of two use classes of a value class that share a copy.
 _FARTHEST = 8
 
 
 class Buffered(Protocol):
-    """A term of the price, as far as tables need it."""
+    """The part of a term that the tables need."""
 
     name: str
     scope: Entity
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
-        """When its buffers are alive, if it has any."""
+        """When its buffers are alive; ``None`` for a term without buffers."""
 
 
 def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = "") -> Tables:
     """Gather the tables of a decision space.
 
-    ``terms`` are those of the price: the timeline has a block of columns for each that keeps
-    something in memory.  ``product_operands`` is what products round float32 operands to.
+    ``terms`` are those of the price: the timeline has a block of columns for each term with
+    buffers.  ``product_operands`` is the element type to which products round float32 operands, or
+    empty.
     """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
@@ -147,7 +148,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
 
 
 def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses, tuple[str, ...]]:
-    """The op classes, and the element types that decide their peaks."""
+    """The op classes, and the element types that determine their peak FLOP/s."""
     program, classes = space.analysis.program, space.classes
     representative = classes.representative.tolist()
     product = np.array([program.kind(op) in PRODUCTS for op in representative], dtype=bool)
@@ -218,7 +219,7 @@ class _Slots:
         self._class = space.classes.of_op.tolist()
         self._number: dict[tuple[int, int, int], int] = {}
         program, names = space.analysis.program, space.analysis.names
-        #: ``[values]`` and ``[uses]``
+        #: Slots of ``[values]`` and ``[uses]``.
         self._values = [self._of_tensor(v.op, 1, v.result) for v in program.values]
         self._uses = [
             self._of_tensor(op, 0, index)
@@ -315,22 +316,22 @@ class _Grouped:
 def _group_values(
     program: Program, use_op: Ints, use_of: Ints, value_slot: Ints, use_slot: Ints, live: Liveness
 ) -> _Grouped:
-    """Value classes: defined at one slot, used at the same slots equally often, alike in memory."""
+    """Value classes: values with equal slots, repetitions, reads and behaviour in memory."""
     kinds = [program.kind(op) for op in range(len(program.ops))]
-    # Per value and use slot: how often it is resharded for it, and how often kernels read it.
+    # For each value and use slot: the number of reshards, and of reads by kernels.
     reads: list[dict[int, tuple[int, int]]] = [{} for _ in program.values]
-    kernels: set[tuple[int, int]] = set()  # that have read a value already
+    kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
     for op, value, slot in zip(use_op.tolist(), use_of.tolist(), use_slot.tolist(), strict=True):
         # Matmuls have a roofline of their own; a gather reads as much as it writes; the caller
         # and loops read nothing.
         counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING
         times = program.repeats[op]
         most, read = reads[value].get(slot, (0, 0))
-        # One kernel reads a value once, and what it makes itself not at all.
+        # A kernel reads a value once, and its own results not at all.
         kernel = int(live.early[op])
-        made = program.values[value].op
+        maker = program.values[value].op
         counted &= bool(live.exists[value]) and (value, kernel) not in kernels
-        counted &= made == kernel or int(live.early[made]) != kernel
+        counted &= maker == kernel or int(live.early[maker]) != kernel
         if counted:
             kernels.add((value, kernel))
         reads[value][slot] = (max(most, times), read + times * counted)
@@ -373,9 +374,8 @@ def _group_values(
 def _products(rules: Sequence[SignatureRule], products: Ints, factors: int) -> Products:
     """Rows, columns and depth of products, and which of them each factor belongs to.
 
-    Rows come from the left operand alone, columns from the right, and the depth is summed over
-    (in a convolution the window, too); what both operands and the result have is a batch of
-    products.
+    Factors of the left operand alone are rows, of the right operand columns; summed factors (and
+    the window of a convolution) are depth; factors of both operands and the result are a batch.
     """
     sizes = np.ones((len(products), 3))
     groups = np.full((len(products), factors + 1), 3, dtype=np.int64)
@@ -403,7 +403,7 @@ def _operands(
     products: list[int],
     grouped: _Grouped,
 ) -> ProductOperands:
-    """Value classes that products take, with those they make."""
+    """Pairs of value classes: an operand of products, and their result."""
     rank = max(1, max((len(value.type.shape) for value in program.values), default=0))
     along: dict[tuple[int, int], Bools] = {}
     for op in products:
@@ -422,7 +422,7 @@ def _operands(
 
 
 def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
-    """``[C]`` elements of exponentials, logarithms and their like."""
+    """``[C]`` elements of exponentials, logarithms and the like."""
     elements = np.zeros(len(grouped.representative))
     for number, value in enumerate(program.values):
         if program.kind(value.op) in EXPENSIVE:
@@ -432,20 +432,20 @@ def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
 
 
 def _constant(program: Program) -> Bools:
-    """``[values]`` whether a value is made of constants alone, by ops that cost next to nothing."""
-    made_of = np.zeros(len(program.values), dtype=bool)
+    """``[values]`` whether a value is computed from constants alone, by cheap ops."""
+    constant = np.zeros(len(program.values), dtype=bool)
     for number, value in enumerate(program.values):
         operands = program.ops[value.op].operands
         kind = program.kind(value.op)
-        known = kind in SOURCES if not operands else all(made_of[v] for v in operands)
-        made_of[number] = known and kind not in BARRIERS
-    return made_of
+        known = kind in SOURCES if not operands else all(constant[v] for v in operands)
+        constant[number] = known and kind not in BARRIERS
+    return constant
 
 
 def _rounded(
     program: Program, use_op: Ints, use_of: Ints, grouped: _Grouped, product_operands: str
 ) -> Floats:
-    """``[U]`` bytes of an element as products keep and receive it, over those of the value."""
+    """``[U]`` bytes of an element as products receive it, over those of the value's element."""
     share = np.ones(len(grouped.use_value))
     if not product_operands:
         return share
@@ -457,13 +457,13 @@ def _rounded(
 
 
 def _joint_sums(program: Program, use_of: Ints, summed: Bools, grouped: _Grouped) -> JointSums:
-    """Values that are summed over devices only after they were added to another such value.
+    """Values whose sum over devices waits until they are added to another such value.
 
-    XLA turns a sum of all-reduces into the all-reduce of a sum, where nothing else needs the parts.
+    XLA turns a sum of all-reduces into the all-reduce of a sum if nothing else needs the parts.
     """
     single = np.bincount(use_of, minlength=len(program.values)) == 1
-    # The first of what each value is a sum of that could wait: a value with a reduction of its own.
-    # The others wait for it already.
+    # For each value, the first summand whose sum could wait: a value with a reduction of its own.
+    # The other summands wait for it already.
     first: list[int] = [-1] * len(program.values)
     times: dict[tuple[int, int], int] = {}
     members = np.bincount(grouped.of_value)
@@ -487,7 +487,7 @@ def _joint_sums(program: Program, use_of: Ints, summed: Bools, grouped: _Grouped
 
 
 def _events(lifetimes: Sequence[tuple[int, Lifetimes]]) -> Events:
-    """Allocations and frees in program order, of buffers by the first column of their block."""
+    """Allocations and frees in program order; lifetimes come with their block's first column."""
     empty = np.zeros(0, dtype=np.int64)
     column = [empty, *(np.tile(first + lives.entity, 2) for first, lives in lifetimes)]
     sign = [np.zeros(0), *(np.repeat([1.0, -1.0], len(lives)) for _, lives in lifetimes)]
@@ -498,10 +498,10 @@ def _events(lifetimes: Sequence[tuple[int, Lifetimes]]) -> Events:
 
 
 def _growth(events: Events, width: int) -> sparse.csr_array:
-    """Events summed up between the moments that memory shrinks after."""
+    """``[moments, columns]`` events, summed up from one local peak of memory to the next."""
     shrinks = np.zeros(len(events), dtype=bool)
     if len(events):
-        # Frees come first at every op, so memory peaks before those that allocations went before.
+        # Frees come first at every op, so memory peaks before a free that follows an allocation.
         shrinks[1:] = (events.sign[1:] < 0) & (events.sign[:-1] > 0)
     moment = np.cumsum(shrinks)
     rows = int(moment[-1]) + 1 if len(moment) else 0

@@ -1,4 +1,4 @@
-"""Where values are sharded in batches of states, and the bytes that a device has of each."""
+"""The shardings of values in batches of states, and the bytes of each on a device."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ GATHER, REDUCE, SCATTER, ALL_TO_ALL, PERMUTE = range(5)
 #: Devices up to which XLA unrolls the loop of a product that is summed in parts.
 UNROLLED = 4
 
-#: Devices up to which XLA sums what gathers and scatters make in parts.
+#: Devices up to which XLA sums the results of gathers and scatters in parts.
 _FEW = 8
 
-#: A product is summed whole where it takes less than this share of the transfer of its parts.
+#: A product is summed whole if it takes less than this share of the transfer of its parts.
 _SHORT = 0.4
 
-#: Values smaller than this fraction of all memory do not shape the timeline's peak.
+#: Values smaller than this fraction of all memory do not affect the peak.
 NEGLIGIBLE = 1e-6
 
-#: Ways to shard a value that are looked at one by one.
+#: Maximum number of shardings of a value that are enumerated.
 _SPLITS = 2048
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Hardware with a mesh laid on it."""
+    """Hardware and a mesh."""
 
     hardware: Hardware
     collectives: Collectives
@@ -53,10 +53,10 @@ class Machine:
         return self.collectives.devices.astype(np.float64)
 
     def lane_padding(self, sizes: Ints, dims: Dims) -> Floats:
-        """Bytes in memory over bytes, of tensors sharded along ``dims``: ``[...]``.
+        """Padded bytes over bytes of tensors sharded along ``dims``: ``[...]``.
 
-        One dimension is padded to a multiple of the hardware's lanes: that for which it is least.
-        ``dims`` is ``[..., A]``, ``sizes`` (their elements, unsharded) ``[R]`` or ``[X, R]``.
+        The dimension with the least padding is padded to a multiple of the hardware's lanes.
+        ``dims`` is ``[..., A]``, ``sizes`` (elements, unsharded) ``[R]`` or ``[X, R]``.
         """
         lanes = self.hardware.lanes
         if lanes == 1:
@@ -69,15 +69,12 @@ class Machine:
         return np.asarray((np.ceil(local / lanes) * lanes / local).min(axis=-1))
 
     def tables(self, tables: Tables) -> Tables:
-        """``tables`` with what follows from this hardware and mesh."""
+        """``tables`` with the columns that depend on hardware and mesh."""
         peaks = np.array([self.hardware.peak(dtype) for dtype in tables.dtypes])
         return tables.on_hardware(peaks, self._may_pad(tables))
 
     def _may_pad(self, tables: Tables) -> Bools:
-        """``[C]`` whether some sharding of a value class takes more than its bytes.
-
-        Of small ones, which shape no peak, that does not matter.
-        """
+        """``[C]`` whether some sharding pads a value class; small classes are not padded."""
         values = tables.values
         padded = np.zeros(len(values), dtype=bool)
         large = np.flatnonzero(values.bytes > NEGLIGIBLE * (values.bytes * values.count).sum())
@@ -85,7 +82,7 @@ class Machine:
             return padded
         sizes, axes = values.sizes[large], len(self.axis_sizes)
         if (sizes.shape[1] + 1) ** axes > _SPLITS:
-            padded[large] = True  # perhaps
+            padded[large] = True  # too many to check
             return padded
         for split in itertools.product(range(-1, sizes.shape[1]), repeat=axes):
             dims = np.broadcast_to(np.array(split, dtype=np.int8), (1, len(large), axes))
@@ -95,7 +92,7 @@ class Machine:
 
 @dataclasses.dataclass(frozen=True)
 class LocalLayout:
-    """What follows for ``S`` states from the sharding of each op class alone.
+    """What the sharding of each op class alone determines in ``S`` states.
 
     Bytes are the least that a device can have, whatever the neighbours of the op class do.
     """
@@ -116,12 +113,12 @@ class LocalLayout:
 
     @functools.cached_property
     def used(self) -> Dims:
-        """``[S, U, A]`` the same as each use demands it."""
+        """``[S, U, A]`` dimension of a value that each axis shards as a use requires it, or -1."""
         return slot_dims(self.tables, self.held, self.tables.uses.slot)
 
     @functools.cached_property
     def summed(self) -> Bools:
-        """``[S, C, A]`` whether the op reduces over what each axis shards."""
+        """``[S, C, A]`` whether the op reduces over the factor that each axis shards."""
         t = self.tables
         factors = t.values.reduces.shape[1]
         held = np.take(self.held, t.slots.op_class[t.values.slot], axis=1)
@@ -140,18 +137,18 @@ class LocalLayout:
 
     @functools.cached_property
     def used_axes(self) -> Axes:
-        """``[S, U]`` axes that shard a value as a use demands it."""
+        """``[S, U]`` axes that shard a value as a use requires it."""
         return axes_of(self.used >= 0)
 
     @functools.cached_property
     def value_bytes(self) -> Floats:
-        """``[S, C]`` bytes of a value on a device: a sum may be left scattered over its axes."""
+        """``[S, C]`` bytes of a value on a device, if its partial sums stay scattered."""
         shards = self.devices[self.defined_axes | self.partial]
         return np.asarray(self.tables.values.bytes / shards)
 
     @functools.cached_property
     def use_bytes(self) -> Floats:
-        """``[S, U]`` bytes on a device of a value where it is used: it may be rounded before."""
+        """``[S, U]`` bytes on a device of a value at a use, which may round it."""
         uses, values = self.tables.uses, self.tables.values
         size = values.bytes[uses.value] * np.minimum(uses.share, 1.0)
         return np.asarray(size / self.devices[self.used_axes])
@@ -159,23 +156,23 @@ class LocalLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Layout(LocalLayout):
-    """Where every value is sharded in ``S`` states, and the bytes that a device has of it."""
+    """The sharding of every value in ``S`` states, and its bytes on a device."""
 
-    #: ``[A]`` how much each axis should be the major one where several shard one dimension; none
-    #: for the order that suits a state.
+    #: ``[A]`` priority of each axis as the major one if several shard one dimension; ``None`` for
+    #: the best order of each state.
     order: Ints | None = None
-    #: Shardings as :attr:`settled` and :attr:`used` to be taken as they are.
+    #: Given values of :attr:`settled` and :attr:`used`.
     fixed_settled: Dims | None = None
     fixed_used: Dims | None = None
 
     @functools.cached_property
     def used(self) -> Dims:
-        """``[S, U, A]`` dimension of a value that each axis shards as a use demands it."""
+        """``[S, U, A]`` dimension of a value that each axis shards as a use requires it, or -1."""
         return super().used if self.fixed_used is None else self.fixed_used
 
     @functools.cached_property
     def settled(self) -> Dims:
-        """``[S, C, A]`` as ``defined``, but with sums scattered where all uses want them so."""
+        """``[S, C, A]`` as :attr:`defined`, but sums are scattered where all uses want them so."""
         if self.fixed_settled is not None:
             return self.fixed_settled
         if not self.summed.any():
@@ -189,7 +186,7 @@ class Layout(LocalLayout):
         return self._scattered_to(np.where(self.summed, wanted, NONE))
 
     def _scattered_to(self, wanted: Dims) -> Dims:
-        """``defined`` with sums scattered where wanted, if the dimension has room."""
+        """:attr:`defined` with sums scattered as ``wanted``, if the axes divide the dimension."""
         settled = np.where(wanted >= 0, wanted, self.defined)
         sizes, rank = self.tables.values.sizes.ravel(), self.tables.values.sizes.shape[1]
         row = np.arange(len(self.tables.values)) * rank
@@ -205,12 +202,12 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def before(self) -> Dims:
-        """``[S, U, A]`` the sharding of a value that a use finds."""
+        """``[S, U, A]`` the sharding of a value before each use."""
         return np.take(self.settled, self.tables.uses.value, axis=1)
 
     @functools.cached_property
     def before_axes(self) -> Axes:
-        """``[S, U]`` axes that shard a value as a use finds it."""
+        """``[S, U]`` axes that shard a value before each use."""
         return axes_of(self.before >= 0)
 
     @functools.cached_property
@@ -220,12 +217,12 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def scattered(self) -> Axes:
-        """``[S, C]`` axes of partial sums that are kept in parts."""
+        """``[S, C]`` axes of partial sums that stay scattered."""
         return self.partial & self.settled_axes
 
     @functools.cached_property
     def differs(self) -> Axes:
-        """``[S, U]`` axes on which a use sees another sharding than the definition's."""
+        """``[S, U]`` axes on which the sharding of a use differs from the definition's."""
         return axes_of(self.before != self.used)
 
     @functools.cached_property
@@ -239,7 +236,7 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def whole(self) -> Bools:
-        """``[S, C]`` whether XLA sums whole what is kept in parts.
+        """``[S, C]`` whether XLA computes a scattered sum whole and then slices it.
 
         It does so for scatters and gathers over many devices, for sums scattered along several
         dimensions, and for products that are too short to run beside the transfer of their parts.
@@ -263,9 +260,9 @@ class Layout(LocalLayout):
     def major(self) -> Ints:
         """``[S, A]`` how often each axis stays while another of its dimension is gathered.
 
-        Where several axes shard one dimension their order decides what a gather costs: shards that
-        stay must be the major ones, or they have to change places first.  One order holds for the
-        whole program: only then are a sum's parts in the order that its scattered shards need.
+        If several axes shard one dimension, their order determines the cost of a gather: axes that
+        stay must be the major ones, or shards must change places first.  The whole program has one
+        order; otherwise the parts of a sum are not in the order that its scattered shards need.
         """
         shape = len(self.used), self.used.shape[-1]
         if self.order is not None:
@@ -292,7 +289,7 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def use_bytes(self) -> Floats:
-        """``[S, U]`` bytes on a device of a value where it is used."""
+        """``[S, U]`` bytes on a device of a value at a use."""
         uses = self.tables.uses
         share = np.where(self.differs > 0, uses.share, 1.0)
         size = self.tables.values.bytes[uses.value] * share
@@ -305,12 +302,12 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def use_memory(self) -> Floats:
-        """``[S, U]`` bytes that a value takes where it is used, with padding."""
+        """``[S, U]`` bytes that a value takes at a use, with padding."""
         return self._padded(self.use_bytes, self.used, self.tables.uses.value)
 
     @functools.cached_property
     def copies(self) -> Floats:
-        """``[S, U]`` bytes of the copy that a use makes of a value which is sharded otherwise."""
+        """``[S, U]`` bytes of the resharded copy for a use; 0 if none is needed."""
         return np.asarray(self.use_memory * (self.differs > 0))
 
     def _padded(self, size: Floats, dims: Dims, values: Ints) -> Floats:
@@ -323,7 +320,7 @@ class Layout(LocalLayout):
 
 
 def axes_of(condition: Bools) -> Axes:
-    """``[...]`` sets of the axes for which ``[..., A]`` holds."""
+    """``[...]`` the sets of axes for which ``condition`` (``[..., A]``) holds."""
     axes = condition[..., 0].astype(np.uint8)
     for axis in range(1, condition.shape[-1]):
         axes |= condition[..., axis].astype(np.uint8) << np.uint8(axis)
@@ -336,7 +333,7 @@ def axis_numbers(axes: int) -> list[int]:
 
 
 def held_by(tables: Tables, states: States) -> Held:
-    """The factors that hold axes in ``states`` (``[S, K, A]``), as tables are indexed."""
+    """The factors that hold axes in ``states`` (``[S, K, A]``), as column indices of tables."""
     return np.where(states < 0, tables.slots.dim.shape[1] - 1, states).astype(np.intp)
 
 
@@ -349,9 +346,9 @@ def meeting(before: Dims, after: Dims) -> Iterator[tuple[int, int, Bools]]:
 
 
 def changes_places(layout: Layout, before: Dims, after: Dims) -> Axes:
-    """Axes that must trade places along their dimension on the way from before to after.
+    """``[S, X]`` axes whose shards change places on the way from ``before`` to ``after``.
 
-    ``[S, X]``: an axis that comes or goes stands major to one that stays.
+    This is so where an axis that comes or goes is major to one that stays.
     """
     places = np.zeros(after.shape[:2], dtype=np.uint8)
     for stay, move, here in meeting(before, after):
@@ -362,7 +359,7 @@ def changes_places(layout: Layout, before: Dims, after: Dims) -> Axes:
 
 
 def slot_dims(tables: Tables, held: Held, slots: Ints) -> Dims:
-    """Dimension of each slot that each axis shards, or -1: ``[S, X, A]``."""
+    """``[S, X, A]`` dimension of each slot that each axis shards, or -1."""
     dims = tables.slots.dim
     held = np.take(held, tables.slots.op_class[slots], axis=1)
     return np.asarray(np.take(dims, slots[:, None] * dims.shape[1] + held))

@@ -1,8 +1,8 @@
-"""What exists in memory, and for how long (paper, section 4.5: live range analysis).
+"""Which values are in memory, and for how long (paper, section 4.5: live range analysis).
 
-XLA fuses elementwise ops, broadcasts and the like into their consumers, so most values never
-exist.  What remains are the results of ops that fusion stops at, and of fusible ops that such an
-op, or the caller, needs in memory.
+XLA fuses elementwise ops, broadcasts and the like into their consumers, so most values are never in
+memory.  The others are results of ops that fusion stops at, and of fusible ops that such an op, or
+the caller, needs in memory.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ BARRIERS = PRODUCTS | {
     "carry", "yield",
 }  # fmt: skip
 
-#: Fused into the reductions' and other consumers' loops: a reduce's result exists.
+#: Ops that fuse their operands and whose results are in memory.
 _ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatenate", "gather"})
 
-#: Ops that XLA rather keeps than computes several times.
+#: Ops whose results XLA stores instead of computing them several times.
 EXPENSIVE = frozenset({
     "exponential", "exponential_minus_one", "log", "log_plus_one", "tanh", "logistic", "power",
     "sine", "cosine", "tan", "atan2", "chlo_erf",
 })  # fmt: skip
 
-#: Ops that need their operands in memory: no kernel of them takes in how its operands are made.
+#: Ops that need their operands in memory: their kernels do not fuse the ops before them.
 _NEEDING = (BARRIERS - PRODUCTS) | {"return"}
 
-#: Ops whose results are in memory, whoever uses them.
-_MADE = BARRIERS | _ROOTS | {"argument"}
+#: Ops whose results are always in memory.
+_STORED = BARRIERS | _ROOTS | {"argument"}
 
-#: Made where they are needed; they never exist.
+#: Ops that are computed where their results are needed, never in memory.
 SOURCES = frozenset({"constant", "iota"})
 
 
 @dataclasses.dataclass(frozen=True)
 class Liveness:
-    """Which values exist and the program points at which they do."""
+    """Which values are in memory, and between which ops."""
 
     #: ``[values]`` whether XLA keeps the value in memory (arguments always).
     exists: Bools
@@ -57,16 +57,16 @@ class Liveness:
     aliased: Bools
     #: ``[values]`` op before which the value must have its own memory.
     start: Ints
-    #: ``[values]`` whether it may overwrite what the kernel that makes it is the last to read.
+    #: ``[values]`` whether the value may overwrite an operand that its kernel is the last to read.
     in_place: Bools
-    #: ``[values]`` last op whose kernel reads the value, looking through values that are fused.
+    #: ``[values]`` last op whose kernel reads the value, directly or through fused values.
     end: Ints
     #: ``[uses]`` last op whose kernel reads the value through this use.
     use_end: Ints
-    #: ``[ops]`` op after which a fusible op could be computed, itself for others: what has it in
-    #: common is computed by one kernel.
+    #: ``[ops]`` op after which a fusible op could be computed, itself for others; ops with the same
+    #: one share a kernel.
     early: Ints
-    #: ``[ops]`` the last kernel that an op is computed in, if nothing is moved forward.
+    #: ``[ops]`` the last kernel that computes an op, if no op is computed early.
     late: Ints
 
 
@@ -77,11 +77,11 @@ class Lifetimes(EntityTable):
     entity: Ints
     start: Ints
     end: Ints
-    value: Ints  # of the program
+    value: Ints  # in the program
 
     @staticmethod
     def joined(parts: Sequence[Lifetimes]) -> Lifetimes:
-        """Some after others."""
+        """The rows of all parts, in order."""
         empty = np.zeros((4, 0), dtype=np.int64)
         rows = [np.stack([p.entity, p.start, p.end, p.value]) for p in parts]
         return Lifetimes(*np.concatenate([empty, *rows], axis=1))
@@ -89,7 +89,7 @@ class Lifetimes(EntityTable):
 
 @dataclasses.dataclass(frozen=True)
 class LiveRanges:
-    """What a term is told to say when its buffers are alive."""
+    """What a term needs to determine the lifetimes of its buffers."""
 
     program: Program
     live: Liveness
@@ -99,14 +99,14 @@ class LiveRanges:
     use_class: Ints  # [uses]
     use_classes: int
     pairs: CopyPairs
-    operands: Ints  # value classes that products take
+    operands: Ints  # value classes of the operands of products
     size: Floats  # [values] bytes
-    floor: float  # bytes up to which a value shapes no peak
-    reduces: Bools  # [values] whether the op that makes it reduces
+    floor: float  # bytes up to which a value does not affect the peak
+    reduces: Bools  # [values] whether the defining op reduces
 
     @functools.cached_property
     def maker(self) -> Ints:
-        """``[values]`` op that makes each value."""
+        """``[values]`` op that defines each value."""
         return np.array([value.op for value in self.program.values], dtype=np.int64)
 
     @functools.cached_property
@@ -123,7 +123,7 @@ class LiveRanges:
 
     @functools.cached_property
     def copies(self) -> Lifetimes:
-        """One copy of each value for each of its use classes, by value."""
+        """One copy of each value for each of its use classes, ordered by value."""
         large = np.flatnonzero(self.size[self.use_value] > self.floor)
         key = self.use_value[large] * self.use_classes + self.use_class[large]
         unique, copy = np.unique(key, return_inverse=True)
@@ -137,14 +137,14 @@ class LiveRanges:
 
 
 def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
-    """Live ranges of a program whose uses are ``(use_op[i], use_value[i])`` in program order."""
+    """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order."""
     count = len(program.values)
     kinds = [signature.kind for signature in program.signatures]
     kind_of_op = [kinds[op.signature] for op in program.ops]
     uses: list[list[int]] = [[] for _ in range(count)]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         uses[value].append(op)
-    early = _as_soon_as_possible(program, kind_of_op)
+    early = _earliest(program, kind_of_op)
     exists, merged = _existing(program, kind_of_op, uses, early)
     place = np.arange(len(program.ops))
     place[merged] = early[merged]
@@ -153,11 +153,11 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     for result, alias in zip(program.result_values, program.aliases, strict=True):
         if alias >= 0:
             aliased[result] = True
-            # An argument is overwritten as soon as what it takes is known.
+            # An argument is overwritten as soon as its new value can be computed.
             op = program.values[result].op
             place[op] = early[op]
-    # What an elementwise kernel makes may overwrite what it is the last to read.
-    alone = np.array([kind not in _MADE for kind in kind_of_op])
+    # An elementwise kernel may overwrite an operand that it is the last to read.
+    alone = np.array([kind not in _STORED for kind in kind_of_op])
     alone[merged] = False
     in_place = np.array([alone[v.op] for v in program.values], dtype=bool)
     start = np.array([place[v.op] for v in program.values], dtype=np.int64) + in_place
@@ -166,11 +166,11 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
         if alias < 0:
             end[result] = last
     _share_loop_buffers(program, kind_of_op, aliased)
-    # A fused value is read where its consumers are computed: in reverse order, each op's kernel
-    # ends with the last of those that it is fused into.
+    # The kernels of its consumers read a fused value: in reverse order, each op's kernel is the
+    # last of those that the op is fused into.
     kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
     use_end = kernel_end[use_op]
-    # A loop begins in the buffer of what it is given, if nothing else needs that.
+    # A loop starts in the buffer of its initial value, if nothing else needs it.
     use_end[np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)] -= 1
     np.maximum.at(end, use_value, use_end)
     _extend_shared(program, kind_of_op, aliased, end)
@@ -178,44 +178,44 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     return Liveness(exists, aliased, start, in_place, end, use_end, early, late)
 
 
-def _as_soon_as_possible(program: Program, kinds: list[str]) -> Ints:
+def _earliest(program: Program, kinds: list[str]) -> Ints:
     """``[ops]`` the op after which a fusible op could be computed, itself for others."""
     early = np.arange(len(program.ops))
     for number, op in enumerate(program.ops):
-        if kinds[number] not in _MADE | _NEEDING:
-            made = [early[program.values[v].op] for v in op.operands]
-            early[number] = max(made, default=0)
+        if kinds[number] not in _STORED | _NEEDING:
+            ready = [early[program.values[v].op] for v in op.operands]
+            early[number] = max(ready, default=0)
     return early
 
 
 def _existing(
     program: Program, kinds: list[str], uses: list[list[int]], early: Ints
 ) -> tuple[Bools, list[int]]:
-    """Which values XLA keeps in memory, and the ops that are computed in a product's kernel.
+    """Which values are in memory, and the ops that are computed in a product's kernel.
 
-    A fusible op is computed in the kernels of its consumers, products included, and again in each;
-    unless it is made of several large values, which several kernels would keep alive longer, or of
-    expensive ops, for several products, that no product could do on its way out.
+    The kernels of all consumers, products included, compute a fusible op again.  A value is stored
+    instead if it depends on several large values, which several kernels would keep alive longer, or
+    on expensive ops that several products need and that no product can compute with its result.
     """
     values = program.values
     size = [math.prod(v.type.shape) * element_bytes(v.type.dtype) for v in values]
     exists = np.array([
         kinds[v.op] not in SOURCES
-        and (kinds[v.op] in _MADE or any(kinds[u] in _NEEDING for u in uses[number]))
+        and (kinds[v.op] in _STORED or any(kinds[u] in _NEEDING for u in uses[number]))
         for number, v in enumerate(values)
     ], dtype=bool)  # fmt: skip
-    # Large values that a value is made of, from the first op to the last.
-    made_of: list[frozenset[int]] = [frozenset()] * len(values)
+    # Large values that each value depends on, from the first op to the last.
+    inputs: list[frozenset[int]] = [frozenset()] * len(values)
     costly = np.zeros(len(values), dtype=bool)
     for number, value in enumerate(values):
         large_parts: set[int] = set()
         for operand in program.ops[value.op].operands:
-            large_parts |= {operand} if exists[operand] else made_of[operand]
-        made_of[number] = frozenset(large_parts)
+            large_parts |= {operand} if exists[operand] else inputs[operand]
+        inputs[number] = frozenset(large_parts)
         costly[number] = kinds[value.op] in EXPENSIVE or any(
             costly[v] and not exists[v] for v in program.ops[value.op].operands
         )
-    # Kernels that it is computed in, from the last op to the first.
+    # Kernels that compute each value, from the last op to the first.
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
     merged: list[int] = []
     for number in range(len(values) - 1, -1, -1):
@@ -227,29 +227,30 @@ def _existing(
         kernels[number] = frozenset(computed_in)
         kind = kinds[values[number].op]
         if kind in PRODUCTS and len(computed_in) == 1:
-            # A product takes in the one elementwise kernel that consumes it, if all else is there.
+            # A product fuses its only consumer, an elementwise kernel whose other operands are
+            # ready.
             (kernel,) = computed_in
-            if kinds[kernel] not in _MADE | _NEEDING and early[kernel] == values[number].op:
+            if kinds[kernel] not in _STORED | _NEEDING and early[kernel] == values[number].op:
                 merged.append(kernel)
                 exists[number] = False
         elif not exists[number] and kind not in SOURCES and len(computed_in) > 1:
-            large = [v for v in made_of[number] if 2 * size[v] >= size[number]]
+            large = [v for v in inputs[number] if 2 * size[v] >= size[number]]
             products = sum(kinds[kernel] in PRODUCTS for kernel in computed_in)
             again = costly[number] and products > 1
             again &= kinds[early[values[number].op]] not in PRODUCTS
-            kept = len(large) > 1 or (again and len(large) > 0)
-            # What follows cheaply from one other value, no larger, is computed again from that.
+            stored = len(large) > 1 or (again and len(large) > 0)
+            # What follows cheaply from one other value, no larger, is computed again.
             sources = {
                 v for v in program.ops[values[number].op].operands
-                if any(2 * size[m] >= size[number] for m in ({v} if exists[v] else made_of[v]))
+                if any(2 * size[m] >= size[number] for m in ({v} if exists[v] else inputs[v]))
             }  # fmt: skip
             cheap = kind not in EXPENSIVE and sum(size[v] for v in sources) <= size[number]
-            exists[number] = kept and not (len(sources) == 1 and cheap)
+            exists[number] = stored and not (len(sources) == 1 and cheap)
     return exists, merged
 
 
 def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> None:
-    """Mark what XLA computes in place: results of loops, and updates of a part of a value."""
+    """Mark values that XLA computes in place: results of loops, and updates of a part."""
     for number, op in enumerate(program.ops):
         if kinds[number] == "yield" or (
             kinds[number] == "dynamic_update_slice"
@@ -259,7 +260,7 @@ def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> N
 
 
 def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints) -> None:
-    """A buffer lives as long as the last value that is kept in it."""
+    """Extend each buffer to the end of the last value in it."""
     carry_of = {op: other for op, other in program.ties if kinds[op] == "yield"}
     for number in range(len(program.ops) - 1, -1, -1):
         op = program.ops[number]
@@ -273,7 +274,7 @@ def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints
 def _kernel_ends(
     program: Program, kinds: list[str], uses: list[list[int]], exists: Bools, place: Ints
 ) -> Ints:
-    """``[ops]`` the last kernel that an op is computed in."""
+    """``[ops]`` the last kernel that computes each op."""
     ends: Any = place.tolist()
     for number in range(len(program.ops) - 1, -1, -1):
         results = program.ops[number].results

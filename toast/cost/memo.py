@@ -1,13 +1,11 @@
-"""Prices of many states of one program, of parts that are priced once.
+"""Prices of many states of one program, as sums of parts that are priced once.
 
-A price is a sum over value classes.  What one adds to it depends on the op classes around it alone:
-on the one that makes it, on those that use it, and on those around values that it shares sums or
-buffers with.  A search sees thousands of states, but few shardings of each such neighbourhood: each
-is priced when it is first seen, all that are new in a batch together, and what a state costs is
-looked up and added up.
+A price is a sum over value classes.  The part of a value class depends only on the op classes
+around it: that of its definition, those of its uses, and those around values with which it shares
+sums or buffers.  A search prices thousands of states, but few shardings of each such neighbourhood.
+New neighbourhoods are priced in one batch; the price of a state is a sum of known parts.
 
-To price neighbourhoods side by side, tables are cut up (:mod:`toast.cost.cut`): each has op, value
-and use classes of its own, and all of them together are priced as one state.
+Neighbourhoods are priced side by side, as one state, with tables from :mod:`toast.cost.cut`.
 """
 
 from __future__ import annotations
@@ -29,20 +27,20 @@ from toast.space import States
 
 Numbers = npt.NDArray[np.int32]
 
-#: Neighbourhoods that are remembered; with more, all are forgotten.
+#: Maximum number of neighbourhoods in the memo; beyond it, the memo is cleared.
 _MOST = 1_000_000
 
-#: 2 ** 64 over the golden ratio: multiples of it are spread evenly by their highest bits.
+#: 2 ** 64 over the golden ratio: the highest bits of its multiples are spread evenly.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
-#: Columns of what a neighbourhood adds to a price: seconds by part, bytes that are always there;
-#: behind them come how often each axis stays where it should be the major one, the seconds of
-#: collectives, and those that may be hidden by window.
+#: Columns of a neighbourhood's part: seconds by part of the step, resident bytes; then how often
+#: each axis stays where it should be major, the seconds of collectives, and by window those that
+#: may be hidden.
 _RESIDENT, _STAYING = len(StepPart), len(StepPart) + 1
 
 
 class Memo:
-    """Prices states of one model's space; what it knows grows with every batch."""
+    """Prices states of one model's space; it keeps the neighbourhoods of every batch."""
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
@@ -54,7 +52,7 @@ class Memo:
         def drawn(*shape: int) -> Ints:
             return random.integers(-(2**63), 2**63 - 1, size=shape, endpoint=True)
 
-        # A neighbourhood's key adds up what is drawn for each class in it and its sharding.
+        # The key of a neighbourhood is a sum of random numbers of its classes and their factors.
         reached = self._around.classes
         self._of_factor = drawn(axes, t.slots.dim.shape[1])
         self._of_class = sparse.csr_array(
@@ -76,7 +74,7 @@ class Memo:
         self._numbers = _Numbers()
         self._sums = _Growing((self._spending + spent,))
         self._grown = _SparseRows(self._growth.shape[1])
-        # Where shards may have to change places, it depends on the order of the axes.
+        # The price of shards that change places depends on the order of the axes.
         self._trading = _Growing((), np.bool_)
         self._trade_numbers = _Numbers()
         self._trades = _Growing((spent,))
@@ -84,8 +82,7 @@ class Memo:
     def price(self, states: States) -> Worth:
         """Step time and peak memory of ``states`` (``[S, classes, axes]``).
 
-        They are those of :meth:`CostModel.price`, but for rounding, and do not depend on what was
-        priced before.
+        They are those of :meth:`CostModel.price`, up to rounding, whatever was priced before.
         """
         if len(self._sums.array) > _MOST:
             self._forget()
@@ -97,7 +94,7 @@ class Memo:
             spent = sums[:, self._spending :]
             spent += self._traded(states, numbers, sums[:, _STAYING : self._spending])
         except BaseException:
-            self._forget()  # an interrupt, perhaps, amid what it learns
+            self._forget()  # an interrupt may leave the tables incomplete
             raise
         parts = sums[:, : len(StepPart)].T
         for term, seconds in self._model.op_work(held_by(self._tables, states)):
@@ -118,7 +115,7 @@ class Memo:
         keys = self._of_class @ np.ascontiguousarray(of_op.T) + self._of_value
         keys = np.ascontiguousarray(keys.T)
         values = keys.shape[1]
-        # Most are as in the first state: what is looked up is that, and what differs.
+        # Most are as in the first state: look those up once, and the others where they differ.
         differs = values + np.flatnonzero(keys[1:] != keys[:1])
         place = np.concatenate([np.arange(keys[:1].size), differs])
         known = self._numbers.known(
@@ -129,14 +126,14 @@ class Memo:
         return numbers.reshape(keys.shape)
 
     def _traded(self, states: States, numbers: Numbers, stays: Floats) -> Floats:
-        """Seconds of shards that change places in each state, all and by window: ``[S, 1 + G]``.
+        """``[S, 1 + G]`` seconds of shards that change places in each state: total, then by window.
 
-        ``stays`` says how often each axis stays where it should be the major one: ``[S, A]``.
+        ``stays`` (``[S, A]``) is how often each axis stays where it should be the major one.
         """
         row, value = np.nonzero(self._trading.array[numbers])
-        given, axes = self._model.space.major, states.shape[2]
-        # Of axes that stay as often the first is the major one.
-        order = np.argsort(-stays if given is None else -given + 0 * stays, axis=1, kind="stable")
+        major, axes = self._model.space.major, states.shape[2]
+        # Of axes that stay equally often, the first is the major one.
+        order = np.argsort(-stays if major is None else -major + 0 * stays, axis=1, kind="stable")
         code = order @ axes ** np.arange(axes)
         keys = numbers[row, value] + (code[row] << 32)
 
@@ -153,7 +150,7 @@ class Memo:
         model, t = self._model, piece.tables
         sums = np.zeros((len(values), self._spending))
         for term, seconds in model.work(layout):
-            if term.scope in piece.members:  # not what op classes decide alone
+            if term.scope in piece.members:  # without terms of op classes
                 sums[:, term.part] += piece.total(term.scope, seconds)
         for term in model.terms:
             if term.resident:
@@ -170,7 +167,7 @@ class Memo:
         self._trading.append(trading)
 
     def _held(self, piece: Piece, layout: Layout) -> sparse.csr_array:
-        """``[N, columns]`` bytes of the timeline's columns in each neighbourhood."""
+        """``[N, columns]`` bytes of each neighbourhood in the columns of the timeline."""
         none = np.zeros(0, dtype=np.int64)
         parts = [(np.zeros(0), none, none)]
         for term in self._model.buffers:
@@ -182,9 +179,9 @@ class Memo:
         return sparse.csr_array((size, (owner, column)), (piece.number, self._growth.shape[0]))
 
     def _learn_trades(self, states: States, rows: Ints, values: Ints, order: Ints) -> None:
-        """Price what changes places in neighbourhoods, each as it is in one of the states.
+        """Price the shards that change places in neighbourhoods, each as in one of the states.
 
-        ``order`` (``[N, A]``) is that of the axes in each, from the most major one on.
+        ``order`` (``[N, A]``) lists the axes of each from the most major one on.
         """
         spent = np.zeros((len(values), self._trades.array.shape[1]))
         for each in np.unique(order, axis=0):
@@ -198,14 +195,14 @@ class Memo:
     def _cut(
         self, states: States, rows: Ints, values: Ints, order: Ints | None = None
     ) -> tuple[Piece, Layout]:
-        """Neighbourhoods side by side, each as it is in one of the states."""
+        """Neighbourhoods side by side, each with the sharding of one of the states."""
         piece = self._around.cut(values)
         state = states[rows[piece.ops.owner], piece.ops.row][None]
         held = held_by(self._tables, state)
         return piece, Layout(piece.tables, self._model.machine, held, order)
 
     def _spent(self, piece: Piece, moved: Iterable[Traffic]) -> Floats:
-        """Seconds of collectives of each neighbourhood, all and by window: ``[N, 1 + G]``."""
+        """``[N, 1 + G]`` seconds of each neighbourhood's collectives: total, then by window."""
         spent = np.zeros((piece.number, 1 + len(self._tables.windows.room)))
         for traffic in moved:
             entity, seconds = traffic.term.scope, traffic.seconds
@@ -218,7 +215,7 @@ class Memo:
 
 
 def _chosen(numbers: Numbers, first: Ints, rows: int) -> sparse.csr_array:
-    """Which rows each state adds up, those of its numbers from ``first`` on: ``[S, rows]``."""
+    """``[S, rows]`` the rows that each state adds up: its numbers, from ``first`` on."""
     parts = np.ones(len(numbers)), numbers, first.astype(np.int32)
     return sparse.csr_array(parts, shape=(len(first) - 1, rows))
 
@@ -256,7 +253,7 @@ class _SparseRows:
 
     @property
     def count(self) -> int:
-        """Entries."""
+        """The number of entries."""
         return len(self._data.array)
 
     def append(self, rows: sparse.csr_array) -> None:
@@ -265,7 +262,7 @@ class _SparseRows:
         self._column.append(rows.indices)
 
     def total(self, chosen: sparse.csr_array) -> Floats:
-        """The sums of the chosen rows, dense: ``[S, width]`` of ``[S, rows]``."""
+        """``[S, width]`` sums of the rows that ``chosen`` (``[S, rows]``) selects, dense."""
         if not self.count:
             return np.zeros((chosen.shape[0], self._width))
         parts = self._data.array, self._column.array, self._first.array
@@ -274,14 +271,14 @@ class _SparseRows:
 
 
 class _Numbers:
-    """Numbers of 64-bit keys, in the order in which they came: a table with open addresses."""
+    """Numbers of 64-bit keys, in order of arrival: a hash table with open addressing."""
 
     def __init__(self) -> None:
         self._keys = _Growing((), np.int64)
         self._table: Numbers = np.full(4096, -1, dtype=np.int32)
 
     def known(self, keys: Ints, learn: Callable[[Ints], None]) -> Numbers:
-        """The number of each key, after ``learn`` was told where those stand that are new."""
+        """The number of each key; ``learn`` gets the places of the new ones first."""
         number = self.of(keys)
         unknown = np.flatnonzero(number < 0)
         if len(unknown):
@@ -291,7 +288,7 @@ class _Numbers:
         return number
 
     def of(self, keys: Ints) -> Numbers:
-        """The number of each key; -1 of those that are not known."""
+        """The number of each key; -1 for unknown keys."""
         mask = len(self._table) - 1
         slot = self._slots(keys)
         number: Numbers = self._table[slot]
@@ -307,7 +304,7 @@ class _Numbers:
         return number
 
     def add(self, keys: Ints) -> Numbers:
-        """Numbers for keys that are not known yet, all of them different."""
+        """Numbers for distinct keys that are not in the table."""
         first = len(self._keys.array)
         self._keys.append(keys)
         if 2 * len(self._keys.array) > len(self._table):
@@ -319,17 +316,17 @@ class _Numbers:
         return np.arange(first, len(self._keys.array)).astype(np.int32)
 
     def _slots(self, keys: Ints) -> Ints:
-        """Where each key is looked for first: keys may have any of their bits in common."""
+        """The first slot to try for each key; keys may share any of their bits."""
         bits = len(self._table).bit_length() - 1
         return np.asarray(((keys.view(np.uint64) * _GOLDEN) >> np.uint64(64 - bits)).view(np.int64))
 
     def _place(self, first: int) -> None:
-        """Give the keys from ``first`` on their slots."""
+        """Put the keys from ``first`` on into slots."""
         number = np.arange(first, len(self._keys.array), dtype=np.int32)
         mask = len(self._table) - 1
         slot = self._slots(self._keys.array[first:])
         while len(number):
             free = self._table[slot] < 0
-            self._table[slot[free]] = number[free]  # of several, the last
+            self._table[slot[free]] = number[free]  # the last of several wins
             left = self._table[slot] != number
             number, slot = number[left], (slot[left] + 1) & mask

@@ -1,15 +1,12 @@
 """Prices of batches of states: step time, collectives and peak memory (paper, section 4.5).
 
 A price is a sum of terms (:mod:`toast.cost.terms`): products, memory-bound kernels, collectives,
-buffers.  All arrays have a leading axis over states; there is no Python loop over ops, only over
-terms and the few mesh axes.
+buffers.  All arrays have a leading axis over states; Python loops run only over terms and mesh
+axes.
 
-``overlap`` says what collectives cost beside products: with ``"none"`` all their time; with
-``"partial"`` (the default) all-gathers, reduce-scatters and permutations are hidden behind products
-that they neither wait for nor feed, each second of those behind one of these
-(:mod:`toast.cost.overlap`), and the time of the step is that of its critical path, the gathers of
-the first layer and the sums of activations; with ``"full"`` everything hides, as far as there are
-products, which is a lower bound.
+``overlap`` selects which collectives products hide, second for second: with ``"none"``, none; with
+``"partial"`` (the default), all-gathers, reduce-scatters and permutations, behind independent
+products (:mod:`toast.cost.overlap`); with ``"full"``, all of them, which gives a lower bound.
 """
 
 from __future__ import annotations
@@ -44,21 +41,21 @@ from toast.errors import SearchError
 from toast.hardware import COLLECTIVES, Collectives, Hardware
 from toast.space import Space, States
 
-#: What runs beside products: no collective; those that hardware runs in the background, where
-#: products are independent of them; all, as far as there are products.
+#: Collectives that run beside products: none; those that hardware runs in the background, beside
+#: independent products; all, as far as there are products.
 Overlap = Literal["none", "partial", "full"]
 
-#: Collectives in the background, as far as XLA goes: it waits for all-reduces and all-to-alls.
+#: Collectives that XLA runs in the background: it waits for all-reduces and all-to-alls.
 _BACKGROUND = frozenset({"all_gather", "reduce_scatter", "collective_permute"})
 
-#: Threads that price a batch, and the states times value classes that are worth one.
+#: Maximum number of threads for a batch, and the states times value classes that justify one.
 _THREADS = min(4, os.cpu_count() or 1)
 _WORTH = 25_000
 
-#: States priced at once on a thread: their arrays stay in its cache.
+#: States that a thread prices at once: their arrays stay in its cache.
 _BLOCK = 64
 
-#: Axes of a mesh on which the lower bound takes a fraction of a second, of whatever program.
+#: Axes of a mesh up to which the lower bound takes a fraction of a second, for any program.
 _QUICK_AXES = 3
 
 #: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
@@ -78,10 +75,11 @@ class CostModel:
         like: CostModel | None = None,
         keep: bool = False,
     ) -> None:
-        """``terms`` are what a price is the sum of, each with a name of its own.
+        """``terms`` are the summands of a price, each with a name of its own.
 
         ``like`` is a model of the same program on another mesh; its tables are used again.
-        ``keep`` keeps them on disk for the next time.
+        ``keep`` caches tables on disk.  Raises :class:`toast.errors.SearchError` for an unknown
+        ``overlap``, ``ValueError`` for invalid terms.
         """
         if overlap not in typing.get_args(Overlap):
             raise SearchError(f"overlap {overlap!r}: use none, partial or full")
@@ -96,7 +94,7 @@ class CostModel:
         if like is not None and alike and space.same_classes(like.space):
             tables = like.tables
         else:
-            # What is kept on disk is of the terms that everybody has.
+            # Only tables of the default terms are cached.
             gather = table_cache.tables if keep and self.terms == DEFAULT_TERMS else gathering.build
             tables = gather(space, self.terms, product_operands=hardware.product_operands)
         self.tables: Tables = self.machine.tables(tables)
@@ -105,8 +103,8 @@ class CostModel:
         self.initial_peak = float(first.peak_bytes[0])
 
     def for_search(self) -> CostModel:
-        """The model without the program: it prices states, and can be sent to a process."""
-        _ = self.quick_bound  # of the program; kept from here on
+        """A copy without the program, which prices states and can be sent to a process."""
+        _ = self.quick_bound  # computed now, because it needs the program
         slim = copy.copy(self)
         slim.space = self.space.for_search()
         return slim
@@ -119,11 +117,11 @@ class CostModel:
     # -- prices ------------------------------------------------------------------------------
 
     def price(self, states: States) -> Prices:
-        """Price ``states``: ``[S, classes, axes]``; large batches on several threads.
+        """Price ``states`` (``[S, classes, axes]``); large batches on several threads.
 
-        Many of one program are priced faster by :class:`toast.cost.Memo`.
+        :class:`toast.cost.Memo` prices many states of one program faster.
         """
-        # numpy lets go of the interpreter in large arrays only.
+        # numpy releases the interpreter lock for large arrays only.
         worth = int(len(states) * len(self.tables.values) / _WORTH)
         threads = max(1, min(_THREADS, worth))
         parts = np.array_split(states, max(threads, -(-len(states) // _BLOCK)))
@@ -167,7 +165,7 @@ class CostModel:
 
     def cost(self, prices: Prices | Worth, memory_bytes: float) -> Floats:
         """C(s) = RT(s) + MP(s), relative to the unsharded program (4.5): ``[S]``."""
-        # A program that takes no time, or no memory, is as good as any other of its kind.
+        # Programs without time or memory must not divide by zero.
         tiny = np.finfo(np.float64).tiny
         time = (prices.seconds + tiny) / (self.initial_seconds + tiny)
         over = np.maximum(prices.peak_bytes - memory_bytes, 0.0) / max(self.initial_peak, 1.0)
@@ -176,27 +174,27 @@ class CostModel:
     # -- terms -------------------------------------------------------------------------------
 
     def work(self, layout: Layout) -> Iterator[tuple[Term, Floats]]:
-        """Terms with their seconds besides collectives, ``[S, entities]``."""
+        """Terms with their seconds without collectives: ``[S, entities]``."""
         for term in self.terms:
             seconds = term.seconds(layout)
             if seconds is not None:
                 yield term, seconds
 
     def traffic(self, layout: Layout, *, ordered: bool | None = None) -> Iterator[Traffic]:
-        """Collectives; those alone that depend on the order of the axes, or that do not."""
+        """Collectives; with ``ordered``, only those that depend on the axes' order, or do not."""
         for term in self.terms:
             if ordered in (None, isinstance(term, OrderedTerm)):
                 yield from term.traffic(layout)
 
     def op_work(self, held: Held) -> Iterator[tuple[Term, Floats]]:
-        """:meth:`work` of the terms that each op class decides alone."""
+        """:meth:`work` of the terms that depend on one op class alone."""
         layout = LocalLayout(self.tables, self.machine, held)
         for term in self.terms:
             if term.scope in OP_SCOPES and isinstance(term, LocalTerm):
                 yield term, term.seconds(layout)
 
     def resident(self, layout: Layout) -> Floats:
-        """Bytes that are in memory all the time: ``[S]``."""
+        """Bytes that are in memory during the whole step: ``[S]``."""
         size = (term.bytes(layout).sum(axis=1) for term in self.terms if term.resident)
         return np.asarray(sum(size, start=np.zeros(len(layout.held))))
 
@@ -219,10 +217,10 @@ class CostModel:
         return self.overlap == "full"
 
     def hidden(self, products: Floats, collectives: Floats, asked: Floats) -> Floats:
-        """Seconds of collectives that products run beside: ``[S]``.
+        """Seconds of collectives that products hide: ``[S]``.
 
-        ``products`` and ``collectives`` (``[S]``) are the seconds of all of them, ``asked``
-        (``[S, G]``) those of what may be hidden in each window.
+        ``products`` and ``collectives`` (``[S]``) are the seconds of all of them; ``asked`` is
+        those that may be hidden in each window (``[S, G]``).
         """
         if self.overlap == "full":
             return np.minimum(collectives, products)
@@ -231,7 +229,7 @@ class CostModel:
         return np.zeros(len(products))
 
     def most_hidden(self, traffic: Traffic, products: float) -> Floats:
-        """What products hide of each collective at most, if all take ``products``: ``[S, X]``."""
+        """``[S, X]`` the most of each collective that ``products`` seconds of products hide."""
         if not self.in_background(traffic.kind):
             return np.zeros_like(traffic.once)
         if self.overlap == "full":
@@ -245,8 +243,8 @@ class CostModel:
     def lower_bound(self, memory_bytes: float | None = None) -> float:
         """Seconds that every legal state takes at least, in this mode of overlap.
 
-        The roofline of :mod:`toast.cost.bound`: every op at its own best split, no collectives.
-        Infinite where even the arguments cannot be in ``memory_bytes``: then there is no plan.
+        The roofline of :mod:`toast.cost.bound`: every op at its best split, without collectives.
+        Infinite if even the arguments do not fit in ``memory_bytes``: then there is no plan.
         """
         if memory_bytes is not None:
             least = bound.least_argument_bytes(self.tables, self.machine, self.space.choices)
@@ -259,22 +257,22 @@ class CostModel:
         return sum(float(seconds.min()) for seconds in self.class_seconds())
 
     def class_seconds(self) -> list[Floats]:
-        """``[classes][choices]`` the least that each choice of an op class costs."""
+        """``[classes][choices]`` the least seconds of each choice of an op class."""
         return bound.class_seconds(self.tables, self.machine, self.terms, self.space.choices)
 
     @functools.cached_property
     def quick_bound(self) -> float:
-        """The lower bound, or 0 on a mesh of so many axes that it takes long to find."""
+        """The lower bound; 0 on a mesh with so many axes that computing it takes long."""
         few = (self.space.axis_sizes > 1).sum() <= _QUICK_AXES
         return self.lower_bound() if few else 0.0
 
     # -- one state ---------------------------------------------------------------------------
 
     def waiting(self, state: States) -> Floats:
-        """Seconds that each op class has to do with under one state: ``[K]``.
+        """``[K]`` seconds that each op class may save, under one state (``[classes, axes]``).
 
-        Those of its products beyond an even share of all devices, and of the collectives between
-        its results and their uses, and before its own uses.
+        Those of its products beyond an even share of all devices, and those of the collectives
+        before its own uses and between its results and their uses.
         """
         t, layout = self.tables, self.layout(state[None])
         seconds: Floats = -t.ops.peak_seconds * t.ops.count / self.machine.devices[-1]
@@ -312,11 +310,11 @@ class CostModel:
         return transfers
 
     def reshards(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
-        """How often each collective stands in the program under one state: ``[classes, axes]``.
+        """How often each collective occurs in the program under one state (``[classes, axes]``).
 
         By kind, axes, and bytes as :data:`toast.hardware.COLLECTIVES` counts them, in the element
-        types of the program: what Shardy makes explicit, before XLA merges or rounds any.  The
-        partitioner adds exchanges of edges to ops, where Shardy sees no reshard.
+        types of the program: as Shardy inserts them, before XLA merges or rounds any.  Exchanges of
+        edges are not counted: the partitioner adds them to ops.
         """
         number: Counter[tuple[str, tuple[str, ...], float]] = Counter()
         for traffic in self.traffic(self.layout(state[None])):
@@ -334,7 +332,7 @@ class CostModel:
         return tuple(self.space.mesh.names[axis] for axis in axis_numbers(int(axes)))
 
     def timeline(self, state: States) -> Timeline:
-        """What is in memory when, under one state: ``[classes, axes]``."""
+        """The timeline of memory under one state (``[classes, axes]``)."""
         layout = self.layout(state[None])
         labels = {term.name: term.label for term in self.buffers}
         arguments = float(self.resident(layout)[0])

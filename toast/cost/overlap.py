@@ -1,9 +1,9 @@
-"""What collectives cost beside products: those that they neither wait for nor feed.
+"""Overlap of collectives with independent products, which they neither wait for nor feed.
 
 A second of a product hides at most one second of collectives, however many could run beside it.
-So the products are put into a few **bins** in program order, and what may run beside the same ones
-shares a **window**: how much of each bin is independent of it.  Collectives take what is left of
-their windows' bins, the narrowest windows first, which leave the others most.
+The products are put into a few **bins** in program order.  Collectives that are independent of the
+same products share a **window**: the independent part of each bin.  They use up the bins of their
+windows; the narrowest windows come first, because they have the fewest alternatives.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 else:
     hierarchy = lazy.module("scipy.cluster.hierarchy")
 
-#: The most bins of products, and the most windows.
+#: Maximum numbers of bins of products and of windows.
 _BINS = 24
 _WINDOWS = 24
 
-#: Parts of a bin that windows are told apart by, where there are many.
+#: If there are many windows, they are rounded to this many parts of a bin.
 _PARTS = 4
 
 
@@ -37,31 +37,28 @@ _PARTS = 4
 class Windows:
     """Where collectives may run, as shares of all products' work.
 
-    ``G`` windows from the narrowest on, ``B`` bins, ``C`` value classes and ``U`` use classes.
+    ``G`` windows in order of width, ``B`` bins, ``C`` value classes and ``U`` use classes.
     """
 
-    bins: Floats  # [B] of all work
-    room: Floats  # [G, B] of it, what each window has
+    bins: Floats  # [B] share of all work
+    room: Floats  # [G, B] share of all work in each window
     of_value: sparse.csr_array  # [G, C] share of a class whose sums have this window
     of_use: sparse.csr_array  # [G, U] the same of moves between definition and use
 
     def shares(self, entity: Entity) -> sparse.csr_array:
-        """``[G, classes]`` the share of each value class, or use class, with each window."""
+        """``[G, classes]`` the share of each value or use class with each window."""
         return self.of_use if entity is Entity.USE_CLASS else self.of_value
 
     def free(self, entity: Entity) -> Floats:
-        """``[classes]`` the mean width of the windows of each value class, or use class."""
+        """``[classes]`` the mean width of the windows of each value or use class."""
         return np.asarray(self.shares(entity).T @ self.room.sum(axis=1))
 
     def asked(self, entity: Entity, seconds: Floats) -> Floats:
-        """Seconds in each window, of those that collectives of each class take in a step.
-
-        ``[S, G]`` of ``[S, classes]``.
-        """
+        """``[S, G]`` seconds in each window, from the collectives of classes (``[S, classes]``)."""
         return np.asarray(self.shares(entity) @ seconds.T).T
 
     def hidden(self, asked: Floats, products: Floats) -> Floats:
-        """Seconds that products hide of what is :meth:`asked`: ``[S]``, at most ``products``.
+        """``[S]`` seconds of ``asked`` (``[S, G]``) that products hide, at most ``products``.
 
         ``products`` (``[S]``) are the seconds of all products.
         """
@@ -87,9 +84,9 @@ def windows(
     value_class: Ints,
     use_class: Ints,
 ) -> Windows:
-    """The windows of a program whose ``products`` (ops) cost ``work`` each.
+    """The windows of a program whose ``products`` (ops) take ``work`` each.
 
-    ``value_class`` and ``use_class`` say which class values and uses belong to.
+    ``value_class`` and ``use_class`` are the classes of values and of uses.
     """
     total = float(work.sum())
     share = work / total if total else np.zeros(len(work))
@@ -115,10 +112,10 @@ def windows(
 def independent_products(
     program: Program, use_op: Ints, use_value: Ints, products: Sequence[int]
 ) -> tuple[npt.NDArray[np.bool_], Ints]:
-    """Sets of ``products`` (ops), and which of them is independent of each value and each use.
+    """Sets of ``products`` (ops), and the set that is independent of each value and each use.
 
     A product is independent of what happens to a value between its definition and a use if it is no
-    ancestor of the value and no descendant of the use (of a value itself: of any use).  Returns
+    ancestor of the value and no descendant of the use (for the value itself: of any use).  Returns
     ``[sets, products]``, and the set of every value and then of every use.
     """
     bit = {op: 1 << number for number, op in enumerate(products)}
@@ -129,7 +126,7 @@ def independent_products(
             reach |= above[value]
         for value in op.results:
             above[value] = reach
-    # Products that need what an op makes, the op included.
+    # Products that depend on the results of an op, the op included.
     below = [0] * len(program.ops)
     reached = [0] * len(program.values)
     for number in range(len(program.ops) - 1, -1, -1):
@@ -158,8 +155,8 @@ def independent_products(
 def _merged(room: Floats, bins: Floats, number: Ints) -> tuple[Floats, Ints]:
     """At most ``_WINDOWS`` windows for sets with these rooms, and the window of each set.
 
-    Sets that are alike have the mean of their rooms, by the ``number`` of places that they stand
-    at.  Windows go from the narrowest on; sets without room are in none (-1).
+    The room of a window is the mean of its sets' rooms, weighted by ``number``.  Windows are in
+    order of width; sets without room are in none (-1).
     """
     window = np.full(len(room), -1, dtype=np.int64)
     some = np.flatnonzero(room.sum(axis=1) > 0)

@@ -1,4 +1,4 @@
-"""What a batch of states costs."""
+"""Prices of batches of states."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class Prices:
     collective_seconds: Floats  # [S, 5] by kind, in the order of COLLECTIVES
     collective_count: Floats  # [S, 5]
     collective_bytes: Floats  # [S, 5] bytes of results a device holds after each collective
-    hidden_seconds: Floats  # [S] of the collectives, that products run beside
-    sent_bytes: Floats  # [S] bytes a device sends, round rings
-    peak_bytes: Floats  # [S] arguments and temporaries at the worst moment
+    hidden_seconds: Floats  # [S] of collectives, beside products
+    sent_bytes: Floats  # [S] bytes a device sends in rings
+    peak_bytes: Floats  # [S] arguments and temporaries at the peak
     argument_bytes: Floats  # [S]
-    output_bytes: Floats  # [S] results, those in donated arguments included
+    output_bytes: Floats  # [S] results, also those in donated arguments
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-    """Collectives that are alike, as XLA leaves them; all of them add up to a state's prices."""
+    """Equal collectives, as XLA leaves them; all of them add up to a state's prices."""
 
     kind: str
     axes: tuple[str, ...]
-    #: Of the result that a device holds after each.
+    #: Of one result on a device.
     bytes: float
-    #: In a step: of those that stand in the program, XLA merges some, and makes constants anew.
+    #: Number per step: XLA merges some that are in the program, and recomputes constants.
     count: float
-    #: The cheapest that the links allow, and what one takes.
+    #: The cheapest algorithm on the links, and the seconds of one.
     algorithm: str
     seconds: float
     #: Whether shards exchange their edges (of a window, slice or pad).
@@ -47,20 +47,20 @@ class Transfer:
 
 
 class Worth(NamedTuple):
-    """What a search asks of ``S`` states."""
+    """The prices of ``S`` states that a search needs."""
 
     seconds: Floats  # [S] step time
     peak_bytes: Floats  # [S]
 
 
 def highest(growth: Floats) -> Floats:
-    """The most that is in memory besides arguments, which grows as told: ``[S]`` of ``[S, M]``."""
+    """``[S]`` the most memory besides arguments; ``growth`` is ``[S, M]``, by moment."""
     live = np.cumsum(growth, axis=1)
     return np.asarray(np.maximum(live.max(axis=1, initial=0.0), 0.0))
 
 
 def joined(prices: Sequence[Prices]) -> Prices:
-    """Prices of states that follow each other."""
+    """The prices of several batches, in order."""
     return Prices(*(np.concatenate(fields) for fields in zip(*map(_fields, prices), strict=True)))
 
 

@@ -1,4 +1,4 @@
-"""Tables kept on disk, by the program, rules and op classes that they follow from."""
+"""Cache of tables on disk, by program, rules and op classes."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from toast.cost.gathering import Buffered, build
 from toast.cost.tables import EntityTable, Tables
 from toast.space import Space
 
-#: Another one makes kept entries void.
+#: Version of the entries; a new one invalidates all.
 _FORMAT = "2"
 _KIND = "tables"
 
-#: Programs of fewer ops have their tables sooner than a file is read.
+#: Ops below which building the tables is faster than reading a file.
 _LEAST_OPS = 1000
 
 
 def tables(space: Space, terms: Sequence[Buffered], *, product_operands: str = "") -> Tables:
-    """:func:`toast.cost.gathering.build`, or what it made the last time of an equal space.
+    """:func:`toast.cost.gathering.build`, with a cache on disk.
 
-    ``terms`` are always the same ones: what is kept is kept by the code that says them.  What
-    cannot be kept is a :class:`toast.errors.CacheWarning`.
+    ``terms`` must always be the same: the key contains only their code.  If the tables cannot be
+    stored, a :class:`toast.errors.CacheWarning` is issued.
     """
     key = None
     if disk_cache.enabled() and len(space.analysis.program.ops) >= _LEAST_OPS:
@@ -71,14 +71,14 @@ def _code() -> bytes:
     return disk_cache.digest_of_files([top / "graphs.py", *files])
 
 
-# -- what an entry holds -------------------------------------------------------------------------
+# -- entries ----------------------------------------------------------------------------------
 
-#: Of a sparse array.
+#: Parts of a sparse array.
 _PARTS = ("data", "indices", "indptr", "shape")
 
 
 def _packed(record: Any, prefix: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The texts, and the arrays, of a record of arrays, texts and records of these."""
+    """The texts and the arrays of a record of arrays, texts and records."""
     texts: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
     for field in dataclasses.fields(record):
@@ -123,14 +123,14 @@ def _unpacked(texts: Any, arrays: dict[str, Any], kind: Any = Tables, prefix: st
 
 
 def _dtype(annotation: Any) -> np.dtype[Any]:
-    """The dtype of ``NDArray[...]``, as newer and older versions of numpy have it."""
+    """The dtype of ``NDArray[...]``, in newer and older versions of numpy."""
     last = annotation.__args__[-1]
     dtype: np.dtype[Any] = np.dtype(getattr(last, "__args__", (last,))[0])
     return dtype
 
 
 def _check(tables: Tables, space: Space) -> None:
-    """Raise ValueError where tables do not fit one another, or the space."""
+    """Raise ``ValueError`` if tables do not fit one another, or the space."""
     program, width = space.analysis.program, tables.slots.dim.shape[1]
     slots, values, uses, products = (
         len(table) for table in (tables.slots, tables.values, tables.uses, tables.products)
@@ -141,7 +141,7 @@ def _check(tables: Tables, space: Space) -> None:
     for field in dataclasses.fields(tables):
         table = getattr(tables, field.name)
         if isinstance(table, EntityTable):
-            rows = {len(getattr(table, column.name)) for column in dataclasses.fields(table)}
+            rows = {len(getattr(table, each.name)) for each in dataclasses.fields(table)}
             if len(rows) != 1:
                 raise ValueError(f"{field.name}: columns of different lengths")
     for array, end in (
@@ -162,7 +162,7 @@ def _check(tables: Tables, space: Space) -> None:
     windows = tables.windows
     bins, count = windows.room.shape[1], len(windows.room)
     names = space.analysis.names
-    for found, shape in (
+    for column, shape in (
         (tables.ops.halo, (ops, width)), (tables.products.size, (products, 3)),
         (tables.products.group, (products, width)), (tables.values.reduces, (values, width)),
         (tables.operands.along, (len(tables.operands), ranks)), (windows.bins, (bins,)),
@@ -172,7 +172,7 @@ def _check(tables: Tables, space: Space) -> None:
         (tables.results, (len(program.results),)),
         (tables.columns.ends, (len(tables.columns.names),)),
     ):  # fmt: skip
-        if found.shape != shape:
-            raise ValueError(f"of shape {found.shape}, not {shape}")
+        if column.shape != shape:
+            raise ValueError(f"of shape {column.shape}, not {shape}")
     if (np.diff(tables.columns.ends, prepend=0) < 0).any():
         raise ValueError("columns that end before they begin")

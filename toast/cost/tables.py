@@ -1,9 +1,9 @@
-"""What pricing needs to know of a program: one table per entity, each a record of arrays.
+"""The tables from which states are priced: one per entity, each a record of arrays.
 
 An entity is an **op class** (:mod:`toast.space`), a class of **products**, a **slot** (a tensor at
 a place of an op class), a **value class** (values defined at one slot and used at the same slots)
 or a **use class** (a value class at one of its use slots).  A price is a sum over entities; only
-the memory timeline goes back to single values.  ``table.take(rows)`` has some of the rows.
+the memory timeline distinguishes single values.  ``table.take(rows)`` selects rows.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class EntityTable:
         return len(getattr(self, dataclasses.fields(self)[0].name))
 
     def take(self, rows: npt.NDArray[np.generic] | slice) -> Self:
-        """Some of the rows, in this order; numbers of other tables' rows stay as they are."""
+        """The table with these rows, in this order; row numbers of other tables do not change."""
         fields = (field.name for field in dataclasses.fields(self))
         return type(self)(**{name: getattr(self, name)[rows] for name in fields})
 
 
 @dataclasses.dataclass(frozen=True)
 class Slots(EntityTable):
-    """``[T]`` tensors at a place of an op class, which has ``F`` factors at most."""
+    """``[T]`` tensors at places of op classes, which have ``F`` factors at most."""
 
     op_class: Ints
     dim: Dims  # [T, F + 1] dimension that a factor shards, or -1; the last column: no factor
@@ -48,10 +48,10 @@ class OpClasses(EntityTable):
 
     count: Ints  # ops in a step
     flops: Floats  # floating-point operations of one op
-    dtype: Ints  # element type that decides the peak FLOP/s: a place in ``Tables.dtypes``
+    dtype: Ints  # element type that decides the peak FLOP/s: index into ``Tables.dtypes``
     product: Bools  # whether they are matrix products or convolutions
-    #: ``[K, F + 1]`` what a shard along a permutation factor needs of its neighbours, as a fraction
-    #: of the result's dimension; infinite for another whole shard, 0 of other factors.
+    #: ``[K, F + 1]`` what a shard along a permutation factor needs from its neighbours, as a
+    #: fraction of the result's dimension; infinite for another whole shard, 0 for other factors.
     halo: Floats
     peak_seconds: Floats  # of one op on one device; 0 before :meth:`Tables.on_hardware`
 
@@ -62,12 +62,12 @@ class Products(EntityTable):
 
     op_class: Ints
     size: Floats  # [P, 3] rows, columns and depth of one product
-    group: Ints  # [P, F + 1] what a factor shards of them: 0, 1, 2, or 3 for neither
+    group: Ints  # [P, F + 1] which of these a factor shards: 0, 1, 2, or 3 for none
 
 
 @dataclasses.dataclass(frozen=True)
 class ProductTensors(EntityTable):
-    """Operands and results of products, those of one class next to each other."""
+    """Operands and results of products, grouped by class."""
 
     product: Ints
     slot: Ints
@@ -80,30 +80,30 @@ class ValueClasses(EntityTable):
 
     slot: Ints  # that defines it
     count: Ints  # values in a step
-    bytes: Floats  # of one, unsharded
+    bytes: Floats  # of one unsharded value
     sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
-    written: Bools  # its definition is a memory-bound kernel that writes it
-    merged: Bools  # a product's result that its one consumer takes in, unless it is summed
+    written: Bools  # a memory-bound kernel writes it
+    merged: Bools  # a product's result, fused with its only consumer unless summed
     transcendentals: Floats  # exponentials and the like, of all its values in a step
-    summed_whole: Bools  # XLA sums it over many devices whole, even where parts would do
+    summed_whole: Bools  # XLA sums it whole over many devices, even if parts suffice
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
-    constant: Bools  # made of constants alone: nobody has to send it
+    constant: Bools  # computed from constants alone: no device sends it
     free: Floats  # share of products that may run beside its sums
-    arguments: Ints  # arguments of the program in it
+    arguments: Ints  # number of the program's arguments in it
     may_pad: Bools  # some sharding pads it to lanes; false before :meth:`Tables.on_hardware`
 
 
 @dataclasses.dataclass(frozen=True)
 class UseClasses(EntityTable):
-    """``[U]`` value classes at a use slot, those of one value class next to each other."""
+    """``[U]`` value classes at a use slot, grouped by value class."""
 
     value: Ints  # value class
     slot: Ints
-    count: Floats  # how often it is used there in a step, as a reshard counts
-    number: Ints  # uses in the program's text
-    reads: Floats  # memory-bound kernels that read it there
+    count: Floats  # how often a reshard for it runs in a step
+    number: Ints  # uses in the program, without repetition
+    reads: Floats  # reads by memory-bound kernels in a step
     free: Floats  # share of products that may run beside a reshard
-    share: Floats  # bytes of an element there over those of the value: rounded for products
+    share: Floats  # bytes of an element at the use over those of the value's element
 
     @functools.cached_property
     def first(self) -> Ints:
@@ -128,20 +128,20 @@ class CopyPairs(EntityTable):
 
 @dataclasses.dataclass(frozen=True)
 class JointSums(EntityTable):
-    """Sums in parts that are added up before they are summed over devices, by value class."""
+    """Partial sums that are added before they are summed over devices, by value class."""
 
     value: Ints
     other: Ints  # value class that its collective is merged with
-    share: Floats  # of its values that this holds for
+    share: Floats  # of its values, those with such a sum
 
 
 @dataclasses.dataclass(frozen=True)
 class ProductOperands(EntityTable):
-    """Value classes that products take, in order."""
+    """Value classes of the operands of products, in order."""
 
     value: Ints
-    result: Ints  # value class that the products make
-    along: Bools  # [rows, R] dimensions of the result that the operand has as well
+    result: Ints  # value class of the products' results
+    along: Bools  # [rows, R] dimensions of the result that the operand has, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Events(EntityTable):
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Columns of the memory timeline: a block for each term that holds memory, by its name."""
+    """Columns of the memory timeline: a named block for each term with buffers."""
 
     names: tuple[str, ...]
     ends: Ints  # [blocks]
@@ -178,14 +178,14 @@ class Columns:
         return slice(int(first), int(self.ends[number]))
 
     def block_of(self, column: int) -> tuple[str, int]:
-        """The block that a column is in, and its place there."""
+        """The block of a column, and the column's place in it."""
         name = self.names[int(np.searchsorted(self.ends, column, side="right"))]
         return name, column - self[name].start
 
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """All that is known of a program before its states are priced."""
+    """Everything that pricing states of a program needs."""
 
     slots: Slots
     ops: OpClasses
@@ -196,10 +196,10 @@ class Tables:
     pairs: CopyPairs
     joint_sums: JointSums
     operands: ProductOperands
-    windows: Windows  # which products collectives may run beside
+    windows: Windows  # products that collectives may run beside
     events: Events
     columns: Columns
-    #: ``[moments, columns]`` how each column grows from one local peak of memory to the next.
+    #: ``[moments, columns]`` growth of each column from one local peak of memory to the next.
     growth: sparse.csr_array
     results: Ints  # [results] use class of each result
     value_class: Ints  # [values of the program]
@@ -215,7 +215,7 @@ class Tables:
         }[entity])  # fmt: skip
 
     def op_class(self, entity: Entity) -> Ints:
-        """``[entities]`` the op class that each is at: of a value it makes it, of a use it uses."""
+        """``[entities]`` op class of each: of a value, its definition's; of a use, its user's."""
         if entity is Entity.OP_CLASS:
             return np.arange(len(self.ops))
         if entity is Entity.PRODUCT:
@@ -226,7 +226,7 @@ class Tables:
         return np.asarray(slots if entity is Entity.USE_CLASS else slots[self.pairs.later])
 
     def on_hardware(self, peaks: Floats, may_pad: Bools) -> Tables:
-        """With what follows from hardware: ``[dtypes]`` FLOP/s, and which values it pads."""
+        """With the columns that depend on hardware; ``peaks`` (``[dtypes]``) are in FLOP/s."""
         seconds = np.where(self.ops.product, self.ops.flops / peaks[self.ops.dtype], 0.0)
         return dataclasses.replace(
             self,

@@ -19,8 +19,8 @@ class Buffer:
     value: int
     #: Bytes per device.
     bytes: float
-    #: ``value``; ``copy``, resharded; ``sum``, what a sum over devices is more before a device
-    #: keeps its part; or ``second``, what cannot overwrite what it is made of.
+    #: ``value``; ``copy``, resharded; ``sum``, the part of a whole sum that a device does not keep;
+    #: or ``second``, a value that cannot overwrite its operand.
     what: str
     #: Alive from before op ``start`` to before op ``end``.
     start: int
@@ -33,12 +33,12 @@ class Timeline:
 
     #: ``[events]`` the op before which memory changes, in order.
     op: Ints
-    #: ``[events]`` bytes from there on, arguments included.
+    #: ``[events]`` live bytes after each, arguments included.
     live_bytes: Floats
     argument_bytes: float
-    #: The op before which the peak is.
+    #: The op before which memory peaks.
     peak_op: int
-    #: What is alive then besides the arguments, the largest first.
+    #: The buffers at the peak besides the arguments, the largest first.
     at_peak: tuple[Buffer, ...]
 
     def __repr__(self) -> str:
@@ -53,10 +53,7 @@ class Timeline:
     def of(
         cls, tables: Tables, labels: Mapping[str, str], columns: Floats, argument_bytes: float
     ) -> Timeline:
-        """From the bytes of every column of the tables' events.
-
-        ``labels`` are what the buffers of each block of columns are called.
-        """
+        """From the bytes of every column (``[columns]``); ``labels`` name the blocks' buffers."""
         events = tables.events
         live = argument_bytes + np.cumsum(columns[events.column] * events.sign)
         peak = int(events.op[np.argmax(live)]) if len(live) else 0
@@ -75,7 +72,7 @@ def _buffers(t: Tables, labels: Mapping[str, str], columns: Floats) -> list[Buff
     copies = _copies(t, columns)
     opened: dict[tuple[int, int], int] = {}
     buffers: list[Buffer] = []
-    shared: dict[tuple[int, int], int] = {}  # copies of a value, to be continued
+    shared: dict[tuple[int, int], int] = {}  # the last buffer of each copy
     events = (t.events.column, t.events.value, t.events.sign, t.events.op)
     for column, value, sign, op in zip(*(each.tolist() for each in events), strict=True):
         size = float(columns[column])
@@ -100,14 +97,14 @@ def _buffers(t: Tables, labels: Mapping[str, str], columns: Floats) -> list[Buff
 
 
 def _copies(t: Tables, columns: Floats) -> dict[int, int]:
-    """Columns of copies, and the first use class that has each copy."""
+    """Columns of copies, each with the first use class that has the copy."""
     if not {"copies", "shared copies"} <= {*t.columns.names}:
         return {}
     copies, shared = t.columns["copies"], t.columns["shared copies"]
     first = list(range(len(t.uses)))
     for pair in np.flatnonzero(columns[shared] > 0).tolist():
         first[int(t.pairs.later[pair])] = int(t.pairs.earlier[pair])
-    for use in range(len(t.uses)):  # those that it may be shared with come before it
+    for use in range(len(t.uses)):  # earlier use classes come first
         first[use] = first[first[use]]
     later = t.pairs.later.tolist()
     return {

@@ -1,4 +1,4 @@
-"""What each value, and each op, costs at least, by joint choices of the op classes around it."""
+"""Lower bounds of the cost of each value and op, by joint choices of the op classes around it."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from toast.cost.model import CostModel
 from toast.cost.terms import StepPart
 from toast.space import States
 
-#: States that are looked at together.
+#: States priced in one batch.
 _BATCH = 1024
 
 
 class JointBound(NamedTuple):
-    """What one value, or one op, costs at least, by the choices of some op classes."""
+    """The least cost of one value or one op, by the choices of some op classes."""
 
     scope: tuple[int, ...]
     #: One axis per class of the scope, as long as it has choices.
     seconds: Floats
-    #: ... and one more, over moments: bytes that are alive.
+    #: The same axes, and one over moments: live bytes.
     memory: Floats
 
 
 def joint_bounds(model: CostModel, room: float, *, most: int) -> list[JointBound]:
-    """Bounds whose sum is no more than a price: seconds, and live bytes at every moment.
+    """Bounds whose sum is at most the price: seconds, and live bytes at every moment.
 
-    They hold for states whose step takes at most ``room`` seconds: products hide no more than
-    that.  On one axis and with ``overlap="none"`` the sum of seconds is the price, but for sums
-    that wait for a common one.  Raises ``ValueError`` where a value's neighbours have more than
-    ``most`` joint choices.
+    They hold for states whose step takes at most ``room`` seconds, which limits what products hide.
+    On one axis and with ``overlap="none"``, the sum of seconds is the price, except for sums that
+    wait for a common one.  Raises ``ValueError`` if a value's neighbours have more than ``most``
+    joint choices.
     """
     t, choices = model.tables, model.space.choices
     live = t.growth.toarray().cumsum(axis=0)  # [moments, columns]
@@ -71,7 +71,7 @@ def joint_bounds(model: CostModel, room: float, *, most: int) -> list[JointBound
 
 
 def _of_op(model: CostModel, states: States, k: int) -> Floats:
-    """Seconds by part of what op class ``k`` decides alone: ``[parts, S]``."""
+    """``[parts, S]`` seconds that depend on op class ``k`` alone."""
     parts = np.zeros((len(StepPart), len(states)))
     for term, seconds in model.op_work(held_by(model.tables, states)):
         here = model.tables.op_class(term.scope) == k
@@ -94,9 +94,9 @@ def _joint_states(model: CostModel, scope: tuple[int, ...]) -> Iterator[States]:
 def _of_value(
     model: CostModel, around: Neighbourhoods, states: States, c: int, room: float, live: Floats
 ) -> tuple[Floats, Floats]:
-    """Seconds of value class ``c``, and its bytes at moments: ``[S]`` and ``[S, moments]``.
+    """The least seconds of value class ``c``, and its bytes at moments: ``[S]``, ``[S, moments]``.
 
-    Where its neighbourhood has classes beyond its uses, all is as favourable as it can be.
+    Other classes of the neighbourhood than its uses take the most favourable values.
     """
     piece = around.cut(np.full(len(states), c))
     held = held_by(model.tables, states[piece.ops.owner, piece.ops.row][None])
@@ -105,7 +105,7 @@ def _of_value(
     for term, spent in model.work(layout):
         if term.scope in piece.members:
             seconds += piece.total(term.scope, spent)
-    # Which axes are major depends on the whole state.
+    # The order of the axes depends on the whole state.
     for traffic in model.traffic(layout, ordered=False):
         windows = model.most_hidden(traffic, room)
         seconds += piece.total(traffic.term.scope, traffic.least_count * (traffic.once - windows))

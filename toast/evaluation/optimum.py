@@ -1,8 +1,8 @@
-"""Optima of small programs, to measure what the search and the space leave out.
+"""Optima of small programs, to measure what the search and the space miss.
 
-:func:`best_reachable` looks at every state that actions lead to; the search cannot do better.
-:func:`best_legal` also takes in those that no action leads to: that resolve compatible conflicts
-differently (3.5), or shard only some dimensions of a color (4.2).
+:func:`best_reachable` prices every state that actions lead to; the search cannot do better.
+:func:`best_legal` also covers states that no action leads to, which resolve compatible conflicts
+differently (3.5) or shard only some dimensions of a color (4.2).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from toast.space import Action, Space, States
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-#: Entries of the largest table of a bound.
+#: Maximum number of entries of a bound's table.
 _TABLE = 1 << 18
 
-#: Partial states that are extended together.
+#: Partial states that are extended in one batch.
 _CHUNK = 4096
 
 
@@ -44,9 +44,9 @@ class Optimum:
     seconds: float
     peak_bytes: float
     fits: bool
-    #: The fewest actions that lead to it; none where it need not be reachable.
+    #: The fewest actions that lead to it; empty for :func:`best_legal`.
     actions: tuple[Action, ...]
-    #: States of the set, and those of them that were priced.
+    #: Number of states in the set, and of those that were priced.
     states: int
     priced: int
 
@@ -59,11 +59,12 @@ def best_reachable(
     depth: int = 30,
     max_states: int = 100_000,
 ) -> Optimum:
-    """The optimum over all states that at most ``depth`` actions lead to.
+    """The optimum of all states that at most ``depth`` actions lead to.
 
-    Breadth first, each state once, so that a state's trajectory is the shortest.  ``action_cost``
-    is that of the search's settings: with it, this is exactly what the search minimises.  Raises
-    :class:`toast.errors.SearchError` beyond ``max_states``.
+    States are visited once, breadth first, so a state's trajectory is the shortest.
+    ``memory_bytes`` is the limit per device.  With the ``action_cost`` of the search's settings,
+    this is exactly what the search minimises.  Raises :class:`toast.errors.SearchError` beyond
+    ``max_states``.
     """
     space, ledger = model.space, Ledger(model, memory_bytes, action_cost)
     every = range(len(space.actions))
@@ -100,13 +101,13 @@ def best_legal(
     *,
     max_states: int = 5_000_000,
 ) -> Optimum:
-    """The optimum over all legal states: any choice of ``Space.choices`` for every op class.
+    """The optimum of all legal states: any choice of ``Space.choices`` for every op class.
 
-    Branch and bound.  Op classes choose one after the other, and a partial state is dropped where
-    it cannot be better than the best state known: its seconds and its live bytes are bounded by
-    :mod:`toast.evaluation.joint_bounds` for what has been chosen, and for the rest by bucket
-    elimination (mini-buckets where tables would grow).  What is left at the end is priced.  Ops
-    that are tied choose together; those that can shard nothing choose nothing.
+    Branch and bound: op classes choose one after another, and a partial state is dropped if it
+    cannot beat the best known state.  Bounds of its seconds and live bytes come from
+    :mod:`toast.evaluation.joint_bounds` for the choices so far, and from bucket elimination for the
+    rest (mini-buckets if tables would grow).  The remaining states are priced.  Tied ops choose
+    together; ops that cannot be sharded choose nothing.
 
     Raises :class:`toast.errors.SearchError` beyond ``max_states`` partial states.
     """
@@ -115,7 +116,7 @@ def best_legal(
 
 
 def random_legal(space: Space, count: int, random: np.random.Generator) -> States:
-    """``count`` legal states, drawn evenly: ``[count, classes, axes]``."""
+    """``count`` legal states, drawn uniformly: ``[count, classes, axes]``."""
     states = np.stack(
         [rows[random.integers(len(rows), size=count)] for rows in space.choices], axis=1
     )
@@ -123,7 +124,7 @@ def random_legal(space: Space, count: int, random: np.random.Generator) -> State
 
 
 def with_ties(space: Space, states: States) -> States:
-    """``states`` with tied op classes as those that they are tied to."""
+    """``states`` in which tied op classes follow those that they are tied to."""
     states = states.copy()
     for k, other, factor in space.tied:
         states[:, k] = factor[states[:, other]]
@@ -152,7 +153,7 @@ def _optimum(
 
 
 class _Message(NamedTuple):
-    """The least that classes chosen later add, by the choices of earlier ones."""
+    """The least seconds that later classes add, by the choices of earlier ones."""
 
     scope: tuple[int, ...]
     seconds: Floats
@@ -165,7 +166,7 @@ class _Partial(NamedTuple):
 
     chosen: npt.NDArray[np.int16]  # [N, chosen]
     seconds: Floats  # [N] of the terms whose classes have all chosen
-    memory: Floats  # [N, moments] at least
+    memory: Floats  # [N, moments] lower bounds
 
 
 class _Branching:
@@ -181,7 +182,7 @@ class _Branching:
         self._best, self._rank = known, np.inf
         self._offer(known[None])
         prices = model.price(known[None])
-        # Better states take no longer than this, unless what is known does not fit.
+        # Better states take no longer, if the known state fits.
         fits = prices.peak_bytes[0] <= memory_bytes
         room = float(prices.seconds[0]) if fits else math.inf
         try:
@@ -213,7 +214,7 @@ class _Branching:
                 self._offer(self._states(part.chosen))
                 continue
             grown = self._extended(part)
-            # The most promising, which are the last, go on top.
+            # The most promising are last, and go on top of the stack.
             for first in range(0, len(grown.seconds), _CHUNK):
                 rows = slice(first, first + _CHUNK)
                 stack.append(_Partial(grown.chosen[rows], grown.seconds[rows], grown.memory[rows]))
@@ -242,7 +243,7 @@ class _Branching:
     # -- order and tables --------------------------------------------------------------------
 
     def _ordered(self) -> list[int]:
-        """The order of choices: the last has the fewest neighbours, and so on backwards."""
+        """The order of choices, built backwards: the last has the fewest neighbours, and so on."""
         near: dict[int, set[int]] = {k: set() for k in self._free}
         for term in self._terms:
             inside = [k for k in term.scope if k in near]
@@ -259,9 +260,9 @@ class _Branching:
         return order[::-1]
 
     def _reduced(self, term: JointBound) -> JointBound:
-        """The term by places in the order, the classes that have no choice left out.
+        """The term by places in the order, without classes that have only one choice.
 
-        A tied class has no say: the tables of its tensors are those of the op it is tied to.
+        Tied classes are left out: the tables of their tensors are those of the op they are tied to.
         """
         index = tuple(slice(None) if k in self._place else 0 for k in term.scope)
         places = [self._place[k] for k in term.scope if k in self._place]
@@ -273,25 +274,25 @@ class _Branching:
         )
 
     def _eliminated(self) -> list[_Message]:
-        """Bounds of what is still to be chosen, by eliminating the classes from the last on."""
+        """Bounds of the remaining choices: classes are eliminated from the last on."""
         waiting: list[tuple[tuple[int, ...], Floats]] = [
             (term.scope, term.seconds) for term in self._terms if term.scope
         ]
-        found: list[_Message] = []
+        messages: list[_Message] = []
         for place in reversed(range(len(self._order))):
             bucket = [each for each in waiting if each[0][-1] == place]
             waiting = [each for each in waiting if each[0][-1] != place]
             for scope, table in self._joined(bucket):
                 message = _Message(scope[:-1], table.min(axis=-1), place)
-                found.append(message)
+                messages.append(message)
                 if message.scope:
                     waiting.append((message.scope, message.seconds))
-        return found
+        return messages
 
     def _joined(
         self, bucket: list[tuple[tuple[int, ...], Floats]]
     ) -> list[tuple[tuple[int, ...], Floats]]:
-        """Sums of the tables of a bucket, as few as can be without one growing too large."""
+        """Sums of the tables of a bucket: as few as possible without a table that is too large."""
         joined: list[tuple[tuple[int, ...], Floats]] = []
         for scope, table in sorted(bucket, key=lambda each: -each[1].size):
             for number, (other, sum_) in enumerate(joined):
@@ -313,7 +314,7 @@ class _Branching:
     # -- bounds ------------------------------------------------------------------------------
 
     def _extended(self, part: _Partial) -> _Partial:
-        """Every partial state with every choice of the next class, but for what is no better."""
+        """Every partial state with every choice of the next class that may beat the best state."""
         place = part.chosen.shape[1]
         size = self._size(place)
         self._looked += len(part.chosen) * size
@@ -345,13 +346,13 @@ class _Branching:
         return _Partial(chosen[order], seconds[order], memory[order])
 
     def _least_rank(self, seconds: Floats, peak: Floats) -> Floats:
-        """The rank of states with at least these seconds and this peak."""
+        """A lower bound of the rank of states with at least these seconds and this peak."""
         model = self._model
         over = np.maximum(peak * (1 - 1e-9) - self._memory, 0.0)
         cost = seconds / max(model.initial_seconds, 1e-300)
         return cost + MEMORY_WEIGHT * over / max(model.initial_peak, 1.0) + OVER_LIMIT * (over > 0)
 
     def _least(self, term: JointBound, classes: int) -> Floats:
-        """Bytes of a term where only the first ``classes`` of the order have chosen, at least."""
+        """The least bytes of a term if only the first ``classes`` of the order have chosen."""
         later = tuple(axis for axis, p in enumerate(term.scope) if p >= classes)
         return np.asarray(term.memory.min(axis=later))

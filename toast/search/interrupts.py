@@ -1,4 +1,4 @@
-"""Interrupts that end a search with the best plan so far, wherever they come."""
+"""Interrupts: an interrupted search returns its best plan so far."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 
 class _Block(NamedTuple):
-    """A block of the main thread that notes interrupts."""
+    """A block of the main thread that records interrupts."""
 
     event: threading.Event
-    #: What handles interrupts outside of all blocks.
+    #: The handler of interrupts outside of all blocks.
     handler: Callable[[int, FrameType | None], Any]
 
 
@@ -23,16 +23,14 @@ _blocks: list[_Block] = []
 
 @contextlib.contextmanager
 def noted_interrupts(*, raising: bool = False) -> Iterator[threading.Event]:
-    """In the block, an event that an interrupt sets.
+    """Yield an event that the first interrupt in the block sets; the second one is raised.
 
-    An interrupt that is raised may come anywhere: a callback of the garbage collector, and JAX has
-    one, prints and forgets it; numpy turns it into some other error; between two searches it loses
-    their results.  So the first one only sets the event, and the second one is raised; with
-    ``raising`` the first one is raised as well.  Blocks within a block share its event.
+    Python may raise an interrupt anywhere: a callback of the garbage collector (JAX has one) prints
+    and ignores it; numpy turns it into another error; between two searches it loses their results.
+    With ``raising``, the first interrupt is raised, too.  Nested blocks share one event.
 
-    Where SIGINT has a handler of the user's own, that handler is called, and what it raises counts
-    as the interrupt.  Where interrupts are ignored, or in another thread than the main one, the
-    event is never set.
+    If the user has a handler of SIGINT, it is called; a ``KeyboardInterrupt`` that it raises counts
+    as the interrupt.  The event is never set if interrupts are ignored, or outside the main thread.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

@@ -1,7 +1,7 @@
-"""Runs searches: one after the other here, or several at a time in processes of their own.
+"""Runs searches: one after another in this process, or several at a time in worker processes.
 
-A result depends on its job alone, and of equal ones that of the first job counts; so results do not
-depend on the number of processes, unless a budget or an interrupt ends searches.
+The result of a job depends only on the job; of equal results, the first job's is kept.  Without a
+budget or an interrupt, results therefore do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from toast.search.stage import Stage
 from toast.search.worker import Proposed, Stop, Task, send
 from toast.space import Action
 
-#: What a process runs.
+#: The code that a worker process runs.
 _WORKER = "from toast.search.worker import main; main()"
 
-#: Seconds beyond the budget, or an interrupt, after which processes are no longer waited for.
+#: Seconds that processes have to answer after the end of the budget or an interrupt.
 _GRACE = 3.0
 
-#: Seconds after which one who waits looks whether the search was interrupted.
+#: Seconds between checks for an interrupt while waiting.
 _PATIENCE = 0.05
 
 
@@ -50,12 +50,12 @@ class Job(NamedTuple):
     stages: tuple[Stage, ...] = DEFAULT_STAGES
     #: Trajectories to begin with.
     start: tuple[tuple[Action, ...], ...] = ()
-    #: States to combine with the best one, when they are there.
+    #: States to combine with the best one, once they are available.
     proposals: Proposals | None = None
 
 
 class Runner:
-    """Runs jobs, ``processes`` at a time; in this process where that is one."""
+    """Runs jobs, at most ``processes`` at a time; with one, in this process."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Runner:
         interrupt: threading.Event,
         progress: Callable[[Round], None] | None = None,
     ) -> None:
-        """``interrupt``, when it is set, ends every job with its best so far."""
+        """Setting ``interrupt`` ends every job with its best plan so far."""
         self._processes = processes
         self._interrupt = interrupt
         self._progress = progress
         self._workers: list[_Worker] = []
         self._messages: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
-        #: What ended searches early: ``budget``, ``interrupt`` or nothing.
+        #: Why searches ended early: ``budget``, ``interrupt`` or empty.
         self.stopped = ""
 
     def __enter__(self) -> Runner:
@@ -85,11 +85,10 @@ class Runner:
             worker.end()
 
     def run(self, jobs: Sequence[Job], end: float | None = None) -> list[SearchResult | str]:
-        """The result of each job, or why it is lost; there is at least one result.
+        """The result of each job, or the reason why it has none; at least one job has a result.
 
-        Jobs share the time that is left until ``end`` (of ``time.perf_counter``) evenly, and what
-        one of them does not need goes to the next.  Those that an interrupt, or the end, leaves no
-        time for are lost without a reason.
+        Jobs share the time until ``end`` (of ``time.perf_counter``) evenly; later jobs also get the
+        time that earlier ones leave.  The reason is empty if the end or an interrupt left no time.
         """
         together = min(self._processes, len(jobs))
         progress = _Progress(self._progress)
@@ -98,7 +97,7 @@ class Runner:
         else:
             results = self._run_in_processes(jobs, end, progress, together)
             if not any(isinstance(result, SearchResult) for result in results):
-                # Better than nothing: the first job, without time if it was an interrupt.
+                # Without any result, run the first job here; without time if searches were stopped.
                 now = time.perf_counter() if self.stopped else end
                 results[0] = self._run_here(jobs[:1], now, progress)[0]
         if self._interrupt.is_set():
@@ -163,7 +162,7 @@ class Runner:
     def _receive(
         self, end: float | None, interrupt: threading.Event | None = None
     ) -> tuple[_Worker, Any] | None:
-        """The next message of a process; none after ``end``, or at an interrupt."""
+        """The next message of a process; ``None`` after ``end`` or an interrupt."""
         while not (interrupt and interrupt.is_set()) and not _over(end):
             with contextlib.suppress(queue.Empty):
                 return self._messages.get(timeout=_PATIENCE)
@@ -183,7 +182,7 @@ class Runner:
         busy: dict[_Worker, int],
         results: list[SearchResult | str],
     ) -> None:
-        """Note the result of a worker, or that it is gone."""
+        """Record the result of a worker, or remove a worker that is gone."""
         number = busy.pop(worker)
         if isinstance(message, _Loss):
             self._workers.remove(worker)
@@ -194,7 +193,7 @@ class Runner:
         results[number] = message
 
     def _recall(self, busy: dict[_Worker, int], results: list[SearchResult | str]) -> None:
-        """Have all busy workers answer with their best so far, and leave those that do not."""
+        """Ask all busy workers for their best so far, and end those that do not answer."""
         end = time.perf_counter() + _GRACE
         try:
             for worker, number in busy.items():
@@ -212,17 +211,17 @@ class Runner:
 
 
 class _Loss(NamedTuple):
-    """A worker's process is no longer there, or cannot be talked to."""
+    """A worker's process has died, or messages cannot be exchanged with it."""
 
     reason: str
 
 
 class _Worker:
-    """A process that searches, and the threads that talk to it."""
+    """A process that searches, and the threads that communicate with it."""
 
     def __init__(self, messages: queue.SimpleQueue[tuple[_Worker, Any]]) -> None:
         self._messages = messages
-        #: Makes what is sent next; ``None`` is the end.
+        #: Functions that make the messages to send; ``None`` ends the thread.
         self._outbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._model: CostModel | None = None
         self._ended = False
@@ -233,7 +232,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path},
-            # Ctrl-C at the terminal is for the parent, which passes it on.
+            # Ctrl-C goes to the parent only, which sends a message.
             start_new_session=True,
         )
         self._threads = [
@@ -243,7 +242,7 @@ class _Worker:
             thread.start()
 
     def begin(self, number: int, job: Job) -> None:
-        """Give the process a job; what comes of it goes to the messages."""
+        """Start a job in the process; its progress and result go to the message queue."""
         model = None if job.model is self._model else job.model
         self._model = job.model
 
@@ -261,7 +260,7 @@ class _Worker:
             )
 
     def stop(self, number: int) -> None:
-        """Have the process end a job with its best so far."""
+        """Ask the process to end a job with its best plan so far."""
         self._outbox.put(lambda: Stop(number))
 
     def end(self) -> None:
@@ -274,18 +273,18 @@ class _Worker:
             thread.join()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe
-            with contextlib.suppress(OSError):  # what was not yet written has no reader
+            with contextlib.suppress(OSError):  # unwritten data has no reader
                 pipe.close()
 
     def _write(self) -> None:
         target = self._process.stdin
         assert target
         try:
-            while make := self._outbox.get():
-                send(target, make())
+            while make_message := self._outbox.get():
+                send(target, make_message())
         except OSError:
-            pass  # the process has died: whoever reads from it says so
-        except Exception as error:  # what cannot be sent
+            pass  # the process has died; the reading thread reports it
+        except Exception as error:  # the message cannot be sent
             self._messages.put((self, _Loss(f"{type(error).__name__}: {error}")))
 
     def _read(self) -> None:
@@ -306,7 +305,7 @@ class _Worker:
 
 
 class _Progress:
-    """Progress of several searches as if they were one."""
+    """Combines the progress of several searches."""
 
     def __init__(self, progress: Callable[[Round], None] | None) -> None:
         self._progress = progress
@@ -330,7 +329,7 @@ def _over(end: float | None) -> bool:
 
 
 def _within(settings: Settings, end: float | None, jobs: int) -> Settings:
-    """``settings`` with the share of one of ``jobs`` in the time that is left."""
+    """``settings`` with an even share of the remaining time as budget, for one of ``jobs``."""
     if end is None:
         return settings
     left = max(0.0, end - time.perf_counter())

@@ -1,4 +1,4 @@
-"""What the search knows: every state it has priced, and the best trajectories."""
+"""The ledger: every state that a search has priced, and the best trajectory."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ Floats = npt.NDArray[np.float64]
 
 _TINY = np.finfo(np.float64).tiny
 
-#: States that are priced at once.
+#: States priced in one batch.
 _BATCH = 256
 
-#: Value classes of all states together up to which they are priced whole: it is faster at first.
+#: Value classes, over all priced states, up to which the model prices faster than a memo.
 _WHOLE = 1000
 
-#: Actions that a refinement counts for.
+#: Number of actions that a refinement counts as.
 REFINEMENT_LENGTH = 5
 
-#: Added to the cost of what does not fit, so that it ranks behind all that does.
+#: Added to the cost of states that do not fit, to rank them after all states that fit.
 OVER_LIMIT = 1e3
 
-#: Times the cost of the best trajectory that one may have which refinements begin with: they hardly
-#: catch up with it from further away.
+#: Refinements begin with trajectories whose cost is at most this multiple of the best cost: others
+#: hardly ever catch up.
 _FAR = 3.0
 
 
 class SearchEnd(Exception):
-    """The budget of a search is over; the best trajectory so far is its result."""
+    """The budget of a search is over; its result is the best trajectory so far."""
 
 
 class Trajectory(NamedTuple):
-    """Actions in order, and what they are worth: the search minimises ``rank``."""
+    """Actions in order, with the rank that the search minimises."""
 
     rank: float
     actions: tuple[Action, ...]
-    #: That of the state they lead to, however many they are, and whether it fits or not.
+    #: Cost C (4.5) of the final state, without length and ``OVER_LIMIT``.
     cost: float
 
 
 class Ledger:
-    """Prices states once (transpositions, 4.3) and keeps the best trajectory."""
+    """Prices each state once (transpositions, 4.3) and keeps the best trajectory."""
 
     def __init__(
         self,
@@ -59,23 +59,22 @@ class Ledger:
         seed: int = 0,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """``check`` is called before states are priced: it may raise :class:`SearchEnd`."""
+        """``check`` is called before every batch is priced; it may raise :class:`SearchEnd`."""
         self.model = model
-        #: The limit per device.
+        #: Memory limit per device.
         self.memory_bytes = memory_bytes
-        #: Actions that a trajectory has at most.
+        #: Maximum number of actions of a trajectory.
         self.depth = depth
-        #: For every random choice of the stages.
+        #: Source of all random choices of the stages.
         self.random = np.random.default_rng(seed)
         self.best = Trajectory(np.inf, (), np.inf)
-        #: What the next stage begins with.
+        #: Trajectories that the next stage begins with.
         self.starts: list[Trajectory] = []
-        #: What stages remember from one round to the next.
+        #: Data that stages keep between rounds.
         self.memory: dict[Hashable, Any] = {}
-        #: Answers, within so many seconds, with states that may be better than the best one
-        #: somewhere.
+        #: Returns proposals within the given seconds: states that may be better in some regions.
         self.proposals: Callable[[float | None], Sequence[States]] = lambda _seconds: ()
-        #: Length that costs nothing: that of what the search begins with.
+        #: Length that costs nothing: that of the longest trajectory that the search begins with.
         self.free = 0
         #: Bytes of the smallest peak among the states priced so far.
         self.smallest_peak = np.inf
@@ -89,7 +88,7 @@ class Ledger:
         return len(self._cost)
 
     def price(self, states: States) -> tuple[list[bytes], Floats]:
-        """A key for each of ``states`` (``[S, classes, axes]``), and its cost C (4.5)."""
+        """The keys and the costs C (4.5) of ``states`` (``[S, classes, axes]``): ``[S]`` each."""
         self.check()
         keys = [state_key(state) for state in states]
         fresh: dict[bytes, int] = {}
@@ -106,7 +105,7 @@ class Ledger:
             fits = prices.peak_bytes <= self.memory_bytes
             self.smallest_peak = min(self.smallest_peak, float(prices.peak_bytes.min()))
             self._fits.update(zip(part, fits.tolist(), strict=True))
-            self._cost.update(zip(part, costs.tolist(), strict=True))  # last: now they are known
+            self._cost.update(zip(part, costs.tolist(), strict=True))  # last: marks them as priced
         return keys, np.array([self._cost[key] for key in keys], dtype=np.float64)
 
     def _priced(self, states: States) -> Prices | Worth:
@@ -126,41 +125,41 @@ class Ledger:
         return self._fits[key]
 
     def length_cost(self, cost: float, length: int) -> float:
-        """The cost of a trajectory: shorter ones are preferred (4.1).
+        """The cost of a trajectory of this length: shorter ones are preferred (4.1).
 
-        An action has to earn a share of the cost: on many devices costs are tiny.
+        The penalty is a share of the cost, because costs are tiny on many devices.
         """
         return cost * (1.0 + self._action_cost * max(0, length - self.free))
 
     def rank(self, key: bytes, length: int) -> float:
-        """What the best plan minimises: its cost, after whether it fits at all."""
+        """The search's objective: :meth:`length_cost`, plus ``OVER_LIMIT`` if it does not fit."""
         return self.length_cost(self._cost[key], length) + (0.0 if self._fits[key] else OVER_LIMIT)
 
     def ranks(self, keys: Sequence[bytes], length: int | npt.NDArray[np.int64]) -> Floats:
-        """The ranks of trajectories of that length, or lengths, to priced states."""
+        """``[keys]`` ranks of trajectories to priced states, of one length or of ``[keys]``."""
         cost = np.array([self._cost[key] for key in keys], dtype=np.float64)
         over = np.array([not self._fits[key] for key in keys], dtype=bool)
         longer = 1.0 + self._action_cost * np.maximum(0, length - self.free)
         return cost * longer + np.where(over, OVER_LIMIT, 0.0)
 
     def beaten(self, length: int) -> bool:
-        """Whether no trajectory that long beats the best one: not even at the lower bound."""
+        """Whether no trajectory of this length beats the best one, even at the lower bound."""
         least = self.model.quick_bound / max(self.model.initial_seconds, _TINY)
         return self.length_cost(least, length) >= self.best.rank - 1e-9
 
     def far(self, trajectory: Trajectory) -> bool:
-        """Whether a trajectory costs too much to begin refinements with, whether it fits or not."""
+        """Whether a trajectory costs too much to begin refinements with, fitting or not."""
         return trajectory.cost > _FAR * self.best.cost
 
     def offer(self, key: bytes, actions: tuple[Action, ...]) -> Trajectory:
-        """Note a trajectory to a priced state; with its rank."""
+        """Record a trajectory to a priced state; returns it with its rank."""
         trajectory = Trajectory(self.rank(key, length(actions)), actions, self._cost[key])
         if trajectory.rank < self.best.rank - 1e-12:
             self.best = trajectory
         return trajectory
 
     def begin(self, actions: tuple[Action, ...] = ()) -> Trajectory:
-        """Price what actions lead to, and note them."""
+        """Price the state that actions lead to, and offer the trajectory."""
         (key,), _ = self.price(self.replay(actions)[None])
         return self.offer(key, actions)
 
@@ -173,13 +172,10 @@ class Ledger:
 
 
 def length(actions: Sequence[Action]) -> int:
-    """The length of a trajectory: a refinement counts as several actions.
-
-    It makes a plan harder to read, so it has to bring more.
-    """
+    """The length of a trajectory; a refinement is harder to read and counts as several actions."""
     return sum(REFINEMENT_LENGTH if action.part else 1 for action in actions)
 
 
 def state_key(state: States) -> bytes:
-    """A state as a key: a digest, since a state of a large program has thousands of bytes."""
+    """A digest of a state: states of large programs have thousands of bytes."""
     return hashlib.blake2b(state.tobytes(), digest_size=16).digest()

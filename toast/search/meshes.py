@@ -18,8 +18,7 @@ from toast.search.restarts import best_of, restarts, with_proposals
 from toast.search.search import Round, SearchResult
 from toast.search.settings import Settings
 
-#: Of the meshes that are searched quickly, the share that is searched in full, and how many at
-#: least.
+#: One in ``_SHARE`` meshes, and at least ``_LEAST``, is searched in full after the quick search.
 _SHARE = 4
 _LEAST = 3
 
@@ -32,20 +31,20 @@ class MeshResult:
     """One mesh and the best plan on it."""
 
     mesh: Mesh
-    #: Whether it was searched in full; if not, for a round, or as long as there was time.
+    #: Whether a full search finished; otherwise, one round or as much as the budget allowed.
     full: bool = False
     cost: float | None = None
     step_seconds: float | None = None
     peak_bytes: float | None = None
     fits: bool | None = None
-    #: Why there is no plan for it.
+    #: Why it has no plan; empty if it has one.
     skipped: str = ""
 
     @property
     def order(self) -> tuple[bool, bool, float]:
-        """The better, the less: what fits comes first, then what costs least.
+        """A sort key: meshes that fit come first, then the cheapest.
 
-        Not the rank of a search: more axes need more actions, and that says nothing of meshes.
+        This is not the rank of the search: more axes need more actions, which does not matter here.
         """
         return bool(self.skipped), not self.fits, self.cost or 0.0
 
@@ -55,7 +54,7 @@ class BestMesh(NamedTuple):
 
     model: CostModel
     result: SearchResult
-    #: Every mesh, as it was given.
+    #: Every mesh, in the order of the input.
     meshes: tuple[MeshResult, ...]
 
 
@@ -65,27 +64,27 @@ def search_meshes(
     settings: Settings,
     progress: Callable[[str | Round], None] | None = None,
 ) -> BestMesh:
-    """A quick search on every mesh, of one round; then one in full on the best quarter of them.
+    """Search every mesh for one round, then the best quarter of the meshes in full.
 
-    ``prepare`` makes the job of a mesh, given a model of another mesh to take over what it can; a
-    mesh for which it raises :class:`toast.errors.MeshError` or :class:`toast.errors.PinError` is
-    skipped.  Where it does for all of them, an error that names the first of these is raised.
+    ``prepare`` returns the job of a mesh; its second argument is a model of another mesh to reuse.
+    A mesh for which it raises :class:`toast.errors.MeshError` or :class:`toast.errors.PinError` is
+    skipped.  Raises such an error, with the first one's text, if all meshes are skipped.
 
-    The budget of ``settings`` is for all of it: at most half of it for the preparation; then half
-    of what is left for the quick searches, the rest for the full ones, in even shares.
+    Preparation takes at most half of the budget of ``settings``, the quick searches half of the
+    rest, and the full searches what remains, in even shares.
     """
-    tell = progress or (lambda _event: None)
+    notify = progress or (lambda _event: None)
     begin = time.perf_counter()
     end = None if settings.budget is None else begin + settings.budget
     with (
         noted_interrupts() as interrupt,
         Proposer(interrupt) as proposer,
-        Runner(settings.processes, interrupt, tell) as runner,
+        Runner(settings.processes, interrupt, notify) as runner,
     ):
-        jobs, skipped = _prepared(meshes, prepare, _half(end), tell, interrupt)
+        jobs, skipped = _prepared(meshes, prepare, _half(end), notify, interrupt)
         quick = dataclasses.replace(settings, rounds=min(1, settings.rounds), restarts=1)
         best: dict[Mesh, SearchResult] = {}
-        tell(f"search on {len(jobs)} meshes, one round each")
+        notify(f"search on {len(jobs)} meshes, one round each")
         results = runner.run([job._replace(settings=quick) for job in jobs.values()], _half(end))
         for mesh, result in zip(jobs, results, strict=True):
             if isinstance(result, SearchResult):
@@ -97,13 +96,13 @@ def search_meshes(
         chosen = ranked[: max(_LEAST, -(-len(ranked) // _SHARE))]
         if not interrupt.is_set():
             runner.stopped = ""
-            tell(f"search on the best {len(chosen)} meshes, in full")
+            notify(f"search on the best {len(chosen)} meshes, in full")
             each = [restarts(with_proposals(jobs[mesh], proposer, end)) for mesh in chosen]
             results = runner.run([job for several in each for job in several], end)
             for mesh in chosen:
                 part, results = results[: settings.restarts], results[settings.restarts :]
                 if any(isinstance(result, SearchResult) for result in part):
-                    # Out of time a full search may not come as far as the quick one did.
+                    # A full search that runs out of time may be worse than the quick one.
                     again = best_of([*part, best[mesh]], "")
                     best[mesh] = dataclasses.replace(again, notes=best_of(part, "").notes)
                     whole = all(isinstance(r, SearchResult) and not r.stopped for r in part)
@@ -125,7 +124,7 @@ def search_meshes(
 
 
 def _half(end: float | None) -> float | None:
-    """The moment in the middle between now and ``end``."""
+    """The moment halfway between now and ``end``."""
     return None if end is None else (time.perf_counter() + end) / 2
 
 
@@ -133,10 +132,10 @@ def _prepared(
     meshes: Iterable[Mesh],
     prepare: Callable[[Mesh, CostModel | None], Job],
     end: float | None,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     interrupt: threading.Event,
 ) -> tuple[dict[Mesh, Job], dict[Mesh, str]]:
-    """The jobs of meshes, as far as there is time, and why the others have none."""
+    """The jobs of the meshes for which there is time, and the reasons why others have none."""
     jobs: dict[Mesh, Job] = {}
     skipped: dict[Mesh, str] = {}
     first: MeshError | PinError | None = None
@@ -148,7 +147,7 @@ def _prepared(
         if jobs and interrupt.is_set():
             skipped[mesh] = _INTERRUPTED
             continue
-        tell(f"decision space of mesh {mesh}")
+        notify(f"decision space of mesh {mesh}")
         try:
             jobs[mesh] = prepare(mesh, like)
         except (MeshError, PinError) as error:

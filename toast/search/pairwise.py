@@ -1,8 +1,8 @@
-"""A program's cost in pairs: of every op's strategy, and of every two that meet at a value.
+"""The pairwise cost of a program: of every op's strategy, and of every two ops at a value.
 
-The cost model prices whole states.  Without what couples many ops (collectives that run beside
-products, the order of axes, memory) its cost is a sum over leaders (:mod:`toast.search.strategies`)
-and over pairs of them.  :mod:`toast.search.relaxation` minimises it.
+The cost model prices whole states.  Without the couplings of many ops (overlap of collectives and
+products, the order of axes, memory), its cost is a sum over leaders
+(:mod:`toast.search.strategies`) and pairs of leaders.  :mod:`toast.search.relaxation` minimises it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from toast.cost.tables import Tables
 from toast.search.strategies import Strategies, enumerate_strategies
 from toast.space import NONE
 
-#: Fractions of the unsharded step time below which a resharding does not count.
+#: Fraction of the unsharded step time below which a reshard is ignored.
 _NEGLIGIBLE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """Resharding between the choices of two leaders, whose labels tell what matters of them."""
+    """Reshards between the choices of two leaders; choices with one label cost the same."""
 
     left: int
     right: int
@@ -35,12 +35,12 @@ class Edge:
     right_label: Ints  # [choices of right]
     seconds: Floats  # [left labels, right labels]
     uses: Ints  # use classes that are resharded
-    #: ``[terms, uses, left labels, right labels]`` bytes that uses keep; without memory of no term.
+    #: ``[terms, uses, left labels, right labels]`` bytes that uses keep; no terms without memory.
     kept: Floats
 
 
 class Row(NamedTuple):
-    """What is alive at one moment: a linear function of the choices and pairs."""
+    """The live bytes at one moment: a linear function of the choices and pairs."""
 
     choices: Floats  # [S, L] bytes
     pairs: tuple[Floats, ...]  # of each edge: [left labels, right labels] bytes
@@ -49,26 +49,26 @@ class Row(NamedTuple):
 class Problem:
     """The cost of every choice and of every pair, in seconds.
 
-    It is the sum of the terms of a price: those of op classes and of values go by the choices of
-    one leader each, those of uses by the choices of two.  What depends on more than that (copies
-    that uses share, joint sums, the order of the axes, memory of what other values need) counts as
-    if a value stood alone; in memory that is the most it can be.
+    It is the sum of the terms of a price: terms of op classes and values depend on the choice of
+    one leader, terms of uses on the choices of two.  What depends on more (copies that uses share,
+    joint sums, the order of the axes, memory that other values determine) is priced as if a value
+    were alone, which for memory is the maximum.
     """
 
     def __init__(
         self, model: CostModel, strategies: Strategies | None = None, *, with_memory: bool = True
     ) -> None:
-        """``strategies`` are those of the model's space, if they are known.
+        """``strategies`` are those of the model's space; by default they are enumerated.
 
-        Without memory the ends of an edge are labelled by what costs time alone; then
-        :meth:`memory` raises ``ValueError``.
+        Without memory, labels distinguish only choices that differ in time, and :meth:`memory`
+        raises ``ValueError``.
         """
         self.model = model
         self._with_memory = with_memory
         self.strategies: Strategies = strategies or enumerate_strategies(model.space)
         t, s = model.tables, self.strategies
         scopes = (*OP_SCOPES, Entity.VALUE_CLASS, Entity.USE_CLASS)
-        #: The leader that each entity follows: of a value, that of the op which makes it.
+        #: The leader of each entity; for a value, that of the op that defines it.
         self._leader: dict[Entity, Ints] = {scope: s.leader[t.op_class(scope)] for scope in scopes}
         none = np.zeros(0, dtype=np.int64)
         alone = dataclasses.replace(
@@ -76,10 +76,10 @@ class Problem:
             operands=t.operands.take(none),
         )  # fmt: skip
         held = held_by(t, s.factors)
-        kept = s.scattered[:, t.op_class(Entity.VALUE_CLASS)]
-        settled = np.where(kept == NONE, slot_dims(t, held, t.values.slot), kept)
+        scattered = s.scattered[:, t.op_class(Entity.VALUE_CLASS)]
+        settled = np.where(scattered == NONE, slot_dims(t, held, t.values.slot), scattered)
         layout = Layout(alone, model.machine, held, fixed_settled=settled)
-        #: Uses that follow what they use.
+        #: Uses with the same leader as their values.
         self._inner: Ints = np.flatnonzero(
             self._leader[Entity.VALUE_CLASS][t.uses.value] == self._leader[Entity.USE_CLASS]
         )
@@ -90,14 +90,14 @@ class Problem:
                 if term.scope is Entity.VALUE_CLASS and (term.resident or term in model.buffers)
             }
             self._inner_kept: Floats = self._uses_kept(layout)[:, :, self._inner]
-        #: ``[S, L]``
+        #: ``[S, L]`` seconds of each choice.
         self.cost: Floats = self._own_seconds(layout)
         self.edges: tuple[Edge, ...] = tuple(self._edges(layout))
-        # Leaders have fewer choices than the table has rows.
+        # Rows beyond a leader's choices cost nothing.
         self.cost *= np.arange(len(self.cost))[:, None] < s.sizes
 
     def seconds(self, choice: Ints) -> float:
-        """The objective at one choice per leader."""
+        """The objective in seconds, at one choice per leader (``[L]``)."""
         seconds = float(self.cost[choice, np.arange(len(choice))].sum())
         for edge in self.edges:
             row, column = edge.left_label[choice[edge.left]], edge.right_label[choice[edge.right]]
@@ -107,13 +107,13 @@ class Problem:
     # -- choices -----------------------------------------------------------------------------
 
     def _by_leader(self, leader: Ints, values: Floats) -> Floats:
-        """``[S, X]`` added up by leader."""
+        """``[S, L]`` sums of ``values`` (``[S, X]``) by leader."""
         shape = (len(leader), len(self.strategies.sizes))
         rows = np.arange(len(leader))
         return np.asarray(values @ sparse.csr_array((np.ones(len(leader)), (rows, leader)), shape))
 
     def _own_seconds(self, layout: Layout) -> Floats:
-        """``[S, L]`` what depends on one leader alone."""
+        """``[S, L]`` seconds that depend on one leader alone."""
         model = self.model
         local = LocalLayout(layout.tables, layout.machine, layout.held)
         seconds = np.zeros((len(layout.held), len(self.strategies.sizes)))
@@ -160,7 +160,7 @@ class Problem:
             rows, columns = edge.seconds.shape
             if edge.seconds.max() <= floor:
                 continue
-            # What depends on one end alone is that end's cost.
+            # If only one end matters, the seconds belong to the cost of that end.
             if columns == 1:
                 self.cost[: sizes[edge.left], edge.left] += edge.seconds[edge.left_label, 0]
             elif rows == 1:
@@ -169,10 +169,10 @@ class Problem:
                 yield edge
 
     def _amounts(self, layout: Layout, ends: Sequence[_Ends]) -> list[Floats]:
-        """Of each use, by the labels of its ends: seconds, and behind them what it keeps.
+        """For each use, by the labels of its ends: seconds, then the bytes that it keeps.
 
-        ``[1 + terms, left labels, right labels]``.  All uses are priced as one state, one value and
-        one use for each pair of labels; uses that are alike are priced once.
+        ``[1 + terms, left labels, right labels]``.  All uses are priced as one state, with one
+        value and one use for each pair of labels; equal uses are priced once.
         """
         t = layout.tables
         alike = _alike(t)
@@ -212,13 +212,13 @@ class Problem:
     # -- memory ------------------------------------------------------------------------------
 
     def _uses_kept(self, layout: Layout) -> Floats:
-        """``[terms, S, U]`` bytes of the terms by which uses keep something in memory."""
+        """``[terms, S, U]`` bytes that uses keep in memory, by term."""
         shape = layout.used.shape[:2]
-        kept = [t.most_bytes(layout) for t in self.model.buffers if t.scope is Entity.USE_CLASS]
-        return np.array(kept, dtype=np.float64).reshape(-1, *shape)
+        sizes = [t.most_bytes(layout) for t in self.model.buffers if t.scope is Entity.USE_CLASS]
+        return np.array(sizes, dtype=np.float64).reshape(-1, *shape)
 
     def memory(self, moment: int) -> Row:
-        """What is alive at a local peak of memory; at -1, arguments alone."""
+        """The live bytes at a local peak of memory; with -1, of the arguments alone."""
         if not self._with_memory:
             raise ValueError("a problem without memory")
         t = self.model.tables
@@ -236,20 +236,20 @@ class Problem:
         )
 
     def _uses_alive(self, growth: Floats) -> Floats:
-        """``[terms, U]`` how many of the buffers of :meth:`_uses_kept` are alive."""
+        """``[terms, U]`` the number of live buffers of :meth:`_uses_kept`."""
         t, alive = self.model.tables, []
         for term in self.model.buffers:
             if term.scope is Entity.USE_CLASS:
                 alive.append(growth[t.columns[term.name]].copy())
             elif term.scope is Entity.COPY_PAIR:
-                # A copy is kept for a later use that wants the same: here that is any later use.
+                # A copy is kept for a later use with the same sharding; here, for any later use.
                 shared = np.zeros(len(t.uses))
                 np.maximum.at(shared, t.pairs.later, growth[t.columns[term.name]])
                 alive[-1] += shared
         return np.array(alive, dtype=np.float64).reshape(-1, len(t.uses))
 
     def alive(self, row: Row, choice: Ints) -> float:
-        """The bytes of a row at one choice per leader."""
+        """The bytes of ``row`` at one choice per leader (``[L]``)."""
         size = float(row.choices[choice, np.arange(len(choice))].sum())
         for edge, pairs in zip(self.edges, row.pairs, strict=True):
             left, right = edge.left_label[choice[edge.left]], edge.right_label[choice[edge.right]]
@@ -257,13 +257,13 @@ class Problem:
         return size
 
     def worst(self, choice: Ints) -> int:
-        """The local peak of memory that is the highest; -1 where arguments are all there is."""
+        """The highest local peak of memory; -1 if only arguments are in memory."""
         moments = self.model.moments(self.strategies.state(choice))
         return int(np.argmax(moments)) if len(moments) else -1
 
 
 def _distinct(dims: Dims) -> tuple[Dims, Ints]:
-    """The distinct rows in the order they come, and the number of each row's."""
+    """The distinct rows in order of appearance, and the index of each row among them."""
     code = (dims.astype(np.int64) + 1) @ (64 ** np.arange(dims.shape[1]))
     _, first, label = np.unique(code, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -273,7 +273,7 @@ def _distinct(dims: Dims) -> tuple[Dims, Ints]:
 
 
 class _Ends(NamedTuple):
-    """A use whose ends have different leaders, and what it depends on of their choices."""
+    """A use whose ends have different leaders, with the distinct shardings at each end."""
 
     use: int
     left: int
@@ -284,7 +284,7 @@ class _Ends(NamedTuple):
     right_label: Ints
 
     def turned(self) -> _Ends:
-        """The same with its ends exchanged."""
+        """The same use with its ends exchanged."""
         return self._replace(
             left=self.right, right=self.left, left_label=self.right_label,
             right_label=self.left_label,
@@ -292,7 +292,7 @@ class _Ends(NamedTuple):
 
 
 def _spent(model: CostModel, layout: Layout, entity: Entity) -> Floats:
-    """``[S, entities]`` seconds of terms of one scope; of uses, of those that both ends decide."""
+    """``[S, entities]`` seconds of one scope; for uses, of the terms that depend on both ends."""
     seconds = np.zeros((len(layout.settled), layout.tables.size(entity)))
     for term in model.terms:
         spent = term.seconds(layout) if term.scope is entity else None
@@ -306,12 +306,12 @@ def _spent(model: CostModel, layout: Layout, entity: Entity) -> Floats:
 
 
 def _rounded_uses(t: Tables) -> Bools:
-    """``[U]`` whether a copy has fewer bytes than the value: then both ends decide the bytes."""
+    """``[U]`` whether a copy and its value differ in size: its bytes then depend on both ends."""
     return np.asarray(t.uses.share != 1.0)
 
 
 def _alike(t: Tables) -> list[int]:
-    """``[U]`` numbers that are equal where all is but the places of a value and of its use."""
+    """``[U]`` equal numbers for uses that differ only in the slots of value and use."""
     values = dataclasses.replace(t.values, slot=0 * t.values.slot).take(t.uses.value)
     uses = dataclasses.replace(t.uses, slot=0 * t.uses.slot, value=0 * t.uses.value)
     columns = [
@@ -323,7 +323,7 @@ def _alike(t: Tables) -> list[int]:
 
 
 def _merged(uses: Sequence[tuple[_Ends, Floats]]) -> Edge:
-    """One edge of uses with the same leaders and labels; equal rows and columns become one."""
+    """One edge of uses with the same leaders and labels; equal rows and columns are merged."""
     ends, terms = uses[0][0], len(uses[0][1]) - 1
     seconds = np.sum([amounts[0] for _, amounts in uses], axis=0)
     kept = np.stack([amounts[1:] for _, amounts in uses], axis=1)  # [terms, uses, ...]

@@ -1,4 +1,4 @@
-"""Local search: what a single change makes of a trajectory."""
+"""Local search: single changes to the actions of a trajectory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toast.space import Action, Space, States
 
 Ints = npt.NDArray[np.int64]
 
-#: Variants of a trajectory that are priced together, at least.
+#: Minimum number of variants priced in one batch.
 _BATCH = 128
 
 
@@ -25,7 +25,7 @@ class Polishing:
     """A stage: single changes to the actions of trajectories, until none improves them."""
 
     def __call__(self, ledger: Ledger, budget: Budget) -> list[Trajectory]:
-        """The trajectories that the stage begins with, polished, and the empty one."""
+        """The starting trajectories, polished, and the empty one."""
         return [*(polish(ledger, start) for start in ledger.starts), ledger.begin()]
 
 
@@ -38,20 +38,20 @@ class _Variants(NamedTuple):
 
 
 class _Prefix(NamedTuple):
-    """Variants of a trajectory as far as they differ from it."""
+    """The beginnings of variants; the trajectory's remaining actions follow."""
 
     actions: list[tuple[Action, ...]]
-    lengths: Ints  # with what is still to come
+    lengths: Ints  # of the whole variants
     states: States
-    rest: int  # the number of the trajectory's action with which they go on
+    rest: int  # index of the first remaining action of the trajectory
 
 
 def polish(ledger: Ledger, start: Trajectory) -> Trajectory:
-    """The trajectory after the changes that improve it, until none does.
+    """Change a trajectory as long as it improves.
 
-    Tried in this order, in batches, of which the first with an improvement gives its best: drop an
-    action, swap two neighbours, insert one, put another one (or another resolution, or axis) in its
-    place.  Those two begin at the end, where what comes before stands as it is.
+    In this order: drop an action, swap two neighbours, insert an action, replace one (also by
+    another resolution or axis).  Changes are priced in batches; the best variant of the first batch
+    with an improvement is taken.  Insertions and replacements begin at the end.
     """
     best, improved = start, True
     while improved:
@@ -71,7 +71,7 @@ def polish(ledger: Ledger, start: Trajectory) -> Trajectory:
 def _together(
     space: Space, actions: tuple[Action, ...], variants: Iterator[_Prefix]
 ) -> Iterator[_Variants]:
-    """The variants of a trajectory in batches that are worth pricing."""
+    """The variants of a trajectory, in batches that are worth pricing."""
     waiting: list[_Prefix] = []
     for variant in itertools.chain(variants, [None]):
         if variant and variant.actions:
@@ -86,7 +86,7 @@ def _together(
 
 
 def _finished(space: Space, actions: tuple[Action, ...], variants: Sequence[_Prefix]) -> States:
-    """What variants of a trajectory lead to, in order: they take its actions together."""
+    """The final states of variants, in order; variants take common actions together."""
     order = sorted(range(len(variants)), key=lambda number: variants[number].rest)
     states = variants[order[0]].states[:0]
     for place in range(variants[order[0]].rest, len(actions) + 1):
@@ -122,7 +122,7 @@ def _neighbours(ledger: Ledger, actions: tuple[Action, ...]) -> Iterator[_Prefix
             if ledger.beaten(longer):
                 continue
             states = space.apply_each(before[i], every)
-            # What changes nothing is no better than what is there without it.
+            # An action without effect is no improvement.
             some = np.flatnonzero((states != before[i]).any(axis=(1, 2)))
             yield _Prefix(
                 [(*actions[:i], space.actions[number]) for number in some.tolist()],

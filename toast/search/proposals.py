@@ -1,4 +1,4 @@
-"""States of the relaxed pairwise program, made by a thread beside the search."""
+"""States of the relaxed pairwise program, computed in a thread beside the search."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from toast.cost import CostModel
 from toast.search.relaxation import proposing
 from toast.space import States
 
-#: Seconds after which one who waits looks whether the search was interrupted.
+#: Seconds between checks for an interrupt while waiting.
 _PATIENCE = 0.05
 
-#: Solves a program within so many seconds.
+#: Solves a program within the given seconds.
 _Solve = Callable[[float | None], tuple[States, ...]]
 
 
 class Proposals:
-    """Proposals that are on their way."""
+    """Proposals that a thread is computing."""
 
     def __init__(self, interrupt: threading.Event) -> None:
-        #: Completed with the states.
+        #: Receives the states.
         self.future: concurrent.futures.Future[tuple[States, ...]] = concurrent.futures.Future()
         self._interrupt = interrupt
 
     def __call__(self, seconds: float | None) -> tuple[States, ...]:
-        """The proposals, or none where they take longer than ``seconds``, or at an interrupt."""
+        """Wait for the proposals; none after ``seconds`` or an interrupt."""
         end = None if seconds is None else time.perf_counter() + seconds
         while not self._interrupt.is_set():
             left = _PATIENCE if end is None else min(_PATIENCE, end - time.perf_counter())
@@ -41,7 +41,7 @@ class Proposals:
 
 
 class Proposer:
-    """Makes proposals, those of one program at a time, until the block ends."""
+    """Computes proposals, one program at a time, until the block ends."""
 
     def __init__(self, interrupt: threading.Event) -> None:
         self._interrupt = interrupt
@@ -62,14 +62,14 @@ class Proposer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What went wrong: searches do without these proposals."""
+        """Errors; searches run without the proposals that failed."""
         return tuple(dict.fromkeys(self._failures))
 
     def propose(self, model: CostModel, end: float | None = None) -> Proposals:
-        """Proposals for searches of ``model``.
+        """Start to compute proposals for searches of ``model``.
 
-        Before ``end`` (of ``time.perf_counter``) the thread also writes their program, of which
-        solving may take a quarter of the time that is left.
+        With an ``end`` (of ``time.perf_counter``), the thread also builds the program, and solving
+        it may take a quarter of the remaining time.
         """
         proposals = Proposals(self._interrupt)
         solve: _Solve | None = None
@@ -77,7 +77,7 @@ class Proposer:
             proposals.future.set_result(())
             return proposals
         if end is None:
-            # Not in the thread: it and the search would take turns in the interpreter.
+            # Not in the thread, which would compete with the search for the interpreter.
             try:
                 solve = proposing(model)
             except KeyboardInterrupt:
@@ -87,7 +87,7 @@ class Proposer:
                 self._note(error)
                 solve = _no_proposals
 
-        def make() -> None:
+        def compute() -> None:
             states: tuple[States, ...] = ()
             try:
                 with self._one_at_a_time:
@@ -99,8 +99,8 @@ class Proposer:
             finally:
                 proposals.future.set_result(states)
 
-        # The threads of an executor would be waited for when the process ends.
-        threading.Thread(target=make, daemon=True).start()
+        # Not an executor: the process would wait for its threads at exit.
+        threading.Thread(target=compute, daemon=True).start()
         return proposals
 
     def _note(self, error: Exception) -> None:

@@ -1,7 +1,7 @@
-"""Regions: where a state differs from another one, and the actions that take over the difference.
+"""Regions, in which two states differ, and the actions that copy the difference.
 
-The op classes that differ form regions: those that uses tie together, whole or between products.
-Each region is a change by itself: two states that are good in different places make a better one.
+A region is a set of op classes that differ and that uses connect: all uses, or those that touch no
+product.  Each region is one change, so the better parts of two states can be combined.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from toast.space import Action, Space, States
 
 
 def region_changes(space: Space, state: States, target: States) -> Iterator[tuple[Action, ...]]:
-    """Refinements that make regions the target's: along each axis, and along all of them."""
+    """Refinements that give regions the target's sharding: along each axis, and along all axes."""
     differs = state != target
     axes = range(state.shape[1])
     for links in (space.links, space.links[~space.products[space.links].any(axis=1)]):
@@ -26,7 +26,7 @@ def region_changes(space: Space, state: States, target: States) -> Iterator[tupl
         for region in _regions(differs.any(axis=1), links):
             several = [axis for axis in axes if differs[region, axis].any()]
             if len(several) > 1:
-                # Axes that go make room for those that come.
+                # Remove axes first, to make room for others.
                 goes = [axis for axis in several if (target[region, axis] < 0).all()]
                 comes = [axis for axis in several if axis not in goes]
                 yield tuple(
@@ -39,7 +39,7 @@ def region_changes(space: Space, state: States, target: States) -> Iterator[tupl
 def actions_to(
     space: Space, region: npt.NDArray[np.int64], target: States, axis: int
 ) -> tuple[Action, ...]:
-    """The refinements that give an axis to what holds it in the target, one for each color."""
+    """The refinements, one per color, that give ``axis`` in ``region`` to the target's factors."""
     parts: dict[int, list[tuple[int, int]]] = {}
     for k, factor in zip(region.tolist(), target[region, axis].tolist(), strict=True):
         parts.setdefault(space.color_of(k, factor), []).append((k, factor))
@@ -49,7 +49,7 @@ def actions_to(
 def _regions(
     inside: npt.NDArray[np.bool_], links: npt.NDArray[np.int64]
 ) -> list[npt.NDArray[np.int64]]:
-    """The op classes ``inside`` (``[K]``) that ``links`` tie together, in order."""
+    """The op classes ``inside`` (``[K]``) that ``links`` connect, in order."""
     label = components(len(inside), links[inside[links].all(axis=1)])
     places = np.flatnonzero(inside)
     order = places[np.argsort(label[places], kind="stable")]

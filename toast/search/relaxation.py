@@ -1,7 +1,7 @@
-"""The pairwise problem as a linear program, whose rounded solutions are proposals for the search.
+"""The pairwise problem as a linear program; its rounded solutions are proposals for the search.
 
-The best choice of all leaders is an integer linear program, as in Alpa (Zheng et al., OSDI 2022).
-Its relaxation is solved in a moment, and rounded.
+The best choice of all leaders solves an integer linear program, as in Alpa (Zheng et al., OSDI
+2022).  Its relaxation is quick to solve; the solution is rounded.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from toast.space import States
 if TYPE_CHECKING:
     from scipy import optimize
 
-#: Variables of a program beyond which it is not solved: it would take longer than the search.
+#: Maximum number of variables: a larger program takes longer than the search.
 _LARGEST = 200_000
 
-#: Choices of all leaders beyond which the program is not even written: three axes have many.
+#: Maximum number of choices of all leaders: larger programs are not built.
 _MOST_CHOICES = 12_000
 
-#: Roundings of a solution, of which the best is kept.
+#: Number of roundings of a solution; the best is kept.
 _ROUNDINGS = 8
 
 
@@ -36,13 +36,13 @@ _ROUNDINGS = 8
 class LinearProgram:
     """A problem in variables between 0 and 1: one per choice of a leader, one per pair of labels.
 
-    The first ones are the choices, ``leaders`` and ``choices`` say of whom and which; they add up
-    to 1 for each leader, and the pairs of a label to the choices that have it.
+    ``leaders`` and ``choices`` describe the first variables.  The choices of each leader add up to
+    1, and the pairs of a label to the choices that have the label.
     """
 
     costs: Floats  # in units of the unsharded step
     matrix: sparse.csr_array
-    sums: Floats  # what the rows of the matrix add up to
+    sums: Floats  # right-hand sides of the rows
     leaders: Ints
     choices: Ints
 
@@ -61,7 +61,7 @@ class LinearProgram:
         for edge in problem.edges:
             m, n = edge.seconds.shape
             pair = next_column + np.arange(m * n)
-            # Pairs of a label add up to the choices that have it: at both ends.
+            # At both ends, the pairs of a label add up to the choices that have it.
             row += [next_row + pair_of for pair_of in _both(m, n)]
             column += [pair, pair]
             sign += [np.ones(m * n), np.ones(m * n)]
@@ -80,8 +80,8 @@ class LinearProgram:
 
     @property
     def constraint(self) -> optimize.LinearConstraint:
-        """What ties the variables to one another."""
-        from scipy import optimize  # not above: who asks a plan waits for it
+        """The equality constraints of the variables."""
+        from scipy import optimize  # slow to import
 
         return optimize.LinearConstraint(self.matrix, self.sums, self.sums)
 
@@ -90,29 +90,29 @@ class LinearProgram:
         return np.array([np.argmax(share) for share in self.shares(values)], dtype=np.int64)
 
     def shares(self, values: Floats) -> list[Floats]:
-        """The variables of each leader's choices."""
+        """The values of each leader's choices, out of those of all variables."""
         first = np.flatnonzero(np.diff(self.leaders, prepend=-1))
         return np.split(values[: len(self.leaders)], first[1:])
 
 
 def relaxed(problem: Problem, program: LinearProgram, seconds: float | None = None) -> Ints | None:
-    """The choices of the relaxed program, rounded; none if it takes more than ``seconds``."""
+    """``[L]`` the rounded choices of the relaxed program; ``None`` if it takes over ``seconds``."""
     from scipy import optimize
 
-    # Presolving spares less than it takes.
+    # Presolving takes longer than it saves.
     limit = np.inf if seconds is None else seconds
-    found = optimize.milp(
+    solution = optimize.milp(
         program.costs, bounds=optimize.Bounds(0, 1), constraints=[program.constraint],
         options={"presolve": False, "time_limit": limit},
     )  # fmt: skip
-    return None if found.x is None else _rounded(problem, program.shares(found.x))
+    return None if solution.x is None else _rounded(problem, program.shares(solution.x))
 
 
 def _rounded(problem: Problem, shares: list[Floats]) -> Ints:
-    """The best choices, in pairs, of those that roundings lead to.
+    """The best of several roundings, by the cost of :class:`Problem`.
 
-    One leader after the other takes what is best beside those that have chosen, and beside the
-    shares of the others; then each takes what is best beside all others, until none changes.
+    Leaders choose one after another, at the least cost given the choices so far and the shares of
+    the other leaders.  Then each leader improves its choice given all others, until none changes.
     """
     beside: list[list[tuple[Ints, Floats, int, Ints]]] = [[] for _ in shares]
     for edge in problem.edges:
@@ -134,7 +134,7 @@ def _rounded(problem: Problem, shares: list[Floats]) -> Ints:
             return int(choice[leader])
         return int(np.argmin(cost))
 
-    found = []
+    roundings = []
     surest = np.argsort([-share.max() for share in shares], kind="stable")
     random = np.random.default_rng(0)
     for order in (surest, *(random.permutation(len(shares)) for _ in range(_ROUNDINGS - 1))):
@@ -144,15 +144,15 @@ def _rounded(problem: Problem, shares: list[Floats]) -> Ints:
             for leader in order.tolist():
                 choice[leader] = best(leader, choice)
             changed = bool((choice != before).any())
-        found.append(choice)
-    return min(found, key=problem.seconds)
+        roundings.append(choice)
+    return min(roundings, key=problem.seconds)
 
 
 def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
-    """Makes states that are good in pairs, for a search to combine with its own; perhaps none.
+    """A function that computes proposals for a search; it may return none.
 
-    The program is written here; the result solves it, within about so many seconds, and leaves the
-    interpreter alone until it rounds: that is for another thread.
+    The program is built here.  The function solves it, within about the given seconds, and releases
+    the interpreter lock until it rounds: it can run in another thread.
     """
     if not model.space.actions:
         return _nothing
@@ -176,5 +176,5 @@ def _nothing(_seconds: float | None = None) -> tuple[States, ...]:
 
 
 def _both(rows: int, columns: int) -> tuple[Ints, Ints]:
-    """Row of each pair in the constraints of the left end, and of the right end behind them."""
+    """The row of each pair in the constraints of the left end, then in those of the right end."""
     return np.repeat(np.arange(rows), columns), rows + np.tile(np.arange(columns), rows)

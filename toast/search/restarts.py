@@ -27,14 +27,14 @@ def find(
     start: Sequence[tuple[Action, ...]] = (),
     progress: Callable[[Round], None] | None = None,
 ) -> SearchResult:
-    """The best of ``settings.restarts`` searches, of which ``settings.processes`` run at a time.
+    """The best of ``settings.restarts`` searches; ``settings.processes`` of them run at a time.
 
     ``memory_bytes`` is the limit per device; ``stages`` run in this order in every round
-    (:class:`toast.search.Stage`); ``start`` are trajectories to begin with.  Restarts that are
-    lost, because their process died, are named in the result's notes.  An interrupt, or the end of
-    the budget, ends all searches with the best that one of them has.
+    (:class:`toast.search.Stage`); the searches begin with the trajectories ``start``.  An interrupt
+    or the end of the budget ends all searches; the best plan so far is returned.  The notes of the
+    result name searches whose process died.
 
-    Raises :class:`toast.errors.SearchError` for a stage that fails, or cannot be sent to processes.
+    Raises :class:`toast.errors.SearchError` if a stage fails or cannot be sent to processes.
     """
     settings = settings or Settings()
     begin = time.perf_counter()
@@ -53,9 +53,9 @@ def find(
 
 
 def with_proposals(job: Job, proposer: Proposer, end: float | None = None) -> Job:
-    """The job with proposals, if its stages use them: made beside the search, that needs them late.
+    """The job with proposals, if its stages use them; a thread computes them beside the search.
 
-    ``end`` is that of the budget, of ``time.perf_counter``.
+    ``end`` of the budget is a time of ``time.perf_counter``.
     """
     if not job.settings.rounds or not use_proposals(job.stages):
         return job
@@ -63,16 +63,16 @@ def with_proposals(job: Job, proposer: Proposer, end: float | None = None) -> Jo
 
 
 def restarts(job: Job) -> list[Job]:
-    """``job`` with the seed of each of its restarts."""
+    """Copies of ``job``, one per restart, each with its own seed."""
     settings = job.settings
-    # The first is the search without restarts, so that more of them never find worse.
+    # The first keeps the seed, so more restarts never give a worse plan.
     spawned = np.random.SeedSequence(settings.seed).spawn(settings.restarts - 1)
     seeds = [settings.seed, *(int(child.generate_state(1)[0]) for child in spawned)]
     return [job._replace(settings=dataclasses.replace(settings, seed=seed)) for seed in seeds]
 
 
 def best_of(results: Sequence[SearchResult | str], stopped: str) -> SearchResult:
-    """The best of several results, with the states of all; a text says why one is lost."""
+    """The best result, with the states of all searches; a text says why a search has no result."""
     ended = [result for result in results if isinstance(result, SearchResult)]
     best = ended[0]
     for other in ended[1:]:

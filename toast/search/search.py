@@ -1,7 +1,7 @@
 """The search for the best trajectory (paper, sections 4.1 and 4.2).
 
-Rounds, in each of which every stage runs once, until a round brings nothing better.  The best plan
-so far is known at every moment: a budget, or an interrupt, ends the search with it.
+In every round, each stage runs once; a round without improvement ends the search.  A budget or an
+interrupt ends it earlier, with the best plan so far.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from toast.search.stage import Budget, Stage, WhenImproved, check_stages, run_st
 from toast.search.tree import TreeSearch
 from toast.space import Action, States
 
-#: Behind trajectories of actions on whole colors: parts of colors and regions of proposals, until
-#: they hardly bring anything better, and the shardings of arguments at last.
+#: Stages after those for whole colors: parts of colors, regions of proposals (three times), and
+#: finally the shardings of arguments.
 _FINE_STAGES: tuple[Stage, ...] = (
     TreeSearch(parts=True, effort=256),
     TreeSearch(parts=True, regions=True, effort=256), Shortening(), Polishing(),
@@ -61,19 +61,18 @@ class SearchResult:
     states: int
     seconds: float
     rounds: tuple[Round, ...]
-    #: What ended the search early: ``budget``, ``interrupt`` or nothing.
+    #: Why the search ended early: ``budget``, ``interrupt`` or empty.
     stopped: str = ""
-    #: What the search minimised: the cost, longer trajectories after shorter ones, and all that
-    #: does not fit behind all that does.
+    #: The objective that the search minimised (:meth:`Ledger.rank`).
     rank: float = np.inf
     #: Bytes of the smallest peak among the states priced.
     smallest_peak: float = np.inf
-    #: What went wrong on the way.
+    #: Problems during the search.
     notes: tuple[str, ...] = ()
 
 
 class Search:
-    """One search on one decision space; ``run`` may be called once."""
+    """One search of one decision space; ``run`` may be called once."""
 
     def __init__(
         self,
@@ -89,10 +88,10 @@ class Search:
     ) -> None:
         """``start`` are trajectories to begin with, for example that of an earlier plan.
 
-        The result costs no more than any of them: only beyond their length are shorter
-        trajectories preferred.  ``proposals`` is asked, once they are needed, for states that may
-        be better than the best one somewhere (:func:`toast.search.relaxation.proposing`), with the
-        seconds that are left.  ``interrupt`` ends the search when it is set; so does Ctrl-C.
+        The result costs no more than any of them: the penalty for length begins at the longest
+        one's. ``proposals`` is called with the remaining seconds, and returns states that may be
+        better in some regions (:func:`toast.search.relaxation.proposing`).  Setting ``interrupt``
+        ends the search; so does Ctrl-C.
         """
         self._settings = settings or Settings()
         self._stages = check_stages(stages, 1)
@@ -128,7 +127,7 @@ class Search:
             actions = ledger.best.actions
             state = ledger.replay(actions)
             (key,), _ = ledger.price(state[None])
-            # As anyone else prices it, to the last digit: not by what differs from another state.
+            # Report the model's price: the memo's is rounded differently.
             (cost,) = ledger.model.cost(ledger.model.price(state[None]), ledger.memory_bytes)
             stopped = "interrupt" if interrupt.is_set() else "budget"
         return SearchResult(

@@ -1,4 +1,4 @@
-"""The numbers that bound a search."""
+"""Settings of a search."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from toast.errors import SearchError
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Knobs of the search; the defaults are the paper's where it names any.
+    """Settings of the search; the defaults are the paper's where it names any.
 
-    What the stages of a search try, and how much, are their own fields
-    (:data:`toast.search.DEFAULT_STAGES`).  Raises :class:`toast.errors.SearchError` for what is no
-    number, or too small a one.
+    The fields of the stages (:data:`toast.search.DEFAULT_STAGES`) determine which changes they try.
+    Raises :class:`toast.errors.SearchError` for a value that is not a number, or too small.
     """
 
     #: The same seed gives the same plan.
     seed: int = 0
-    #: Actions of the longest trajectory (4.2).
+    #: Maximum number of actions of a trajectory (4.2).
     depth: int = 30
-    #: Rounds at most: in each of them every stage runs once.
+    #: Maximum number of rounds; in each round, every stage runs once.
     rounds: int = 40
-    #: Rounds without improvement that end the search (4.1).
+    #: Rounds without improvement after which the search ends (4.1).
     patience: int = 1
     #: Share of the cost that an action must save, so that shorter trajectories are preferred (4.1);
-    #: a refinement five times that.
+    #: a refinement must save five times that.
     action_cost: float = 1e-4
-    #: Seconds after which the best plan so far is returned; ``None`` for no limit.
+    #: Seconds after which the search returns its best plan so far; ``None`` for no limit.
     budget: float | None = None
-    #: Number of searches; the best plan is kept.  The first has ``seed``, the others seeds drawn
+    #: Number of searches; the best plan is kept.  The first uses ``seed``, the others seeds drawn
     #: from it.
     restarts: int = 1
-    #: Searches that run at a time, each in a process of its own.  The plan does not depend on it
-    #: unless a budget or an interrupt ends the searches.
+    #: Searches that run at a time, each in its own process.  The plan does not depend on it, unless
+    #: a budget or an interrupt ends the searches.
     processes: int = 1
 
     def __post_init__(self) -> None:

@@ -1,8 +1,7 @@
-"""Shorter trajectories: the state of the best one, reached by fewer actions.
+"""Shorter trajectories to the state of the best one.
 
-A search makes detours: it shards a color, and takes most of it back by refinements.  What it ends
-with is only a state, and a plan is easier to read, and counts as better (4.1), the fewer actions
-lead there.
+A search makes detours: it shards a color, then undoes most of it by refinements.  Only the last
+state matters; a plan with fewer actions is easier to read and ranks better (4.1).
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Shortening:
-    """A stage: the state of the best trajectory, by fewer or smaller actions."""
+    """A stage: looks for fewer or shorter actions that lead to the state of the best trajectory."""
 
-    #: Prefixes of actions on whole colors that are continued at a time.
+    #: Width of the beam search over actions on whole colors.
     beam: int = 8
 
     def __call__(self, ledger: Ledger, budget: Budget) -> list[Trajectory]:
-        """What the stage begins with, and the best trajectory."""
+        """The starting trajectories, and the best one."""
         actions = ledger.best.actions
         state = ledger.replay(actions)
         shorter = shortest(ledger.model.space, state, self.beam)
@@ -39,20 +38,20 @@ class Shortening:
 
 
 class _ColorPrefix(NamedTuple):
-    """Actions on whole colors, with what is left to do behind them; the best one is the least."""
+    """Actions on whole colors, which refinements complete; the smallest prefix is the best."""
 
     length: int  # of the whole trajectory
-    classes: int  # that refinements change
+    classes: int  # op classes that refinements change
     actions: tuple[int, ...]
     state: States
 
 
 def shortest(space: Space, target: States, beam: int = 8) -> tuple[Action, ...]:
-    """Actions on whole colors, and the refinements that make ``target`` of what they lead to.
+    """Actions on whole colors, then refinements, that lead to ``target`` (``[classes, axes]``).
 
-    A beam search for the shortest such trajectory to a state (``[classes, axes]``): one refinement
-    is enough for all op classes that give an axis to the same color, or let go of it.  Where axes
-    change places within an op, the refinements may miss the target.
+    A beam search of this width for the shortest such trajectory.  One refinement covers all op
+    classes that give an axis to the same color, or remove it.  Where axes change places within an
+    op, the refinements may miss the target.
     """
     every = range(len(space.actions))
     groups = _Groups(space, target)
@@ -77,7 +76,7 @@ def shortest(space: Space, target: States, beam: int = 8) -> tuple[Action, ...]:
 
 
 class _Groups:
-    """The op classes of a state by the color that holds an axis: those of one refinement."""
+    """The op classes of a state by axis and by the color that holds it: one refinement each."""
 
     def __init__(self, space: Space, target: States) -> None:
         self._target = target
@@ -103,7 +102,7 @@ class _Groups:
         ]
 
     def refinements(self, space: Space, state: States) -> list[Action]:
-        """The refinements that make the target of ``state``; axes go before others come."""
+        """The refinements from ``state`` to the target; those that remove axes come first."""
         differs = state != self._target
         actions = [
             action

@@ -1,4 +1,4 @@
-"""What a stage of the search is: it takes a ledger and a budget, and offers trajectories."""
+"""The protocol of search stages: a stage takes a ledger and a budget, and offers trajectories."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from toast.search.ledger import Ledger, SearchEnd, Trajectory
 
 
 class Budget:
-    """What a search may still spend, and how far it is."""
+    """The remaining time of a search, and its progress."""
 
     def __init__(self, seconds: float | None, interrupt: threading.Event | None = None) -> None:
-        """``seconds`` from now on (``None``: no limit); ``interrupt`` ends the search when set."""
+        """``seconds`` from now on (``None``: no limit); setting ``interrupt`` ends the search."""
         self._end = None if seconds is None else time.perf_counter() + seconds
         self._interrupt = interrupt or threading.Event()
-        #: Number of the round, from 0 on.
+        #: Number of the round, from 0.
         self.round = 0
-        #: Whether this round has a better trajectory than the rounds before; true in the first.
+        #: Whether this round has improved the best trajectory; true in the first round.
         self.improved = True
 
     @property
@@ -32,28 +32,28 @@ class Budget:
 
     @property
     def over(self) -> bool:
-        """Whether the time is over, or the user has interrupted the search."""
+        """Whether no time is left, or the user has interrupted the search."""
         return self._interrupt.is_set() or self.left == 0.0
 
     def check(self) -> None:
-        """Raise :class:`SearchEnd` where the budget is over."""
+        """Raise :class:`SearchEnd` if the budget is over."""
         if self.over:
             raise SearchEnd
 
 
 class Stage(Protocol):
-    """One way of making trajectories; a function, or an object that can be called.
+    """A step of the search: a function, or an object that can be called.
 
-    A stage looks at what the ledger knows (``ledger.best``, and ``ledger.starts``, which the stage
-    before has returned), prices states in batches (``ledger.price``) and offers what is worth it
-    (``ledger.offer``).  It returns the trajectories that the next stage begins with; ``None``
-    leaves ``ledger.starts`` as they are.
+    A stage reads the ledger (``ledger.best``, and ``ledger.starts``, which the previous stage
+    returned), prices states in batches (``ledger.price``) and offers trajectories
+    (``ledger.offer``).  It returns the trajectories that the next stage begins with, or ``None`` to
+    keep ``ledger.starts``.
 
-    Pricing raises :class:`toast.search.SearchEnd` at the end of the budget, which a stage lets
-    pass; one that computes for long without pricing looks at ``budget.over``.  What a stage
-    remembers from round to round is in ``ledger.memory``; every random choice is drawn from
-    ``ledger.random``.  A stage with a true attribute ``uses_proposals`` may ask
-    ``ledger.proposals`` for states of the relaxed pairwise program.
+    Pricing raises :class:`toast.search.SearchEnd` at the end of the budget; a stage must not catch
+    it.  A stage that computes for long without pricing checks ``budget.over``.  Data is kept
+    between rounds in ``ledger.memory``; every random choice is drawn from ``ledger.random``.  A
+    stage with a true attribute ``uses_proposals`` may ask ``ledger.proposals`` for states of the
+    relaxed pairwise program.
     """
 
     def __call__(self, ledger: Ledger, budget: Budget, /) -> Iterable[Trajectory] | None:
@@ -62,13 +62,13 @@ class Stage(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class WhenImproved:
-    """Stages that run, in turn, in rounds whose earlier stages found a better trajectory."""
+    """Stages for the first round, and for rounds whose earlier stages improved the trajectory."""
 
     stages: tuple[Stage, ...]
 
     @property
     def uses_proposals(self) -> bool:
-        """Whether one of the stages does."""
+        """Whether one of the stages asks for proposals."""
         return use_proposals(self.stages)
 
     def __call__(self, ledger: Ledger, budget: Budget) -> None:
@@ -78,9 +78,9 @@ class WhenImproved:
 
 
 def run_stages(stages: Iterable[Stage], ledger: Ledger, budget: Budget) -> None:
-    """Run stages in turn; each begins with the trajectories that the one before has returned.
+    """Run stages in order; each begins with the trajectories that the previous one returned.
 
-    Raises :class:`toast.errors.SearchError` for one that fails.
+    Raises :class:`toast.errors.SearchError` if a stage fails.
     """
     before = ledger.best.rank
     for stage in stages:
@@ -109,9 +109,9 @@ def use_proposals(stages: Iterable[Stage]) -> bool:
 
 
 def check_stages(stages: Sequence[Stage], processes: int) -> tuple[Stage, ...]:
-    """The stages, of which processes need copies.
+    """``stages`` as a tuple; worker processes need copies if ``processes`` is larger than 1.
 
-    Raises :class:`toast.errors.SearchError` for what is no stage, or cannot be copied.
+    Raises :class:`toast.errors.SearchError` for an object that is no stage, or cannot be copied.
     """
     if isinstance(stages, str) or not isinstance(stages, Sequence):
         raise SearchError(f"stages {stages!r}: give a list of functions of a ledger and a budget")
@@ -132,5 +132,5 @@ def _can_be_sent(stage: Stage) -> bool:
     """Whether another interpreter, which does not run the user's script, can load the stage."""
     try:
         return b"__main__" not in pickle.dumps(stage)
-    except Exception:  # whatever its methods raise
+    except Exception:  # pickling may raise anything
         return False

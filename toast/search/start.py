@@ -1,4 +1,4 @@
-"""Where a search begins: the actions that the user fixes."""
+"""The start of a search: actions that the user's constraints require."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from toast.space import Action
 
 
 def begin_fixed(model: CostModel) -> None:
-    """Let searches begin with the dimensions that the user fixed on axes.
+    """Make searches begin with the dimensions that the user fixed on axes.
 
-    Where the color of such a dimension has conflicts, the resolution counts with which the step
-    takes least time.  Raises :class:`toast.errors.PinError` for a dimension that cannot be sharded.
+    If the color of such a dimension has conflicts, the resolution with the shortest step is used.
+    Raises :class:`toast.errors.PinError` for a dimension that cannot be sharded.
     """
     space = model.space
     names = space.analysis.names
@@ -28,7 +28,7 @@ def begin_fixed(model: CostModel) -> None:
                 f"{space.mesh.names[axis]}; it has {int(names.divisor[name])} elements"
             )
         if any(a.color == group and a.axis == axis for a in actions):
-            continue  # another argument of the same color has brought it
+            continue  # another argument of the color requires it already
         after = np.stack([space.apply(space.initial, a) for a in offered])
         actions.append(offered[int(np.argmin(model.price(after).seconds))])
         space.begin_with(actions)

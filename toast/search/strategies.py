@@ -1,9 +1,9 @@
-"""Strategies per op, as Alpa enumerates them, and which ops follow another.
+"""Strategies of ops, as Alpa enumerates them, and the ops that follow others.
 
-Ops that do real work are **leaders** and choose: for each mesh axis the factor that holds it, or
-none, and where a sum over devices is left scattered.  All other ops do as the leader that their
-operands come from, through the dimensions of the values on the way; constants and broadcasts, and
-what is made of them alone, do as their user.  So a program's state is one number per leader.
+Ops that do real work are **leaders**: each chooses, for every mesh axis, the factor that holds it
+or none, and the dimension along which a sum over devices stays scattered.  All other ops follow the
+leader of their operands, through the dimensions of the values between; constants, broadcasts and
+ops on these alone follow their user.  A state of the program is thus one number per leader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toast.space import FREE, NONE, Space, States
 
 Ints = npt.NDArray[np.int64]
 
-#: Ops that choose for themselves: products, what sums over devices, what follows nothing.
+#: Kinds of leaders: products, ops that sum over devices, ops without operands to follow.
 LEADERS = (BARRIERS - {"yield", "optimization_barrier"}) | {
     "argument", "reduce", "reduce_window", "gather", "scatter",
 }  # fmt: skip
@@ -30,10 +30,10 @@ LEADERS = (BARRIERS - {"yield", "optimization_barrier"}) | {
 class Strategies:
     """Choices of ``L`` leaders, at most ``S`` each, and what they mean for ``K`` op classes."""
 
-    leader: Ints  # [K] whose choice an op class follows
+    leader: Ints  # [K] the leader of each op class
     sizes: Ints  # [L] choices of each leader
     factors: States  # [S, K, A] factor that holds each axis under each choice of the leader
-    #: ``[S, K, A]`` dimension of the result that a summed axis is left scattered along, or NONE.
+    #: ``[S, K, A]`` dimension of the result along which a summed axis stays scattered, or NONE.
     scattered: States
 
     def state(self, choice: Ints) -> States:
@@ -55,9 +55,9 @@ class _Enumeration:
         classes = space.classes
         self._ops: list[int] = classes.representative.tolist()
         self._class: list[int] = classes.of_op.tolist()
-        #: Classes of which a constraint says something: they follow nobody.
-        self._said = (space.fixed != FREE).any(axis=1)
-        # A last factor for none, which any number of devices divides.
+        #: ``[K]`` whether constraints apply to a class; such classes do not follow others.
+        self._constrained = (space.fixed != FREE).any(axis=1)
+        # The last column stands for no factor: every number of devices divides its 0.
         self._divisor = np.pad(classes.divisor, ((0, 0), (0, 1)), constant_values=0)
         self._none = classes.divisor.shape[1]
         self._first_use = np.searchsorted(self._names.use_op, np.arange(len(self._program.ops)))
@@ -66,7 +66,7 @@ class _Enumeration:
         self._factors: list[States] = [np.empty(0, dtype=np.int8)] * count
         self._scattered: dict[int, States] = {}
         self._number = 0
-        #: Ops on the longest way from the start.
+        #: Ops on the longest path to each class.
         self._depth = [0] * count
 
     def run(self) -> Strategies:
@@ -93,67 +93,67 @@ class _Enumeration:
         return Strategies(self._leader, sizes, factors, scattered)
 
     def _pliant(self) -> list[bool]:
-        """Of each op, whether it does as its user: constants, what broadcasts, and what they make.
+        """``[ops]`` whether an op follows its user: constants, broadcasts, and ops on these alone.
 
-        Resharding what is small before it is broadcast costs less than what is large after.
+        Resharding a small value before its broadcast costs less than resharding the large result.
         """
         program = self._program
-        found: list[bool] = []
+        pliant: list[bool] = []
         for number, op in enumerate(program.ops):
             kind = program.kind(number)
-            known = kind in SOURCES and not self._said[self._class[number]]
+            follows = kind in SOURCES and not self._constrained[self._class[number]]
             if op.operands and kind not in LEADERS | {"return"}:
-                known = all(found[program.values[v].op] for v in op.operands)
-                known |= kind == "broadcast_in_dim" and self._elements(
+                follows = all(pliant[program.values[v].op] for v in op.operands)
+                follows |= kind == "broadcast_in_dim" and self._elements(
                     op.results[0]
                 ) > self._elements(op.operands[0])
-                known &= not self._said[self._class[number]]
-            found.append(known)
-        return found
+                follows &= not self._constrained[self._class[number]]
+            pliant.append(follows)
+        return pliant
 
     def _elements(self, value: int) -> int:
         return math.prod(self._program.values[value].type.shape)
 
     def _first_users(self) -> dict[int, tuple[int, int]]:
         """The first use of each op's first result: op and operand number."""
-        found: dict[int, tuple[int, int]] = {}
+        users: dict[int, tuple[int, int]] = {}
         for number, op in enumerate(self._program.ops):
             for index, value in enumerate(op.operands):
-                found.setdefault(self._program.values[value].op, (number, index))
-        return found
+                users.setdefault(self._program.values[value].op, (number, index))
+        return users
 
     # -- leaders -----------------------------------------------------------------------------
 
     def _decide(self, k: int, op: int, pliant: Sequence[bool]) -> None:
-        """Lead, or follow the largest operand, of those the one that takes most ops to make."""
+        """Lead, or follow the largest operand; of equal ones, that with the longest path to it."""
         operands = self._program.ops[op].operands
-        made = [self._program.values[v].op for v in operands]
-        depth = [self._depth[self._class[maker]] for maker in made]
+        makers = [self._program.values[v].op for v in operands]
+        depth = [self._depth[self._class[maker]] for maker in makers]
         self._depth[k] = 1 + max(depth, default=0)
-        offered = [
+        candidates = [
             (self._elements(value), depth[index], -index)
             for index, value in enumerate(operands)
-            if self._leader[self._class[made[index]]] >= 0 and not pliant[made[index]]
+            if self._leader[self._class[makers[index]]] >= 0 and not pliant[makers[index]]
         ]
-        if self._program.kind(op) in LEADERS or not offered or self._said[k]:
+        if self._program.kind(op) in LEADERS or not candidates or self._constrained[k]:
             self._lead(k, op)
         else:
-            self._follow(k, op, -max(offered)[2])
+            self._follow(k, op, -max(candidates)[2])
 
     def _lead(self, k: int, op: int) -> None:
         rows = self._space.choices_of(k)
         rows = np.where(rows == NONE, self._none, rows).astype(np.int8)
         self._leader[k] = self._number
         self._number += 1
-        self._factors[k], kept = self._with_sums(k, op, rows)
-        if (kept != NONE).any():
-            self._scattered[k] = kept
+        self._factors[k], scattered = self._with_sums(k, op, rows)
+        if (scattered != NONE).any():
+            self._scattered[k] = scattered
 
     def _with_sums(self, k: int, op: int, rows: States) -> tuple[States, States]:
-        """Each choice that sums over devices again for each dimension that can keep the parts.
+        """The choices, and copies of them with sums scattered along each dimension that fits.
 
-        Alpa turns all-reduces into reduce-scatters after its program is solved; here it is part of
-        the program, which can only help it.
+        Alpa turns all-reduces into reduce-scatters after it solves its program; here the program
+        decides.
         """
         none = np.full_like(rows, NONE)
         results = self._program.ops[op].results
@@ -165,19 +165,19 @@ class _Enumeration:
         sizes = np.array(self._sizes)
         shape = self._program.values[results[0]].type.shape
         factor = self._defined(results[0])
-        found, kept = [rows], [none]
+        choices, scattered = [rows], [none]
         for d, extent in enumerate(shape):
             here = summed | (rows == factor[d])
             fits = extent % np.where(here, sizes, 1).prod(axis=1) == 0
             chosen = fits & summed.any(axis=1)
-            found.append(rows[chosen])
-            kept.append(np.where(summed[chosen], d, NONE).astype(np.int8))
-        return np.concatenate(found), np.concatenate(kept)
+            choices.append(rows[chosen])
+            scattered.append(np.where(summed[chosen], d, NONE).astype(np.int8))
+        return np.concatenate(choices), np.concatenate(scattered)
 
     # -- followers ---------------------------------------------------------------------------
 
     def _follow(self, k: int, op: int, index: int) -> None:
-        """Hold each axis where the operand has it."""
+        """Shard the dimensions that are sharded in the operand."""
         value = self._program.ops[op].operands[index]
         p = self._class[self._program.values[value].op]
         dims = self._dims(p, self._factors[p], self._defined(value))
@@ -186,7 +186,7 @@ class _Enumeration:
         self._take(k, p, dims, self._used(op, index))
 
     def _precede(self, k: int, op: int, users: dict[int, tuple[int, int]]) -> None:
-        """Be made where the first user wants it."""
+        """Shard the result as its first user requires it."""
         user, index = users.get(op, (-1, 0))
         p = self._class[user] if user >= 0 else k
         if self._leader[p] < 0:
@@ -196,18 +196,18 @@ class _Enumeration:
         self._take(k, p, dims, self._defined(self._program.ops[user].operands[index]))
 
     def _same(self, k: int, op: int, other: int) -> None:
-        """Tied ops hold each axis at the same dimension."""
+        """Shard the dimensions that are sharded in the tied op."""
         p = self._class[other]
         dims = self._dims(p, self._factors[p], self._defined(self._program.ops[other].results[0]))
         self._take(k, p, dims, self._used(op, 0))
 
     def _take(self, k: int, p: int, dims: States, factor: Ints) -> None:
-        """Follow class ``p``, with each axis on the factor of the dimension that has it."""
+        """Follow class ``p``: give each axis to the factor of the dimension that it shards."""
         self._leader[k] = self._leader[p]
         self._factors[k] = self._fitted(k, np.append(factor, self._none)[dims].astype(np.int8))
 
     def _fitted(self, k: int, rows: States) -> States:
-        """``rows`` without the axes that do not divide what their factor has left."""
+        """``rows`` without the axes whose sizes do not divide the rest of their factors."""
         rows = rows.copy()
         taken = np.ones((len(rows), self._none + 1), dtype=np.int64)
         number = np.arange(len(rows))
@@ -220,7 +220,7 @@ class _Enumeration:
         return rows
 
     def _dims(self, p: int, rows: States, factor: Ints) -> States:
-        """The dimension that each axis shards of a tensor whose dimensions are these factors."""
+        """The dimension that each axis shards, of a tensor whose dimensions have these factors."""
         table = np.full(self._none + 1, NONE, dtype=np.int8)
         table[factor] = np.arange(len(factor))
         return table[rows]

@@ -1,15 +1,15 @@
 """Monte Carlo tree search over colors, parts of colors and regions (paper, sections 4.1 and 4.2).
 
 The tree is a graph: a node is a state, not a sequence of actions, so transpositions share their
-statistics by construction (4.3).  A node's children are what one more change makes of it: an action
-on a color, a refinement (an action on a part of one), or the refinements that give a region of op
-classes the sharding that a proposal has there.
+statistics (4.3).  A child differs from its node by one change: an action on a color, a refinement
+(an action on a part of a color), or the refinements that give a region of op classes the sharding
+of a proposal.
 
-Children are priced in batches.  A start prices all of its children.  Any other node has hundreds,
-too, but what a change brings is much the same before and after some other change: a node looks at
-its children in the order of what they brought to its parent, a few at first and more with every
-visit (progressive widening).  The rollout from a node follows the same prices: the changes that
-made it better are taken together, the best one, the best two, and so on.
+Children are priced in batches: all children of a start at once, the hundreds of other nodes
+gradually.  The gain of a change is similar before and after another change.  A node therefore
+prices its children in the order of their gains at its parent: a few at first, and more with every
+visit (progressive widening).  A rollout combines the changes that improve the node: the best two,
+the best three, and so on.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ from toast.space import Action, Scope, States
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Op classes up to which a program is small: with half as many, twice the effort goes into it; and
-#: refinements begin even with what is far from the best.
+#: Op classes up to which a program is small.  Small programs get more effort (with half as many
+#: classes, twice), and refinements even of trajectories far from the best.
 _SMALL = 48
 
-#: Share of the cost by which a state that does not fit counts as worse than it is: the way to what
-#: fits may lead through it.
+#: Penalty of states that do not fit, as a share of the cost: small, because the path to states that
+#: fit may lead through them.
 _OVER = 0.1
 
-#: Children of a node whose values are the scale of exploration.
+#: Number of best children whose distance is the unit of exploration.
 _SCALE = 8
 
-#: Selections that end at no new node, one after the other, after which a tree has ended.
+#: Consecutive waves without a new state after which a tree is exhausted.
 _IDLE = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class TreeSearch:
-    """A stage: Monte Carlo tree search from the trajectories that it begins with.
+    """A stage: Monte Carlo tree search from the starting trajectories.
 
-    Its actions are those on whole colors, and more with each of the flags.
+    Its changes are actions on whole colors, and more with each of the flags.
     """
 
     #: Refinements: of parts of colors, families of op classes, single classes of larger families,
     #: and groups of classes that differ in sizes only.
     parts: bool = False
-    #: Regions of proposals: what uses tie together takes their sharding.
+    #: Regions of proposals: op classes that uses connect take the proposal's sharding.
     regions: bool = False
-    #: Families of arguments alone, in place of everything else: they take hardly any time
-    #: themselves, and users ask why an argument is not sharded otherwise.
+    #: Only families of arguments, instead of everything else: they take hardly any time, and users
+    #: ask why an argument is not sharded otherwise.
     arguments: bool = False
-    #: States without improvement after which the stage ends; of small programs more.
+    #: States without improvement after which the stage ends; more for small programs.
     effort: int = 256
     #: Children that a node prices at its first visit.
     width: int = 64
-    #: Nodes that are chosen together, to be priced together.
+    #: Nodes that are expanded in one batch.
     wave: int = 4
     #: UCT's weight of exploration, in units of the distance between a node's best children.
     exploration: float = 1.0
-    #: Weight of chance in the same units.
+    #: Weight of the Gumbel noise, in the same units.
     temperature: float = 0.1
-    #: Changes that a rollout takes together at most.
+    #: Maximum number of changes that a rollout combines.
     rollout: int = 16
-    #: Families, classes and groups that are changed alone: those that the step spends most time on.
+    #: Number of families, classes and groups that change alone: those with the longest times.
     hottest: int = 48
-    #: Parts of colors that are sharded apart from the rest.
+    #: Number of parts of colors that change alone.
     widest: int = 256
 
     @property
@@ -82,7 +82,7 @@ class TreeSearch:
         return self.regions
 
     def __call__(self, ledger: Ledger, budget: Budget) -> list[Trajectory]:
-        """What the stage begins with, and the best new trajectory of its tree."""
+        """The starting trajectories, and the best new trajectory of the tree."""
         if self.parts and ledger.beaten(REFINEMENT_LENGTH):
             return ledger.starts
         if self not in ledger.memory:
@@ -100,7 +100,7 @@ class TreeSearch:
 
 
 class _Node:
-    """A state, and its children as far as they are priced."""
+    """A state, and its priced children."""
 
     __slots__ = (
         "actions", "changes", "gains", "is_start", "key", "keys", "order", "priced", "state",
@@ -123,17 +123,18 @@ class _Node:
         self.actions = actions
         self.value = value
         self.is_start = is_start
-        #: ``[all changes]`` what each adds to the value, here or where it was priced last.
+        #: ``[all changes]`` what each adds to the value, here or at the closest ancestor that
+        #: priced it.
         self.gains = gains
-        #: In which the node's changes are priced, and how many of them are.
+        #: The order in which the node prices its changes, and the number priced.
         self.order: Ints = changes[np.argsort(gains[changes], kind="stable")]
         self.priced = 0
-        # Of each child: the changes that make it, and what is known of it.
+        # For each child: its changes, and what is known about it.
         self.changes: list[tuple[int, ...]] = []
         self.keys: list[bytes] = []
         self.states: list[States] = []
-        self.values: Floats = np.empty(0)  # the best in the tree below it
-        self.visits: Floats = np.empty(0)  # infinite where there is nothing to see
+        self.values: Floats = np.empty(0)  # the best below each child
+        self.visits: Floats = np.empty(0)  # infinite for exhausted children
         self.total = 0
 
     @property
@@ -142,7 +143,7 @@ class _Node:
         return min(self.value, float(self.values.min(initial=np.inf)))
 
 
-#: Nodes from a start on, each with the number of the child that comes next; none behind the last.
+#: Nodes from a start on, each with the index of the next child; -1 for the last node.
 _Path = list[tuple[_Node, int]]
 
 
@@ -153,7 +154,7 @@ class _Tree:
         self._ledger = ledger
         self._space = ledger.model.space
         self._settings = settings
-        #: Changes are numbered: colors, refinements, regions.
+        #: Changes are numbered: colors, then refinements, then regions.
         self._colors = len(self._space.actions)
         self._refined = self._colors + (
             len(self._space.refinements) if settings.parts or settings.arguments else 0
@@ -167,10 +168,10 @@ class _Tree:
         self._best: dict[bytes, Trajectory] = {}
         self._taken: set[bytes] = set()
 
-    # -- what a search begins with -----------------------------------------------------------
+    # -- starts ---------------------------------------------------------------------------
 
     def begin(self, start: Trajectory) -> None:
-        """Let the tree have a trajectory for a start."""
+        """Add a trajectory to the starts of the tree."""
         state = self._ledger.replay(start.actions)
         (key,), _ = self._ledger.price(state[None])
         self._taken.add(key)
@@ -183,9 +184,9 @@ class _Tree:
             self._visits = np.append(self._visits, 0.0)
 
     def propose(self, targets: Iterable[States]) -> bool:
-        """Add the regions in which proposals differ from the best trajectory and from none.
+        """Add the regions in which proposals differ from the best and from the empty trajectory.
 
-        False where there are no proposals.
+        Returns whether there are proposals.
         """
         any_target = False
         for target in targets:
@@ -197,7 +198,7 @@ class _Tree:
         return any_target
 
     def take_best(self) -> list[Trajectory]:
-        """The best trajectory, if it is none of those that were taken or begun with before."""
+        """The best trajectory, unless it is a start or was taken before."""
         key = min(self._best, key=lambda key: self._best[key].rank, default=b"")
         if not key or key in self._taken:
             return []
@@ -205,7 +206,7 @@ class _Tree:
         return [self._best.pop(key)]
 
     def grow(self, effort: int) -> None:
-        """Grow until ``effort`` states bring nothing better, or there is nothing left to see."""
+        """Grow until ``effort`` states bring no improvement, or the tree is exhausted."""
         ledger = self._ledger
         rank, states, idle = ledger.best.rank, len(ledger), 0
         while len(ledger) - states < effort and idle < _IDLE:
@@ -223,12 +224,12 @@ class _Tree:
     # -- selection ---------------------------------------------------------------------------
 
     def _select(self) -> _Path:
-        """The way to the next node that is to be expanded; empty where it ends at none."""
+        """The path to the next node to expand; empty at an exhausted node or in a cycle."""
         values = np.array([start.best for start in self._starts])
         number = self._choose(values, self._visits)
         if number < 0:
             return []
-        # At once, so that the others of the wave rather go elsewhere.
+        # Count the visit now, so that the rest of the wave prefers other nodes.
         self._visits[number] += 1
         node, visits = self._starts[number], self._visits
         path: _Path = []
@@ -239,7 +240,7 @@ class _Tree:
             if child < 0:
                 break
             visits, number = node.visits, child
-            if node.keys[child] in known:  # back where it came from
+            if node.keys[child] in known:  # a cycle
                 visits[number] = np.inf
                 return []
             visits[number] += 1
@@ -247,21 +248,20 @@ class _Tree:
             path.append((node, child))
             node = self._child(node, child)
         if node.priced >= len(node.order) and not np.isfinite(node.visits).any():
-            visits[number] = np.inf  # there is nothing below it
+            visits[number] = np.inf  # exhausted
             return []
         return [*path, (node, -1)]
 
     def _is_narrow(self, node: _Node) -> bool:
-        """Whether it is time for a node to price more children (progressive widening)."""
+        """Whether the node should price more children (progressive widening)."""
         times = node.priced / self._settings.width
         return node.priced < len(node.order) and node.total >= 4 * times**2
 
     def _choose(self, values: Floats, visits: Floats) -> int:
-        """UCT: on the best values below, which children have before they are visited; -1 for none.
+        """The child with the best UCT score, from the best values below it; -1 for none.
 
-        What seems likely differs from program to program by orders of magnitude; the distance
-        between the best children is the scale.  Chance is Gumbel's: the best one is chosen as if
-        drawn by its value.
+        Programs differ by orders of magnitude in the gains of changes, so the distance between the
+        best children is the unit.  Gumbel noise draws the child at random, by its score.
         """
         finite = np.isfinite(visits)
         if not finite.any():
@@ -291,7 +291,7 @@ class _Tree:
         value: float,
         gains: Floats | None,
     ) -> _Node:
-        """A node; one without the ``gains`` of a parent is a start."""
+        """A new node; a node without the ``gains`` of a parent is a start."""
         start = gains is None
         known = np.zeros(len(self._lengths))
         if gains is not None:
@@ -305,7 +305,7 @@ class _Tree:
     # -- changes -----------------------------------------------------------------------------
 
     def _number(self) -> None:
-        """``[changes]`` the length that each adds to a trajectory, and its actions."""
+        """Number the changes, with the length and the number of actions of each: ``[changes]``."""
         lengths, refined = np.ones(self._colors, dtype=np.int64), self._refined - self._colors
         regions = [*self._regions]
         self._region_list = regions
@@ -317,7 +317,7 @@ class _Tree:
         self._counts[self._refined :] = [len(region) for region in regions]
 
     def _changes(self, state: States) -> Ints:
-        """The changes that are tried behind a state."""
+        """The changes that are tried from a state."""
         space, settings = self._space, self._settings
         colors = np.arange(self._colors)
         if settings.arguments:
@@ -355,7 +355,7 @@ class _Tree:
         return tuple(actions)
 
     def _after(self, state: States, changes: Ints) -> tuple[Ints, States]:
-        """What changes make of a state, each alone; without some that change nothing."""
+        """The states after each of the changes alone, without some that have no effect."""
         colors = changes[changes < self._colors]
         refined = changes[(changes >= self._colors) & (changes < self._refined)] - self._colors
         regions = changes[changes >= self._refined]
@@ -374,7 +374,7 @@ class _Tree:
     # -- expansion ---------------------------------------------------------------------------
 
     def _expand(self, nodes: Iterable[_Node]) -> None:
-        """Price more children of nodes, all in one batch; then roll out from each."""
+        """Price more children of nodes in one batch; then roll out from each node."""
         parts: list[tuple[_Node, Ints, States]] = []
         for node in nodes:
             all_of_them = node.is_start and not node.priced
@@ -382,7 +382,7 @@ class _Tree:
             changes = node.order[node.priced : last]
             node.priced = min(last, len(node.order))
             if len(changes):
-                node.gains[changes] = np.inf  # what changes nothing here does not below, either
+                node.gains[changes] = np.inf  # a change without effect has none below
                 changes, states = self._after(node.state, changes)
                 if len(changes):
                     parts.append((node, changes, states))
@@ -404,7 +404,7 @@ class _Tree:
                 keys = keys[len(together) :]
 
     def _rollout(self, node: _Node) -> tuple[_Node, list[tuple[int, ...]], States]:
-        """The changes that make a node better together, the best two, the best three, ..."""
+        """The best two, three, ... of the changes that improve a node together, and the states."""
         order = np.argsort(node.values, kind="stable")[: self._settings.rollout]
         state, together = node.state, tuple[int, ...]()
         changes: list[tuple[int, ...]] = []
@@ -434,7 +434,7 @@ class _Tree:
         *,
         some: int | None = None,
     ) -> Floats:
-        """New children of a node, or ``some`` best of them; the values of all."""
+        """Add children to a node, or only the best ``some``; returns the values of all."""
         added = [int(self._lengths[list(change)].sum()) for change in changes]
         lengths = length(node.actions) + np.array(added, dtype=np.int64)
         ranks = self._ledger.ranks(keys, lengths)
@@ -460,6 +460,6 @@ class _Tree:
         return values
 
     def _values(self, ranks: Floats, keys: Sequence[bytes]) -> Floats:
-        """The logarithm of the costs of these ranks, a little more of what does not fit."""
+        """The logarithms of the costs of these ranks, plus ``_OVER`` for states that do not fit."""
         over = np.array([not self._ledger.fits(key) for key in keys], dtype=bool)
         return np.log(ranks - OVER_LIMIT * over) + _OVER * over

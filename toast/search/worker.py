@@ -1,10 +1,10 @@
-"""A process that searches: tasks come in through its standard input, results leave by its output.
+"""A process that searches: it reads tasks from its standard input and writes results.
 
     python -P -c "from toast.search.worker import main; main()"
 
 It is a fresh interpreter: a fork is unsafe beside JAX's threads, and the ``spawn`` and
-``forkserver`` of ``multiprocessing`` would run the user's script again.  It imports neither JAX nor
-what analyses programs.  The end of the input, as when the parent dies, ends the process.
+``forkserver`` methods of ``multiprocessing`` would run the user's script again.  It imports neither
+JAX nor the analysis.  The process ends with its input, for example when the parent dies.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Task(NamedTuple):
     """A search."""
 
     number: int
-    #: ``None`` for that of the task before.
+    #: ``None`` for the model of the previous task.
     model: CostModel | None
     memory_bytes: float
     settings: Settings
     stages: tuple[Stage, ...]
     start: tuple[tuple[Action, ...], ...]
-    #: Whether proposals follow, when they are there.
+    #: Whether proposals follow in a later message.
     proposed: bool
 
 
@@ -47,13 +47,13 @@ class Proposed(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """A task is to end with its best so far."""
+    """Ends a task with its best plan so far."""
 
     number: int
 
 
 def send(target: IO[bytes], message: object) -> None:
-    """Write a message, however little of it a pipe takes at a time."""
+    """Write a whole message; a pipe may take only a part at a time."""
     rest = memoryview(pickle.dumps(message))
     while rest:
         rest = rest[target.write(rest) :]
@@ -61,7 +61,7 @@ def send(target: IO[bytes], message: object) -> None:
 
 
 class _Inbox:
-    """Messages of the parent, sorted by the task that they are for."""
+    """Messages of the parent, by task."""
 
     def __init__(self, source: IO[bytes]) -> None:
         self.tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
@@ -71,11 +71,11 @@ class _Inbox:
         threading.Thread(target=self._read, daemon=True).start()
 
     def interrupt(self, number: int) -> threading.Event:
-        """Set when the task is to stop."""
+        """The event that is set when the task must stop."""
         return self._interrupts[number]
 
     def proposals(self, number: int) -> Proposals:
-        """Those of the task."""
+        """The proposals of the task."""
         return self._proposals[number]
 
     def _read(self) -> None:
@@ -92,14 +92,14 @@ class _Inbox:
                     self._interrupts[message.number].set()
                 elif isinstance(message, Proposed):
                     self._proposals[message.number].future.set_result(message.states)
-        finally:  # nobody waits for an answer when there are no more
+        finally:  # the parent no longer waits for results
             os._exit(0)
 
 
 def main() -> None:
-    """Search as told until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and sends a message
-    # What is printed by mistake must not stand between results.
+    """Run tasks until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and sends a message
+    # Stray output must not mix with the results.
     results = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     inbox = _Inbox(sys.stdin.buffer)

@@ -1,4 +1,4 @@
-"""The terms that a price is the sum of."""
+"""The terms of a price."""
 
 from toast.cost.terms.buffers import (
     Arguments,
@@ -13,7 +13,7 @@ from toast.cost.terms.kernels import ProductWork, Reads, Transcendentals, Writes
 from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.terms.traffic import Halos, Reshards, SumPlaces, Sums, UsePlaces
 
-#: In the order in which collectives are listed, and buffers stand in the timeline.
+#: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), Writes(), Transcendentals(), Reads(),
     Sums(), Reshards(), Halos(), SumPlaces(), UsePlaces(),

@@ -1,4 +1,4 @@
-"""What is in memory, and for how long."""
+"""Terms of memory: buffers and their lifetimes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toast.cost.terms.term import Term
 
 
 class Arguments(Term):
-    """Arguments of the program, which are there from the start to the end."""
+    """Arguments of the program, which are in memory during the whole step."""
 
     name, scope, label, resident = "arguments", Entity.VALUE_CLASS, "argument", True
 
@@ -20,13 +20,13 @@ class Arguments(Term):
 
 
 class Values(Term):
-    """Values that XLA keeps, from the kernel that makes them to the last that reads them."""
+    """Values in memory, from the kernel that computes them to the last that reads them."""
 
     name, scope, label = "values", Entity.VALUE_CLASS, "value"
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
-        kept, live = ranges.stored, ranges.live
-        return Lifetimes(ranges.value_class[kept], live.start[kept], live.end[kept] + 1, kept)
+        rows, live = ranges.stored, ranges.live
+        return Lifetimes(ranges.value_class[rows], live.start[rows], live.end[rows] + 1, rows)
 
     def bytes(self, layout: Layout) -> Floats:
         return layout.value_memory
@@ -47,9 +47,9 @@ class Copies(Term):
 
 
 class SharedCopies(Term):
-    """Copies that stay for another use: from the end of the earlier one to the later one.
+    """Copies that stay in memory from one use to a later one that shares them.
 
-    Where the two overlap, the copy counts once.
+    If the uses overlap, the copy counts once.
     """
 
     name, scope, label = "shared copies", Entity.COPY_PAIR, "copy"
@@ -76,7 +76,7 @@ class SharedCopies(Term):
     def bytes(self, layout: Layout) -> Floats:
         pairs, copies, used = layout.tables.pairs, layout.copies, layout.used
         size = np.zeros((len(copies), len(pairs)))
-        bridged = copies == 0  # or no copy to bridge to
+        bridged = copies == 0  # or there is no copy
         for step in pairs.steps:
             later, earlier = pairs.later[step], pairs.earlier[step]
             same = axes_of(used[:, later] != used[:, earlier]) == 0
@@ -87,9 +87,9 @@ class SharedCopies(Term):
 
 
 class WholeSums(Term):
-    """What a sum over devices is more before it is cut to the part that a device keeps.
+    """The parts of a whole sum that a device does not keep.
 
-    XLA sums whole what it could sum in parts, and cuts it up where the kernel is that uses it.
+    XLA computes some sums whole that could be computed in parts; the using kernel slices them.
     """
 
     name, scope, label = "whole sums", Entity.VALUE_CLASS, "sum"
@@ -105,7 +105,7 @@ class WholeSums(Term):
 
 
 class MergedSums(Term):
-    """Sums of products that would otherwise be taken in by what uses them."""
+    """Results of products that are not fused with their consumer, because they are summed."""
 
     name, scope, label = "merged sums", Entity.VALUE_CLASS, "sum"
 
@@ -120,10 +120,10 @@ class MergedSums(Term):
 
 
 class SecondBuffers(Term):
-    """What cannot overwrite what it is made of, as a product that is a loop takes it.
+    """Operands of products that cannot overwrite their own operands, because the product is a loop.
 
-    A product that is summed in parts is a loop, whose operands are made before it begins; a short
-    one takes slices of those that have the dimension that is scattered.
+    A product that is summed in parts is a loop: its operands are computed before it begins.  A
+    short loop slices the operands that have the scattered dimension.
     """
 
     name, scope, label = "second buffers", Entity.VALUE_CLASS, "second"
@@ -138,7 +138,7 @@ class SecondBuffers(Term):
         return layout.value_memory * self._needed(layout)
 
     def _needed(self, layout: Layout) -> Bools:
-        """``[S, C]`` whether a product needs it."""
+        """``[S, C]`` whether a product needs a second buffer."""
         operands = layout.tables.operands
         beside = np.zeros(layout.value_memory.shape, dtype=bool)
         if not len(operands):

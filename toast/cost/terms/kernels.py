@@ -1,4 +1,4 @@
-"""Seconds of kernels: products, and what memory or the vector unit bounds."""
+"""Terms of kernels: products, and kernels bound by memory or the vector unit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from toast.cost.terms.term import LocalTerm, StepPart
 
 
 class ProductWork(LocalTerm):
-    """Matrix products and convolutions: FLOPs over peak, or bytes over bandwidth if that is more.
+    """Matrix products and convolutions: the larger of FLOPs over peak and bytes over bandwidth.
 
-    They are padded to the tiles of the matrix unit.
+    The FLOPs include the padding to the tiles of the matrix unit.
     """
 
     name, scope, part = "products", Entity.PRODUCT, StepPart.PRODUCTS
@@ -32,7 +32,7 @@ class ProductWork(LocalTerm):
         return np.asarray(np.maximum(flops, moving))
 
     def padding(self, layout: LocalLayout) -> Floats:
-        """What the matrix unit computes over what is asked for: ``[S, P]``."""
+        """``[S, P]`` FLOPs with padding to tiles, over FLOPs without."""
         products = layout.tables.products
         held = np.take(layout.held, products.op_class, axis=1)
         size = np.broadcast_to(products.size, (len(held), *products.size.shape)).copy()
@@ -41,7 +41,7 @@ class ProductWork(LocalTerm):
             group = products.group[rows, held[..., axis]]
             for side in range(3):
                 size[..., side] /= np.where(group == side, devices, 1.0)
-        size = np.maximum(size, 1.0)  # of a product without any elements
+        size = np.maximum(size, 1.0)  # for products without elements
         tile = np.array(layout.machine.hardware.tile, dtype=np.float64)
         return np.asarray((np.ceil(size / tile) * tile / size).prod(axis=2))
 
@@ -57,7 +57,7 @@ class Writes(LocalTerm):
 
 
 class Reads(LocalTerm):
-    """Uses whose values memory-bound kernels read."""
+    """Values that memory-bound kernels read, by use."""
 
     name, scope = "reads", Entity.USE_CLASS
 
@@ -67,7 +67,7 @@ class Reads(LocalTerm):
 
 
 class Transcendentals(LocalTerm):
-    """Exponentials and the like, which the vector unit is slow at."""
+    """Exponentials and the like, which are slow on the vector unit."""
 
     name, scope = "transcendentals", Entity.VALUE_CLASS
 

@@ -1,4 +1,4 @@
-"""What a term of the price says of itself; see ``docs/design.md``, "The algebra of prices"."""
+"""The protocol of a term; see ``docs/design.md``, "The algebra of prices"."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class StepPart(enum.IntEnum):
 
 
 class Term:
-    """One summand of a price: something that entities of one kind cost.
+    """One summand of a price: a cost of the entities of one kind.
 
-    A term says what it takes besides collectives (:meth:`seconds`), which collectives it needs
-    (:meth:`traffic`) and what it keeps in memory (:meth:`bytes`, from :meth:`lifetimes` on); what
-    it does not say is nothing.  All that is said of an entity depends on its **neighbourhood**: on
-    the op class that makes a value, and on those that use it.
+    A term defines its seconds without collectives (:meth:`seconds`), its collectives
+    (:meth:`traffic`) and its memory (:meth:`lifetimes`, :meth:`bytes`); by default it has none.
+    The costs of an entity depend only on its **neighbourhood**: the op class that defines a value,
+    and those that use it.
     """
 
-    #: Tells the term from others; also its block of columns in the timeline.
+    #: Unique name, also of its block of columns in the timeline.
     name: str
-    #: What it is said of: arrays are ``[S, entities]``.
+    #: The kind of entities: arrays are ``[S, entities]``.
     scope: Entity
-    #: What tables and reports call its buffers and collectives.
+    #: Name of its buffers and collectives in tables and reports.
     label: str = ""
     part: StepPart = StepPart.MEMORY
-    #: Whether its bytes are there from the start of a step to the end.
+    #: Whether its bytes are in memory during the whole step.
     resident: bool = False
 
     def seconds(self, layout: Layout) -> Floats | None:
@@ -49,35 +49,35 @@ class Term:
         return ()
 
     def most_spared(self, traffic: Traffic) -> Floats | float:
-        """``traffic.spared``, or more where it depends on more than the neighbourhood."""
+        """``traffic.spared``, or an upper bound if it depends on more than the neighbourhood."""
         return traffic.spared
 
     def sent_share(self, traffic: Traffic) -> Floats | float:
-        """Bytes that a device sends over those that it sends round a ring: ``[S, entities]``."""
+        """``[S, entities]`` bytes that a device sends over those of a ring."""
         return 1.0
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
-        """When its buffers are in memory; none for a term without any, or a resident one."""
+        """When its buffers are in memory; ``None`` for a term without any, or a resident one."""
         return None
 
     def bytes(self, layout: Layout) -> Floats:
-        """Bytes in the memory of a device while a buffer is alive: ``[S, entities]``."""
+        """``[S, entities]`` bytes of a live buffer on a device."""
         raise NotImplementedError(f"{self.name} keeps nothing in memory")
 
     def least_bytes(self, layout: Layout) -> Floats:
-        """:meth:`bytes`, or fewer where these depend on more than the neighbourhood."""
+        """:meth:`bytes`, or a lower bound if they depend on more than the neighbourhood."""
         return self.bytes(layout)
 
     def most_bytes(self, layout: Layout) -> Floats:
-        """:meth:`bytes`, or more where these depend on more than the neighbourhood."""
+        """:meth:`bytes`, or an upper bound if they depend on more than the neighbourhood."""
         return self.bytes(layout)
 
 
 class LocalTerm(Term):
-    """A term whose seconds follow from bytes and from the sharding of each entity's own op class.
+    """A term whose seconds depend only on bytes and on the sharding of each entity's op class.
 
-    They must not fall where bytes grow.  So they are known, or bounded from below, where every op
-    class chooses for itself.
+    They must not decrease when bytes increase: they are then bounded from below even if every op
+    class chooses on its own.
     """
 
     def seconds(self, layout: LocalLayout) -> Floats:
@@ -86,10 +86,10 @@ class LocalTerm(Term):
 
 
 class OrderedTerm(Term):
-    """A term whose collectives depend on the order of the mesh axes, one for a whole program."""
+    """A term whose collectives depend on the program's order of mesh axes."""
 
     def ends(self, layout: Layout) -> tuple[Dims, Dims]:
-        """The shardings that shards move between: ``[S, entities, A]`` before and after."""
+        """The shardings between which shards move: ``[S, entities, A]`` before and after."""
         raise NotImplementedError
 
 
@@ -99,14 +99,14 @@ class Traffic:
 
     term: Term
     layout: Layout
-    kind: int  # a place in toast.hardware.COLLECTIVES
+    kind: int  # index into toast.hardware.COLLECTIVES
     axes: Axes  # [S, X]
     size: Floats  # [S, X] bytes as priced
     result: Floats  # [S, X] bytes of results
-    times: Floats  # [S, X] or [X] how often, if there are axes
-    spared: Floats | float = 0.0  # [S, X] or [X] the share of them that XLA does not need
+    times: Floats  # [S, X] or [X] number per step, if there are axes
+    spared: Floats | float = 0.0  # [S, X] or [X] share of them that XLA saves
     rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
-    stated: int | None = None  # the kind that stands in the program, where XLA takes another one
+    stated: int | None = None  # the kind in the program, if XLA uses another
 
     @functools.cached_property
     def count(self) -> Floats:
@@ -115,18 +115,18 @@ class Traffic:
 
     @functools.cached_property
     def least_count(self) -> Floats:
-        """``[S, X]`` how often at least, whatever happens outside of the neighbourhood."""
+        """``[S, X]`` lower bound of :attr:`count`, whatever happens outside the neighbourhood."""
         return np.asarray((self.axes > 0) * self.times * (1.0 - self.term.most_spared(self)))
 
     @property
     def kinds(self) -> tuple[int, ...]:
-        """The kinds of which the slowest is the price."""
-        # Shards that trade places go anywhere, not only to neighbours.
+        """The kinds of collectives; the slowest determines the price."""
+        # Shards that change places move to any device, not only to neighbours.
         return (self.kind, ALL_TO_ALL) if isinstance(self.term, OrderedTerm) else (self.kind,)
 
     @functools.cached_property
     def once(self) -> Floats:
-        """``[S, X]`` seconds that one takes."""
+        """``[S, X]`` seconds of one collective."""
         links = self.layout.machine.collectives
         seconds = (links.seconds(kind, self.size, self.axes) for kind in self.kinds)
         return functools.reduce(np.maximum, seconds)
@@ -138,25 +138,25 @@ class Traffic:
 
     @property
     def sent(self) -> Floats:
-        """``[S, X]`` bytes that a device sends in a step, round rings."""
+        """``[S, X]`` bytes that a device sends in a step, in rings."""
         ring = self.layout.machine.collectives.sent_share(self.kind, self.axes)
         share = ring * self.term.sent_share(self)
         return np.asarray(self.count * share * self.size)
 
 
 def check(terms: Sequence[Term]) -> None:
-    """Raise ``ValueError`` where a term has the name of another, or says what its scope cannot."""
+    """Raise ``ValueError`` for a duplicate name, or for costs that a scope cannot have."""
     names = [term.name for term in terms]
     for number, term in enumerate(terms):
-        said = {name for name in vars(Term) if getattr(type(term), name) != getattr(Term, name)}
+        defined = {name for name in vars(Term) if getattr(type(term), name) != getattr(Term, name)}
         if names.index(term.name) != number:
             raise ValueError(f"two terms have the name {term.name!r}; give each its own")
         if term.scope in OP_SCOPES and (
-            not isinstance(term, LocalTerm) or said & {"traffic", "lifetimes", "bytes"}
+            not isinstance(term, LocalTerm) or defined & {"traffic", "lifetimes", "bytes"}
         ):
             raise ValueError(
                 f"term {term.name!r}: an op class has seconds alone, as a LocalTerm says them; "
                 "give memory and collectives to its values or their uses"
             )
-        if term.scope is Entity.COPY_PAIR and said & {"traffic", "seconds"}:
+        if term.scope is Entity.COPY_PAIR and defined & {"traffic", "seconds"}:
             raise ValueError(f"term {term.name!r}: a pair of uses has memory alone")

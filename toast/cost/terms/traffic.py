@@ -1,4 +1,4 @@
-"""What moves between devices: sums, reshards, halos, and shards that change places."""
+"""Terms of collectives: sums, reshards, halos, and shards that change places."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from toast.cost.terms.term import OrderedTerm, Term, Traffic
 
 
 class Sums(Term):
-    """Partial sums over devices: all-reduces, or reduce-scatters where uses want parts."""
+    """Partial sums over devices: all-reduces, or reduce-scatters if uses want parts."""
 
     name, scope, label = "sums", Entity.VALUE_CLASS, "sum"
 
@@ -44,7 +44,7 @@ class Sums(Term):
             yield Traffic(self, layout, REDUCE, reduced, size, size, times, joint)
 
     def most_spared(self, traffic: Traffic) -> Floats:
-        """``[C]`` as if all sums that may wait for a common one did."""
+        """``[C]`` the share if every sum that may wait for a common one does."""
         t = traffic.layout.tables
         share = np.bincount(t.joint_sums.value, t.joint_sums.share, minlength=len(t.values))
         return np.minimum(share, 1.0)
@@ -67,11 +67,11 @@ def _joint(layout: Layout, axes: Axes, scattered: bool) -> Floats:
 
 
 def _sent_in_parts(layout: Layout) -> Floats:
-    """Bytes that a device sends in sums in parts, over those sent round a ring: ``[S, C]``.
+    """``[S, C]`` bytes that a device sends for sums in parts, over those of a ring.
 
-    Short loops of products are unrolled, with two sums on their way: over four devices there
-    are five messages instead of three.  Where an axis as large is idle, a product is computed
-    in parts along that; these are summed whole, and change places.
+    Short loops of products are unrolled, with two sums under way: over four devices there are five
+    messages instead of three.  If an axis of the same size is idle, a product is computed in parts
+    along it; these are summed whole, and change places.
     """
     t, axes, devices = layout.tables, layout.scattered, layout.devices
     op_class = t.slots.op_class[t.values.slot]
@@ -89,7 +89,7 @@ def _sent_in_parts(layout: Layout) -> Floats:
 
 
 class Reshards(Term):
-    """Uses that want another sharding than the definition's: all-to-alls and all-gathers."""
+    """Uses with another sharding than the definition: all-to-alls and all-gathers."""
 
     name, scope, label = "reshards", Entity.USE_CLASS, "reshard"
 
@@ -105,7 +105,7 @@ class Reshards(Term):
 
 
 def _moved(layout: Layout) -> Floats:
-    """``[S, U]`` bytes of a value on a device once a use has cut them to its own sharding."""
+    """``[S, U]`` bytes of a value on a device after slicing along the axes of a use."""
     uses = layout.tables.uses
     cut = layout.used_axes & ~layout.before_axes
     size = np.take(layout.value_bytes, uses.value, axis=1)
@@ -143,7 +143,7 @@ class Halos(Term):
 
 
 class SumPlaces(OrderedTerm):
-    """Scattered sums whose shards change places for the order of the axes."""
+    """Scattered sums whose shards change places because of the order of the axes."""
 
     name, scope, label = "places of sums", Entity.VALUE_CLASS, "order"
 
@@ -158,7 +158,7 @@ class SumPlaces(OrderedTerm):
 
 
 class UsePlaces(OrderedTerm):
-    """Resharded uses whose shards change places for the order of the axes."""
+    """Resharded uses whose shards change places because of the order of the axes."""
 
     name, scope, label = "places of uses", Entity.USE_CLASS, "order"
 
