@@ -89,7 +89,7 @@ def test_a_plan_begins_with_an_earlier_one(tmp_path: pathlib.Path) -> None:
     assert re.search(r"^Note: stopped at its budget\nNote: start ", result.stdout, re.M)
     result = run("plan", "gns", "--layers", 1, *start)
     assert result.exit_code == 2
-    assert "plan.json: is a plan of t2b; gns has" in result.stderr
+    assert "plan.json: this is a plan of t2b; gns has" in result.stderr
     assert result.stderr.count("\n") == 1
 
 

@@ -422,7 +422,7 @@ def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> 
         assert again.note == "stopped at its budget"
     with pytest.raises(
         PlanError,
-        match=r"refined.json: is a plan of moe-scan; t2b-tiny has \w+ of its \d+ arguments; do not",
+        match=r"refined.json: this is a plan of moe-scan; t2b-tiny has only \w+ of its \d+ arguments; start",
     ):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "refined.json")
     text = (tmp_path / "plan.json").read_text()
