@@ -1,6 +1,6 @@
 """Count the plans of the zoo that a small change of one argument's sharding improves.
 
-    python benchmarks/optimality.py [--quick] [--only MODEL] [--before FOLDER] [--most N]
+    python benchmarks/optimality.py [--quick] [--only MODEL] [--before FOLDER] [--most N] [--write]
 
 For each plan, the script tries other shardings of single arguments: no axis, one axis, or two axes
 on one or two dimensions, for the first arguments of the largest groups.  It pins each sharding and
@@ -38,7 +38,8 @@ GROUPS, MOST = 8, 64
 #: A plan whose cost is lower by at most this share counts as equal.
 AS_GOOD = 1e-3
 
-PAGE = ROOT / "docs" / "optimality.md"
+PAGE = ROOT / "docs" / "search.md"
+BEGIN, END = "<!-- optimality: begin -->", "<!-- optimality: end -->"
 
 #: Measures a search in a separate process, with the checkout of the working directory.
 TIMED = """
@@ -126,7 +127,7 @@ def measured(model: str, mesh: str, most: int, before: str) -> Row:
             if other and (other.fits or not plan.fits) and saved > AS_GOOD:
                 better.append((saved, argument, spec))
                 break
-    seconds, _ = timed(model, mesh, str(PAGE.parent.parent))
+    seconds, _ = timed(model, mesh, str(ROOT))
     seconds_before, cost_before = timed(model, mesh, before) if before else (0.0, 0.0)
     return Row(
         model, mesh, plan.cost, asked,
@@ -175,6 +176,7 @@ def main() -> None:
         "--most", type=int, default=MOST, help="maximum number of alternatives per plan"
     )
     parser.add_argument("--json", type=pathlib.Path, help="output file for the rows")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/search.md")
     options = parser.parse_args()
     rows = []
     for model in options.only or (QUICK if options.quick else ZOO):
@@ -186,6 +188,10 @@ def main() -> None:
                 records = [dataclasses.asdict(row) for row in rows]
                 options.json.write_text(json.dumps(records, indent=1))
     print(table(rows))
+    if options.write:
+        page = PAGE.read_text()
+        first, last = page.index(BEGIN) + len(BEGIN), page.index(END)
+        PAGE.write_text(f"{page[:first]}\n{table(rows)}\n{page[last:]}")
 
 
 if __name__ == "__main__":
