@@ -16,7 +16,7 @@ from tests.helpers import analyzed, f32, mlp
 from tests.plan.test_files import PLANS, TINY
 from tests.tiny_plan import MESH, machine
 from toast.errors import PlanError
-from toast.evaluation.baselines import automap, shardy
+from toast.evaluation.baselines import shardy
 from toast.hardware import load
 from toast.plan import Plan, begun, check_program, read, started
 from toast.plan.reapply import by_class
@@ -100,14 +100,14 @@ def test_what_a_baseline_did_without_actions_are_actions_of_the_plan(
 
 
 def test_only_what_the_plan_shards_apart_becomes_further_classes() -> None:
-    first = automap(analyzed("t2b-tiny"), TINY, machine(), trajectories=8)
+    first = PLANS["automap"]()
     plain = len(Space(first.analysis, first.mesh).classes.count)
     split = len(from_start(first).model.space.classes.count)
     assert plain <= split < len(first.model.space.classes.count)
 
 
 def test_a_search_goes_on_from_a_baseline() -> None:
-    first = automap(analyzed("t2b-tiny"), TINY, machine(), trajectories=8)
+    first = PLANS["automap"]()
     options = {"rounds": 1}
     for processes in (1, 2):
         settings = toast.Settings(restarts=2, processes=processes, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import pathlib
@@ -45,7 +46,7 @@ def planned(name: str, mesh: str = "data=4,model=4", **options: Any) -> Plan:
     return toast.plan(analyzed(name, **sizes), mesh=mesh, hardware="tpu-v5e", **options)
 
 
-PLANS: dict[str, Callable[[], Plan]] = {
+_MAKERS: dict[str, Callable[[], Plan]] = {
     "tiny": lambda: toast.plan(analyzed("t2b-tiny"), mesh=MESH, hardware=machine()),
     "constraints": lambda: toast.plan(
         analyzed("t2b-tiny"), mesh=MESH, hardware=machine(), resolution="independent",
@@ -76,6 +77,8 @@ PLANS: dict[str, Callable[[], Plan]] = {
         hardware="tpu-v5e",
     ),
 }  # fmt: skip
+#: Each plan is made once in a process: AutoMap takes ten seconds for one.
+PLANS = {name: functools.cache(make) for name, make in _MAKERS.items()}
 
 
 @pytest.mark.parametrize("name", PLANS)
