@@ -35,6 +35,7 @@ bench: $(VENV)/.tested
 	$(BIN)/python benchmarks/ask.py
 
 prove: $(VENV)/.tested
+	$(PYTEST) -m slow
 	$(BIN)/python benchmarks/prove.py
 
 $(VENV)/.created:

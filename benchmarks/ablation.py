@@ -55,8 +55,6 @@ def kind(stage: Stage) -> str:
         return "tree: arguments"
     if stage.regions:
         return "tree: regions"
-    if stage.classes:
-        return "tree: classes"
     return "tree: parts" if stage.parts else "tree: colors"
 
 

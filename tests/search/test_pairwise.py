@@ -63,6 +63,7 @@ def test_nothing_is_proposed_of_large_programs_or_without_time(
 ) -> None:
     model = model_of(analyzed("mlp"), "data=4")
     assert relaxation.proposing(model)(0.0) == ()
+    assert relaxation.proposing(model)(-0.1) == ()
     assert relaxation.proposing(model_of(analyzed("mlp"), "data=1"))(None) == ()
     with Proposer(threading.Event()) as proposer:
         none = Settings(rounds=0)

@@ -165,6 +165,8 @@ def proposing(model: CostModel) -> Callable[[float | None], tuple[States, ...]]:
         return _nothing
 
     def solve(seconds: float | None = None) -> tuple[States, ...]:
+        if seconds is not None and seconds <= 0.0:
+            return ()  # HiGHS warns of such a limit
         choice = relaxed(problem, program, seconds)
         return () if choice is None else (model.space.within(strategies.state(choice)),)
 
