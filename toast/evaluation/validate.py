@@ -23,7 +23,7 @@ from toast.hardware import Hardware, Mesh
 from toast.models import Strategies
 from toast.plan.prediction import Collective, Prediction
 from toast.plan.shard import shardings_of
-from toast.search import Search, Settings
+from toast.search import Settings, find
 from toast.space import Space, States
 from toast.text_tables import TextTable
 from toast.units import size_text, time_text
@@ -204,8 +204,8 @@ def states_to_compare(
     """
     space = model.space
     settings = Settings(seed=seed)
-    search = Search(model, memory_bytes=model.hardware.memory_limit_bytes, settings=settings)
-    best = search.run().state
+    limit = model.hardware.memory_limit_bytes
+    best = find(model, memory_bytes=limit, settings=settings).state
     yield "toast", best
     seen = {best.tobytes()}
     if space.initial.tobytes() not in seen:
