@@ -51,6 +51,10 @@ def failing(ledger: Ledger, budget: Budget) -> None:
     raise ValueError("no way")
 
 
+def returning_numbers(ledger: Ledger, budget: Budget) -> list[int]:
+    return [1]
+
+
 def pricing_forever(ledger: Ledger, budget: Budget) -> None:
     for _ in itertools.count():
         single_actions(ledger, budget)
@@ -102,6 +106,8 @@ def test_plans_and_processes_take_stages() -> None:
     assert len(plan.steps) == 1
     with pytest.raises(SearchError, match="stage failing: ValueError: no way"):
         toast.plan(analysis, mesh="d=4", hardware="tpu-v5e", stages=[failing])
+    with pytest.raises(SearchError, match="stage returning_numbers: returns something other than"):
+        toast.plan(analysis, mesh="d=4", hardware="tpu-v5e", stages=[returning_numbers])
     model = model_of(analysis, "d=4")
     one, two = (
         find(

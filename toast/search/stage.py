@@ -95,6 +95,11 @@ def run_stages(stages: Iterable[Stage], ledger: Ledger, budget: Budget) -> None:
             ) from error
         if returned is not None:
             ledger.starts = list(returned)
+            if not all(isinstance(start, Trajectory) for start in ledger.starts):
+                raise SearchError(
+                    f"stage {stage_name(stage)}: returns something other than trajectories; "
+                    "return what ledger.offer returns, or None"
+                )
         budget.improved |= ledger.best.rank < before
 
 

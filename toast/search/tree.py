@@ -48,7 +48,8 @@ _IDLE = 20
 class TreeSearch:
     """A stage: Monte Carlo tree search from the starting trajectories.
 
-    Its changes are actions on whole colors, and more with each of the flags.
+    Its changes are actions on whole colors, and more with each of the flags.  Equal stages of one
+    search share a tree: the second one continues it.
     """
 
     #: Refinements: of parts of colors, families of op classes, single classes of larger families,
