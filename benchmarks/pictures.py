@@ -7,6 +7,7 @@ This needs Chromium and the extra toast-partitioner[test].
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import pathlib
 import sys
@@ -52,6 +53,7 @@ def attention(started: Any, path: pathlib.Path) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     if missing():
         sys.exit(missing())
     shown = {"t2b": ("data=4,model=4", train_step), "attention": ("data=2,model=2", attention)}

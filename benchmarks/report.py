@@ -7,6 +7,7 @@ This needs Chromium and the extra toast-partitioner[test].
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import statistics
 import sys
@@ -23,7 +24,10 @@ from toast.report import html_text
 REPEATS = 5
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=["t2b", "unet"], help="models of the zoo")
+    names: list[str] = parser.parse_args().models
     if missing():
         sys.exit(missing())
     print(
@@ -67,4 +71,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["t2b", "unet"])
+    main()

@@ -9,6 +9,7 @@ machine.
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import resource
 import subprocess
@@ -116,6 +117,7 @@ def table(rows: list[Row]) -> list[Measured]:
 
 def main() -> None:
     """Print all tables."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     depth, devices, large = table(DEPTH), table(DEVICES), table(LARGE)
     print()
     print(f"search, 28 layers over 2:         {depth[-1].search / depth[0].search:.2f} (at most 2)")
