@@ -20,6 +20,10 @@ RECORD = pathlib.Path(__file__).with_name("durations.csv")
 #: ``--quick`` runs one of so many tests of each file, and none that took longer than so many seconds.
 QUICK_STEP = 3
 QUICK_LIMIT = 1.0
+#: Tests that took longer than so many seconds are ``slow``: ``make prove`` runs them. Those of the
+#: documentation and of the wheel are not: what a new user does first is always tested.
+SLOW_LIMIT = 4.0
+_NEVER_SLOW = ("tests/docs/", "tests/package/")
 _PROPERTY = "user_cpu_seconds"
 
 
@@ -88,10 +92,17 @@ class Durations:
         if report.when == "teardown" and isinstance(seconds, float):
             self.measured[report.nodeid] = seconds
 
+    @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Leave out what ``--quick`` does not run."""
+        """Mark the slow tests, and leave out what ``--quick`` does not run."""
+        record = read()
+        for item in items:
+            if record.get(item.nodeid, 0.0) > SLOW_LIMIT and not item.nodeid.startswith(
+                _NEVER_SLOW
+            ):
+                item.add_marker("slow")
         if not self.quick:
             return
         chosen = quick([item.nodeid for item in items], read())

@@ -109,7 +109,7 @@ def test_what_is_alive_adds_up(chrome: Any, report: pathlib.Path) -> None:
             texts = [row.inner_text().split("\t") for row in rows.all()]
             assert [t[0] for t in texts[1 : shown + 1]] == [*map(size_text, listed[:shown])]
             assert [(t[0], t[2], t[4]) for t in texts[shown + 1 :]] == (
-                [(rest, f"{count:,}", f"smaller {'one' if count == 1 else 'ones'}")]
+                [(rest, f"{count:,}", f"smaller {'value' if count == 1 else 'values'}")]
                 if count else []
             )  # fmt: skip
             if which == "after":  # the rows that are named are most of it

@@ -197,7 +197,7 @@ def test_deep_programs_cost_about_what_toast_finds() -> None:
     assert plan.note == "optimal"
     assert plan.fits
     best = toast.plan(analysis, mesh=mesh, hardware=machine)
-    assert plan.cost == pytest.approx(best.cost, rel=0.05)
+    assert best.cost <= plan.cost < 1.08 * best.cost
 
 
 def test_one_number_per_leader_is_a_state() -> None:
