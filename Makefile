@@ -1,5 +1,6 @@
-# `make demo` sets everything up and runs the main job; `make test` sets up and runs all checks,
-# `make quick` those that take two minutes; `make docs` builds the documentation into docs/_build/html.
+# `make demo` sets everything up and runs the main job; `make test` sets up and runs all tests but the
+# slow ones, which `make prove` runs; `make quick` runs those that take two minutes; `make docs` builds
+# the documentation into docs/_build/html.
 # The environment is made by the newest Python from 3.11 to 3.13 that runs here, or by
 # `make PYTHON=...`; `make VENV=...` makes another one.
 PYTHON ?= $(or $(shell .ci/pythons | head -n 1),python3)

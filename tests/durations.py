@@ -99,13 +99,12 @@ class Durations:
         """Mark the slow tests, and leave out what ``--quick`` does not run."""
         record = read()
         for item in items:
-            if record.get(item.nodeid, 0.0) > SLOW_LIMIT and not item.nodeid.startswith(
-                _NEVER_SLOW
-            ):
+            is_slow = record.get(item.nodeid, 0.0) > SLOW_LIMIT
+            if is_slow and not item.nodeid.startswith(_NEVER_SLOW):
                 item.add_marker("slow")
         if not self.quick:
             return
-        chosen = quick([item.nodeid for item in items], read())
+        chosen = quick([item.nodeid for item in items], record)
         config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in chosen])
         items[:] = [item for item in items if item.nodeid in chosen]
 

@@ -72,7 +72,6 @@ def test_planned_programs_run_with_equal_numbers(
     assert ("all_reduce" in kinds(predicted)) == ("all_reduce" in kinds(found.collectives))
 
 
-@pytest.mark.slow
 def test_random_states_run_with_equal_numbers() -> None:
     """Any state the search may visit is a program that computes the same."""
     model = model_of(analyzed("t2b-tiny", layers=1), "d=4,m=2")

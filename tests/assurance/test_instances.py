@@ -70,7 +70,6 @@ def test_the_record_is_of_these_kinds() -> None:
     assert all(int(row["instances"]) >= 200 for row in rows.values())
 
 
-@pytest.mark.slow
 def test_drawn_ops_agree_with_shardy() -> None:
     """Up to the names of factors, but for the kinds on which we differ on purpose."""
     compared = 0

@@ -167,14 +167,7 @@ GAPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh", "hardware", "share"),
-    # Every other one in each run of the tests, the others in `make prove`.
-    [
-        setting if number % 2 else pytest.param(*setting, marks=pytest.mark.slow)
-        for number, setting in enumerate(GAPS)
-    ],
-)
+@pytest.mark.parametrize(("name", "mesh", "hardware", "share"), list(GAPS))
 def test_the_search_finds_the_best_reachable_state(
     name: str, mesh: str, hardware: str, share: float
 ) -> None:

@@ -41,7 +41,6 @@ def test_meshes_are_factorisations_in_the_orders_that_matter() -> None:
     assert [m.names for m in meshes_of(8, load("h100"))] == [("a",), ("a", "b"), ("a", "b", "c")]
 
 
-@pytest.mark.slow
 def test_a_batch_that_divides_by_four_leaves_the_rest_to_another_axis() -> None:
     """8 devices: 4 take the batch, 2 the hidden dimension; no single axis of 8 fits anywhere."""
 
@@ -60,7 +59,6 @@ def test_a_batch_that_divides_by_four_leaves_the_rest_to_another_axis() -> None:
     assert tried["a=4,b=2"].cost == plan.cost
 
 
-@pytest.mark.slow
 def test_it_is_the_best_of_all_meshes() -> None:
     analysis, machine = analyzed("t2b-tiny"), small("t2b-tiny", 16)
     made = toast.plan(analysis, devices=16, hardware=machine, settings=QUICK)
@@ -81,7 +79,6 @@ def test_it_is_the_best_of_all_meshes() -> None:
     assert len({row.cost for row in made.meshes}) > 1
 
 
-@pytest.mark.slow
 def test_processes_change_nothing() -> None:
     analysis, machine = analyzed("t2b-tiny"), small("t2b-tiny", 8)
     one, two = (

@@ -74,7 +74,7 @@ def test_a_part_takes_the_axis_and_can_let_it_go() -> None:
     assert (other.apply(other.initial, forced) == other.initial).all()
 
 
-@pytest.mark.parametrize("name", [pytest.param("moe-tiny", marks=pytest.mark.slow), "t2b-tiny"])
+@pytest.mark.parametrize("name", ["moe-tiny", "t2b-tiny"])
 def test_refined_plans_run_with_equal_numbers(name: str) -> None:
     analysis = (
         analyzed("t2b-tiny") if name == "t2b-tiny" else toast.analyze(build("moe", small=True))

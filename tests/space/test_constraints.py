@@ -83,7 +83,6 @@ def test_pinned_arguments_are_sharded_exactly_so(mlp_analysis: toast.Analysis, s
     assert plan.verify().equal
 
 
-@pytest.mark.slow
 def test_one_layer_can_be_pinned_alone() -> None:
     analysis = analyzed("t2b-tiny")
     plan = planned(analysis, pin={"params['layers'][1]['gate']": P(None, "d")})
