@@ -51,11 +51,7 @@ def kind(stage: Stage) -> str:
         return "shortening"
     if not isinstance(stage, TreeSearch):
         return "polishing"
-    if stage.arguments:
-        return "tree: arguments"
-    if stage.regions:
-        return "tree: regions"
-    return "tree: parts" if stage.parts else "tree: colors"
+    return f"tree: {stage.changes}"
 
 
 def flat(stages: Sequence[Stage]) -> list[Stage]:

@@ -19,13 +19,13 @@ from toast.plan import (
     Plan,
     Saved,
     apply_saved,
-    begun,
     check_axes,
     check_program,
     make_plan,
     provenance,
     read,
-    started,
+    saved_start,
+    start_actions,
 )
 from toast.program import Program
 from toast.search import (
@@ -36,7 +36,7 @@ from toast.search import (
     SearchResult,
     Settings,
     Stage,
-    begin_fixed,
+    begin_with_fixed,
     check_stages,
     find,
     noted_interrupts,
@@ -209,12 +209,12 @@ def plan(
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
         _check_axes(analysis, mesh)
-        at = None if saved is None else started(saved, space, resolution)
+        at = None if saved is None else saved_start(saved, space, resolution)
         model = CostModel(at.space if at else space, machine, overlap=overlap, like=like)
-        begin_fixed(model)
+        begin_with_fixed(model)
         if at is None:
             return Job(model, limit, settings, stages)
-        actions, remarks[mesh], lost = begun(at)
+        actions, remarks[mesh], lost = start_actions(at)
         if lost and devices is None:
             raise PlanError(f"{remarks[mesh][0]}; start from another plan")
         return Job(model, limit, settings, stages, (actions,))

@@ -34,7 +34,7 @@ from toast.search import Polishing, Settings, TreeSearch
 #: Little search: reports do not ask for the best plan.
 QUICK = {
     "settings": Settings(depth=6, rounds=1),
-    "stages": (TreeSearch(effort=16), Polishing(), TreeSearch(parts=True, effort=8)),
+    "stages": (TreeSearch(effort=16), Polishing(), TreeSearch("parts", effort=8)),
 }
 
 

@@ -204,7 +204,7 @@ def test_a_search_can_begin_with_what_an_earlier_one_found() -> None:
         memory_bytes=1e5,
         start=[first.actions],
         settings=Settings(rounds=1),
-        stages=(Polishing(), TreeSearch(parts=True)),
+        stages=(Polishing(), TreeSearch("parts")),
     ).run()
     assert again.cost <= first.cost
     assert again.states < first.states
@@ -222,7 +222,7 @@ def test_what_is_found_costs_no_more_than_the_start() -> None:
             state = space.apply(state, start[-1])
     assert (state == first.state).all()
     assert len(start) > 50
-    stages = Polishing(), TreeSearch(parts=True, hottest=1, widest=1, effort=1)
+    stages = Polishing(), TreeSearch("parts", hottest=1, widest=1, effort=1)
     settings = Settings(rounds=1)
     for given, limit in ((settings, 1e5), (Settings(budget=0.0), 1e5)):
         again = Search(

@@ -22,7 +22,7 @@ from toast.search import (
 from toast.search.ledger import length
 from toast.search.regions import _regions
 
-TREE = TreeSearch(parts=True, regions=True, effort=256)
+TREE = TreeSearch("regions", effort=256)
 
 
 def ledger_of(name: str, mesh: str, **options: int) -> Ledger:
@@ -102,7 +102,7 @@ def test_the_end_of_time_is_an_end() -> None:
 def test_a_tree_goes_on_where_it_was() -> None:
     """In the next round, or where the stage comes again: what is known is not priced anew."""
     ledger = ledger_of("t2b", "data=4,model=4", layers=2)
-    stage = TreeSearch(parts=True, effort=200)
+    stage = TreeSearch("parts", effort=200)
     counts = []
     for _ in range(3):
         stage(ledger, Budget(None))
@@ -120,7 +120,7 @@ def test_colors_alone_reach_the_optimum_of_a_small_program() -> None:
 
 def test_chance_is_the_seeds() -> None:
     model = model_of(analyzed("t2b", layers=2), "data=4,model=4")
-    stages = TreeSearch(parts=True, temperature=2.0), Polishing()
+    stages = TreeSearch("parts", temperature=2.0), Polishing()
     counts = [
         Search(model, memory_bytes=1e9, settings=Settings(seed=seed), stages=stages).run().states
         for seed in (0, 0, 1)

@@ -406,7 +406,7 @@ def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> 
     for start in (first, tmp_path / "plan.json"):
         again = toast.plan(
             analysis, mesh=MESH, hardware=machine, start=start,
-            settings=toast.Settings(rounds=1), stages=(Polishing(), TreeSearch(parts=True)),
+            settings=toast.Settings(rounds=1), stages=(Polishing(), TreeSearch("parts")),
         )  # fmt: skip
         assert again.cost <= first.cost
     # Refinements, too.

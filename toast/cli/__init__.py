@@ -10,23 +10,26 @@ import typer
 
 from toast.boundary import streams
 from toast.cli import (
-    asking,
+    checking_commands,
     common,
-    explaining,
-    hardware,
-    judging,
-    planning,
-    plans,
-    reporting,
+    explain_command,
+    hardware_commands,
+    plan_file_commands,
+    planning_commands,
+    query_command,
+    report_commands,
     rule_commands,
 )
 
 app = common.group(
     "Automatic partitioner for JAX: find, explain and run the best sharding.", completion=True
 )
-for commands in (planning, asking, explaining, reporting, plans, judging):
+for commands in (
+    planning_commands, query_command, explain_command, report_commands, plan_file_commands,
+    checking_commands,
+):  # fmt: skip
     app.add_typer(commands.app)
-app.add_typer(hardware.app, name="hardware")
+app.add_typer(hardware_commands.app, name="hardware")
 app.add_typer(rule_commands.app, name="rules")
 
 

@@ -24,7 +24,7 @@ from toast.plan import (
     spec_text,
 )
 from toast.plan.prediction import numbers
-from toast.search import SearchResult, Settings, begin_fixed, find
+from toast.search import SearchResult, Settings, begin_with_fixed, find
 from toast.space import Action, Constraints, Space
 from toast.space.constraints import is_open, parse_spec
 
@@ -69,7 +69,7 @@ def why_not(
         space = Space(analysis, plan.mesh, constraints=constraints, resolution=plan.resolution)
         pinned = _pinned_plan(plan, space, names, Constraints(pin={argument: spec}))
         model = CostModel(space, plan.hardware, overlap=plan.model.overlap, like=plan.model)
-        begin_fixed(model)
+        begin_with_fixed(model)
     except PinError as error:
         return WhyNot(argument, text, now, impossible=str(error))
     first = second = _alternative(plan, pinned)
@@ -140,7 +140,7 @@ def _start_of(plan: Plan, space: Space) -> tuple[Action, ...]:
     before = plan.model.space
     offered = set(space.actions)
     actions = []
-    for action in plan.actions[len(before.begun) :]:
+    for action in plan.actions[len(before.first_actions) :]:
         if not action.part:
             actions += [action] if action in offered else []
             continue

@@ -35,7 +35,7 @@ class History:
         kind = "action"
         if number < first:
             kind = "pin"
-        elif number < first + len(space.begun):
+        elif number < first + len(space.first_actions):
             kind = "fix"
         elif step.part:
             kind = "refinement"

@@ -101,8 +101,8 @@ def lay_out(link: Interconnect, mesh: Mesh) -> MeshOnLinks:
 
     def preferred(split: tuple[int, ...]) -> tuple[object, ...]:
         whole = [n for n, side in zip(split, sides, strict=True) if n == side > 1]
-        begun = (n for n, side, rest in zip(split, sides, left, strict=True) if rest < side)
-        return math.prod(whole), len(whole), math.prod(begun), split
+        partial = (n for n, side, rest in zip(split, sides, left, strict=True) if rest < side)
+        return math.prod(whole), len(whole), math.prod(partial), split
 
     for axis in reversed(mesh.placed):
         split = max(_splits(sizes[axis], left), key=preferred)

@@ -1,7 +1,6 @@
 """Eighth stage: plans, their reasons, and plan files."""
 
 from toast.files import is_plan
-from toast.plan.begin import begun, check_program, started
 from toast.plan.diff import (
     ActionChange,
     Change,
@@ -11,7 +10,7 @@ from toast.plan.diff import (
 )
 from toast.plan.files import VERSION, Origin, Saved, read, schema
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
-from toast.plan.making import make_plan
+from toast.plan.make_plan import make_plan
 from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
 from toast.plan.prediction import Collective, NumberChange, Prediction
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
@@ -22,6 +21,7 @@ from toast.plan.reasons import (
     FreeAxis,
     HeldAxis,
 )
+from toast.plan.starting_plan import check_program, saved_start, start_actions
 
 __all__ = [
     "VERSION",
@@ -48,7 +48,6 @@ __all__ = [
     "Step",
     "WhyNot",
     "apply_saved",
-    "begun",
     "check_axes",
     "check_program",
     "describe_value",
@@ -59,7 +58,8 @@ __all__ = [
     "make_plan",
     "place_of",
     "read",
+    "saved_start",
     "schema",
     "spec_text",
-    "started",
+    "start_actions",
 ]

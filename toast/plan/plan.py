@@ -23,7 +23,7 @@ from toast.hardware import Hardware, Mesh
 from toast.plan.origin import Origin
 from toast.plan.prediction import NumberChange, Prediction
 from toast.plan.reasons import ArgumentExplanation, CollectiveExplanation
-from toast.plan.returned import StepReshard, step_reshards
+from toast.plan.step_reshards import StepReshard, step_reshards
 from toast.program import Shardings, Spec
 from toast.records import Record, late
 from toast.search import MeshResult, Round

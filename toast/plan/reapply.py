@@ -23,7 +23,7 @@ from toast.errors import PinError, PlanError
 from toast.hardware import Hardware, Mesh
 from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_digest, keyed_ops
 from toast.plan.labels import action_labels, folded, shown_labels
-from toast.plan.making import make_plan
+from toast.plan.make_plan import make_plan
 from toast.plan.matching import Offered
 from toast.plan.plan import Plan, Step
 from toast.plan.prediction import Prediction
@@ -150,8 +150,8 @@ def apply_saved(
         state = after
         matches.append((action, step.fixed))
     actions = tuple(action for action, _ in matches)
-    begun = space.of_ops(state)
-    work = Work(saved, space, begun.copy(), exact)
+    initial = space.of_ops(state)
+    work = Work(saved, space, initial.copy(), exact)
     known = work.ops()
     work.arguments()
     if not same and not matches and not work.matched and not work.sharded:
@@ -164,7 +164,7 @@ def apply_saved(
     price = _Pricing(saved, actions, hardware, memory_bytes, cache)
     best = price(space, work.state)
     if matches and not exact:
-        anew = Work(saved, space, begun.copy(), exact)
+        anew = Work(saved, space, initial.copy(), exact)
         anew.arguments()
         other = price(space, anew.state, best.model)
         if other.rank < best.rank:

@@ -1,5 +1,6 @@
 """Sixth stage: the search for the best plan."""
 
+from toast.search.fixed_actions import begin_with_fixed
 from toast.search.interrupts import noted_interrupts
 from toast.search.jobs import Job
 from toast.search.ledger import OVER_LIMIT, Ledger, SearchEnd, Trajectory
@@ -11,12 +12,11 @@ from toast.search.search import DEFAULT_STAGES, Round, Search, SearchResult
 from toast.search.settings import Settings
 from toast.search.shorten import Shortening, shortest
 from toast.search.stage import Budget, Stage, WhenImproved, check_stages
-from toast.search.start import begin_fixed
 from toast.search.tree import TreeSearch
 
 __all__ = [
     "DEFAULT_STAGES", "OVER_LIMIT", "BestMesh", "Budget", "Job", "Ledger", "MeshResult",
-    "Polishing", "Round", "Search", "SearchEnd", "SearchResult", "Settings", "Shortening", "Stage",
-    "Trajectory", "TreeSearch", "WhenImproved", "actions_to", "begin_fixed", "check_stages", "find",
-    "noted_interrupts", "region_changes", "search_meshes", "shortest",
+    "Polishing", "Round", "Search", "SearchEnd", "SearchResult", "Settings", "Shortening",
+    "Stage", "Trajectory", "TreeSearch", "WhenImproved", "actions_to", "begin_with_fixed",
+    "check_stages", "find", "noted_interrupts", "region_changes", "search_meshes", "shortest",
 ]  # fmt: skip

@@ -26,11 +26,11 @@ from toast.space import Action, States
 #: Stages after those for whole colors: parts of colors, regions of proposals (three times), and
 #: finally the shardings of arguments.
 _FINE_STAGES: tuple[Stage, ...] = (
-    TreeSearch(parts=True, effort=256),
-    TreeSearch(parts=True, regions=True, effort=256), Shortening(), Polishing(),
-    TreeSearch(parts=True, regions=True, effort=128), Shortening(), Polishing(),
-    TreeSearch(parts=True, regions=True, effort=128),
-    TreeSearch(arguments=True, effort=128), Shortening(),
+    TreeSearch("parts", effort=256),
+    TreeSearch("regions", effort=256), Shortening(), Polishing(),
+    TreeSearch("regions", effort=128), Shortening(), Polishing(),
+    TreeSearch("regions", effort=128),
+    TreeSearch("arguments", effort=128), Shortening(),
 )  # fmt: skip
 
 #: The stages of a round, in order.

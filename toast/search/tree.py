@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -43,23 +43,27 @@ _SCALE = 8
 #: Consecutive waves without a new state after which a tree is exhausted.
 _IDLE = 20
 
+#: The changes of a tree:
+#:
+#: * ``colors``: actions on whole colors;
+#: * ``parts``: also refinements of parts of colors, families of op classes, single classes of
+#:   larger families, and groups of classes that differ in sizes only;
+#: * ``regions``: also regions of proposals (op classes that uses connect take the proposal's
+#:   sharding);
+#: * ``arguments``: only families of arguments.  They take hardly any time, so the other trees leave
+#:   them out, but users ask why an argument is not sharded otherwise.
+Changes = Literal["colors", "parts", "regions", "arguments"]
+
 
 @dataclasses.dataclass(frozen=True)
 class TreeSearch:
     """A stage: Monte Carlo tree search from the starting trajectories.
 
-    Its changes are actions on whole colors, and more with each of the flags.  Equal stages of one
-    search share a tree: the second one continues it.
+    Equal stages of one search share a tree: the second one continues it.
     """
 
-    #: Refinements: of parts of colors, families of op classes, single classes of larger families,
-    #: and groups of classes that differ in sizes only.
-    parts: bool = False
-    #: Regions of proposals: op classes that uses connect take the proposal's sharding.
-    regions: bool = False
-    #: Only families of arguments, instead of everything else: they take hardly any time, and users
-    #: ask why an argument is not sharded otherwise.
-    arguments: bool = False
+    #: The kinds of changes.
+    changes: Changes = "colors"
     #: States without improvement after which the stage ends; more for small programs.
     effort: int = 256
     #: Children that a node prices at its first visit.
@@ -80,16 +84,16 @@ class TreeSearch:
     @property
     def uses_proposals(self) -> bool:
         """Whether the stage asks for proposals."""
-        return self.regions
+        return self.changes == "regions"
 
     def __call__(self, ledger: Ledger, budget: Budget) -> list[Trajectory]:
         """The starting trajectories, and the best new trajectory of the tree."""
-        if self.parts and ledger.beaten(REFINEMENT_LENGTH):
+        if self.changes in ("parts", "regions") and ledger.beaten(REFINEMENT_LENGTH):
             return ledger.starts
         if self not in ledger.memory:
             ledger.memory[self] = _Tree(ledger, self)
         tree: _Tree = ledger.memory[self]
-        if self.regions and not tree.propose(ledger.proposals(budget.left)):
+        if self.uses_proposals and not tree.propose(ledger.proposals(budget.left)):
             return ledger.starts
         # States of a few op classes cost next to nothing.
         times = _SMALL / max(1, len(ledger.model.space.initial))
@@ -158,7 +162,7 @@ class _Tree:
         #: Changes are numbered: colors, then refinements, then regions.
         self._colors = len(self._space.actions)
         self._refined = self._colors + (
-            len(self._space.refinements) if settings.parts or settings.arguments else 0
+            0 if settings.changes == "colors" else len(self._space.refinements)
         )
         self._regions: dict[tuple[Action, ...], None] = {}
         self._targets: set[bytes] = set()
@@ -321,10 +325,10 @@ class _Tree:
         """The changes that are tried from a state."""
         space, settings = self._space, self._settings
         colors = np.arange(self._colors)
-        if settings.arguments:
+        if settings.changes == "arguments":
             families = np.unique(space.classes.family[space.arguments])
             return space.refinements.rows(Scope.FAMILY, families) + self._colors
-        if not settings.parts:
+        if settings.changes == "colors":
             return colors
         seconds = self._ledger.model.waiting(state)
         family, refinements = space.classes.family, space.refinements

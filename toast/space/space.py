@@ -101,7 +101,7 @@ class Space:
         self.constraints = constraints or Constraints()
         self.resolved: Resolved = resolve(analysis, mesh, self.constraints)
         #: Actions that precede all others (:meth:`begin_with`).
-        self.begun: tuple[Action, ...] = ()
+        self.first_actions: tuple[Action, ...] = ()
         self.mesh = mesh
         self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
         resolutions, orders = (
@@ -172,7 +172,7 @@ class Space:
 
     def begin_with(self, actions: Sequence[Action]) -> None:
         """Makes every search begin after ``actions``."""
-        self.begun = tuple(actions)
+        self.first_actions = tuple(actions)
         self._initial = self.pinned
         for action in actions:
             self._initial = self.apply(self._initial, action)

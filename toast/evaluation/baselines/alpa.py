@@ -27,7 +27,7 @@ from toast.cost import CostModel, Overlap
 from toast.errors import SearchError
 from toast.inputs import AnyHardware, AnyMesh
 from toast.plan import Plan, make_plan
-from toast.search import SearchResult, begin_fixed
+from toast.search import SearchResult, begin_with_fixed
 from toast.search.pairwise import Problem, Row
 from toast.search.relaxation import LinearProgram
 from toast.space import Constraints, Space, States
@@ -125,7 +125,7 @@ def alpa(
     report_stage("decision space")
     space = Space(analysis, mesh, constraints=constraints, collapse=collapse)
     model = CostModel(space, hardware, overlap=overlap)
-    begin_fixed(model)
+    begin_with_fixed(model)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
     report_stage("integer linear program")

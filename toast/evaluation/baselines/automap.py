@@ -107,7 +107,7 @@ def shardy(
     begin = time.perf_counter()
     space, program = setting.space, analysis.program
     dimensions = _batch(analysis, batch)
-    arguments = dict(setting.begun)
+    arguments = dict(setting.constrained)
     for argument, d in dimensions.items():
         shape = program.values[program.argument_values[argument]].type.shape
         spec = arguments.get(argument, ((),) * len(shape))
@@ -143,7 +143,7 @@ class _Setting(NamedTuple):
     seconds: dict[str, float]
     #: The constraints on arguments: their shardings by number, and
     #: ``[arguments][dimensions][axes]`` whether an axis may shard a dimension.
-    begun: dict[int, Spec]
+    constrained: dict[int, Spec]
     allowed: list[list[list[bool]]]
 
 
@@ -164,11 +164,11 @@ def _setting(
     spent = time.perf_counter() - begin
     seconds = {**analysis.seconds, "decision space": spent}
     resolved = resolve(analysis, mesh, constraints or Constraints())
-    begun, allowed = _begun(analysis, mesh, resolved), _allowed(analysis, resolved)
-    return _Setting(space, model, propagator, limit, seconds, begun, allowed)
+    constrained, allowed = _constrained(analysis, mesh, resolved), _allowed(analysis, resolved)
+    return _Setting(space, model, propagator, limit, seconds, constrained, allowed)
 
 
-def _begun(analysis: Analysis, mesh: Mesh, resolved: Resolved) -> dict[int, Spec]:
+def _constrained(analysis: Analysis, mesh: Mesh, resolved: Resolved) -> dict[int, Spec]:
     """The shardings of arguments, by number, that constraints require."""
     names, program = analysis.names, analysis.program
     count = len(program.arguments)
@@ -323,7 +323,7 @@ class _Search:
     def run(self) -> tuple[SearchResult, tuple[tuple[ArgumentAction, Sharded], ...]]:
         """Search until rounds bring no improvement; returns the best state and its actions."""
         settings = self._settings
-        root = self._node(self._setting.propagator.run(self._setting.begun))
+        root = self._node(self._setting.propagator.run(self._setting.constrained))
         self._offer(root, ())
         rounds: list[Round] = []
         stale = 0

@@ -18,7 +18,7 @@ from toast.inputs import AnyHardware, AnyMesh
 from toast.models import Strategies
 from toast.paths import matches
 from toast.plan import Plan, make_plan
-from toast.search import SearchResult, begin_fixed
+from toast.search import SearchResult, begin_with_fixed
 from toast.space import Action, Constraints, Space, States
 
 #: Maximum number of resolution orders per action; the cheapest state counts.
@@ -101,7 +101,7 @@ def manual(
     begin = time.perf_counter()
     report_stage("decision space")
     model = CostModel(Space(analysis, mesh, constraints=constraints), hardware, overlap=overlap)
-    begin_fixed(model)
+    begin_with_fixed(model)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
     report_stage("expert strategies")

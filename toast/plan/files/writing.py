@@ -194,7 +194,7 @@ def _actions(plan: Plan) -> list[dict[str, Any]]:
             "resolution": list(step.resolution),
             "color": actions[number].color if number in actions and not step.part else -1,
             "part": [part(k, factor) for k, factor in step.part],
-            "fixed": first <= number < first + len(space.begun),
+            "fixed": first <= number < first + len(space.first_actions),
             "reason": step.reason,
             "after": dataclasses.asdict(step.after),
         }

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import toast
 from tests.helpers import f32
 from toast.cli import app
-from toast.plan.returned import returned_trees, step_reshards
+from toast.plan.step_reshards import returned_trees, step_reshards
 from toast.program import Spec
 
 Params = dict[str, jax.Array]
@@ -102,7 +102,7 @@ def test_donate_on_the_command_line(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "returning.py").write_text(
-        "import tests.plan.test_returned as t\nfrom toast.models import Model\n"
+        "import tests.plan.test_step_reshards as t\nfrom toast.models import Model\n"
         "def model(): return Model('step', t.step, t.SHAPES)\n"
         "def half(x): return x / 2\n"
     )

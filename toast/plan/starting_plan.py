@@ -47,7 +47,7 @@ class Start:
     overruled: npt.NDArray[np.bool_]
 
 
-class Begun(NamedTuple):
+class StartActions(NamedTuple):
     """The initial actions of a search, and notes about them."""
 
     actions: tuple[Action, ...]
@@ -76,7 +76,7 @@ def check_program(saved: Saved, program: Program) -> None:
         )
 
 
-def started(saved: Saved, space: Space, resolution: Resolving) -> Start:
+def saved_start(saved: Saved, space: Space, resolution: Resolving) -> Start:
     """The shardings of a plan in ``space``; a space with more classes uses ``resolution``."""
     program = space.analysis.program
     exact = saved.digest == program.digest and dict(saved.mesh.axes) == dict(space.mesh.axes)
@@ -101,7 +101,7 @@ def started(saved: Saved, space: Space, resolution: Resolving) -> Start:
     return Start(saved, space, exact, state, matter, overruled)
 
 
-def begun(start: Start) -> Begun:
+def start_actions(start: Start) -> StartActions:
     """The actions that lead to the shardings of a plan, after the initial actions of the space.
 
     For another program or mesh, these are the plan's actions that have a match.
@@ -114,13 +114,13 @@ def begun(start: Start) -> Begun:
         action = offered.exactly(step) if offered else None
         if action is None:
             missing.append(f"{step.labels[0] if step.labels else 'nothing'} on {step.axis}")
-        elif action not in space.begun:
+        elif action not in space.first_actions:
             actions.append(action)
             state = space.apply(state, action)
-    notes = [] if start.exact else [_of_others(start, len(wanted), missing)]
+    notes = [] if start.exact else [_other_program_note(start, len(wanted), missing)]
     if start.state is not None:
         target = np.where(start.matters[:, None], space.within(start.state), state)
-        notes += _kept_off(start, target)
+        notes += _pin_notes(start, target)
         if not saved.replayed:
             state = _approach(space, state, target, actions)
         known = len(actions)
@@ -130,14 +130,14 @@ def begun(start: Start) -> Begun:
         if (state != target).any():
             notes.append("dimensions that an axis does not divide are not sharded")
     shards = wanted or any(axes for entry in saved.arguments.values() for axes in entry.spec)
-    return Begun(
+    return StartActions(
         tuple(actions),
         tuple(f"start {saved.name}: {note}" for note in notes),
-        bool(shards and not start.exact and not actions and not space.begun),
+        bool(shards and not start.exact and not actions and not space.first_actions),
     )
 
 
-def _of_others(start: Start, wanted: int, missing: Sequence[str]) -> str:
+def _other_program_note(start: Start, wanted: int, missing: Sequence[str]) -> str:
     """A note on the actions of a plan for another program or mesh."""
     saved, space = start.saved, start.space
     program = space.analysis.program
@@ -151,7 +151,7 @@ def _of_others(start: Start, wanted: int, missing: Sequence[str]) -> str:
     return f"plan for {what}; {len(missing)} of {wanted} actions match nothing: {listed(missing)}"
 
 
-def _kept_off(start: Start, target: States) -> list[str]:
+def _pin_notes(start: Start, target: States) -> list[str]:
     """A note on the values whose shardings in the plan violate constraints; else empty."""
     differ = ((target != start.state) & start.matters[:, None]).any(axis=1)
     ops = np.flatnonzero(differ[start.space.classes.of_op] | start.overruled).tolist()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toast.cli.common import JsonOption, Source, command, console, group, progress
-from toast.cli.plans import (
+from toast.cli.plan_file_commands import (
     ArgumentOption,
     CollectiveOption,
     WhyNotBudget,

@@ -39,7 +39,7 @@ def make_plan(
     pinned = (space.pinned != space.unsharded).any()
     if pinned:
         states.append(space.pinned)
-    actions = (*space.begun, *result.actions)
+    actions = (*space.first_actions, *result.actions)
     for action in actions:
         states.append(space.apply(states[-1], action))
     if (states[-1] != result.state).any():
@@ -60,7 +60,7 @@ def make_plan(
             axis=space.mesh.names[action.axis],
             resolution=action.resolution,
             after=after,
-            reason=f"fixed: {reason}" if i < len(space.begun) else reason,
+            reason=f"fixed: {reason}" if i < len(space.first_actions) else reason,
             part=action.part,
         )
         for i, (action, after, reason) in enumerate(

@@ -9,7 +9,7 @@ from toast.errors import PinError
 from toast.space import Action
 
 
-def begin_fixed(model: CostModel) -> None:
+def begin_with_fixed(model: CostModel) -> None:
     """Make searches begin with the dimensions that the user fixed on axes.
 
     If the color of such a dimension has conflicts, the resolution with the shortest step is used.

@@ -20,7 +20,7 @@ from toast.cli.common import (
     progress,
     warn,
 )
-from toast.cli.plans import ProgramArgument, load_plan
+from toast.cli.plan_file_commands import ProgramArgument, load_plan
 
 app = group("")
 

@@ -18,7 +18,7 @@ from tests.tiny_plan import MESH, machine
 from toast.errors import PlanError
 from toast.evaluation.baselines import shardy
 from toast.hardware import load
-from toast.plan import Plan, begun, check_program, read, started
+from toast.plan import Plan, check_program, read, saved_start, start_actions
 from toast.plan.reapply import by_class
 from toast.space import Space
 
@@ -65,8 +65,8 @@ def test_files_of_before_do_not_say_colors() -> None:
     for action in data["actions"]:
         del action["color"]
     given = dataclasses.replace(read(data), name="old.json")
-    at = started(given, Space(first.analysis, first.mesh), "compatible")
-    found = begun(at)
+    at = saved_start(given, Space(first.analysis, first.mesh), "compatible")
+    found = start_actions(at)
     state = at.space.initial
     for action in found.actions:
         state = at.space.apply(state, action)
