@@ -158,10 +158,11 @@ def table(rows: list[Row]) -> str:
     for row in rows:
         gain = f"{100 * row.better[0][2]:.2f} %" if row.better else "-"
         cost = f"{row.cost / row.cost_before:.4f}" if row.cost_before else "-"
+        before = f"{row.seconds_before:.2f}" if row.seconds_before else "-"
         ratio = f"{row.seconds / row.seconds_before:.2f}" if row.seconds_before else "-"
         lines.append(
             f"| {row.model} | {row.mesh} | {row.alternatives} | {len(row.better)} | {gain} | "
-            f"{cost} | {row.seconds:.2f} | {row.seconds_before:.2f} | {ratio} |"
+            f"{cost} | {row.seconds:.2f} | {before} | {ratio} |"
         )
     return "\n".join(lines)
 

@@ -33,6 +33,19 @@ WRONG = {
         "rule(tanh).\nfactor(Op,(D;a),T,D) :- op(Op,tanh), tensor_dim(Op,T,D,_).\n",
         r"r.lp:1: rule of tanh: .* dimension 0 has two factors at position 0",
     ),
+    "a dimension that no op has": (
+        "rule(tanh).\nfactor(Op,x,operand(0),70) :- op(Op,tanh).\n",
+        r"r.lp:1: rule of tanh: factor x: operand\(0\) has no dimension 70",
+    ),
+    "a property of no factor": (
+        "rule(tanh).\nfactor(Op,D,T,D) :- op(Op,tanh), tensor_dim(Op,T,D,_).\n"
+        "need_replication(Op,typo) :- op(Op,tanh).\n",
+        r"r.lp:1: rule of tanh: need_replication of typo: no dimension has this factor",
+    ),
+    "factors of a kind without a rule": (
+        "need_replication(Op,0) :- op(Op,tanh).\n",
+        r"r.lp:1: has no effect, since the file has no rule of tanh; add rule\(tanh\)",
+    ),
     "a variable that nothing binds": (
         "rule(tanh).\nfactor(Op,D,T,E) :- op(Op,tanh), tensor_dim(Op,T,D,_).\n",
         r"r.lp:2: unsafe variables E: no positive atom of the body binds them$",

@@ -290,7 +290,7 @@ def test_rules_are_listed_with_their_files() -> None:
 def test_rules_are_checked(tmp_path: pathlib.Path) -> None:
     good, bad, second = tmp_path / "good.lp", tmp_path / "bad.lp", tmp_path / "second.lp"
     good.write_text("rule(my_op).\nfactor(Op,D,T,D) :- op(Op,my_op), tensor_dim(Op,T,D,_).\n")
-    assert run("rules", "check", good).stdout == "1 rule files are sound\n"
+    assert run("rules", "check", good).stdout == "1 rule file is sound\n"
     for path, text, message in (
         (bad, "rule(my_op).\nfactor(Op,D,T,D) :- op(Op,my_op).\n", "bad.lp:2: unsafe variables"),
         (bad, "rule(my_op).\nfacter(1).\n", "bad.lp:2: predicate facter/1 is not declared"),

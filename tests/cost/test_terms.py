@@ -245,8 +245,8 @@ def test_terms_that_say_what_their_scope_cannot() -> None:
 
     for term, message in (
         (Again(), "two terms have the name 'offload'"),
-        (Everywhere(), "an op class has seconds alone"),
-        (Later(), "a pair of uses has memory alone"),
+        (Everywhere(), "a term of an op class must be a LocalTerm"),
+        (Later(), "a term of a pair of uses may define only memory"),
     ):
         with pytest.raises(ValueError, match=message):
             check((*DEFAULT_TERMS, *TOYS, term))

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +50,15 @@ def single_actions(ledger: Ledger, budget: Budget) -> list[Trajectory]:
 
 def failing(ledger: Ledger, budget: Budget) -> None:
     raise ValueError("no way")
+
+
+def returning_a_number(ledger: Ledger, budget: Budget) -> Any:
+    return 5
+
+
+def failing_late(ledger: Ledger, budget: Budget) -> Iterator[Trajectory]:
+    yield ledger.best
+    raise ValueError("late")
 
 
 def returning_numbers(ledger: Ledger, budget: Budget) -> list[int]:
@@ -108,6 +118,10 @@ def test_plans_and_processes_take_stages() -> None:
         toast.plan(analysis, mesh="d=4", hardware="tpu-v5e", stages=[failing])
     with pytest.raises(SearchError, match="stage returning_numbers: returns something other than"):
         toast.plan(analysis, mesh="d=4", hardware="tpu-v5e", stages=[returning_numbers])
+    with pytest.raises(SearchError, match="stage returning_a_number: TypeError: 'int' object"):
+        toast.plan(analysis, mesh="d=4", hardware="tpu-v5e", stages=[returning_a_number])
+    with pytest.raises(SearchError, match="stage failing_late: ValueError: late"):
+        toast.plan(analysis, mesh="d=4", hardware="tpu-v5e", stages=[failing_late])
     model = model_of(analysis, "d=4")
     one, two = (
         find(
@@ -134,6 +148,15 @@ def test_what_is_no_stage_is_refused(stages: object, message: str) -> None:
         toast.plan(
             analyzed("mlp"), mesh="d=4", hardware="tpu-v5e", settings=settings, stages=stages  # type: ignore[arg-type]
         )  # fmt: skip
+
+
+def test_fields_of_stages_are_checked() -> None:
+    with pytest.raises(SearchError, match="changes 'foo': use colors, parts, regions, arguments"):
+        TreeSearch("foo")  # type: ignore[arg-type]
+    with pytest.raises(SearchError, match="width 0: must be a whole number of at least 1"):
+        TreeSearch(width=0)
+    with pytest.raises(SearchError, match="stage 3: give a function"):
+        WhenImproved((3,))  # type: ignore[arg-type]
 
 
 def test_a_budget_ends_a_stage_that_prices(model: CostModel) -> None:

@@ -12,6 +12,7 @@ import functools
 import math
 import os
 import pathlib
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -29,6 +30,7 @@ from toast.logic import (
     check_rules,
     derivations,
     kind_line,
+    kinds_of_heads,
     read_files,
     rule_line,
     show_term,
@@ -42,8 +44,12 @@ Ints = npt.NDArray[np.int64]
 #: The predicates of the op rules for a signature, and those from which names follow.
 _FACTORS = (
     "op/2", "result/3", "factor/5", "factor_size/3", "reduction/3", "need_replication/2",
-    "permutation/2", "halo/3", "without_rule/1",
+    "permutation/2", "halo/3", "without_rule/1", "misplaced/4", "undefined_factor/3",
 )  # fmt: skip
+#: The predicates that describe the factors of an op.
+_FACTOR_PREDICATES = frozenset({
+    "factor", "factor_size", "reduction", "need_replication", "permutation", "slides", "halo",
+})  # fmt: skip
 #: The predicates of ``rules/names.lp``.
 _NAMES = (
     "annotates/3", "stacked/5", "shardable/1", "kind_of/2", "edge/4", "same_name/2",
@@ -137,8 +143,19 @@ def rule_texts(paths: RuleFiles) -> list[LogicText]:
 
 
 def user_files(paths: RuleFiles) -> list[LogicText]:
-    """The texts of :func:`rule_texts`, after checks that they are safe data."""
-    return [check_rules(text) for text in rule_texts(paths)]
+    """The texts of :func:`rule_texts`, after checks that they are safe data and have an effect."""
+    files = [check_rules(text) for text in rule_texts(paths)]
+    for file in files:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # solving all rules will repeat them
+            known = {kind for kind, _ in known_rules(file)}
+        for line, kind in kinds_of_heads(file, _FACTOR_PREDICATES):
+            if kind not in known | {"custom_call"}:
+                raise RuleError(
+                    f"{file}:{line}: has no effect, since the file has no rule of {kind}; "
+                    f"add rule({kind})"
+                )
+    return files
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,17 +175,23 @@ class Signatures:
     same_names: Ints
 
 
-def solve_rules(program: Program, rules: RuleFiles = ()) -> tuple[SignatureRule, ...]:
+def solve_rules(
+    program: Program, rules: RuleFiles = (), *, typical: bool = False
+) -> tuple[SignatureRule, ...]:
     """The rule of each of ``program.signatures``; see :func:`solve_signatures`."""
-    return solve_signatures(program, rules).rules
+    return solve_signatures(program, rules, typical=typical).rules
 
 
-def solve_signatures(program: Program, rules: RuleFiles = ()) -> Signatures:
+def solve_signatures(
+    program: Program, rules: RuleFiles = (), *, typical: bool = False
+) -> Signatures:
     """The factors and names of each of ``program.signatures``, and the edges of their uses.
 
     ``rules`` has paths of additional rule files or folders; the rule of a later file replaces all
     earlier rules for the same kind.  Raises :class:`toast.errors.RuleError` for an invalid rule: a
-    factor with dimensions of different sizes, or a dimension without a factor.
+    factor with dimensions of different sizes, or a dimension without a factor.  If the program is
+    ``typical`` of its op kinds, a rule is also invalid if it states a property of a factor that no
+    op has.
     """
     relations = Relations(program)
     model, files = _derive_factors(program, relations, user_files(rules))
@@ -185,6 +208,7 @@ def solve_signatures(program: Program, rules: RuleFiles = ()) -> Signatures:
         "tied/2": [f"({one},{other})" for one, other in ties],
     })  # fmt: skip
     model.derive([stratum("names")], _NAMES, stated=("need_replication/2", "factor_size/3"))
+    _check_factors(program, model, files, typical=typical)
     solved = _signature_rules(program, first.tolist(), model, files)
     number = [{f.label: n for n, f in enumerate(rule.factors)} for rule in solved]
 
@@ -247,18 +271,7 @@ def _signature_rules(
     sizes: dict[Term, dict[Term, set[Term]]] = defaultdict(lambda: defaultdict(set))
     for op, factor, size in model.atoms("factor_size/3"):
         sizes[op][factor].add(size)
-    halos = {
-        (op, factor): float(_counted("halo", factor, count))
-        for op, factor, count in model.atoms("halo/3")
-    }
-    for _, factor, size in model.atoms("factor_size/3"):
-        _counted("factor_size", factor, size)
-    for _, factor, combiner in model.atoms("reduction/3"):
-        if combiner not in _COMBINERS:
-            raise RuleError(
-                f"rule: reduction(Op,{show_term(factor)},{show_term(combiner)}): not a combiner; "
-                f"use one of {', '.join(sorted(_COMBINERS))}"
-            )
+    halos = {(op, f): float(count) for op, f, count in model.atoms("halo/3")}
     numbers: dict[Term, int] = {}
     facts = _FactorFacts(
         combiners={(op, f): str(combiner) for op, f, combiner in model.atoms("reduction/3")},
@@ -291,14 +304,39 @@ _COMBINERS = frozenset({
 })  # fmt: skip
 
 
-def _counted(predicate: str, factor: Term, number: Term) -> int:
-    """A size from a rule; raises :class:`toast.errors.RuleError` if it is not a whole number."""
-    if not isinstance(number, int) or number < 0:
-        shown = show_term(number)
-        raise RuleError(
-            f"rule: {predicate}(Op,{show_term(factor)},{shown}): not a whole number from 0 on"
+def _check_factors(
+    program: Program, model: LogicModel, files: Mapping[int, pathlib.Path], *, typical: bool
+) -> None:
+    """Raise :class:`toast.errors.RuleError` for factors that no op can have, with ``file:line``."""
+
+    def error(op: Term, text: str) -> RuleError:
+        number = int(op)  # type: ignore[arg-type]
+        signature = program.signatures[number]
+        return RuleError(
+            f"{_place(signature, files.get(number))}: rule of {signature.kind}: {text}"
         )
-    return number
+
+    for op, factor, tensor, d in model.atoms("misplaced/4"):
+        place = f"{show_term(tensor)} has no dimension {show_term(d)}"
+        raise error(op, f"factor {show_term(factor)}: {place}; use a dimension from tensor_dim")
+    kinds = [_key(signature) for signature in program.signatures]
+    defined = {(kinds[op], factor) for op, factor, *_ in model.atoms("factor/5")}
+    for op, factor, predicate in model.atoms("undefined_factor/3"):
+        if not typical or (kinds[op], factor) in defined:
+            continue  # another op of the kind may have the factor
+        raise error(
+            op, f"{show_term(predicate)} of {show_term(factor)}: no dimension has this factor; "
+            "add factor(Op,F,T,D)",
+        )  # fmt: skip
+    for predicate in ("factor_size", "halo"):
+        for op, factor, count in model.atoms(f"{predicate}/3"):
+            if not isinstance(count, int) or count < 0:
+                shown = f"{predicate}(Op,{show_term(factor)},{show_term(count)})"
+                raise error(op, f"{shown}: not a whole number from 0 on")
+    for op, factor, combiner in model.atoms("reduction/3"):
+        if combiner not in _COMBINERS:
+            shown = f"reduction(Op,{show_term(factor)},{show_term(combiner)})"
+            raise error(op, f"{shown}: not a combiner; use one of {', '.join(sorted(_COMBINERS))}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from toast.analysis.rules import factor_files, known_rules, rule_entries, solve_rules, user_files
 from toast.assurance import instances
+from toast.errors import RuleError
 from toast.frontend import mlir
 from toast.logic import LogicText, kind_line, solve
 from toast.program import Program
@@ -34,6 +35,8 @@ def check(
         kind and the ops of ``on``).
     """
     files = user_files(paths)
+    if not files:
+        raise RuleError(f"no .lp files in {', '.join(map(str, paths)) or 'an empty list'}")
     unknown: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -44,7 +47,7 @@ def check(
                 name = f"custom_call {kind}" if custom else kind
                 if name in instances.KINDS:
                     drawn = instances.program_of(instances.draw(name, _DRAWN), name)
-                    solve_rules(drawn, [file])
+                    solve_rules(drawn, [file], typical=True)
                 elif not custom and kind not in mlir.op_kinds() | _OWN_KINDS:
                     unknown.append(_unknown(file, kind))
         if on is not None:

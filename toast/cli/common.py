@@ -77,7 +77,10 @@ ReportOption = Annotated[
 SourcesOption = Annotated[
     pathlib.Path | None,
     typer.Option(
-        "--sources", help="Quote source lines from this folder (for a program from a file)."
+        "--sources",
+        exists=True,
+        file_okay=False,
+        help="In the report, quote source lines from this folder (for a program from a file).",
     ),
 ]
 LayersOption = Annotated[int | None, typer.Option("--layers", help="Number of layers.")]

@@ -279,3 +279,5 @@ def explain_plan(
     write_all(texts, PlanError)
     for part in shown:
         console().print(part)
+    if output:
+        print(f"plan of the alternative written to {output}")

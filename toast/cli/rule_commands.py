@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import os
 import pathlib
+import tempfile
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -22,6 +24,12 @@ from toast.cli.common import (
 )
 
 app = group("List, check, prove, export and compare sharding rules.")
+
+
+def _keep_working_directory_clean() -> None:
+    """Let hypothesis keep its files outside the working directory."""
+    place = os.path.join(tempfile.gettempdir(), "toast-hypothesis")
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", place)
 
 
 @command(app, "list")
@@ -60,10 +68,11 @@ def rules_check(
     from toast import targets
     from toast.assurance import lint
 
+    _keep_working_directory_clean()
     program = targets.load(on, shapes=arg or (), small=True) if on else None
     count, odd = lint.check(paths, program)
     warn(list(odd))
-    print(f"{count} rule files are sound")
+    print("1 rule file is sound" if count == 1 else f"{count} rule files are sound")
 
 
 @command(app, "annotate")
@@ -155,6 +164,7 @@ def rules_prove(
         files = list(rules or ())
         if what is None or what.endswith(".lp"):
             files += [pathlib.Path(what)] if what else []
+            _keep_working_directory_clean()
             from toast.assurance import drawn  # needs hypothesis
 
             kinds, nothing = drawn.drawable(files)

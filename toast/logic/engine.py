@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import clingo
@@ -519,6 +519,16 @@ def kind_line(file: LogicFile, kind: str) -> int:
                 line: int = statement.location.begin.line
                 return line
     return 1
+
+
+def kinds_of_heads(file: LogicFile, predicates: Set[str]) -> Iterator[tuple[int, str]]:
+    """The lines of rules that derive one of ``predicates``, with the op kinds in their bodies."""
+    for statement in parse(file, RuleError):
+        if statement.ast_type is not ast.ASTType.Rule:
+            continue
+        if str(statement.head).split("(")[0] in predicates:
+            for kind in re.findall(r"\bop\(\w+,([a-z]\w*)\)", str(statement)):
+                yield statement.location.begin.line, kind
 
 
 #: The kinds of statements that a rule file may contain.

@@ -1,4 +1,4 @@
-"""What holds of every program: checked where one was read from a cache."""
+"""Checks of programs that were read from a cache."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from toast.program.program import Program
 
 
 def unsound(program: Program) -> str:
-    """What does not hold of a program, or the empty text.
+    """The name of the first invalid part of a program; empty if the program is sound.
 
-    The numbers in it are in range, types are those of the signatures, values are defined before
-    they are used, and its ends are arguments and returns.
+    In a sound program, numbers are in range, types are those of the signatures, values are defined
+    before they are used, and the first and last ops are arguments and returns.
     """
     ops, values, count = program.ops, program.values, len(program.ops)
     if len(program.repeats) != count or not _within(program.repeats, 0, 2**63):

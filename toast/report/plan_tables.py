@@ -290,7 +290,7 @@ def better_than_plan(answer: WhyNot) -> list[str]:
     return [
         f"Better than the plan{misfit_note}: cost {best.plan.cost:.4g}, not {answer.plan_cost:.4g} "
         f"({100 * (best.plan.cost / answer.plan_cost - 1):+.2g} %)",
-        "To keep it: -o FILE.json, or accept() in Python",
+        "To keep this plan: -o FILE.json, or accept() in Python",
     ]
 
 

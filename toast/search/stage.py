@@ -66,6 +66,9 @@ class WhenImproved:
 
     stages: tuple[Stage, ...]
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", check_stages(self.stages, 1))
+
     @property
     def uses_proposals(self) -> bool:
         """Whether one of the stages asks for proposals."""
@@ -87,19 +90,20 @@ def run_stages(stages: Iterable[Stage], ledger: Ledger, budget: Budget) -> None:
         budget.check()
         try:
             returned = stage(ledger, budget)
+            starts = None if returned is None else list(returned)
         except (SearchEnd, SearchError):
             raise
         except Exception as error:
             raise SearchError(
                 f"stage {stage_name(stage)}: {type(error).__name__}: {error}"
             ) from error
-        if returned is not None:
-            ledger.starts = list(returned)
-            if not all(isinstance(start, Trajectory) for start in ledger.starts):
+        if starts is not None:
+            if not all(isinstance(start, Trajectory) for start in starts):
                 raise SearchError(
                     f"stage {stage_name(stage)}: returns something other than trajectories; "
                     "return what ledger.offer returns, or None"
                 )
+            ledger.starts = starts
         budget.improved |= ledger.best.rank < before
 
 

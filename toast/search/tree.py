@@ -15,12 +15,14 @@ the best three, and so on.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from toast.errors import SearchError
 from toast.search.ledger import OVER_LIMIT, REFINEMENT_LENGTH, Ledger, Trajectory, length
 from toast.search.regions import region_changes
 from toast.search.stage import Budget
@@ -80,6 +82,18 @@ class TreeSearch:
     hottest: int = 48
     #: Number of parts of colors that change alone.
     widest: int = 256
+
+    def __post_init__(self) -> None:
+        if self.changes not in get_args(Changes):
+            raise SearchError(f"changes {self.changes!r}: use {', '.join(get_args(Changes))}")
+        least = {"effort": 1, "width": 1, "wave": 1}
+        for field in dataclasses.fields(self)[1:]:
+            value, low = getattr(self, field.name), least.get(field.name, 0)
+            whole = field.type == "int"
+            kind = numbers.Integral if whole else numbers.Real
+            if not isinstance(value, kind) or not low <= float(value) < np.inf:
+                what = "a whole number" if whole else "a number"
+                raise SearchError(f"{field.name} {value!r}: must be {what} of at least {low}")
 
     @property
     def uses_proposals(self) -> bool:

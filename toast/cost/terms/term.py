@@ -155,8 +155,8 @@ def check(terms: Sequence[Term]) -> None:
             not isinstance(term, LocalTerm) or defined & {"traffic", "lifetimes", "bytes"}
         ):
             raise ValueError(
-                f"term {term.name!r}: an op class has seconds alone, as a LocalTerm says them; "
-                "give memory and collectives to its values or their uses"
+                f"term {term.name!r}: a term of an op class must be a LocalTerm that defines only "
+                "seconds; give memory and collectives to values or uses"
             )
         if term.scope is Entity.COPY_PAIR and defined & {"traffic", "seconds"}:
-            raise ValueError(f"term {term.name!r}: a pair of uses has memory alone")
+            raise ValueError(f"term {term.name!r}: a term of a pair of uses may define only memory")
