@@ -150,21 +150,18 @@ def timed(model: str, mesh: str, checkout: str) -> tuple[float, float]:
 
 def table(rows: list[Row]) -> str:
     """The rows as a Markdown table."""
-    lines = [
-        "| model | mesh | alternatives | better by > 0.1 % | best gain | cost over before | "
-        "search, s | before, s | ratio |",
-        "| --- | --- | --: | --: | --: | --: | --: | --: | --: |",
-    ]
+    compared = any(row.cost_before for row in rows)
+    columns = ["model", "mesh", "alternatives", "better by > 0.1 %", "best gain", "search, s"]
+    columns += ["before, s", "cost over before"] if compared else []
+    lines = [columns, ["---", "---", *["--:"] * (len(columns) - 2)]]
     for row in rows:
         gain = f"{100 * row.better[0][2]:.2f} %" if row.better else "-"
-        cost = f"{row.cost / row.cost_before:.4f}" if row.cost_before else "-"
-        before = f"{row.seconds_before:.2f}" if row.seconds_before else "-"
-        ratio = f"{row.seconds / row.seconds_before:.2f}" if row.seconds_before else "-"
-        lines.append(
-            f"| {row.model} | {row.mesh} | {row.alternatives} | {len(row.better)} | {gain} | "
-            f"{cost} | {row.seconds:.2f} | {before} | {ratio} |"
-        )
-    return "\n".join(lines)
+        line = [row.model, row.mesh, str(row.alternatives), str(len(row.better)), gain]
+        line.append(f"{row.seconds:.2f}")
+        if compared:
+            line += [f"{row.seconds_before:.2f}", f"{row.cost / row.cost_before:.4f}"]
+        lines.append(line)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:
