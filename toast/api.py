@@ -239,7 +239,7 @@ def plan(
         ended = filter(None, [", ".join(_notes(settings, result))])
         best = make_plan(
             model, result, memory_bytes=limit, seed=settings.seed, seconds=seconds,
-            note="\n".join([*ended, *remarks.get(model.space.mesh, ())]), meshes=tried,
+            note="\n".join([*ended, *remarks.get(model.space.full_mesh, ())]), meshes=tried,
             resolution=resolution,
         )  # fmt: skip
         reshards = [reshard.text for reshard in best.step_reshards]

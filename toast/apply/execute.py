@@ -58,18 +58,25 @@ def aval(type_: TensorType) -> jax.ShapeDtypeStruct:
 def jax_mesh(shardings: Shardings, devices: Devices | None = None) -> jax.sharding.Mesh:
     """The plan's mesh on real devices, with each axis along links of the hardware if possible.
 
-    :param devices: a ``jax.sharding.Mesh``, whose order of devices stays, or a list of devices; by
-        default ``jax.devices()``.
+    :param devices: a ``jax.sharding.Mesh``, which stays as it is, or a list of devices; by default
+        ``jax.devices()``.
     :raises toast.errors.PlanError: if there are too few devices, or the mesh has other sizes.
+    """
+    return on_devices(shardings, devices)[0]
+
+
+def on_devices(
+    shardings: Shardings, devices: Devices | None = None
+) -> tuple[jax.sharding.Mesh, Shardings]:
+    """The mesh of :func:`jax_mesh`, and the shardings in the names of its axes.
+
+    A ``jax.sharding.Mesh`` keeps its devices, its axis types and its names, so that results can be
+    used with other arrays on it.  Its axes of several devices are those of the plan with the same
+    names or, if the names differ, in the same order.
     """
     mesh = shardings.mesh
     if isinstance(devices, jax.sharding.Mesh):
-        if devices.axis_sizes != mesh.sizes:
-            raise PlanError(
-                f"the plan is for mesh {mesh}, not {Mesh.of(devices)}; make a new plan, or "
-                "use a mesh of the same sizes"
-            )
-        return jax.sharding.Mesh(devices.devices, mesh.names)
+        return devices, _renamed(shardings, devices)
     try:
         available = list(jax.devices() if devices is None else devices)
     except TypeError:
@@ -82,7 +89,38 @@ def jax_mesh(shardings: Shardings, devices: Devices | None = None) -> jax.shardi
             "CPU devices, set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={mesh.devices}"
         )
-    return jax.sharding.Mesh(device_grid(mesh, available[: mesh.devices]), mesh.names)
+    grid = device_grid(mesh, available[: mesh.devices])
+    return jax.sharding.Mesh(grid, mesh.names), shardings
+
+
+def _renamed(shardings: Shardings, devices: jax.sharding.Mesh) -> Shardings:
+    """Shardings in the axis names of a mesh; an axis of one device that it lacks is left out."""
+    mesh, other = shardings.mesh, Mesh.of(devices)
+    ours, theirs = ([axis for axis in m.axes if axis[1] > 1] for m in (mesh, other))
+    ones = {name for name, size in other.axes if size == 1}
+    if dict(ours) == dict(theirs):
+        names = {name: name for name, _ in ours}
+    elif [size for _, size in ours] == [size for _, size in theirs]:
+        names = {name: own for (name, _), (own, _) in zip(ours, theirs, strict=True)}
+    else:
+        raise PlanError(
+            f"the plan is for mesh {mesh}, not {other}; make a new plan, or "
+            "use a mesh of the same sizes"
+        )
+    if other.axes == mesh.axes:
+        return shardings
+    names |= {name: name for name, size in mesh.axes if size == 1 and name in ones}
+
+    def renamed(spec: Spec) -> Spec:
+        return tuple(tuple(names[axis] for axis in axes if axis in names) for axes in spec)
+
+    return Shardings(
+        other,
+        {value: renamed(spec) for value, spec in shardings.values.items()},
+        {use: renamed(spec) for use, spec in shardings.uses.items()},
+        tuple(map(renamed, shardings.results)),
+        {value: renamed(spec) for value, spec in shardings.sums.items()},
+    )
 
 
 def device_grid(mesh: Mesh, devices: Sequence[Any]) -> Any:
@@ -170,7 +208,7 @@ def jit_shardings(
     They have the structures of :func:`in_shardings` and :func:`out_shardings`.  ``devices`` and
     errors are those of :func:`jax_mesh`.
     """
-    mesh = jax_mesh(shardings, devices)
+    mesh, shardings = on_devices(shardings, devices)
     return JitShardings(*jax.tree.map(
         lambda spec: jax.sharding.NamedSharding(mesh, spec),
         (in_shardings(program, shardings), out_shardings(program, shardings)),
@@ -272,10 +310,10 @@ class Runnable:
     def __init__(
         self, program: Program, shardings: Shardings, *, devices: Devices | None = None
     ) -> None:
-        self.mesh = jax_mesh(shardings, devices)
+        self.mesh, self.shardings = on_devices(shardings, devices)
         self._calling = _calling(program)
         self._program = program
-        self.shardings = shardings
+        shardings = self.shardings
         self._jit = flat_jit(program, annotate(program, shardings), self.mesh, shardings)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:

@@ -170,7 +170,7 @@ def _alternative(plan: Plan, other: Plan) -> Alternative:
         arguments=tuple(
             (path, spec_text(spec), spec_text(other.arguments[path]))
             for path, spec in plan.arguments.items()
-            if other.arguments[path] != spec
+            if plan.mesh.sharding(other.arguments[path]) != plan.mesh.sharding(spec)
         ),
     )
 

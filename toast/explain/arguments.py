@@ -72,14 +72,15 @@ def explain_argument(plan: Plan, name: str) -> ArgumentExplanation:
     size = int(np.prod(type_.shape, dtype=np.int64)) * element_bytes(type_.dtype)
     group = np.flatnonzero(analysis.argument_group == analysis.argument_group[op]).tolist()
     held = [
-        HeldAxis(d, axis, history.cause(k, plan.mesh.names.index(axis)))
+        HeldAxis(d, axis, history.cause(k, space.mesh.names.index(axis)))
         for d, axes in enumerate(spec)
         for axis in axes
+        if axis in space.mesh.names
     ]
     free = [
         _free(plan, history, op, d, axis)
         for d in range(len(type_.shape))
-        for axis, (label, devices) in enumerate(plan.mesh.axes)
+        for axis, (label, devices) in enumerate(space.mesh.axes)
         if devices > 1 and label not in spec[d]
     ]
     value = program.argument_values[op]

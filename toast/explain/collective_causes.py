@@ -91,8 +91,9 @@ def _explained(
     layout = model.layout(plan.state[None])
     major = major_ranks(layout)
     chosen = int(row.traffic.axes[0, x])
-    axes = [a for a in range(len(plan.mesh.axes)) if chosen >> a & 1]
-    labels = tuple(plan.mesh.names[a] for a in axes)
+    mesh = model.space.mesh
+    axes = [a for a in range(len(mesh.axes)) if chosen >> a & 1]
+    labels = tuple(mesh.names[a] for a in axes)
     values = values_of(plan, row)
     value = values[0]
     rank = len(program.values[value].type.shape)
@@ -107,7 +108,7 @@ def _explained(
             result = int(names.use_op[use]) - len(program.ops) + len(program.results)
             use_text = program.results[result]
     before, after = (
-        spec_of(dims, rank, plan.mesh.names, major)
+        spec_of(dims, rank, mesh.names, major)
         for dims in (
             (layout.settled[0, c], layout.used[0, x]) if of_use
             else (layout.defined[0, c], layout.settled[0, c])

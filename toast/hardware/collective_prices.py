@@ -47,9 +47,14 @@ class Collectives:
     """The time of every collective on every product of axes of a mesh on a kind of device."""
 
     def __init__(self, hardware: Hardware, mesh: Mesh) -> None:
-        """Raises :class:`toast.errors.MeshError` if the mesh is larger than the system."""
+        """The collectives of ``mesh.real``: axes of one device are left out.
+
+        Raises :class:`toast.errors.MeshError` if the mesh is larger than the system.
+        """
         check_size(hardware, mesh)
-        self.mesh = mesh
+        names, self.mesh = mesh.names, (mesh := mesh.real)
+        #: The bit of each axis in the number of a group; 0 for axes that are left out.
+        self._bit = {**dict.fromkeys(names, 0), **{a: 1 << i for i, a in enumerate(mesh.names)}}
         layout = lay_out(hardware.interconnect, mesh)
         masks = list(itertools.product((False, True), repeat=len(mesh.axes)))
         self._groups = [
@@ -79,7 +84,7 @@ class Collectives:
 
         ``kind`` is an index into :data:`COLLECTIVES`.  ``size`` (in bytes) and ``group`` have the
         same shape, which is also that of the result.  Bit ``a`` of a group's number says whether
-        the group includes axis ``a`` of the mesh.
+        the group includes axis ``a`` of :attr:`mesh`.
         """
         least = self._latency[kind, group, 0] + size * self._slope[kind, group, 0]
         for line in range(1, self._latency.shape[2]):
@@ -96,7 +101,7 @@ class Collectives:
 
     def algorithms(self, kind: str, axes: Sequence[str]) -> tuple[Algorithm, ...]:
         """All algorithms of a collective (by name) on the product of ``axes`` (by name)."""
-        group = sum(1 << self.mesh.names.index(axis) for axis in axes)
+        group = sum(self._bit[axis] for axis in axes)
         return tuple(self._groups[COLLECTIVES.index(kind)][group])
 
     def cheapest(self, kind: str, size: float, axes: Sequence[str]) -> Algorithm:

@@ -6,14 +6,17 @@ import dataclasses
 import math
 import numbers
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from toast.errors import MeshError
 
-#: More axes than any machine has dimensions for.
+#: More axes of several devices than any machine has dimensions for.
 MAX_AXES = 8
+#: The most axes with those of one device, which cost nothing.
+_MAX_NAMES = 64
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
@@ -22,6 +25,8 @@ _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 @dataclasses.dataclass(frozen=True)
 class Mesh:
     """A logical mesh: axes from major to minor, each with its name and number of devices.
+
+    Axes of one device are names only: they shard nothing (:attr:`real`).
 
     Raises :class:`toast.errors.MeshError` if there are no axes or too many, a name is invalid or
     occurs twice, a size is not positive, or ``order`` does not name every axis once.
@@ -43,6 +48,10 @@ class Mesh:
             )
         if not self.axes:
             raise MeshError("mesh '': no axes; write axis=size, for example data=4,model=4")
+        if len(self.axes) > _MAX_NAMES:
+            raise MeshError(
+                f"mesh of {len(self.axes)} axes, more than {_MAX_NAMES}; leave out axes of size 1"
+            )
         for number, (name, size) in enumerate(self.axes):
             if not _NAME.fullmatch(name):
                 raise MeshError(
@@ -55,6 +64,11 @@ class Mesh:
                 )
             if name in self.names[:number]:
                 raise MeshError(f"mesh '{self}': axis {name} occurs twice; rename one")
+        if (several := sum(size > 1 for _, size in self.axes)) > MAX_AXES:
+            raise MeshError(
+                f"mesh '{self}': {several} axes of several devices, more than {MAX_AXES}; "
+                "merge some"
+            )
         if self.order and sorted(self.order) != sorted(self.names):
             raise MeshError(
                 f"mesh '{self}': the device order {','.join(self.order)} does not name every "
@@ -62,10 +76,6 @@ class Mesh:
             )
         if self.order == self.names:
             object.__setattr__(self, "order", ())  # the default, so that equal meshes compare equal
-        if len(self.axes) > MAX_AXES:
-            raise MeshError(
-                f"mesh '{self}': {len(self.axes)} axes, more than {MAX_AXES}; merge some"
-            )
 
     @staticmethod
     def parse(text: str) -> Mesh:
@@ -123,6 +133,23 @@ class Mesh:
         in_order = np.arange(places.size).reshape([mesh.axis_sizes[a] for a in order])
         reordered = real != sorted(real) and np.array_equal(places.transpose(order), in_order)
         return Mesh(axes, tuple(axes[a][0] for a in order) if reordered else ())
+
+    @property
+    def real(self) -> Mesh:
+        """The mesh without its axes of one device; with its first axis if all have one device.
+
+        States, prices and actions are those of this mesh.
+        """
+        axes = tuple(axis for axis in self.axes if axis[1] > 1) or self.axes[:1]
+        if axes == self.axes:
+            return self
+        names = [name for name, _ in axes]
+        return Mesh(axes, tuple(name for name in self.order if name in names))
+
+    def sharding(self, spec: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+        """``spec``, the axes of each dimension, without axes of one device."""
+        ones = {name for name, size in self.axes if size == 1}
+        return tuple(tuple(axis for axis in axes if axis not in ones) for axes in spec)
 
     @property
     def placed(self) -> tuple[int, ...]:

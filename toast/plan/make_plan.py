@@ -69,7 +69,7 @@ def make_plan(
     )
     return Plan(
         analysis=space.analysis,
-        mesh=space.mesh,
+        mesh=space.full_mesh,
         hardware=model.hardware,
         memory_bytes=memory_bytes,
         shardings=shardings_of(model, result.state),

@@ -130,7 +130,7 @@ def apply_saved(
     same = saved.digest == program.digest
     check_axes(saved, mesh)
     space, notes = _space(saved, analysis, mesh)
-    exact = same and mesh.axes == saved.mesh.axes and not notes
+    exact = same and mesh.real.axes == saved.mesh.real.axes and not notes
     offered = Offered(space)
     wanted = [(n, action) for n, action in enumerate(saved.actions, 1) if action.axis]
     matches: list[tuple[Action, bool]] = []
@@ -179,15 +179,15 @@ def apply_saved(
         seconds={**analysis.seconds, "plan applied": spent},
         method=saved.method, note=saved.note, resolution=resolution_of(saved),
     )  # fmt: skip
-    if same and not saved.replayed and mesh == saved.mesh:
+    if same and not saved.replayed and mesh.real == saved.mesh.real:
         result = dataclasses.replace(result, steps=tuple(map(_step, saved.actions)))
-    if same and mesh == saved.mesh and hardware_digest(hardware) == saved.hardware_digest:
+    if same and mesh.real == saved.mesh.real and hardware_digest(hardware) == saved.hardware_digest:
         notes += _price_notes(saved.after, result.after)
     applied = result.arguments
     changes = tuple(
         ArgumentChange(path, spec, applied[path], why or "the axis is used elsewhere")
         for path, (spec, why) in work.specs.items()
-        if applied[path] != spec
+        if space.full_mesh.sharding(applied[path]) != space.full_mesh.sharding(spec)
     )
     return Applied(
         plan=result,
@@ -292,7 +292,7 @@ def _setting_notes(saved: Saved, program: Program, mesh: Mesh, hardware: Hardwar
         )
     if program.arguments and not saved.arguments:
         yield f"{saved.name} has no arguments: they get the shardings of the actions"
-    if mesh != saved.mesh:
+    if mesh.real != saved.mesh.real:
         yield f"the plan is for mesh {saved.mesh}"
     if hardware.name != saved.hardware:
         yield f"the plan is for {saved.hardware}"
@@ -360,6 +360,7 @@ class Work:
         self._program = space.analysis.program
         self._pinned = space.of_ops(space.pinned) != NONE
         self._sizes = dict(space.mesh.axes)
+        self._ones = {name for name, size in space.full_mesh.axes if name not in self._sizes}
         self.matched: list[str] = []
         #: The number of ops that the plan shards and that match by more than their kind.
         self.sharded = 0
@@ -418,6 +419,8 @@ class Work:
         labels = [f.label for f in analysis.rules[analysis.names.signature[op]].factors]
         row, whole = [NONE] * len(self.wanted[op]), True
         for axis, label in held:
+            if axis in self._ones:
+                continue
             if axis in self._sizes and label in labels:
                 row[self.space.mesh.names.index(axis)] = labels.index(label)
             else:
@@ -469,9 +472,9 @@ class Work:
         row, why = [NONE] * len(self._sizes), ""
         for d, axes in enumerate(spec):
             shards = math.prod(self._sizes.get(axis, 1) for axis in axes)
-            missing = [axis for axis in axes if axis not in self._sizes]
+            missing = [axis for axis in axes if axis not in self._sizes and axis not in self._ones]
             if missing:
-                why = f"mesh {self.space.mesh} has no axis {', '.join(missing)}"
+                why = f"mesh {self.space.full_mesh} has no axis {', '.join(missing)}"
             elif shape[d] % shards:
                 why = f"{shards} devices ({', '.join(axes)}) do not divide dimension {d} of {type_}"
             for axis in axes:
@@ -511,7 +514,7 @@ def _classed(
     if alike:
         return space, state, tuple(actions)
     single = Space(
-        space.analysis, space.mesh, constraints=space.constraints, resolution=resolution,
+        space.analysis, space.full_mesh, constraints=space.constraints, resolution=resolution,
         collapse=False,
     )  # fmt: skip
     spread = tuple(

@@ -19,7 +19,7 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
     """The shardings of a program in ``state`` (``[classes, axes]``)."""
     layout, tables = model.layout(state[None]), model.tables
     program, names = model.space.analysis.program, model.space.analysis.names
-    axes = model.space.mesh.names
+    axes, written = model.space.mesh.names, model.space.resolved.written
     settled = layout.settled[0][tables.value_class].astype(np.int64)  # [values, axes]
     defined = layout.defined[0][tables.value_class].astype(np.int64)
     used = layout.used[0][tables.use_class].astype(np.int64)  # [uses, axes]
@@ -39,6 +39,14 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
             known[key] = spec_of(dims, rank, axes, major)
         return known[key]
 
+    def as_written(value: int, chosen: Spec) -> Spec:
+        """The sharding of a pinned value with the axes of one device that its pin names."""
+        pin = written.get(value, ())
+        return tuple(
+            wanted if wanted and tuple(axis for axis in wanted if axis in axes) == here else here
+            for wanted, here in zip(pin, chosen, strict=True)
+        ) if pin else chosen  # fmt: skip
+
     values = {v: spec(v, settled[v]) for v in np.flatnonzero((settled >= 0).any(axis=1)).tolist()}
     scattered = np.flatnonzero((settled != defined).any(axis=1)).tolist()
     first_return = len(program.ops) - len(program.results)
@@ -52,7 +60,12 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
         else:
             uses[op, int(names.use_index[u])] = wanted
     sums = {v: spec(v, defined[v]) for v in scattered}
-    return Shardings(model.space.mesh, values, uses, tuple(results), sums)
+    for v in written:
+        values[v] = as_written(v, values.get(v) or spec(v, settled[v]))
+    for result, alias in enumerate(program.aliases):
+        if alias >= 0:
+            results[result] = as_written(program.argument_values[alias], results[result])
+    return Shardings(model.space.full_mesh, values, uses, tuple(results), sums)
 
 
 def major_ranks(layout: Layout) -> list[int]:

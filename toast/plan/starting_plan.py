@@ -79,7 +79,7 @@ def check_program(saved: Saved, program: Program) -> None:
 def saved_start(saved: Saved, space: Space, resolution: Resolving) -> Start:
     """The shardings of a plan in ``space``; a space with more classes uses ``resolution``."""
     program = space.analysis.program
-    exact = saved.digest == program.digest and dict(saved.mesh.axes) == dict(space.mesh.axes)
+    exact = saved.digest == program.digest and dict(saved.mesh.real.axes) == dict(space.mesh.axes)
     if not exact and saved.replayed:
         none = np.zeros(0, dtype=bool)
         return Start(saved, space, exact, None, none, none)
@@ -91,7 +91,7 @@ def saved_start(saved: Saved, space: Space, resolution: Resolving) -> Start:
     if not alike:
         op_state = np.where(matters[:, None], work.state, space.of_ops(state))
         space = Space(
-            space.analysis, space.mesh, constraints=space.constraints, resolution=resolution,
+            space.analysis, space.full_mesh, constraints=space.constraints, resolution=resolution,
             apart=op_state,
         )  # fmt: skip
         state = op_state[space.classes.representative]

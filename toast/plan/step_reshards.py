@@ -80,13 +80,13 @@ def step_reshards(
     ``argument_spec`` returns the sharding of an argument by its number; ``result_specs`` are the
     shardings of the results.
     """
-    program = model.space.analysis.program
+    program, sharding = model.space.analysis.program, model.space.full_mesh.sharding
     reshards = []
     for tree in returned_trees(model.space.analysis):
         arrays, seconds, size = 0, 0.0, 0.0
         for argument, result in tree.pairs:
             type_ = program.values[program.argument_values[argument]].type
-            before, after = result_specs[result], argument_spec(argument)
+            before, after = map(sharding, (result_specs[result], argument_spec(argument)))
             if before != after:
                 whole = element_bytes(type_.dtype) * math.prod(type_.shape)
                 taken, received = _reshard(model, whole, before, after)

@@ -78,7 +78,7 @@ def _collectives(machine: Hardware, mesh: Mesh) -> TextTable:
         *map(size_text, _SIZES), "algorithm at each size",
         title=f"Collectives on {mesh}",
     )  # fmt: skip
-    real = [name for name, size in mesh.axes if size > 1]
+    real = [name for name, size in mesh.real.axes if size > 1]
     for kind in COLLECTIVES:
         for count in range(1, len(real) + 1):
             for axes in itertools.combinations(real, count):

@@ -74,7 +74,10 @@ class Constraints:
 
 @dataclasses.dataclass(frozen=True)
 class Resolved:
-    """The constraints for a program and a mesh, without contradictions."""
+    """The constraints for a program and a mesh, without contradictions.
+
+    Axes are those of ``mesh.real``: a sharding along an axis of one device always holds.
+    """
 
     #: ``[ops, axes]`` the factor that must hold each axis, -1 for none, or :data:`FREE`.
     holders: Holders
@@ -84,9 +87,10 @@ class Resolved:
     #: The mesh axes from major to minor in an order that agrees with all pins; empty if no pin
     #: needs an order.
     order: tuple[str, ...]
-    #: The names (of arguments' dimensions) and axes of ``fix``, in order, without axes of one
-    #: device.
+    #: The names (of arguments' dimensions) and axes of ``fix``, in order.
     fixed: tuple[tuple[int, int], ...]
+    #: The pinned shardings that name axes of one device, by value; plans contain them as written.
+    written: Mapping[int, Spec]
 
 
 def broken(
@@ -94,10 +98,11 @@ def broken(
 ) -> tuple[str, ...]:
     """The arguments and named values whose sharding violates the constraints.
 
-    ``holders`` is a state, ``[ops, axes]``.  Raises the errors of :func:`resolve`.
+    ``holders`` is a state, ``[ops, axes]``, with the axes of ``mesh.real``.  Raises the errors of
+    :func:`resolve`.
     """
     resolved, names = resolve(analysis, mesh, constraints), analysis.names
-    real = np.array(mesh.sizes) > 1
+    real = np.array(mesh.real.sizes) > 1
     wanted = resolved.holders
     wrong = (wanted != FREE) & (holders != np.maximum(wanted, -1)) & real
     held = names.first_name[: len(holders), None] + np.maximum(holders, 0)
@@ -166,12 +171,17 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
     Raises :class:`toast.errors.PinError` for a pattern without a match, an impossible sharding, and
     constraints that contradict each other.
     """
-    names = analysis.names
+    names, full_mesh, mesh = analysis.names, mesh, mesh.real
     holders = np.full((len(analysis.program.ops), len(mesh.axes)), FREE, dtype=np.int8)
+    written: dict[int, Spec] = {}
     closed = np.zeros(names.count, dtype=bool)
     causes: dict[tuple[int, int], str] = {}  # the constraint of an op and an axis
     pins: dict[int, list[_Pin]] = defaultdict(list)
     for pin in _pins(analysis, constraints):
+        whole = pin.spec
+        pin = pin._replace(spec=_real(analysis, full_mesh, pin))
+        if whole != pin.spec and 0 not in analysis.program.values[pin.value].type.shape:
+            written.setdefault(pin.value, whole)
         row = _row(analysis, mesh, pin)
         for other in pins[pin.op]:
             same = pin.value == other.value
@@ -190,7 +200,7 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
     for pattern, axes in constraints.forbid.items():
         for value in _matching(analysis, pattern, "forbid"):
             op = analysis.program.values[value].op
-            for axis in _axes(mesh, axes, f"forbid {pattern}"):
+            for axis in _axes(full_mesh, axes, f"forbid {pattern}"):
                 if holders[op, axis] >= 0:
                     raise PinError(
                         f"{_label(analysis, value)}: {causes[op, axis]} has axis "
@@ -198,7 +208,7 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
                     )
                 holders[op, axis] = -1
                 causes.setdefault((op, axis), f"forbid {pattern}")
-    fixed = _fixed(analysis, mesh, constraints)
+    fixed = _fixed(analysis, full_mesh, constraints)
     taken: dict[tuple[int, int], int] = {}
     for name, axis in fixed:
         op = int(names.name_op[name])
@@ -216,9 +226,8 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
             "remove one"
         )
     order = _order(mesh, itertools.chain.from_iterable(pins.values()))
-    # An axis of one device shards nothing, so that its constraints always hold.
     fixed = tuple((name, axis) for name, axis in fixed if mesh.sizes[axis] > 1)
-    return Resolved(holders, closed, order, fixed)
+    return Resolved(holders, closed, order, fixed, written)
 
 
 def _pins(analysis: Analysis, constraints: Constraints) -> list[_Pin]:
@@ -247,6 +256,23 @@ def _whole(analysis: Analysis, pin: _Pin) -> Spec:
             f"not {len(pin.spec)}"
         )
     return (*pin.spec, *((),) * missing)
+
+
+def _real(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Spec:
+    """The spec without axes of one device; raises PinError for unknown and repeated axes."""
+    type_ = analysis.program.values[pin.value].type
+    where = f"{pin.what}: {_label(analysis, pin.value)} {type_}"
+    listed = [axis for axes in pin.spec for axis in axes or ()]
+    _axes(mesh, listed, where)
+    for number, axis in enumerate(listed):
+        if axis in listed[:number]:
+            raise PinError(
+                f"{where}: axis {axis} occurs twice; an axis can shard only one dimension"
+            )
+    real = mesh.real.names
+    return tuple(
+        None if axes is None else tuple(axis for axis in axes if axis in real) for axes in pin.spec
+    )
 
 
 def _clash(row: Holders, other: Holders) -> bool:
@@ -356,15 +382,9 @@ def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
     where = f"{what}: {_label(analysis, value)} {program.values[value].type}"
     # Axes that are not in the spec must not be used, unless a dimension is open.
     row = np.full(len(mesh.axes), FREE if None in spec else -1, dtype=np.int8)
-    used: set[str] = set()
     for d, axes in enumerate(spec):
         for axis in axes or ():
-            (number,) = _axes(mesh, axis, where)
-            if axis in used:
-                raise PinError(
-                    f"{where}: axis {axis} occurs twice; an axis can shard only one dimension"
-                )
-            used.add(axis)
+            number = mesh.names.index(axis)
             name = int(names.def_name[names.value_dim[value] + d])
             row[number] = name - int(names.first_name[op])
         shards = math.prod(dict(mesh.axes)[axis] for axis in axes or ())
@@ -372,19 +392,21 @@ def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
             raise PinError(
                 f"{where}: {shards} devices ({', '.join(axes or ())}) do not divide dimension {d}"
             )
-    if used and not math.prod(shape):
+    if any(spec) and not math.prod(shape):
         raise PinError(f"{where} has no elements to shard; remove the pin")
     return row
 
 
 def _axes(mesh: Mesh, axes: Any, what: str) -> list[int]:
+    """The numbers in ``mesh.real`` of these axes; those of one device are left out."""
     listed = [axes] if isinstance(axes, str) else axes
     if not isinstance(listed, Sequence | Set) or not all(isinstance(axis, str) for axis in listed):
         raise PinError(f"{what}: {axes!r} is not a mesh axis; write 'data', or a list of axes")
     for axis in listed:
         if axis not in mesh.names:
             raise PinError(f"{what}: no axis {axis} in mesh {mesh}; use {', '.join(mesh.names)}")
-    return [mesh.names.index(axis) for axis in listed]
+    real = mesh.real.names
+    return [real.index(axis) for axis in listed if axis in real]
 
 
 def _label(analysis: Analysis, value: int) -> str:

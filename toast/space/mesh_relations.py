@@ -22,7 +22,10 @@ def relations(space: Space) -> Relations:
         return [[leaders[g] for g, _ in pairs], [quoted(mesh.names[axis]) for _, axis in pairs]]
 
     return {
-        ("mesh_axis", 2): lambda: [map(quoted, mesh.names), mesh.sizes],
+        ("mesh_axis", 2): lambda: [
+            map(quoted, space.full_mesh.names),
+            space.full_mesh.sizes,
+        ],
         ("group_extent", 2): lambda: [leaders, [group.dimensions for group in groups]],
         ("least_extent", 1): lambda: [[space.min_dimensions]],
         ("action", 2): action,

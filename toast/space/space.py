@@ -77,7 +77,7 @@ class Space:
         """Builds the space.
 
         :param analysis: the analysis of the program.
-        :param mesh: the mesh.
+        :param mesh: the mesh; its axes of one device are left out of states and actions.
         :param constraints: the constraints of the user.
         :param resolution: ``"independent"`` makes every conflict a resolution group; those of
             repeated layers are still resolved together (section 3.6).  ``rules/orders.lp`` lists
@@ -102,7 +102,10 @@ class Space:
         self.resolved: Resolved = resolve(analysis, mesh, self.constraints)
         #: Actions that precede all others (:meth:`begin_with`).
         self.first_actions: tuple[Action, ...] = ()
-        self.mesh = mesh
+        #: The mesh as given; plans have its axes.
+        self.full_mesh = mesh
+        #: The mesh of states and actions.
+        self.mesh = mesh = mesh.real
         self.axis_sizes: Ints = np.array(mesh.sizes, dtype=np.int64)
         resolutions, orders = (
             analysis.independent

@@ -164,6 +164,7 @@ def _setting(
     spent = time.perf_counter() - begin
     seconds = {**analysis.seconds, "decision space": spent}
     resolved = resolve(analysis, mesh, constraints or Constraints())
+    mesh = space.mesh
     constrained, allowed = _constrained(analysis, mesh, resolved), _allowed(analysis, resolved)
     return _Setting(space, model, propagator, limit, seconds, constrained, allowed)
 

@@ -110,7 +110,7 @@ def manual(
     ranking.add(list(manual_states(model, strategies)))
     frontier = [("", model.space.initial)]
     for axis in _axes(model.space, "all"):
-        report_stage(f"combinations, up to axis {mesh.names[axis]}")
+        report_stage(f"combinations, up to axis {model.space.mesh.names[axis]}")
         frontier = ranking.add(_on_axis(model, components(strategies), axis, frontier))[:_FRONTIER]
     name, state, cost = ranking.best
     seconds["search"] = time.perf_counter() - begin

@@ -112,7 +112,7 @@ def _several(axes: str | Iterable[str]) -> list[str]:
 def _values(plan: Plan) -> list[dict[str, Any]]:
     """The ops by key, with their shardings."""
     program = plan.analysis.program
-    labels = held_labels(plan.analysis, plan.mesh, plan.op_state)
+    labels = held_labels(plan.analysis, plan.model.space.mesh, plan.op_state)
     entries = []
     for key, ops in keyed_ops(program).items():
         runs = [
@@ -132,7 +132,10 @@ def _values(plan: Plan) -> list[dict[str, Any]]:
 
 
 def held_labels(analysis: Analysis, mesh: Mesh, op_state: np.ndarray[Any, Any]) -> list[Held]:
-    """For each op, the mesh axes that shard it with the labels of their factors."""
+    """For each op, the mesh axes that shard it with the labels of their factors.
+
+    ``op_state`` is ``[ops, axes]``, with the axes of ``mesh``.
+    """
     signature = analysis.names.signature.tolist()
     labels = [[factor.label for factor in rule.factors] for rule in analysis.rules]
     return [
