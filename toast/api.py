@@ -43,6 +43,7 @@ from toast.search import (
     search_meshes,
 )
 from toast.space import Constraints, Resolving, Space
+from toast.units import listed
 
 #: Called with the name of each stage when it begins, and with each round of the search.
 Progress = Callable[[str | Round], None]
@@ -236,7 +237,10 @@ def plan(
         else:
             model, result, tried = search_meshes(meshes, prepare, settings, progress)
         seconds["search"] = result.seconds
-        ended = filter(None, [", ".join(_notes(settings, result))])
+        ended = [
+            *filter(None, [", ".join(_notes(settings, result))]),
+            *_foreign_axes(analysis, model.space.full_mesh),
+        ]
         best = make_plan(
             model, result, memory_bytes=limit, seed=settings.seed, seconds=seconds,
             note="\n".join([*ended, *remarks.get(model.space.full_mesh, ())]), meshes=tried,
@@ -346,6 +350,20 @@ def _notes(settings: Settings, result: SearchResult) -> list[str]:
         several = [f"best of at most {settings.restarts} searches"]
     ended = {"budget": ["stopped at its budget"], "interrupt": ["interrupted"]}
     return [*several, *ended.get(result.stopped, []), *result.notes]
+
+
+def _foreign_axes(analysis: Analysis, mesh: Mesh) -> list[str]:
+    """A note if the program's own shardings name axes that the mesh does not have."""
+    own = analysis.program.constraints.values()
+    named = dict.fromkeys(axis for spec in own for axes in spec for axis in axes or ())
+    foreign = [axis for axis in named if axis not in mesh.names]
+    if not foreign:
+        return []
+    return [
+        f"the program's own shardings name axes that mesh {mesh} does not have "
+        f"({listed(foreign)}): the plan replaces all of them; to keep them, name the mesh's axes "
+        "as the program does, and use keep=True or --keep-constraints"
+    ]
 
 
 def check_mesh(analysis: Analysis, mesh: Mesh, machine: Hardware) -> None:

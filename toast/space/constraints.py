@@ -120,6 +120,10 @@ def broken(
     return tuple(dict.fromkeys(_label(analysis, value) for values in named for value in values))
 
 
+#: How messages begin for a sharding of the program itself.
+_OWN = "the program's sharding"
+
+
 class _Pin(NamedTuple):
     """The pinned sharding of one value, and the op that defines it."""
 
@@ -242,7 +246,7 @@ def _pins(analysis: Analysis, constraints: Constraints) -> list[_Pin]:
     if constraints.keep:
         for op, spec in program.constraints.items():
             (value,) = program.ops[op].results
-            pins.append(_Pin(op, value, spec, f"the program's sharding {_text(spec)}"))
+            pins.append(_Pin(op, value, spec, f"{_OWN} {_text(spec)}"))
     return [pin._replace(spec=_whole(analysis, pin)) for pin in pins]
 
 
@@ -263,7 +267,8 @@ def _real(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Spec:
     type_ = analysis.program.values[pin.value].type
     where = f"{pin.what}: {_label(analysis, pin.value)} {type_}"
     listed = [axis for axes in pin.spec for axis in axes or ()]
-    _axes(mesh, listed, where)
+    own = pin.what.startswith(_OWN)
+    _axes(mesh, listed, where, "name the mesh's axes as the program does" if own else "")
     for number, axis in enumerate(listed):
         if axis in listed[:number]:
             raise PinError(
@@ -397,14 +402,18 @@ def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
     return row
 
 
-def _axes(mesh: Mesh, axes: Any, what: str) -> list[int]:
-    """The numbers in ``mesh.real`` of these axes; those of one device are left out."""
+def _axes(mesh: Mesh, axes: Any, what: str, remedy: str = "") -> list[int]:
+    """The numbers in ``mesh.real`` of these axes; those of one device are left out.
+
+    The error for an axis that the mesh does not have names its axes, or another ``remedy``.
+    """
     listed = [axes] if isinstance(axes, str) else axes
     if not isinstance(listed, Sequence | Set) or not all(isinstance(axis, str) for axis in listed):
         raise PinError(f"{what}: {axes!r} is not a mesh axis; write 'data', or a list of axes")
     for axis in listed:
         if axis not in mesh.names:
-            raise PinError(f"{what}: no axis {axis} in mesh {mesh}; use {', '.join(mesh.names)}")
+            remedy = remedy or f"use {', '.join(mesh.names)}"
+            raise PinError(f"{what}: no axis {axis} in mesh {mesh}; {remedy}")
     real = mesh.real.names
     return [real.index(axis) for axis in listed if axis in real]
 
