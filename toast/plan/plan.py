@@ -241,8 +241,9 @@ class Plan(Record):
     def jit(self, mesh: Any = None) -> Callable[..., Any]:
         """The sharded program as a function that XLA compiles and runs.
 
-        ``mesh`` is a ``jax.sharding.Mesh`` with the plan's shape, whose device order is kept, or a
-        list of devices (default: the first of ``jax.devices()``).  The result takes and returns the
+        ``mesh`` is a ``jax.sharding.Mesh`` of the same sizes (axes of size 1 do not count), or a
+        list of devices (default: the first of ``jax.devices()``).  Results are on that mesh, with
+        its devices, axis names and axis types.  The result takes and returns the
         pytrees of the planned function; for a program from a file, it takes flat arguments and
         returns a list.  Raises :class:`toast.errors.PlanError` if there are too few devices.
         """
