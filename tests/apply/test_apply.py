@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +93,31 @@ def figure_2c() -> tuple[Program, Shardings]:
     state = space.apply(space.initial, action(space, "x", 0, "b"))
     state = space.apply(state, action(space, "w1", 1, "m"))
     return analysis.program, shardings_of(model, state)
+
+
+def wrapped(x: jax.Array, _y: jax.Array) -> jax.Array:
+    return jnp.concatenate([x[-32:], x, x[:32]])
+
+
+def spliced(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.concatenate([x[:64], y[32:96]])
+
+
+@pytest.mark.parametrize(
+    "joined", [lambda x, y: jnp.roll(x, 32, axis=0) + y, wrapped, spliced], ids=["roll", "wrap", "splice"]
+)  # fmt: skip
+def test_joined_slices_run_in_shards(joined: Callable[..., Any]) -> None:
+    """Rolls and the like: devices exchange the elements along the sharded dimension."""
+    analysis = toast.analyze(lambda x, y: joined(x, y) * 2, f32(128, 8), f32(128, 8))
+    model, program = model_of(analysis, "d=4"), analysis.program
+    state = model.space.apply(model.space.initial, action(model.space, "x", 0, "d"))
+    shardings = shardings_of(model, state)
+    (joining,) = (
+        op for op in program.ops if program.signatures[op.signature].kind == "concatenate"
+    )
+    (result,) = joining.results
+    assert shardings.of(program, result)[0] == ("d",)
+    assert verify(program, shardings).equal
 
 
 def test_figure_2c_compiles_to_one_all_reduce() -> None:

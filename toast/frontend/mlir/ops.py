@@ -182,7 +182,30 @@ class AttributeReader:
         for region in operation.regions:
             entries.append(("combiner", _combiner(region)))
             break
+        if operation.name == "stablehlo.concatenate" and _joins_slices(operation):
+            entries.append(("of_slices", 1))
         return tuple(sorted(entries))
+
+
+def _joins_slices(concatenate: Any) -> bool:
+    """Whether each piece is a slice, or all are slices of one tensor or that tensor.
+
+    Shardy's condition for a concatenation (such as a roll) that devices run as an exchange.
+    """
+    cuts = [_defining(_unconstrained(operand)) for operand in concatenate.operands]
+    sliced = [cut is not None and cut.name == "stablehlo.slice" for cut in cuts]
+    tensors = {
+        _unconstrained(cut.operands[0] if of_slice else operand)
+        for cut, of_slice, operand in zip(cuts, sliced, concatenate.operands, strict=True)
+    }
+    return all(sliced) or (any(sliced) and len(tensors) == 1)
+
+
+def _unconstrained(value: Any) -> Any:
+    """The value before the sharding constraints on it, which move no elements."""
+    while (defining := _defining(value)) and defining.name == "sdy.sharding_constraint":
+        value = defining.operands[0]
+    return value
 
 
 def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]]:
@@ -191,8 +214,10 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         if "num_batch_dims" in attribute:
             yield "num_batch_dims", int(attribute["num_batch_dims"].value)
         return
-    if name == "channel_handle":  # the number of the channel does not matter
-        yield "channel", 1
+    if name == "channel_handle":
+        # Channel 0 is none (replicas communicate); other numbers do not matter.
+        if not re.search(r"handle = 0\b", str(attribute)):
+            yield "channel", 1
         return
     if name == "einsum_config":
         yield from _subscripts(attribute.value)
