@@ -268,6 +268,15 @@ def test_annotated_modules_hold_our_rules(tmp_path: pathlib.Path) -> None:
     assert len(shardy_rules(again)) >= count
 
 
+@pytest.mark.parametrize("groups", [{"feature_group_count": 16}, {"batch_group_count": 8}])
+def test_groups_of_one_element_can_be_written(groups: dict[str, int]) -> None:
+    """Shardy refuses a factor of size 1 beside others in one dimension."""
+    kernel = f32(16, 1 if "feature_group_count" in groups else 16, 3, 3)
+    program = api.program_of(functools.partial(convolve, **groups), f32(8, 16, 32, 32), kernel)
+    text, count = annotated(program)
+    assert count == text.count("sdy.sharding_rule") >= 1
+
+
 def test_users_rules_for_custom_calls_reach_shardy(tmp_path: pathlib.Path) -> None:
     (tmp_path / "program.mlir").write_text(
         "func.func public @main(%a: tensor<64x32xf32>) -> tensor<64x32xf32> {\n"

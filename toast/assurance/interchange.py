@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,6 +16,9 @@ from toast.program import Program
 
 #: Factors of each dimension of each tensor, operands then results.
 Tensors = tuple[tuple[tuple[str, ...], ...], ...]
+
+#: The same by numbers of factors, for operands or for results.
+Places = tuple[tuple[tuple[int, ...], ...], ...]
 
 _RULE = re.compile(
     r"#sdy\.op_sharding_rule<\((.*)\)->\((.*?)\)(?: \{(.*?)\})?((?: \w+=\{[^}]*\})*)(?:, custom)?>"
@@ -102,24 +106,38 @@ def _kinds(rule: SignatureRule, names: Sequence[str]) -> dict[str, Iterable[str]
     }
 
 
+def _without_ones(rule: SignatureRule, tensors: Places) -> Places:
+    """The factors without those of size 1 beside others in a dimension, which Shardy refuses."""
+
+    def longer(dim: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(f for f in dim if rule.factors[f].size != 1) or dim[:1]
+
+    return tuple(tuple(map(longer, dims)) for dims in tensors)
+
+
 def shardy_text(rule: SignatureRule, *, custom: bool = False) -> str:
     """A rule of TOAST in Shardy's notation, with factors i, j, ..., z, z_1, z_2, ...
 
     ``custom`` marks a rule that Shardy must not replace (for custom calls).
     """
-    names = [chr(ord("i") + n) if n < 18 else f"z_{n - 17}" for n in range(len(rule.factors))]
+    operands, results = (_without_ones(rule, tensors) for tensors in (rule.operands, rule.results))
+    used = {f for tensor in (*operands, *results) for dim in tensor for f in dim}
+    letters = (chr(ord("i") + n) if n < 18 else f"z_{n - 17}" for n in itertools.count())
+    names = {f: next(letters) for f in range(len(rule.factors)) if f in used}
 
-    def side(tensors: tuple[tuple[tuple[int, ...], ...], ...]) -> str:
+    def side(tensors: Places) -> str:
         return ", ".join(
             "[" + ", ".join("".join(names[f] for f in dim) for dim in dims) + "]"
             for dims in tensors
         )
 
-    text = f"#sdy.op_sharding_rule<({side(rule.operands)})->({side(rule.results)})"
+    text = f"#sdy.op_sharding_rule<({side(operands)})->({side(results)})"
     if names:
-        sizes = ", ".join(f"{name}={size}" for name, size in _sizes(rule, names).items())
+        sizes = ", ".join(f"{name}={rule.factors[f].size}" for f, name in names.items())
         text += f" {{{sizes}}}"
-    for kind, chosen in _kinds(rule, names).items():
+    every = [names.get(f, "") for f in range(len(rule.factors))]
+    for kind, factors in _kinds(rule, every).items():
+        chosen = [name for name in factors if name]
         text += f" {kind}={{{', '.join(chosen)}}}" if chosen else ""
     return text + (", custom>" if custom else ">")
 
