@@ -16,6 +16,7 @@ from tests.helpers import f32, mlp
 from toast.errors import MeshError, PinError
 from toast.evaluation.compare import compare
 from toast.hardware import Mesh, load
+from toast.report.html import drawing
 from toast.space import broken
 
 SHAPES = (f32(4096, 512), f32(512, 2048), f32(2048, 512))
@@ -199,6 +200,9 @@ def test_queries_and_reports_show_the_whole_mesh() -> None:
     plan = planned(MANY)
     frame = plan.query("mesh_axis(Axis,Size)")
     assert sorted(zip(frame["Axis"], frame["Size"], strict=True)) == sorted(Mesh.parse(MANY).axes)
+    # Four rows of two, whichever axis is the last.
+    assert drawing.mesh(plan.mesh.axes).count("<rect") == 8
+    assert 'width="19" height="37"' in drawing.mesh(plan.mesh.axes)
 
 
 @pytest.mark.parametrize("mesh", ["a=1", "a=1,b=1"])

@@ -98,9 +98,12 @@ def _cuts(shards: int, major: int, length: float) -> list[tuple[float, str]]:
 
 
 def mesh(axes: Sequence[tuple[str, int]]) -> Markup:
-    """The devices of a mesh, as SVG: the last axis is horizontal, the others are vertical."""
-    columns = axes[-1][1] if axes else 1
-    rows = math.prod(size for _, size in axes[:-1])
+    """The devices of a mesh, as SVG: the last axis is horizontal, the others are vertical.
+
+    Axes of one device are not drawn.
+    """
+    *others, columns = [size for _, size in axes if size > 1] or [1]
+    rows = math.prod(others)
     if columns > 32 or rows > 16:
         return Markup("")
     cell = 9 if columns <= 16 else 5
