@@ -90,6 +90,7 @@ records.provide({
 # the models registers itself.
 ports.register_frontend("toast.frontend.built_in:JAX_FUNCTIONS")
 ports.register_frontend("toast.frontend.built_in:STABLEHLO_FILES")
+ports.register_frontend("toast.frontend.built_in:JAX_STAGES")
 ports.register_frontend("toast.facts.base:FACT_BASES")
 ports.register_backend("jax", "toast.apply.backends:JAX")
 ports.register_backend("stablehlo", "toast.apply.backends:ANNOTATED_STABLEHLO")

@@ -43,41 +43,57 @@ from toast.search import (
     search_meshes,
 )
 from toast.space import Constraints, Resolving, Space
-from toast.units import listed
+from toast.units import listed, size_text
 
 #: Called with the name of each stage when it begins, and with each round of the search.
 Progress = Callable[[str | Round], None]
 
 
 def program_of(
-    target: Any, *arguments: Any, donate: int | Sequence[int] | None = (), **keywords: Any
+    target: Any,
+    *arguments: Any,
+    donate: int | Sequence[int] | None = (),
+    platform: Any = None,
+    **keywords: Any,
 ) -> Program:
     """The program of a JAX function, a model, or a file.
 
-    :param target: a function, a :class:`toast.models.Model`, a :class:`Program`, the path of a
-        StableHLO file (text or bytecode) or of a fact base (``.lp``), or anything that a registered
-        frontend reads (:mod:`toast.ports`).
+    :param target: a function, a ``jax.stages.Traced`` or ``Lowered``, a ``jax.export.Exported``, a
+        :class:`toast.models.Model`, a :class:`Program`, the path of a StableHLO file (text or
+        bytecode) or of a fact base (``.lp``), or anything that a registered frontend reads
+        (:mod:`toast.ports`).
     :param arguments: example arguments of a function: pytrees of arrays or ``ShapeDtypeStruct``.
     :param donate: positions of arguments of a function whose buffers results may reuse, as in
         ``jax.jit(donate_argnums=...)``.
+    :param platform: the platform to lower a function or a model for: ``"cpu"``, ``"cuda"``,
+        ``"rocm"`` or ``"tpu"``.  This machine need not have it.  By default, it is that of
+        ``jax.jit``.  For an ``Exported`` for several platforms, one of these.  A value that is not
+        text is an argument of the function.
     :param keywords: keyword arguments of a function.
     :raises toast.errors.TargetError: if the target cannot be read, or an option does not apply to
         it.
     """
+    if not isinstance(platform, str | None):  # an argument of the function
+        platform, keywords = None, {**keywords, "platform": platform}
     if isinstance(target, Program):
-        _check_unused(target, arguments, keywords, donate=donate)
+        _check_unused(target, arguments, keywords, donate=donate, platform=platform)
         return target
     frontend = ports.frontend_of(target)
+    chosen = {"platform": platform} if platform and getattr(frontend, "takes_platform", 0) else {}
+    unused = {} if chosen else {"platform": platform}
     if frontend.takes_arguments:
-        return frontend.program(target, *arguments, donate=donate, **keywords)
-    _check_unused(target, arguments, keywords, donate=donate)
-    return frontend.program(target)
+        if platform and not chosen:
+            _check_unused(target, (), {}, platform=platform)
+        return frontend.program(target, *arguments, donate=donate, **chosen, **keywords)
+    _check_unused(target, arguments, keywords, donate=donate, **unused)
+    return frontend.program(target, **chosen)
 
 
 def analyze(
     target: Any,
     *arguments: Any,
     donate: int | Sequence[int] | None = (),
+    platform: Any = None,
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
     cache: Any = True,
@@ -85,7 +101,7 @@ def analyze(
 ) -> Analysis:
     """Computes the names, colors, conflicts and groups of a program (paper, section 3).
 
-    :param target: the program, with ``arguments``, ``keywords`` and ``donate`` as for
+    :param target: the program, with ``arguments``, ``keywords``, ``donate`` and ``platform`` as for
         :func:`program_of`.
     :param rules: further rule files, or folders of rule files.
     :param progress: a function that is called with the name of each stage when it begins.
@@ -108,7 +124,7 @@ def analyze(
         progress("lowering")
     if not isinstance(cache, bool):  # an argument of the function, such as the cache of a decoder
         cache, keywords = True, {**keywords, "cache": cache}
-    program = program_of(target, *arguments, donate=donate, **keywords)
+    program = program_of(target, *arguments, donate=donate, platform=platform, **keywords)
     lowered = time.perf_counter() - begin
     analysis = analyzed(
         program, rules=rules, progress=progress or (lambda _stage: None), cache=cache
@@ -124,6 +140,7 @@ def plan(
     devices: int | None = None,
     hardware: AnyHardware,
     donate: int | Sequence[int] | None = (),
+    platform: Any = None,
     rules: Sequence[str | pathlib.Path] = (),
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
@@ -138,7 +155,7 @@ def plan(
 ) -> Plan:
     """Searches for the best sharding of a program.
 
-    :param target: the program, with ``arguments``, ``keywords`` and ``donate`` as for
+    :param target: the program, with ``arguments``, ``keywords``, ``donate`` and ``platform`` as for
         :func:`program_of`, or an :class:`Analysis`.
     :param mesh: a :class:`Mesh`, a ``jax.sharding.Mesh``, or text such as ``"data=4,model=4"``.
     :param devices: instead of ``mesh``, a number of devices.  All meshes of this size are searched
@@ -192,12 +209,12 @@ def plan(
     stages = check_stages(stages, settings.processes)
     saved = None if start is None else read(start)
     if isinstance(target, Analysis):
-        _check_unused(target, arguments, keywords, donate=donate, rules=rules)
+        _check_unused(target, arguments, keywords, donate=donate, rules=rules, platform=platform)
         analysis = target
     else:
         analysis = analyze(
-            target, *arguments, donate=donate, rules=rules, progress=progress, cache=cache,
-            **keywords,
+            target, *arguments, donate=donate, platform=platform, rules=rules, progress=progress,
+            cache=cache, **keywords,
         )  # fmt: skip
     seconds = dict(analysis.seconds)
 
@@ -249,6 +266,12 @@ def plan(
         reshards = [reshard.text for reshard in best.step_reshards]
         if reshards:
             best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *reshards])))
+    if not best.fits:
+        missing = (
+            f"does not fit: the plan needs {size_text(best.after.peak_bytes)} per device, and the "
+            f"limit is {size_text(limit)}"
+        )
+        best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, missing])))
     if memory_bytes is not None and not best.fits:
         where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
         raise SearchError(
@@ -267,6 +290,7 @@ def apply_plan(
     hardware: AnyHardware | None = None,
     memory_bytes: float | None = None,
     donate: int | Sequence[int] | None = (),
+    platform: Any = None,
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
     **keywords: Any,
@@ -278,8 +302,8 @@ def apply_plan(
     plan.
 
     :param plan: a plan, its data or its JSON file.
-    :param target: the program, with ``arguments``, ``keywords``, ``donate`` and ``rules`` as for
-        :func:`analyze`, or an :class:`Analysis`.
+    :param target: the program, with ``arguments``, ``keywords``, ``donate``, ``platform`` and
+        ``rules`` as for :func:`analyze`, or an :class:`Analysis`.
     :param mesh: as for :func:`plan`; by default that of the plan.
     :param hardware: as for :func:`plan`; by default that of the plan.
     :param memory_bytes: the memory limit per device; by default that of the plan, or of another
@@ -310,12 +334,13 @@ def apply_plan(
         memory_bytes = saved.memory_bytes
     limit = inputs.limit_of(memory_bytes, machine)
     if isinstance(target, Analysis):
-        _check_unused(target, arguments, keywords, donate=donate, rules=rules)
+        _check_unused(target, arguments, keywords, donate=donate, rules=rules, platform=platform)
         analysis = target
     else:
         analysis = analyze(
-            target, *arguments, donate=donate, rules=rules, progress=progress, **keywords
-        )
+            target, *arguments, donate=donate, platform=platform, rules=rules, progress=progress,
+            **keywords,
+        )  # fmt: skip
     return apply_saved(
         saved,
         analysis,

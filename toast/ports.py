@@ -51,7 +51,8 @@ class Frontend(Protocol):
         """The program of ``target``.
 
         ``arguments`` and ``options`` (``donate`` and the keywords of the function) are empty unless
-        :attr:`takes_arguments`.  Raises :class:`toast.errors.TargetError`.
+        :attr:`takes_arguments`.  A frontend with an attribute ``takes_platform`` that is true may
+        get the option ``platform``.  Raises :class:`toast.errors.TargetError`.
         """
 
 

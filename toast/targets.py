@@ -50,6 +50,7 @@ def load(
     small: bool = False,
     module: bool = True,
     donate: Sequence[int] = (),
+    platform: str | None = None,
 ) -> Program:
     """The program of a TARGET.
 
@@ -63,13 +64,14 @@ def load(
         its dependencies are unknown.
     :param donate: positions of arguments that results may overwrite, in addition to those of a
         model.
+    :param platform: the platform to lower a model or a function for (:func:`toast.analyze`).
     :raises toast.errors.TargetError: if the target cannot be loaded, or an option does not apply.
     """
     chosen = {key: value for key, value in (options or {}).items() if value is not None}
     path = pathlib.Path(target)
 
     def lower() -> Program:
-        return _lowered(target, path, chosen, shapes, small, donate)
+        return _lowered(target, path, chosen, shapes, small, donate, platform)
 
     there = is_regular(path)
     if there and not ports.frontend_of(path).cacheable:
@@ -77,7 +79,8 @@ def load(
     if module or shapes or (":" in target and not there):
         return lower()
     content = read_bytes(path, TargetError) if there else b""
-    parts: list[str | bytes] = [target, repr((sorted(chosen.items()), small, *donate)), content]
+    options_text = repr((sorted(chosen.items()), small, *donate, platform))
+    parts: list[str | bytes] = [target, options_text, content]
     here = pathlib.Path(__file__).parent
     return program_cache.lowered(parts, [here, here / "models"], lower)
 
@@ -95,6 +98,7 @@ def _lowered(
     shapes: Sequence[str],
     small: bool,
     donate: Sequence[int],
+    platform: str | None,
 ) -> Program:
     # These import JAX, which is not needed for cached programs.
     try:
@@ -118,7 +122,8 @@ def _lowered(
             raise TargetError(
                 f"--arg is for module:function targets, and {target} is a model; remove it"
             )
-        return api.program_of(_donating(build(target, small=small, **chosen), donate))
+        model = _donating(build(target, small=small, **chosen), donate)
+        return api.program_of(model, platform=platform)
     is_file = ports.reads(path) or os.path.exists(path)
     if not is_file and ":" not in target:
         return api.program_of(build(target))  # an unknown name: the error lists the known ones
@@ -135,12 +140,16 @@ def _lowered(
             f"--donate {donate[0]}: {target} is a file, which sets its own donation; lower "
             "it with donate_argnums"
         )
+    if is_file and platform is not None:
+        raise TargetError(
+            f"--platform {platform}: {target} is a file, which is lowered already; remove it"
+        )
     if is_file and path.suffix == ".json" and is_plan(path):
         raise TargetError(
             f"{target}: is a plan; use toast explain, report, query or apply, or the TARGET of the "
             "plan"
         )
-    return api.program_of(path) if is_file else _from_module(target, shapes, donate)
+    return api.program_of(path) if is_file else _from_module(target, shapes, donate, platform)
 
 
 def _donating(model: Any, donate: Sequence[int]) -> Any:
@@ -245,20 +254,31 @@ def _failed(target: str, what: str, error: BaseException) -> TargetError:
     return TargetError(f"{target}: {what} failed: {type(error).__name__}: {shortened(lines[0])}")
 
 
-def _from_module(target: str, shapes: Sequence[str], donate: Sequence[int]) -> Program:
+def _from_module(
+    target: str, shapes: Sequence[str], donate: Sequence[int], platform: str | None
+) -> Program:
+    import jax
+
     from toast import api
     from toast.models import Model
 
     value = _imported(target)
+    stages = (jax.stages.Traced, jax.stages.Lowered, jax.export.Exported)
+    if isinstance(value, stages):
+        if shapes or donate:
+            raise TargetError(
+                f"{'--arg' if shapes else '--donate'}: {target} is traced already; remove it"
+            )
+        return api.program_of(value, platform=platform)
     arguments = [parse_shape(text) for text in shapes]
     if isinstance(value, Model):
         if arguments:
             raise TargetError(f"--arg: {target} is a Model, which has its own arguments; remove it")
-        return api.program_of(_donating(value, donate))
+        return api.program_of(_donating(value, donate), platform=platform)
     if not callable(value):
         raise TargetError(f"{target}: is neither a function nor a toast.models.Model")
     if arguments:
-        return api.program_of(value, *arguments, donate=donate)
+        return api.program_of(value, *arguments, donate=donate, platform=platform)
     try:
         model = value()
     except TypeError as error:
@@ -271,7 +291,7 @@ def _from_module(target: str, shapes: Sequence[str], donate: Sequence[int]) -> P
     except BaseException as error:
         raise _failed(target, "calling it", error) from error
     if isinstance(model, Model):
-        return api.program_of(_donating(model, donate))
+        return api.program_of(_donating(model, donate), platform=platform)
     raise TargetError(
         f"{target}: called without arguments it returned {type(model).__name__}, not a "
         "toast.models.Model; pass --arg f32[8,4] once per argument"

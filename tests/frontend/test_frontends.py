@@ -237,9 +237,9 @@ def test_named_computations_stand_in_line(tmp_path: pathlib.Path) -> None:
     ("target", "options", "message"),
     [
         (
-            jax.jit(jnp.tanh).lower(f32(4)),
+            jax.jit(jnp.tanh).lower(f32(4)).compile(),
             {},
-            "Lowered is not a function; pass the function itself",
+            "Compiled is not a function; pass the function itself",
         ),
         (jnp.tanh, {"donate": ("x",)}, "donate=('x',): use positions of arguments"),
         (7, {}, "int is not a function; pass the function itself"),

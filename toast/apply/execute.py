@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 
 from toast.apply.annotate import annotate
+from toast.boundary.printable import shortened
 from toast.errors import PlanError
 from toast.frontend import mlir
 from toast.frontend.jax import Calling
@@ -44,8 +45,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         if number := re.fullmatch(r"(ui|i|f)(\d+)", name):
             kinds = {"ui": "uint", "i": "int", "f": "float"}
             name = kinds[number.group(1)] + number.group(2)
-        elif name.startswith("f8"):
-            name = "float8_" + name.removeprefix("f8")
+        elif number := re.fullmatch(r"f([468])(e\w+)", name):
+            name = f"float{number.group(1)}_{number.group(2)}"
     dtype: np.dtype[Any] = np.dtype(jax.numpy.dtype(_NUMPY.get(name, name)))
     return dtype
 
@@ -181,7 +182,10 @@ def in_shardings(program: Program, shardings: Shardings) -> Any:
     calling = _calling(program)
     if calling is None:
         return tuple(_partition(spec) for spec in specs)
-    positional, keywords = jax.tree.unflatten(calling.in_tree, _specs(specs, calling.in_avals))
+    of_leaves: list[Spec] = [() for _ in calling.in_avals]  # those that the program lacks are whole
+    for leaf, spec in zip(calling.arguments, specs, strict=True):
+        of_leaves[leaf] = spec
+    positional, keywords = jax.tree.unflatten(calling.in_tree, _specs(of_leaves, calling.in_avals))
     return (positional, keywords) if keywords else positional
 
 
@@ -330,8 +334,23 @@ class Runnable:
     def run_flat(self, arguments: Sequence[Any]) -> list[Any]:
         """Runs the program on flat arguments; returns flat results."""
         self._refuse_shared(arguments)
-        with word_size(self._program), _quiet_donation():
-            return list(self._jit(*map(self._place, range(len(arguments)), arguments)))
+        placed = [self._place(index, leaf) for index, leaf in enumerate(arguments)]
+        with word_size(self._program), _quiet_donation(), self._naming_platforms():
+            return list(self._jit(*placed))
+
+    @contextlib.contextmanager
+    def _naming_platforms(self) -> Iterator[None]:
+        """An error of XLA names the platforms if the program was lowered for another one."""
+        try:
+            yield
+        except Exception as error:
+            planned, here = self._program.platform, _platform(self.mesh)
+            if planned in ("", here):
+                raise
+            raise PlanError(
+                f"{self._program.name} was lowered for {planned}, and {here} cannot run it: "
+                f"{shortened(str(error), 200)}; run it there, or plan a form for platform={here!r}"
+            ) from error
 
     def _refuse_shared(self, arguments: Sequence[Any]) -> None:
         """Refuses a donated array that is also another argument: its buffer is overwritten."""
@@ -369,6 +388,9 @@ class Runnable:
                     f"{len(arguments)}; pass them in the order of the file"
                 )
             return list(arguments)
+        for name, planned in self._calling.static.items():
+            if name in keywords:
+                self._check_static(name, planned, keywords.pop(name))
         flat: list[Any]
         flat, tree = jax.tree.flatten((arguments, keywords))
         if tree != self._calling.in_tree:
@@ -376,7 +398,15 @@ class Runnable:
                 f"{self._program.name} was planned for arguments of another pytree structure; "
                 "pass the structure that was planned"
             )
-        return flat
+        return [flat[leaf] for leaf in self._calling.arguments]
+
+    def _check_static(self, name: str, planned: Any, value: Any) -> None:
+        """Refuses another value of a static argument: it is a constant of the program."""
+        if value is not planned and not bool(value == planned):
+            raise PlanError(
+                f"{self._program.name} was planned with {name}={shortened(repr(planned))}, a "
+                f"static argument, got {shortened(repr(value))}; make a new plan for it"
+            )
 
     def lower(self) -> Any:
         """JAX's lowering of the sharded program (``jax.jit(...).lower``)."""

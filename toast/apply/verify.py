@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -68,6 +69,8 @@ def random_arguments(program: Program, seed: int) -> list[Any]:
 def random_operands(types: Iterable[TensorType], seed: int) -> list[Any]:
     """Random arrays of these types: floats from 0.01 to 0.11, integers from 0 to 7.
 
+    Floats of 4 and 6 bits are from 0.5 to 1.5, integers of 2 bits at most the largest.
+
     Small integers are valid indices.  Positive numbers do not cancel, so that sums in another order
     differ by rounding only; square roots and divisions stay in their domain.
     """
@@ -77,8 +80,11 @@ def random_operands(types: Iterable[TensorType], seed: int) -> list[Any]:
         dtype = numpy_dtype(type_.dtype)
         if type_.dtype == "i1":
             arguments.append(random.random(type_.shape) < 0.5)
-        elif dtype.kind in "iu":
-            arguments.append(random.integers(0, 8, type_.shape).astype(dtype))
+        elif integer := re.fullmatch(r"(ui|i)(\d+)", type_.dtype):
+            values = 2 ** (int(integer[2]) - (integer[1] == "i"))
+            arguments.append(random.integers(0, min(8, values), type_.shape).astype(dtype))
+        elif type_.dtype.startswith(("f4", "f6")):  # 0.1 would be 0
+            arguments.append((0.5 + random.random(type_.shape)).astype(dtype))
         else:
             arguments.append((0.01 + 0.1 * random.random(type_.shape)).astype(dtype))
     return arguments

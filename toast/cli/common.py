@@ -62,6 +62,14 @@ DonateOption = Annotated[
         help="Position of an argument that results may overwrite, from 0; repeatable.",
     ),
 ]
+PlatformOption = Annotated[
+    str | None,
+    typer.Option(
+        "--platform",
+        help="Platform to lower a model or a function for: cpu, cuda, rocm or tpu. This machine "
+        "need not have it. Default: that of jax.jit here.",
+    ),
+]
 RulesOption = Annotated[
     list[pathlib.Path] | None,
     typer.Option("--rules", help="Additional rule file, or folder of rule files; repeatable."),
@@ -278,6 +286,8 @@ class Source:
     cache: bool
     #: Positions of donated arguments, beside those that a model names.
     donate: tuple[int, ...] = ()
+    #: The platform to lower for; by default that of ``jax.jit``.
+    platform: str | None = None
 
     @staticmethod
     def of(
@@ -289,6 +299,7 @@ class Source:
         experts: ExpertsOption = None,
         arg: ArgOption = None,
         donate: DonateOption = None,
+        platform: PlatformOption = None,
         rules: RulesOption = None,
         no_cache: CacheOption = False,
     ) -> Source:
@@ -298,8 +309,9 @@ class Source:
             "experts": experts,
         }  # fmt: skip
         return Source(
-            target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache, tuple(donate or ())
-        )
+            target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache,
+            tuple(donate or ()), platform,
+        )  # fmt: skip
 
     def program(self, *, small: bool = False, module: bool = True) -> Program:
         """Load the program, a model in its ``small`` form if asked.
@@ -312,6 +324,7 @@ class Source:
         return targets.load(
             self.target, options=self.sizes, shapes=self.shapes, small=small,
             module=module or not self.cache, donate=self.donate,
+            platform=self.platform,
         )  # fmt: skip
 
     def functions(self, name: str | None = None) -> tuple[Program, ...]:
@@ -354,7 +367,9 @@ class Source:
 
         sizes = {name: size for name, size in self.sizes.items() if size is not None}
         rules = tuple(map(str, self.rules))
-        return Origin(self.target, sizes, self.shapes, rules, hardware, self.donate)
+        return Origin(
+            self.target, sizes, self.shapes, rules, hardware, self.donate, self.platform or ""
+        )
 
     def marked(self, rows: Sequence[MethodResult], hardware: str) -> list[MethodResult]:
         """Copies of ``rows`` whose plans record their origin."""

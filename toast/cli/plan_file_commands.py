@@ -198,7 +198,7 @@ def load_plan(
     sizes = {name: size for name, size in source.sizes.items() if size is not None}
     program_source = Source(
         named, {**origin.sizes, **sizes}, source.shapes or origin.shapes, rules, source.cache,
-        source.donate or origin.donate,
+        source.donate or origin.donate, source.platform or origin.platform or None,
     )  # fmt: skip
     with progress() as show:
         analysis = program_source.analysis(show, module=module)

@@ -1,8 +1,12 @@
-"""The frontends for JAX functions and StableHLO files; each imports JAX only when it is used."""
+"""The frontends for JAX's functions and stages and for StableHLO files.
+
+Each imports JAX only when it is used.
+"""
 
 from __future__ import annotations
 
 import pathlib
+import sys
 from typing import Any
 
 from toast.program import Program
@@ -18,6 +22,7 @@ class _JaxFunctions:
     name = "jax"
     suffixes: frozenset[str] = frozenset()
     takes_arguments = True
+    takes_platform = True
     cacheable = False
 
     def accepts(self, target: Any) -> bool:
@@ -27,6 +32,28 @@ class _JaxFunctions:
         from toast.frontend import jax
 
         return jax.from_function(target, *arguments, **options)
+
+
+class _JaxStages:
+    """What JAX has traced, lowered or exported: ``Traced``, ``Lowered`` and ``Exported``."""
+
+    name = "jax-stages"
+    suffixes: frozenset[str] = frozenset()
+    takes_arguments = False
+    takes_platform = True
+    cacheable = False
+
+    def accepts(self, target: Any) -> bool:
+        if "jax" not in sys.modules:
+            return False
+        from toast.frontend import jax_stages
+
+        return isinstance(target, jax_stages.STAGES)
+
+    def program(self, target: Any, *arguments: Any, **options: Any) -> Program:
+        from toast.frontend import jax_stages
+
+        return jax_stages.from_stage(target, **options)
 
 
 class _StablehloFiles:
@@ -47,4 +74,5 @@ class _StablehloFiles:
 
 
 JAX_FUNCTIONS = _JaxFunctions()
+JAX_STAGES = _JaxStages()
 STABLEHLO_FILES = _StablehloFiles()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,20 +14,33 @@ from toast.errors import TargetError
 from toast.frontend import mlir, stablehlo
 from toast.program import Program
 
-#: The results of JAX's compilation stages, which are not functions.
-_STAGES = (jax.stages.Traced, jax.stages.Lowered, jax.stages.Compiled)
+#: The platforms that JAX lowers for.
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
 class Calling:
-    """The pytrees of a traced function; a plan uses them to be called like the function."""
+    """The pytrees of a traced function; a plan uses them to be called like the function.
+
+    JAX drops unused arguments from the modules of ``Lowered`` and ``Exported``; ``leaves`` has the
+    positions of the others.
+    """
 
     #: The tree of ``(args, kwargs)``.
     in_tree: Any
-    #: Shape and dtype of each argument, in order.
+    #: Shape and dtype of each leaf of the arguments, in order.
     in_avals: tuple[Any, ...]
     out_tree: Any
     out_avals: tuple[Any, ...]
+    #: Values of the keyword arguments that are static.
+    static: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    #: The leaves of the arguments that the program has; ``None`` if it has all of them.
+    leaves: tuple[int, ...] | None = None
+
+    @property
+    def arguments(self) -> Sequence[int]:
+        """The position of each argument of the program among the leaves."""
+        return range(len(self.in_avals)) if self.leaves is None else self.leaves
 
 
 def from_function(
@@ -35,6 +48,7 @@ def from_function(
     *arguments: Any,
     donate: int | Sequence[int] | None = (),
     name: str | None = None,
+    platform: Any = None,
     **keywords: Any,
 ) -> Program:
     """Traces ``function`` at example arguments and converts it.
@@ -44,6 +58,9 @@ def from_function(
         ``jax.jit(donate_argnums=...)``.  For a function of ``jax.jit``, the arguments that it
         donates are added.
     :param name: the name of the program; by default that of the function.
+    :param platform: the platform to lower for, one of :data:`PLATFORMS`, which this machine need
+        not have; by default that of ``jax.jit``.  A value that is not text is an argument of the
+        function.
     :param keywords: keyword arguments.  Keywords that are static in ``jax.jit`` stay static.
     :raises toast.errors.TargetError: if JAX cannot trace the function.
     """
@@ -52,11 +69,15 @@ def from_function(
     places: set[Any] = {donate} if isinstance(donate, int) else {*((listed and donate) or ())}
     if not listed or not all(isinstance(place, int) for place in places):
         raise TargetError(f"{name}: donate={donate!r}: use positions of arguments")
-    if not callable(function) or isinstance(function, _STAGES):
+    if not isinstance(platform, str | None):  # an argument of the function
+        platform, keywords = None, {**keywords, "platform": platform}
+    check_platform(platform)
+    if not callable(function) or isinstance(function, jax.stages.Compiled):
         raise TargetError(
             f"{name}: {type(function).__name__} is not a function; pass the function itself"
         )
     names: set[str] = set()
+    static: dict[str, Any] = {}
     with warnings.catch_warnings():
         # "Some donated buffers were not usable" is not an error here.
         warnings.simplefilter("ignore", UserWarning)
@@ -74,13 +95,17 @@ def from_function(
                 keep_unused=True,
             )  # fmt: skip
             traced = jitted.trace(*arguments, **keywords)
-            lowered = traced.lower(_private_parameters=mlir.keeping_names())
+            lowered = traced.lower(
+                lowering_platforms=(platform,) if platform else None,
+                _private_parameters=mlir.keeping_names(),
+            )
         except TargetError:
             raise
         except Exception as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else ""
             raise TargetError(
                 f"{name}: JAX cannot trace it: {type(error).__name__}: {first}"
+                f"{_kernel_remedy(first, platform)}"
             ) from error
     leaves, in_tree = jax.tree.flatten((arguments, keywords))
     outputs, out_tree = jax.tree.flatten(traced.out_info)
@@ -89,8 +114,35 @@ def from_function(
         in_avals=tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x)) for x in leaves),
         out_tree=out_tree,
         out_avals=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs),
+        static=static,
     )
-    return stablehlo.from_module(lowered.compiler_ir(), name=name, calling=calling)
+    return stablehlo.from_module(
+        lowered.compiler_ir(), name=name, calling=calling,
+        platform=platform or str(jax.export.default_export_platform()),
+    )  # fmt: skip
+
+
+def check_platform(platform: str | None) -> None:
+    """Raises :class:`toast.errors.TargetError` unless JAX lowers for ``platform``."""
+    if platform is not None and platform not in PLATFORMS:
+        raise TargetError(
+            f"platform {platform!r}: JAX does not lower for it; use one of {', '.join(PLATFORMS)}"
+        )
+
+
+def _kernel_remedy(message: str, platform: str | None) -> str:
+    """What to do about a Pallas kernel that JAX does not lower for the platform; else empty."""
+    if "interpret mode is supported on CPU" in message:
+        return (
+            "; the kernel needs another platform, which this machine need not have: pass "
+            'platform="tpu" or "cuda" (--platform)'
+        )
+    if platform == "cuda" and "AbstractDevice" in message:
+        return (
+            "; the kernel depends on the GPU: lower it on a machine that has one, or under "
+            "jax.sharding.use_abstract_mesh of a mesh with that AbstractDevice"
+        )
+    return ""
 
 
 def _donated(info: Any) -> bool:

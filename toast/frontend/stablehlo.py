@@ -41,14 +41,20 @@ def _reread(data: bytes, calling: Any, file: str) -> mlir.ModuleSource:
 def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
     """A source for pickles and copies: the inlined module as bytecode.
 
-    The pytrees of the arguments are left out if JAX cannot pickle them.
+    The pytrees of the arguments and the static arguments are left out if they cannot be pickled.
     """
-    try:
-        pickle.dumps(source.calling)
-        calling = source.calling
-    except Exception:  # a user's pytree node may raise anything
-        calling = None
+    calling = source.calling
+    choices = [calling, calling and dataclasses.replace(calling, static={}), None]
+    calling = next(choice for choice in choices if _pickles(choice))
     return _reread, (mlir.bytecode(source.module), calling, source.file)
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # a user's pytree node may raise anything
+        return False
+    return True
 
 
 copyreg.pickle(mlir.ModuleSource, _reduced)
@@ -109,17 +115,21 @@ PROGRAM, FUNCTIONS, ERROR = b"M", b"F", b"E"
 _LARGEST_BYTES, _MEMORY_BYTES, _SECONDS = 2**31, 12 * 2**30, 40.0
 
 
-def from_module(module: ir.Module, *, name: str, file: str = "", calling: Any = None) -> Program:
+def from_module(
+    module: ir.Module, *, name: str, file: str = "", calling: Any = None, platform: str = ""
+) -> Program:
     """The program of a parsed module.
 
     :param module: the module; its calls are inlined in place, and the program refers to it.
     :param name: the name of the program.
     :param file: the file that the module was read from, if any.
     :param calling: the :class:`toast.frontend.jax.Calling` of a traced function.
+    :param platform: the platform that JAX lowered it for; empty if unknown.
     :raises toast.errors.TargetError: for a module that TOAST cannot shard.
     """
     function = inlined(module, file or name)
-    return flattened(module, function, name=name, file=file, calling=calling)
+    program = flattened(module, function, name=name, file=file, calling=calling)
+    return dataclasses.replace(program, platform=platform)
 
 
 def inlined(module: ir.Module, origin: str) -> Any:
@@ -202,6 +212,7 @@ class _Reader:
             self._add(None, "return", (self._numbers[value],), ())
         count = len(returned.operands)
         attributes = function.operation.attributes
+        self._refuse_several_platforms(attributes)
         aliases = self._aliases(block, returned, attributes)
         if "arg_attrs" in attributes:
             for index, entry in enumerate(attributes["arg_attrs"]):
@@ -223,6 +234,14 @@ class _Reader:
             name, arguments, results, aliases, labels=self._labels,
             constraints=self._constraints, source=source, foreign=bool(self._file),
         )  # fmt: skip
+
+    def _refuse_several_platforms(self, attributes: Any) -> None:
+        """Refuses a module that branches on the platform, which JAX adds as its first argument."""
+        if mlir.has_platform_argument(attributes):
+            raise TargetError(
+                f"{self._origin}: it is lowered for several platforms; lower it for one, as in "
+                'jax.jit(f).trace(x).lower(lowering_platforms=("tpu",))'
+            )
 
     def _aliases(self, block: Any, returned: Any, attributes: Any) -> list[int]:
         """The argument that each result overwrites, or -1."""

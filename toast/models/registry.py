@@ -97,6 +97,7 @@ class _Models:
     name = "models"
     suffixes: frozenset[str] = frozenset()
     takes_arguments = False
+    takes_platform = True
     cacheable = False
 
     def accepts(self, target: Any) -> bool:
@@ -105,7 +106,7 @@ class _Models:
     def program(self, target: Any, *arguments: Any, **options: Any) -> Program:
         frontend = ports.frontend_of(target.function)
         return frontend.program(
-            target.function, *target.arguments, donate=target.donate, name=target.name
+            target.function, *target.arguments, donate=target.donate, name=target.name, **options
         )
 
 

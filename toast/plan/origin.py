@@ -21,6 +21,8 @@ class Origin:
     hardware: str = ""
     #: Positions of donated arguments.
     donate: tuple[int, ...] = ()
+    #: The platform that it was lowered for; empty for the default.
+    platform: str = ""
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -28,5 +30,6 @@ class Origin:
         options = [(name, str(size)) for name, size in self.sizes.items()]
         options += [("arg", shape) for shape in self.shapes]
         options += [("donate", str(position)) for position in self.donate]
+        options += [("platform", self.platform)] if self.platform else []
         options += [("rules", path) for path in self.rules]
         return (self.target, *(word for name, value in options for word in (f"--{name}", value)))

@@ -222,6 +222,7 @@ def _position(program: Program, argument: int, otherwise: int) -> int:
     calling = getattr(program.source, "calling", None)
     if calling is None:
         return otherwise
+    argument = calling.arguments[argument]
     positional, _ = calling.in_tree.children()
     for position, child in enumerate(positional.children()):
         argument -= child.num_leaves

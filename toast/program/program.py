@@ -125,6 +125,8 @@ class Program:
     )
     #: Whether it was read from a file, so that its names, sizes and depth are untrusted.
     foreign: bool = dataclasses.field(default=False, repr=False, compare=False)
+    #: The platform that JAX lowered it for, such as ``cpu`` or ``tpu``; empty if unknown.
+    platform: str = dataclasses.field(default="", repr=False, compare=False)
     #: The MLIR module of the program and the places of its ops in it, or its locations only.
     source: Any = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -162,10 +164,14 @@ class Program:
 
     @functools.cached_property
     def digest(self) -> str:
-        """A hash of ops, types and paths, without source lines and the name of the program."""
+        """A hash of ops, types, paths and platform, without source lines and the program's name.
+
+        The platform is left out if it is unknown or ``cpu``.
+        """
         content = (
             self.signatures, self.ops, self.arguments, self.results, self.aliases, self.ties,
             self.repeats, sorted(self.labels.items()), sorted(self.constraints.items()),
+            *([self.platform] if self.platform not in ("", "cpu") else []),
         )  # fmt: skip
         return hashlib.sha256(repr(content).encode()).hexdigest()
 

@@ -146,6 +146,20 @@ def main_function(module: ir.Module, origin: str) -> Any:
     return entries[0]
 
 
+def module_name(module: ir.Module) -> str:
+    """The name of a module; empty if it has none."""
+    attributes = module.operation.attributes
+    return str(attributes["sym_name"].value) if "sym_name" in attributes else ""
+
+
+def counts(module: ir.Module) -> tuple[int, int]:
+    """The numbers of arguments and of results of the main function."""
+    with module.context:
+        type_ = main_function(module, "module").attributes["function_type"]
+        function = ir.FunctionType(ir.TypeAttr(type_).value)
+        return len(function.inputs), len(function.results)
+
+
 def has_entry(module: ir.Module) -> bool:
     """Whether a module has an entry (:func:`main_function`)."""
     return len(_entries(module)) == 1
@@ -217,8 +231,8 @@ def generic_text(operation: Any) -> str:
 def type_text(type_: TensorType) -> str:
     """A tensor type as MLIR writes it."""
     element = {"c64": "complex<f32>", "c128": "complex<f64>"}.get(type_.dtype, type_.dtype)
-    if float8 := re.fullmatch(r"f8e(\w+)", element):
-        element = "f8E" + float8[1].replace("m", "M").replace("fn", "FN")
+    if small := re.fullmatch(r"f([468])e(\w+)", element):
+        element = f"f{small[1]}E" + small[2].replace("m", "M").replace("fn", "FN")
     return f"tensor<{''.join(f'{size}x' for size in type_.shape)}{element}>"
 
 

@@ -48,6 +48,9 @@ class OriginEntry(_Entry, frozen=True, kw_only=True):
     donate: Annotated[
         tuple[Count, ...], Meta(description="--donate: positions of donated arguments.")
     ] = ()
+    platform: Annotated[
+        str, Meta(description="--platform: that it was lowered for; empty for the default.")
+    ] = ""
 
 
 class ConstraintsEntry(_Entry, frozen=True, kw_only=True):
