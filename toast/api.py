@@ -22,6 +22,7 @@ from toast.plan import (
     check_axes,
     check_program,
     make_plan,
+    program_notes,
     provenance,
     read,
     saved_start,
@@ -260,7 +261,10 @@ def plan(
         ]
         best = make_plan(
             model, result, memory_bytes=limit, seed=settings.seed, seconds=seconds,
-            note="\n".join([*ended, *remarks.get(model.space.full_mesh, ())]), meshes=tried,
+            note="\n".join([
+                *ended, *remarks.get(model.space.full_mesh, ()),
+                *program_notes(analysis.program),
+            ]), meshes=tried,
             resolution=resolution,
         )  # fmt: skip
         reshards = [reshard.text for reshard in best.step_reshards]

@@ -132,7 +132,7 @@ def test_static_arguments_of_a_plan() -> None:
     with_static = plan.jit()(*arrays(), times=3)
     without = plan.jit()(*arrays())
     np.testing.assert_array_equal(with_static[0], without[0])
-    with pytest.raises(PlanError, match=r"was planned with times=3, a static argument, got 4"):
+    with pytest.raises(PlanError, match=r"was planned with the static times = 3, got 4"):
         plan.jit()(*arrays(), times=4)
 
 
@@ -157,3 +157,22 @@ def test_a_plan_that_does_not_fit_says_so() -> None:
     plan = toast.plan(lambda x: jnp.tanh(x) @ x, f32(2**17, 2**17), **MESH)
     assert not plan.fits
     assert plan.note.startswith("does not fit: the plan needs ")
+
+
+def test_captured_arrays_count() -> None:
+    table = jnp.arange(1024.0 * 1024).reshape(1024, 1024)
+    shapes = f32(64, 1024)
+    one = toast.plan(lambda x: x @ table, shapes, **MESH)
+    other = toast.plan(lambda x: x @ jnp.ones((1024, 1024)), shapes, **MESH)
+    assert one.after.peak_bytes - other.after.peak_bytes == 4 * 2**20
+    assert one.timeline.peak_bytes == one.after.peak_bytes
+    assert one.note == (
+        "captured arrays: every device holds 4 MiB whole: f32[1024,1024] (4 MiB); pass them as "
+        "arguments to shard them"
+    )
+    assert other.note == ""
+
+
+def test_unused_arguments_are_named() -> None:
+    plan = toast.plan(lambda a, b, c: b + 1.0, f32(8), f32(8), f32(8), **MESH)
+    assert plan.note == "unused arguments: a, c"

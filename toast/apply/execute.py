@@ -194,7 +194,8 @@ def out_shardings(program: Program, shardings: Shardings) -> Any:
     calling = _calling(program)
     if calling is None:
         return tuple(_partition(spec) for spec in shardings.results)
-    return jax.tree.unflatten(calling.out_tree, _specs(shardings.results, calling.out_avals))
+    specs = _specs(shardings.results, calling.out_avals)
+    return calling.returned(specs, lambda _leaf: _partition(()))
 
 
 class JitShardings(NamedTuple):
@@ -329,7 +330,7 @@ class Runnable:
         if self._calling is None:
             return results
         wrapped = map(_wrapped, results, self._calling.out_avals)
-        return jax.tree.unflatten(self._calling.out_tree, wrapped)
+        return self._calling.returned(wrapped, lambda leaf: leaf)
 
     def run_flat(self, arguments: Sequence[Any]) -> list[Any]:
         """Runs the program on flat arguments; returns flat results."""
@@ -389,7 +390,7 @@ class Runnable:
                 )
             return list(arguments)
         for name, planned in self._calling.static.items():
-            if name in keywords:
+            if isinstance(name, str) and name in keywords:
                 self._check_static(name, planned, keywords.pop(name))
         flat: list[Any]
         flat, tree = jax.tree.flatten((arguments, keywords))
@@ -398,14 +399,17 @@ class Runnable:
                 f"{self._program.name} was planned for arguments of another pytree structure; "
                 "pass the structure that was planned"
             )
+        for number, planned in self._calling.static.items():
+            if isinstance(number, int):
+                self._check_static(f"leaf {number} of its arguments", planned, flat[number])
         return [flat[leaf] for leaf in self._calling.arguments]
 
     def _check_static(self, name: str, planned: Any, value: Any) -> None:
         """Refuses another value of a static argument: it is a constant of the program."""
         if value is not planned and not bool(value == planned):
             raise PlanError(
-                f"{self._program.name} was planned with {name}={shortened(repr(planned))}, a "
-                f"static argument, got {shortened(repr(value))}; make a new plan for it"
+                f"{self._program.name} was planned with the static {name} = "
+                f"{shortened(repr(planned))}, got {shortened(repr(value))}; make a new plan for it"
             )
 
     def lower(self) -> Any:

@@ -102,7 +102,9 @@ class Memo:
         hidden = self._model.hidden(parts[StepPart.PRODUCTS], spent[:, 0], spent[:, 1:])
         return Worth(
             seconds=parts.sum(axis=0) + spent[:, 0] - hidden,
-            peak_bytes=sums[:, _RESIDENT] + highest(self._grown.total(chosen)),
+            peak_bytes=sums[:, _RESIDENT]
+            + self._model.captured_bytes
+            + highest(self._grown.total(chosen)),
         )
 
     # -- neighbourhoods ----------------------------------------------------------------------

@@ -194,9 +194,14 @@ class CostModel:
                 yield term, term.seconds(layout)
 
     def resident(self, layout: Layout) -> Floats:
-        """Bytes that are in memory during the whole step: ``[S]``."""
+        """Bytes that are in memory during the whole step, captured arrays included: ``[S]``."""
         size = (term.bytes(layout).sum(axis=1) for term in self.terms if term.resident)
-        return np.asarray(sum(size, start=np.zeros(len(layout.held))))
+        return np.asarray(sum(size, start=np.full(len(layout.held), self.captured_bytes)))
+
+    @functools.cached_property
+    def captured_bytes(self) -> float:
+        """Bytes of the arrays that the function closes over, which every device holds whole."""
+        return float(sum(self.space.analysis.program.captured.values()))
 
     @functools.cached_property
     def buffers(self) -> tuple[Term, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from toast.errors import TargetError
-from toast.frontend import mlir, stablehlo
+from toast.frontend import jax_libraries, mlir, stablehlo
 from toast.program import Program
 
 #: The platforms that JAX lowers for.
@@ -32,10 +32,21 @@ class Calling:
     in_avals: tuple[Any, ...]
     out_tree: Any
     out_avals: tuple[Any, ...]
-    #: Values of the keyword arguments that are static.
-    static: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    #: The values of static arguments by name, and of static leaves by position.
+    static: Mapping[str | int, Any] = dataclasses.field(default_factory=dict)
     #: The leaves of the arguments that the program has; ``None`` if it has all of them.
     leaves: tuple[int, ...] | None = None
+
+    #: The leaves of ``out_tree`` that are no arrays, by position.
+    out_static: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+
+    def returned(self, results: Iterable[Any], static: Callable[[Any], Any]) -> Any:
+        """The tree of the results of the program, with ``static`` of each static leaf."""
+        rest, other = iter(results), self.out_static
+        count = range(self.out_tree.num_leaves)
+        return jax.tree.unflatten(
+            self.out_tree, [static(other[n]) if n in other else next(rest) for n in count]
+        )
 
     @property
     def arguments(self) -> Sequence[int]:
@@ -77,19 +88,27 @@ def from_function(
             f"{name}: {type(function).__name__} is not a function; pass the function itself"
         )
     names: set[str] = set()
-    static: dict[str, Any] = {}
+    static: dict[str | int, Any] = {}
+    library: jax_libraries.Filtered | None = None
     with warnings.catch_warnings():
         # "Some donated buffers were not usable" is not an error here.
         warnings.simplefilter("ignore", UserWarning)
         try:
-            if isinstance(function, jax.stages.Wrapped):
+            library = jax_libraries.filtered(function, arguments, keywords)
+            if library:
+                function, places = library.function, places | library.donated
+                arguments, keywords = library.arguments, library.keywords
+            elif isinstance(function, jax.stages.Wrapped):
                 named = function.trace(*arguments, **keywords).args_info
                 if len(named[0]) < len(arguments):
                     raise TargetError(f"{name}: pass static arguments by name, as in n=3")
-                static = {key: keywords.pop(key) for key in [*keywords] if key not in named[1]}
-                function = functools.partial(function, **static) if static else function
+                fixed = {key: keywords.pop(key) for key in [*keywords] if key not in named[1]}
+                function = functools.partial(function, **fixed) if fixed else function
+                static.update(fixed)
                 places |= {i for i, info in enumerate(named[0]) if _donated(info)}
                 names = {key for key, info in named[1].items() if _donated(info)}
+            else:
+                function = jax_libraries.updating_nothing(function)
             jitted = jax.jit(
                 function, donate_argnums=sorted(places), donate_argnames=sorted(names),
                 keep_unused=True,
@@ -116,10 +135,26 @@ def from_function(
         out_avals=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs),
         static=static,
     )
+    calling = calling if library is None else _with_static_leaves(calling, library)
     return stablehlo.from_module(
         lowered.compiler_ir(), name=name, calling=calling,
         platform=platform or str(jax.export.default_export_platform()),
     )  # fmt: skip
+
+
+def _with_static_leaves(calling: Calling, library: jax_libraries.Filtered) -> Calling:
+    """``calling`` of the function of a library, whose trees have leaves that are no arrays."""
+    arrays, count = iter(calling.in_avals), library.in_tree.num_leaves
+    nothing = jax.ShapeDtypeStruct((), bool)
+    return dataclasses.replace(
+        calling,
+        in_tree=library.in_tree,
+        in_avals=tuple(nothing if n in library.static else next(arrays) for n in range(count)),
+        out_tree=library.out_tree,
+        static=library.static,
+        leaves=tuple(n for n in range(count) if n not in library.static),
+        out_static=library.out_static,
+    )
 
 
 def check_platform(platform: str | None) -> None:

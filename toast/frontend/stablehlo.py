@@ -356,6 +356,8 @@ class _Reader:
         if constraint:
             self._constraints[number] = constraint
         attributes = self._attributes(operation)
+        if mlir.captured(operation):
+            attributes = tuple(sorted((*attributes, ("captured", 1))))
         types = self._types(operation)
         kind = mlir.kind(operation)
         self._define(operation, self._add(operation, kind, operands, types, attributes, repeats))

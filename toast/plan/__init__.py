@@ -13,6 +13,7 @@ from toast.plan.labels import describe_value, dimension_labels, folded, place_of
 from toast.plan.make_plan import make_plan
 from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
 from toast.plan.prediction import Collective, NumberChange, Prediction
+from toast.plan.program_notes import program_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
 from toast.plan.reasons import (
     ArgumentExplanation,
@@ -57,6 +58,7 @@ __all__ = [
     "is_plan",
     "make_plan",
     "place_of",
+    "program_notes",
     "read",
     "saved_start",
     "schema",

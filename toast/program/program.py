@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -161,6 +162,20 @@ class Program:
     def donated(self) -> frozenset[int]:
         """The arguments whose buffer a result overwrites."""
         return frozenset(alias for alias in self.aliases if alias >= 0)
+
+    @functools.cached_property
+    def captured(self) -> dict[int, int]:
+        """Bytes of each array that the function closes over, by op.
+
+        They are large constants, which XLA puts whole into the program of every device.
+        """
+        known = [bool(signature.attribute("captured")) for signature in self.signatures]
+        types = {
+            number: self.signatures[op.signature].results[0]
+            for number, op in enumerate(self.ops)
+            if known[op.signature]
+        }
+        return {op: math.prod(t.shape) * element_bytes(t.dtype) for op, t in types.items()}
 
     @functools.cached_property
     def digest(self) -> str:

@@ -93,6 +93,21 @@ def call_target(operation: Any) -> str:
     return target
 
 
+#: Constants of this number of elements and more are arrays that a function closes over.
+_CAPTURED = 2**16
+
+
+def captured(operation: Any) -> bool:
+    """Whether an op is a large constant whose elements differ, and so is data in the program."""
+    if operation.name != "stablehlo.constant":
+        return False
+    shape = operation.results[0].type.shape
+    if math.prod(shape) < _CAPTURED:
+        return False
+    value = operation.attributes["value"]
+    return not (isinstance(value, ir.DenseElementsAttr) and value.is_splat)
+
+
 def is_tuple(value: Any) -> bool:
     """Whether an MLIR value is a tuple."""
     return str(value.type).startswith("tuple<")

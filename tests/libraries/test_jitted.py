@@ -1,0 +1,123 @@
+"""Functions of ``flax.nnx.jit`` and ``equinox.filter_jit``, with their modules as arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from toast.errors import PlanError, TargetError
+
+MESH: dict[str, Any] = {"mesh": "data=4", "hardware": "tpu-v5e"}
+X = jax.random.normal(jax.random.key(0), (128, 32))
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    pairs = zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True)
+    for one, other in pairs:
+        if hasattr(other, "shape"):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=2e-5)
+        else:
+            assert one is other
+
+
+def modules() -> tuple[Any, Any]:
+    """A module with a normalisation, whose statistics change, and its optimiser."""
+    nnx, optax = pytest.importorskip("flax.nnx"), pytest.importorskip("optax")
+
+    class Network(nnx.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.linear = nnx.Linear(32, 64, rngs=nnx.Rngs(0))
+            self.norm = nnx.BatchNorm(64, rngs=nnx.Rngs(0))
+
+        def __call__(self, x: jax.Array) -> Any:
+            return self.norm(self.linear(x))
+
+    network = Network()
+    return network, nnx.Optimizer(network, optax.sgd(0.1), wrt=nnx.Param)
+
+
+def in_place(network: Any, optimizer: Any, x: jax.Array) -> Any:
+    from flax import nnx
+
+    loss, gradient = nnx.value_and_grad(lambda network: ((network(x) - 1.0) ** 2).mean())(network)
+    optimizer.update(network, gradient)
+    return loss
+
+
+def returning(network: Any, optimizer: Any, x: jax.Array) -> Any:
+    return in_place(network, optimizer, x), network, optimizer
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_updates_in_place_are_not_lost(jitted: bool) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    function = nnx.jit(in_place) if jitted else in_place
+    with pytest.raises(TargetError, match=r"in_place: it updates \d+ arrays .* argument 0\.\w+"):
+        toast.analyze(function, *modules(), X)
+
+
+@pytest.mark.parametrize("donate", [(), (0, 1)])
+def test_nnx_steps_that_return_their_modules(donate: tuple[int, ...]) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    network, optimizer = modules()
+    plan = toast.plan(nnx.jit(returning, donate_argnums=donate), network, optimizer, X, **MESH)
+    assert bool(plan.analysis.program.donated) == bool(donate)
+    run, kind = plan.jit(), type(network)
+    expected = modules()
+    for _ in range(3):
+        loss, network, optimizer = run(network, optimizer, X)
+        wanted = in_place(*expected, X)
+    assert_same((loss, network, optimizer), (wanted, *expected))
+    assert isinstance(network, kind)
+
+
+def test_static_arguments_of_nnx() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    def scaled(network: Any, x: jax.Array, times: int) -> Any:
+        return network.linear(x) * times
+
+    network, _ = modules()
+    plan = toast.plan(nnx.jit(scaled, static_argnums=2), network, X, 3, **MESH)
+    assert_same(plan.jit()(network, X, 3), scaled(network, X, 3))
+    with pytest.raises(PlanError, match="was planned with the static leaf"):
+        plan.jit()(network, X, 4)
+    plan = toast.plan(nnx.jit(scaled, static_argnames="times"), network, X, times=3, **MESH)
+    assert_same(plan.jit()(network, X, times=3), scaled(network, X, 3))
+
+
+def test_equinox_filter_jit() -> None:
+    eqx, optax = pytest.importorskip("equinox"), pytest.importorskip("optax")
+    adam = optax.adam(1e-2)
+    model = eqx.nn.MLP(32, 32, 64, 2, key=jax.random.key(0))
+    state = adam.init(eqx.filter(model, eqx.is_array))
+
+    @eqx.filter_jit(donate="all-except-first")
+    def step(x: jax.Array, model: Any, state: Any, scale: float) -> Any:
+        def loss(model: Any) -> jax.Array:
+            return jnp.mean((jax.vmap(model)(x) * scale) ** 2)
+
+        value, gradient = eqx.filter_value_and_grad(loss)(model)
+        updates, state = adam.update(gradient, state, eqx.filter(model, eqx.is_array))
+        return value, eqx.apply_updates(model, updates), state
+
+    plan = toast.plan(step, X, model, state, 3.0, **MESH)
+    program = plan.analysis.program
+    assert "model.layers[0].weight" in program.arguments
+    assert 0 not in program.donated
+    assert program.donated
+    run = plan.jit()
+    expected = jax.tree.map(lambda leaf: jnp.array(leaf) if eqx.is_array(leaf) else leaf,
+                            (model, state))  # fmt: skip
+    for _ in range(3):
+        loss, model, state = run(X, model, state, 3.0)
+        wanted, *expected = step(X, *expected, 3.0)
+    assert_same((loss, model, state), (wanted, *expected))
+    assert model.activation is expected[0].activation
+    with pytest.raises(PlanError, match=r"= 3\.0, got 4\.0; make a new plan for it"):
+        run(X, model, state, 4.0)
