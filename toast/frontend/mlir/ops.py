@@ -199,6 +199,10 @@ class AttributeReader:
             break
         if operation.name == "stablehlo.concatenate" and _joins_slices(operation):
             entries.append(("of_slices", 1))
+        if call_target(operation) == "X64Combine" and any(
+            use.owner.name == "stablehlo.rng_bit_generator" for use in operation.results[0].uses
+        ):
+            entries.append(("seeds_random", 1))
         return tuple(sorted(entries))
 
 
