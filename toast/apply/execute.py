@@ -335,9 +335,10 @@ class Runnable:
     def run_flat(self, arguments: Sequence[Any]) -> list[Any]:
         """Runs the program on flat arguments; returns flat results."""
         self._refuse_shared(arguments)
-        placed = [self._place(index, leaf) for index, leaf in enumerate(arguments)]
-        with word_size(self._program), _quiet_donation(), self._naming_platforms():
-            return list(self._jit(*placed))
+        with word_size(self._program), _quiet_donation():
+            placed = [self._place(index, leaf) for index, leaf in enumerate(arguments)]
+            with self._naming_platforms():
+                return list(self._jit(*placed))
 
     @contextlib.contextmanager
     def _naming_platforms(self) -> Iterator[None]:
