@@ -257,14 +257,12 @@ def _failed(target: str, what: str, error: BaseException) -> TargetError:
 def _from_module(
     target: str, shapes: Sequence[str], donate: Sequence[int], platform: str | None
 ) -> Program:
-    import jax
-
     from toast import api
+    from toast.frontend.jax_stages import STAGES
     from toast.models import Model
 
     value = _imported(target)
-    stages = (jax.stages.Traced, jax.stages.Lowered, jax.export.Exported)
-    if isinstance(value, stages):
+    if isinstance(value, STAGES):
         if shapes or donate:
             raise TargetError(
                 f"{'--arg' if shapes else '--donate'}: {target} is traced already; remove it"
