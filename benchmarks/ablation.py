@@ -125,7 +125,7 @@ def tables(rows: dict[str, dict[str, list[Row]]]) -> str:
     """Two Markdown tables: sums over the models, and the costs of each model."""
 
     def median(part: list[Row], field: str) -> float:
-        return statistics.median(getattr(row, field) for row in part)
+        return float(statistics.median(getattr(row, field) for row in part))
 
     whole = rows["all stages"]
     lines = [

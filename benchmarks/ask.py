@@ -85,9 +85,9 @@ def main() -> None:
         3: plan.vocabulary,
     }
     for name in query.audits():
-        asked = query.prepare(name)
-        required = relations[query.needs(asked)]
-        row(name, lambda: query.evaluate(asked, required, analysis.label))  # noqa: B023
+        audit = query.prepare(name)
+        required = relations[query.needs(audit)]
+        row(name, lambda: query.evaluate(audit, required, analysis.label))  # noqa: B023
     first, last = (analysis.program.arguments[i] + ":0" for i in (0, -1))
     row("explain two dimensions", lambda: analysis.explain(first, last))
     if analysis.resolutions:

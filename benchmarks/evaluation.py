@@ -163,7 +163,8 @@ def analyzed(model: str, options: tuple[tuple[str, int], ...]) -> toast.Analysis
     This also does the imports and the one-time work of a first search.  Otherwise the search time
     of the first method would include them.
     """
-    analysis = toast.analyze(build(model, **dict(options)))
+    sizes: dict[str, Any] = dict(options)
+    analysis = toast.analyze(build(model, **sizes))
     proposing(CostModel(Space(analysis, Mesh.parse("a=2")), load("tpu-v3")))(1.0)
     return analysis
 

@@ -105,7 +105,8 @@ def findings(table: Table, limit: float, times: float = 0.0) -> list[str]:
 
 def automap_findings(table: Table) -> list[str]:
     """The number of rows where AutoMap needs the paper's ratio and finds no better plan."""
-    far, near = [], []
+    far = list[tuple[str, ...]]()
+    near = list[tuple[str, ...]]()
     for place, methods in table.items():
         value, rows = ratio(methods, "automap"), (methods["toast"], methods["automap"])
         if value is not None:

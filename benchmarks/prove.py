@@ -19,9 +19,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from tests.rules.test_models import PROGRAMS
 from toast import api
-from toast.assurance.drawn import prove_kind
 from toast.assurance.instances import KINDS
 from toast.assurance.prove import Proof, prove, record, tally
+from toast.assurance.random_proofs import prove_kind
 from toast.models import ZOO, build
 from toast.program import Program
 from toast.resources import directory
@@ -43,13 +43,14 @@ def drawn(kinds: list[str], count: int) -> bool:
         f"{'drawn ops of kind':30s}{'ops':>6s}{'proven':>8s}{'wrong':>7s}{'not run':>9s}  factors"
     )
     for number, kind in enumerate(kinds):
-        found = prove_kind(kind, count)
-        t = found.tally
-        factors = " ".join(found.factors)
-        rows[kind] = (kind, t.instances, t.proven, t.wrong, t.skipped, factors)
-        print(f"{kind:30s}{t.instances:6d}{t.proven:8d}{t.wrong:7d}{t.skipped:9d}  {factors}")
+        result = prove_kind(kind, count)
+        tally = result.tally
+        numbers = (tally.instances, tally.proven, tally.wrong, tally.skipped)
+        factors = " ".join(result.factors)
+        rows[kind] = (kind, *map(str, numbers), factors)
+        print(f"{kind:30s}{{:6d}}{{:8d}}{{:7d}}{{:9d}}  {factors}".format(*numbers))
         print(f"[{number + 1}/{len(kinds)}] {time.perf_counter() - begin:.0f} s", file=sys.stderr)
-        wrong |= show_wrong(found.program, found.proofs)
+        wrong |= show_wrong(result.program, result.proofs)
     with (directory("rules") / "proven.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("kind", "instances", "proven", "wrong", "not_run", "factors"))
@@ -62,12 +63,12 @@ def of_programs() -> bool:
     programs = {name: api.program_of(f, *shapes) for name, (f, shapes) in PROGRAMS.items()}
     small = [name for name in ZOO if name != "t2b"]  # the small form of t2b is t2b-tiny
     programs |= {name: api.program_of(build(name, small=True)) for name in small}
-    wrong, proofs = False, []
+    wrong, proofs = False, list[Proof]()
     for number, (name, program) in enumerate(programs.items()):
         print(f"[{number + 1}/{len(programs)}] {name}", file=sys.stderr)
-        found = prove(program)
-        proofs += found
-        wrong |= show_wrong(program, found)
+        outcomes = prove(program)
+        proofs += outcomes
+        wrong |= show_wrong(program, outcomes)
     print(
         f"\n{'ops of programs, of kind':30s}{'ops':>6s}{'proven':>8s}{'wrong':>7s}{'not run':>9s}"
     )

@@ -15,7 +15,7 @@ import resource
 import subprocess
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
@@ -74,14 +74,16 @@ def measure(row: Row) -> Measured:
     fields = text.strip().splitlines()[-1].split("\t")
     numbers = [float(field) for field in fields[:7]]
     return Measured(
-        numbers[0], numbers[1], numbers[2], int(numbers[3]), *numbers[4:7],
+        numbers[0], numbers[1], numbers[2], int(numbers[3]), numbers[4], numbers[5], numbers[6],
         fits=fields[7] == "True", collectives=fields[8],
     )  # fmt: skip
 
 
 def one(model: str, options: str, mesh: str, hardware: str) -> None:
     """Plan in this process and print the measurements."""
-    sizes = {name: int(n) for name, _, n in (o.partition("=") for o in options.split(",") if o)}
+    sizes: dict[str, Any] = {
+        name: int(size) for name, _, size in (o.partition("=") for o in options.split(",") if o)
+    }
     program = build(model, **sizes)
     begin = time.perf_counter()
     plan = toast.plan(program, mesh=mesh, hardware=hardware, cache=False)

@@ -6,10 +6,10 @@ import pytest
 
 from tests.assurance.test_interchange import DELIBERATE
 from toast.analysis import rule_entries
-from toast.assurance.drawn import prove_kind
 from toast.assurance.instances import KINDS, draw, program_of
 from toast.assurance.interchange import differences
 from toast.assurance.prove import record
+from toast.assurance.random_proofs import prove_kind
 from toast.frontend import mlir
 
 #: Kinds whose claims running the op cannot show.

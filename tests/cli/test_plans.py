@@ -36,6 +36,14 @@ def test_plans_say_what_they_were_made_from(folder: pathlib.Path) -> None:
     }  # fmt: skip
 
 
+def test_sources_without_a_report_are_an_error(folder: pathlib.Path) -> None:
+    done = run("apply", folder / "a.json", "t2b", "--layers", 1, "--sources", folder)
+    assert done.exit_code == 2
+    assert done.stderr.splitlines() == [
+        "toast: --sources quotes source lines in a report; add --report FILE"
+    ]
+
+
 def test_diff(folder: pathlib.Path) -> None:
     same = run("diff", folder / "a.json", folder / "a.json")
     assert same.exit_code == 0, same.output

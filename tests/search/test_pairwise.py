@@ -43,7 +43,7 @@ def test_a_problem_without_memory_counts_the_same_seconds(
         assert timed.seconds(choice) == pytest.approx(problem.seconds(choice), rel=1e-12)
     with pytest.raises(ValueError, match="without memory"):
         timed.memory(-1)
-    monkeypatch.setattr(pairwise.Problem, "_uses_kept", None)
+    monkeypatch.setattr(pairwise.Problem, "_use_bytes", None)
     pairwise.Problem(model, with_memory=False)
 
 

@@ -90,10 +90,10 @@ class Analysis(Record):
         fields = (self.names, self.color, self.color_group, self.resolutions, self.sites)
         if not self.program.foreign:
             return derive_independent(self.program, *fields)
-        found: tuple[tuple[Resolution, ...], Orders] = _apart(
+        result: tuple[tuple[Resolution, ...], Orders] = _apart(
             self.program, "toast.analysis.derivation:derive_independent", *fields
         )
-        return found
+        return result
 
     @functools.cached_property
     def without_rule(self) -> tuple[int, ...]:

@@ -57,19 +57,19 @@ def analyzed(
         return analyze_program(program, rules=texts, progress=progress)
     with contextlib.suppress(*disk_cache.DAMAGE):
         if entry := disk_cache.load(_KIND, key):
-            found = _unpacked(*entry, program)
-            found.seconds["analysis (cached)"] = time.perf_counter() - begin
-            return found
+            analysis = _unpacked(*entry, program)
+            analysis.seconds["analysis (cached)"] = time.perf_counter() - begin
+            return analysis
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always")
-        found = analyze_program(program, rules=texts, progress=progress)
+        analysis = analyze_program(program, rules=texts, progress=progress)
     for remark in remarks:
         warnings.warn_explicit(
             remark.message, remark.category, remark.filename, remark.lineno, source=remark.source
         )
     if not any(issubclass(remark.category, RuleWarning) for remark in remarks):
-        disk_cache.keep(_KIND, key, *_packed(found), _KIND)
-    return found
+        disk_cache.keep(_KIND, key, *_packed(analysis), _KIND)
+    return analysis
 
 
 # -- keys of entries -------------------------------------------------------------------------

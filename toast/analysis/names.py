@@ -127,10 +127,10 @@ def _edges(program: Program, signatures: Signatures, names: Names) -> Ints:
 
 def _mixed(rows: Ints, wide: Ints) -> Ints:
     """A number for each row that preserves the order of rows; column ``c`` is below ``wide[c]``."""
-    found = np.zeros(len(rows), dtype=np.int64)
+    number = np.zeros(len(rows), dtype=np.int64)
     for column, most in zip(rows.T, wide, strict=True):
-        found = found * most + column
-    return found
+        number = number * most + column
+    return number
 
 
 def _places(

@@ -81,9 +81,9 @@ def _run(jobs: Sequence[OpRun]) -> list[Outputs]:
         for run in range(max(len(job.runs) for job in jobs)):
             arguments = [a for job in jobs for a in job.runs[run % len(job.runs)]]
             results = iter([np.asarray(r) for r in call(*arguments)])
-            for job, made in zip(jobs, outputs, strict=True):
-                made.append([next(results) for _ in job.op[2]])
-        return [made[: len(job.runs)] for job, made in zip(jobs, outputs, strict=True)]
+            for job, runs in zip(jobs, outputs, strict=True):
+                runs.append([next(results) for _ in job.op[2]])
+        return [runs[: len(job.runs)] for job, runs in zip(jobs, outputs, strict=True)]
     except (TargetError, PlanError) as error:
         reason = f"cannot be built in parts: {error}"
     except Exception as error:  # XLA's own: no kernel for this op here

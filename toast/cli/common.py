@@ -238,7 +238,9 @@ def _unexpected(error: Exception) -> str:
 
 
 def _check_outputs(keywords: Mapping[str, Any]) -> None:
-    """Raise a ToastError if an output file is the TARGET that is read."""
+    """Raise a ToastError for an output that is also TARGET, and for sources without a report."""
+    if keywords.get("sources") and "html" in keywords and not keywords["html"]:
+        raise ToastError("--sources quotes source lines in a report; add --report FILE")
     target = keywords.get("target")
     if not isinstance(target, str) or not is_regular(target):
         return

@@ -365,13 +365,7 @@ def compare(
 @command(app)
 def models() -> None:
     """List the models of the zoo."""
+    from toast import report
     from toast.models import ZOO
-    from toast.text_tables import TextTable
 
-    table = TextTable("name", "description")
-    table.add_column("parameters", justify="right")
-    table.add_column("options")
-    for name, entry in ZOO.items():
-        parameters = f"{entry.build().parameter_count:,}"
-        table.add_row(name, entry.summary, parameters, " ".join(f"--{o}" for o in entry.options))
-    console().print(table)
+    console().print(report.model_list(ZOO))

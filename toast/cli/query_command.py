@@ -48,14 +48,14 @@ def _list(asked: bool) -> None:
     """Print the audits and exit."""
     if not asked:
         return
+    from toast import report
     from toast.analysis import query
-    from toast.text_tables import TextTable
 
-    table = TextTable("audit", "needs", "answer")
-    for name, path in query.audits().items():
-        need = _NEEDS[query.needs(query.prepare(path))]
-        table.add_row(name, need, query.purpose(path))
-    console().print(table)
+    rows = (
+        (name, _NEEDS[query.needs(query.prepare(path))], query.purpose(path))
+        for name, path in query.audits().items()
+    )
+    console().print(report.audit_list(rows))
     raise typer.Exit
 
 
@@ -63,15 +63,18 @@ def _predicates(asked: bool) -> None:
     """Print the predicates that queries may use and exit."""
     if not asked:
         return
+    from toast import report
     from toast.analysis import query
-    from toast.text_tables import TextTable
 
-    table = TextTable("predicate", "needs", "meaning")
-    for declared, need in query.meanings():
-        meaning = declared.text.split("\nWritten by:")[0].replace("\n", " ")
-        atom = f"{declared.name}({', '.join(declared.arguments)})"
-        table.add_row(atom, _NEEDS[need], meaning)
-    console().print(table)
+    rows = (
+        (
+            f"{declared.name}({', '.join(declared.arguments)})",
+            _NEEDS[need],
+            declared.text.split("\nWritten by:")[0].replace("\n", " "),
+        )
+        for declared, need in query.meanings()
+    )
+    console().print(report.predicate_list(rows))
     print("Numbers have 32 bits: a sum or a product above 2147483647 is an error.")
     raise typer.Exit
 
@@ -234,18 +237,10 @@ def _print(frame: pd.DataFrame, limit: int) -> None:
     if not len(frame.columns):
         print("yes" if len(frame) else "no")
         return
-    from pandas.api.types import is_integer_dtype
+    from toast import report
 
-    from toast.text_tables import TextTable
-
-    table = TextTable(header_style="")
-    for name, kind in frame.dtypes.items():
-        right = is_integer_dtype(kind)
-        table.add_column(str(name), justify="right" if right else "left", overflow="fold")
     shown = frame.head(limit) if limit else frame
-    for row in shown.itertuples(index=False, name=None):
-        table.add_row(*(str(cell) for cell in row))
-    console().print(table)
+    console().print(report.answer_table(shown))
     print(f"{len(frame):,} rows" if len(frame) != 1 else "1 row")
     if len(shown) < len(frame):
         more = len(frame) - len(shown)

@@ -39,19 +39,11 @@ def rules_list(rules: RulesOption = None) -> None:
     The table shows the kinds of factors of each rule, and the number of random ops on which it was
     proven.
     """
+    from toast import report
     from toast.analysis import rule_entries
     from toast.assurance import prove
-    from toast.text_tables import TextTable
 
-    known = prove.record()
-    table = TextTable("kind", "file", "factors", "ops proven on")
-    for entry in rule_entries(rules or ()):
-        name = f"{'custom_call ' if entry.custom_call else ''}{entry.kind}"
-        # Only TOAST's own rules have recorded proofs.
-        row = known.get(name, {}) if entry.shipped else {}
-        factors = row.get("factors", "-") if entry.shards else "need-replication"
-        table.add_row(name, str(entry.file), factors, row.get("instances", "-"))
-    console().print(table)
+    console().print(report.rule_list(rule_entries(rules or ()), prove.record()))
 
 
 @command(app, "check")
@@ -151,12 +143,11 @@ def rules_prove(
 
     Exits with code 1 if a rule is wrong.
     """
-    from toast import targets
+    from toast import report, targets
     from toast.assurance import prove
     from toast.program import Program
-    from toast.text_tables import TextTable
 
-    table = TextTable("kind", "instances", "factors proven", "wrong", "not run")
+    rows: list[prove.Tally] = []
     wrong: list[str] = []
     nothing: list[str] = []
     reasons: collections.Counter[str] = collections.Counter()
@@ -165,10 +156,10 @@ def rules_prove(
         if what is None or what.endswith(".lp"):
             files += [pathlib.Path(what)] if what else []
             _keep_working_directory_clean()
-            from toast.assurance import drawn  # needs hypothesis
+            from toast.assurance import random_proofs  # needs hypothesis
 
-            kinds, nothing = drawn.drawable(files)
-            runs = (drawn.prove_kind(kind, count, files, seed=seed) for kind in kinds)
+            kinds, nothing = random_proofs.drawable(files)
+            runs = (random_proofs.prove_kind(kind, count, files, seed=seed) for kind in kinds)
             results: Iterable[tuple[Program, tuple[prove.Proof, ...]]] = (
                 (run.program, run.proofs) for run in runs
             )
@@ -180,16 +171,14 @@ def rules_prove(
         for program, proofs in results:
             for row in prove.tally(proofs):
                 show(f"running ops: {row.kind}")
-                table.add_row(
-                    row.kind, *map(str, (row.instances, row.proven, row.wrong, row.skipped))
-                )
+                rows.append(row)
             reasons.update(p.outcome for p in proofs if not p.wrong and p.outcome != "proven")
             wrong += [
                 f"{program.describe(proof.op)}: factor {proof.factor}: {proof.outcome}"
                 for proof in proofs
                 if proof.wrong
             ]
-    console().print(table)
+    console().print(report.proof_table(rows))
     warn(nothing + [f"{number} not run: {reason}" for reason, number in reasons.most_common(5)])
     for line in wrong:
         print(line)

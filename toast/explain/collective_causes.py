@@ -118,9 +118,15 @@ def _explained(
         (label, _factor(plan, maker, a), _factor(plan, user, a) if of_use else "")
         for label, a in zip(labels, axes, strict=True)
     )
-    held = [(k, a) for a in axes for k in dict.fromkeys((maker, user)) if plan.state[k, a] != NONE]
+    held = [
+        (op_class, a)
+        for a in axes
+        for op_class in dict.fromkeys((maker, user))
+        if plan.state[op_class, a] != NONE
+    ]
     causes = sorted(
-        dict.fromkeys(history.cause(k, a) for k, a in held), key=lambda cause: cause.number
+        dict.fromkeys(history.cause(op_class, a) for op_class, a in held),
+        key=lambda cause: cause.number,
     )
     what = row.traffic.term.label
     return CollectiveExplanation(
@@ -145,13 +151,15 @@ def _explained(
     )
 
 
-def _factor(plan: Plan, k: int, axis: int) -> str:
+def _factor(plan: Plan, op_class: int, axis: int) -> str:
     """The label of the factor of an op class that holds an axis, or ``""``."""
-    factor = int(plan.state[k, axis])
+    factor = int(plan.state[op_class, axis])
     if factor == NONE:
         return ""
     analysis = plan.analysis
-    rule = analysis.rules[analysis.names.signature[plan.model.space.classes.representative[k]]]
+    rule = analysis.rules[
+        analysis.names.signature[plan.model.space.classes.representative[op_class]]
+    ]
     label: str = rule.factors[factor].label
     return label
 

@@ -18,15 +18,15 @@ class History:
         for action in plan.actions:
             self.states.append(space.apply(self.states[-1], action))
 
-    def cause(self, k: int, axis: int) -> Cause:
-        """The step that gave op class ``k`` its final factor along ``axis``."""
+    def cause(self, op_class: int, axis: int) -> Cause:
+        """The step that gave op class ``op_class`` its final factor along ``axis``."""
         plan, space = self._plan, self._plan.model.space
-        name, final = space.mesh.names[axis], plan.state[k, axis]
+        name, final = space.mesh.names[axis], plan.state[op_class, axis]
         last = len(self.states) - 1
-        if self.states[last][k, axis] != final:
+        if self.states[last][op_class, axis] != final:
             return Cause(0, plan.method, name)
         number = last
-        while number and self.states[number - 1][k, axis] == final:
+        while number and self.states[number - 1][op_class, axis] == final:
             number -= 1
         if not number or number > len(plan.steps):
             return Cause(0, plan.method, name)
@@ -44,9 +44,9 @@ class History:
             number, kind, name, step.dimensions, step.resolution, step.reason, before, step.after
         )
 
-    def undone(self, k: int, axis: int, factor: int) -> str:
+    def undone(self, op_class: int, axis: int, factor: int) -> str:
         """The steps that gave an axis to a factor and later removed it, as text, or ``""``."""
-        held = [state[k, axis] == factor for state in self.states]
+        held = [state[op_class, axis] == factor for state in self.states]
         if not any(held) or held[-1] or len(held) > len(self._plan.steps) + 1:
             return ""
         off = len(held) - held[::-1].index(True)  # after the last state that has it

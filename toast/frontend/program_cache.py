@@ -209,12 +209,12 @@ def _unpacked(data: Any, arrays: disk_cache.Arrays) -> Program:
 _Chosen = TypeVar("_Chosen")
 
 
-def _attributes(given: list[tuple[str, Any]]) -> tuple[tuple[str, Attribute], ...]:
+def _attributes(pairs: list[tuple[str, Any]]) -> tuple[tuple[str, Attribute], ...]:
     """The attributes of a signature, numbers or texts, or lists of them."""
-    for _, value in given:
+    for _, value in pairs:
         if any(type(item) not in (int, str) for item in _flat(value)):
             raise ValueError("another attribute")
-    return tuple((name, _tuples(value)) for name, value in given)
+    return tuple((name, _tuples(value)) for name, value in pairs)
 
 
 def _flat(value: Any) -> Iterator[Any]:

@@ -420,8 +420,8 @@ def ask(query: Query, facts: Mapping[Predicate, Sequence[str]]) -> list[tuple[st
     if result["open"]:
         name, arity = query.answer
         raise QueryError(
-            f"query: {result['open']} atoms of {name}/{arity} are neither true nor false because a "
-            "rule uses the negation of its own head"
+            f"query: {result['open']} atoms of {name}/{arity} depend on their own negation; "
+            "remove 'not' from the recursion of its rules"
         )
     for message in result["messages"]:
         warnings.warn(_placed(one_line([message])), RuleWarning, stacklevel=2)

@@ -36,7 +36,9 @@ def dimension_labels(space: Space, action: Action) -> tuple[str, ...]:
     analysis = space.analysis
     program, names = analysis.program, analysis.names
     if action.part:
-        return tuple(dict.fromkeys(part_label(space, k, factor) for k, factor in action.part))
+        return tuple(
+            dict.fromkeys(part_label(space, op_class, factor) for op_class, factor in action.part)
+        )
     members = space.names_of(action.color)
     members = members[names.name_op[members] < len(program.arguments)]
     weights: dict[str, float] = {}  # in the order of the arguments
@@ -64,12 +66,12 @@ def action_labels(space: Space, action: Action) -> tuple[str, ...]:
         space.classes.of_op[ops].tolist(), (members - names.first_name[ops]).tolist(), strict=True
     )
     shown = list(dict.fromkeys(pairs))[:_NAMED_FACTORS]
-    return tuple(dict.fromkeys(part_label(space, k, factor) for k, factor in shown))
+    return tuple(dict.fromkeys(part_label(space, op_class, factor) for op_class, factor in shown))
 
 
-def part_label(space: Space, k: int, factor: int) -> str:
+def part_label(space: Space, op_class: int, factor: int) -> str:
     """``dot_general:batching(0) at moe.py:169``; ``:-`` if the axis is removed."""
-    analysis, op = space.analysis, int(space.classes.representative[k])
+    analysis, op = space.analysis, int(space.classes.representative[op_class])
     program = analysis.program
     rule = analysis.rules[analysis.names.signature[op]]
     label = rule.factors[factor].label if factor >= 0 else "-"

@@ -173,8 +173,11 @@ def apply_saved(
     fixed = next((i for i, (_, fix) in enumerate(matches) if not fix), len(matches))
     best.model.space.begin_with(best.actions[:fixed])
     spent = time.perf_counter() - begin
+    search = SearchResult(
+        best.actions[fixed:], best.state, best.rank[1], saved.states, spent, saved.rounds
+    )
     result = make_plan(
-        best.model, SearchResult(best.actions[fixed:], best.state, best.rank[1], 1, spent, ()),
+        best.model, search,
         memory_bytes=memory_bytes, seed=saved.seed,
         seconds={**analysis.seconds, "plan applied": spent},
         method=saved.method, note=saved.note, resolution=resolution_of(saved),
@@ -273,7 +276,8 @@ def _nearly(space: Space, wanted: SavedAction, action: Action) -> str:
     parts += [f"no longer shards {listed(gone)}"] if gone else []
     if action.resolution != wanted.resolution:
         here = "".join(map(str, action.resolution)) or "none"
-        parts.append(f"resolution {''.join(map(str, wanted.resolution)) or 'none'} is now {here}")
+        before = "".join(map(str, wanted.resolution)) or "none"
+        parts.append(f"now has resolution order {here} instead of {before}")
     return f"action {_action_text(wanted)}: {', '.join(parts)}"
 
 

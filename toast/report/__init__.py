@@ -15,6 +15,14 @@ if TYPE_CHECKING:
         resolution_tables,
     )
     from toast.report.html import comparison_html, html_text, write_html
+    from toast.report.lists import (
+        answer_table,
+        audit_list,
+        model_list,
+        predicate_list,
+        proof_table,
+        rule_list,
+    )
     from toast.report.plan_tables import (
         applied_tables,
         argument_explanation,
@@ -33,8 +41,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "analysis_table",
+    "answer_table",
     "applied_tables",
     "argument_explanation",
+    "audit_list",
     "calibration_table",
     "chain_text",
     "collective_explanation",
@@ -48,8 +58,12 @@ __all__ = [
     "hardware_tables",
     "html_text",
     "missing_rules",
+    "model_list",
     "plan_tables",
+    "predicate_list",
+    "proof_table",
     "resolution_tables",
+    "rule_list",
     "verification_table",
     "why_not_tables",
     "write_html",
@@ -64,6 +78,14 @@ lazy.package(
             "missing_rules",
             "plan_tables",
             "verification_table",
+        ),
+        "lists": (
+            "answer_table",
+            "audit_list",
+            "model_list",
+            "predicate_list",
+            "proof_table",
+            "rule_list",
         ),
         "plan_tables": (
             "applied_tables",

@@ -36,7 +36,7 @@ class Edge:
     seconds: Floats  # [left labels, right labels]
     uses: Ints  # use classes that are resharded
     #: ``[terms, uses, left labels, right labels]`` bytes that uses keep; no terms without memory.
-    kept: Floats
+    bytes: Floats
 
 
 class Row(NamedTuple):
@@ -84,12 +84,12 @@ class Problem:
             self._leader[Entity.VALUE_CLASS][t.uses.value] == self._leader[Entity.USE_CLASS]
         )
         if with_memory:
-            self._values_kept: dict[str, Floats] = {
+            self._value_bytes: dict[str, Floats] = {
                 term.name: term.most_bytes(layout)
                 for term in model.terms
                 if term.scope is Entity.VALUE_CLASS and (term.resident or term in model.buffers)
             }
-            self._inner_kept: Floats = self._uses_kept(layout)[:, :, self._inner]
+            self._inner_bytes: Floats = self._use_bytes(layout)[:, :, self._inner]
         #: ``[S, L]`` seconds of each choice.
         self.cost: Floats = self._own_seconds(layout)
         self.edges: tuple[Edge, ...] = tuple(self._edges(layout))
@@ -200,7 +200,7 @@ class Problem:
         )  # fmt: skip
         amounts = _spent(self.model, pairs, Entity.USE_CLASS)
         if self._with_memory:
-            amounts = np.concatenate([amounts, self._uses_kept(pairs)[:, 0]])
+            amounts = np.concatenate([amounts, self._use_bytes(pairs)[:, 0]])
         by_use = {
             n: amounts[:, first:last].reshape(-1, *shape)
             for n, shape, first, last in zip(
@@ -211,7 +211,7 @@ class Problem:
 
     # -- memory ------------------------------------------------------------------------------
 
-    def _uses_kept(self, layout: Layout) -> Floats:
+    def _use_bytes(self, layout: Layout) -> Floats:
         """``[terms, S, U]`` bytes that uses keep in memory, by term."""
         shape = layout.used.shape[:2]
         sizes = [t.most_bytes(layout) for t in self.model.buffers if t.scope is Entity.USE_CLASS]
@@ -225,18 +225,18 @@ class Problem:
         growth: Floats = np.asarray(t.growth[: moment + 1].sum(axis=0), dtype=np.float64).ravel()
         own = sum(
             size if name not in t.columns.names else size * growth[t.columns[name]]
-            for name, size in self._values_kept.items()
+            for name, size in self._value_bytes.items()
         )
         alive = self._uses_alive(growth)
-        inner = (self._inner_kept * alive[:, None, self._inner]).sum(axis=0)
+        inner = (self._inner_bytes * alive[:, None, self._inner]).sum(axis=0)
         return Row(
             self._by_leader(self._leader[Entity.VALUE_CLASS], np.asarray(own))
             + self._by_leader(self._leader[Entity.USE_CLASS][self._inner], inner),
-            tuple(np.tensordot(alive[:, edge.uses], edge.kept, 2) for edge in self.edges),
+            tuple(np.tensordot(alive[:, edge.uses], edge.bytes, 2) for edge in self.edges),
         )
 
     def _uses_alive(self, growth: Floats) -> Floats:
-        """``[terms, U]`` the number of live buffers of :meth:`_uses_kept`."""
+        """``[terms, U]`` the number of live buffers of :meth:`_use_bytes`."""
         t, alive = self.model.tables, []
         for term in self.model.buffers:
             if term.scope is Entity.USE_CLASS:
@@ -326,8 +326,8 @@ def _merged(uses: Sequence[tuple[_Ends, Floats]]) -> Edge:
     """One edge of uses with the same leaders and labels; equal rows and columns are merged."""
     ends, terms = uses[0][0], len(uses[0][1]) - 1
     seconds = np.sum([amounts[0] for _, amounts in uses], axis=0)
-    kept = np.stack([amounts[1:] for _, amounts in uses], axis=1)  # [terms, uses, ...]
-    stacked = np.concatenate([seconds[None], kept.reshape(-1, *seconds.shape)])
+    memory = np.stack([amounts[1:] for _, amounts in uses], axis=1)  # [terms, uses, ...]
+    stacked = np.concatenate([seconds[None], memory.reshape(-1, *seconds.shape)])
     stacked, rows = np.unique(stacked, axis=1, return_inverse=True)
     stacked, columns = np.unique(stacked, axis=2, return_inverse=True)
     return Edge(

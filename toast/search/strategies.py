@@ -72,24 +72,24 @@ class _Enumeration:
     def run(self) -> Strategies:
         pliant = self._pliant()
         ties = dict(self._program.ties)
-        for k, op in enumerate(self._ops):
+        for op_class, op in enumerate(self._ops):
             if op in ties:
-                self._same(k, op, ties[op])
+                self._same(op_class, op, ties[op])
             elif not pliant[op]:
-                self._decide(k, op, pliant)
+                self._decide(op_class, op, pliant)
         users = self._first_users()
-        for k in range(len(self._ops) - 1, -1, -1):
-            if self._leader[k] < 0:
-                self._precede(k, self._ops[k], users)
+        for op_class in range(len(self._ops) - 1, -1, -1):
+            if self._leader[op_class] < 0:
+                self._precede(op_class, self._ops[op_class], users)
         sizes = np.zeros(self._number, dtype=np.int64)
-        for k, rows in enumerate(self._factors):
-            sizes[self._leader[k]] = len(rows)
+        for op_class, rows in enumerate(self._factors):
+            sizes[self._leader[op_class]] = len(rows)
         shape = (int(sizes.max(initial=1)), len(self._ops), len(self._sizes))
         factors, scattered = np.full((2, *shape), NONE, dtype=np.int8)
-        for k, rows in enumerate(self._factors):
-            factors[: len(rows), k] = np.where(rows == self._none, NONE, rows)
-        for k, rows in self._scattered.items():
-            scattered[: len(rows), k] = rows
+        for op_class, rows in enumerate(self._factors):
+            factors[: len(rows), op_class] = np.where(rows == self._none, NONE, rows)
+        for op_class, rows in self._scattered.items():
+            scattered[: len(rows), op_class] = rows
         return Strategies(self._leader, sizes, factors, scattered)
 
     def _pliant(self) -> list[bool]:
@@ -124,32 +124,32 @@ class _Enumeration:
 
     # -- leaders -----------------------------------------------------------------------------
 
-    def _decide(self, k: int, op: int, pliant: Sequence[bool]) -> None:
+    def _decide(self, op_class: int, op: int, pliant: Sequence[bool]) -> None:
         """Lead, or follow the largest operand; of equal ones, that with the longest path to it."""
         operands = self._program.ops[op].operands
         makers = [self._program.values[v].op for v in operands]
         depth = [self._depth[self._class[maker]] for maker in makers]
-        self._depth[k] = 1 + max(depth, default=0)
+        self._depth[op_class] = 1 + max(depth, default=0)
         candidates = [
             (self._elements(value), depth[index], -index)
             for index, value in enumerate(operands)
             if self._leader[self._class[makers[index]]] >= 0 and not pliant[makers[index]]
         ]
-        if self._program.kind(op) in LEADERS or not candidates or self._constrained[k]:
-            self._lead(k, op)
+        if self._program.kind(op) in LEADERS or not candidates or self._constrained[op_class]:
+            self._lead(op_class, op)
         else:
-            self._follow(k, op, -max(candidates)[2])
+            self._follow(op_class, op, -max(candidates)[2])
 
-    def _lead(self, k: int, op: int) -> None:
-        rows = self._space.choices_of(k)
+    def _lead(self, op_class: int, op: int) -> None:
+        rows = self._space.choices_of(op_class)
         rows = np.where(rows == NONE, self._none, rows).astype(np.int8)
-        self._leader[k] = self._number
+        self._leader[op_class] = self._number
         self._number += 1
-        self._factors[k], scattered = self._with_sums(k, op, rows)
+        self._factors[op_class], scattered = self._with_sums(op_class, op, rows)
         if (scattered != NONE).any():
-            self._scattered[k] = scattered
+            self._scattered[op_class] = scattered
 
-    def _with_sums(self, k: int, op: int, rows: States) -> tuple[States, States]:
+    def _with_sums(self, op_class: int, op: int, rows: States) -> tuple[States, States]:
         """The choices, and copies of them with sums scattered along each dimension that fits.
 
         Alpa turns all-reduces into reduce-scatters after it solves its program; here the program
@@ -176,37 +176,41 @@ class _Enumeration:
 
     # -- followers ---------------------------------------------------------------------------
 
-    def _follow(self, k: int, op: int, index: int) -> None:
+    def _follow(self, op_class: int, op: int, index: int) -> None:
         """Shard the dimensions that are sharded in the operand."""
         value = self._program.ops[op].operands[index]
-        p = self._class[self._program.values[value].op]
-        dims = self._dims(p, self._factors[p], self._defined(value))
-        if p in self._scattered:
-            dims = np.where(self._scattered[p] == NONE, dims, self._scattered[p])
-        self._take(k, p, dims, self._used(op, index))
+        parent = self._class[self._program.values[value].op]
+        dims = self._dims(parent, self._factors[parent], self._defined(value))
+        if parent in self._scattered:
+            dims = np.where(self._scattered[parent] == NONE, dims, self._scattered[parent])
+        self._take(op_class, parent, dims, self._used(op, index))
 
-    def _precede(self, k: int, op: int, users: dict[int, tuple[int, int]]) -> None:
+    def _precede(self, op_class: int, op: int, users: dict[int, tuple[int, int]]) -> None:
         """Shard the result as its first user requires it."""
         user, index = users.get(op, (-1, 0))
-        p = self._class[user] if user >= 0 else k
-        if self._leader[p] < 0:
-            self._lead(k, op)
+        parent = self._class[user] if user >= 0 else op_class
+        if self._leader[parent] < 0:
+            self._lead(op_class, op)
             return
-        dims = self._dims(p, self._factors[p], self._used(user, index))
-        self._take(k, p, dims, self._defined(self._program.ops[user].operands[index]))
+        dims = self._dims(parent, self._factors[parent], self._used(user, index))
+        self._take(op_class, parent, dims, self._defined(self._program.ops[user].operands[index]))
 
-    def _same(self, k: int, op: int, other: int) -> None:
+    def _same(self, op_class: int, op: int, other: int) -> None:
         """Shard the dimensions that are sharded in the tied op."""
-        p = self._class[other]
-        dims = self._dims(p, self._factors[p], self._defined(self._program.ops[other].results[0]))
-        self._take(k, p, dims, self._used(op, 0))
+        parent = self._class[other]
+        dims = self._dims(
+            parent, self._factors[parent], self._defined(self._program.ops[other].results[0])
+        )
+        self._take(op_class, parent, dims, self._used(op, 0))
 
-    def _take(self, k: int, p: int, dims: States, factor: Ints) -> None:
-        """Follow class ``p``: give each axis to the factor of the dimension that it shards."""
-        self._leader[k] = self._leader[p]
-        self._factors[k] = self._fitted(k, np.append(factor, self._none)[dims].astype(np.int8))
+    def _take(self, op_class: int, parent: int, dims: States, factor: Ints) -> None:
+        """Follow class ``parent``: give each axis to the factor of the dimension that it shards."""
+        self._leader[op_class] = self._leader[parent]
+        self._factors[op_class] = self._fitted(
+            op_class, np.append(factor, self._none)[dims].astype(np.int8)
+        )
 
-    def _fitted(self, k: int, rows: States) -> States:
+    def _fitted(self, op_class: int, rows: States) -> States:
         """``rows`` without the axes whose sizes do not divide the rest of their factors."""
         rows = rows.copy()
         taken = np.ones((len(rows), self._none + 1), dtype=np.int64)
@@ -214,12 +218,12 @@ class _Enumeration:
         for axis, size in enumerate(self._sizes):
             factor = rows[:, axis].astype(np.int64)
             shards = taken[number, factor] * size
-            fits = self._divisor[k][factor] % shards == 0
+            fits = self._divisor[op_class][factor] % shards == 0
             taken[number, factor] = np.where(fits, shards, taken[number, factor])
             rows[:, axis] = np.where(fits, factor, self._none)
         return rows
 
-    def _dims(self, p: int, rows: States, factor: Ints) -> States:
+    def _dims(self, parent: int, rows: States, factor: Ints) -> States:
         """The dimension that each axis shards, of a tensor whose dimensions have these factors."""
         table = np.full(self._none + 1, NONE, dtype=np.int8)
         table[factor] = np.arange(len(factor))

@@ -180,10 +180,10 @@ class Space:
         for action in actions:
             self._initial = self.apply(self._initial, action)
 
-    def hold(self, k: int, axis: int) -> None:
-        """Fixes the factor of op class ``k`` that holds ``axis`` in the initial state."""
+    def hold(self, op_class: int, axis: int) -> None:
+        """Fixes the factor of op class ``op_class`` that holds ``axis`` in the initial state."""
         self._fixed = self._fixed.copy()
-        self._fixed[k, axis] = self._initial[k, axis]
+        self._fixed[op_class, axis] = self._initial[op_class, axis]
         self.__dict__.pop("choices", None)  # they depend on what is fixed
 
     def within(self, state: States) -> States:
@@ -285,9 +285,9 @@ class Space:
         """The op classes of arguments, in ascending order."""
         return np.unique(self.classes.of_op[: len(self.analysis.program.arguments)])
 
-    def color_of(self, k: int, factor: int) -> int:
+    def color_of(self, op_class: int, factor: int) -> int:
         """The color group of a factor of an op class; -1 for none."""
-        return int(self._class_colors[k, factor]) if factor >= 0 else -1
+        return int(self._class_colors[op_class, factor]) if factor >= 0 else -1
 
     @functools.cached_property
     def refinements(self) -> Refinements:
@@ -435,12 +435,16 @@ class Space:
         """
         return tuple(self.choices_of(k) for k in range(len(self.classes.representative)))
 
-    def choices_of(self, k: int) -> States:
+    def choices_of(self, op_class: int) -> States:
         """The legal states of one op class; see :attr:`choices`."""
-        op = self.classes.representative[k]
+        op = self.classes.representative[op_class]
         first, last = self.analysis.names.first_name[op : op + 2]
-        divisor = np.where(self._open[first:last], self.classes.divisor[k, : last - first], 1)
-        return _legal(tuple(divisor.tolist()), tuple(self._fixed[k].tolist()), self.mesh.sizes)
+        divisor = np.where(
+            self._open[first:last], self.classes.divisor[op_class, : last - first], 1
+        )
+        return _legal(
+            tuple(divisor.tolist()), tuple(self._fixed[op_class].tolist()), self.mesh.sizes
+        )
 
     @functools.cached_property
     def tied(self) -> tuple[tuple[int, int, States], ...]:

@@ -227,11 +227,20 @@ class MemoryEntry(_Entry, frozen=True, kw_only=True):
     live_bytes: Annotated[tuple[float, ...], Meta(description="Bytes before each op of op.")]
 
 
+class RoundEntry(_Entry, frozen=True, kw_only=True):
+    """Progress after one round of the search."""
+
+    number: Count
+    states: Annotated[Count, Meta(description="Number of states priced so far.")]
+    cost: Amount
+    seconds: Amount
+
+
 class SearchEntry(_Entry, frozen=True, kw_only=True):
     """The course of the search."""
 
     states: Annotated[Count, Meta(description="Number of priced states.")]
-    rounds: tuple[dict[str, Any], ...]
+    rounds: tuple[RoundEntry, ...]
 
 
 class PlanFile(_Entry, frozen=True, kw_only=True):

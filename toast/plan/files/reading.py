@@ -20,6 +20,7 @@ from toast.plan.files.format import (
     PartEntry,
     PlanFile,
     PredictionEntry,
+    RoundEntry,
     RunEntry,
     ValueEntry,
 )
@@ -36,6 +37,7 @@ from toast.plan.files.writing import plan_data
 from toast.plan.origin import Origin
 from toast.plan.plan import Plan
 from toast.plan.prediction import Collective, Prediction
+from toast.search import Round
 from toast.space import Constraints
 
 
@@ -189,8 +191,14 @@ def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -
             {key: getattr(row, key) for key in row.__struct_fields__ if key != "edges"}
             for row in file.collectives
         ),
+        states=file.search.states if file.search else 0,
+        rounds=tuple(map(_round, file.search.rounds)) if file.search else (),
         path=path,
     )
+
+
+def _round(entry: RoundEntry) -> Round:
+    return Round(entry.number, entry.states, entry.cost, entry.seconds)
 
 
 def _key(entry: ValueEntry | PartEntry) -> OpKey:

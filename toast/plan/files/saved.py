@@ -10,6 +10,7 @@ from toast.hardware import Mesh
 from toast.plan.origin import Origin
 from toast.plan.prediction import Prediction
 from toast.program import Spec
+from toast.search import Round
 from toast.space import Constraints
 from toast.units import time_text
 
@@ -134,6 +135,9 @@ class Saved:
     after: Prediction
     #: By kind, axes and algorithm.
     collectives: tuple[dict[str, Any], ...]
+    #: The number of states that the search priced, and its rounds.
+    states: int = 0
+    rounds: tuple[Round, ...] = ()
     #: The path of the file, if any.
     path: pathlib.Path | None = None
 

@@ -163,14 +163,14 @@ def class_places(space: Space) -> dict[int, tuple[OpKey, int, int]]:
     """For each op class: its key, its number among the classes with that key, and their count."""
     program = space.analysis.program
     classes: dict[OpKey, list[int]] = {}
-    for k, op in enumerate(space.classes.representative.tolist()):
+    for op_class, op in enumerate(space.classes.representative.tolist()):
         key = key_of(program, op)
         if op < len(program.arguments):
             key = key._replace(label=program.arguments[op])
-        classes.setdefault(key, []).append(k)
+        classes.setdefault(key, []).append(op_class)
     return {
-        k: (key, place, len(members)) for key, members in classes.items()
-        for place, k in enumerate(members)
+        op_class: (key, place, len(members)) for key, members in classes.items()
+        for place, op_class in enumerate(members)
     }  # fmt: skip
 
 
@@ -179,12 +179,13 @@ def _actions(plan: Plan) -> list[dict[str, Any]]:
     places = class_places(space) if any(step.part for step in plan.steps) else {}
     first = next((i for i, step in enumerate(plan.steps) if step.axis), 0)  # after the pins
 
-    def part(k: int, factor: int) -> dict[str, Any]:
-        key, place, of = places[k]
-        rule = analysis.rules[analysis.names.signature[space.classes.representative[k]]]
+    def part(op_class: int, factor: int) -> dict[str, Any]:
+        key, place, of = places[op_class]
+        rule = analysis.rules[analysis.names.signature[space.classes.representative[op_class]]]
         label = rule.factors[factor].label if factor >= 0 else ""
         return {
-            **key._asdict(), "place": place, "of": of, "factor": label, "numbers": [k, factor],
+            **key._asdict(), "place": place, "of": of, "factor": label,
+            "numbers": [op_class, factor],
         }  # fmt: skip
 
     actions = dict(enumerate(plan.actions, first))
@@ -196,7 +197,7 @@ def _actions(plan: Plan) -> list[dict[str, Any]]:
             "axis": step.axis,
             "resolution": list(step.resolution),
             "color": actions[number].color if number in actions and not step.part else -1,
-            "part": [part(k, factor) for k, factor in step.part],
+            "part": [part(op_class, factor) for op_class, factor in step.part],
             "fixed": first <= number < first + len(space.first_actions),
             "reason": step.reason,
             "after": dataclasses.asdict(step.after),
