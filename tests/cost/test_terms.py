@@ -243,7 +243,15 @@ def test_terms_that_say_what_their_scope_cannot() -> None:
     class Later(Notices):
         name, scope = "later", Entity.COPY_PAIR
 
+    class Nameless(Term):
+        scope = Entity.USE_CLASS
+
+    class Idle(LocalTerm):
+        name, scope = "idle", Entity.OP_CLASS
+
     for term, message in (
+        (Nameless(), "Nameless has no name"),
+        (Idle(), "term 'idle': a LocalTerm must define seconds"),
         (Again(), "two terms have the name 'offload'"),
         (Everywhere(), "a term of an op class must be a LocalTerm"),
         (Later(), "a term of a pair of uses may define only memory"),

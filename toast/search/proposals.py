@@ -100,7 +100,7 @@ class Proposer:
                 proposals.future.set_result(states)
 
         # Not an executor: the process would wait for its threads at exit.
-        threading.Thread(target=compute, daemon=True).start()
+        threading.Thread(target=compute, daemon=True, name="toast-proposals").start()
         return proposals
 
     def _note(self, error: Exception) -> None:

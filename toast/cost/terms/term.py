@@ -145,7 +145,16 @@ class Traffic:
 
 
 def check(terms: Sequence[Term]) -> None:
-    """Raise ``ValueError`` for a duplicate name, or for costs that a scope cannot have."""
+    """Raise ``ValueError`` for a duplicate name, or for costs that a scope cannot have.
+
+    So it does for a term without a name or a scope, and for a :class:`LocalTerm` without seconds.
+    """
+    for term in terms:
+        for field in ("name", "scope"):
+            if not hasattr(term, field):
+                raise ValueError(f"{type(term).__name__} has no {field}; define it in the class")
+        if isinstance(term, LocalTerm) and type(term).seconds is LocalTerm.seconds:
+            raise ValueError(f"term {term.name!r}: a LocalTerm must define seconds")
     names = [term.name for term in terms]
     for number, term in enumerate(terms):
         defined = {name for name in vars(Term) if getattr(type(term), name) != getattr(Term, name)}
