@@ -709,8 +709,15 @@ def campaign(count: int, seed: int, processes: int, limit: float | None = None) 
                 return None
             return run(case, top)
 
+        outcomes = []
         with concurrent.futures.ThreadPoolExecutor(processes) as pool:
-            return [outcome for outcome in pool.map(one, drawn) if outcome is not None]
+            for number, outcome in enumerate(pool.map(one, drawn), 1):
+                if outcome is not None:
+                    outcomes.append(outcome)
+                if number % 50 == 0:
+                    seconds = time.perf_counter() - begin
+                    print(f"[{number}/{count}] {seconds:.0f} s", file=sys.stderr, flush=True)
+        return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
