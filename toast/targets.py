@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toast import ports
@@ -32,6 +32,9 @@ _SHAPE = re.compile(r"([a-z]\w*)\[([\d,\s]*)\]")
 MODEL_NAMES = (
     "t2b", "t2b-scan", "t2b-tiny", "t7b", "t7b-scan", "llama3-8b", "llama3-8b-scan", "gns",
     "gns-scan", "unet", "itx", "itx-scan", "itx-decode", "moe", "moe-scan", "mlp", "attention",
+    "llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "llama2-7b", "mistral-7b", "qwen3-8b",
+    "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gemma3-4b", "gemma3-12b",
+    "gemma3-27b",
 )  # fmt: skip
 
 #: The numpy names of StableHLO's element types.
@@ -45,7 +48,7 @@ _DTYPES = {
 def load(
     target: str,
     *,
-    options: dict[str, int | None] | None = None,
+    options: Mapping[str, int | str | None] | None = None,
     shapes: Sequence[str] = (),
     small: bool = False,
     module: bool = True,
@@ -55,7 +58,7 @@ def load(
     """The program of a TARGET.
 
     :param target: a model's name, the path of a file, or ``module:function``.
-    :param options: sizes of a model: ``layers``, ``batch``, ``edges`` and so on.
+    :param options: options of a model: ``layers``, ``batch``, ``step`` and so on.
     :param shapes: the example arguments of a ``module:function``, such as ``f32[8,4]``.
     :param small: whether to load the small form of a model.
     :param module: whether the program needs its MLIR module, for running or annotating it.
@@ -85,6 +88,13 @@ def load(
     return program_cache.lowered(parts, [here, here / "models"], lower)
 
 
+def _option(name: str) -> str:
+    """An option of a model as the command line has it."""
+    from toast.plan.origin import SIZES
+
+    return f"--{name}" if name in SIZES else f"--set {name}"
+
+
 def is_stablehlo(target: str) -> bool:
     """Whether TARGET is a StableHLO file."""
     path = pathlib.Path(target)
@@ -94,7 +104,7 @@ def is_stablehlo(target: str) -> bool:
 def _lowered(
     target: str,
     path: pathlib.Path,
-    chosen: dict[str, int],
+    chosen: Mapping[str, int | str],
     shapes: Sequence[str],
     small: bool,
     donate: Sequence[int],
@@ -112,7 +122,7 @@ def _lowered(
         ) from None
 
     for size, number in chosen.items():
-        if number > _LARGEST_SIZES.get(size, number):
+        if isinstance(number, int) and number > _LARGEST_SIZES.get(size, number):
             raise TargetError(
                 f"--{size} {number}: the limit is {_LARGEST_SIZES[size]:,}, as each has its own "
                 "ops; use fewer"
@@ -129,7 +139,7 @@ def _lowered(
         return api.program_of(build(target))  # an unknown name: the error lists the known ones
     if chosen:
         raise TargetError(
-            f"--{next(iter(chosen))} is for models, and {target} is not a model; remove it"
+            f"{_option(next(iter(chosen)))} is for models, and {target} is not a model; remove it"
         )
     if is_file and shapes:
         raise TargetError(

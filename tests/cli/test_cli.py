@@ -126,6 +126,20 @@ def test_functions_by_module_and_name(
         assert message in failed.stderr
 
 
+def test_options_of_models_are_settings(tmp_path: pathlib.Path) -> None:
+    """A plan remembers them, and later commands build the same program."""
+    target = tmp_path / "plan.json"
+    options = ("--layers", 1, "--sequence", 128, "--set", "step=decode", "--set", "page=32")
+    failed = run("plan", "llama3.1-8b", *options, "--mesh", "d=2")
+    assert "has no option page" in failed.stderr
+    result = run("plan", "llama3.1-8b", *options[:-2], "--mesh", "d=2", "--json", target)
+    assert result.exit_code == 0, result.output
+    origin = json.loads(target.read_text())["origin"]
+    assert origin["sizes"] == {"layers": 1, "sequence": 128, "step": "decode"}
+    applied = run("query", target, "reshards")
+    assert applied.exit_code == 0, applied.output
+
+
 def test_models_are_listed() -> None:
     result = run("models")
     assert result.exit_code == 0
@@ -163,6 +177,10 @@ BAD = {
     "option of a file": (("plan", FACTS / "mlp.lp", "--layers", "1", "--mesh", "d=2"), "--layers is for models"),
     "file": (("plan", "none.mlir", "--mesh", "d=2"), "none.mlir: cannot read: No such file"),
     "option": (("plan", "mlp", "--mesh", "d=2", "--layers", "3"), "model mlp has no option layers"),
+    "setting": (("plan", *T, "--set", "remat"), "--set remat: write NAME=VALUE, such as step=decode"),
+    "unknown setting": (("plan", *T, "--set", "remat=full"), "model t2b-tiny has no option remat"),
+    "wrong setting": (("plan", "llama3.1-8b", "--mesh", "d=2", "--set", "step=4"), "step 4: expected a text"),
+    "setting of a file": (("plan", FACTS / "mlp.lp", "--set", "step=decode", "--mesh", "d=2"), "--set step is for models"),
     "size": (("plan", *T, "--layers", "0"), "layers 0: must be at least 1"),
     "memory": (("plan", *T, "--memory", "0.0001"), "the smallest peak found is"),
     "negative memory": (("plan", *T, "--memory", "-1"), "must be positive"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
@@ -57,6 +58,23 @@ def test_calls_are_inlined_per_call_site() -> None:
     program = api.program_of(f, f32(4, 4))
     assert kinds(program).count("tanh") == 3
     assert "func_call" not in kinds(program)
+
+
+def test_composites_are_inlined_unless_they_have_rules() -> None:
+    @functools.partial(jax.lax.composite, name="mine.double")
+    def double(x: jax.Array) -> jax.Array:
+        return x + x
+
+    @functools.partial(jax.lax.composite, name="toast.double")
+    def opaque(x: jax.Array, *, by: int) -> jax.Array:
+        return jax.jit(lambda x: x * by)(x)
+
+    program = api.program_of(lambda x: opaque(double(opaque(x, by=2)), by=3), f32(4, 4))
+    assert kinds(program)[1:-1] == ["composite", "add", "composite"]
+    attributes = [program.signatures[op.signature].attributes for op in program.ops]
+    assert attributes[1] == (("by", 2), ("name", "toast.double"))
+    y = api.plan(program, mesh="x=1", hardware="tpu-v5e").jit()(jnp.ones((4, 4)))
+    assert float(y[0, 0]) == 12.0
 
 
 def test_ops_keep_their_source_lines() -> None:

@@ -8,6 +8,7 @@ import functools
 import inspect
 import os
 import pathlib
+import re
 import sys
 import threading
 import time
@@ -96,6 +97,14 @@ SequenceOption = Annotated[int | None, typer.Option("--sequence", help="Sequence
 BatchOption = Annotated[int | None, typer.Option("--batch", help="Batch size.")]
 EdgesOption = Annotated[int | None, typer.Option("--edges", help="Number of graph edges.")]
 ExpertsOption = Annotated[int | None, typer.Option("--experts", help="Experts per layer.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Another option of a model (see toast models), such as step=decode; repeatable.",
+    ),
+]
 CacheOption = Annotated[
     bool,
     typer.Option(
@@ -280,8 +289,8 @@ class Source:
     """TARGET, and the options that control how it is read."""
 
     target: str
-    #: The options that change a model's size, by name.
-    sizes: dict[str, int | None]
+    #: The options of a model, by name.
+    sizes: dict[str, int | str | None]
     shapes: tuple[str, ...]
     rules: tuple[pathlib.Path, ...]
     #: Whether a cached program or analysis may be used.
@@ -299,17 +308,27 @@ class Source:
         batch: BatchOption = None,
         edges: EdgesOption = None,
         experts: ExpertsOption = None,
+        set_: SetOption = None,
         arg: ArgOption = None,
         donate: DonateOption = None,
         platform: PlatformOption = None,
         rules: RulesOption = None,
         no_cache: CacheOption = False,
     ) -> Source:
-        """The source that the command-line options describe."""
-        sizes = {
+        """The source that the command-line options describe.
+
+        Raises :class:`toast.errors.TargetError` for a ``--set`` without a name or a value.
+        """
+        sizes: dict[str, int | str | None] = {
             "layers": layers, "sequence": sequence, "batch": batch, "edges": edges,
             "experts": experts,
         }  # fmt: skip
+        for text in set_ or ():
+            name, _, value = text.partition("=")
+            if not name or not value:
+                raise TargetError(f"--set {text}: write NAME=VALUE, such as step=decode")
+            number = re.fullmatch(r"-?\d{1,18}", value)
+            sizes[name] = int(value) if number else value
         return Source(
             target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache,
             tuple(donate or ()), platform,

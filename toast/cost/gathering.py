@@ -89,7 +89,10 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     reduces = np.zeros(ops.halo.shape, dtype=bool)
     for k, rule in enumerate(rules):
         reduces[k, : len(rule.factors)] = [bool(factor.combiner) for factor in rule.factors]
-    summed: Bools = np.asarray(reduces.any(axis=1))[op_class_of_value]
+    # A result that has a reduced factor as a dimension (a gradient of attention) is no sum over it.
+    has = slots.has_factor(ops.halo.shape[1])[value_slot]
+    summed_over: Bools = reduces[op_class_of_value] & ~has
+    summed: Bools = np.asarray(summed_over.any(axis=1))
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
     products = np.flatnonzero(ops.product)
     operands = _operands(program, analysis.rules, names.signature, product_ops, grouped)
@@ -108,7 +111,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     )
     free = open_windows.free(Entity.VALUE_CLASS)
     values = _value_classes(
-        program, grouped, live, value_slot, op_class_of_value, ops, reduces, free
+        program, grouped, live, value_slot, op_class_of_value, ops, summed_over, free
     )
     uses = UseClasses(
         value=grouped.use_value,
@@ -180,7 +183,7 @@ def _value_classes(
     value_slot: Ints,
     op_class_of_value: Ints,
     ops: OpClasses,
-    reduces: Bools,
+    summed_over: Bools,
     free: Floats,
 ) -> ValueClasses:
     values = grouped.representative
@@ -203,7 +206,7 @@ def _value_classes(
         merged=product & ~live.exists[values],
         transcendentals=_transcendentals(program, grouped),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
-        reduces=reduces[op_class_of_value[values]],
+        reduces=summed_over[values],
         constant=_constant(program)[values],
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
@@ -258,6 +261,10 @@ class _Slots:
         numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 3)
         product, slots = numbers[:, :2].T.astype(np.int64)
         return ProductTensors(product, slots, numbers[:, 2])
+
+    def has_factor(self, width: int) -> Bools:
+        """``[slots, width]`` whether a dimension has the factor; the last column: no factor."""
+        return np.asarray(self.table(width - 1).dim != NONE)
 
     def table(self, factors: int) -> Slots:
         """The table of the slots."""

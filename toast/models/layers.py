@@ -48,7 +48,23 @@ def rotary(x: jax.Array, theta: float, start: jax.Array | None = None) -> jax.Ar
     position = jnp.arange(x.shape[1], dtype=jnp.float32)
     if start is not None:
         position = start.astype(jnp.float32) + position
-    angle = (position[:, None] * frequency)[None, :, None, :]
+    return _turned(x, (position[:, None] * frequency)[None, :, None, :])
+
+
+def rotary_at(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
+    """Rotary position embedding of ``x : [batch, sequence, ..., size]``.
+
+    ``positions`` are integers, ``[1, sequence]`` or ``[batch, sequence]``.
+    """
+    half = x.shape[-1] // 2
+    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    between = (1,) * (x.ndim - 3)
+    place = positions.astype(jnp.float32).reshape(*positions.shape, *between, 1)
+    return _turned(x, place * frequency)
+
+
+def _turned(x: jax.Array, angle: jax.Array) -> jax.Array:
+    """The two halves of the last dimension of ``x``, rotated by angles."""
     sin, cos = jnp.sin(angle), jnp.cos(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -61,3 +77,32 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     hit = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
     picked = jnp.sum(hit * logits, axis=-1)
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+
+def vocabulary_loss(x: jax.Array, output: jax.Array, targets: jax.Array, parts: int) -> jax.Array:
+    """Mean cross entropy of logits of which only a part is in memory at a time.
+
+    The backward pass computes the logits again.  A part has every ``parts``-th position, so that
+    each device has its share of every part if the sequence is sharded.
+
+    :param x: ``[batch, sequence, width]``.
+    :param output: ``[width, vocabulary]`` in any element type; products are in that of ``x``.
+    :param targets: ``[batch, sequence]`` of int32.
+    :param parts: the number of parts, a divisor of the sequence.
+    """
+    weights = output.astype(x.dtype)
+
+    def mean(x: jax.Array, targets: jax.Array) -> jax.Array:
+        return cross_entropy((x @ weights).astype(jnp.float32), targets)
+
+    if parts == 1:
+        return mean(x, targets)
+    batch, sequence, width = x.shape
+    # Without the checkpoint, the scan would keep the logits of all parts for the backward pass.
+    body = jax.checkpoint(mean, prevent_cse=False)
+    split = (batch, sequence // parts, parts)
+    x = jnp.moveaxis(x.reshape(*split, width), 2, 0)
+    targets = jnp.moveaxis(targets.reshape(split), 2, 0)
+    zero = jnp.zeros((), jnp.float32)
+    total, _ = jax.lax.scan(lambda sum_, part: (sum_ + body(*part), None), zero, (x, targets))
+    return total / parts

@@ -1,4 +1,4 @@
-"""The optimizers of the papers' train steps: Adam, and Adafactor as in GShard."""
+"""The optimizers of train steps: Adam, AdamW with clipping, and Adafactor as in GShard."""
 
 from __future__ import annotations
 
@@ -58,6 +58,35 @@ def adam(
 
     params = jax.tree.map(update, params, first, second)
     return params, {"first": first, "second": second}, count
+
+
+def adamw(
+    params: Any,
+    moments: Any,
+    count: jax.Array,
+    gradients: Any,
+    rate: float,
+    *,
+    decay: float = 0.1,
+    clip: float = 1.0,
+) -> tuple[Any, Any, jax.Array]:
+    """As :func:`adam`, with decoupled weight decay and gradients clipped by their global norm.
+
+    Gradients with a norm above ``clip`` over all parameters are scaled to this norm.
+    """
+    squares = (jnp.sum(jnp.square(g.astype(jnp.float32))) for g in jax.tree.leaves(gradients))
+    norm = jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32)))
+    scale = jnp.minimum(1.0, clip / jnp.maximum(norm, 1e-12))
+    clipped = jax.tree.map(lambda g: g.astype(jnp.float32) * scale, gradients)
+    updated, moments, count = adam(params, moments, count, clipped, rate)
+    params = jax.tree.map(
+        lambda new, old: (
+            new.astype(jnp.float32) - rate * decay * old.astype(jnp.float32)
+        ).astype(new.dtype),
+        updated,
+        params,
+    )  # fmt: skip
+    return params, moments, count
 
 
 def adafactor_moments(params: dict[str, Any], scanned: Collection[str] = ()) -> dict[str, Any]:

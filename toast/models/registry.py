@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from toast import ports
+from toast.errors import TargetError
 from toast.models.parameters import count
 from toast.program import Program
 
@@ -44,7 +45,7 @@ class Entry:
     summary: str
     build: Callable[..., Model]
     small: Callable[..., Model]
-    #: Sizes that the command line can change.
+    #: Sizes and other options that the command line can change.
     options: tuple[str, ...] = ()
     #: Its expert strategies.
     strategies: Strategies = dataclasses.field(default_factory=dict)
@@ -86,6 +87,11 @@ def builder(model: Callable[[Any, str], Model], config: Any, name: str) -> Calla
     """A function that takes changes to ``config``, a frozen dataclass, and builds its model."""
 
     def build(**options: Any) -> Model:
+        for option, value in options.items():
+            current = getattr(config, option)
+            if current is not None and isinstance(value, str) != isinstance(current, str):
+                word = "text" if isinstance(current, str) else "number"
+                raise TargetError(f"{option} {value!r}: expected a {word}")
         return model(dataclasses.replace(config, **options), name)
 
     return build

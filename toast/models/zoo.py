@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from toast.errors import TargetError
-from toast.models import gns, itx, moe, transformer, unet
+from toast.models import gns, itx, language_models, moe, transformer, unet
 from toast.models.registry import Entry, Model
 
 
@@ -43,6 +43,7 @@ ZOO: Mapping[str, Entry] = {
     **unet.ENTRIES,
     **itx.ENTRIES,
     **moe.ENTRIES,
+    **language_models.ENTRIES,
     "mlp": Entry(
         "the MLP of the paper's Figure 2",
         mlp,
@@ -73,7 +74,8 @@ def build(name: str, *, small: bool = False, **options: Any) -> Model:
 
     :param name: its name, a key of :data:`ZOO`.
     :param small: whether to build its small form, which runs on CPU devices.
-    :param options: sizes of the model: ``layers``, ``batch``, ``edges`` and so on.
+    :param options: sizes of the model (``layers``, ``batch``, ``edges`` and so on), or other
+        options of its entry.
     :raises toast.errors.TargetError: for an unknown name, or an option that the model does not
         have.
     """
@@ -86,6 +88,6 @@ def build(name: str, *, small: bool = False, **options: Any) -> Model:
     for key, value in sizes.items():
         if key not in entry.options:
             raise TargetError(f"model {name} has no option {key}; remove it")
-        if value < 1:
+        if isinstance(value, int) and value < 1:
             raise TargetError(f"{key} {value}: must be at least 1")
     return (entry.small if small else entry.build)(**sizes)

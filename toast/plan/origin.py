@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+#: Options of models that are options of the command line; ``--set`` sets others.
+SIZES = ("layers", "sequence", "batch", "edges", "experts")
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """The TARGET and the options of a plan, so that later commands can find the program again."""
 
     target: str
-    #: Options that change the size of a model, by name.
-    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    #: Options of a model, by name.
+    sizes: Mapping[str, int | str] = dataclasses.field(default_factory=dict)
     #: Example arguments of a function: ``f32[8,4]``.
     shapes: tuple[str, ...] = ()
     #: Additional rule files.
@@ -27,7 +30,10 @@ class Origin:
     @property
     def words(self) -> tuple[str, ...]:
         """TARGET and its options, as words of a command line."""
-        options = [(name, str(size)) for name, size in self.sizes.items()]
+        options = [
+            (name, str(value)) if name in SIZES else ("set", f"{name}={value}")
+            for name, value in self.sizes.items()
+        ]
         options += [("arg", shape) for shape in self.shapes]
         options += [("donate", str(position)) for position in self.donate]
         options += [("platform", self.platform)] if self.platform else []

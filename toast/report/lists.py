@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from toast.plan.origin import SIZES
 from toast.text_tables import TextTable
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ def model_list(models: Mapping[str, Entry]) -> TextTable:
     table.add_column("options")
     for name, entry in models.items():
         parameters = f"{entry.build().parameter_count:,}"
-        table.add_row(name, entry.summary, parameters, " ".join(f"--{o}" for o in entry.options))
+        sizes = [f"--{option}" for option in entry.options if option in SIZES]
+        others = ", ".join(option for option in entry.options if option not in SIZES)
+        options = [*sizes, f"--set {others}"] if others else sizes
+        table.add_row(name, entry.summary, parameters, " ".join(options))
     return table
 
 

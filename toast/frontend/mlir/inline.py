@@ -13,8 +13,9 @@ from toast.frontend.mlir.modules import main_function
 def inline_calls(module: ir.Module, origin: str) -> None:
     """Replaces every call that is reachable from the main function by the body of its callee.
 
-    The location of an inlined op is its own location, called from that of the call.  ``origin``
-    names the module in errors.
+    Composites that are :func:`opaque` stay; calls in their decompositions are replaced, too.  The
+    location of an inlined op is its own location, called from that of the call.  ``origin`` names
+    the module in errors.
 
     Raises :class:`TargetError` for recursive calls, calls of functions without a body or with
     several blocks, and calls that expand to too many ops.
@@ -26,9 +27,10 @@ def inline_calls(module: ir.Module, origin: str) -> None:
     }
     main = main_function(module, origin)
     with module.context:
-        _inline_region(main.operation.regions[0], functions, (), _Work(origin))
-        for function in functions.values():
-            if function != main:
+        work = _Work(origin)
+        _inline_region(main.operation.regions[0], functions, (), work)
+        for name, function in functions.items():
+            if function != main and name not in work.decompositions:
                 function.operation.erase()
 
 
@@ -37,10 +39,12 @@ _MOST_COPIES = 1_500_000
 
 
 class _Work:
-    """Counts the ops that inlining copies."""
+    """Counts the ops that inlining copies, and collects the functions that stay."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
+        #: The functions of opaque composites.
+        self.decompositions: set[str] = set()
         self._left = _MOST_COPIES
 
     def copied(self) -> None:
@@ -55,6 +59,16 @@ class _Work:
 
 #: Ops that call a function, and the attribute that names the function.
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
+
+#: Composites with this prefix are ops with rules; XLA replaces them by their decompositions.
+OPAQUE = "toast."
+
+
+def opaque(operation: Any) -> bool:
+    """Whether an operation is a composite that stays one op of the program."""
+    if operation.name != "stablehlo.composite":
+        return False
+    return str(operation.attributes["name"].value).startswith(OPAQUE)
 
 
 def _inline_region(
@@ -85,8 +99,12 @@ def _inline_region(
                     "add the definition to the file"
                 )
             body = callee.operation.regions[0]
-            _inline_region(body, functions, (*stack, name), work)
-            _inline_call(operation, body.blocks[0], work)
+            if name not in work.decompositions:
+                _inline_region(body, functions, (*stack, name), work)
+            if opaque(operation):
+                work.decompositions.add(name)
+            else:
+                _inline_call(operation, body.blocks[0], work)
 
 
 def _inline_call(call: Any, body: Any, work: _Work) -> None:

@@ -24,7 +24,7 @@ _IGNORED = frozenset({
     "precision_config", "algorithm", "compare_type", "indices_are_sorted", "unique_indices",
     "value", "backend_config", "operand_layouts", "result_layouts", "api_version",
     "sdy.sharding", "sdy.sharding_rule", "mhlo.sharding",
-    "result_accuracy",
+    "result_accuracy", "decomposition", "version",
 })  # fmt: skip
 
 _STRUCTS: dict[str, tuple[Callable[[ir.Attribute], Any], tuple[str, ...]]] = {
@@ -237,6 +237,10 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         # Channel 0 is none (replicas communicate); other numbers do not matter.
         if not re.search(r"handle = 0\b", str(attribute)):
             yield "channel", 1
+        return
+    if name == "composite_attributes":
+        for entry in attribute:
+            yield from _read_attribute(printable(entry.name), entry.attr)
         return
     if name == "einsum_config":
         yield from _subscripts(attribute.value)

@@ -40,7 +40,7 @@ class OriginEntry(_Entry, frozen=True, kw_only=True):
 
     target: Annotated[str, Meta(description="TARGET of the command line.")]
     sizes: Annotated[
-        dict[str, int], Meta(description="Options for the size of a model: layers, batch ...")
+        dict[str, int | str], Meta(description="Options of a model: layers, batch, step ...")
     ]
     shapes: Annotated[tuple[str, ...], Meta(description="--arg: example arguments of a function.")]
     rules: Annotated[tuple[str, ...], Meta(description="--rules: additional rule files.")]

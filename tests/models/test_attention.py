@@ -1,0 +1,118 @@
+"""Attention as composites: its numbers, its rules, and its collectives."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from tests.helpers import f32
+from toast.apply.verify import verify
+from toast.cost import CostModel
+from toast.evaluation.baselines import manual_states
+from toast.hardware import Mesh, load
+from toast.models import attention as module
+from toast.models.attention import attention, paged_attention
+from toast.plan.shard import shardings_of
+from toast.space import Space
+
+
+def plain(
+    query: jax.Array, key: jax.Array, value: jax.Array, causal: bool, window: int
+) -> jax.Array:
+    """Attention with all scores."""
+    scores = jnp.einsum("bsgrk,btgk->bgrst", query, key) * query.shape[-1] ** -0.5
+    own, other = jnp.arange(query.shape[1])[:, None], jnp.arange(key.shape[1])
+    own = own + key.shape[1] - query.shape[1]
+    seen = (other <= own) & (other > own - (window or key.shape[1])) if causal else True
+    weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
+    return jnp.einsum("bgrst,btgv->bsgrv", weights, value)
+
+
+def drawn(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "causal", "window"),
+    [(12, True, 0), (12, True, 5), (12, False, 0), (7, True, 0), (7, False, 0)],
+)
+def test_attention_in_parts_is_attention(
+    sequence: int, causal: bool, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its gradients, and also with fewer queries than keys."""
+    monkeypatch.setattr(module, "_MOST_KEYS", 5)  # parts of 4 of 12 keys
+    arguments = drawn(2, sequence, 2, 3, 8), drawn(2, 12, 2, 8, seed=1), drawn(2, 12, 2, 4, seed=2)
+
+    def loss(function: Any, *arguments: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(function(*arguments)))
+
+    ours = functools.partial(attention, causal=causal, window=window)
+    whole = functools.partial(plain, causal=causal, window=window)
+    actual, expected = (
+        jax.tree.leaves(jax.jit(jax.value_and_grad(f, (0, 1, 2)))(*arguments))
+        for f in (functools.partial(loss, ours), functools.partial(loss, whole))
+    )
+    for one, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_pages_are_read_in_the_order_of_the_table(window: int) -> None:
+    key, value = drawn(2, 12, 2, 8), drawn(2, 12, 2, 6, seed=1)
+    query = drawn(2, 2, 3, 8, seed=2)
+    table = np.array([[5, 0, 3], [1, 4, 2]])
+    pages = []
+    for whole in (key, value):
+        stored = np.zeros((6, 4, *whole.shape[2:]), np.float32)
+        stored[table] = np.asarray(whole).reshape(2, 3, 4, *whole.shape[2:])
+        pages.append(jnp.asarray(stored))
+    lengths = jnp.array([12, 7], jnp.int32)
+    attended = paged_attention(
+        query, *pages, jnp.asarray(table), lengths, window=window, value_size=4
+    )
+    for row, length in enumerate((12, 7)):
+        one = slice(row, row + 1)
+        expected = plain(
+            query[one, None], key[one, :length], value[one, :length, :, :4], True, window
+        )
+        np.testing.assert_allclose(attended[row], expected[0, 0], rtol=1e-4, atol=1e-5)
+
+
+def gradients(query: Any, key: Any, value: Any, weights: Any) -> Any:
+    def loss(*arguments: jax.Array) -> jax.Array:
+        return jnp.sum(attention(*arguments) * weights)
+
+    return jax.grad(loss, (0, 1, 2))(query, key, value)
+
+
+@functools.cache
+def analysis() -> toast.Analysis:
+    heads, keys = f32(4, 16, 4, 4, 8), f32(4, 16, 4, 8)
+    return toast.analyze(gradients, heads, keys, keys, heads)
+
+
+def test_attention_is_two_ops_without_conflicts() -> None:
+    program = analysis().program
+    assert [program.kind(op) for op in range(len(program.ops))].count("composite") == 2
+    assert "dot_general" not in map(program.kind, range(len(program.ops)))
+    assert analysis().counts()["conflicts"] == 0
+    assert analysis().without_rule == ()
+
+
+@pytest.mark.parametrize(("letter", "dimension"), [("b", 0), ("s", 1), ("g", 2), ("r", 3)])
+def test_attention_runs_on_shards(letter: str, dimension: int) -> None:
+    """If queries or heads of a group are sharded, gradients of keys and values are sums."""
+    model = CostModel(Space(analysis(), Mesh.parse("x=4")), load("tpu-v5e"))
+    strategy = {letter: [("query", dimension, "all"), ("weights", dimension, "all")]}
+    (state,) = dict(manual_states(model, strategy)).values()
+    sums = {("all_reduce", ("x",), 8192.0): 2} if letter in "sr" else {}
+    assert dict(model.reshards(state)) == sums
+    verified = verify(analysis().program, shardings_of(model, state))
+    assert verified.equal
+    assert set(verified.collectives) == {kind for kind, _, _ in sums}
