@@ -63,7 +63,7 @@ def tiny(config: DecoderConfig) -> DecoderConfig:
     """
     c = config
     sizes = {
-        "layers": max(2, c.dense_layers and 3, bool(c.window) and 8), "period": 3, "window": 4,
+        "layers": max(2, c.dense_layers and 3, bool(c.window) and 5), "period": 2, "window": 4,
         "d_model": 32, "hidden": 64, "heads": 8, "kv_heads": 4, "key_size": 8, "value_size": 4,
         "rotary_size": 4, "latent": 16, "query_latent": 16, "vocabulary": 64,
         # No expert drops a token, so that decoding and a prompt give the same logits.
