@@ -27,7 +27,7 @@ from toast.program import Program, Signature, TensorType
 from toast.resources import directory
 
 #: The version of cache entries; entries of other versions are not used.
-_FORMAT = "4"
+_FORMAT = "5"
 _KIND = "analysis"
 
 #: The kinds of sites, by their number in an entry.
@@ -151,6 +151,7 @@ class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
     results: _Places
     missing: bool
     file: str | None
+    fixed: list[tuple[str, Annotated[int, msgspec.Meta(ge=-1)]]]
 
 
 #: The fields of a factor.
@@ -230,6 +231,7 @@ def _plain(rule: SignatureRule) -> dict[str, Any]:
     file = None if rule.file is None else str(rule.file)
     return {
         "operands": rule.operands, "results": rule.results, "missing": rule.missing, "file": file,
+        "fixed": rule.fixed,
     }  # fmt: skip
 
 
@@ -245,10 +247,13 @@ def _rule(
             raise ValueError("other factors")
         return tuple(tuple(map(tuple, dims)) for dims in tensors)
 
+    if any(factor >= len(factors) for _, factor in plain.fixed):
+        raise ValueError("other factors")
     return SignatureRule(
         factors=tuple(Factor(*fields) for fields in factors),
         operands=side(plain.operands, signature.operands),
         results=side(plain.results, signature.results),
         missing=plain.missing,
         file=None if plain.file is None else pathlib.Path(plain.file),
+        fixed=tuple(plain.fixed),
     )

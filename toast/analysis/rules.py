@@ -44,7 +44,7 @@ Ints = npt.NDArray[np.int64]
 #: The predicates of the op rules for a signature, and those from which names follow.
 _FACTORS = (
     "op/2", "result/3", "factor/5", "factor_size/3", "reduction/3", "need_replication/2",
-    "permutation/2", "halo/3", "without_rule/1", "misplaced/4", "undefined_factor/3",
+    "permutation/2", "halo/3", "fixed/3", "without_rule/1", "misplaced/4", "undefined_factor/3",
 )  # fmt: skip
 #: The predicates that describe the factors of an op.
 _FACTOR_PREDICATES = frozenset({
@@ -94,6 +94,9 @@ class SignatureRule:
     missing: bool
     #: The user's rule file with the rule; None for TOAST's own rules.
     file: pathlib.Path | None = None
+    #: Axes of the program's mesh that manual regions take, each with the factor that it shards in
+    #: every plan; -1 for none.
+    fixed: tuple[tuple[str, int], ...] = ()
 
     def einsum(self) -> str:
         """The rule on one line, in Shardy's form: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
@@ -284,13 +287,16 @@ def _signature_rules(
         },
     )
     missing = {op for (op,) in model.atoms("without_rule/1")}
+    fixed: dict[Term, list[tuple[str, Term]]] = defaultdict(list)
+    for op, axis, factor in model.atoms("fixed/3"):
+        fixed[op].append((str(axis), factor))
     solved = []
     for number, signature in enumerate(program.signatures):
         try:
             solved.append(
                 _signature_rule(
                     signature, number, places[number], sizes[number], facts, number in missing,
-                    files.get(number),
+                    files.get(number), fixed[number],
                 )
             )  # fmt: skip
         except RuleError as error:
@@ -414,6 +420,7 @@ def _signature_rule(
     facts: _FactorFacts,
     missing: bool,
     file: pathlib.Path | None,
+    fixed: list[tuple[str, Term]],
 ) -> SignatureRule:
     slots: dict[tuple[str, int, int], dict[int, Term]] = defaultdict(dict)
     for factor, tensor, d, position in places:
@@ -474,7 +481,8 @@ def _signature_rule(
             )
         )
     operands, results = tuple(sides["operand"]), tuple(sides["result"])
-    return SignatureRule(tuple(factors), operands, results, missing, file)
+    taken = tuple(sorted((axis, order.get(factor, -1)) for axis, factor in fixed))
+    return SignatureRule(tuple(factors), operands, results, missing, file, taken)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,16 +5,21 @@ The sharding of every op result is closed, so that propagation changes nothing. 
 keep other shardings inside a function.  It equals the sharding in which the op computes the value,
 except for partial sums that are scattered.  Before a use with another sharding is a further
 constraint; uses with equal shardings share it.
+
+Manual regions (``jax.shard_map``) are moved to the plan's mesh.  The shardings of their operands and
+results have the axes of the region first.  Inside, shardings have the other axes only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from toast.errors import PlanError
 from toast.frontend import mlir, stablehlo
 from toast.frontend.mlir import ModuleSource
-from toast.program import Program, Shardings
+from toast.program import Program, Shardings, Spec
+from toast.space import BOUNDARY, matched_axes
 
 
 def annotate(program: Program, shardings: Shardings) -> Any:
@@ -41,7 +46,20 @@ def annotate(program: Program, shardings: Shardings) -> Any:
         if key not in copies:
             copies[key] = writer.constrain(operation, place, spec)
         operation.operands[place] = copies[key]
+    matched = dict(shardings.manual_axes) or matched_axes(program, shardings.mesh)
+    everywhere = _in_regions_of_all_axes(program, shardings, matched)
+    regions: dict[Any, tuple[list[Spec], list[Spec]]] = {}
+    for op in range(len(program.ops)) if matched else ():
+        if program.kind(op) in BOUNDARY:
+            operands, results = regions.setdefault(copy.source.operations[op], ([], []))
+            if program.kind(op) == "manual_entry":
+                value = program.ops[op].operands[0]
+                operands.append(shardings.uses.get((op, 0), shardings.of(program, value)))
+            else:
+                results.append(shardings.of(program, program.ops[op].results[0]))
     for operation, values in copy.source.results:
+        if program.values[values[0]].op in everywhere:
+            continue
         specs = [shardings.of(program, v) for v in values]
         writer.set_results(
             operation,
@@ -49,5 +67,19 @@ def annotate(program: Program, shardings: Shardings) -> Any:
             [shardings.sums.get(v, spec) for v, spec in zip(values, specs, strict=True)],
         )
     writer.constrain_reshards()
+    writer.move_regions(matched, regions)
     module.operation.verify()
     return module
+
+
+def _in_regions_of_all_axes(
+    program: Program, shardings: Shardings, matched: Mapping[str, str]
+) -> frozenset[int]:
+    """The ops in manual regions that together take all axes: nothing can be sharded there."""
+    real = {name for name, size in shardings.mesh.axes if size > 1}
+    inside = []
+    for signature in program.signatures:
+        axes = signature.attribute("manual") if matched else None
+        taken = {matched[str(axis)] for axis in axes} if isinstance(axes, tuple) else set()
+        inside.append(bool(taken) and taken >= real)
+    return frozenset(n for n, op in enumerate(program.ops) if inside[op.signature])

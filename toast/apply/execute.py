@@ -121,6 +121,7 @@ def _renamed(shardings: Shardings, devices: jax.sharding.Mesh) -> Shardings:
         {use: renamed(spec) for use, spec in shardings.uses.items()},
         tuple(map(renamed, shardings.results)),
         {value: renamed(spec) for value, spec in shardings.sums.items()},
+        {axis: names[own] for axis, own in shardings.manual_axes.items()},
     )
 
 

@@ -153,7 +153,9 @@ def shardy_rules(program: Program) -> dict[int, str]:
 
 
 #: Kinds of which several ops belong to one operation of the module.
-_IN_PARTS = frozenset({"carry", "yield", "join", "optimization_barrier"})
+_IN_PARTS = frozenset({
+    "carry", "yield", "join", "optimization_barrier", "manual_entry", "manual_exit",
+})  # fmt: skip
 
 
 def _ops_with_results(program: Program) -> dict[int, int]:

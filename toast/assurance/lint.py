@@ -15,7 +15,9 @@ from toast.logic import LogicText, kind_line, solve
 from toast.program import Program
 
 #: Kinds that the frontend adds for the boundary of a program and its control flow.
-_OWN_KINDS = frozenset({"argument", "return", "carry", "yield", "join", "custom_call"})
+_OWN_KINDS = frozenset({
+    "argument", "return", "carry", "yield", "join", "manual_entry", "manual_exit", "custom_call",
+})  # fmt: skip
 
 #: The number of random ops of each kind on which a rule is solved.
 _DRAWN = 20

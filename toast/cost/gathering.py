@@ -37,18 +37,18 @@ from toast.cost.tables import (
     ValueClasses,
 )
 from toast.program import Program, element_bytes
-from toast.space import NONE, PRODUCTS, Space
+from toast.space import BOUNDARY, NONE, PRODUCTS, Space
 
 if TYPE_CHECKING:
     from toast.analysis.rules import SignatureRule
 
 #: Ops that write nothing or only a part, because their results are in memory already.
-_IN_PLACE = frozenset({"argument", "carry", "yield", "dynamic_update_slice"})
+_IN_PLACE = BOUNDARY | {"argument", "carry", "yield", "dynamic_update_slice"}
 
 #: Ops that are no kernel of their own, or read no more than they write.
-_READ_NOTHING = frozenset({
+_READ_NOTHING = BOUNDARY | {
     "return", "carry", "yield", "gather", "dynamic_slice", "dynamic_update_slice",
-})  # fmt: skip
+}
 
 #: Ops whose sums over many devices XLA does not compute in parts.
 _SUMMED_WHOLE = frozenset({"gather", "scatter"})
@@ -211,6 +211,8 @@ def _value_classes(
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
         may_pad=np.zeros(len(values), dtype=bool),
+        collective=np.full(len(values), -1, dtype=np.int64),
+        group=np.zeros(len(values), dtype=np.int64),
     )  # fmt: skip
 
 
@@ -274,7 +276,8 @@ class _Slots:
             op = int(self._space.classes.representative[k])
             rule = analysis.rules[analysis.names.signature[op]]
             for d, stack in enumerate((rule.results if side else rule.operands)[index]):
-                dims[slot, stack[0]] = d
+                # Of minor factors, only those of manual regions hold axes.
+                dims[slot, list(stack)] = d
         return Slots(np.array([key[0] for key in self._number], dtype=np.int64), dims)
 
 

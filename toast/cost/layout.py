@@ -68,10 +68,13 @@ class Machine:
         local = np.maximum(local, 1.0)
         return np.asarray((np.ceil(local / lanes) * lanes / local).min(axis=-1))
 
-    def tables(self, tables: Tables) -> Tables:
-        """``tables`` with the columns that depend on hardware and mesh."""
+    def tables(self, tables: Tables, collective: Ints, group: Ints) -> Tables:
+        """``tables`` with the columns that depend on hardware and mesh.
+
+        ``collective`` and ``group`` are columns of value classes.
+        """
         peaks = np.array([self.hardware.peak(dtype) for dtype in tables.dtypes])
-        return tables.on_hardware(peaks, self._may_pad(tables))
+        return tables.on_hardware(peaks, self._may_pad(tables), collective, group)
 
     def _may_pad(self, tables: Tables) -> Bools:
         """``[C]`` whether some sharding pads a value class; small classes are not padded."""

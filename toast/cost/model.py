@@ -34,6 +34,7 @@ from toast.cost.layout import (
     held_by,
 )
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
+from toast.cost.region_collectives import stated_collectives
 from toast.cost.tables import Tables
 from toast.cost.terms import DEFAULT_TERMS, LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.timeline import Timeline
@@ -97,7 +98,7 @@ class CostModel:
             # Only tables of the default terms are cached.
             gather = table_cache.tables if keep and self.terms == DEFAULT_TERMS else gathering.build
             tables = gather(space, self.terms, product_operands=hardware.product_operands)
-        self.tables: Tables = self.machine.tables(tables)
+        self.tables: Tables = self.machine.tables(tables, *stated_collectives(space, tables))
         first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])
         self.initial_peak = float(first.peak_bytes[0])
@@ -319,11 +320,12 @@ class CostModel:
 
         By kind, axes, and bytes as :data:`toast.hardware.COLLECTIVES` counts them, in the element
         types of the program: as Shardy inserts them, before XLA merges or rounds any.  Exchanges of
-        edges are not counted: the partitioner adds them to ops.
+        edges are not counted: the partitioner adds them to ops.  Nor are the collectives that the
+        program states itself.
         """
         number: Counter[tuple[str, tuple[str, ...], float]] = Counter()
         for traffic in self.traffic(self.layout(state[None])):
-            if traffic.term.label == "edges":
+            if traffic.term.label in ("edges", "manual"):
                 continue
             kind = COLLECTIVES[traffic.kind if traffic.stated is None else traffic.stated]
             size = (traffic.size / traffic.rounded)[0]

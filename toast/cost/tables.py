@@ -91,6 +91,11 @@ class ValueClasses(EntityTable):
     free: Floats  # share of products that may run beside its sums
     arguments: Ints  # number of the program's arguments in it
     may_pad: Bools  # some sharding pads it to lanes; false before :meth:`Tables.on_hardware`
+    #: The kind of collective of a manual region that computes it: index into
+    #: ``toast.hardware.COLLECTIVES``, -1 for none; and its axes, axis ``a`` is bit ``a``.  None
+    #: before :meth:`Tables.on_hardware`.
+    collective: Ints
+    group: Ints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,11 +230,18 @@ class Tables:
         slots = self.slots.op_class[self.uses.slot]
         return np.asarray(slots if entity is Entity.USE_CLASS else slots[self.pairs.later])
 
-    def on_hardware(self, peaks: Floats, may_pad: Bools) -> Tables:
-        """With the columns that depend on hardware; ``peaks`` (``[dtypes]``) are in FLOP/s."""
+    def on_hardware(
+        self, peaks: Floats, may_pad: Bools, collective: Ints, group: Ints
+    ) -> Tables:
+        """With the columns that depend on hardware and mesh.
+
+        ``peaks`` (``[dtypes]``) are in FLOP/s; the others are columns of :class:`ValueClasses`.
+        """
         seconds = np.where(self.ops.product, self.ops.flops / peaks[self.ops.dtype], 0.0)
         return dataclasses.replace(
             self,
             ops=dataclasses.replace(self.ops, peak_seconds=seconds),
-            values=dataclasses.replace(self.values, may_pad=may_pad),
+            values=dataclasses.replace(
+                self.values, may_pad=may_pad, collective=collective, group=group
+            ),
         )

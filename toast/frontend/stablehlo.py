@@ -139,6 +139,7 @@ def inlined(module: ir.Module, origin: str) -> Any:
     """
     with module.context:
         mlir.inline_calls(module, origin)
+        mlir.drop_open_constraints(module)
         function = mlir.main_function(module, origin)
         mlir.drop_dead_ops(function)
         return function
@@ -152,7 +153,7 @@ def flattened(
         return _Reader(module, file or name, file).read(function, name, calling)
 
 
-#: Custom calls of GSPMD and Shardy around code that is written for one device.
+#: Custom calls of GSPMD, and of Shardy's lowering for XLA, around code that is written for one device.
 _MANUAL_CALLS = frozenset({
     "SPMDFullToShardShape", "SPMDShardToFullShape",
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
@@ -172,6 +173,10 @@ class _Reader:
     body does not change stays one value.  Each result of ``case`` and ``if`` becomes an op ``join``
     of the values of the branches.  Each value of an ``optimization_barrier`` becomes an op.  An
     element of a ``tuple`` is the value that the tuple was built from.
+
+    Each operand of a manual region becomes an op ``manual_entry`` (whole value -> the part in the
+    region), each result an op ``manual_exit`` (part -> whole value).  The ops of the body state the
+    axes that the region takes.
     """
 
     def __init__(self, module: ir.Module, origin: str, file: str) -> None:
@@ -185,6 +190,9 @@ class _Reader:
         self._results: list[tuple[Any, tuple[int, ...]]] = []
         self._labels: dict[int, str] = {}
         self._constraints: dict[int, tuple[tuple[str, ...] | None, ...]] = {}
+        #: The manual regions around the current op, and their axes.
+        self._regions: tuple[mlir.Region, ...] = ()
+        self._manual_axes: tuple[str, ...] = ()
 
     def read(self, function: Any, name: str, calling: Any) -> Program:
         block = self._only_block(function.operation.regions[0])
@@ -308,6 +316,8 @@ class _Reader:
         repeats: int = 1,
     ) -> tuple[int, ...]:
         self._operations.append(operation)
+        if self._manual_axes:
+            attributes = tuple(sorted((*attributes, ("manual", self._manual_axes))))
         return self._builder.add(kind, operands, results, attributes, repeats=repeats)
 
     def _block(self, block: Any, repeats: int) -> Any:
@@ -345,7 +355,10 @@ class _Reader:
 
     def _op(self, operation: Any, repeats: int) -> None:
         if mlir.call_target(operation) in _MANUAL_CALLS:
-            self._manual(operation, repeats)
+            raise TargetError(
+                f"{self._at(operation)}: code for one device in GSPMD's form; lower shard_map to "
+                "sdy.manual_computation (JAX's default)"
+            )
         number = self._builder.next_op
         operands = [self._numbers[value] for value in operation.operands]
         for index in range(len(operands)):
@@ -356,6 +369,8 @@ class _Reader:
         if constraint:
             self._constraints[number] = constraint
         attributes = self._attributes(operation)
+        if self._regions and mlir.DEVICES & {*operation.attributes}:
+            attributes = self._between_axes(operation, attributes)
         if mlir.captured(operation):
             attributes = tuple(sorted((*attributes, ("captured", 1))))
         types = self._types(operation)
@@ -388,11 +403,46 @@ class _Reader:
         for result, value in zip(operation.results, end.operands, strict=True):
             self._numbers[result] = self._numbers[value]
 
-    def _manual(self, operation: Any, _repeats: int) -> None:
-        raise TargetError(
-            f"{self._at(operation)}: shard_map has its own mesh, which conflicts with "
-            "the plan's; use the function without shard_map"
-        )
+    def _between_axes(
+        self, operation: Any, attributes: tuple[tuple[str, Attribute], ...]
+    ) -> tuple[tuple[str, Attribute], ...]:
+        """The attributes of a collective in a region: its axes instead of numbers of devices."""
+        try:
+            axes = mlir.collective_axes(operation, self._regions[-1].mesh)
+        except TargetError as error:
+            raise TargetError(f"{self._at(operation)}: {error}") from None
+        kept = [pair for pair in attributes if pair[0] not in mlir.DEVICES]
+        return tuple(sorted((*kept, ("axes", axes))))
+
+    def _manual(self, operation: Any, repeats: int) -> None:
+        outer, outer_axes = self._regions, self._manual_axes
+        try:
+            region = mlir.read_region(operation, outer[-1].mesh if outer else None)
+        except TargetError as error:
+            raise TargetError(f"{self._at(operation)}: {error}") from None
+        body = self._only_block(operation.regions[0])
+        for index, (argument, operand, spec) in enumerate(
+            zip(body.arguments, operation.operands, region.operands, strict=True)
+        ):
+            self._sites[self._builder.next_op, 0] = (operation, index)
+            (self._numbers[argument],) = self._add(
+                operation, "manual_entry", (self._numbers[operand],), (self._type(argument.type),),
+                _boundary(region, spec), repeats,
+            )  # fmt: skip
+        self._regions = (*outer, region)
+        self._manual_axes = (*outer_axes, *(name for name, _ in region.axes))
+        end = self._block(body, repeats)
+        self._regions, self._manual_axes = outer, outer_axes
+        values: list[int] = []
+        for index, (type_, spec) in enumerate(
+            zip(self._types(operation), region.results, strict=True)
+        ):
+            self._sites[self._builder.next_op, 0] = (end, index)
+            part = self._numbers[end.operands[index]]
+            values += self._add(
+                operation, "manual_exit", (part,), (type_,), _boundary(region, spec), repeats
+            )
+        self._define(operation, values)
 
     def _barrier(self, operation: Any, repeats: int) -> None:
         values: list[int] = []
@@ -443,3 +493,16 @@ class _Reader:
             (values[index],) = self._add(operation, "yield", (new,), (types[index],), (), repeats)
             self._builder.tie(number, carries[index])
         self._define(operation, values)
+
+
+def _boundary(
+    region: mlir.Region, spec: tuple[tuple[str, ...], ...]
+) -> tuple[tuple[str, Attribute], ...]:
+    """The attributes of an op at the boundary of a region; ``spec`` splits the value outside."""
+    splits = [(axis, d) for d, axes in enumerate(spec) for axis in axes]
+    return (
+        ("manual_axes", tuple(name for name, _ in region.axes)),
+        ("manual_sizes", tuple(size for _, size in region.axes)),
+        ("split_axes", tuple(axis for axis, _ in splits)),
+        ("split_dimensions", tuple(d for _, d in splits)),
+    )

@@ -65,7 +65,8 @@ def shardings_of(model: CostModel, state: States) -> Shardings:
     for result, alias in enumerate(program.aliases):
         if alias >= 0:
             results[result] = as_written(program.argument_values[alias], results[result])
-    return Shardings(model.space.full_mesh, values, uses, tuple(results), sums)
+    matched = dict(model.space.resolved.regions.matched)
+    return Shardings(model.space.full_mesh, values, uses, tuple(results), sums, matched)
 
 
 def major_ranks(layout: Layout) -> list[int]:

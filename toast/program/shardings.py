@@ -27,6 +27,9 @@ class Shardings:
     #: The sharding in which an op computes a partial sum, if the sum is stored with another
     #: sharding: a reduce-scatter.
     sums: Mapping[int, Spec] = dataclasses.field(default_factory=dict)
+    #: The axis of the mesh for each axis that manual regions of the program take; by default, axes
+    #: are matched by name and size.
+    manual_axes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (

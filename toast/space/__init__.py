@@ -3,9 +3,11 @@
 from toast.space.actions import NONE, Action, Refinements, Scope
 from toast.space.classes import PRODUCTS, Classes
 from toast.space.constraints import FREE, Constraints, Resolved, broken, resolve
+from toast.space.regions import BOUNDARY, matched_axes, place_of_region, region_notes
 from toast.space.space import ColorGroup, Resolving, Space, States
 
 __all__ = [
+    "BOUNDARY",
     "FREE",
     "NONE",
     "PRODUCTS",
@@ -20,5 +22,8 @@ __all__ = [
     "Space",
     "States",
     "broken",
+    "matched_axes",
+    "place_of_region",
+    "region_notes",
     "resolve",
 ]

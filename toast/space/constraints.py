@@ -23,6 +23,7 @@ import numpy.typing as npt
 from toast.errors import PinError
 from toast.hardware import Mesh
 from toast.paths import matches, near
+from toast.space.regions import FREE, RegionHolders, acyclic, hold, place_of_region
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 #: The mesh axes of each dimension; ``None`` for a dimension that the search may shard.
 Spec = tuple[tuple[str, ...] | None, ...]
 Holders = npt.NDArray[np.int8]
-
-#: In :class:`Resolved`: the search decides on the axis.
-FREE = -2
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -91,6 +89,8 @@ class Resolved:
     fixed: tuple[tuple[int, int], ...]
     #: The pinned shardings that name axes of one device, by value; plans contain them as written.
     written: Mapping[int, Spec]
+    #: The axes that manual regions hold; part of ``holders``.
+    regions: RegionHolders
 
 
 def broken(
@@ -176,7 +176,8 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
     constraints that contradict each other.
     """
     names, full_mesh, mesh = analysis.names, mesh, mesh.real
-    holders = np.full((len(analysis.program.ops), len(mesh.axes)), FREE, dtype=np.int8)
+    regions = hold(analysis, full_mesh)
+    holders = regions.holders.copy()
     written: dict[int, Spec] = {}
     closed = np.zeros(names.count, dtype=bool)
     causes: dict[tuple[int, int], str] = {}  # the constraint of an op and an axis
@@ -187,6 +188,7 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
         if whole != pin.spec and 0 not in analysis.program.values[pin.value].type.shape:
             written.setdefault(pin.value, whole)
         row = _row(analysis, mesh, pin)
+        _check_region(analysis, mesh, pin, row, regions.holders[pin.op])
         for other in pins[pin.op]:
             same = pin.value == other.value
             if (same and _contradict(pin.spec, other.spec)) or _clash(holders[pin.op], row):
@@ -205,7 +207,7 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
         for value in _matching(analysis, pattern, "forbid"):
             op = analysis.program.values[value].op
             for axis in _axes(full_mesh, axes, f"forbid {pattern}"):
-                if holders[op, axis] >= 0:
+                if holders[op, axis] >= 0 > regions.holders[op, axis]:
                     raise PinError(
                         f"{_label(analysis, value)}: {causes[op, axis]} has axis "
                         f"{mesh.names[axis]}, which forbid {pattern} excludes; remove one"
@@ -229,9 +231,22 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
             f"fix: {analysis.name_label(name)} cannot get axis {mesh.names[axis]}: {why}; "
             "remove one"
         )
-    order = _order(mesh, itertools.chain.from_iterable(pins.values()))
+    order = _order(mesh, itertools.chain.from_iterable(pins.values()), regions.order)
     fixed = tuple((name, axis) for name, axis in fixed if mesh.sizes[axis] > 1)
-    return Resolved(holders, closed, order, fixed, written)
+    return Resolved(holders, closed, order, fixed, written, regions)
+
+
+def _check_region(
+    analysis: Analysis, mesh: Mesh, pin: _Pin, row: Holders, region: Holders
+) -> None:
+    """Refuses a pin that contradicts a manual region."""
+    wrong = (row != FREE) & (region != FREE) & (row != region)
+    for axis in np.flatnonzero(wrong).tolist():
+        raise PinError(
+            f"{pin.what}: {_label(analysis, pin.value)}: the region of shard_map at "
+            f"{place_of_region(analysis.program, pin.op)} takes axis {mesh.names[axis]}; "
+            "remove the pin"
+        )
 
 
 def _pins(analysis: Analysis, constraints: Constraints) -> list[_Pin]:
@@ -293,8 +308,13 @@ def _contradict(spec: Spec, other: Spec) -> bool:
     )
 
 
-def _order(mesh: Mesh, pins: Iterable[_Pin]) -> tuple[str, ...]:
-    """An order of the mesh axes that agrees with all pins: a plan has one order of shards."""
+def _order(
+    mesh: Mesh, pins: Iterable[_Pin], regions: Sequence[tuple[str, str]]
+) -> tuple[str, ...]:
+    """An order of the mesh axes that agrees with all pins: a plan has one order of shards.
+
+    ``regions`` are pairs of axes for manual regions, whose first axis is major if pins allow it.
+    """
     before: dict[tuple[str, str], str] = {}
     for pin in pins:
         for axes in pin.spec:
@@ -305,10 +325,10 @@ def _order(mesh: Mesh, pins: Iterable[_Pin]) -> tuple[str, ...]:
                         f"{pin.what}: the order of axes {first} and {then} contradicts "
                         f"{before[then, first]}; remove one of the two pins"
                     )
-    if not before:
+    if not before and not regions:
         return ()
     graph: dict[str, set[str]] = {name: set() for name in mesh.names}
-    for first, then in before:
+    for first, then in (*before, *acyclic(regions, (*before,))):
         graph[then].add(first)
     try:
         return tuple(graphlib.TopologicalSorter(graph).static_order())

@@ -135,8 +135,10 @@ class Space:
         behaviour = behaviours(self._group_of_name, wanted, touched)
         holders = self.resolved.holders
         self.classes = classes_of(analysis, behaviour, holders, collapse=collapse, apart=apart)
-        #: The factors that pins fix, or :data:`FREE`.
+        #: The factors that pins and manual regions fix, or :data:`FREE`.
         self._pins: States = holders[self.classes.representative]
+        #: Those that manual regions fix.
+        self._regions: States = self.resolved.regions.holders[self.classes.representative]
         #: Pins, and the factors that :meth:`hold` fixes.
         self._fixed = self._pins
         self._targets = self._action_targets(wanted, np.flatnonzero(active))
@@ -165,8 +167,8 @@ class Space:
 
     @functools.cached_property
     def unsharded(self) -> States:
-        """The state without any sharding, ``[classes, axes]``."""
-        return np.full_like(self._pins, NONE)
+        """The state without any sharding but that of manual regions, ``[classes, axes]``."""
+        return np.maximum(self._regions, NONE)
 
     @property
     def initial(self) -> States:

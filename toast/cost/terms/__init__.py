@@ -11,12 +11,19 @@ from toast.cost.terms.buffers import (
 )
 from toast.cost.terms.kernels import ProductWork, Reads, Transcendentals, Writes
 from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
-from toast.cost.terms.traffic import Halos, Reshards, SumPlaces, Sums, UsePlaces
+from toast.cost.terms.traffic import (
+    Halos,
+    RegionCollectives,
+    Reshards,
+    SumPlaces,
+    Sums,
+    UsePlaces,
+)
 
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), Writes(), Transcendentals(), Reads(),
-    Sums(), Reshards(), Halos(), SumPlaces(), UsePlaces(),
+    Sums(), Reshards(), Halos(), RegionCollectives(), SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), SharedCopies(), WholeSums(), MergedSums(), SecondBuffers(),
 )  # fmt: skip
 

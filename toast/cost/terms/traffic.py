@@ -142,6 +142,23 @@ class Halos(Term):
         yield Traffic(self, layout, PERMUTE, axes, size, size, times)
 
 
+class RegionCollectives(Term):
+    """Collectives that the program states in manual regions, at the sizes that devices have."""
+
+    name, scope, label = "collectives of regions", Entity.VALUE_CLASS, "manual"
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        values, shape = layout.tables.values, layout.value_bytes.shape
+        for kind in np.unique(values.collective[values.collective >= 0]).tolist():
+            group = np.where(values.collective == kind, values.group, 0).astype(np.uint8)
+            axes = np.broadcast_to(group, shape)
+            size = layout.value_bytes
+            if kind == SCATTER:  # priced by its operand
+                size = size * layout.devices[axes]
+            times = values.count.astype(np.float64)
+            yield Traffic(self, layout, kind, axes, size, layout.value_bytes, times)
+
+
 class SumPlaces(OrderedTerm):
     """Scattered sums whose shards change places because of the order of the axes."""
 

@@ -25,7 +25,9 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 #: Ops that correspond to one result of an MLIR operation: that with the number of their operand.
-_ONE_OF_MANY = frozenset({"carry", "yield", "join", "optimization_barrier"})
+_ONE_OF_MANY = frozenset({
+    "carry", "yield", "join", "optimization_barrier", "manual_entry", "manual_exit",
+})  # fmt: skip
 
 #: Ops that compute nothing: their state follows from their result alone.
 _STORED = frozenset({"carry"})

@@ -41,6 +41,14 @@ from toast.frontend.mlir.ops import (
 )
 from toast.frontend.mlir.platforms import choose_platform, has_platform_argument
 from toast.frontend.mlir.propagate import Propagated, Propagation
+from toast.frontend.mlir.regions import (
+    DEVICES,
+    Region,
+    Regions,
+    collective_axes,
+    drop_open_constraints,
+    read_region,
+)
 from toast.frontend.mlir.shardy import (
     ShardyWriter,
     argument_constraint,
@@ -52,10 +60,13 @@ from toast.frontend.mlir.shardy import (
 )
 
 __all__ = [
+    "DEVICES",
     "AttributeReader",
     "ModuleSource",
     "Propagated",
     "Propagation",
+    "Region",
+    "Regions",
     "ShardyWriter",
     "TypeReader",
     "argument_constraint",
@@ -65,9 +76,11 @@ __all__ = [
     "captured",
     "choose_platform",
     "clone",
+    "collective_axes",
     "constraint",
     "counts",
     "drop_dead_ops",
+    "drop_open_constraints",
     "forget_shardings_of_ops",
     "functions_of",
     "generic_text",
@@ -86,6 +99,7 @@ __all__ = [
     "op_kinds",
     "parse",
     "portable_artifact",
+    "read_region",
     "run_passes",
     "set_attributes",
     "take_name",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -9,15 +10,13 @@ from jaxlib.mlir.dialects import sdy
 
 from toast.boundary.printable import printable
 from toast.frontend.mlir.modules import clone, main_function, walk
+from toast.frontend.mlir.regions import NAME, REGION, Regions
 
 #: Mesh axes of each dimension, major to minor.
 Spec = tuple[tuple[str, ...], ...]
 
 #: Ops that constrain the sharding of their result.
 CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
-
-#: The attribute with the name that ``checkpoint_name`` gives a value.
-_NAME = "toast_name"
 
 
 def keeping_names() -> Any:
@@ -34,7 +33,7 @@ def keeping_names() -> Any:
         rank = ir.RankedTensorType(value.type).rank
         sharding = sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), [anything] * rank)
         constraint = sdy.ShardingConstraintOp(value, sharding)
-        constraint.operation.attributes[_NAME] = ir.StringAttr.get(name)
+        constraint.operation.attributes[NAME] = ir.StringAttr.get(name)
         return [constraint.result]
 
     return jax_mlir.LoweringParameters(override_lowering_rules=((name_p, rule),))
@@ -42,10 +41,10 @@ def keeping_names() -> Any:
 
 def take_name(operation: Any) -> str:
     """Removes and returns the name that :func:`keeping_names` gave an op; empty for none."""
-    if _NAME not in operation.attributes:
+    if NAME not in operation.attributes:
         return ""
-    name = printable(str(operation.attributes[_NAME].value), breaks=False)
-    del operation.attributes[_NAME]
+    name = printable(str(operation.attributes[NAME].value), breaks=False)
+    del operation.attributes[NAME]
     return name
 
 
@@ -79,7 +78,7 @@ def _constrained_axes(sharding: Any) -> tuple[tuple[str, ...] | None, ...] | Non
 MESH = "toast_mesh"
 
 #: Ops whose results are values of their regions.
-_REGIONS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if"})
+_REGIONS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if", REGION})
 
 #: Ops that can be recomputed for every use.
 _SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
@@ -88,15 +87,16 @@ _SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
 _SHARDINGS = ("sdy.sharding", "mhlo.sharding")
 
 
-def _forget_shardings(module: ir.Module) -> list[Any]:
-    """Removes meshes and shardings, also inside regions; returns the remaining constraints.
+def _forget_shardings(module: ir.Module, *, meshes: bool = True) -> list[Any]:
+    """Removes ``meshes`` and shardings, also inside regions; returns the remaining constraints.
 
     A single ``mhlo.sharding`` would make XLA disable Shardy, and with it a plan.
     """
     constraints = []
     for operation in list(walk(module.body)):
         if operation.name in ("sdy.mesh", "sdy.sharding_group"):
-            operation.erase()
+            if meshes or operation.name != "sdy.mesh":
+                operation.erase()
             continue
         if operation.name in CONSTRAINTS:
             constraints.append(operation)
@@ -113,10 +113,13 @@ def _forget_shardings(module: ir.Module) -> list[Any]:
 
 
 def without_shardings(module: ir.Module) -> ir.Module:
-    """A copy of ``module`` without meshes, shardings and constraints."""
+    """A copy of ``module`` without shardings and constraints.
+
+    It has no mesh either, unless it has manual regions, which keep theirs.
+    """
     copy = clone(module)
     with copy.context:
-        for operation in _forget_shardings(copy):
+        for operation in _forget_shardings(copy, meshes=not Regions(copy)):
             operation.results[0].replace_all_uses_with(operation.operands[0])
             operation.erase()
     return copy
@@ -128,6 +131,9 @@ class ShardyWriter:
     def __init__(self, module: ir.Module, axes: tuple[tuple[str, int], ...]) -> None:
         """Replaces the meshes of the module by one with ``axes``; removes all old shardings."""
         self._function = main_function(module, "module")
+        #: The manual regions; :meth:`move_regions` moves them to the mesh.
+        self._regions = Regions(module)
+        self._axes = axes
         with module.context as self._context, ir.Location.unknown():
             for operation in _forget_shardings(module):
                 rank = ir.RankedTensorType(operation.results[0].type).rank
@@ -182,6 +188,20 @@ class ShardyWriter:
                 if tensor and spec:
                     constraint = sdy.ShardingConstraintOp(result, self._sharding(spec), ip=after)
                     result.replace_all_uses_except(constraint.result, constraint.operation)
+
+    def move_regions(
+        self,
+        renamed: Mapping[str, str],
+        shardings: Mapping[Any, tuple[list[Spec], list[Spec]]] | None = None,
+    ) -> None:
+        """Moves the manual regions to the mesh.
+
+        :param renamed: the axis of the mesh for each axis of the regions.
+        :param shardings: the shardings of operands and results of each region, by its operation; by
+            default, those that the regions need, open for further axes.
+        """
+        given = shardings or {}
+        self._regions.write(MESH, self._axes, renamed, given.get)
 
     def constrain(self, operation: Any, index: int, spec: Spec) -> Any:
         """Inserts a constraint for operand ``index`` before ``operation``; returns its result."""
