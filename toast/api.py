@@ -43,7 +43,7 @@ from toast.search import (
     noted_interrupts,
     search_meshes,
 )
-from toast.space import Constraints, Resolving, Space
+from toast.space import Constraints, Resolving, Space, region_notes
 from toast.units import listed, size_text
 
 #: Called with the name of each stage when it begins, and with each round of the search.
@@ -257,6 +257,7 @@ def plan(
         seconds["search"] = result.seconds
         ended = [
             *filter(None, [", ".join(_notes(settings, result))]),
+            *region_notes(analysis.program, model.space.full_mesh),
             *_foreign_axes(analysis, model.space.full_mesh),
         ]
         best = make_plan(

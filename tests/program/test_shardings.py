@@ -21,7 +21,7 @@ from toast.apply import (
     verify,
 )
 from toast.apply.verify import _check
-from toast.errors import PlanError, TargetError
+from toast.errors import PlanError
 from toast.frontend import stablehlo
 from toast.frontend.jax import from_function
 from toast.hardware import Mesh
@@ -195,20 +195,6 @@ def test_gspmd_shardings_do_not_turn_shardy_off(
     assert "mhlo.sharding" not in str(annotate(program, shardings))
     assert verify(program, shardings).equal
     assert "Disabling Shardy" not in capfd.readouterr().err
-
-
-def test_manual_code_is_refused() -> None:
-    mesh = jax.make_mesh((8,), ("q",), axis_types=(jax.sharding.AxisType.Auto,))
-    P = jax.sharding.PartitionSpec
-
-    def total(x: jax.Array) -> jax.Array:
-        return jax.lax.psum(x, "q")
-
-    manual = jax.shard_map(total, mesh=mesh, in_specs=P("q"), out_specs=P())
-    with pytest.raises(
-        TargetError, match="shard_map has its own mesh, which conflicts with the plan's"
-    ):
-        from_function(manual, f32(8, 8))
 
 
 @pytest.mark.parametrize(

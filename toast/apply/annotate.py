@@ -6,8 +6,8 @@ keep other shardings inside a function.  It equals the sharding in which the op 
 except for partial sums that are scattered.  Before a use with another sharding is a further
 constraint; uses with equal shardings share it.
 
-Manual regions (``jax.shard_map``) are moved to the plan's mesh.  The shardings of their operands and
-results have the axes of the region first.  Inside, shardings have the other axes only.
+Manual regions (``jax.shard_map``) are moved to the plan's mesh.  The shardings of their operands
+and results have the axes of the region first.  Inside, shardings have the other axes only.
 """
 
 from __future__ import annotations

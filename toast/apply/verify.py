@@ -7,13 +7,22 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import numpy as np
 
-from toast.apply.execute import Runnable, collectives_in, flat_jit, numpy_dtype, word_size
+from toast.apply.execute import (
+    Runnable,
+    collectives_in,
+    flat_jit,
+    jax_mesh,
+    numpy_dtype,
+    word_size,
+)
 from toast.boundary.printable import shortened
 from toast.errors import PlanError, ToastError
 from toast.frontend import mlir
 from toast.frontend.mlir import ModuleSource
+from toast.hardware import Mesh
 from toast.program import Program, Shardings, TensorType
 
 #: The largest relative error of equal outputs, by the coarsest element type of the program: sums in
@@ -95,6 +104,9 @@ def verify(
 ) -> Verification:
     """Runs ``program`` unsharded on one device and sharded on the mesh, and compares the outputs.
 
+    A program with manual regions (``jax.shard_map``) has no form for one device: it runs on its own
+    mesh, with values outside of the regions whole on every device.
+
     :param seed: the seed of the random arguments.
     :param rtol: the largest relative error of equal outputs; by default :data:`TOLERANCE`.
     :raises toast.errors.PlanError: if the program is a fact base or too large for this machine, if
@@ -123,7 +135,7 @@ def verify(
         arguments = random_arguments(program, seed)
         with word_size(program):
             plain = mlir.without_shardings(program.source.module)
-            expected = flat_jit(program, plain, None, None)(*arguments)
+            expected = flat_jit(program, plain, *_own_mesh(program, plain))(*arguments)
         actual = sharded.run_flat(arguments)
     except ToastError:
         raise
@@ -137,6 +149,17 @@ def verify(
         for path, a, e in zip(program.results, actual, expected, strict=True)
     )
     return Verification(outputs, collectives_in(sharded.compiled_text()))
+
+
+def _own_mesh(program: Program, module: Any) -> tuple[jax.sharding.Mesh | None, Shardings | None]:
+    """The mesh of the program's manual regions with whole arguments; nothing without regions."""
+    regions = mlir.Regions(module)
+    if not regions:
+        return None, None
+    mesh = Mesh(regions.mesh().axes)
+    whole = [((),) * len(program.values[v].type.shape) for v in program.result_values]
+    shardings = Shardings(mesh, {}, {}, tuple(whole))
+    return jax_mesh(shardings), shardings
 
 
 def tolerance(program: Program) -> float:

@@ -153,19 +153,19 @@ def shardy_rules(program: Program) -> dict[int, str]:
 
 
 #: Kinds of which several ops belong to one operation of the module.
-_IN_PARTS = frozenset({
+IN_PARTS = frozenset({
     "carry", "yield", "join", "optimization_barrier", "manual_entry", "manual_exit",
 })  # fmt: skip
 
 
 def _ops_with_results(program: Program) -> dict[int, int]:
-    """The position of the operation of each op in a walk over the module, without _IN_PARTS."""
+    """The position of the operation of each op in a walk over the module, without IN_PARTS."""
     source = _source(program)
     order = mlir.walk_order(source.module)
     return {
         op: order[operation]
         for op, operation in enumerate(source.operations)
-        if operation is not None and program.kind(op) not in _IN_PARTS
+        if operation is not None and program.kind(op) not in IN_PARTS
     }
 
 

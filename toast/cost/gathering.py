@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 _IN_PLACE = BOUNDARY | {"argument", "carry", "yield", "dynamic_update_slice"}
 
 #: Ops that are no kernel of their own, or read no more than they write.
-_READ_NOTHING = BOUNDARY | {
+_READ_NOTHING = frozenset({
     "return", "carry", "yield", "gather", "dynamic_slice", "dynamic_update_slice",
-}
+})  # fmt: skip
 
 #: Ops whose sums over many devices XLA does not compute in parts.
 _SUMMED_WHOLE = frozenset({"gather", "scatter"})
@@ -335,6 +335,8 @@ def _group_values(
         # Matmuls have a roofline of their own; a gather reads as much as it writes; the caller
         # and loops read nothing.
         counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING
+        # A value in memory crosses the boundary of a region where it is.
+        counted &= kinds[op] not in BOUNDARY or not live.exists[program.ops[op].results[0]]
         times = program.repeats[op]
         most, read = reads[value].get(slot, (0, 0))
         # A kernel reads a value once, and its own results not at all.

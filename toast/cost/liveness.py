@@ -18,7 +18,7 @@ import numpy as np
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.tables import CopyPairs, EntityTable
 from toast.program import Program, element_bytes
-from toast.space import PRODUCTS
+from toast.space import BOUNDARY, PRODUCTS
 
 #: Ops that XLA's fusion stops at: their operands and results are in memory.
 BARRIERS = PRODUCTS | {
@@ -174,6 +174,7 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     use_end[np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)] -= 1
     np.maximum.at(end, use_value, use_end)
     _extend_shared(program, kind_of_op, aliased, end)
+    _share_across_boundaries(program, kind_of_op, exists, aliased, end, use_op, use_end)
     late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
     return Liveness(exists, aliased, start, in_place, end, use_end, early, late)
 
@@ -269,6 +270,27 @@ def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints
             end[buffer] = max(end[buffer], number, end[op.results[0]])
         elif kinds[number] == "dynamic_update_slice" and aliased[op.results[0]]:
             end[op.operands[0]] = max(end[op.operands[0]], end[op.results[0]])
+
+
+def _share_across_boundaries(
+    program: Program,
+    kinds: list[str],
+    exists: Bools,
+    aliased: Bools,
+    end: Ints,
+    use_op: Ints,
+    use_end: Ints,
+) -> None:
+    """Values that cross the boundary of a manual region stay in the buffers that they are in."""
+    if BOUNDARY.isdisjoint(kinds):
+        return
+    use_of = {op: use for use, op in enumerate(use_op.tolist()) if kinds[op] in BOUNDARY}
+    for op in sorted(use_of, reverse=True):
+        (operand,), (result,) = program.ops[op].operands, program.ops[op].results
+        if exists[result] and not aliased[result]:
+            aliased[result] = True
+            use_end[use_of[op]] = max(use_end[use_of[op]], end[result])
+            end[operand] = max(end[operand], end[result])
 
 
 def _kernel_ends(

@@ -230,9 +230,7 @@ class Tables:
         slots = self.slots.op_class[self.uses.slot]
         return np.asarray(slots if entity is Entity.USE_CLASS else slots[self.pairs.later])
 
-    def on_hardware(
-        self, peaks: Floats, may_pad: Bools, collective: Ints, group: Ints
-    ) -> Tables:
+    def on_hardware(self, peaks: Floats, may_pad: Bools, collective: Ints, group: Ints) -> Tables:
         """With the columns that depend on hardware and mesh.
 
         ``peaks`` (``[dtypes]``) are in FLOP/s; the others are columns of :class:`ValueClasses`.

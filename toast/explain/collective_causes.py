@@ -118,11 +118,12 @@ def _explained(
         (label, _factor(plan, maker, a), _factor(plan, user, a) if of_use else "")
         for label, a in zip(labels, axes, strict=True)
     )
+    region = row.traffic.term.label == "manual"
     held = [
         (op_class, a)
         for a in axes
         for op_class in dict.fromkeys((maker, user))
-        if plan.state[op_class, a] != NONE
+        if plan.state[op_class, a] != NONE or region
     ]
     causes = sorted(
         dict.fromkeys(history.cause(op_class, a) for op_class, a in held),
@@ -172,6 +173,9 @@ def _why(what: str, kind: str, factors: tuple[tuple[str, str, str], ...]) -> str
         return f"each device has a partial sum over {held}: the parts are added up{scattered}"
     if what == "edges":
         return f"shards of {held} need the edges of their neighbours"
+    if what == "manual":
+        along = ", ".join(axis for axis, _, _ in factors)
+        return f"the program states it in a region that is manual over {along} (shard_map)"
     if what == "order":
         return "an axis that is major to another one is added or removed: shards change places"
     return "; ".join(

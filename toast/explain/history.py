@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toast.plan import Cause, Plan
-from toast.space import States
+from toast.space import FREE, States, place_of_region
 
 
 class History:
@@ -22,6 +22,10 @@ class History:
         """The step that gave op class ``op_class`` its final factor along ``axis``."""
         plan, space = self._plan, self._plan.model.space
         name, final = space.mesh.names[axis], plan.state[op_class, axis]
+        if space.regions[op_class, axis] != FREE:
+            op = int(space.classes.representative[op_class])
+            place = place_of_region(plan.analysis.program, op)
+            return Cause(0, "region", name, (place,))
         last = len(self.states) - 1
         if self.states[last][op_class, axis] != final:
             return Cause(0, plan.method, name)

@@ -153,7 +153,7 @@ def flattened(
         return _Reader(module, file or name, file).read(function, name, calling)
 
 
-#: Custom calls of GSPMD, and of Shardy's lowering for XLA, around code that is written for one device.
+#: Custom calls around code for one device, in GSPMD's form and as Shardy writes it for XLA.
 _MANUAL_CALLS = frozenset({
     "SPMDFullToShardShape", "SPMDShardToFullShape",
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
@@ -279,6 +279,17 @@ class _Reader:
                     "remove its tf.aliasing_output"
                 )
             aliases[result] = index
+        # JAX states donations without results if a module has several devices.  XLA then overwrites
+        # an argument with any result of its type: here, with the first.
+        for index, entry in enumerate(attributes["arg_attrs"]):
+            if "jax.buffer_donor" in entry:
+                type_ = block.arguments[index].type
+                fitting = (
+                    result for result, value in enumerate(returned.operands)
+                    if aliases[result] < 0 and value.type == type_
+                )  # fmt: skip
+                if (result := next(fitting, -1)) >= 0:
+                    aliases[result] = index
         return aliases
 
     def _only_block(self, region: Any) -> Any:

@@ -18,10 +18,10 @@ class Cause:
 
     #: The number of the step, from 1; 0 if the method has no steps.
     number: int
-    #: ``pin``, ``fix``, ``action``, ``refinement``, or the method.
+    #: ``pin``, ``fix``, ``action``, ``refinement``, ``region`` (manual over the axis), or a method.
     kind: str
     axis: str
-    #: Dimensions that the step shards.
+    #: Dimensions that the step shards; for a region, its source line.
     dimensions: tuple[str, ...] = ()
     resolution: tuple[int, ...] = ()
     #: The gain and the price of the step, as text.
@@ -30,6 +30,8 @@ class Cause:
     after: Prediction | None = None
 
     def __str__(self) -> str:
+        if self.kind == "region":
+            return f"manual over '{self.axis}' at {', '.join(self.dimensions)} (shard_map)"
         if not self.number:
             return f"method {self.kind}"
         shown = shown_labels(self.dimensions, 2) or "intermediate values"
@@ -108,8 +110,8 @@ class CollectiveExplanation(Record):
     #: The seconds of all; these sum to the prediction.
     total_seconds: float
     algorithm: str
-    #: ``reshard``, ``sum`` (of partial sums), ``edges`` (of a window) or ``order`` (shards change
-    #: places).
+    #: ``reshard``, ``sum`` (of partial sums), ``edges`` (of a window), ``order`` (shards change
+    #: places) or ``manual`` (the program's own, in a manual region).
     what: str
     #: The value that moves, and the number of such values.
     value: str

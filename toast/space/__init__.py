@@ -2,8 +2,8 @@
 
 from toast.space.actions import NONE, Action, Refinements, Scope
 from toast.space.classes import PRODUCTS, Classes
-from toast.space.constraints import FREE, Constraints, Resolved, broken, resolve
-from toast.space.regions import BOUNDARY, matched_axes, place_of_region, region_notes
+from toast.space.constraints import Constraints, Resolved, broken, resolve
+from toast.space.manual_axes import BOUNDARY, FREE, matched_axes, place_of_region, region_notes
 from toast.space.space import ColorGroup, Resolving, Space, States
 
 __all__ = [

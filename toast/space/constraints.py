@@ -23,7 +23,7 @@ import numpy.typing as npt
 from toast.errors import PinError
 from toast.hardware import Mesh
 from toast.paths import matches, near
-from toast.space.regions import FREE, RegionHolders, acyclic, hold, place_of_region
+from toast.space.manual_axes import FREE, RegionHolders, acyclic, hold, place_of_region
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
@@ -236,9 +236,7 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
     return Resolved(holders, closed, order, fixed, written, regions)
 
 
-def _check_region(
-    analysis: Analysis, mesh: Mesh, pin: _Pin, row: Holders, region: Holders
-) -> None:
+def _check_region(analysis: Analysis, mesh: Mesh, pin: _Pin, row: Holders, region: Holders) -> None:
     """Refuses a pin that contradicts a manual region."""
     wrong = (row != FREE) & (region != FREE) & (row != region)
     for axis in np.flatnonzero(wrong).tolist():
@@ -308,9 +306,7 @@ def _contradict(spec: Spec, other: Spec) -> bool:
     )
 
 
-def _order(
-    mesh: Mesh, pins: Iterable[_Pin], regions: Sequence[tuple[str, str]]
-) -> tuple[str, ...]:
+def _order(mesh: Mesh, pins: Iterable[_Pin], regions: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """An order of the mesh axes that agrees with all pins: a plan has one order of shards.
 
     ``regions`` are pairs of axes for manual regions, whose first axis is major if pins allow it.

@@ -25,7 +25,8 @@ from toast.errors import PinError, SearchError
 from toast.hardware import Mesh
 from toast.space.actions import NONE, Action, Pairs, Refinements, Scope, pairs_of
 from toast.space.classes import PRODUCTS, behaviours, classes_of
-from toast.space.constraints import FREE, Constraints, Resolved, resolve
+from toast.space.constraints import Constraints, Resolved, resolve
+from toast.space.manual_axes import FREE
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis, Orders, Resolution
@@ -137,8 +138,8 @@ class Space:
         self.classes = classes_of(analysis, behaviour, holders, collapse=collapse, apart=apart)
         #: The factors that pins and manual regions fix, or :data:`FREE`.
         self._pins: States = holders[self.classes.representative]
-        #: Those that manual regions fix.
-        self._regions: States = self.resolved.regions.holders[self.classes.representative]
+        #: ``[classes, axes]`` those that manual regions fix.
+        self.regions: States = self.resolved.regions.holders[self.classes.representative]
         #: Pins, and the factors that :meth:`hold` fixes.
         self._fixed = self._pins
         self._targets = self._action_targets(wanted, np.flatnonzero(active))
@@ -168,7 +169,7 @@ class Space:
     @functools.cached_property
     def unsharded(self) -> States:
         """The state without any sharding but that of manual regions, ``[classes, axes]``."""
-        return np.maximum(self._regions, NONE)
+        return np.maximum(self.regions, NONE)
 
     @property
     def initial(self) -> States:

@@ -26,7 +26,7 @@ Bools = npt.NDArray[np.bool_]
 
 #: Ops that correspond to one result of an MLIR operation: that with the number of their operand.
 _ONE_OF_MANY = frozenset({
-    "carry", "yield", "join", "optimization_barrier", "manual_entry", "manual_exit",
+    "carry", "yield", "join", "optimization_barrier", "manual_exit",
 })  # fmt: skip
 
 #: Ops that compute nothing: their state follows from their result alone.
@@ -69,11 +69,15 @@ class Propagator:
         self._ops_of: list[list[int]] = [[] for _ in operations]
         self._result_of: dict[int, int] = {}  # for ops with one of an operation's results
         for op, operation in enumerate(source.operations):
-            if operation is not None and program.ops[op].results:
+            # The value in a region has no sharding of its own: it follows from its uses.
+            entry = program.kind(op) == "manual_entry"
+            if operation is not None and program.ops[op].results and not entry:
                 self._ops_of[number[operation]].append(op)
                 if program.kind(op) in _ONE_OF_MANY:
                     self._result_of[op] = source.operand_sites[op, 0][1]
-        self._shardy = mlir.Propagation(module, space.mesh.axes, operations)
+        self._shardy = mlir.Propagation(
+            module, space.mesh.axes, operations, dict(space.resolved.regions.matched)
+        )
         self._single = np.array([
             ops[0] if len(ops) == 1 and ops[0] not in self._result_of else -1
             for ops in self._ops_of
@@ -143,7 +147,7 @@ class Propagator:
         for axis in range(len(self._sizes)):
             if self._sizes[axis] > 1:
                 self._choose(state, rows, axis)
-        return self._follow_uses(state, lost)
+        return self.space.within(self._follow_uses(state, lost))
 
     def _block(self, specs: Sequence[Spec]) -> Bools:
         """``[dimensions, axes]`` whether an axis shards a dimension of the tensors."""

@@ -6,6 +6,14 @@ package.
 """
 
 from toast.frontend.mlir.inline import drop_dead_ops, inline_calls
+from toast.frontend.mlir.manual_computation import (
+    DEVICES,
+    Region,
+    Regions,
+    collective_axes,
+    drop_open_constraints,
+    read_region,
+)
 from toast.frontend.mlir.modules import (
     attribute_texts,
     bytecode,
@@ -41,14 +49,6 @@ from toast.frontend.mlir.ops import (
 )
 from toast.frontend.mlir.platforms import choose_platform, has_platform_argument
 from toast.frontend.mlir.propagate import Propagated, Propagation
-from toast.frontend.mlir.regions import (
-    DEVICES,
-    Region,
-    Regions,
-    collective_axes,
-    drop_open_constraints,
-    read_region,
-)
 from toast.frontend.mlir.shardy import (
     ShardyWriter,
     argument_constraint,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
+import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -314,6 +316,9 @@ _LOCATIONS = {
 #: The parser's name for the file of text without locations.
 _UNNAMED = "-"
 
+#: The folder of the code that traces functions, which no user wrote.
+_TRACING = str(pathlib.Path(__file__).parents[1]) + os.sep
+
 
 def is_location(place: Any, kind: str) -> bool:
     """Whether a location has the kind ``kind``, such as ``NameLoc``."""
@@ -343,6 +348,8 @@ def location(operation: Any, text: str = "") -> Location:
         elif is_location(here, "FileLineColLoc"):
             file, line, here = here.filename, here.start_line, None
             file = text or file if file == _UNNAMED else file
+            if file.startswith(_TRACING):  # the target itself is the primitive
+                file, line, function = "", 0, ""
         else:
             here = None
     path, file, function = (printable(text, breaks=False) for text in (path, file, function))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir, passmanager
@@ -45,14 +45,19 @@ class Propagation:
     """
 
     def __init__(
-        self, module: ir.Module, axes: tuple[tuple[str, int], ...], operations: Sequence[Any]
+        self,
+        module: ir.Module,
+        axes: tuple[tuple[str, int], ...],
+        operations: Sequence[Any],
+        manual_axes: Mapping[str, str],
     ) -> None:
         """Prepares ``module``, which is changed.
 
         :param axes: names and sizes of the mesh axes.
         :param operations: the operations to number; ``None`` for an op without an operation.
+        :param manual_axes: the axis of the mesh for each axis of manual regions.
         """
-        ShardyWriter(module, axes)
+        ShardyWriter(module, axes).move_regions(manual_axes)
         with module.context:
             for number, operation in enumerate(operations):
                 if operation is not None:

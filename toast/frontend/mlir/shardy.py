@@ -9,8 +9,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from toast.boundary.printable import printable
+from toast.frontend.mlir.manual_computation import NAME, REGION, Regions
 from toast.frontend.mlir.modules import clone, main_function, walk
-from toast.frontend.mlir.regions import NAME, REGION, Regions
 
 #: Mesh axes of each dimension, major to minor.
 Spec = tuple[tuple[str, ...], ...]

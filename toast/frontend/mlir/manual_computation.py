@@ -84,10 +84,11 @@ def read_region(operation: Any, mesh: RegionMesh | None) -> Region:
     :param mesh: the mesh of the region around it, if any.
     :raises toast.errors.TargetError: for parts of axes, and unreduced values.
     """
+    sides = [operation.attributes[side] for side in ("in_shardings", "out_shardings")]
     shardings = [
-        [*map(sdy.TensorShardingAttr, sdy.TensorShardingPerValueAttr(operation.attributes[side]).shardings)]
-        for side in ("in_shardings", "out_shardings")
-    ]  # fmt: skip
+        [*map(sdy.TensorShardingAttr, sdy.TensorShardingPerValueAttr(side).shardings)]
+        for side in sides
+    ]
     for sharding in itertools.chain(*shardings):
         mesh = _mesh(operation, sharding.mesh_or_ref)
         break
@@ -249,11 +250,15 @@ class Regions:
         """
         target = _Target(mesh, tuple(axes), dict(renamed))
         with self._module.context:
-            for operation, around in self._ops:
+            for number, (operation, around) in enumerate(self._ops, 1):
                 if operation.name == "stablehlo.partition_id":
                     target.replace_position(operation, around)
                 else:
                     target.set_devices(operation, around[-1].mesh)
+                    # JAX gives all the same channel; distinct ones tell them apart in XLA's text.
+                    operation.attributes["channel_handle"] = ir.Attribute.parse(
+                        f"#stablehlo.channel_handle<handle = {number}, type = 1>"
+                    )
             for region, around in self._regions:
                 target.set_region(region, around, shardings(region.operation))
 

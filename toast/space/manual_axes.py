@@ -67,12 +67,29 @@ def _numbers(signature: Signature, name: str) -> tuple[int, ...]:
 
 
 def place_of_region(program: Program, op: int) -> str:
-    """The source line of the region with ``op`` at its boundary, or of the first op in it."""
-    for number in range(op, len(program.ops)):
+    """The source line of the innermost manual region with ``op`` at its boundary or inside.
+
+    If the region has no source line, that of the first op in it.
+    """
+    for number in range(_entry(program, op), len(program.ops)):
         place = program.location(number)
         if place.file:
             return f"{place.shown_file}:{place.line}"
     return str(program.location(op))
+
+
+def _entry(program: Program, op: int) -> int:
+    """The last entry of the region of :func:`place_of_region` before ``op``, or ``op``."""
+    signature = program.signatures[program.ops[op].signature]
+    if signature.kind == "manual_entry":
+        return op
+    around = {*_texts(signature, "manual"), *_texts(signature, "manual_axes")}
+    for number in range(op - 1, -1, -1):
+        entry = program.signatures[program.ops[number].signature]
+        axes = _texts(entry, "manual_axes")
+        if entry.kind == "manual_entry" and around == {*axes, *_texts(entry, "manual")}:
+            return number
+    return op
 
 
 def matched_axes(program: Program, mesh: Mesh) -> dict[str, str]:
@@ -176,9 +193,7 @@ def hold(analysis: Analysis, mesh: Mesh) -> RegionHolders:
         axes = [matched[axis] for axis in _texts(signature, "split_axes")]
         dims = _numbers(signature, "split_dimensions")
         split = [*zip(axes, dims, strict=True)]
-        pairs.update(
-            (a, b) for n, (a, d) in enumerate(split) for b, e in split[n + 1 :] if d == e
-        )
+        pairs.update((a, b) for n, (a, d) in enumerate(split) for b, e in split[n + 1 :] if d == e)
         free = [
             name for name, row in zip(real.names, rows[number].tolist(), strict=True)
             if row == FREE
@@ -211,4 +226,3 @@ def acyclic(
             continue
         kept.append(pair)
     return tuple(kept)
-

@@ -1,0 +1,179 @@
+"""Plans of programs with ``jax.shard_map`` compute what JAX computes on the program's own mesh."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import toast
+from tests.regions.programs import CASES, Case
+from toast.apply import annotate, collectives_in
+from toast.evaluation.oracle.explicit import explicit_collectives
+from toast.search import TreeSearch
+
+
+@functools.cache
+def planned(name: str, mesh: str = "data=4,model=2") -> toast.Plan:
+    case = CASES[name]
+    return toast.plan(
+        case.function, *case.arguments, mesh=mesh, hardware="tpu-v5e", donate=case.donate,
+        settings=toast.Settings(rounds=1), stages=(TreeSearch(effort=24),),
+    )  # fmt: skip
+
+
+def random_values(case: Case) -> Any:
+    random = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda x: (0.3 * random.standard_normal(x.shape)).astype(np.float32), case.arguments
+    )
+
+
+def check_against_jax(name: str, mesh: str) -> None:
+    """The plan on ``mesh`` and JAX, on the mesh of the program, compute the same."""
+    case, plan = CASES[name], planned(name, mesh)
+    values = random_values(case)
+    own = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    replicated = jax.sharding.NamedSharding(own, P())
+    expected = jax.jit(case.function)(*jax.device_put(values, replicated))
+    actual = plan.jit()(*jax.tree.map(jnp.array, values))
+    for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, e, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_plans_compute_what_jax_computes(name: str) -> None:
+    check_against_jax(name, "data=4,model=2")
+
+
+@pytest.mark.parametrize("name", ["megatron", "nested", "ring", "every_collective"])
+@pytest.mark.parametrize("mesh", ["model=2,data=4", "one=1,data=4,tp=2"])
+def test_numbers_of_devices_are_those_of_the_plans_mesh(name: str, mesh: str) -> None:
+    check_against_jax(name, mesh)
+
+
+@pytest.mark.parametrize("name", ["over_data", "experts", "nested", "train_step"])
+def test_verify_runs_the_program_on_its_own_mesh(name: str) -> None:
+    assert planned(name).verify().equal
+
+
+#: Collectives by kind in XLA's text, where a loop counts once and equal sums are combined.
+COMPILED = {
+    "megatron": {"all_reduce": 1},
+    "over_data": {"all_reduce": 1},
+    "ring": {"collective_permute": 1},
+    "experts": {"all_to_all": 2},
+    "nested": {"all_reduce": 1},
+    "every_collective": {
+        "all_gather": 1, "all_reduce": 1, "reduce_scatter": 1, "all_to_all": 1,
+        "collective_permute": 1,
+    },
+    "scanned": {"all_reduce": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(COMPILED))
+def test_xla_adds_no_collective_to_those_of_the_program(name: str) -> None:
+    plan = planned(name)
+    assert collectives_in(plan.jit().compiled_text()) == COMPILED[name]
+    predicted = {c.kind for c in plan.after.collectives if c.count}
+    assert predicted == set(COMPILED[name])
+
+
+@pytest.mark.parametrize("name", ["megatron", "over_data", "experts", "nested", "train_step"])
+def test_reshards_at_the_boundary_are_those_of_shardy(name: str) -> None:
+    plan = planned(name)
+    found = explicit_collectives(plan.analysis.program, plan.shardings)
+    assert found == plan.model.reshards(plan.state)
+
+
+def test_axes_that_pass_through_shard_the_body() -> None:
+    plan = planned("over_data")
+    program = plan.analysis.program
+    axes = {
+        axis
+        for value, spec in plan.shardings.values.items()
+        if program.kind(program.values[value].op) == "dot_general"
+        for dims in spec for axis in dims
+    }  # fmt: skip
+    assert axes == {"model"}
+
+
+def test_donated_buffers_are_reused() -> None:
+    plan = planned("train_step")
+    assert plan.analysis.program.aliases == (-1, 0, 1)
+    runnable = plan.jit()
+    params, x = jax.tree.map(jnp.array, random_values(CASES["train_step"]))
+    params = jax.device_put(params, plan.shardings_for().in_shardings[0])
+    losses = []
+    for _ in range(3):
+        old = params
+        value, params = runnable(params, x)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
+        losses.append(float(value))
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_plan_runs_on_a_mesh_of_other_names() -> None:
+    """The names of the running mesh replace those of the plan in the region too."""
+    plan = planned("megatron")
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    values = random_values(CASES["megatron"])
+    np.testing.assert_allclose(plan.jit(mesh)(*values), plan.jit()(*values), rtol=1e-6, atol=1e-6)
+
+
+def test_collectives_of_regions_have_channels_of_their_own() -> None:
+    plan = planned("every_collective")
+    text = str(annotate(plan.analysis.program, plan.shardings))
+    assert [f"handle = {n}," in text for n in range(1, 7)] == [True] * 5 + [False]
+
+
+def test_a_file_with_a_region_runs(tmp_path: Any) -> None:
+    case = CASES["megatron"]
+    path = tmp_path / "region.mlir"
+    path.write_text(jax.jit(case.function).lower(*case.arguments).as_text())
+    plan = toast.plan(
+        path, mesh="model=2,data=4", hardware="tpu-v5e", stages=(TreeSearch(effort=24),)
+    )
+    values = random_values(case)
+    np.testing.assert_allclose(
+        plan.jit()(*values)[0], planned("megatron").jit()(*values), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_region_on_devices_in_another_order() -> None:
+    """Groups of numbers, as JAX 0.10 writes them, and devices that a mesh lists itself."""
+    text = """module {
+      sdy.mesh @mesh = <["data"=4, "model"=2], device_ids=[7, 6, 5, 4, 3, 2, 1, 0]>
+      func.func public @main(%x: tensor<8x4xf32>) -> tensor<2x4xf32> {
+        %0 = sdy.manual_computation(%x) in_shardings=[<@mesh, [{"data"}, {}]>]
+            out_shardings=[<@mesh, [{}, {}]>] manual_axes={"data", "model"}
+            (%a: tensor<2x4xf32>) {
+          %1 = "stablehlo.all_reduce"(%a) <{
+              channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>,
+              replica_groups = dense<[[7, 5, 3, 1], [6, 4, 2, 0]]> : tensor<2x4xi64>,
+              use_global_device_ids}> ({
+            ^bb0(%b: tensor<f32>, %c: tensor<f32>):
+              %2 = stablehlo.add %b, %c : tensor<f32>
+              stablehlo.return %2 : tensor<f32>
+          }) : (tensor<2x4xf32>) -> tensor<2x4xf32>
+          sdy.return %1 : tensor<2x4xf32>
+        } : (tensor<8x4xf32>) -> tensor<2x4xf32>
+        return %0 : tensor<2x4xf32>
+      }
+    }"""
+    from toast.frontend import mlir, stablehlo
+
+    program = stablehlo.from_module(mlir.parse(text, "region"), name="region")
+    plan = toast.plan(program, mesh="data=4,model=2", hardware="tpu-v5e")
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    (result,) = plan.jit()(x)
+    np.testing.assert_allclose(result, x.reshape(4, 2, 4).sum(0))
+    (kind,) = [t for t in plan.transfers if t.kind == "all_reduce"]
+    assert kind.axes == ("data",)
