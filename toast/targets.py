@@ -34,7 +34,7 @@ MODEL_NAMES = (
     "gns-scan", "unet", "itx", "itx-scan", "itx-decode", "moe", "moe-scan", "mlp", "attention",
     "llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "llama2-7b", "mistral-7b", "qwen3-8b",
     "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3", "gemma3-4b", "gemma3-12b",
-    "gemma3-27b",
+    "gemma3-27b", "vit-l", "vit-h", "dit-xl", "whisper-large", "mamba2-1.3b", "resnet50",
 )  # fmt: skip
 
 #: The numpy names of StableHLO's element types.

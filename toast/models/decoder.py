@@ -22,17 +22,10 @@ from jax.ad_checkpoint import checkpoint_name
 from toast.errors import TargetError
 from toast.models.attention import attention, paged_attention, pages_of
 from toast.models.experts import capacity_of, expert_layer, route
+from toast.models.forms import Form, product
 from toast.models.layers import rms_norm, rotary_at, vocabulary_loss
-from toast.models.optimizers import adam_moments, adamw, train_step
 from toast.models.parameters import shapes_in, stacked
-from toast.models.recomputation import checkpointed
-from toast.models.registry import Model, training
-
-#: The element types of products and of weights.
-PRECISIONS = {
-    "mixed": ("bfloat16", "float32"), "bf16": ("bfloat16", "bfloat16"),
-    "f32": ("float32", "float32"),
-}  # fmt: skip
+from toast.models.registry import Model
 
 #: The values of a layer that have names for policies of recomputation.
 NAMES = (
@@ -50,8 +43,8 @@ class Kind(NamedTuple):
     experts: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class DecoderConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig(Form):
     """Sizes of a decoder and of its batch; the defaults of its parts are those of Llama 3."""
 
     layers: int
@@ -96,27 +89,17 @@ class DecoderConfig:
     #: Weight of the loss that balances experts.
     balance: float = 0.01
 
-    batch: int = 16
     sequence: int = 8192
     #: ``train``, ``prefill`` (a prompt of ``sequence`` tokens into an empty cache) or ``decode``
     #: (one token; the cache of each sequence has room for ``sequence`` tokens).
     step: str = "train"
-    #: Whether every layer has ops and arguments of its own, instead of scans over equal layers.
-    unroll: int = 0
-    #: Recomputation (:func:`toast.models.recomputation.checkpointed`).
-    remat: str = "names"
-    offload: str = ""
-    #: A key of :data:`PRECISIONS`.
-    precision: str = "mixed"
     #: Parts of the vocabulary loss.
     loss_parts: int = 8
     #: Tokens of a page of the cache.
     page: int = 64
-    learning_rate: float = 3e-4
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise TargetError(f"precision {self.precision}: use one of {', '.join(PRECISIONS)}")
+        super().__post_init__()
         if self.step not in ("train", "prefill", "decode"):
             raise TargetError(f"step {self.step}: use train, prefill or decode")
         if self.step == "train" and self.sequence % self.loss_parts:
@@ -130,14 +113,9 @@ class DecoderConfig:
             )
 
     @property
-    def compute(self) -> str:
-        """The element type of products."""
-        return PRECISIONS[self.precision][0]
-
-    @property
     def weights(self) -> str:
         """The element type of parameters; a call for tokens has them as products use them."""
-        return PRECISIONS[self.precision][self.step == "train"]
+        return super().weights if self.step == "train" else self.compute
 
     @property
     def values(self) -> int:
@@ -293,11 +271,6 @@ def _written(pages: jax.Array, new: jax.Array, place: _Place, page: int) -> jax.
     return pages.at[place.table].set(split)
 
 
-def _product(spec: str, x: jax.Array, weights: jax.Array) -> jax.Array:
-    """An einsum in the element type of ``x``."""
-    return jnp.einsum(spec, x, weights.astype(x.dtype))
-
-
 def _grouped_attention(
     config: DecoderConfig,
     kind: Kind,
@@ -309,14 +282,14 @@ def _grouped_attention(
     """Attention with a key and a value head per group of query heads."""
     c = config
     theta = c.local_theta if kind.window else c.rope_theta
-    query = _product("bsd,dgrk->bsgrk", x, layer["wq"])
-    key = _product("bsd,dgk->bsgk", x, layer["wk"])
+    query = product("bsd,dgrk->bsgrk", x, layer["wq"])
+    key = product("bsd,dgk->bsgk", x, layer["wk"])
     if c.qk_norm:
         query = rms_norm(query, layer["query_norm"], c.norm_offset)
         key = rms_norm(key, layer["key_norm"], c.norm_offset)
     query = checkpoint_name(rotary_at(query, place.positions, theta), "query")
     key = checkpoint_name(rotary_at(key, place.positions, theta), "key")
-    value = checkpoint_name(_product("bsd,dgv->bsgv", x, layer["wv"]), "value")
+    value = checkpoint_name(product("bsd,dgv->bsgv", x, layer["wv"]), "value")
     if place.table is not None:
         cache = {
             "key": _written(cache["key"], key, place, c.page),
@@ -329,7 +302,7 @@ def _grouped_attention(
         )[:, None]  # fmt: skip
     else:
         attended = attention(query, key, value, window=kind.window)
-    return _product("bsgrv,grvd->bsd", attended, layer["wo"]), cache
+    return product("bsgrv,grvd->bsd", attended, layer["wo"]), cache
 
 
 def _latent_attention(
@@ -343,20 +316,20 @@ def _latent_attention(
     c = config
     source = x
     if c.query_latent:
-        source = _product("bsd,dl->bsl", x, layer["query_down"])
+        source = product("bsd,dl->bsl", x, layer["query_down"])
         source = rms_norm(source, layer["query_latent_norm"], c.norm_offset)
-    query = _product("bsl,lhk->bshk", source, layer["wq"])
+    query = product("bsl,lhk->bshk", source, layer["wq"])
     plain = c.key_size - c.rotary
     turned = rotary_at(query[..., plain:], place.positions, c.rope_theta)
-    latent = _product("bsd,dl->bsl", x, layer["latent_down"])
+    latent = product("bsd,dl->bsl", x, layer["latent_down"])
     latent = checkpoint_name(rms_norm(latent, layer["latent_norm"], c.norm_offset), "latent")
-    shared = _product("bsd,dk->bsk", x, layer["rotary_key"])[:, :, None]
+    shared = product("bsd,dk->bsk", x, layer["rotary_key"])[:, :, None]
     shared = rotary_at(shared, place.positions, c.rope_theta)
     if place.table is not None:
         both = jnp.concatenate([latent[:, :, None], shared], axis=-1)
         cache = {"latent": _written(cache["latent"], both, place, c.page)}
     if place.decoding:
-        inside = _product("bhk,lhk->bhl", query[:, 0, :, :plain], layer["wk"])
+        inside = product("bhk,lhk->bhl", query[:, 0, :, :plain], layer["wk"])
         # The scale of attention is that of the keys, not that of the latents.
         scale = ((c.latent + c.rotary) / c.key_size) ** 0.5
         whole = jnp.concatenate([inside, turned[:, 0]], axis=-1) * jnp.asarray(scale, x.dtype)
@@ -364,16 +337,16 @@ def _latent_attention(
             whole[:, None], cache["latent"], cache["latent"], place.table,
             place.positions[:, 0] + 1, value_size=c.latent,
         )[:, 0]  # fmt: skip
-        attended = _product("bhl,lhv->bhv", attended, layer["wv"])[:, None]
+        attended = product("bhl,lhv->bhv", attended, layer["wv"])[:, None]
     else:
         query = jnp.concatenate([query[..., :plain], turned], axis=-1)
         query = checkpoint_name(query, "query")
-        key = _product("bsl,lhk->bshk", latent, layer["wk"])
+        key = product("bsl,lhk->bshk", latent, layer["wk"])
         shared = jnp.broadcast_to(shared, (*key.shape[:3], c.rotary))
         key = checkpoint_name(jnp.concatenate([key, shared], axis=-1), "key")
-        value = checkpoint_name(_product("bsl,lhv->bshv", latent, layer["wv"]), "value")
+        value = checkpoint_name(product("bsl,lhv->bshv", latent, layer["wv"]), "value")
         attended = attention(query[:, :, :, None], key, value)[:, :, :, 0]
-    return _product("bshv,hvd->bsd", attended, layer["wo"]), cache
+    return product("bshv,hvd->bsd", attended, layer["wo"]), cache
 
 
 def _feed_forward(
@@ -383,9 +356,9 @@ def _feed_forward(
     c = config
     y, balance = jnp.zeros_like(x), jnp.zeros((), jnp.float32)
     if "gate" in layer:
-        gate = checkpoint_name(_product("bsd,df->bsf", x, layer["gate"]), "gate")
-        up = checkpoint_name(_product("bsd,df->bsf", x, layer["up"]), "up")
-        y = _product("bsf,fd->bsd", getattr(jax.nn, c.activation)(gate) * up, layer["down"])
+        gate = checkpoint_name(product("bsd,df->bsf", x, layer["gate"]), "gate")
+        up = checkpoint_name(product("bsd,df->bsf", x, layer["up"]), "up")
+        y = product("bsf,fd->bsd", getattr(jax.nn, c.activation)(gate) * up, layer["down"])
     if kind.experts:
         # The groups are sequences; the single tokens of a batch are one group, and none is dropped.
         tokens = jnp.swapaxes(x, 0, 1) if decoding else x
@@ -443,12 +416,11 @@ def loss(
     carried = _embedded(c, params, tokens), jnp.zeros((), jnp.float32)
     for (times, kinds), layers in zip(c.segments, params["layers"], strict=True):
         run = [
-            checkpointed(
-                functools.partial(_train_layer, c, kind, place), c.remat, c.offload, NAMES,
-                scanned=times > 1,
+            c.checkpointed(
+                functools.partial(_train_layer, c, kind, place), NAMES, scanned=times > 1
             )
             for kind in kinds
-        ]  # fmt: skip
+        ]
         body = functools.partial(_in_turn, run)
         carried = body(carried, layers) if times == 1 else _scanned(body, carried, layers)
     x, balance = carried
@@ -520,9 +492,7 @@ def model(config: DecoderConfig, name: str) -> Model:
     integers = shapes_in("int32")
     if c.step == "train":
         tokens = integers(c.batch, c.sequence)
-        update = functools.partial(adamw, rate=c.learning_rate)
-        step = train_step(functools.partial(loss, c), update)
-        return training(name, step, params, adam_moments(params), tokens, tokens)
+        return c.train(name, functools.partial(loss, c), params, tokens, tokens)
 
     def call(
         params: Any, cache: Any, table: jax.Array, lengths: jax.Array, tokens: jax.Array

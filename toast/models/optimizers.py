@@ -89,6 +89,23 @@ def adamw(
     return params, moments, count
 
 
+def momentum_shapes(params: Any) -> Any:
+    """The shapes of :func:`momentum`'s moments: those of the parameters, in float32."""
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32), params)
+
+
+def momentum(
+    params: Any, moments: Any, count: jax.Array, gradients: Any, rate: float
+) -> tuple[Any, Any, jax.Array]:
+    """New parameters, moments and step count of gradient descent with momentum and decay."""
+    moments = jax.tree.map(
+        lambda m, g, p: 0.9 * m + g.astype(jnp.float32) + 1e-4 * p.astype(jnp.float32),
+        moments, gradients, params,
+    )  # fmt: skip
+    params = jax.tree.map(lambda p, m: (p - rate * m).astype(p.dtype), params, moments)
+    return params, moments, count + 1
+
+
 def adafactor_moments(params: dict[str, Any], scanned: Collection[str] = ()) -> dict[str, Any]:
     """The shapes of Adafactor's second moments in float32.
 

@@ -10,7 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from toast.errors import TargetError
-from toast.models import gns, itx, language_models, moe, transformer, unet
+from toast.models import (
+    gns,
+    itx,
+    language_models,
+    mamba,
+    moe,
+    resnet,
+    transformer,
+    unet,
+    vision,
+    whisper,
+)
 from toast.models.registry import Entry, Model
 
 
@@ -44,6 +55,10 @@ ZOO: Mapping[str, Entry] = {
     **itx.ENTRIES,
     **moe.ENTRIES,
     **language_models.ENTRIES,
+    **vision.ENTRIES,
+    **whisper.ENTRIES,
+    **mamba.ENTRIES,
+    **resnet.ENTRIES,
     "mlp": Entry(
         "the MLP of the paper's Figure 2",
         mlp,
