@@ -522,7 +522,6 @@ def optax_step(optax: Any, optimiser: Any) -> Traced:
 #: What is wrong, each with its cause, before which jax.
 FAULTS = {
     "depthwise convolution": ("XLA sums a product with batch groups over mesh axes it is not split on", None),
-    "row swaps": ("openxla/xla#49121: a scatter at one index, of a part cut from a whole value", (0, 12)),
     "error_if": ("no rule for custom_call @xla_ffi_python_cpu_callback", None),
 }  # fmt: skip
 

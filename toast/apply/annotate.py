@@ -8,6 +8,9 @@ constraint; uses with equal shardings share it.
 
 Manual regions (``jax.shard_map``) are moved to the plan's mesh.  The shardings of their operands
 and results have the axes of the region first.  Inside, shardings have the other axes only.
+
+Arrays of which a device accesses a single element pass an ``optimization_barrier``
+(:mod:`toast.apply.single_elements`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from toast.apply.single_elements import single_elements
 from toast.errors import PlanError
 from toast.frontend import mlir, stablehlo
 from toast.frontend.mlir import ModuleSource
@@ -48,6 +52,10 @@ def annotate(program: Program, shardings: Shardings) -> Any:
         operation.operands[place] = copies[key]
     matched = dict(shardings.manual_axes) or matched_axes(program, shardings.mesh)
     everywhere = _in_regions_of_all_axes(program, shardings, matched)
+    for op, index in single_elements(program, shardings):
+        if op not in everywhere:
+            operation, place = copy.source.operand_sites[op, index]
+            writer.guard(operation, place, shardings.at(program, op, index))
     regions: dict[Any, tuple[list[Spec], list[Spec]]] = {}
     for op in range(len(program.ops)) if matched else ():
         if program.kind(op) in BOUNDARY:

@@ -42,6 +42,11 @@ class Shardings:
         rank = len(program.values[value].type.shape)
         return self.values.get(value, ((),) * rank)
 
+    def at(self, program: Program, op: int, operand: int) -> Spec:
+        """The sharding in which op number ``op`` uses its operand."""
+        value = program.ops[op].operands[operand]
+        return self.uses.get((op, operand), self.of(program, value))
+
     def _check_places(self, program: Program) -> None:
         """Checks that every sharding belongs to a value, operand or result of the program."""
         if len(self.results) != len(program.results):

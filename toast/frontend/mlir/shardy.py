@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
+from jaxlib.mlir.dialects import sdy, stablehlo
 
 from toast.boundary.printable import printable
 from toast.frontend.mlir.manual_computation import NAME, REGION, Regions
@@ -210,6 +210,17 @@ class ShardyWriter:
                 operation.operands[index], self._sharding(spec), ip=ir.InsertionPoint(operation)
             )
         return constraint.result
+
+    def guard(self, operation: Any, index: int, spec: Spec) -> None:
+        """Inserts an optimization barrier for operand ``index``, which is sharded by ``spec``."""
+        with self._context, operation.location:
+            barrier = stablehlo.OptimizationBarrierOp(
+                [operation.operands[index]], ip=ir.InsertionPoint(operation)
+            )
+            barrier.operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(
+                [self._sharding(spec)]
+            )
+            operation.operands[index] = barrier.operation.results[0]
 
     def constrain_reshards(self) -> None:
         """Replaces ``sdy.reshard`` ops, which XLA does not accept as input, by constraints."""
