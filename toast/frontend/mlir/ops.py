@@ -16,6 +16,7 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from toast.boundary.printable import printable, shortened
 from toast.errors import TargetError
+from toast.frontend.mlir import kernels
 from toast.program import Attribute, Location, TensorType
 
 #: The dialect whose name kinds omit; kinds of other dialects include it, such as ``chlo_square``.
@@ -24,10 +25,12 @@ _BARE_DIALECT = "stablehlo."
 #: Attributes that do not concern dimensions: precision, layout and so on.
 _IGNORED = frozenset({
     "precision_config", "algorithm", "compare_type", "indices_are_sorted", "unique_indices",
-    "value", "backend_config", "operand_layouts", "result_layouts", "api_version",
-    "sdy.sharding", "sdy.sharding_rule", "mhlo.sharding",
+    "value", "operand_layouts", "result_layouts", "api_version", "sdy.sharding", "mhlo.sharding",
     "result_accuracy", "decomposition", "version",
 })  # fmt: skip
+
+#: Shardy's rule for one op; those of ops other than custom calls are ignored.
+_RULE = "sdy.sharding_rule"
 
 _STRUCTS: dict[str, tuple[Callable[[ir.Attribute], Any], tuple[str, ...]]] = {
     "#stablehlo.dot<": (stablehlo.DotDimensionNumbers, (
@@ -189,7 +192,7 @@ class AttributeReader:
         entries: list[tuple[str, Attribute]] = []
         attributes = operation.attributes
         for name in attributes:
-            if name in _IGNORED:
+            if name in _IGNORED or (name == _RULE and not call_target(operation)):
                 continue
             attribute = attributes[name]
             pairs = self._cache.get((name, attribute))
@@ -205,7 +208,9 @@ class AttributeReader:
             use.owner.name == "stablehlo.rng_bit_generator" for use in operation.results[0].uses
         ):
             entries.append(("seeds_random", 1))
-        return tuple(sorted(entries))
+        if "kernel_name" in attributes:
+            entries.extend(kernels.nonzero(operation))
+        return tuple(sorted(dict(entries).items()))
 
 
 def _joins_slices(concatenate: Any) -> bool:
@@ -234,6 +239,14 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         # JAX states the number of leading batch dimensions of a custom call.
         if "num_batch_dims" in attribute:
             yield "num_batch_dims", int(attribute["num_batch_dims"].value)
+        if "kernel_metadata" in attribute:
+            yield from kernels.blocks(attribute["kernel_metadata"])
+        return
+    if name in ("backend_config", "mhlo.backend_config"):
+        yield from kernels.configured(attribute)
+        return
+    if name == _RULE:
+        yield from kernels.stated_rule(attribute)
         return
     if name == "channel_handle":
         # Channel 0 is none (replicas communicate); other numbers do not matter.
