@@ -297,6 +297,7 @@ def test_users_rules_for_custom_calls_reach_shardy(tmp_path: pathlib.Path) -> No
         'mine(Op) :- op(Op,custom_call), attribute(Op,call_target_name,"mine").\n'
         "factor(Op,D,T,D)       :- mine(Op), tensor_dim(Op,T,D,_).\n"
         "need_replication(Op,1) :- mine(Op).\n"
+        "partitioned(Op)        :- mine(Op).\n"
     )
     program = api.program_of(tmp_path / "program.mlir")
     assert annotated(program)[1] == 0

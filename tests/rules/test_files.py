@@ -98,16 +98,20 @@ def test_users_rules_add_an_op(mystery: pathlib.Path, tmp_path: pathlib.Path) ->
     """Adding an op is adding one file."""
     before = toast.analyze(mystery)
     assert [before.program.kind(op) for op in before.without_rule] == ["custom_call"]
-    (tmp_path / "mystery.lp").write_text(
+    own = (
         f"%%% mystery: ij -> ij; the second dimension stays whole.\n{HEAD}"
         "factor(Op,D,T,D)       :- mine(Op), tensor_dim(Op,T,D,_).\n"
         "need_replication(Op,1) :- mine(Op).\n"
     )
-    after = toast.analyze(mystery, rules=[tmp_path / "mystery.lp"])
-    assert after.without_rule == ()
-    (rule,) = [r for r, s in zip(after.rules, after.program.signatures, strict=True)
-               if s.kind == "custom_call"]  # fmt: skip
-    assert rule.einsum() == "([0,1]) -> ([0,1]) need_replication={1}"
+    # XLA runs a custom call whole unless it is partitioned.
+    for stated, whole in (("partitioned(Op) :- mine(Op).\n", "1"), ("", "0,1")):
+        (tmp_path / "mystery.lp").write_text(own + stated)
+        after = toast.analyze(mystery, rules=[tmp_path / "mystery.lp"])
+        assert after.without_rule == ()
+        (rule,) = [r for r, s in zip(after.rules, after.program.signatures, strict=True)
+                   if s.kind == "custom_call"]  # fmt: skip
+        assert rule.einsum() == f"([0,1]) -> ([0,1]) need_replication={{{whole}}}"
+        assert rule.runs_whole == (not stated)
 
 
 @pytest.mark.parametrize(

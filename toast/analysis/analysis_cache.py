@@ -23,7 +23,7 @@ from toast.analysis.rules import Factor, RuleFiles, SignatureRule, rule_texts
 from toast.boundary.typed import checked
 from toast.errors import RuleWarning
 from toast.logic import Edges, LogicText
-from toast.program import Program, Signature, TensorType
+from toast.program import QUANTITIES, KernelCost, Program, Signature, TensorType
 from toast.resources import directory
 
 #: The version of cache entries; entries of other versions are not used.
@@ -152,6 +152,8 @@ class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
     missing: bool
     file: str | None
     fixed: list[tuple[str, Annotated[int, msgspec.Meta(ge=-1)]]]
+    costs: list[tuple[str, Annotated[float, msgspec.Meta(ge=0)], list[_Number]]]
+    whole: bool
 
 
 #: The fields of a factor.
@@ -232,6 +234,7 @@ def _plain(rule: SignatureRule) -> dict[str, Any]:
     return {
         "operands": rule.operands, "results": rule.results, "missing": rule.missing, "file": file,
         "fixed": rule.fixed,
+        "costs": [dataclasses.astuple(cost) for cost in rule.costs], "whole": rule.runs_whole,
     }  # fmt: skip
 
 
@@ -249,6 +252,8 @@ def _rule(
 
     if any(factor >= len(factors) for _, factor in plain.fixed):
         raise ValueError("other factors")
+    if any(q not in QUANTITIES or f >= len(factors) for q, _, over in plain.costs for f in over):
+        raise ValueError("other costs")
     return SignatureRule(
         factors=tuple(Factor(*fields) for fields in factors),
         operands=side(plain.operands, signature.operands),
@@ -256,4 +261,6 @@ def _rule(
         missing=plain.missing,
         file=None if plain.file is None else pathlib.Path(plain.file),
         fixed=tuple(plain.fixed),
+        costs=tuple(KernelCost(q, amount, tuple(over)) for q, amount, over in plain.costs),
+        runs_whole=plain.whole,
     )

@@ -14,7 +14,7 @@ import os
 import pathlib
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from toast.logic import (
     show_term,
     solve,
 )
-from toast.program import Program, Signature
+from toast.program import QUANTITIES, KernelCost, Program, Signature, element_bytes
 from toast.resources import directory
 
 Ints = npt.NDArray[np.int64]
@@ -44,11 +44,13 @@ Ints = npt.NDArray[np.int64]
 #: The predicates of the op rules for a signature, and those from which names follow.
 _FACTORS = (
     "op/2", "result/3", "factor/5", "factor_size/3", "reduction/3", "need_replication/2",
-    "permutation/2", "halo/3", "fixed/3", "without_rule/1", "misplaced/4", "undefined_factor/3",
+    "permutation/2", "halo/3", "fixed/3", "without_rule/1", "runs_whole/1", "kernel_cost/4",
+    "kernel_cost_over/3", "kernel_share/4", "misplaced/4", "undefined_factor/3",
 )  # fmt: skip
 #: The predicates that describe the factors of an op.
 _FACTOR_PREDICATES = frozenset({
     "factor", "factor_size", "reduction", "need_replication", "permutation", "slides", "halo",
+    "kernel_cost", "kernel_cost_over", "kernel_share", "partitioned",
 })  # fmt: skip
 #: The predicates of ``rules/names.lp``.
 _NAMES = (
@@ -97,6 +99,10 @@ class SignatureRule:
     #: Axes of the program's mesh that manual regions take, each with the factor that it shards in
     #: every plan; -1 for none.
     fixed: tuple[tuple[str, int], ...] = ()
+    #: What its kernel costs, if it is a custom call.
+    costs: tuple[KernelCost, ...] = ()
+    #: Whether XLA runs the custom call whole on every device although it has a rule.
+    runs_whole: bool = False
 
     def einsum(self) -> str:
         """The rule on one line, in Shardy's form: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
@@ -179,14 +185,14 @@ class Signatures:
 
 
 def solve_rules(
-    program: Program, rules: RuleFiles = (), *, typical: bool = False
+    program: Program, rules: RuleFiles = (), *, typical: bool = False, partitioned: bool = False
 ) -> tuple[SignatureRule, ...]:
     """The rule of each of ``program.signatures``; see :func:`solve_signatures`."""
-    return solve_signatures(program, rules, typical=typical).rules
+    return solve_signatures(program, rules, typical=typical, partitioned=partitioned).rules
 
 
 def solve_signatures(
-    program: Program, rules: RuleFiles = (), *, typical: bool = False
+    program: Program, rules: RuleFiles = (), *, typical: bool = False, partitioned: bool = False
 ) -> Signatures:
     """The factors and names of each of ``program.signatures``, and the edges of their uses.
 
@@ -194,10 +200,11 @@ def solve_signatures(
     earlier rules for the same kind.  Raises :class:`toast.errors.RuleError` for an invalid rule: a
     factor with dimensions of different sizes, or a dimension without a factor.  If the program is
     ``typical`` of its op kinds, a rule is also invalid if it states a property of a factor that no
-    op has.
+    op has.  If ``partitioned``, every custom call counts as partitioned, so that its rule alone
+    decides.
     """
     relations = Relations(program)
-    model, files = _derive_factors(program, relations, user_files(rules))
+    model, files = _derive_factors(program, relations, user_files(rules), partitioned)
     links = _links(program)
     first = relations.first_values
     width = np.array([len(s.operands) for s in program.signatures], dtype=np.int64)
@@ -290,18 +297,86 @@ def _signature_rules(
     fixed: dict[Term, list[tuple[str, Term]]] = defaultdict(list)
     for op, axis, factor in model.atoms("fixed/3"):
         fixed[op].append((str(axis), factor))
+    whole = {op for (op,) in model.atoms("runs_whole/1")}
+    costs = _kernel_costs(model)
     solved = []
     for number, signature in enumerate(program.signatures):
         try:
-            solved.append(
-                _signature_rule(
-                    signature, number, places[number], sizes[number], facts, number in missing,
-                    files.get(number), fixed[number],
-                )
+            rule = _signature_rule(
+                signature, number, places[number], sizes[number], facts, number in missing,
+                files.get(number), fixed[number],
             )  # fmt: skip
+            if signature.kind == "custom_call":
+                rule = dataclasses.replace(
+                    rule,
+                    costs=_costs(signature, rule, costs.get(number, {})),
+                    runs_whole=number in whole,
+                )
+            solved.append(rule)
         except RuleError as error:
             raise RuleError(f"{_place(signature, files.get(number))}: {error}") from None
     return tuple(solved)
+
+
+@dataclasses.dataclass
+class _CostTerm:
+    """A term of the costs of a kernel, with the labels of its factors."""
+
+    amounts: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    factors: set[str] = dataclasses.field(default_factory=set)
+    share: float = 1.0
+
+
+def _kernel_costs(model: LogicModel) -> dict[Term, dict[Term, _CostTerm]]:
+    """The declared costs of kernels, by signature and term."""
+    terms: dict[Term, dict[Term, _CostTerm]] = defaultdict(lambda: defaultdict(_CostTerm))
+    for op, quantity, coefficient, term in model.atoms("kernel_cost/4"):
+        assert isinstance(coefficient, int)
+        terms[op][term].amounts.append((str(quantity), coefficient))
+    for op, term, factor in model.atoms("kernel_cost_over/3"):
+        terms[op][term].factors.add(show_term(factor))
+    for op, term, part, whole in model.atoms("kernel_share/4"):
+        assert isinstance(part, int)
+        assert isinstance(whole, int)
+        terms[op][term].share = part / whole
+    return terms
+
+
+def _costs(
+    signature: Signature, rule: SignatureRule, terms: Mapping[Term, _CostTerm]
+) -> tuple[KernelCost, ...]:
+    """The costs that the rule of a custom call declares, or else those that the call estimates."""
+    number = {factor.label: n for n, factor in enumerate(rule.factors)}
+    costs = []
+    for term in terms.values():
+        factors = tuple(sorted(number[label] for label in term.factors))
+        size = math.prod(float(rule.factors[factor].size) for factor in factors)
+        costs += [KernelCost(q, n * size * term.share, factors) for q, n in sorted(term.amounts)]
+    return tuple(costs) or _estimated(signature, rule)
+
+
+def _estimated(signature: Signature, rule: SignatureRule) -> tuple[KernelCost, ...]:
+    """The costs that a custom call estimates; sharding any factor of it divides them.
+
+    Its bytes include operands and results, which are read and written anyway.
+    """
+    types = (*signature.operands, *signature.results)
+    known = sum(math.prod(t.shape) * float(element_bytes(t.dtype)) for t in types)
+    amounts = {
+        "flops": _stated(signature, "flops"),
+        "transcendentals": _stated(signature, "transcendentals"),
+        "bytes": _stated(signature, "bytes_accessed") - known,
+    }
+    every = tuple(range(len(rule.factors)))
+    return tuple(KernelCost(q, amount, every) for q, amount in amounts.items() if amount > 0)
+
+
+def _stated(signature: Signature, name: str) -> float:
+    """A number that a custom call states, which may be a string in a fact base; 0 for none."""
+    stated = signature.attribute(name)
+    if isinstance(stated, str) and stated.strip('"').isdecimal():
+        stated = int(stated.strip('"'))
+    return float(stated) if isinstance(stated, int) else 0.0
 
 
 #: The combiners of partial results; ``other`` and ``replace`` are not sums.
@@ -325,10 +400,11 @@ def _check_factors(
     for op, factor, tensor, d in model.atoms("misplaced/4"):
         place = f"{show_term(tensor)} has no dimension {show_term(d)}"
         raise error(op, f"factor {show_term(factor)}: {place}; use a dimension from tensor_dim")
-    kinds = [_key(signature) for signature in program.signatures]
+    kinds = [_keys(signature) for signature in program.signatures]
     defined = {(kinds[op], factor) for op, factor, *_ in model.atoms("factor/5")}
     for op, factor, predicate in model.atoms("undefined_factor/3"):
-        if not typical or (kinds[op], factor) in defined:
+        costs = predicate == "kernel_cost_over"
+        if not costs and (not typical or (kinds[op], factor) in defined):
             continue  # another op of the kind may have the factor
         raise error(
             op, f"{show_term(predicate)} of {show_term(factor)}: no dimension has this factor; "
@@ -343,6 +419,33 @@ def _check_factors(
         if combiner not in _COMBINERS:
             shown = f"reduction(Op,{show_term(factor)},{show_term(combiner)})"
             raise error(op, f"{shown}: not a combiner; use one of {', '.join(sorted(_COMBINERS))}")
+    _check_costs(model, error)
+
+
+def _check_costs(model: LogicModel, error: Callable[[Term, str], RuleError]) -> None:
+    """Raise an ``error`` for costs of kernels that are no costs."""
+    terms = set()
+    for op, quantity, coefficient, term in model.atoms("kernel_cost/4"):
+        terms.add((op, term))
+        shown = ",".join(["Op", *map(show_term, (quantity, coefficient, term))])
+        if quantity not in QUANTITIES:
+            raise error(
+                op, f"kernel_cost({shown}): not a quantity; use one of {', '.join(QUANTITIES)}"
+            )
+        if not isinstance(coefficient, int) or coefficient < 0:
+            raise error(op, f"kernel_cost({shown}): the coefficient is no whole number from 0 on")
+    shared: dict[tuple[Term, Term], Term] = {}
+    for op, term, part, whole in model.atoms("kernel_share/4"):
+        shown = ",".join(["Op", *map(show_term, (term, part, whole))])
+        fits = isinstance(part, int) and isinstance(whole, int) and 0 <= part <= whole
+        if not fits or whole == 0:
+            raise error(op, f"kernel_share({shown}): not a part of a whole, such as 1, 2")
+        if (op, term) in shared:
+            raise error(op, f"kernel_share({shown}): the term has another share; state one")
+        shared[op, term] = part
+    others = {(op, term) for op, term, _ in model.atoms("kernel_cost_over/3")} | shared.keys()
+    for op, term in sorted(others - terms, key=str):
+        raise error(op, f"term {show_term(term)} has no kernel_cost; add kernel_cost(Op,...)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -356,34 +459,44 @@ class _FactorFacts:
     kinds: Mapping[tuple[Term, ...], int]
 
 
-def _key(signature: Signature) -> tuple[str, bool]:
-    """The key of the rule of a signature: its kind, or the target of a custom call (True)."""
+def _keys(signature: Signature) -> tuple[tuple[str, bool], ...]:
+    """The keys that a rule of a signature may have, the first that has a rule counts.
+
+    They are its kind, or the kernel and the target of a custom call (True).
+    """
     if signature.kind != "custom_call":
-        return signature.kind, False
-    return str(signature.attribute("call_target_name")), True
+        return ((signature.kind, False),)
+    names = (signature.attribute(name) for name in ("kernel_name", "call_target_name"))
+    return tuple((str(name), True) for name in names if name is not None)
 
 
 def _place(signature: Signature, file: pathlib.Path | None) -> str:
     """The place of the rule of a signature: ``file:line``."""
-    key = _key(signature)
+    keys = _keys(signature)
     if file is None:
-        file = next((f for f in factor_files()[2:] if key in known_rules(f)), factor_files()[1])
-    return f"{file}:{kind_line(file, key[0])}"
+        shipped = factor_files()
+        file = next((f for f in shipped[2:] for k in keys if k in known_rules(f)), shipped[1])
+    line = max((kind_line(file, name) for name, _ in keys), default=1)
+    return f"{file}:{line}"
 
 
 def _derive_factors(
-    program: Program, relations: Relations, files: Sequence[LogicText]
+    program: Program, relations: Relations, files: Sequence[LogicText], partitioned: bool
 ) -> tuple[LogicModel, dict[int, pathlib.Path]]:
     """The factors of every signature, and the user's file of each signature that has one."""
     shipped = factor_files()
     owner = {key: file for file in files for key in known_rules(file)}
     numbers: dict[LogicText | None, list[int]] = {None: []}
     for number, signature in enumerate(program.signatures):
-        numbers.setdefault(owner.get(_key(signature)), []).append(number)
+        ruled = next((owner[key] for key in _keys(signature) if key in owner), None)
+        numbers.setdefault(ruled, []).append(number)
     model = LogicModel()
     for file, chosen in numbers.items():
         used = read_files(shipped if file is None else [*shipped[:2], file])
         facts = relations.signatures_to_lp(chosen)
+        if partitioned:
+            calls = (n for n in chosen if program.signatures[n].kind == "custom_call")
+            facts += "".join(f"partitioned({n}).\n" for n in calls)
         doubted = file or (program.name if program.foreign else None)
         if doubted is not None:
             check_ends(used, facts, doubted)
@@ -471,10 +584,11 @@ def _signature_rule(
                 label=show_term(factor),
                 size=size,
                 divisor=divisors.get(factor, size),
-                combiner=facts.combiners.get((number, factor), ""),
+                # What stays whole is neither summed nor exchanged.
+                combiner="" if whole else facts.combiners.get((number, factor), ""),
                 need_replication=whole,
-                permutation=permutation,
-                halo=facts.permuted.get((number, factor), 0.0),
+                permutation=permutation and not whole,
+                halo=0.0 if whole else facts.permuted.get((number, factor), 0.0),
                 minor=factor in blocked,
                 shardable=(number, factor) in facts.shardable,
                 kind=facts.kinds.get((number, factor), -1),

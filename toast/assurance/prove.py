@@ -71,7 +71,8 @@ def prove(
     source = program.source
     if not isinstance(source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no ops to run")
-    solved = solve_rules(program, rules)
+    # Whether XLA partitions a custom call does not matter here.
+    solved = solve_rules(program, rules, partitioned=True)
     earlier: set[int] = set()
     ops: list[ShardedOp] = []
     for number, op in enumerate(program.ops):
@@ -83,8 +84,9 @@ def prove(
         if rule.missing or signature.kind in IN_PARTS or signature.attribute("axes") is not None:
             continue
         text = mlir.generic_text(source.operations[number])
-        target = str(signature.attribute("call_target_name") or "")
-        reference = (references or {}).get(target) or reference_of(signature)
+        names = (signature.attribute(name) for name in ("kernel_name", "call_target_name"))
+        stated = [(references or {}).get(str(name)) for name in names]
+        reference = next(filter(None, stated), None) or reference_of(signature)
         ops.append(ShardedOp(number, signature, rule, text, seed, reference))
     return _outcomes(ops)
 

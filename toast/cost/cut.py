@@ -98,6 +98,8 @@ class Neighbourhoods:
             ops=t.ops.take(op),
             products=t.products.take(none),
             tensors=t.tensors.take(none),
+            kernels=t.kernels.take(none),
+            kernel_tensors=t.kernel_tensors.take(none),
             values=dataclasses.replace(t.values.take(value), slot=slots[: len(value)]),
             uses=dataclasses.replace(t.uses.take(use), value=user, slot=slots[len(value) :]),
             pairs=CopyPairs(

@@ -27,6 +27,8 @@ from toast.cost.tables import (
     CopyPairs,
     Events,
     JointSums,
+    KernelTensors,
+    KernelTerms,
     OpClasses,
     ProductOperands,
     Products,
@@ -36,7 +38,7 @@ from toast.cost.tables import (
     UseClasses,
     ValueClasses,
 )
-from toast.program import Program, element_bytes
+from toast.program import QUANTITIES, KernelCost, Program, element_bytes
 from toast.space import BOUNDARY, NONE, PRODUCTS, Space
 
 if TYPE_CHECKING:
@@ -82,7 +84,10 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     slots = _Slots(space)
     value_slot, use_slot = slots.of_values(), slots.of_uses()
     live = liveness(program, names.use_op, names.use_value)
-    grouped = _group_values(program, names.use_op, names.use_value, value_slot, use_slot, live)
+    priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
+    grouped = _group_values(
+        program, names.use_op, names.use_value, value_slot, use_slot, live, priced
+    )
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
     ops, dtypes = _op_classes(space, rules)
@@ -95,24 +100,29 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     summed: Bools = np.asarray(summed_over.any(axis=1))
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
     products = np.flatnonzero(ops.product)
+    kernels = _kernel_terms(rules, ops.halo.shape[1])
+    working = np.flatnonzero((ops.flops > 0)[classes.of_op])
     operands = _operands(program, analysis.rules, names.signature, product_ops, grouped)
     value_bytes = np.array([
         math.prod(v.type.shape) * element_bytes(v.type.dtype)
         for v in program.values
     ], dtype=np.float64)  # fmt: skip
-    work = ops.flops[classes.of_op[product_ops]] * np.array(program.repeats)[product_ops]
+    work = ops.flops[classes.of_op[working]] * np.array(program.repeats)[working]
+    scratch = _workspaces(program, rules, op_class_of_value)
     ranges = LiveRanges(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
-        NEGLIGIBLE * float(value_bytes.sum()), summed,
+        NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
     )  # fmt: skip
     open_windows = windows(
-        program, names.use_op, names.use_value, product_ops, work, grouped.of_value, grouped.of_use
-    )
+        program, names.use_op, names.use_value, working.tolist(), work,
+        grouped.of_value, grouped.of_use,
+    )  # fmt: skip
     free = open_windows.free(Entity.VALUE_CLASS)
     values = _value_classes(
-        program, grouped, live, value_slot, op_class_of_value, ops, summed_over, free
-    )
+        program, grouped, live, value_slot, op_class_of_value, ops, summed_over, free, priced,
+        _workspace_terms(rules, ops.halo.shape[1]), scratch,
+    )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
         slot=grouped.use_slot,
@@ -134,6 +144,8 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
         ops=ops,
         products=_products(rules, products, ops.halo.shape[1] - 1),
         tensors=slots.tensors(products),
+        kernels=kernels,
+        kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class)),
         values=values,
         uses=uses,
         pairs=grouped.pairs,
@@ -165,8 +177,8 @@ def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses
     table = OpClasses(
         count=classes.count,
         flops=np.array([
-            _flops(program, op) if here else 0.0
-            for op, here in zip(representative, product, strict=True)
+            _flops(program, op) if here else _kernel_flops(rule)
+            for op, here, rule in zip(representative, product, rules, strict=True)
         ]),
         dtype=np.array([dtypes.index(name) for name in dtype], dtype=np.int64),
         product=product,
@@ -185,8 +197,13 @@ def _value_classes(
     ops: OpClasses,
     summed_over: Bools,
     free: Floats,
+    priced: Bools,
+    workspace: tuple[Floats, Bools],
+    scratch: Bools,
 ) -> ValueClasses:
     values = grouped.representative
+    maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
+    amount, over = workspace
     types = [program.values[v].type for v in values.tolist()]
     kinds = [program.kind(program.values[v].op) for v in values.tolist()]
     product = ops.product[op_class_of_value[values]]
@@ -202,7 +219,7 @@ def _value_classes(
         sizes=np.array([
             (*type_.shape, *(1,) * (max(widest, 1) - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
-        written=live.exists[values] & ~product & ~in_place,
+        written=live.exists[values] & ~product & ~in_place & ~priced[maker],
         merged=product & ~live.exists[values],
         transcendentals=_transcendentals(program, grouped),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
@@ -213,7 +230,55 @@ def _value_classes(
         may_pad=np.zeros(len(values), dtype=bool),
         collective=np.full(len(values), -1, dtype=np.int64),
         group=np.zeros(len(values), dtype=np.int64),
+        workspace=amount[op_class_of_value[values]] * scratch[values][:, None],
+        workspace_over=over[op_class_of_value[values]],
     )  # fmt: skip
+
+
+def _working(rule: SignatureRule) -> tuple[KernelCost, ...]:
+    """The costs of a kernel that take time."""
+    return tuple(cost for cost in rule.costs if cost.quantity != "workspace")
+
+
+def _kernel_flops(rule: SignatureRule) -> float:
+    return sum(cost.amount for cost in rule.costs if cost.quantity == "flops")
+
+
+def _kernel_terms(rules: Sequence[SignatureRule], factors: int) -> KernelTerms:
+    """The costs of the kernels of op classes, which have at most ``factors`` factors."""
+    rows = [(k, cost) for k, rule in enumerate(rules) for cost in _working(rule)]
+    return KernelTerms(
+        op_class=np.array([k for k, _ in rows], dtype=np.int64),
+        quantity=np.array([QUANTITIES.index(cost.quantity) for _, cost in rows], dtype=np.int64),
+        amount=np.array([cost.amount for _, cost in rows], dtype=np.float64),
+        over=_over([cost for _, cost in rows], factors),
+    )
+
+
+def _over(costs: Sequence[KernelCost], factors: int) -> Bools:
+    """``[costs, factors]`` whether sharding a factor divides a cost."""
+    over = np.zeros((len(costs), factors), dtype=bool)
+    for row, cost in enumerate(costs):
+        over[row, list(cost.factors)] = True
+    return over
+
+
+def _workspace_terms(rules: Sequence[SignatureRule], factors: int) -> tuple[Floats, Bools]:
+    """``[K, W]`` bytes of the workspaces of op classes by term, and ``[K, W, factors]`` as above."""
+    terms = [[cost for cost in rule.costs if cost.quantity == "workspace"] for rule in rules]
+    most = max(map(len, terms), default=0)
+    amount, over = np.zeros((len(rules), most)), np.zeros((len(rules), most, factors), dtype=bool)
+    for k, costs in enumerate(terms):
+        amount[k, : len(costs)] = [cost.amount for cost in costs]
+        over[k, : len(costs)] = _over(costs, factors)
+    return amount, over
+
+
+def _workspaces(program: Program, rules: Sequence[SignatureRule], op_class_of_value: Ints) -> Bools:
+    """``[values]`` whether it is the first result of an op with a workspace."""
+    first = np.array([value.result == 0 for value in program.values], dtype=bool)
+    needs = np.array([len(_working(rule)) < len(rule.costs) for rule in rules], dtype=bool)
+    return np.asarray(first & needs[op_class_of_value])
 
 
 class _Slots:
@@ -250,7 +315,7 @@ class _Slots:
         return np.array(self._uses, dtype=np.int64)
 
     def tensors(self, products: Ints) -> ProductTensors:
-        """The tensors of classes of products."""
+        """The tensors of op classes, here ``products``."""
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
         rows: list[tuple[int, int, float]] = []
@@ -267,6 +332,11 @@ class _Slots:
     def has_factor(self, width: int) -> Bools:
         """``[slots, width]`` whether a dimension has the factor; the last column: no factor."""
         return np.asarray(self.table(width - 1).dim != NONE)
+
+    def kernel_tensors(self, kernels: Ints) -> KernelTensors:
+        """The tensors of op classes with kernels."""
+        tensors = self.tensors(kernels)
+        return KernelTensors(kernels[tensors.product], tensors.slot, tensors.bytes)
 
     def table(self, factors: int) -> Slots:
         """The table of the slots."""
@@ -307,7 +377,11 @@ def _flops(program: Program, op: int) -> float:
 
 def _peak_dtype(program: Program, op: int) -> str:
     operands = program.ops[op].operands or program.ops[op].results
-    return program.values[operands[0]].type.dtype if operands else "f32"
+    types = [program.values[v].type for v in operands]
+    if program.kind(op) == "custom_call":
+        # Numbers for the scalar core, masks and statistics are smaller than what is multiplied.
+        types.sort(key=lambda type_: -math.prod(type_.shape))
+    return types[0].dtype if types else "f32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,7 +398,13 @@ class _Grouped:
 
 
 def _group_values(
-    program: Program, use_op: Ints, use_of: Ints, value_slot: Ints, use_slot: Ints, live: Liveness
+    program: Program,
+    use_op: Ints,
+    use_of: Ints,
+    value_slot: Ints,
+    use_slot: Ints,
+    live: Liveness,
+    priced: Bools,
 ) -> _Grouped:
     """Value classes: values with equal slots, repetitions, reads and behaviour in memory."""
     kinds = [program.kind(op) for op in range(len(program.ops))]
@@ -332,9 +412,9 @@ def _group_values(
     reads: list[dict[int, tuple[int, int]]] = [{} for _ in program.values]
     kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
     for op, value, slot in zip(use_op.tolist(), use_of.tolist(), use_slot.tolist(), strict=True):
-        # Matmuls have a roofline of their own; a gather reads as much as it writes; the caller
-        # and loops read nothing.
-        counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING
+        # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it
+        # writes; the caller and loops read nothing.
+        counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING and not priced[op]
         # A value in memory crosses the boundary of a region where it is.
         counted &= kinds[op] not in BOUNDARY or not live.exists[program.ops[op].results[0]]
         times = program.repeats[op]

@@ -103,6 +103,7 @@ class LiveRanges:
     size: Floats  # [values] bytes
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces
+    scratch: Bools  # [values] whether the defining op has a workspace, counted with this result
 
     @functools.cached_property
     def maker(self) -> Ints:

@@ -17,10 +17,11 @@ from scipy import sparse
 from toast import disk_cache
 from toast.cost.gathering import Buffered, build
 from toast.cost.tables import EntityTable, Tables
+from toast.program import QUANTITIES
 from toast.space import Space
 
 #: Version of the entries; a new one invalidates all.
-_FORMAT = "2"
+_FORMAT = "3"
 _KIND = "tables"
 
 #: Ops below which building the tables is faster than reading a file.
@@ -148,6 +149,8 @@ def _check(tables: Tables, space: Space) -> None:
         (tables.slots.op_class, ops), (tables.slots.dim, ranks), (tables.products.op_class, ops),
         (tables.ops.dtype, len(tables.dtypes)), (tables.products.group, 4),
         (tables.tensors.product, products), (tables.tensors.slot, slots),
+        (tables.kernels.op_class, ops), (tables.kernels.quantity, len(QUANTITIES)),
+        (tables.kernel_tensors.op_class, ops), (tables.kernel_tensors.slot, slots),
         (tables.values.slot, slots), (tables.uses.value, values), (tables.uses.slot, slots),
         (tables.pairs.later, uses), (tables.pairs.earlier, uses),
         (tables.joint_sums.value, values), (tables.joint_sums.other, values),
@@ -165,6 +168,8 @@ def _check(tables: Tables, space: Space) -> None:
     for column, shape in (
         (tables.ops.halo, (ops, width)), (tables.products.size, (products, 3)),
         (tables.products.group, (products, width)), (tables.values.reduces, (values, width)),
+        (tables.kernels.over, (len(tables.kernels), width)),
+        (tables.values.workspace_over, (*tables.values.workspace.shape, width)),
         (tables.operands.along, (len(tables.operands), ranks)), (windows.bins, (bins,)),
         (windows.of_value, (count, values)), (windows.of_use, (count, uses)),
         (tables.growth[:1], (min(1, tables.growth.shape[0]), tables.columns.width)),

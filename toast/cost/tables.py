@@ -47,7 +47,7 @@ class OpClasses(EntityTable):
     """``[K]`` classes of ops."""
 
     count: Ints  # ops in a step
-    flops: Floats  # floating-point operations of one op
+    flops: Floats  # floating-point operations of a product or a custom call
     dtype: Ints  # element type that decides the peak FLOP/s: index into ``Tables.dtypes``
     product: Bools  # whether they are matrix products or convolutions
     #: ``[K, F + 1]`` what a shard along a permutation factor needs from its neighbours, as a
@@ -75,6 +75,25 @@ class ProductTensors(EntityTable):
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelTerms(EntityTable):
+    """Terms of the costs of custom calls, grouped by op class."""
+
+    op_class: Ints
+    quantity: Ints  # index into :data:`toast.program.QUANTITIES`
+    amount: Floats  # of one unsharded call
+    over: Bools  # [rows, F + 1] whether sharding a factor divides it
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelTensors(EntityTable):
+    """Operands and results of custom calls with costs, grouped by op class."""
+
+    op_class: Ints
+    slot: Ints
+    bytes: Floats
+
+
+@dataclasses.dataclass(frozen=True)
 class ValueClasses(EntityTable):
     """``[C]`` classes of values."""
 
@@ -96,6 +115,8 @@ class ValueClasses(EntityTable):
     #: before :meth:`Tables.on_hardware`.
     collective: Ints
     group: Ints
+    workspace: Floats  # [C, W] bytes that the kernel which computes it needs meanwhile, by term
+    workspace_over: Bools  # [C, W, F + 1] whether sharding a factor divides such a term
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +217,8 @@ class Tables:
     ops: OpClasses
     products: Products
     tensors: ProductTensors
+    kernels: KernelTerms
+    kernel_tensors: KernelTensors
     values: ValueClasses
     uses: UseClasses
     pairs: CopyPairs

@@ -1,5 +1,6 @@
 """Programs in flat SSA form, and the shardings of their values."""
 
+from toast.program.kernel_costs import QUANTITIES, KernelCost
 from toast.program.program import (
     Attribute,
     Builder,
@@ -14,8 +15,10 @@ from toast.program.program import (
 from toast.program.shardings import Shardings, Spec
 
 __all__ = [
+    "QUANTITIES",
     "Attribute",
     "Builder",
+    "KernelCost",
     "Location",
     "Op",
     "Program",

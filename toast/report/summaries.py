@@ -13,6 +13,7 @@ from toast.analysis import Analysis
 from toast.hardware import Hardware, Mesh, load, names
 from toast.plan import Plan, place_of, spec_text
 from toast.plan.labels import shown_labels
+from toast.report.kernel_notes import price_note, suggested_rule, whole_kernels
 from toast.report.memory import peak_groups
 from toast.text_tables import TextTable
 from toast.units import size_text, time_text
@@ -40,14 +41,16 @@ def _stages(seconds: dict[str, float]) -> Text:
 
 
 def missing_rules(analysis: Analysis) -> list[str]:
-    """One line for each op without a rule and each loop with an unknown trip count."""
+    """Lines for ops without a rule, custom calls, and each loop with an unknown trip count."""
     ops = analysis.without_rule
     lines = [
         f"no rule for {analysis.program.describe(op)}: its dimensions are not sharded"
+        f"{price_note(analysis, op)}"
         for op in ops[:_NAMED_OPS]
     ]
     if len(ops) > _NAMED_OPS:
         lines.append(f"... and {len(ops) - _NAMED_OPS} more ops without a rule")
+    lines += [*suggested_rule(analysis, ops), *whole_kernels(analysis)]
     places = {str(analysis.program.location(op)) for op in analysis.uncounted_loops}
     lines += [f"trip count unknown: the loop at {place} counts once" for place in sorted(places)]
     return lines

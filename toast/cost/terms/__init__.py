@@ -8,8 +8,9 @@ from toast.cost.terms.buffers import (
     SharedCopies,
     Values,
     WholeSums,
+    Workspaces,
 )
-from toast.cost.terms.kernels import ProductWork, Reads, Transcendentals, Writes
+from toast.cost.terms.kernels import KernelWork, ProductWork, Reads, Transcendentals, Writes
 from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.terms.traffic import (
     Halos,
@@ -22,9 +23,10 @@ from toast.cost.terms.traffic import (
 
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
-    ProductWork(), Writes(), Transcendentals(), Reads(),
+    ProductWork(), KernelWork(), Writes(), Transcendentals(), Reads(),
     Sums(), Reshards(), Halos(), RegionCollectives(), SumPlaces(), UsePlaces(),
-    Arguments(), Values(), Copies(), SharedCopies(), WholeSums(), MergedSums(), SecondBuffers(),
+    Arguments(), Values(), Copies(), SharedCopies(), WholeSums(), MergedSums(),
+    SecondBuffers(), Workspaces(),
 )  # fmt: skip
 
 __all__ = ["DEFAULT_TERMS", "LocalTerm", "OrderedTerm", "StepPart", "Term", "Traffic", "check"]

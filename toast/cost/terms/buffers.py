@@ -119,6 +119,29 @@ class MergedSums(Term):
         return layout.value_memory * (layout.tables.values.merged & (layout.partial > 0))
 
 
+class Workspaces(Term):
+    """Memory that kernels need while they run."""
+
+    name, scope, label = "workspaces", Entity.VALUE_CLASS, "workspace"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        values = np.flatnonzero(ranges.scratch)
+        start = ranges.maker[values]
+        return Lifetimes(ranges.value_class[values], start, start + 1, values)
+
+    def bytes(self, layout: Layout) -> Floats:
+        t = layout.tables
+        size = np.zeros(layout.value_bytes.shape)
+        needing = np.flatnonzero(t.values.workspace.any(axis=1))
+        held = np.take(layout.held, t.slots.op_class[t.values.slot[needing]], axis=1)
+        rows = np.arange(len(needing))[:, None]
+        for term in range(t.values.workspace.shape[1]):
+            over = t.values.workspace_over[needing, term][rows, held]
+            amount = t.values.workspace[needing, term]
+            size[:, needing] += amount / layout.devices[axes_of(over)]
+        return size
+
+
 class SecondBuffers(Term):
     """Operands of products that cannot overwrite their own operands, because the product is a loop.
 

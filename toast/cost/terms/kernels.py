@@ -1,4 +1,4 @@
-"""Terms of kernels: products, and kernels bound by memory or the vector unit."""
+"""Terms of kernels: products, custom calls, and kernels bound by memory or the vector unit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 from toast.cost.entities import Entity, Floats
 from toast.cost.layout import LocalLayout, axes_of, slot_dims
 from toast.cost.terms.term import LocalTerm, StepPart
+from toast.program import QUANTITIES
 
 
 class ProductWork(LocalTerm):
@@ -44,6 +45,39 @@ class ProductWork(LocalTerm):
         size = np.maximum(size, 1.0)  # for products without elements
         tile = np.array(layout.machine.hardware.tile, dtype=np.float64)
         return np.asarray((np.ceil(size / tile) * tile / size).prod(axis=2))
+
+
+class KernelWork(LocalTerm):
+    """Custom calls whose costs are known: a roofline of FLOPs, bytes and transcendentals.
+
+    The bytes are those of operands and results, and those that the kernel moves besides.  Kernels
+    with FLOPs compute exponentials beside products: the hardware's rate, which is fitted to XLA's
+    own kernels, would make flash attention seven times slower than its products.
+    """
+
+    name, scope, part = "kernels", Entity.OP_CLASS, StepPart.PRODUCTS
+
+    def seconds(self, layout: LocalLayout) -> Floats:
+        t, hardware = layout.tables, layout.machine.hardware
+        states, classes, _ = layout.held.shape
+        work = np.zeros((len(QUANTITIES), states, classes))
+        if not len(t.kernels):
+            return np.zeros((states, classes))
+        terms, tensors, every = t.kernels, t.kernel_tensors, np.arange(states)[:, None]
+        held = np.take(layout.held, terms.op_class, axis=1)
+        over = terms.over[np.arange(len(terms))[:, None], held]
+        amount = terms.amount / layout.devices[axes_of(over)]
+        for quantity in range(len(QUANTITIES)):
+            rows = np.flatnonzero(terms.quantity == quantity)
+            np.add.at(work[quantity], (every, terms.op_class[rows]), amount[:, rows])
+        dims = slot_dims(t, layout.held, tensors.slot)
+        moved = tensors.bytes / layout.devices[axes_of(dims >= 0)]
+        np.add.at(work[QUANTITIES.index("bytes")], (every, tensors.op_class), moved)
+        peaks = np.array([hardware.peak(dtype) for dtype in t.dtypes])
+        flops, exponentials, all_bytes, _ = work
+        alone = np.where(flops > 0, 0.0, exponentials / hardware.transcendentals_per_s)
+        beside = np.maximum(flops / peaks[t.ops.dtype], all_bytes / hardware.memory_bytes_per_s)
+        return np.asarray(np.maximum(beside, alone) * t.ops.count)
 
 
 class Writes(LocalTerm):

@@ -1,0 +1,134 @@
+"""Kernels are priced by their costs: whole as XLA runs them, and in shards if they are partitioned."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+
+import toast
+from tests.rules.kernels import GROUPED, Q, call, splash_gradient
+from toast.analysis.rules import solve_rules
+from toast.cost import CostModel, Memo, break_down
+from toast.hardware import Mesh, load
+from toast.program import KernelCost
+from toast.space import Space, States
+
+#: Of the TPU v5e.
+PEAK, BANDWIDTH = load("tpu-v5e").peak("bf16"), load("tpu-v5e").memory_bytes_per_s
+
+RULE = """custom_call_rule("mine").
+%! mine(Op): a call of it.
+mine(Op) :- op(Op,custom_call), attribute(Op,call_target_name,"mine").
+factor(Op,D,T,D)              :- mine(Op), tensor_dim(Op,T,D,_).
+kernel_cost(Op,flops,1000000,work)  :- mine(Op).
+kernel_cost_over(Op,work,(0; 1))    :- mine(Op).
+kernel_cost(Op,bytes,100,more)      :- mine(Op).
+kernel_cost_over(Op,more,0)         :- mine(Op).
+kernel_cost(Op,workspace,4096,room) :- mine(Op).
+kernel_cost_over(Op,room,0)         :- mine(Op).
+kernel_cost(Op,workspace,1024,less) :- mine(Op).
+"""
+
+
+def model_of(
+    tmp_path: pathlib.Path, rule: str, mesh: str = "data=4", shape: str = "256x64xbf16"
+) -> CostModel:
+    (tmp_path / "program.mlir").write_text(call("mine", [shape], [shape]))
+    (tmp_path / "rule.lp").write_text(rule)
+    analysis = toast.analyze(tmp_path / "program.mlir", rules=[tmp_path / "rule.lp"], cache=False)
+    return CostModel(Space(analysis, Mesh.parse(mesh)), load("tpu-v5e"))
+
+
+def sharded(model: CostModel, factor: int, axis: int = 0) -> States:
+    """All ops sharded along a dimension."""
+    state = model.space.initial.copy()
+    state[:, axis] = factor
+    return state
+
+
+def kernel_seconds(model: CostModel, state: States) -> float:
+    return float(break_down(model, state).term_seconds["kernels"].sum())
+
+
+def test_a_kernel_is_a_roofline(tmp_path: pathlib.Path) -> None:
+    model = model_of(tmp_path, RULE)
+    assert kernel_seconds(model, model.space.initial) == pytest.approx(256 * 64 * 1e6 / PEAK)
+    # The bytes of operand and result count once, with those that the kernel moves besides.
+    memory = model_of(tmp_path, RULE.replace("1000000", "1"))
+    moved = 2 * 256 * 64 * 2 + 100 * 256
+    assert kernel_seconds(memory, memory.space.initial) == pytest.approx(moved / BANDWIDTH)
+    seconds = break_down(memory, memory.space.initial).term_seconds
+    assert not seconds["reads"].any()
+    assert not seconds["writes"].any()
+
+
+def test_a_partitioned_kernel_is_divided_among_devices(tmp_path: pathlib.Path) -> None:
+    whole = model_of(tmp_path, RULE)
+    assert not (whole.space.classes.divisor > 1)[whole.space.classes.of_op[1]].any()
+    parts = model_of(tmp_path, RULE + "partitioned(Op) :- mine(Op).\n")
+    rows, columns = (kernel_seconds(parts, sharded(parts, factor)) for factor in (0, 1))
+    assert rows == columns == pytest.approx(256 * 64 * 1e6 / PEAK / 4)
+    assert kernel_seconds(parts, parts.space.initial) == pytest.approx(4 * rows)
+
+
+def test_a_workspace_is_in_memory_while_the_kernel_runs(tmp_path: pathlib.Path) -> None:
+    plain = model_of(
+        tmp_path, RULE.replace("workspace", "flops") + "partitioned(Op) :- mine(Op).\n"
+    )
+    model = model_of(tmp_path, RULE + "partitioned(Op) :- mine(Op).\n")
+    for state, size in ((model.space.initial, 4096 * 256), (sharded(model, 0), 4096 * 64)):
+        more = model.price(state[None]).peak_bytes - plain.price(state[None]).peak_bytes
+        assert more == pytest.approx(size + 1024)
+        timeline = model.timeline(state)
+        assert {buffer.what: buffer.bytes for buffer in timeline.at_peak}[
+            "workspace"
+        ] == size + 1024
+        assert np.allclose(Memo(model).price(state[None]).peak_bytes, timeline.peak_bytes)
+
+
+def test_exponentials_count_alone(tmp_path: pathlib.Path) -> None:
+    """Beside products, kernels compute them faster than XLA's own kernels do."""
+    rule = RULE.replace("flops,1000000", "transcendentals,10")
+    model = model_of(tmp_path, rule)
+    expected = 256 * 64 * 10 / load("tpu-v5e").transcendentals_per_s
+    assert kernel_seconds(model, model.space.initial) == pytest.approx(expected)
+    both = model_of(tmp_path, rule + "kernel_cost(Op,flops,1,work) :- mine(Op).\n")
+    assert kernel_seconds(both, both.space.initial) < expected
+
+
+def test_attention_has_the_price_of_its_products() -> None:
+    """Forwards 2 products, backwards 4 for keys and 3 for queries, of the blocks of the mask."""
+    program = splash_gradient()
+    model = CostModel(Space(toast.analyze(program), Mesh.parse("data=2")), load("tpu-v5e"))
+    seconds = break_down(model, model.space.initial).term_seconds["kernels"]
+    product = 2 * 2 * 8 * 1024 * 1024 * 128 * 3 / 4 / PEAK
+    # Reading and writing takes longer than the forward products.
+    moved = 2 * (np.prod(Q.shape) * 2 + np.prod(GROUPED.shape) * 2) + np.prod(Q.shape) * 4
+    forward, *backward = seconds[seconds > 0]
+    assert forward == pytest.approx(max(2 * product, moved / BANDWIDTH), rel=0.05)
+    assert backward == pytest.approx([4 * product, 3 * product])
+
+
+def test_an_estimate_is_the_price_of_a_kernel_without_a_rule(tmp_path: pathlib.Path) -> None:
+    config = {"custom_call_config": {"cost_estimate": {"flops": 10**15, "transcendentals": 1}}}
+    path = tmp_path / "program.mlir"
+    path.write_text(call("tpu_custom_call", ["8x8xbf16"], ["8x8xbf16"], kernel="k", config=config))
+    analysis = toast.analyze(path, cache=False)
+    model = CostModel(Space(analysis, Mesh.parse("data=2")), load("tpu-v5e"))
+    assert kernel_seconds(model, model.space.initial) == pytest.approx(1e15 / PEAK)
+
+
+def test_costs_are_cached(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOAST_CACHE", "on")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "program.mlir").write_text(call("mine", ["8x8xf32"], ["8x8xf32"]))
+    (tmp_path / "rule.lp").write_text(RULE)
+    first, again = (
+        toast.analyze(tmp_path / "program.mlir", rules=[tmp_path / "rule.lp"]) for _ in range(2)
+    )
+    assert first.rules == again.rules == solve_rules(first.program, [tmp_path / "rule.lp"])
+    (rule,) = (rule for rule in again.rules if rule.costs)
+    assert rule.runs_whole
+    assert KernelCost("workspace", 1024.0, ()) in rule.costs
