@@ -129,6 +129,8 @@ def test_signed_entries_of_another_content_are_built_anew(
     assert not built((texts, arrays))
     for name, array in arrays.items():
         numbers = name.endswith(("op_class", "slot", "value", "_class", "indices"))
+        if damage is _cut and not len(array):  # this program has no kernels
+            continue
         if damage in (_cut, _wider, _other) or (numbers and array.size):
             assert built((texts, {**arrays, name: damage(array)})), name
     for entry in ({}, arrays), ({**texts, "dtypes": [1]}, arrays), (texts, {}), (None, arrays):

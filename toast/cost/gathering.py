@@ -264,7 +264,7 @@ def _over(costs: Sequence[KernelCost], factors: int) -> Bools:
 
 
 def _workspace_terms(rules: Sequence[SignatureRule], factors: int) -> tuple[Floats, Bools]:
-    """``[K, W]`` bytes of the workspaces of op classes by term, and ``[K, W, factors]`` as above."""
+    """Bytes of workspaces by op class and term, ``[K, W]``; factors, ``[K, W, factors]``."""
     terms = [[cost for cost in rule.costs if cost.quantity == "workspace"] for rule in rules]
     most = max(map(len, terms), default=0)
     amount, over = np.zeros((len(rules), most)), np.zeros((len(rules), most, factors), dtype=bool)

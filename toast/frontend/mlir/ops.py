@@ -16,7 +16,7 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
 from toast.boundary.printable import printable, shortened
 from toast.errors import TargetError
-from toast.frontend.mlir import kernels
+from toast.frontend.mlir import kernel_calls
 from toast.program import Attribute, Location, TensorType
 
 #: The dialect whose name kinds omit; kinds of other dialects include it, such as ``chlo_square``.
@@ -209,7 +209,7 @@ class AttributeReader:
         ):
             entries.append(("seeds_random", 1))
         if "kernel_name" in attributes:
-            entries.extend(kernels.nonzero(operation))
+            entries.extend(kernel_calls.nonzero(operation))
         return tuple(sorted(dict(entries).items()))
 
 
@@ -240,13 +240,13 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         if "num_batch_dims" in attribute:
             yield "num_batch_dims", int(attribute["num_batch_dims"].value)
         if "kernel_metadata" in attribute:
-            yield from kernels.blocks(attribute["kernel_metadata"])
+            yield from kernel_calls.blocks(attribute["kernel_metadata"])
         return
     if name in ("backend_config", "mhlo.backend_config"):
-        yield from kernels.configured(attribute)
+        yield from kernel_calls.configured(attribute)
         return
     if name == _RULE:
-        yield from kernels.stated_rule(attribute)
+        yield from kernel_calls.stated_rule(attribute)
         return
     if name == "channel_handle":
         # Channel 0 is none (replicas communicate); other numbers do not matter.
