@@ -99,7 +99,7 @@ class SignatureRule:
     #: Axes of the program's mesh that manual regions take, each with the factor that it shards in
     #: every plan; -1 for none.
     fixed: tuple[tuple[str, int], ...] = ()
-    #: What its kernel costs, if it is a custom call.
+    #: What the kernel costs of a custom call, or of a composite with a rule.
     costs: tuple[KernelCost, ...] = ()
     #: Whether XLA runs the custom call whole on every device although it has a rule.
     runs_whole: bool = False
@@ -306,7 +306,7 @@ def _signature_rules(
                 signature, number, places[number], sizes[number], facts, number in missing,
                 files.get(number), fixed[number],
             )  # fmt: skip
-            if signature.kind == "custom_call":
+            if signature.kind == "custom_call" or number in costs:
                 rule = dataclasses.replace(
                     rule,
                     costs=_costs(signature, rule, costs.get(number, {})),
@@ -345,7 +345,7 @@ def _kernel_costs(model: LogicModel) -> dict[Term, dict[Term, _CostTerm]]:
 def _costs(
     signature: Signature, rule: SignatureRule, terms: Mapping[Term, _CostTerm]
 ) -> tuple[KernelCost, ...]:
-    """The costs that the rule of a custom call declares, or else those that the call estimates."""
+    """The costs that the rule of an op declares, or else those that a custom call estimates."""
     number = {factor.label: n for n, factor in enumerate(rule.factors)}
     costs = []
     for term in terms.values():

@@ -378,7 +378,7 @@ def _flops(program: Program, op: int) -> float:
 def _peak_dtype(program: Program, op: int) -> str:
     operands = program.ops[op].operands or program.ops[op].results
     types = [program.values[v].type for v in operands]
-    if program.kind(op) == "custom_call":
+    if program.kind(op) in ("custom_call", "composite"):
         # Numbers for the scalar core, masks and statistics are smaller than what is multiplied.
         types.sort(key=lambda type_: -math.prod(type_.shape))
     return types[0].dtype if types else "f32"
