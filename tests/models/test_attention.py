@@ -13,6 +13,7 @@ import pytest
 import toast
 from tests.helpers import f32
 from toast.apply.verify import verify
+from toast.assurance.interchange import annotated
 from toast.cost import CostModel
 from toast.evaluation.baselines import manual_states
 from toast.hardware import Mesh, load
@@ -103,6 +104,14 @@ def test_attention_is_two_ops_without_conflicts() -> None:
     assert "dot_general" not in map(program.kind, range(len(program.ops)))
     assert analysis().counts()["conflicts"] == 0
     assert analysis().without_rule == ()
+
+
+def test_shardy_takes_the_rules_of_attention() -> None:
+    """It has no factors that are sums for some results only; they stay whole there."""
+    text, _ = annotated(analysis().program)
+    rules = [line for line in text.splitlines() if "stablehlo.composite" in line]
+    assert len(rules) == 2
+    assert all("sdy.sharding_rule" in line and " reduction=" not in line for line in rules)
 
 
 @pytest.mark.parametrize(("letter", "dimension"), [("b", 0), ("s", 1), ("g", 2), ("r", 3)])

@@ -99,9 +99,13 @@ def _sizes(rule: SignatureRule, names: Sequence[str]) -> dict[str, int]:
 
 def _kinds(rule: SignatureRule, names: Sequence[str]) -> dict[str, Iterable[str]]:
     pairs = list(zip(names, rule.factors, strict=True))
+    # Shardy knows no factor that some results have and others are sums over.
+    kept = {names[f] for tensor in rule.results for dim in tensor for f in dim}
     return {
-        "reduction": [n for n, f in pairs if f.combiner],
-        "need_replication": [n for n, f in pairs if f.need_replication],
+        "reduction": [n for n, f in pairs if f.combiner and n not in kept],
+        "need_replication": [
+            n for n, f in pairs if f.need_replication or (f.combiner and n in kept)
+        ],
         "permutation": [n for n, f in pairs if f.permutation],
     }
 

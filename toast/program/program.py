@@ -213,12 +213,14 @@ class Program:
     def describe(self, op: int) -> str:
         """The description of an op in messages: ``dot_general f32[8,4] at model.py:12 jit(f)/dot``.
 
-        That of a custom call includes its target: ``custom_call @mystery f32[8,4] at ...``, and the
-        name of its kernel if it has one: ``custom_call @tpu_custom_call (my_kernel) ...``.
+        That of a composite includes its name, that of a custom call its target,
+        ``custom_call @mystery f32[8,4] at ...``, and the name of its kernel if it has one:
+        ``custom_call @tpu_custom_call (my_kernel) ...``.
         """
         types = ", ".join(str(self.values[v].type) for v in self.ops[op].results)
         signature = self.signatures[self.ops[op].signature]
-        target, kernel = map(signature.attribute, ("call_target_name", "kernel_name"))
+        named = "name" if signature.kind == "composite" else "call_target_name"
+        target, kernel = map(signature.attribute, (named, "kernel_name"))
         suffix = f" @{target}" * bool(target) + f" ({kernel})" * bool(kernel)
         return f"{self.kind(op)}{suffix} {types} at {self.location(op)}"
 
