@@ -125,3 +125,47 @@ def test_attention_runs_on_shards(letter: str, dimension: int) -> None:
     verified = verify(analysis().program, shardings_of(model, state))
     assert verified.equal
     assert set(verified.collectives) == {kind for kind, _, _ in sums}
+
+
+def costs(function: Any, *arguments: Any) -> list[dict[str, float]]:
+    """The flops and exponentials of each composite of a program."""
+    analysed = toast.analyze(function, *arguments)
+    program, totals = analysed.program, []
+    for op in program.ops:
+        if program.signatures[op.signature].kind == "composite":
+            total: dict[str, float] = {}
+            for cost in analysed.rules[op.signature].costs:
+                total[cost.quantity] = total.get(cost.quantity, 0.0) + cost.amount
+            totals.append(total)
+    return totals
+
+
+@pytest.mark.parametrize(
+    ("queries", "options", "share"),
+    [
+        (64, {}, 0.5), (64, {"window": 16}, 0.25), (64, {"window": 64}, 0.5),
+        (64, {"causal": False}, 1.0), (16, {}, 0.875),
+    ],
+)  # fmt: skip
+def test_scores_that_no_query_sees_cost_nothing(
+    queries: int, options: dict[str, Any], share: float
+) -> None:
+    def loss(*arguments: jax.Array) -> jax.Array:
+        return jnp.sum(attention(*arguments, **options))
+
+    shapes = f32(2, queries, 4, 3, 8), f32(2, 64, 4, 8), f32(2, 64, 4, 6)
+    pairs = 2 * queries * 64 * 4 * 3 * share
+    forward, backward = costs(jax.grad(loss, (0, 1, 2)), *shapes)
+    # Scores and the sum of values; the backward pass has these and the gradients of each operand.
+    assert forward == {"flops": 2 * pairs * (8 + 6), "transcendentals": pairs}
+    assert backward == {"flops": 2 * pairs * (3 * 8 + 2 * 6), "transcendentals": pairs}
+
+
+def test_decoding_costs_products_with_all_pages() -> None:
+    integers = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
+    pages = f32(20, 16, 4, 8)
+    (cost,) = costs(
+        paged_attention, f32(2, 4, 3, 8), pages, pages, integers((2, 5)), integers((2,))
+    )
+    pairs = 2 * 4 * 3 * 5 * 16
+    assert cost == {"flops": 2 * pairs * (8 + 8), "transcendentals": pairs}
