@@ -11,12 +11,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from toast.cost.liveness import BARRIERS, SOURCES
 from toast.space import FREE, NONE, Space, States
+
+if TYPE_CHECKING:
+    from toast.analysis.rules import SignatureRule
 
 Ints = npt.NDArray[np.int64]
 
@@ -180,7 +184,7 @@ class _Enumeration:
         """Shard the dimensions that are sharded in the operand."""
         value = self._program.ops[op].operands[index]
         parent = self._class[self._program.values[value].op]
-        dims = self._dims(parent, self._factors[parent], self._defined(value))
+        dims = self._dims(self._factors[parent], self._stacks_defined(value))
         if parent in self._scattered:
             dims = np.where(self._scattered[parent] == NONE, dims, self._scattered[parent])
         self._take(op_class, parent, dims, self._used(op, index))
@@ -192,15 +196,14 @@ class _Enumeration:
         if self._leader[parent] < 0:
             self._lead(op_class, op)
             return
-        dims = self._dims(parent, self._factors[parent], self._used(user, index))
+        dims = self._dims(self._factors[parent], self._rule(user).operands[index])
         self._take(op_class, parent, dims, self._defined(self._program.ops[user].operands[index]))
 
     def _same(self, op_class: int, op: int, other: int) -> None:
         """Shard the dimensions that are sharded in the tied op."""
         parent = self._class[other]
-        dims = self._dims(
-            parent, self._factors[parent], self._defined(self._program.ops[other].results[0])
-        )
+        result = self._program.ops[other].results[0]
+        dims = self._dims(self._factors[parent], self._stacks_defined(result))
         self._take(op_class, parent, dims, self._used(op, 0))
 
     def _take(self, op_class: int, parent: int, dims: States, factor: Ints) -> None:
@@ -223,11 +226,20 @@ class _Enumeration:
             rows[:, axis] = np.where(fits, factor, self._none)
         return rows
 
-    def _dims(self, parent: int, rows: States, factor: Ints) -> States:
+    def _dims(self, rows: States, stacks: Sequence[Sequence[int]]) -> States:
         """The dimension that each axis shards, of a tensor whose dimensions have these factors."""
         table = np.full(self._none + 1, NONE, dtype=np.int8)
-        table[factor] = np.arange(len(factor))
+        for d, stack in enumerate(stacks):
+            table[list(stack)] = d
         return table[rows]
+
+    def _rule(self, op: int) -> SignatureRule:
+        return self._space.analysis.rules[self._names.signature[op]]
+
+    def _stacks_defined(self, value: int) -> Sequence[Sequence[int]]:
+        """The factors of each dimension of a value where it is defined."""
+        definition = self._program.values[value]
+        return self._rule(definition.op).results[definition.result]
 
     def _defined(self, value: int) -> Ints:
         """The factor of each dimension of a value where it is defined."""
