@@ -19,7 +19,7 @@ from tests.regions.programs import CASES, shard_map
 from toast import Constraints
 from toast.cost import CostModel, Memo, break_down
 from toast.errors import MeshError, PinError, TargetError
-from toast.evaluation.baselines import automap
+from toast.evaluation.baselines import alpa, automap
 from toast.frontend import mlir, stablehlo
 from toast.hardware import COLLECTIVES, Mesh, load
 from toast.program import Program
@@ -93,7 +93,7 @@ REGION = """module {{
     [
         ("[[0, 2], [2, 4], [4, 6], [6, 0], [1, 3], [3, 5], [5, 7], [7, 1]]", 8, ("data",)),
         ("[[0, 2], [1, 3]]", 2, ("data",)),
-        ("[[0, 0], [1, 1]]", 2, ()),
+        ("[[0, 0], [1, 1]]", 2, ()),  # other devices get zeros
         ("[[0, 3], [2, 5]]", 2, ("data", "model")),
     ],
 )
@@ -127,6 +127,29 @@ def test_gspmd_code_for_one_device_is_refused() -> None:
         TargetError, match=r"GSPMD's form; lower shard_map to sdy\.manual_computation"
     ):
         from_text(text)
+
+
+def test_collectives_over_axes_of_one_device_are_dropped() -> None:
+    mesh = AbstractMesh((1, 8), ("one", "data"), axis_types=(AxisType.Auto,) * 2)
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=P("one"), out_specs=P("one"), axis_names={"one"}
+    )
+    def idle(x: jax.Array) -> jax.Array:
+        y = lax.ppermute(lax.psum(2 * x, "one"), "one", [(0, 0)])
+        return lax.all_gather(y, "one", tiled=True) + lax.axis_index("one")
+
+    plan = toast.plan(
+        idle, f32(32, 8), mesh="data=8", hardware="tpu-v5e", stages=(TreeSearch(effort=8),)
+    )
+    assert not {s.kind for s in plan.analysis.program.signatures} & set(COLLECTIVES)
+    x = np.arange(256, dtype=np.float32).reshape(32, 8)
+    np.testing.assert_array_equal(plan.jit()(x), 2 * x)
+
+
+def test_a_permute_of_some_devices_is_no_identity() -> None:
+    program = from_text(REGION.format(pairs="[[0, 0], [1, 1]]", count=2))
+    assert any(s.kind == "collective_permute" for s in program.signatures)
 
 
 # -- axes --------------------------------------------------------------------------------------
@@ -322,6 +345,12 @@ def test_a_plan_of_a_region_applies_to_a_changed_program() -> None:
 
     applied = toast.apply_plan(train_step(), doubled, *case.arguments, donate=(0,))
     assert applied.plan.arguments == train_step().arguments
+
+
+def test_the_integer_program_knows_the_shards_of_an_exit() -> None:
+    """The result follows the exit of the region, and is not gathered."""
+    plan = alpa(analysed("megatron"), "data=4,model=2", "tpu-v5e")
+    assert plan.shardings.results == ((("data",), ()),)
 
 
 def test_propagation_knows_regions() -> None:

@@ -139,7 +139,7 @@ def inlined(module: ir.Module, origin: str) -> Any:
     """
     with module.context:
         mlir.inline_calls(module, origin)
-        mlir.drop_open_constraints(module)
+        mlir.drop_idle_ops(module)
         function = mlir.main_function(module, origin)
         mlir.drop_dead_ops(function)
         return function

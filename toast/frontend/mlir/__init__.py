@@ -11,7 +11,7 @@ from toast.frontend.mlir.manual_computation import (
     Region,
     Regions,
     collective_axes,
-    drop_open_constraints,
+    drop_idle_ops,
     read_region,
 )
 from toast.frontend.mlir.modules import (
@@ -80,7 +80,7 @@ __all__ = [
     "constraint",
     "counts",
     "drop_dead_ops",
-    "drop_open_constraints",
+    "drop_idle_ops",
     "forget_shardings_of_ops",
     "functions_of",
     "generic_text",

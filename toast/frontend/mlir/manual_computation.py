@@ -110,10 +110,7 @@ def _mesh(operation: Any, mesh: Any) -> RegionMesh:
 
 
 def _named_mesh(operation: Any, name: str) -> RegionMesh:
-    module = operation
-    while module.parent is not None:
-        module = module.parent
-    for op in module.regions[0].blocks[0].operations:
+    for op in _module_of(operation).regions[0].blocks[0].operations:
         attributes = op.operation.attributes
         if op.operation.name == "sdy.mesh" and ir.StringAttr(attributes["sym_name"]).value == name:
             return _read_mesh(sdy.MeshAttr(attributes["mesh"]))
@@ -185,19 +182,54 @@ def _rows(attribute: Any) -> Ints:
     return np.array([*dense], dtype=np.int64).reshape(shape)
 
 
-def drop_open_constraints(module: ir.Module) -> None:
-    """Removes the sharding constraints in regions that constrain nothing and name no value.
+def drop_idle_ops(module: ir.Module) -> None:
+    """Removes sharding constraints that constrain nothing, and collectives of single devices.
 
-    JAX adds one to every value of a region that does not take all axes.
+    JAX adds such constraints to the values of a ``shard_map`` that does not take all axes.  Over
+    axes of one device, it inlines the body, and keeps the collectives.
     """
-    for region in [op for op in walk(module.body) if op.name == REGION]:
-        for operation in [*walk(region.regions[0].blocks[0])]:
-            if operation.name == "sdy.sharding_constraint" and NAME not in operation.attributes:
-                sharding = sdy.TensorShardingAttr(operation.attributes["sharding"])
-                dims = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
-                if not any(len(d.axes) or d.is_closed for d in dims):
-                    operation.results[0].replace_all_uses_with(operation.operands[0])
-                    operation.erase()
+    for operation in reversed([*walk(module.body)]):  # those inside others first
+        if _is_idle(operation):
+            for result, operand in zip(operation.results, operation.operands, strict=True):
+                result.replace_all_uses_with(operand)
+            operation.erase()
+
+
+def _is_idle(operation: Any) -> bool:
+    attributes = operation.attributes
+    if operation.name == "sdy.sharding_constraint" and NAME not in attributes:
+        sharding = sdy.TensorShardingAttr(attributes["sharding"])
+        dims = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
+        return not any(len(d.axes) or d.is_closed for d in dims)
+    if [o.type for o in operation.operands] != [r.type for r in operation.results]:
+        return False
+    if _GROUPS in attributes:
+        named = _named_groups(attributes[_GROUPS])
+        if named is None:
+            return bool(_rows(attributes[_GROUPS]).shape[-1] == 1)
+        mesh = re.search(r"mesh = @([\w.$-]+)", str(attributes[_GROUPS]))
+        sizes = dict(_named_mesh(operation, mesh[1]).axes) if mesh else {}
+        return all(sizes.get(name, 2) == 1 for name in named)
+    if _PAIRS in attributes:
+        # A device that receives nothing has zeros, so all devices must have a pair.
+        pairs = _rows(attributes[_PAIRS])
+        return bool(_devices(operation) == len(pairs) and (pairs[:, 0] == pairs[:, 1]).all())
+    return False
+
+
+def _devices(operation: Any) -> int:
+    """The number of devices of the first mesh in the module of an operation; 0 without a mesh."""
+    for op in _module_of(operation).regions[0].blocks[0].operations:
+        if op.operation.name == "sdy.mesh":
+            mesh = _read_mesh(sdy.MeshAttr(op.operation.attributes["mesh"]))
+            return math.prod(size for _, size in mesh.axes)
+    return 0
+
+
+def _module_of(operation: Any) -> Any:
+    while operation.parent is not None:
+        operation = operation.parent
+    return operation
 
 
 class Regions:
