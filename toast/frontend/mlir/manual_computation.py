@@ -29,9 +29,6 @@ Ints = npt.NDArray[np.int64]
 
 REGION = "sdy.manual_computation"
 
-#: The attribute of a constraint with the name that ``checkpoint_name`` gives a value.
-NAME = "toast_name"
-
 #: The attributes with the devices that communicate.
 _GROUPS, _PAIRS = "replica_groups", "source_target_pairs"
 DEVICES = frozenset({_GROUPS, _PAIRS})
@@ -197,8 +194,10 @@ def drop_idle_ops(module: ir.Module) -> None:
 
 def _is_idle(operation: Any) -> bool:
     attributes = operation.attributes
-    if operation.name == "sdy.sharding_constraint" and NAME not in attributes:
+    if operation.name == "sdy.sharding_constraint":
         sharding = sdy.TensorShardingAttr(attributes["sharding"])
+        if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
+            return False  # it has no mesh, and names a value
         dims = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
         return not any(len(d.axes) or d.is_closed for d in dims)
     if [o.type for o in operation.operands] != [r.type for r in operation.results]:

@@ -9,11 +9,14 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
 from toast.boundary.printable import printable
-from toast.frontend.mlir.manual_computation import NAME, REGION, Regions
+from toast.frontend.mlir.manual_computation import REGION, Regions
 from toast.frontend.mlir.modules import clone, main_function, walk
 
 #: Mesh axes of each dimension, major to minor.
 Spec = tuple[tuple[str, ...], ...]
+
+#: The attribute with the name that ``checkpoint_name`` gives a value.
+_NAME = "toast_name"
 
 #: Ops that constrain the sharding of their result.
 CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
@@ -33,7 +36,7 @@ def keeping_names() -> Any:
         rank = ir.RankedTensorType(value.type).rank
         sharding = sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), [anything] * rank)
         constraint = sdy.ShardingConstraintOp(value, sharding)
-        constraint.operation.attributes[NAME] = ir.StringAttr.get(name)
+        constraint.operation.attributes[_NAME] = ir.StringAttr.get(name)
         return [constraint.result]
 
     return jax_mlir.LoweringParameters(override_lowering_rules=((name_p, rule),))
@@ -41,10 +44,10 @@ def keeping_names() -> Any:
 
 def take_name(operation: Any) -> str:
     """Removes and returns the name that :func:`keeping_names` gave an op; empty for none."""
-    if NAME not in operation.attributes:
+    if _NAME not in operation.attributes:
         return ""
-    name = printable(str(operation.attributes[NAME].value), breaks=False)
-    del operation.attributes[NAME]
+    name = printable(str(operation.attributes[_NAME].value), breaks=False)
+    del operation.attributes[_NAME]
     return name
 
 
