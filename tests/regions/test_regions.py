@@ -17,12 +17,17 @@ import toast
 from tests.helpers import f32
 from tests.regions.programs import CASES, shard_map
 from toast import Constraints
+from toast.analysis.query import facts
+from toast.analysis.rules import factor_files
 from toast.cost import CostModel, Memo, break_down
 from toast.errors import MeshError, PinError, TargetError
 from toast.evaluation.baselines import alpa, automap
+from toast.facts import Relations
 from toast.frontend import mlir, stablehlo
 from toast.hardware import COLLECTIVES, Mesh, load
+from toast.logic import solve
 from toast.program import Program
+from toast.resources import directory
 from toast.search import TreeSearch
 from toast.space import FREE, Space
 
@@ -61,7 +66,7 @@ def test_a_region_becomes_entries_a_body_and_exits() -> None:
 
 
 def test_facts_state_the_region() -> None:
-    text = toast.facts.Relations(analysed("megatron").program).to_lp()
+    text = Relations(analysed("megatron").program).to_lp()
     assert 'attribute(3,split_axes,0,"data").' in text
     assert 'attribute(6,manual,1,"model").' in text
 
@@ -370,3 +375,30 @@ def test_callbacks_in_a_region_are_refused_when_it_runs() -> None:
     with pytest.raises(toast.errors.PlanError, match="calls Python") as error:
         plan.jit()
     assert "\n" not in str(error.value)
+
+
+# -- logic -------------------------------------------------------------------------------------
+
+
+def test_queries_know_regions() -> None:
+    analysis = analysed("over_data")
+    frame = analysis.query("manual(O,A), op(O,dot_general)")
+    assert set(frame.A) == {"data"}
+    assert len(frame) == 2
+    held = analysis.query('fixed(O,"data",F), op(O,manual_entry)')
+    assert set(held.F) == {"split(0)", "none"}
+
+
+@pytest.mark.parametrize("name", ["megatron", "over_data", "nested"])
+def test_logic_on_the_whole_program_derives_the_same(name: str) -> None:
+    """Plain clingo and the product agree on programs with regions."""
+    analysis = analysed(name)
+    asked = [("factor", 5), ("fixed", 3), ("manual", 2), ("annotates", 3), ("shardable", 1)]
+    show = [f"{predicate}/{arity}" for predicate, arity in asked]
+    files = [*factor_files(), directory("rules") / "names.lp"]
+    logic = solve(files, analysis.facts.to_lp(), show)
+    relations = facts(analysis.vocabulary.relations, asked)
+    text = "".join(f"{name}{row}.\n" for (name, _), rows in relations.items() for row in rows)
+    ours = solve([], text, show)
+    for predicate in show:
+        assert set(logic[predicate]) == set(ours[predicate]), predicate

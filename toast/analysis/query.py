@@ -38,7 +38,7 @@ SCHEMA_PREDICATES: frozenset[Predicate] = frozenset({
     ("op", 2), ("operand", 3), ("result", 3), ("dtype", 2), ("rank", 2), ("dim", 3),
     ("attribute", 3), ("attribute", 4), ("tied", 2), ("repeats", 2),
     ("factor", 5), ("factor_size", 3), ("reduction", 3), ("need_replication", 2),
-    ("permutation", 2), ("halo", 3), ("without_rule", 1),
+    ("permutation", 2), ("halo", 3), ("without_rule", 1), ("manual", 2), ("fixed", 3),
     ("annotates", 3), ("def_use", 2), ("shardable", 1), ("color", 2), ("conflict", 3), ("box", 4),
     ("compatibility_set", 3), ("isomorphic", 2), ("argument_group", 2), ("color_group", 2),
     ("same_name", 2),

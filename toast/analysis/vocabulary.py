@@ -50,6 +50,8 @@ class AnalysisVocabulary:
                 lambda f: int(f.halo), lambda f: f.permutation and np.isfinite(f.halo)
             ),
             ("without_rule", 1): lambda: [self.analysis.without_rule],
+            ("manual", 2): self._manual,
+            ("fixed", 3): self._fixed,
             ("annotates", 3): self._annotates,
             ("def_use", 2): lambda: [self._named(c) for c in self.analysis.names.edges.T],
             ("shardable", 1): lambda: [
@@ -113,6 +115,25 @@ class AnalysisVocabulary:
             for number, op in enumerate(self.program.ops) for row in of_signature[op.signature]
         ]  # fmt: skip
         return turned(rows_by_op, 3 + arrays)
+
+    def _manual(self) -> Columns:
+        axes = [signature.attribute("manual") for signature in self.program.signatures]
+        rows = [
+            (number, quoted(str(axis)))
+            for number, op in enumerate(self.program.ops)
+            if isinstance(taken := axes[op.signature], tuple)
+            for axis in taken
+        ]
+        return turned(rows, 2)
+
+    def _fixed(self) -> Columns:
+        labels = [[*of_signature, "none"] for of_signature in self._labels]
+        rows = [
+            (number, quoted(axis), labels[op.signature][factor])
+            for number, op in enumerate(self.program.ops)
+            for axis, factor in self.analysis.rules[op.signature].fixed
+        ]
+        return turned(rows, 3)
 
     def _repeats(self) -> Columns:
         rows = [(op, count) for op, count in enumerate(self.program.repeats) if count != 1]

@@ -275,8 +275,9 @@ def _equality(output: OutputCheck) -> str:
 
 def verification_table(plan: Plan, verification: Verification) -> RenderableType:
     """The output of ``toast verify``: every output, largest error first, and the collectives."""
+    unsharded = "on its own mesh" if plan.shardings.manual_axes else "on one"
     table = _table(
-        f"{plan.analysis.program.name} on {plan.mesh.devices} devices and on one",
+        f"{plan.analysis.program.name} on {plan.mesh.devices} devices and {unsharded}",
         "output", "largest value", "largest error", "relative error", "equal",
         right=("largest value", "largest error", "relative error"),
     )  # fmt: skip

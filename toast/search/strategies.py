@@ -234,7 +234,8 @@ class _Enumeration:
         return table[rows]
 
     def _rule(self, op: int) -> SignatureRule:
-        return self._space.analysis.rules[self._names.signature[op]]
+        rule: SignatureRule = self._space.analysis.rules[self._names.signature[op]]
+        return rule
 
     def _stacks_defined(self, value: int) -> Sequence[Sequence[int]]:
         """The factors of each dimension of a value where it is defined."""

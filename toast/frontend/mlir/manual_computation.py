@@ -196,8 +196,8 @@ def _is_idle(operation: Any) -> bool:
     attributes = operation.attributes
     if operation.name == "sdy.sharding_constraint":
         sharding = sdy.TensorShardingAttr(attributes["sharding"])
-        if not isinstance(sharding.mesh_or_ref, ir.FlatSymbolRefAttr):
-            return False  # it has no mesh, and names a value
+        if not _mesh(operation, sharding.mesh_or_ref).axes:
+            return False  # it names a value, now or when the program was first read
         dims = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
         return not any(len(d.axes) or d.is_closed for d in dims)
     if [o.type for o in operation.operands] != [r.type for r in operation.results]:
