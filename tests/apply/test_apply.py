@@ -269,22 +269,6 @@ def test_impossible_shardings_are_refused(spec: tuple[tuple[str, ...], ...], mes
         annotate(program, bad)
 
 
-def test_callbacks_are_planned_but_not_run() -> None:
-    """They know their Python function by its place in the process that traced it."""
-
-    def function(x: jax.Array, w: jax.Array) -> jax.Array:
-        y = x @ w
-        jax.debug.print("{}", y.sum())
-        return y
-
-    plan = toast.plan(function, f32(4096, 512), f32(512, 2048), mesh="b=4", hardware="tpu-v5e")
-    assert plan.arguments["x"] == (("b",), ())
-    with pytest.raises(PlanError, match=r"test_apply.py:\d+ debug_print: calls Python, which only"):
-        plan.verify()
-    with pytest.raises(PlanError, match="calls Python"):
-        plan.jit()
-
-
 def test_fact_bases_have_no_program() -> None:
     from toast.resources import directory
 

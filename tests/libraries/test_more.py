@@ -522,7 +522,6 @@ def optax_step(optax: Any, optimiser: Any) -> Traced:
 #: What is wrong, each with its cause, before which jax.
 FAULTS = {
     "depthwise convolution": ("XLA sums a product with batch groups over mesh axes it is not split on", None),
-    "error_if": ("no rule for custom_call @xla_ffi_python_cpu_callback", None),
 }  # fmt: skip
 
 

@@ -75,6 +75,7 @@ def annotate(program: Program, shardings: Shardings) -> Any:
             [shardings.sums.get(v, spec) for v, spec in zip(values, specs, strict=True)],
         )
     writer.constrain_reshards()
+    writer.run_callbacks_once()
     writer.move_regions(matched, regions)
     module.operation.verify()
     return module

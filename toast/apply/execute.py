@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 
 from toast.apply.annotate import annotate
+from toast.apply.callbacks import callbacks_in, calling
 from toast.boundary.printable import shortened
 from toast.errors import PlanError
 from toast.frontend import mlir
@@ -27,9 +28,6 @@ _COLLECTIVE = re.compile(
     r"\s(all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
     r"(?:[^\n]*?channel_id=(\d+))?"
 )
-
-#: The custom calls of ``jax.debug.print``, ``pure_callback`` and ``io_callback``.
-_CALLBACK = re.compile(r"python_\w*callback")
 
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
@@ -240,18 +238,6 @@ def _platform(mesh: jax.sharding.Mesh | None) -> str:
     return {"gpu": "cuda"}.get(platform, platform)
 
 
-def _refuse_callbacks(program: Program) -> None:
-    """Refuses callbacks: they refer to functions of the process that traced the program."""
-    for op in range(len(program.ops)):
-        signature = program.signatures[program.ops[op].signature]
-        if _CALLBACK.search(str(signature.attribute("call_target_name") or "")):
-            raise PlanError(
-                f"{program.name}: {program.describe(op)} calls Python, which only works in "
-                "jax.jit of your function; remove debug prints and callbacks, or pass it "
-                "plan.in_shardings and plan.out_shardings"
-            )
-
-
 def flat_jit(
     program: Program, module: Any, mesh: jax.sharding.Mesh | None, shardings: Shardings | None
 ) -> Any:
@@ -265,9 +251,9 @@ def flat_jit(
     :param module: the MLIR module, for example from :func:`toast.apply.annotate`.
     :param mesh: the mesh with devices; ``None`` for one device.
     :param shardings: the shardings of arguments and results; ``None`` for one device.
-    :raises toast.errors.PlanError: if the program calls Python.
+    :raises toast.errors.PlanError: if the program calls Python functions of another process.
     """
-    _refuse_callbacks(program)
+    callbacks = callbacks_in(program)
     types = [program.values[v].type for v in program.argument_values]
     outs = [aval(program.values[v].type) for v in program.result_values]
 
@@ -286,7 +272,7 @@ def flat_jit(
     )
 
     def call(*arguments: Any) -> Any:
-        return exported.call(*arguments)
+        return calling(exported.call(*arguments), callbacks)
 
     call.__name__ = exported.fun_name
     if mesh is None or shardings is None:

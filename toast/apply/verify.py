@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from toast.apply.callbacks import callbacks_in
 from toast.apply.execute import (
     Runnable,
     collectives_in,
@@ -120,6 +121,7 @@ def verify(
             f"{program.name}: its op {waits} waits for the host, and nothing answers here; verify "
             "a program without it"
         )
+    callbacks_in(program)
     values = (*program.argument_values, *program.result_values)
     size = sum(
         int(np.prod(t.shape, dtype=np.int64)) * numpy_dtype(t.dtype).itemsize

@@ -39,6 +39,8 @@ class Calling:
 
     #: The leaves of ``out_tree`` that are no arrays, by position.
     out_static: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    #: The Python functions that callbacks of the program name by number.
+    callbacks: tuple[Callable[..., Any], ...] = ()
 
     def returned(self, results: Iterable[Any], static: Callable[[Any], Any]) -> Any:
         """The tree of the results of the program, with ``static`` of each static leaf."""
@@ -134,6 +136,7 @@ def from_function(
         out_tree=out_tree,
         out_avals=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs),
         static=static,
+        callbacks=mlir.callbacks_of(lowered),
     )
     calling = calling if library is None else _with_static_leaves(calling, library)
     return stablehlo.from_module(

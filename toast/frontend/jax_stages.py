@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -46,6 +47,8 @@ def from_stage(stage: Any, *, platform: str | None = None) -> Program:
     used = getattr(getattr(stage, "_lowering", None), "compile_args", {}).get("kept_var_idx")
     outputs, out_tree = jax.tree.flatten(stage.out_info)
     calling = _calling(module, jax.tree.structure(stage.args_info), infos, used, out_tree, outputs)
+    if calling is not None:
+        calling = dataclasses.replace(calling, callbacks=mlir.callbacks_of(stage))
     platforms = _platforms(stage)
     return stablehlo.from_module(
         module, name=name, calling=calling, platform=platforms[0] if len(platforms) == 1 else ""

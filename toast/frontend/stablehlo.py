@@ -41,10 +41,11 @@ def _reread(data: bytes, calling: Any, file: str) -> mlir.ModuleSource:
 def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
     """A source for pickles and copies: the inlined module as bytecode.
 
-    The pytrees of the arguments and the static arguments are left out if they cannot be pickled.
+    The pytrees of the arguments, the static arguments and the functions of callbacks are left
+    out if they cannot be pickled.
     """
     calling = source.calling
-    choices = [calling, calling and dataclasses.replace(calling, static={}), None]
+    choices = [calling, calling and dataclasses.replace(calling, static={}, callbacks=()), None]
     calling = next(choice for choice in choices if _pickles(choice))
     return _reread, (mlir.bytecode(source.module), calling, source.file)
 
@@ -206,6 +207,11 @@ class _Reader:
                 type_ = self._type(argument.type)
             except TargetError as error:
                 raise TargetError(f"{self._origin}: argument {index}: {error}") from None
+            if calling is not None and type_.dtype == "token":
+                raise TargetError(
+                    f"{self._origin}: its effects are ordered, and JAX runs those on one device "
+                    "only; use ordered=False, as in io_callback(..., ordered=False)"
+                )
             (self._numbers[argument],) = self._add(None, "argument", (), (type_,))
             place = argument.location
             named = place.name_str if mlir.is_location(place, "NameLoc") else ""

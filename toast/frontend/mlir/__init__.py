@@ -49,6 +49,7 @@ from toast.frontend.mlir.ops import (
 )
 from toast.frontend.mlir.platforms import choose_platform, has_platform_argument
 from toast.frontend.mlir.propagate import Propagated, Propagation
+from toast.frontend.mlir.python_calls import callbacks_of, calls_python
 from toast.frontend.mlir.shardy import (
     ShardyWriter,
     argument_constraint,
@@ -73,6 +74,8 @@ __all__ = [
     "attribute_texts",
     "bytecode",
     "call_target",
+    "callbacks_of",
+    "calls_python",
     "captured",
     "choose_platform",
     "clone",

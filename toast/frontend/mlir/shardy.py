@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 from toast.boundary.printable import printable
 from toast.frontend.mlir.manual_computation import REGION, Regions
 from toast.frontend.mlir.modules import clone, main_function, walk
+from toast.frontend.mlir.python_calls import is_callback
 
 #: Mesh axes of each dimension, major to minor.
 Spec = tuple[tuple[str, ...], ...]
@@ -80,6 +81,9 @@ def _constrained_axes(sharding: Any) -> tuple[tuple[str, ...] | None, ...] | Non
 
 MESH = "toast_mesh"
 
+#: The mesh of the first device, which runs callbacks into Python, as in JAX.
+_FIRST = "toast_first_device"
+
 #: Ops whose results are values of their regions.
 _REGIONS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if", REGION})
 
@@ -133,7 +137,7 @@ class ShardyWriter:
 
     def __init__(self, module: ir.Module, axes: tuple[tuple[str, int], ...]) -> None:
         """Replaces the meshes of the module by one with ``axes``; removes all old shardings."""
-        self._function = main_function(module, "module")
+        self._module, self._function = module, main_function(module, "module")
         #: The manual regions; :meth:`move_regions` moves them to the mesh.
         self._regions = Regions(module)
         self._axes = axes
@@ -225,6 +229,24 @@ class ShardyWriter:
             )
             operation.operands[index] = barrier.operation.results[0]
 
+    def run_callbacks_once(self) -> None:
+        """Lets the first device run callbacks into Python, as JAX does.
+
+        Every device runs those in a manual region, as in JAX.
+        """
+        callbacks = [op for op in walk(self._module.body) if is_callback(op) and not _in_region(op)]
+        if not callbacks:
+            return
+        with self._context, ir.Location.unknown():
+            mesh = sdy.MeshAttr.get([], [0])
+            sdy.MeshOp(_FIRST, mesh, ip=ir.InsertionPoint.at_block_begin(self._module.body))
+            first = sdy.TensorShardingAttr.get(_FIRST, [])
+            for operation in callbacks:
+                count = max(1, len(operation.results))
+                operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(
+                    [first] * count
+                )
+
     def constrain_reshards(self) -> None:
         """Replaces ``sdy.reshard`` ops, which XLA does not accept as input, by constraints."""
         for operation in list(walk(self._function.operation.regions[0].blocks[0])):
@@ -237,6 +259,14 @@ class ShardyWriter:
                     )
                 operation.results[0].replace_all_uses_with(constraint.result)
                 operation.erase()
+
+
+def _in_region(operation: Any) -> bool:
+    """Whether an op is in a manual region."""
+    parent = operation.parent
+    while parent is not None and parent.name != "sdy.manual_computation":
+        parent = parent.parent
+    return parent is not None
 
 
 def forget_shardings_of_ops(module: ir.Module) -> None:
