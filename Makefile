@@ -34,6 +34,7 @@ bench: $(VENV)/.tested
 	$(BIN)/python benchmarks/rules.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/ask.py
+	$(BIN)/python benchmarks/dispatch.py
 
 prove: $(VENV)/.tested
 	$(PYTEST) -m slow

@@ -307,3 +307,28 @@ def test_nan_in_both_is_named() -> None:
     assert "all NaN: inconclusive" in text
     assert "yes, 1.6% NaN in both" in text
     assert "3 of 3 outputs equal, 1 of them all NaN and inconclusive" in text
+
+
+def test_results_of_a_step_are_not_placed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(state: dict[str, jax.Array], x: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        return {"w": state["w"] * 2, "key": state["key"]}, state["w"].sum() + x
+
+    state = {"w": jnp.ones((64, 32)), "key": jnp.zeros((2,), jnp.uint32)}
+    plan = toast.plan(step, state, jnp.float32(0), donate=0, mesh="d=8", hardware="tpu-v5e")
+    run = plan.jit()
+    moved: list[tuple[int, ...]] = []
+    place = jax.device_put
+
+    def recorded(arrays: Any, *rest: Any) -> Any:
+        moved.extend(map(np.shape, arrays))
+        return place(arrays, *rest)
+
+    monkeypatch.setattr(jax, "device_put", recorded)
+    state, _ = run(state, np.float32(1))
+    assert sorted(moved) == [(), (2,), (64, 32)]
+    moved.clear()
+    state, total = run(state, np.float32(1))
+    assert moved == [()]
+    assert float(total) == 2.0 * 64 * 32 + 1
+    with pytest.raises(PlanError, match=r"argument state\['w'\] was planned as f32\[64,32\], got"):
+        run({**state, "w": state["w"].astype(jnp.bfloat16)}, np.float32(1))

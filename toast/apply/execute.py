@@ -225,9 +225,14 @@ def word_size(program: Program) -> contextlib.AbstractContextManager[Any]:
 
     Results of :func:`flat_jit` must be lowered and called in it.
     """
-    outside = (*program.argument_values, *program.result_values)
-    wide = any(numpy_dtype(program.values[v].type.dtype).name in _WIDE for v in outside)
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+    return jax.enable_x64(True) if _is_wide(program) else contextlib.nullcontext()
+
+
+def _is_wide(program: Program) -> bool:
+    """Whether an argument or a result has 64-bit elements."""
+    outside = {*program.argument_values, *program.result_values}
+    dtypes = {program.values[v].type.dtype for v in outside}
+    return any(numpy_dtype(dtype).name in _WIDE for dtype in dtypes)
 
 
 def _platform(mesh: jax.sharding.Mesh | None) -> str:
@@ -293,6 +298,14 @@ def _quiet_donation() -> Iterator[None]:
         yield
 
 
+class _Argument(NamedTuple):
+    """An argument as the compiled program takes it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sharding: jax.sharding.NamedSharding
+
+
 class Runnable:
     """A sharded program as a callable with the arguments and results of its function.
 
@@ -307,6 +320,15 @@ class Runnable:
         self._program = program
         shardings = self.shardings
         self._jit = flat_jit(program, annotate(program, shardings), self.mesh, shardings)
+        # A step of a large model has thousands of arguments: what does not change is computed here.
+        self._is_wide = _is_wide(program)
+        self._arguments = [
+            _Argument(a.shape, np.dtype(a.dtype), _named(self.mesh, shardings.of(program, value)))
+            for value in program.argument_values
+            for a in [aval(program.values[value].type)]
+        ]
+        avals = () if self._calling is None else self._calling.out_avals
+        self._keys = [number for number, leaf in enumerate(avals) if _is_key(leaf)]
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Places the arguments, runs the program, and returns results with planned shardings.
@@ -316,14 +338,16 @@ class Runnable:
         results = self.run_flat(self._flatten(arguments, keywords))
         if self._calling is None:
             return results
-        wrapped = map(_wrapped, results, self._calling.out_avals)
-        return self._calling.returned(wrapped, lambda leaf: leaf)
+        for number in self._keys:
+            results[number] = _wrapped(results[number], self._calling.out_avals[number])
+        return self._calling.returned(results, lambda leaf: leaf)
 
     def run_flat(self, arguments: Sequence[Any]) -> list[Any]:
         """Runs the program on flat arguments; returns flat results."""
         self._refuse_shared(arguments)
-        with word_size(self._program), _quiet_donation():
-            placed = [self._place(index, leaf) for index, leaf in enumerate(arguments)]
+        words = jax.enable_x64(True) if self._is_wide else contextlib.nullcontext()
+        with words, _quiet_donation():
+            placed = self._placed(arguments)
             with self._naming_platforms():
                 return list(self._jit(*placed))
 
@@ -343,6 +367,8 @@ class Runnable:
 
     def _refuse_shared(self, arguments: Sequence[Any]) -> None:
         """Refuses a donated array that is also another argument: its buffer is overwritten."""
+        if len(set(map(id, arguments))) == len(arguments):
+            return
         first: dict[int, int] = {}
         for index, leaf in enumerate(arguments):
             other = first.setdefault(id(leaf), index)
@@ -355,18 +381,43 @@ class Runnable:
                             f"same array is argument {names[second]}; pass a copy of it"
                         )
 
-    def _place(self, index: int, leaf: Any) -> Any:
-        """Argument ``index`` on the mesh with its planned sharding."""
-        value = self._program.argument_values[index]
-        type_ = self._program.values[value].type
+    def _placed(self, arguments: Sequence[Any]) -> list[Any]:
+        """The arguments on the mesh with their planned shardings.
+
+        Arrays that are there already, such as the results of the last step, stay as they are.
+        """
+        placed, elsewhere = list(arguments), []
+        for index, (leaf, planned) in enumerate(zip(arguments, self._arguments, strict=True)):
+            there = (
+                isinstance(leaf, jax.Array)
+                and leaf.dtype == planned.dtype
+                and leaf.shape == planned.shape
+                and leaf.sharding == planned.sharding
+            )
+            if not there:
+                elsewhere.append(index)
+                placed[index] = self._checked(index, leaf)
+        moved = jax.device_put(
+            [placed[index] for index in elsewhere],
+            [self._arguments[index].sharding for index in elsewhere],
+        )
+        for index, leaf in zip(elsewhere, moved, strict=True):
+            placed[index] = leaf
+        return placed
+
+    def _checked(self, index: int, leaf: Any) -> Any:
+        """Argument ``index``, of the planned type; the words of random keys."""
+        planned = self._arguments[index]
         leaf = jax.random.key_data(leaf) if _is_key(leaf) else leaf
         shape, dtype = np.shape(leaf), jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(leaf))
-        if shape != type_.shape or dtype != numpy_dtype(type_.dtype):
+        if shape != planned.shape or dtype != planned.dtype:
+            value = self._program.argument_values[index]
             raise PlanError(
                 f"{self._program.name}: argument {self._program.arguments[index]} was planned as "
-                f"{type_}, got {dtype.name}{list(shape)}; pass the planned type or make a new plan"
+                f"{self._program.values[value].type}, got {dtype.name}{list(shape)}; pass the "
+                "planned type or make a new plan"
             )
-        return jax.device_put(leaf, _named(self.mesh, self.shardings.of(self._program, value)))
+        return leaf
 
     def _flatten(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
         if self._calling is None:
