@@ -22,6 +22,8 @@ from toast.plan import (
     check_axes,
     check_program,
     make_plan,
+    padded,
+    padding_gain,
     program_notes,
     provenance,
     read,
@@ -268,9 +270,10 @@ def plan(
             ]), meshes=tried,
             resolution=resolution,
         )  # fmt: skip
-        reshards = [reshard.text for reshard in best.step_reshards]
-        if reshards:
-            best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *reshards])))
+        more = [reshard.text for reshard in best.step_reshards]
+        more += _padding_notes(best, settings, stages, overlap)
+        if more:
+            best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *more])))
     if not best.fits:
         missing = (
             f"does not fit: the plan needs {size_text(best.after.peak_bytes)} per device, and the "
@@ -380,6 +383,31 @@ def _notes(settings: Settings, result: SearchResult) -> list[str]:
         several = [f"best of at most {settings.restarts} searches"]
     ended = {"budget": ["stopped at its budget"], "interrupt": ["interrupted"]}
     return [*several, *ended.get(result.stopped, []), *result.notes]
+
+
+def _padding_notes(
+    best: Plan, settings: Settings, stages: Sequence[Stage], overlap: Overlap
+) -> list[str]:
+    """A note if padding would gain: a short search, unless the user limits the time."""
+    larger = None if settings.budget is not None else padded(best.analysis, best.mesh)
+    if larger is None:
+        return []
+    space = Space(
+        larger, best.model.space.full_mesh, constraints=best.constraints,
+        resolution=best.resolution,
+    )  # fmt: skip
+    model = CostModel(space, best.hardware, overlap=overlap)
+    begin_with_fixed(model)
+    once = dataclasses.replace(settings, rounds=1, restarts=1, processes=1)
+    result = find(model, memory_bytes=best.memory_bytes, settings=once, stages=stages)
+    prices = model.price(result.state[None])
+    gain = padding_gain(
+        model, result.state,
+        seconds=(best.after.step_seconds, float(prices.seconds[0])),
+        peaks=(best.after.peak_bytes, float(prices.peak_bytes[0])),
+        costs=(best.cost, float(model.cost(prices, best.memory_bytes)[0])),
+    )  # fmt: skip
+    return [] if gain is None else [gain.text]
 
 
 def _foreign_axes(analysis: Analysis, mesh: Mesh) -> list[str]:

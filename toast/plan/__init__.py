@@ -11,6 +11,7 @@ from toast.plan.diff import (
 from toast.plan.files import VERSION, Origin, Saved, read, schema
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.make_plan import make_plan
+from toast.plan.padding import Padding, padded, padding_gain
 from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
 from toast.plan.prediction import Collective, NumberChange, Prediction
 from toast.plan.program_notes import program_notes
@@ -43,6 +44,7 @@ __all__ = [
     "HeldAxis",
     "NumberChange",
     "Origin",
+    "Padding",
     "Plan",
     "Prediction",
     "Saved",
@@ -57,6 +59,8 @@ __all__ = [
     "folded",
     "is_plan",
     "make_plan",
+    "padded",
+    "padding_gain",
     "place_of",
     "program_notes",
     "read",

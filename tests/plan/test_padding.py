@@ -1,0 +1,62 @@
+"""Dimensions that no axis divides: the note says which to pad, and what that gains."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import toast
+from tests.helpers import f32
+from toast.plan import padded
+
+
+def loss(embedding: Any, w: Any, ids: Any) -> Any:
+    hidden = jax.nn.relu(embedding[ids] @ w)
+    return -jax.nn.log_softmax(hidden @ embedding.T)[..., 0].mean()
+
+
+def train_step(words: int, mesh: str = "model=16", **options: Any) -> toast.Plan:
+    ids = jax.ShapeDtypeStruct((8, 1024), jnp.int32)
+    step = jax.grad(loss, argnums=(0, 1))
+    return toast.plan(
+        step, f32(words, 256), f32(256, 256), ids, mesh=mesh, hardware="tpu-v5e", **options
+    )
+
+
+def test_vocabularies_to_pad_are_named() -> None:
+    plan, larger = train_step(50257), train_step(50304)
+    (note,) = plan.note.splitlines()
+    assert note.startswith(
+        "no axis divides some dimensions: embedding:0 has 50,257 elements; pad it to 50,304. A plan"
+    )
+    seconds = re.search(r"about ([\d.]+) ms per step instead of ([\d.]+) ms", note)
+    assert seconds
+    assert float(seconds[2]) == pytest.approx(1e3 * plan.after.step_seconds, rel=1e-2)
+    assert float(seconds[1]) == pytest.approx(1e3 * larger.after.step_seconds, rel=0.1)
+    assert larger.note == ""
+
+
+def test_small_or_divided_dimensions_need_no_padding() -> None:
+    mesh = toast.hardware.Mesh.parse("model=16")
+    for shape in ((50304, 512), (100, 24), (4096, 1)):
+        analysis = toast.analyze(lambda x: jnp.tanh(x), f32(*shape))
+        assert padded(analysis, mesh) is None
+    analysis = toast.analyze(lambda x: jnp.tanh(x), f32(50257, 24))
+    larger = padded(analysis, mesh)
+    assert larger is not None
+    assert sorted({*larger.names.divisor.tolist()}) == [24, 50304]
+    # Two devices need an even number only; the tile of 128 elements is padded to anyway.
+    assert (
+        padded(toast.analyze(lambda x: x * 2, f32(50258)), toast.hardware.Mesh.parse("d=2")) is None
+    )
+
+
+def test_no_note_if_padding_gains_little_or_the_time_is_limited() -> None:
+    plan = toast.plan(lambda x, y: x + y[None], f32(512, 50257), f32(50257), mesh="d=16",
+                      hardware="tpu-v5e")  # fmt: skip
+    assert plan.note == ""
+    assert "no axis divides" not in train_step(50257, settings=toast.Settings(budget=5.0)).note

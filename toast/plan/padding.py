@@ -1,0 +1,125 @@
+"""Dimensions that no axis of the mesh divides, and what padding them would gain.
+
+A dimension of 50,257 elements, say, can only be sharded after it is padded to 50,304.  To estimate
+the gain, a search runs on the same program as if such dimensions had the larger size: only the
+number of shards changes, the prices are those of the program as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.analysis import Analysis
+from toast.cost import CostModel
+from toast.hardware import Mesh
+from toast.space import States
+from toast.units import listed, size_text, time_text
+
+#: Padded sizes are multiples of this: tiles of matrix units have 128 columns.
+_TILE = 128
+
+#: The largest share of elements that padding may add.
+_MOST_ADDED = 0.02
+
+#: The least share of the cost that padding must save.
+_LEAST_SAVED = 0.05
+
+#: The most dimensions that a note names.
+_NAMED = 3
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Padding:
+    """Dimensions that could be sharded if they were larger, and a plan that does so."""
+
+    #: A dimension of each color and size, such as ``params['embed']:0``, its elements, and those
+    #: after padding.
+    dimensions: tuple[tuple[str, int, int], ...]
+    #: The step time and the peak on a device, now and with padding.
+    seconds: tuple[float, float]
+    bytes: tuple[float, float]
+
+    @property
+    def text(self) -> str:
+        """A note in one line: the dimensions, the new sizes and the prices."""
+        named = [f"{name} has {size:,} elements; pad it to {to:,}"
+                 for name, size, to in self.dimensions]  # fmt: skip
+        return (
+            f"no axis divides some dimensions: {listed(named, _NAMED)}. A plan could then take "
+            f"about {time_text(self.seconds[1])} per step instead of "
+            f"{time_text(self.seconds[0])}, with a peak of {size_text(self.bytes[1])} instead of "
+            f"{size_text(self.bytes[0])}"
+        )
+
+
+def padded(analysis: Analysis, mesh: Mesh) -> Analysis | None:
+    """The analysis as if dimensions that an axis does not divide were padded.
+
+    Padding adds at most 2 % to a dimension.  ``None`` if there is no such dimension.
+    """
+    larger = _padded_sizes(analysis, mesh)
+    if (larger == analysis.names.divisor).all():
+        return None
+    return dataclasses.replace(analysis, names=dataclasses.replace(analysis.names, divisor=larger))
+
+
+def padding_gain(
+    model: CostModel,
+    state: States,
+    *,
+    seconds: tuple[float, float],
+    peaks: tuple[float, float],
+    costs: tuple[float, float],
+) -> Padding | None:
+    """What padding gains; ``None`` for less than a twentieth of the cost.
+
+    :param model: a model of the analysis from :func:`padded`, and its best ``state``
+        (``[classes, axes]``).
+    :param seconds: the step time of the plan of the program as it is, and of ``state``; likewise
+        the ``peaks`` in bytes and the ``costs`` (4.5).
+    """
+    if costs[1] > (1 - _LEAST_SAVED) * costs[0]:
+        return None
+    analysis, space = model.space.analysis, model.space
+    names, sizes = analysis.names, np.array(space.mesh.sizes, dtype=np.int64)
+    holders = space.of_ops(state)[names.name_op]
+    factor = np.arange(names.count) - names.first_name[names.name_op]
+    shards = np.where(holders == factor[:, None], sizes, 1).prod(axis=1)
+    elements = _elements(analysis)
+    split = np.flatnonzero((elements > 0) & (names.divisor > elements) & (elements % shards > 0))
+    pairs = np.stack([analysis.color[split], elements[split]], axis=1)
+    kinds = np.unique(pairs, axis=0)
+    # The first name of a kind is a dimension of an argument, if there is one.
+    first = [np.argmax((analysis.color == c) & (elements == size)) for c, size in kinds.tolist()]
+    dimensions = tuple(
+        (analysis.name_label(name), int(elements[name]), int(names.divisor[name]))
+        for name in sorted(map(int, first))
+    )
+    return Padding(dimensions, seconds, peaks) if dimensions else None
+
+
+def _padded_sizes(analysis: Analysis, mesh: Mesh) -> Ints:
+    """``[names]``: the divisors, with the padded sizes where an axis does not divide them."""
+    divisor, sizes = analysis.names.divisor, mesh.real.sizes
+    multiple = math.lcm(_TILE, *sizes)
+    larger = -(-divisor // multiple) * multiple
+    stuck = (divisor % math.prod(sizes) > 0) & (larger - divisor <= _MOST_ADDED * divisor)
+    stuck &= analysis.names.shardable & (_elements(analysis) == divisor)
+    return np.where(stuck, larger, divisor)
+
+
+def _elements(analysis: Analysis) -> Ints:
+    """``[names]``: the elements of the dimensions with each name."""
+    names = analysis.names
+    elements = np.zeros(names.count, dtype=np.int64)
+    ranks = np.diff(names.use_dim)
+    rows = np.repeat(names.value_dim[names.use_value] - names.use_dim[:-1], ranks)
+    elements[names.use_name] = names.dim_size[rows + np.arange(len(rows))]
+    elements[names.def_name] = names.dim_size
+    return elements
