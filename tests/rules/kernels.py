@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from toast.analysis.rules import SignatureRule, solve_rules
 from toast.api import program_of
@@ -106,6 +109,25 @@ def flash_segments() -> Any:
 def splash_gradient(*, shared: bool = False, fused: bool = False) -> Program:
     keys = SHARED if shared else GROUPED
     return lowered(gradients(splash(shared=shared, fused=fused), 3), Q, keys, keys)
+
+
+# -- GPU --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels are lowered for an H100, with cuDNN, although there is none."""
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda _: True)
+    device = jax.sharding.AbstractDevice(
+        device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu"
+    )
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with warnings.catch_warnings(), jax.sharding.use_abstract_mesh(mesh):
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 # -- StableHLO by hand --------------------------------------------------------------------------

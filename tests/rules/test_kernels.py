@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
+from typing import Any
 
+import jax
 import pytest
 
+from tests.helpers import f32
 from tests.rules.kernels import (
     GROUPED,
     SHARED,
@@ -16,9 +20,11 @@ from tests.rules.kernels import (
     flash,
     flash_segments,
     gradients,
+    i32,
     kernels,
     labels,
     lowered,
+    on_gpu,
     splash,
     splash_gradient,
     splash_segments,
@@ -116,6 +122,162 @@ def test_another_kernel_of_the_same_name_has_no_rule(tmp_path: pathlib.Path) -> 
         ((_, _, rule),) = kernels(program_of(path))
         assert rule.missing
         assert not rule.costs
+
+
+# -- decoding, products of groups, and GPUs ------------------------------------------------------
+
+
+@pytest.mark.parametrize(("heads", "shared", "query"), [(32, 4, "sequence,kv_headhead_of_group,")])
+def test_paged_attention_shards_sequences_and_heads(heads: int, shared: int, query: str) -> None:
+    from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
+
+    pages = bf16(shared, 256, 16, 128)
+    program = lowered(
+        functools.partial(paged_attention, pages_per_compute_block=4),
+        f32(16, heads, 128), pages, pages, i32(16), i32(16, 64),
+    )  # fmt: skip
+    ((_, _, rule),) = kernels(program)
+    assert rule.einsum().startswith("([sequence],[sequencepage_of_sequence],")
+    assert f"[{query}depth],[kv_head,page,slot,depth]" in rule.einsum()
+    assert spread(rule) == {"sequence", "kv_head"}
+    assert cost(rule, "flops") == 4 * 16 * heads * 64 * 16 * 128
+
+
+def test_products_of_groups_and_their_gradients() -> None:
+    from jax.experimental.pallas.ops.tpu.megablox import gmm
+
+    arguments = bf16(1024, 512), bf16(8, 512, 256), i32(8)
+    _, rows, groups = (
+        rule for program in (lowered(gmm, *arguments), lowered(gradients(gmm, 2), *arguments))
+        for _, _, rule in kernels(program)[-2:]
+    )  # fmt: skip
+    ((_, signature, forward),) = kernels(lowered(gmm, *arguments))
+    for rule, einsum in (
+        (forward, "[m,k],[group,k,n]) -> ([m,n]) reduction={k}"),
+        (rows, "[m,k],[group,n,k]) -> ([m,n]) reduction={k}"),
+        (groups, "[m,k],[m,n]) -> ([group,k,n])"),
+    ):
+        assert einsum in rule.einsum()
+        assert spread(rule) == {"k", "n"}
+        assert cost(rule, "flops") == signature.attribute("flops")
+
+
+def test_a_square_group_may_be_transposed_or_not() -> None:
+    from jax.experimental.pallas.ops.tpu.megablox import gmm
+
+    ((_, signature, rule),) = kernels(lowered(gmm, bf16(1024, 512), bf16(8, 512, 512), i32(8)))
+    assert rule.missing
+    assert cost(rule, "flops") == signature.attribute("flops")
+
+
+def test_attention_of_pallas_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_gpu(monkeypatch):
+        from jax.experimental.pallas.ops.gpu.attention import mha
+
+        tensor = bf16(2, 1024, 8, 64)
+        attend = functools.partial(mha, segment_ids=None, causal=True)
+        program = lowered(gradients(attend, 3), tensor, tensor, tensor, platform="cuda")
+    rules = {name: rule for name, _, rule in kernels(program)}
+    assert (
+        rules["mha_forward"]
+        .einsum()
+        .startswith(
+            "([batch(0),time,head,depth],[batch(0),source,head,depth],"
+            "[batch(0),source,head,value_depth]) -> ([batch(0),time,head,value_depth]"
+        )
+    )
+    assert "-> ([batch(0),head,time])" in rules["mha_preprocess_backward"].einsum()
+    product = 2 * 8 * 1024 * 1024 * 64
+    assert cost(rules["mha_backward"], "flops") == 14 * product
+    assert all(spread(rule) == {"batch(0)", "head"} for rule in rules.values())
+
+
+def test_norms_of_pallas_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_gpu(monkeypatch):
+        from jax.experimental.pallas.ops.gpu.rms_norm import rms_norm
+
+        program = lowered(rms_norm, f32(64, 128, 256), f32(256), f32(256), platform="cuda")
+    ((_, _, rule),) = kernels(program)
+    assert rule.einsum() == (
+        "([batch(0),batch(1),feature],[feature],[feature]) -> ([batch(0),batch(1),feature]) "
+        "need_replication={feature}"
+    )
+
+
+def test_attention_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, keys, bias = bf16(2, 1024, 8, 64), bf16(2, 1024, 2, 64), bf16(1, 8, 1024, 1024)
+    attend = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+    with on_gpu(monkeypatch):
+        biased = lowered(
+            gradients(functools.partial(attend, is_causal=True), 4),
+            query, keys, keys, bias, platform="cuda",
+        )  # fmt: skip
+        lengths = lowered(
+            lambda q, k, v, a, b: attend(q, k, v, query_seq_lengths=a, key_value_seq_lengths=b),
+            query, keys, keys, i32(2), i32(2), platform="cuda",
+        )  # fmt: skip
+    (_, _, forward), (name, _, backward) = kernels(biased)
+    assert name == "__cudnn$fmhaScaleBiasSoftmaxBackward"
+    heads = "kv_headhead_of_group"
+    assert f"([batch(0),time,{heads},depth],[batch(0),source,kv_head,depth]" in forward.einsum()
+    assert f"-> ([batch(0),{heads},time,value_depth],[batch(0),{heads},time]" in forward.einsum()
+    # A bias without a batch has a gradient that is summed over the batch; the others are not.
+    assert labels(backward, lambda factor: factor.combiner == "add") == {"batch(0)"}
+    product = 2 * 8 * 1024 * 1024 * 64
+    assert cost(forward, "flops") == 4 * product / 2  # causal
+    assert cost(backward, "flops") == 10 * product / 2
+    assert cost(backward, "workspace") == 4 * 2 * 8 * 1024 * 64
+    ((_, _, padded),) = kernels(lengths)
+    assert "value_depth],[batch(0)],[batch(0)]) ->" in padded.einsum()
+    assert cost(padded, "flops") == 4 * product
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "results", "config", "einsum"),
+    [
+        (
+            "__cublas$lt$matmul$f8", ["4x64x32xf8E4M3FN", "4x16x32xf8E4M3FN", "f32", "f32"],
+            ["4x64x16xbf16", "1024xi8"],
+            {"gemm_backend_config": {"dot_dimension_numbers": {
+                "lhs_contracting_dimensions": ["2"], "rhs_contracting_dimensions": ["2"],
+                "lhs_batch_dimensions": ["0"], "rhs_batch_dimensions": ["0"],
+            }}},
+            "([batching(0),lhs(1),contracting(0)],[batching(0),rhs(1),contracting(0)],[],[]) -> "
+            "([batching(0),lhs(1),rhs(1)],[own(result(1),0)]) reduction={contracting(0)} "
+            "need_replication={own(result(1),0)}",
+        ),
+        (
+            "__op$block_scaled_dot",
+            ["4x64x32xf8E4M3FN", "4x16x32xf8E4M3FN", "4x64x2xf8E8M0FNU", "4x16x2xf8E8M0FNU"],
+            ["4x64x16xbf16"], None,
+            "([batch(0),m,k],[batch(0),n,k],[batch(0),m,k_block],[batch(0),n,k_block]) -> "
+            "([batch(0),m,n]) need_replication={k,k_block}",
+        ),
+        (
+            "te_norm_backward_ffi",
+            ["8x64x32xbf16", "8x64x32xbf16", "8x64xf32", "8x64xf32", "32xbf16"],
+            ["8x64x32xbf16", "32xbf16", "32xbf16", "4096xui8"], None,
+            "([batch(0),batch(1),feature],[batch(0),batch(1),feature],[batch(0),batch(1)],"
+            "[batch(0),batch(1)],[feature]) -> "
+            "([batch(0),batch(1),feature],[feature],[feature],[scratch_byte]) "
+            "reduction={batch(0),batch(1)} need_replication={feature,scratch_byte}",
+        ),
+    ],
+)  # fmt: skip
+def test_calls_written_by_hand(
+    target: str,
+    operands: list[str],
+    results: list[str],
+    config: dict[str, Any] | None,
+    einsum: str,
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "call.mlir"
+    path.write_text(call(f'"{target}"', operands, results, config=config))
+    ((_, _, rule),) = kernels(program_of(path))
+    assert rule.einsum() == einsum
+    if "batch" in target or "cublas" in target or "scaled_dot" in target:
+        assert cost(rule, "flops") == 2 * 4 * 64 * 32 * 16
 
 
 # -- partitioning -----------------------------------------------------------------------------

@@ -22,6 +22,12 @@ _LARGEST = 2**53
 #: The fields of a TPU kernel's ``cost_estimate``.
 _ESTIMATE = ("flops", "transcendentals", "bytes_accessed")
 
+#: The dimensions of a product of cuBLAS, as in a ``dot_general``.
+_PRODUCT = (
+    "lhs_batch_dimensions", "rhs_batch_dimensions",
+    "lhs_contracting_dimensions", "rhs_contracting_dimensions",
+)  # fmt: skip
+
 #: In the configuration of cuDNN's attention: the product whose batch dimensions are those of the
 #: query, forwards and backwards.
 _QUERY_PRODUCTS = ("bmm1_dot_dimension_numbers", "bmm2_grad_gemm2_dot_dimension_numbers")
@@ -31,7 +37,8 @@ def configured(attribute: Any) -> Iterator[tuple[str, Attribute]]:
     """What the ``backend_config`` of a custom call states: a dictionary, or JSON in a string.
 
     ``kernel_name``; of a TPU kernel the fields of its cost estimate; of cuDNN's attention
-    ``mask_type`` and ``query_batch_dimensions``.
+    ``mask_type`` and ``query_batch_dimensions``; of a product of cuBLAS the dimension numbers of a
+    ``dot_general``.
     """
     if isinstance(attribute, ir.DictAttr):
         if "name" in attribute and isinstance(attribute["name"], ir.StringAttr):
@@ -46,10 +53,12 @@ def configured(attribute: Any) -> Iterator[tuple[str, Attribute]]:
     if isinstance(mask := _field(attention, "mask_type"), str):
         yield "mask_type", printable(mask, breaks=False)
     for product in _QUERY_PRODUCTS:
-        dimensions = _field(_field(attention, product), "lhs_batch_dimensions")
-        numbers = [_number(d) for d in dimensions] if isinstance(dimensions, list) else []
-        if numbers and None not in numbers:
-            yield "query_batch_dimensions", tuple(n for n in numbers if n is not None)
+        if dimensions := _numbers(_field(_field(attention, product), "lhs_batch_dimensions")):
+            yield "query_batch_dimensions", dimensions
+    numbers = _field(_field(config, "gemm_backend_config"), "dot_dimension_numbers")
+    for name in _PRODUCT:
+        if dimensions := _numbers(_field(numbers, name)):
+            yield name.replace("batch", "batching"), dimensions
 
 
 def blocks(attribute: Any) -> Iterator[tuple[str, Attribute]]:
@@ -139,6 +148,13 @@ def _json(content: Any) -> Any:
 
 def _field(content: Any, name: str) -> Any:
     return content.get(name) if isinstance(content, dict) else None
+
+
+def _numbers(content: Any) -> tuple[int, ...]:
+    """A list of whole numbers; empty for anything else."""
+    numbers = [_number(item) for item in content] if isinstance(content, list) else []
+    known = tuple(number for number in numbers if number is not None)
+    return known if len(known) == len(numbers) else ()
 
 
 def _number(content: Any) -> int | None:
