@@ -84,7 +84,10 @@ def test_the_limit_holds_what_is_set_up(method: str, monkeypatch: pytest.MonkeyP
         (("--methods", ","), "no method given; use toast, manual, automap, alpa, shardy"),
         (("--memory", "0"), r"memory limit of 0 bytes \(0 GiB\): must be positive"),
         (("--mesh", "d=7"), "mesh axis d=7 divides no dimension of mlp"),
-        (("--pin", "z=P('d')"), "pin z: matches no argument or named value; similar: x, w1, w2"),
+        (
+            ("--pin", "z=P('d')"),
+            "pin z: matches no argument, named value or result; similar: x, w1, w2",
+        ),
         (("--methods", "shardy", "--forbid", "x=q"), "forbid x: no axis q in mesh d=4; use d"),
         (
             ("--methods", "manual", "--fix", "w2:0=d", "--pin", "w2=P()"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from toast.models import build
 from toast.paths import near
 from toast.search import Polishing, TreeSearch
 from toast.space import Action, Scope, Space
-from toast.space.constraints import parse_spec
+from toast.space.constraints import broken, parse_spec
 
 MESH = "d=4,m=2"
 
@@ -251,7 +252,7 @@ def test_ops_that_differ_are_classes_of_their_own() -> None:
 
 
 BAD = [
-    ({"pin": {"w3": P()}}, r"^pin w3: matches no argument or named value; similar: x, w1"),
+    ({"pin": {"w3": P()}}, r"^pin w3: matches no argument, named value or result; similar: x, w1"),
     ({"pin": {"w1": P("q")}}, r"^pin w1=P\('q'\): w1 f32\[32,64\]: no axis q in mesh d=4,m=2; use d, m"),
     ({"pin": {"w1": P("d", "d")}}, r"axis d occurs twice; an axis can shard only one dimension$"),
     ({"pin": {"w1": P("d", "m", None)}}, r"w1 f32\[32,64\] has 2 dimensions, not 3$"),
@@ -291,7 +292,7 @@ BAD = [
     ({"forbid": {"w1": "q"}}, r"^forbid w1: no axis q in mesh"),
     ({"fix": {"x": "d"}}, r"^fix x: write argument:dimension, for example tokens:0$"),
     ({"fix": {"x:2": "d"}}, r"^fix x:2: x has 2 dimensions$"),
-    ({"fix": {"y:0": "d"}}, r"^fix y:0: matches no argument or named value; similar: "),
+    ({"fix": {"y:0": "d"}}, r"^fix y:0: matches no argument, named value or result; similar: "),
 ]  # fmt: skip
 
 
@@ -436,3 +437,48 @@ def test_an_earlier_plan_is_where_a_search_can_begin(tmp_path: pathlib.Path) -> 
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "none.json")
     with pytest.raises(PlanError, match="No such file"):
         toast.plan(analysis, mesh=MESH, hardware=machine, start=tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize("spec", [P("d"), P(None, "m"), P(("d", "m")), P("m", "d")])
+def test_results_are_sharded_as_pinned(mlp_analysis: toast.Analysis, spec: P) -> None:
+    constraints = toast.Constraints(pin={"result": spec})
+    plan = toast.plan(mlp_analysis, mesh="d=4,m=2", hardware="tpu-v5e", constraints=constraints)
+    assert tuple(plan.out_shardings) == (*spec, *(None,) * (2 - len(spec)))
+    assert plan.verify().equal
+    assert broken(mlp_analysis, plan.mesh, constraints, plan.op_state) == ()
+    other = toast.Constraints(pin={"result": P(None, ("m", "d"))})
+    assert broken(mlp_analysis, plan.mesh, other, plan.op_state) == ("result",)
+
+
+def test_results_are_pinned_by_path_unless_an_argument_has_it() -> None:
+    def function(result: Any, w: Any) -> Any:
+        return {"a": result @ w, "b": [result * 2]}
+
+    analysis = toast.analyze(function, f32(64, 32), f32(32, 16), donate=0)
+    pins = {"result['a']": P(None, "d"), "result": P("m")}
+    plan = toast.plan(
+        analysis, mesh="d=4,m=2", hardware="tpu-v5e", constraints=toast.Constraints(pin=pins)
+    )
+    assert plan.out_shardings["a"] == P(None, "d")
+    assert plan.arguments["result"] == (("m",), ())
+    # The donated argument and the result that overwrites it have one sharding.
+    (donated,) = analysis.program.donated
+    assert analysis.program.arguments[donated] == "result"
+    assert plan.out_shardings["b"][0] == P("m", None)
+    again = toast.Constraints(pin={"result['b'][0]": P("d"), "w": P()})
+    plan = toast.plan(analysis, mesh="d=4,m=2", hardware="tpu-v5e", constraints=again)
+    assert plan.arguments["result"] == (("d",), ())
+
+
+def test_open_and_forbidden_axes_of_results(mlp_analysis: toast.Analysis) -> None:
+    forbid = toast.Constraints(forbid={"result": ["d", "m"]})
+    plan = toast.plan(mlp_analysis, mesh="d=4,m=2", hardware="tpu-v5e", constraints=forbid)
+    assert plan.out_shardings == P(None, None)
+    both = toast.Constraints(pin={"result": P("d")}, forbid={"result": "d"})
+    with pytest.raises(
+        PinError, match=r"result: pin result=P\('d'\) has axis d, which forbid resul"
+    ):
+        toast.plan(mlp_analysis, mesh="d=4,m=2", hardware="tpu-v5e", constraints=both)
+    wrong = toast.Constraints(pin={"result": P("d", None, "m")})
+    with pytest.raises(PinError, match=r"result f32\[\d+,\d+\] has 2 dimensions, not 3"):
+        toast.plan(mlp_analysis, mesh="d=4,m=2", hardware="tpu-v5e", constraints=wrong)

@@ -39,7 +39,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 class Constraints:
     """Constraints, by patterns of argument paths and of ``checkpoint_name`` names of values.
 
-    In patterns, ``*`` stands for any text and brackets for themselves.  Raises
+    A pattern that matches none of these is compared with the paths of results, such as
+    ``result[0]``.  In patterns, ``*`` stands for any text and brackets for themselves.  Raises
     :class:`toast.errors.PinError` if a field is not a mapping of patterns.
     """
 
@@ -115,9 +116,15 @@ def broken(
         wrong[op, axis] |= holders[op, axis] != name - int(names.first_name[op])
     ops = np.flatnonzero(wrong.any(axis=1)).tolist()
     program = analysis.program
-    results = [program.ops[op].results for op in ops]
-    named = [[value for value in values if value in program.labels] or values for values in results]
-    return tuple(dict.fromkeys(_label(analysis, value) for values in named for value in values))
+    labels = []
+    for op in ops:
+        if program.kind(op) == "return":
+            labels.append(_label(analysis, program.ops[op].operands[0], op))
+        else:
+            values = program.ops[op].results
+            named = [value for value in values if value in program.labels]
+            labels += [_label(analysis, value) for value in named or values]
+    return tuple(dict.fromkeys(labels))
 
 
 #: How messages begin for a sharding of the program itself.
@@ -125,7 +132,7 @@ _OWN = "the program's sharding"
 
 
 class _Pin(NamedTuple):
-    """The pinned sharding of one value, and the op that defines it."""
+    """The pinned sharding of one value where an op defines it, or where a ``return`` uses it."""
 
     op: int
     value: int
@@ -185,7 +192,8 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
     for pin in _pins(analysis, constraints):
         whole = pin.spec
         pin = pin._replace(spec=_real(analysis, full_mesh, pin))
-        if whole != pin.spec and 0 not in analysis.program.values[pin.value].type.shape:
+        defined = pin.value in analysis.program.ops[pin.op].results
+        if defined and whole != pin.spec and 0 not in analysis.program.values[pin.value].type.shape:
             written.setdefault(pin.value, whole)
         row = _row(analysis, mesh, pin)
         _check_region(analysis, mesh, pin, row, regions.holders[pin.op])
@@ -193,23 +201,21 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
             same = pin.value == other.value
             if (same and _contradict(pin.spec, other.spec)) or _clash(holders[pin.op], row):
                 raise PinError(
-                    f"{_label(analysis, pin.value)}: {other.what} contradicts {pin.what}; remove "
-                    "one"
+                    f"{_label(analysis, pin.value, pin.op)}: {other.what} contradicts "
+                    f"{pin.what}; remove one"
                 )
         pins[pin.op].append(pin)
         holders[pin.op] = np.where(row == FREE, holders[pin.op], row)
         causes |= {(pin.op, axis): pin.what for axis in np.flatnonzero(row != FREE).tolist()}
         if None in pin.spec:
-            first = names.value_dim[pin.value]
-            for d, entry in enumerate(pin.spec):
-                closed[names.def_name[first + d]] |= entry is not None
+            for name, entry in zip(_names_at(analysis, pin.op, pin.value), pin.spec, strict=True):
+                closed[name] |= entry is not None
     for pattern, axes in constraints.forbid.items():
-        for value in _matching(analysis, pattern, "forbid"):
-            op = analysis.program.values[value].op
+        for op, value in _matching(analysis, pattern, "forbid"):
             for axis in _axes(full_mesh, axes, f"forbid {pattern}"):
                 if holders[op, axis] >= 0 > regions.holders[op, axis]:
                     raise PinError(
-                        f"{_label(analysis, value)}: {causes[op, axis]} has axis "
+                        f"{_label(analysis, value, op)}: {causes[op, axis]} has axis "
                         f"{mesh.names[axis]}, which forbid {pattern} excludes; remove one"
                     )
                 holders[op, axis] = -1
@@ -241,7 +247,7 @@ def _check_region(analysis: Analysis, mesh: Mesh, pin: _Pin, row: Holders, regio
     wrong = (row != FREE) & (region != FREE) & (row != region)
     for axis in np.flatnonzero(wrong).tolist():
         raise PinError(
-            f"{pin.what}: {_label(analysis, pin.value)}: the region of shard_map at "
+            f"{pin.what}: {_label(analysis, pin.value, pin.op)}: the region of shard_map at "
             f"{place_of_region(analysis.program, pin.op)} takes axis {mesh.names[axis]}; "
             "remove the pin"
         )
@@ -254,8 +260,8 @@ def _pins(analysis: Analysis, constraints: Constraints) -> list[_Pin]:
     for pattern, wanted in constraints.pin.items():
         spec = _spec(wanted, pattern)
         what = f"pin {pattern}={_text(spec)}"
-        values = _matching(analysis, pattern, "pin")
-        pins += [_Pin(program.values[value].op, value, spec, what) for value in values]
+        places = _matching(analysis, pattern, "pin")
+        pins += [_Pin(op, value, spec, what) for op, value in places]
     if constraints.keep:
         for op, spec in program.constraints.items():
             (value,) = program.ops[op].results
@@ -269,8 +275,8 @@ def _whole(analysis: Analysis, pin: _Pin) -> Spec:
     missing = len(type_.shape) - len(pin.spec)
     if missing < 0:
         raise PinError(
-            f"{pin.what}: {_label(analysis, pin.value)} {type_} has {len(type_.shape)} dimensions, "
-            f"not {len(pin.spec)}"
+            f"{pin.what}: {_label(analysis, pin.value, pin.op)} {type_} has {len(type_.shape)} "
+            f"dimensions, not {len(pin.spec)}"
         )
     return (*pin.spec, *((),) * missing)
 
@@ -278,7 +284,7 @@ def _whole(analysis: Analysis, pin: _Pin) -> Spec:
 def _real(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Spec:
     """The spec without axes of one device; raises PinError for unknown and repeated axes."""
     type_ = analysis.program.values[pin.value].type
-    where = f"{pin.what}: {_label(analysis, pin.value)} {type_}"
+    where = f"{pin.what}: {_label(analysis, pin.value, pin.op)} {type_}"
     listed = [axis for axes in pin.spec for axis in axes or ()]
     own = pin.what.startswith(_OWN)
     _axes(mesh, listed, where, "name the mesh's axes as the program does" if own else "")
@@ -339,20 +345,24 @@ def _fixed(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> tuple[tu
         pattern, colon, dimension = text.rpartition(":")
         if not colon or not re.fullmatch(r"-?\d+", dimension):
             raise PinError(f"fix {text}: write argument:dimension, for example tokens:0")
-        for value in _matching(analysis, pattern, "fix", f":{dimension}"):
-            names = analysis.names
-            rank = len(analysis.program.values[value].type.shape)
+        for op, value in _matching(analysis, pattern, "fix", f":{dimension}"):
+            names = _names_at(analysis, op, value)
+            rank = len(names)
             if not -rank <= int(dimension) < rank:
-                raise PinError(f"fix {text}: {_label(analysis, value)} has {rank} dimensions")
-            name = int(names.def_name[names.value_dim[value] + int(dimension) % rank])
+                raise PinError(f"fix {text}: {_label(analysis, value, op)} has {rank} dimensions")
+            name = names[int(dimension) % rank]
             fixed += [(name, axis) for axis in _axes(mesh, axes, f"fix {text}")]
     return tuple(dict.fromkeys(fixed))
 
 
-def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> list[int]:
-    """The arguments and named values that a pattern matches.
+def _matching(
+    analysis: Analysis, pattern: str, option: str, rest: str = ""
+) -> list[tuple[int, int]]:
+    """The arguments and named values that a pattern matches, with the ops that define them.
 
-    Errors quote the option, the pattern and the ``rest`` of the user's text.
+    If there are none, the results that it matches, with the ops that return them; a result in a
+    donated argument is that argument.  Errors quote the option, the pattern and the ``rest`` of the
+    user's text.
     """
     if not pattern:
         raise PinError(f"{option}: empty pattern; write an argument path, or * for all")
@@ -360,12 +370,36 @@ def _matching(analysis: Analysis, pattern: str, option: str, rest: str = "") -> 
     paths = dict(zip(program.argument_values, program.arguments, strict=True))
     named = {**program.labels, **paths}
     values = [value for value, path in named.items() if matches(pattern, path)]
+    places = [(program.values[value].op, value) for value in values]
     if not values:
-        close = ", ".join(near(pattern, [*paths.values(), *program.labels.values()])) or "none"
+        first = len(program.ops) - len(program.results)
+        for number, path in enumerate(program.results):
+            if matches(pattern, path):
+                alias, op = program.aliases[number], first + number
+                places.append(
+                    (alias, program.argument_values[alias]) if alias >= 0
+                    else (op, program.ops[op].operands[0])
+                )  # fmt: skip
+    if not places:
+        known = [*paths.values(), *program.labels.values(), *program.results]
+        close = ", ".join(near(pattern, known)) or "none"
         raise PinError(
-            f"{option} {pattern}{rest}: matches no argument or named value; similar: {close}"
+            f"{option} {pattern}{rest}: matches no argument, named value or result; similar: "
+            f"{close}"
         )
-    return sorted(values)
+    return sorted(set(places))
+
+
+def _names_at(analysis: Analysis, op: int, value: int) -> list[int]:
+    """The name of each dimension of a value at the op that defines it, or that returns it."""
+    names, program = analysis.names, analysis.program
+    rank = len(program.values[value].type.shape)
+    if value in program.ops[op].results:
+        first = int(names.value_dim[value])
+        return [int(name) for name in names.def_name[first : first + rank]]
+    (use,) = np.flatnonzero(names.use_op == op).tolist()
+    first = int(names.use_dim[use])
+    return [int(name) for name in names.use_name[first : first + rank]]
 
 
 def _spec(wanted: Any, pattern: str) -> Spec:
@@ -400,14 +434,14 @@ def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
     names, program = analysis.names, analysis.program
     op, value, spec, what = pin
     shape = program.values[value].type.shape
-    where = f"{what}: {_label(analysis, value)} {program.values[value].type}"
+    where = f"{what}: {_label(analysis, value, op)} {program.values[value].type}"
+    at = _names_at(analysis, op, value)
     # Axes that are not in the spec must not be used, unless a dimension is open.
     row = np.full(len(mesh.axes), FREE if None in spec else -1, dtype=np.int8)
     for d, axes in enumerate(spec):
         for axis in axes or ():
             number = mesh.names.index(axis)
-            name = int(names.def_name[names.value_dim[value] + d])
-            row[number] = name - int(names.first_name[op])
+            row[number] = at[d] - int(names.first_name[op])
         shards = math.prod(dict(mesh.axes)[axis] for axis in axes or ())
         if shape[d] % shards:
             raise PinError(
@@ -434,8 +468,12 @@ def _axes(mesh: Mesh, axes: Any, what: str, remedy: str = "") -> list[int]:
     return [real.index(axis) for axis in listed if axis in real]
 
 
-def _label(analysis: Analysis, value: int) -> str:
+def _label(analysis: Analysis, value: int, op: int | None = None) -> str:
+    """The path or name of a value, where ``op`` defines or returns it."""
     program = analysis.program
+    first = len(program.ops) - len(program.results)
+    if op is not None and op >= first:
+        return program.results[op - first]
     op = program.values[value].op
     if op < len(program.arguments):
         return program.arguments[op]
