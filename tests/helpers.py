@@ -16,8 +16,16 @@ import rich.console
 import toast
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
-from toast.models import build
+from toast.models import ZOO, build
 from toast.space import Action, Scope, Space, States
+
+#: The models of the zoo without those that differ from another one in their sizes alone.
+FORMS = tuple(
+    name for name in ZOO
+    if name not in (
+        "llama3.1-70b", "llama3.1-405b", "llama2-7b", "mistral-7b", "gemma3-12b", "gemma3-27b", "vit-h",
+    )
+)  # fmt: skip
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

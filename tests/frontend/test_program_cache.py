@@ -9,11 +9,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.helpers import f32
+from tests.helpers import FORMS, f32
 from toast import api, disk_cache, targets
 from toast.errors import TargetError
 from toast.frontend import program_cache
-from toast.models import ZOO, build
+from toast.models import build
 from toast.program import Program
 
 
@@ -37,7 +37,7 @@ def same(one: Program, other: Program) -> bool:
     )
 
 
-@pytest.mark.parametrize("model", ZOO)
+@pytest.mark.parametrize("model", FORMS)
 def test_a_kept_program_is_the_lowered_one(model: str, kept: pathlib.Path) -> None:
     lowered = targets.load(model, small=True)
     assert not kept.exists()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import toast
-from tests.helpers import model_of
+from tests.helpers import FORMS, model_of
 from toast.errors import TargetError
 from toast.evaluation.baselines import manual_states
 from toast.models import ZOO, Model, build, itx, moe
@@ -204,7 +204,7 @@ def test_options_change_sizes() -> None:
     assert build("moe", layers=2, experts=8).arguments[4].shape == (16, 1024)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", FORMS)
 def test_small_forms_are_analysed_and_strategies_are_found(name: str) -> None:
     entry = ZOO[name]
     analysis = toast.analyze(entry.small())

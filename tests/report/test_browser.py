@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import toast
+from tests.helpers import FORMS
 from tests.report.browser import SHOTS, embedded, missing, number, opened, says
 from tests.report.test_html import HOSTILE, QUICK, hostile, planned
 from toast.evaluation.compare import compare
 from toast.hardware import load
-from toast.models import ZOO, build
+from toast.models import build
 from toast.report import comparison_html, html_text, write_html
 from toast.resources import directory
 from toast.units import size_text, time_text
@@ -27,7 +28,7 @@ if not missing():
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", FORMS)
 def test_reports_of_the_zoo_open(name: str, chrome: Any, tmp_path: pathlib.Path) -> None:
     plan = toast.plan(build(name, small=True), mesh="data=2", hardware="tpu-v5e", **QUICK)
     write_html(plan, tmp_path / "r.html")
