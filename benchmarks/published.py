@@ -13,6 +13,7 @@ import pathlib
 import statistics
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
@@ -41,7 +42,7 @@ class Run:
     model: str
     hardware: str
     devices: int
-    options: Mapping[str, str | int]
+    options: Mapping[str, Any]
     seconds: float
     source: str
 
