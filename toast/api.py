@@ -30,7 +30,7 @@ from toast.plan import (
     saved_start,
     start_actions,
 )
-from toast.program import Program
+from toast.program import Program, with_trip_counts
 from toast.search import (
     DEFAULT_STAGES,
     Job,
@@ -57,6 +57,7 @@ def program_of(
     *arguments: Any,
     donate: int | Sequence[int] | None = (),
     platform: Any = None,
+    trip_counts: Any = None,
     **keywords: Any,
 ) -> Program:
     """The program of a JAX function, a model, or a file.
@@ -72,17 +73,37 @@ def program_of(
         ``"rocm"`` or ``"tpu"``.  This machine need not have it.  By default, it is that of
         ``jax.jit``.  For an ``Exported`` for several platforms, one of these.  A value that is not
         text is an argument of the function.
+    :param trip_counts: the numbers of iterations of loops of which the program does not state
+        them, by source location (``{"model.py:12": 100}``) or by number, or one for all
+        (:func:`toast.program.with_trip_counts`).  A value that is neither a mapping nor a whole
+        number is an argument of the function.
     :param keywords: keyword arguments of a function.
     :raises toast.errors.TargetError: if the target cannot be read, or an option does not apply to
         it.
     """
     if not isinstance(platform, str | None):  # an argument of the function
         platform, keywords = None, {**keywords, "platform": platform}
+    if not isinstance(trip_counts, Mapping | int | None):
+        trip_counts, keywords = None, {**keywords, "trip_counts": trip_counts}
+    program = _program_of(target, arguments, keywords, donate, platform)
+    return with_trip_counts(program, trip_counts)
+
+
+def _program_of(
+    target: Any,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    donate: int | Sequence[int] | None,
+    platform: str | None,
+) -> Program:
+    """:func:`program_of`, before the user's trip counts."""
     if isinstance(target, Program):
         _check_unused(target, arguments, keywords, donate=donate, platform=platform)
         return target
     frontend = ports.frontend_of(target)
-    chosen = {"platform": platform} if platform and getattr(frontend, "takes_platform", 0) else {}
+    chosen = (
+        {"platform": platform} if platform and getattr(frontend, "takes_platform", False) else {}
+    )
     unused = {} if chosen else {"platform": platform}
     if frontend.takes_arguments:
         if platform and not chosen:
@@ -97,6 +118,7 @@ def analyze(
     *arguments: Any,
     donate: int | Sequence[int] | None = (),
     platform: Any = None,
+    trip_counts: Any = None,
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
     cache: Any = True,
@@ -104,8 +126,8 @@ def analyze(
 ) -> Analysis:
     """Computes the names, colors, conflicts and groups of a program (paper, section 3).
 
-    :param target: the program, with ``arguments``, ``keywords``, ``donate`` and ``platform`` as for
-        :func:`program_of`.
+    :param target: the program, with ``arguments``, ``keywords``, ``donate``, ``platform`` and
+        ``trip_counts`` as for :func:`program_of`.
     :param rules: further rule files, or folders of rule files.
     :param progress: a function that is called with the name of each stage when it begins.
     :param cache: whether to use the cache in ``~/.cache/toast``, whose entries are keyed by the
@@ -127,7 +149,9 @@ def analyze(
         progress("lowering")
     if not isinstance(cache, bool):  # an argument of the function, such as the cache of a decoder
         cache, keywords = True, {**keywords, "cache": cache}
-    program = program_of(target, *arguments, donate=donate, platform=platform, **keywords)
+    program = program_of(
+        target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts, **keywords
+    )
     lowered = time.perf_counter() - begin
     analysis = analyzed(
         program, rules=rules, progress=progress or (lambda _stage: None), cache=cache
@@ -144,6 +168,7 @@ def plan(
     hardware: AnyHardware,
     donate: int | Sequence[int] | None = (),
     platform: Any = None,
+    trip_counts: Any = None,
     rules: Sequence[str | pathlib.Path] = (),
     memory_bytes: float | None = None,
     overlap: Overlap = "partial",
@@ -212,11 +237,15 @@ def plan(
     stages = check_stages(stages, settings.processes)
     saved = None if start is None else read(start)
     if isinstance(target, Analysis):
-        _check_unused(target, arguments, keywords, donate=donate, rules=rules, platform=platform)
+        _check_unused(
+            target, arguments, keywords, donate=donate, rules=rules, platform=platform,
+            trip_counts=trip_counts,
+        )  # fmt: skip
         analysis = target
     else:
         analysis = analyze(
-            target, *arguments, donate=donate, platform=platform, rules=rules, progress=progress,
+            target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts,
+            rules=rules, progress=progress,
             cache=cache, **keywords,
         )  # fmt: skip
     seconds = dict(analysis.seconds)
@@ -299,6 +328,7 @@ def apply_plan(
     memory_bytes: float | None = None,
     donate: int | Sequence[int] | None = (),
     platform: Any = None,
+    trip_counts: Any = None,
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
     **keywords: Any,
@@ -342,11 +372,15 @@ def apply_plan(
         memory_bytes = saved.memory_bytes
     limit = inputs.limit_of(memory_bytes, machine)
     if isinstance(target, Analysis):
-        _check_unused(target, arguments, keywords, donate=donate, rules=rules, platform=platform)
+        _check_unused(
+            target, arguments, keywords, donate=donate, rules=rules, platform=platform,
+            trip_counts=trip_counts,
+        )  # fmt: skip
         analysis = target
     else:
         analysis = analyze(
-            target, *arguments, donate=donate, platform=platform, rules=rules, progress=progress,
+            target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts,
+            rules=rules, progress=progress,
             **keywords,
         )  # fmt: skip
     return apply_saved(

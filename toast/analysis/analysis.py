@@ -101,14 +101,6 @@ class Analysis(Record):
         missing = np.array([rule.missing for rule in self.rules])
         return tuple(np.flatnonzero(missing[self.names.signature]).tolist())
 
-    @functools.cached_property
-    def uncounted_loops(self) -> tuple[int, ...]:
-        """The ``carry`` ops of loops with an unknown trip count; their bodies count once."""
-        unknown = np.array([
-            s.kind == "carry" and s.attribute("trip_count") == -1 for s in self.program.signatures
-        ])  # fmt: skip
-        return tuple(np.flatnonzero(unknown[self.names.signature]).tolist())
-
     def counts(self) -> dict[str, int]:
         """The numbers of ops, names, colors, conflicts ..., as printed by ``toast analyze``."""
         shardable = self.names.shardable

@@ -71,6 +71,15 @@ PlatformOption = Annotated[
         "need not have it. Default: that of jax.jit here.",
     ),
 ]
+TripCountOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trip-count",
+        metavar="PLACE=N",
+        help="Iterations of a loop whose number is unknown, by source location or number, such as "
+        "model.py:12=100, 0=100, or *=100 for all of them; repeatable.",
+    ),
+]
 RulesOption = Annotated[
     list[pathlib.Path] | None,
     typer.Option("--rules", help="Additional rule file, or folder of rule files; repeatable."),
@@ -299,6 +308,8 @@ class Source:
     donate: tuple[int, ...] = ()
     #: The platform to lower for; by default that of ``jax.jit``.
     platform: str | None = None
+    #: Iterations of loops, by source location or number.
+    trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def of(
@@ -312,6 +323,7 @@ class Source:
         arg: ArgOption = None,
         donate: DonateOption = None,
         platform: PlatformOption = None,
+        trip_count: TripCountOption = None,
         rules: RulesOption = None,
         no_cache: CacheOption = False,
     ) -> Source:
@@ -329,9 +341,15 @@ class Source:
                 raise TargetError(f"--set {text}: write NAME=VALUE, such as step=decode")
             number = re.fullmatch(r"-?\d{1,18}", value)
             sizes[name] = int(value) if number else value
+        counts: dict[str, int] = {}
+        for text in trip_count or ():
+            place, _, iterations = text.rpartition("=")
+            if not place or not re.fullmatch(r"\d{1,18}", iterations):
+                raise TargetError(f"--trip-count {text}: write PLACE=N, such as model.py:12=100")
+            counts[place] = int(iterations)
         return Source(
             target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache,
-            tuple(donate or ()), platform,
+            tuple(donate or ()), platform, counts,
         )  # fmt: skip
 
     def program(self, *, small: bool = False, module: bool = True) -> Program:
@@ -341,12 +359,14 @@ class Source:
         :class:`toast.errors.TargetError` if the program cannot be loaded or lowered.
         """
         from toast import targets
+        from toast.program import with_trip_counts
 
-        return targets.load(
+        program = targets.load(
             self.target, options=self.sizes, shapes=self.shapes, small=small,
             module=module or not self.cache, donate=self.donate,
             platform=self.platform,
         )  # fmt: skip
+        return with_trip_counts(program, self.trip_counts)
 
     def functions(self, name: str | None = None) -> tuple[Program, ...]:
         """The program, or one program for each function of a StableHLO file without an entry.
@@ -389,7 +409,14 @@ class Source:
         sizes = {name: size for name, size in self.sizes.items() if size is not None}
         rules = tuple(map(str, self.rules))
         return Origin(
-            self.target, sizes, self.shapes, rules, hardware, self.donate, self.platform or ""
+            self.target,
+            sizes,
+            self.shapes,
+            rules,
+            hardware,
+            self.donate,
+            self.platform or "",
+            self.trip_counts,
         )
 
     def marked(self, rows: Sequence[MethodResult], hardware: str) -> list[MethodResult]:

@@ -199,6 +199,7 @@ def load_plan(
     program_source = Source(
         named, {**origin.sizes, **sizes}, source.shapes or origin.shapes, rules, source.cache,
         source.donate or origin.donate, source.platform or origin.platform or None,
+        source.trip_counts or origin.trip_counts,
     )  # fmt: skip
     with progress() as show:
         analysis = program_source.analysis(show, module=module)

@@ -14,7 +14,7 @@ from toast.plan.make_plan import make_plan
 from toast.plan.padding import Padding, padded, padding_gain
 from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
 from toast.plan.prediction import Collective, NumberChange, Prediction
-from toast.plan.program_notes import program_notes
+from toast.plan.program_notes import loop_notes, program_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
 from toast.plan.reasons import (
     ArgumentExplanation,
@@ -58,6 +58,7 @@ __all__ = [
     "dimension_labels",
     "folded",
     "is_plan",
+    "loop_notes",
     "make_plan",
     "padded",
     "padding_gain",

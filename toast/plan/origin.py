@@ -26,6 +26,8 @@ class Origin:
     donate: tuple[int, ...] = ()
     #: The platform that it was lowered for; empty for the default.
     platform: str = ""
+    #: The numbers of iterations of loops, by source location or number; ``*`` for all.
+    trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -37,5 +39,6 @@ class Origin:
         options += [("arg", shape) for shape in self.shapes]
         options += [("donate", str(position)) for position in self.donate]
         options += [("platform", self.platform)] if self.platform else []
+        options += [("trip-count", f"{place}={n}") for place, n in self.trip_counts.items()]
         options += [("rules", path) for path in self.rules]
         return (self.target, *(word for name, value in options for word in (f"--{name}", value)))

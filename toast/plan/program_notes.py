@@ -1,8 +1,8 @@
-"""Notes on a program that its author may want to change: captured arrays, unused arguments."""
+"""Notes on a program: captured arrays, unused arguments, loops with unknown trip counts."""
 
 from __future__ import annotations
 
-from toast.program import Program
+from toast.program import Program, uncounted_loops
 from toast.units import listed, size_text
 
 #: The most arguments and arrays that a note names.
@@ -10,7 +10,7 @@ _NAMED = 3
 
 
 def program_notes(program: Program) -> list[str]:
-    """One line for the arrays that a program captures, and one for the arguments that it ignores.
+    """Lines for the arrays that a program captures, the arguments that it ignores, and its loops.
 
     An array that a function closes over is a constant of its program (:attr:`Program.captured`).
     """
@@ -34,4 +34,18 @@ def program_notes(program: Program) -> list[str]:
     ]
     if unused:
         notes.append(f"unused arguments: {listed(unused, _NAMED)}")
-    return notes
+    return notes + loop_notes(program)
+
+
+def loop_notes(program: Program) -> list[str]:
+    """A line for each loop whose number of iterations is unknown: its body counts once."""
+    loops = uncounted_loops(program)
+    lines = [
+        f"trip count unknown: loop {number} at {loop.place or 'an unknown place'} counts once; "
+        f"state it with trip_counts={{{loop.place or str(number)!r}: N}}, or "
+        f"--trip-count {loop.place or number}=N"
+        for number, loop in enumerate(loops[:_NAMED])
+    ]
+    if len(loops) > _NAMED:
+        lines.append(f"... and {len(loops) - _NAMED} more loops with unknown trip counts")
+    return lines

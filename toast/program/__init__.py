@@ -13,6 +13,7 @@ from toast.program.program import (
     element_bytes,
 )
 from toast.program.shardings import Shardings, Spec
+from toast.program.trip_counts import UncountedLoop, uncounted_loops, with_trip_counts
 
 __all__ = [
     "QUANTITIES",
@@ -26,6 +27,9 @@ __all__ = [
     "Signature",
     "Spec",
     "TensorType",
+    "UncountedLoop",
     "Value",
     "element_bytes",
+    "uncounted_loops",
+    "with_trip_counts",
 ]

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from toast.analysis import Analysis
 from toast.hardware import Hardware, Mesh, load, names
-from toast.plan import Plan, place_of, spec_text
+from toast.plan import Plan, loop_notes, place_of, spec_text
 from toast.plan.labels import shown_labels
 from toast.report.kernel_notes import price_note, suggested_rule, whole_kernels
 from toast.report.memory import peak_groups
@@ -40,8 +40,11 @@ def _stages(seconds: dict[str, float]) -> Text:
     return Text(f"Time: {time_text(total)} ({parts})")
 
 
-def missing_rules(analysis: Analysis) -> list[str]:
-    """Lines for ops without a rule, custom calls, and each loop with an unknown trip count."""
+def missing_rules(analysis: Analysis, *, loops: bool = True) -> list[str]:
+    """Lines for ops without a rule, custom calls, and each loop with an unknown trip count.
+
+    A plan's note names the ``loops`` already.
+    """
     ops = analysis.without_rule
     lines = [
         f"no rule for {analysis.program.describe(op)}: its dimensions are not sharded"
@@ -51,9 +54,7 @@ def missing_rules(analysis: Analysis) -> list[str]:
     if len(ops) > _NAMED_OPS:
         lines.append(f"... and {len(ops) - _NAMED_OPS} more ops without a rule")
     lines += [*suggested_rule(analysis, ops), *whole_kernels(analysis)]
-    places = {str(analysis.program.location(op)) for op in analysis.uncounted_loops}
-    lines += [f"trip count unknown: the loop at {place} counts once" for place in sorted(places)]
-    return lines
+    return lines + (loop_notes(analysis.program) if loops else [])
 
 
 def analysis_table(analysis: Analysis) -> RenderableType:

@@ -51,6 +51,10 @@ class OriginEntry(_Entry, frozen=True, kw_only=True):
     platform: Annotated[
         str, Meta(description="--platform: that it was lowered for; empty for the default.")
     ] = ""
+    trip_counts: Annotated[
+        dict[str, Count],
+        Meta(description="--trip-count: iterations of loops, by source location or number."),
+    ] = {}
 
 
 class ConstraintsEntry(_Entry, frozen=True, kw_only=True):
