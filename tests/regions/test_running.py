@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import toast
-from tests.regions.programs import CASES, Case
+from tests.helpers import f32
+from tests.regions.programs import CASES, RING, Case, shard_map
 from toast.apply import annotate, collectives_in
 from toast.evaluation.oracle.explicit import explicit_collectives
 from toast.search import TreeSearch
@@ -177,3 +180,61 @@ def test_a_region_on_devices_in_another_order() -> None:
     np.testing.assert_allclose(result, x.reshape(4, 2, 4).sum(0))
     (kind,) = [t for t in plan.transfers if t.kind == "all_reduce"]
     assert kind.axes == ("data",)
+
+
+def collective(body: Callable[[jax.Array], jax.Array], out: Any) -> Callable[..., Any]:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    return jax.shard_map(
+        body, mesh=mesh, in_specs=P("data"), out_specs=out, axis_names={"data"}, check_vma=False
+    )
+
+
+#: One collective each, and whether XLA runs it on shards along an axis that the region lets pass.
+ALONE = {
+    "all_reduce": (collective(lambda x: lax.psum(x, "data"), P()), True),
+    "collective_permute": (collective(lambda x: lax.ppermute(x, "data", RING), P("data")), True),
+    "all_gather": (collective(lambda x: lax.all_gather(x, "data", tiled=True), P()), False),
+    "reduce_scatter": (
+        collective(lambda x: lax.psum_scatter(x, "data", tiled=True), P("data")), False,
+    ),
+    "all_to_all": (
+        collective(lambda x: lax.all_to_all(x.reshape(4, 2, 16), "data", 0, 0), P("data")), False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(ALONE))
+def test_rules_of_collectives_in_regions_are_what_xla_does(kind: str) -> None:
+    function, passes = ALONE[kind]
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    sharded = jax.sharding.NamedSharding(mesh, P("data", "model"))
+    lowered = jax.jit(function, in_shardings=sharded).lower(f32(32, 16))
+    gathered = collectives_in(lowered.compile().as_text()).get("all_gather", 0)
+    assert gathered == (kind == "all_gather") + (not passes)
+    analysis = toast.analyze(function, f32(32, 16))
+    program = analysis.program
+    (op,) = [n for n in range(len(program.ops)) if program.kind(n) == kind]
+    factors = analysis.rules[program.ops[op].signature].factors
+    assert any(factor.shardable for factor in factors) == passes
+
+
+@pytest.mark.parametrize("mesh", ["data=4,model=2", "model=2,data=4"])
+def test_regions_that_split_dimensions_in_contradictory_orders(mesh: str) -> None:
+    """A plan has one order of axes; the others change places at the boundary, and are priced."""
+    first, then = P(("data", "model")), P(("model", "data"))
+
+    def both(x: jax.Array) -> jax.Array:
+        places = ("data", "model")
+        one = shard_map(lambda a: a * (1 + lax.axis_index(places)), in_specs=first, out_specs=first)
+        two = shard_map(lambda a: a + lax.axis_index("model"), in_specs=then, out_specs=then)
+        return two(one(x))
+
+    plan = toast.plan(
+        both, f32(32, 16), mesh=mesh, hardware="tpu-v5e", stages=(TreeSearch(effort=16),)
+    )
+    found = plan.verify()
+    assert found.equal
+    predicted = {c.kind: c.count for c in plan.after.collectives if c.count}
+    assert found.collectives == predicted
+    (moved,) = {e.why for e in plan.explain_collectives()}
+    assert moved.startswith("a region needs shards in another order of ")

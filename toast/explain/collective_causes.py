@@ -13,7 +13,7 @@ from toast.explain.history import History
 from toast.inputs import is_whole
 from toast.plan import CollectiveExplanation, Plan, describe_value
 from toast.plan.shard import major_ranks, spec_of
-from toast.space import NONE
+from toast.space import BOUNDARY, NONE
 
 
 class CollectiveRow(NamedTuple):
@@ -148,7 +148,7 @@ def _explained(
         after=after,
         factors=factors,
         causes=tuple(causes),
-        why=_why(what, kind, factors),
+        why=_why(what, kind, factors, program.kind(program.values[value].op)),
     )
 
 
@@ -165,8 +165,8 @@ def _factor(plan: Plan, op_class: int, axis: int) -> str:
     return label
 
 
-def _why(what: str, kind: str, factors: tuple[tuple[str, str, str], ...]) -> str:
-    """The cause of a collective, in one line."""
+def _why(what: str, kind: str, factors: tuple[tuple[str, str, str], ...], maker: str) -> str:
+    """The cause of a collective of a value that an op of kind ``maker`` defines, in one line."""
     held = ", ".join(f"{_named(definition)} along {axis}" for axis, definition, _ in factors)
     if what == "sum":
         scattered = ", and the sum is scattered" if kind == "reduce_scatter" else ""
@@ -175,6 +175,8 @@ def _why(what: str, kind: str, factors: tuple[tuple[str, str, str], ...]) -> str
         return f"shards of {held} need the edges of their neighbours"
     if what == "manual":
         along = ", ".join(axis for axis, _, _ in factors)
+        if maker in BOUNDARY:
+            return f"a region needs shards in another order of {along} than the plan (shard_map)"
         return f"the program states it in a region that is manual over {along} (shard_map)"
     if what == "order":
         return "an axis that is major to another one is added or removed: shards change places"

@@ -3,7 +3,14 @@
 from toast.space.actions import NONE, Action, Refinements, Scope
 from toast.space.classes import PRODUCTS, Classes
 from toast.space.constraints import Constraints, Resolved, broken, resolve
-from toast.space.manual_axes import BOUNDARY, FREE, matched_axes, place_of_region, region_notes
+from toast.space.manual_axes import (
+    BOUNDARY,
+    FREE,
+    matched_axes,
+    place_of_region,
+    region_notes,
+    split_axes,
+)
 from toast.space.space import ColorGroup, Resolving, Space, States
 
 __all__ = [
@@ -26,4 +33,5 @@ __all__ = [
     "place_of_region",
     "region_notes",
     "resolve",
+    "split_axes",
 ]

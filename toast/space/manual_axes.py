@@ -66,6 +66,15 @@ def _numbers(signature: Signature, name: str) -> tuple[int, ...]:
     return tuple(map(int, items)) if isinstance(items, tuple) else ()
 
 
+def split_axes(signature: Signature) -> list[tuple[str, int]]:
+    """The axes of the program that split a value at a boundary, each with its dimension.
+
+    Those of one dimension are neighbours, major to minor.
+    """
+    axes, dims = _texts(signature, "split_axes"), _numbers(signature, "split_dimensions")
+    return [*zip(axes, dims, strict=True)]
+
+
 def place_of_region(program: Program, op: int) -> str:
     """The source line of the innermost manual region with ``op`` at its boundary or inside.
 
@@ -190,15 +199,13 @@ def hold(analysis: Analysis, mesh: Mesh) -> RegionHolders:
     for number, signature in enumerate(program.signatures):
         if signature.kind not in BOUNDARY:
             continue
-        axes = [matched[axis] for axis in _texts(signature, "split_axes")]
-        dims = _numbers(signature, "split_dimensions")
-        split = [*zip(axes, dims, strict=True)]
+        split = [(matched[axis], d) for axis, d in split_axes(signature)]
         pairs.update((a, b) for n, (a, d) in enumerate(split) for b, e in split[n + 1 :] if d == e)
         free = [
             name for name, row in zip(real.names, rows[number].tolist(), strict=True)
             if row == FREE
         ]  # fmt: skip
-        wished += [(a, b, number) for a in dict.fromkeys(axes) for b in free]
+        wished += [(a, b, number) for a in dict.fromkeys(axis for axis, _ in split) for b in free]
     order = [pair for pair, _ in pairs.most_common()]
     kept = acyclic(order, ())
     # Axes of a region are major to those that pass through it; where that contradicts another

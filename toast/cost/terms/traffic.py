@@ -143,7 +143,11 @@ class Halos(Term):
 
 
 class RegionCollectives(Term):
-    """Collectives that the program states in manual regions, at the sizes that devices have."""
+    """Collectives that the program states in manual regions, at the sizes that devices have.
+
+    At the boundary of a region whose axes are in another order than the plan's, shards change
+    places.
+    """
 
     name, scope, label = "collectives of regions", Entity.VALUE_CLASS, "manual"
 

@@ -33,6 +33,13 @@ REGION = "sdy.manual_computation"
 _GROUPS, _PAIRS = "replica_groups", "source_target_pairs"
 DEVICES = frozenset({_GROUPS, _PAIRS})
 
+#: Ops that may do nothing.
+_MAY_IDLE = frozenset({
+    "sdy.sharding_constraint", "stablehlo.all_reduce", "stablehlo.all_gather",
+    "stablehlo.reduce_scatter", "stablehlo.all_to_all", "stablehlo.collective_broadcast",
+    "stablehlo.collective_permute",
+})  # fmt: skip
+
 #: Ops of a body that computes nothing but the position of a device on the mesh.
 _POSITION = frozenset({
     f"stablehlo.{name}"
@@ -193,8 +200,11 @@ def drop_idle_ops(module: ir.Module) -> None:
 
 
 def _is_idle(operation: Any) -> bool:
+    name = operation.name
+    if name not in _MAY_IDLE:
+        return False
     attributes = operation.attributes
-    if operation.name == "sdy.sharding_constraint":
+    if name == "sdy.sharding_constraint":
         sharding = sdy.TensorShardingAttr(attributes["sharding"])
         if not _mesh(operation, sharding.mesh_or_ref).axes:
             return False  # it names a value, now or when the program was first read
