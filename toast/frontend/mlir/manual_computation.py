@@ -210,6 +210,9 @@ def _is_idle(operation: Any) -> bool:
             return False  # it names a value, now or when the program was first read
         dims = [sdy.DimensionShardingAttr(d) for d in sharding.dimension_shardings]
         return not any(len(d.axes) or d.is_closed for d in dims)
+    # Without a channel, it is a collective of replicas.
+    if "channel_handle" not in attributes or "handle = 0" in str(attributes["channel_handle"]):
+        return False
     if [o.type for o in operation.operands] != [r.type for r in operation.results]:
         return False
     if _GROUPS in attributes:
