@@ -106,6 +106,23 @@ def every_collective(x: jax.Array) -> jax.Array:
     return whole + lax.pmax(whole, "data")
 
 
+@functools.partial(
+    jax.shard_map, mesh=AbstractMesh((4,), ("data",), axis_types=(AxisType.Auto,)),
+    in_specs=P("data"), out_specs=P("data"),
+)  # fmt: skip
+def branches(x: jax.Array) -> jax.Array:
+    """The place of a device is known in a branch of a loop, and on a mesh with further axes."""
+
+    def step(x: jax.Array, number: jax.Array) -> tuple[jax.Array, None]:
+        def placed(x: jax.Array) -> jax.Array:
+            return x + lax.axis_index("data")
+
+        x = lax.cond(number % 2 == 0, placed, lambda x: 2 * x, x)
+        return lax.ppermute(x, "data", RING), None
+
+    return lax.scan(step, x, jnp.arange(3))[0]
+
+
 def scanned(x: jax.Array, weights: tuple[jax.Array, jax.Array]) -> jax.Array:
     def layer(x: jax.Array, w: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return x + megatron(x, *w), None
@@ -145,6 +162,7 @@ CASES = {
     "experts": Case(experts, (f32(64, 16), f32(4, 16, 32))),
     "nested": Case(nested, (f32(32, 16),)),
     "every_collective": Case(every_collective, (f32(64, 16),)),
+    "branches": Case(branches, (f32(32, 16),)),
     "scanned": Case(scanned, (f32(32, 16), _LAYERS)),
     "train_step": Case(train_step, (_WEIGHTS, f32(32, 16)), (0,)),
     "scanned_step": Case(scanned_step, (_LAYERS, f32(32, 16)), (0,)),

@@ -42,7 +42,12 @@ def check_against_jax(name: str, mesh: str) -> None:
     """The plan on ``mesh`` and JAX, on the mesh of the program, compute the same."""
     case, plan = CASES[name], planned(name, mesh)
     values = random_values(case)
-    own = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    sizes = (4,) if name == "branches" else (4, 2)
+    names = ("data", "model")[: len(sizes)]
+    own = jax.make_mesh(
+        sizes, names, axis_types=(AxisType.Auto,) * len(sizes),
+        devices=jax.devices()[: int(np.prod(sizes))],
+    )  # fmt: skip
     replicated = jax.sharding.NamedSharding(own, P())
     expected = jax.jit(case.function)(*jax.device_put(values, replicated))
     actual = plan.jit()(*jax.tree.map(jnp.array, values))
@@ -55,7 +60,7 @@ def test_plans_compute_what_jax_computes(name: str) -> None:
     check_against_jax(name, "data=4,model=2")
 
 
-@pytest.mark.parametrize("name", ["megatron", "nested", "ring", "every_collective"])
+@pytest.mark.parametrize("name", ["megatron", "nested", "ring", "every_collective", "branches"])
 @pytest.mark.parametrize("mesh", ["model=2,data=4", "one=1,data=4,tp=2"])
 def test_numbers_of_devices_are_those_of_the_plans_mesh(name: str, mesh: str) -> None:
     check_against_jax(name, mesh)
