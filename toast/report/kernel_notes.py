@@ -41,12 +41,12 @@ def suggested_rule(analysis: Analysis, ops: Sequence[int]) -> list[str]:
         return [
             f"a rule for it that shards its first dimension, in a file for --rules (change "
             f"{first[0]} and what follows to the call's einsum):",
-            f"    custom_call_rule({name}).",
-            "    %! mine(Op): a call of it.",
-            f"    mine(Op) :- op(Op,custom_call), attribute(Op,{attribute},{name}).",
-            f"    factor(Op,batch,T,0) :- mine(Op), tensor_dim(Op,T,0,{first[0]}).",
-            f"    factor(Op,(T,D),T,D) :- {other}.",
-            f"    need_replication(Op,(T,D)) :- {other}.",
+            f"custom_call_rule({name}).",
+            "%! mine(Op): a call of it.",
+            f"mine(Op) :- op(Op,custom_call), attribute(Op,{attribute},{name}).",
+            f"factor(Op,batch,T,0) :- mine(Op), tensor_dim(Op,T,0,{first[0]}).",
+            f"factor(Op,(T,D),T,D) :- {other}.",
+            f"need_replication(Op,(T,D)) :- {other}.",
         ]
     return []
 
@@ -54,7 +54,11 @@ def suggested_rule(analysis: Analysis, ops: Sequence[int]) -> list[str]:
 def whole_kernels(analysis: Analysis) -> list[str]:
     """A note on the custom calls with rules that XLA runs whole, and one on prices."""
     notes = []
-    whole = [rule.runs_whole for rule in analysis.rules]
+    # In jax.shard_map, a device runs the call on its own part.
+    whole = [
+        rule.runs_whole and not signature.attribute("manual")
+        for rule, signature in zip(analysis.rules, analysis.program.signatures, strict=True)
+    ]
     if names := _names(analysis, whole):
         notes.append(
             f"every device runs {names} whole, because XLA does not partition a custom call; wrap "

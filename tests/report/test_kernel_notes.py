@@ -1,0 +1,77 @@
+"""What is said about custom calls: a rule for those without one, and which run whole."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import pytest
+
+import toast
+from tests.rules.kernels import GROUPED, Q, call, kernels, lowered, splash
+from toast.cost import CostModel
+from toast.evaluation.oracle.explicit import explicit_collectives
+from toast.hardware import Mesh, load
+from toast.plan.shard import shardings_of
+from toast.report import missing_rules
+from toast.space import Space
+
+
+def notes(path: pathlib.Path, *rules: pathlib.Path) -> list[str]:
+    return missing_rules(toast.analyze(path, rules=rules, cache=False))
+
+
+@pytest.mark.parametrize("kernel", ["", "my_kernel"])
+def test_the_suggested_rule_works(kernel: str, tmp_path: pathlib.Path) -> None:
+    path, rule = tmp_path / "program.mlir", tmp_path / "rule.lp"
+    path.write_text(call("tpu_custom_call", ["64x16xf32", "8xf32"], ["64x4xf32"], kernel=kernel))
+    first, said, *lines = notes(path)
+    assert first.startswith(
+        f"no rule for custom_call @tpu_custom_call {'(my_kernel) ' * bool(kernel)}f32[64,4] at "
+    )
+    assert first.endswith("not sharded; its price counts only its operands and results")
+    assert said.startswith("a rule for it that shards its first dimension, in a file for --rules")
+    rule.write_text("\n".join(lines) + "\n")
+    ((_, _, own),) = kernels(toast.analyze(path).program, [rule])
+    assert own.einsum().startswith("([batch,(operand(0),1)],[(operand(1),0)]) -> ([batch,")
+    (whole,) = notes(path, rule)
+    assert whole.startswith(f"every device runs {kernel or 'tpu_custom_call'} whole, because XLA")
+    rule.write_text("\n".join([*lines, "partitioned(Op) :- mine(Op)."]) + "\n")
+    assert notes(path, rule) == []
+
+
+def test_estimates_and_stated_rules_are_mentioned(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "program.mlir"
+    config = {"custom_call_config": {"cost_estimate": {"flops": 100}}}
+    path.write_text(call("tpu_custom_call", ["8x4xf32"], ["8x4xf32"], kernel="k", config=config))
+    assert notes(path)[0].endswith("not sharded; its price is its cost estimate, on every device")
+    stated = "sdy.sharding_rule = #sdy.op_sharding_rule<([i, j])->([i, j]) {i=8, j=4}, custom>"
+    path.write_text(call("CustomSPMDPartitioning", ["8x4xf32"], ["8x4xf32"], attributes=stated))
+    (note,) = notes(path)
+    assert note.startswith("calls of custom_partitioning do not state their costs")
+
+
+def test_collectives_around_a_kernel_are_those_of_shardy() -> None:
+    """Shardy has no rule for the call either: it gathers the operands that are sharded."""
+    program = lowered(lambda q, k, v: splash()(q * 2, k, v) + 1, Q, GROUPED, GROUPED)
+    model = CostModel(Space(toast.analyze(program), Mesh.parse("data=2")), load("tpu-v5e"))
+    space = model.space
+    state = space.initial.copy()
+    free = space.classes.divisor[:, 0] % 2 == 0
+    state[free, 0] = 0
+    ours = model.reshards(state)
+    assert sum(ours.values()) > 0
+    assert {kind for kind, _, _ in ours} == {"all_gather"}
+    assert ours == explicit_collectives(program, shardings_of(model, state))
+
+
+def test_kernels_in_regions_run_on_parts() -> None:
+    auto = jax.sharding.AxisType.Auto
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    f = jax.shard_map(
+        lambda q, k, v: splash()(q, k, v), mesh=mesh, in_specs=spec, out_specs=spec,
+        check_vma=False,
+    )  # fmt: skip
+    analysis = toast.analyze(f, Q, GROUPED, GROUPED, platform="tpu", cache=False)
+    assert not any("every device runs" in note for note in missing_rules(analysis))
