@@ -332,3 +332,14 @@ def test_results_of_a_step_are_not_placed_again(monkeypatch: pytest.MonkeyPatch)
     assert float(total) == 2.0 * 64 * 32 + 1
     with pytest.raises(PlanError, match=r"argument state\['w'\] was planned as f32\[64,32\], got"):
         run({**state, "w": state["w"].astype(jnp.bfloat16)}, np.float32(1))
+
+
+@pytest.mark.parametrize("platform", [None, "tpu"])
+def test_custom_calls_keep_their_computations(platform: str | None) -> None:
+    """The order of ``approx_max_k`` is a function; without it, XLA's parser crashed."""
+    plan = toast.plan(
+        lambda x: jax.lax.approx_max_k(x * 2, 4), f32(64, 64), mesh="d=4", hardware="tpu-v5e",
+        constraints=toast.Constraints(pin={"x": jax.sharding.PartitionSpec("d")}),
+        platform=platform,
+    )  # fmt: skip
+    assert plan.verify().equal

@@ -62,7 +62,7 @@ def test_loops_without_a_count_are_noted() -> None:
         lambda x: lax.while_loop(lambda c: c[0] < 9.0, lambda c: c * 2.0, x), f32(16)
     )
     (note,) = missing_rules(analysis)
-    assert note.startswith("trip count unknown: the loop at ")
+    assert note.startswith("trip count unknown: loop 0 at ")
     assert "test_control_flow.py" in note
 
 

@@ -29,9 +29,23 @@ def inline_calls(module: ir.Module, origin: str) -> None:
     with module.context:
         work = _Work(origin)
         _inline_region(main.operation.regions[0], functions, (), work)
+        kept = {*work.decompositions, *_computations(main.operation)}
         for name, function in functions.items():
-            if function != main and name not in work.decompositions:
+            if function != main and name not in kept:
                 function.operation.erase()
+
+
+def _computations(operation: Any) -> set[str]:
+    """The functions that custom calls in an op refer to, such as the order of ``ApproxTopK``."""
+    names: set[str] = set()
+    if "called_computations" in operation.attributes:
+        symbols = ir.ArrayAttr(operation.attributes["called_computations"])
+        names |= {ir.FlatSymbolRefAttr(symbol).value for symbol in symbols}
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                names |= _computations(inner.operation)
+    return names
 
 
 #: The most ops that inlining may copy: nested calls can expand exponentially.

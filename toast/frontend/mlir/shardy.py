@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 from toast.boundary.printable import printable
 from toast.frontend.mlir.manual_computation import REGION, Regions
 from toast.frontend.mlir.modules import clone, main_function, walk
+from toast.frontend.mlir.ops import call_target
 from toast.frontend.mlir.python_calls import is_callback
 
 #: Mesh axes of each dimension, major to minor.
@@ -86,6 +87,9 @@ _FIRST = "toast_first_device"
 
 #: Ops whose results are values of their regions.
 _REGIONS = frozenset({"stablehlo.while", "stablehlo.case", "stablehlo.if", REGION})
+
+#: Custom calls that XLA rejects with a sharding of their own.
+_UNSHARDED_CALLS = frozenset({"ApproxTopK"})
 
 #: Ops that can be recomputed for every use.
 _SOURCES = frozenset({"stablehlo.constant", "stablehlo.iota", "sdy.constant"})
@@ -184,7 +188,8 @@ class ShardyWriter:
             return
         tensors = [isinstance(r.type, ir.RankedTensorType) for r in operation.results]
         with self._context, operation.location:
-            if specs and all(tensors) and operation.name not in _REGIONS:
+            plain = operation.name in _REGIONS or call_target(operation) in _UNSHARDED_CALLS
+            if specs and all(tensors) and not plain:
                 operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(
                     [self._sharding(spec) for spec in computed]
                 )
