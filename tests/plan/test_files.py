@@ -203,7 +203,7 @@ def test_constraints_that_no_longer_hold_are_dropped() -> None:
         plan, lambda x, w1: jax.nn.relu(x @ w1), f32(4096, 512), f32(512, 2048)
     )
     assert (
-        "no longer holds: pin w2: matches no argument, named value or result; similar: x, w1"
+        "no longer holds: pin w2: matches no argument, named value or result; similar: x, w1, result"
         in applied.notes
     )
     assert applied.plan.arguments["w1"] == ((), ("d",))

@@ -143,6 +143,15 @@ def scanned_step(params: tuple[jax.Array, jax.Array], x: jax.Array) -> tuple[jax
     return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
 
 
+@functools.partial(
+    shard_map, in_specs=P(("model", "data")), out_specs=P(("model", "data")), check_vma=False
+)
+def reversed_axes(x: jax.Array) -> jax.Array:
+    """Collectives over axes in another order than the mesh has."""
+    whole = lax.all_gather(x, ("model", "data"), tiled=True)
+    return lax.psum_scatter(jnp.sin(whole) * x.sum(), ("model", "data"), tiled=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """A program with example arguments."""
@@ -162,6 +171,7 @@ CASES = {
     "experts": Case(experts, (f32(64, 16), f32(4, 16, 32))),
     "nested": Case(nested, (f32(32, 16),)),
     "every_collective": Case(every_collective, (f32(64, 16),)),
+    "reversed_axes": Case(reversed_axes, (f32(32, 16),)),
     "branches": Case(branches, (f32(32, 16),)),
     "scanned": Case(scanned, (f32(32, 16), _LAYERS)),
     "train_step": Case(train_step, (_WEIGHTS, f32(32, 16)), (0,)),

@@ -39,6 +39,11 @@ def callbacks_in(program: Program) -> tuple[Callable[..., Any], ...]:
                 f"{program.name}: {program.describe(op)} calls a Python function of the process "
                 "that lowered it; plan the function itself, or remove debug prints and callbacks"
             )
+    if known and not program.results:
+        raise PlanError(
+            f"{program.name}: it calls Python and has no result, so that XLA drops the call; return "
+            "a value"
+        )
     return known
 
 

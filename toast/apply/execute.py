@@ -390,6 +390,7 @@ class Runnable:
         for index, (leaf, planned) in enumerate(zip(arguments, self._arguments, strict=True)):
             there = (
                 isinstance(leaf, jax.Array)
+                and not isinstance(leaf, jax.core.Tracer)
                 and leaf.dtype == planned.dtype
                 and leaf.shape == planned.shape
                 and leaf.sharding == planned.sharding

@@ -23,7 +23,7 @@ from toast.errors import TargetError
 from toast.models.attention import attention, paged_attention, pages_of
 from toast.models.experts import capacity_of, expert_layer, route
 from toast.models.forms import Form, product
-from toast.models.layers import rms_norm, rotary_at, vocabulary_loss
+from toast.models.layers import rms_norm, rotary, vocabulary_loss
 from toast.models.parameters import shapes_in, stacked
 from toast.models.registry import Model
 
@@ -105,7 +105,7 @@ class DecoderConfig(Form):
         if self.step == "train" and self.sequence % self.loss_parts:
             raise TargetError(
                 f"sequence {self.sequence}: not a multiple of the {self.loss_parts} parts of the "
-                "loss; change --sequence or --loss-parts"
+                "loss; change --sequence or --set loss_parts=N"
             )
         if self.step != "train" and self.sequence % self.page:
             raise TargetError(
@@ -247,7 +247,7 @@ def cache_shapes(config: DecoderConfig) -> list[list[Any]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _TokenPlaces:
     """Where the tokens of a call are."""
 
     #: ``[1, sequence]`` or ``[batch, sequence]``.
@@ -258,7 +258,7 @@ class _Place:
     decoding: bool = False
 
 
-def _written(pages: jax.Array, new: jax.Array, place: _Place, page: int) -> jax.Array:
+def _written(pages: jax.Array, new: jax.Array, place: _TokenPlaces, page: int) -> jax.Array:
     """``pages`` with the keys or values ``new : [batch, sequence, heads, size]``."""
     assert place.table is not None
     new = new.astype(pages.dtype)
@@ -277,7 +277,7 @@ def _grouped_attention(
     layer: dict[str, Any],
     cache: Any,
     x: jax.Array,
-    place: _Place,
+    place: _TokenPlaces,
 ) -> tuple[jax.Array, Any]:
     """Attention with a key and a value head per group of query heads."""
     c = config
@@ -287,8 +287,8 @@ def _grouped_attention(
     if c.qk_norm:
         query = rms_norm(query, layer["query_norm"], c.norm_offset)
         key = rms_norm(key, layer["key_norm"], c.norm_offset)
-    query = checkpoint_name(rotary_at(query, place.positions, theta), "query")
-    key = checkpoint_name(rotary_at(key, place.positions, theta), "key")
+    query = checkpoint_name(rotary(query, theta, positions=place.positions), "query")
+    key = checkpoint_name(rotary(key, theta, positions=place.positions), "key")
     value = checkpoint_name(product("bsd,dgv->bsgv", x, layer["wv"]), "value")
     if place.table is not None:
         cache = {
@@ -306,7 +306,7 @@ def _grouped_attention(
 
 
 def _latent_attention(
-    config: DecoderConfig, layer: dict[str, Any], cache: Any, x: jax.Array, place: _Place
+    config: DecoderConfig, layer: dict[str, Any], cache: Any, x: jax.Array, place: _TokenPlaces
 ) -> tuple[jax.Array, Any]:
     """DeepSeek's attention: keys and values are projections of a latent.
 
@@ -320,11 +320,11 @@ def _latent_attention(
         source = rms_norm(source, layer["query_latent_norm"], c.norm_offset)
     query = product("bsl,lhk->bshk", source, layer["wq"])
     plain = c.key_size - c.rotary
-    turned = rotary_at(query[..., plain:], place.positions, c.rope_theta)
+    turned = rotary(query[..., plain:], c.rope_theta, positions=place.positions)
     latent = product("bsd,dl->bsl", x, layer["latent_down"])
     latent = checkpoint_name(rms_norm(latent, layer["latent_norm"], c.norm_offset), "latent")
     shared = product("bsd,dk->bsk", x, layer["rotary_key"])[:, :, None]
-    shared = rotary_at(shared, place.positions, c.rope_theta)
+    shared = rotary(shared, c.rope_theta, positions=place.positions)
     if place.table is not None:
         both = jnp.concatenate([latent[:, :, None], shared], axis=-1)
         cache = {"latent": _written(cache["latent"], both, place, c.page)}
@@ -372,7 +372,7 @@ def _feed_forward(
 
 
 def _layer(
-    config: DecoderConfig, kind: Kind, place: _Place, x: jax.Array, layer: Any, cache: Any
+    config: DecoderConfig, kind: Kind, place: _TokenPlaces, x: jax.Array, layer: Any, cache: Any
 ) -> tuple[jax.Array, jax.Array, Any]:
     """One layer: its result, the loss that balances experts, and its part of the cache."""
     c = config
@@ -412,7 +412,7 @@ def loss(
     ``tokens, targets : [batch, sequence]`` of int32.
     """
     c = config
-    place = _Place(jnp.arange(tokens.shape[1])[None])
+    place = _TokenPlaces(jnp.arange(tokens.shape[1])[None])
     carried = _embedded(c, params, tokens), jnp.zeros((), jnp.float32)
     for (times, kinds), layers in zip(c.segments, params["layers"], strict=True):
         run = [
@@ -430,7 +430,7 @@ def loss(
 
 
 def _train_layer(
-    config: DecoderConfig, kind: Kind, place: _Place, carried: Any, layer: Any
+    config: DecoderConfig, kind: Kind, place: _TokenPlaces, carried: Any, layer: Any
 ) -> tuple[jax.Array, jax.Array]:
     x, total = carried
     x, balance, _ = _layer(config, kind, place, x, layer, None)
@@ -466,7 +466,7 @@ def serve(
     c = config
     decoding = tokens.shape[1] == 1
     positions = lengths[:, None] + jnp.arange(tokens.shape[1])
-    place = _Place(positions, table, decoding)
+    place = _TokenPlaces(positions, table, decoding)
     x = _embedded(c, params, tokens)
     new: list[list[Any]] = []
     for (times, kinds), layers, pages in zip(c.segments, params["layers"], cache, strict=True):

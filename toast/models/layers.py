@@ -38,33 +38,29 @@ def attention(params: dict[str, jax.Array], x: jax.Array, *, causal: bool = Fals
     return jnp.einsum("bshk,hkd->bsd", attended, params["wo"])
 
 
-def rotary(x: jax.Array, theta: float, start: jax.Array | None = None) -> jax.Array:
-    """Rotary position embedding of ``x : [batch, sequence, heads, key_size]``.
-
-    ``start : []`` is the position of the first token, 0 by default.
-    """
-    half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    position = jnp.arange(x.shape[1], dtype=jnp.float32)
-    if start is not None:
-        position = start.astype(jnp.float32) + position
-    return _turned(x, (position[:, None] * frequency)[None, :, None, :])
-
-
-def rotary_at(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
+def rotary(
+    x: jax.Array,
+    theta: float,
+    start: jax.Array | None = None,
+    *,
+    positions: jax.Array | None = None,
+) -> jax.Array:
     """Rotary position embedding of ``x : [batch, sequence, ..., size]``.
 
-    ``positions`` are integers, ``[1, sequence]`` or ``[batch, sequence]``.
+    Without ``positions``, tokens are in order, and ``x`` has heads; ``start : []`` is the position
+    of the first token, 0 by default.  ``positions`` are integers, ``[1, sequence]`` or
+    ``[batch, sequence]``.
     """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    between = (1,) * (x.ndim - 3)
-    place = positions.astype(jnp.float32).reshape(*positions.shape, *between, 1)
-    return _turned(x, place * frequency)
-
-
-def _turned(x: jax.Array, angle: jax.Array) -> jax.Array:
-    """The two halves of the last dimension of ``x``, rotated by angles."""
+    if positions is None:
+        position = jnp.arange(x.shape[1], dtype=jnp.float32)
+        if start is not None:
+            position = start.astype(jnp.float32) + position
+        angle = (position[:, None] * frequency)[None, :, None, :]
+    else:
+        between = (1,) * (x.ndim - 3)
+        angle = positions.astype(jnp.float32).reshape(*positions.shape, *between, 1) * frequency
     sin, cos = jnp.sin(angle), jnp.cos(angle)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -124,10 +124,16 @@ def matched_axes(program: Program, mesh: Mesh) -> dict[str, str]:
             name for name, size in mesh.axes if size == axis.size and name not in matched.values()
         ]
         if len(fitting) != 1 or wanted[axis.size] > 1:
-            several = f"several axes of size {axis.size}" if fitting else "no such axis"
+            several = (
+                f"the mesh has several axes of size {axis.size}"
+                if fitting
+                else ("the mesh has no such axis")
+            )
+            if len(fitting) == 1:
+                several = f"so it is over several axes of size {axis.size}"
             raise MeshError(
                 f"mesh {mesh}: shard_map at {place_of_region(program, axis.op)} is manual over "
-                f"{axis.name}={axis.size}, and the mesh has {several}; name an axis "
+                f"{axis.name}={axis.size}, and {several}; name an axis "
                 f"{axis.name}={axis.size}"
             )
         matched[axis.name] = fitting[0]

@@ -370,7 +370,9 @@ class _Target:
         else:
             devices = np.arange(math.prod(size for _, size in mesh.axes))
             sizes = [size for _, size in mesh.axes]
-            over = [number for number, (name, _) in enumerate(mesh.axes) if name in named]
+            # Members of a group are in the order of the stated axes.
+            position = {name: number for number, (name, _) in enumerate(mesh.axes)}
+            over = [position[name] for name in named]
             rest = [number for number in range(len(sizes)) if number not in over]
             width = math.prod(sizes[number] for number in over)
             groups = devices.reshape(sizes).transpose([*rest, *over]).reshape(-1, width)
