@@ -41,7 +41,7 @@ def callbacks_in(program: Program) -> tuple[Callable[..., Any], ...]:
             )
     if known and not program.results:
         raise PlanError(
-            f"{program.name}: it calls Python and has no result, so that XLA drops the call; return "
+            f"{program.name}: it calls Python and has no result, so XLA drops the call; return "
             "a value"
         )
     return known
