@@ -7,6 +7,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
 
 
 @functools.cache
-def analyzed(name: str, **options: int) -> toast.Analysis:
+def analyzed(name: str, **options: Any) -> toast.Analysis:
     """The analysis of a zoo model, made once."""
     return toast.analyze(build(name, **options))
 

@@ -66,7 +66,8 @@ def opened(browser: Any, path: pathlib.Path, **options: Any) -> Any:
 
 
 def embedded(page: Any) -> dict[str, Any]:
-    return json.loads(page.locator("#data").text_content())
+    data: dict[str, Any] = json.loads(page.locator("#data").text_content())
+    return data
 
 
 def says(page: Any, pattern: str) -> None:
