@@ -16,6 +16,7 @@ from jax.experimental import io_callback
 import toast
 from tests.helpers import f32
 from toast.errors import PlanError, TargetError
+from toast.report import missing_rules
 
 SHAPES = (f32(4096, 512), f32(512, 2048))
 
@@ -66,6 +67,19 @@ def test_callbacks_run_once(target: str, capfd: pytest.CaptureFixture[str]) -> N
     again, _ = jax.jit(Recorder())(*arrays())
     np.testing.assert_allclose(y, again, rtol=1e-5)
     np.testing.assert_allclose(z, 2 * np.tanh(arrays()[0]), rtol=1e-5)
+
+
+def test_the_report_does_not_say_that_every_device_runs_them() -> None:
+    assert missing_rules(toast.analyze(Recorder(), *SHAPES)) == []
+
+
+def test_callbacks_of_a_program_without_results_are_refused() -> None:
+    def silent(x: jax.Array) -> None:
+        jax.debug.callback(lambda total: None, x.sum())
+
+    plan = toast.plan(silent, f32(8, 4), mesh="b=2", hardware="tpu-v5e")
+    with pytest.raises(PlanError, match="only in programs with results; return a value"):
+        plan.jit()(jnp.ones((8, 4)))
 
 
 def test_programs_with_callbacks_are_verified() -> None:

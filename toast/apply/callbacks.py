@@ -41,8 +41,7 @@ def callbacks_in(program: Program) -> tuple[Callable[..., Any], ...]:
             )
     if known and not program.results:
         raise PlanError(
-            f"{program.name}: it calls Python and has no result, so XLA drops the call; return "
-            "a value"
+            f"{program.name}: plans run callbacks only in programs with results; return a value"
         )
     return known
 

@@ -54,11 +54,9 @@ def suggested_rule(analysis: Analysis, ops: Sequence[int]) -> list[str]:
 def whole_kernels(analysis: Analysis) -> list[str]:
     """A note on the custom calls with rules that XLA runs whole, and one on prices."""
     notes = []
-    # In jax.shard_map, a device runs the call on its own part.  One device runs callbacks.
+    # In jax.shard_map, a device runs the call on its own part.
     whole = [
-        rule.runs_whole
-        and not signature.attribute("manual")
-        and "callback" not in str(signature.attribute("call_target_name"))
+        rule.runs_whole and not signature.attribute("manual")
         for rule, signature in zip(analysis.rules, analysis.program.signatures, strict=True)
     ]
     if names := _names(analysis, whole):
