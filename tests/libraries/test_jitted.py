@@ -53,12 +53,32 @@ def returning(network: Any, optimizer: Any, x: jax.Array) -> Any:
     return in_place(network, optimizer, x), network, optimizer
 
 
-@pytest.mark.parametrize("jitted", [False, True])
-def test_updates_in_place_are_not_lost(jitted: bool) -> None:
-    nnx = pytest.importorskip("flax.nnx")
-    function = nnx.jit(in_place) if jitted else in_place
+def test_updates_in_place_are_not_lost() -> None:
+    pytest.importorskip("flax.nnx")
     with pytest.raises(TargetError, match=r"in_place: it updates \d+ arrays .* argument 0\.\w+"):
-        toast.analyze(function, *modules(), X)
+        toast.analyze(in_place, *modules(), X)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("donate", [(), (0, 1)])
+def test_updates_in_place_are_written_back(donate: tuple[int, ...], tree: bool) -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    network, optimizer = modules()
+    step = nnx.jit(in_place, donate_argnums=donate, **({"graph": False} if tree else {}))
+    plan = toast.plan(step, network, optimizer, X, **MESH)
+    program = plan.analysis.program
+    assert bool(program.donated) == bool(donate)
+    # The first result is that of the function; the others have the names of arguments.
+    assert program.results[0] == "result"
+    assert {*program.results[1:]} < {*program.arguments}
+    run, kernel, expected = plan.jit(), network.linear.kernel, modules()
+    for _ in range(3):
+        loss = run(network, optimizer, X)
+        assert_same((loss, network, optimizer), (in_place(*expected, X), *expected))
+    assert network.linear.kernel is kernel
+    if donate:  # else the plan may return another sharding
+        assert kernel[...].sharding.spec == plan.in_shardings[0].linear.kernel.get_raw_value()
+    assert "network.linear.kernel.value" in program.results
 
 
 @pytest.mark.parametrize("donate", [(), (0, 1)])
@@ -67,13 +87,82 @@ def test_nnx_steps_that_return_their_modules(donate: tuple[int, ...]) -> None:
     network, optimizer = modules()
     plan = toast.plan(nnx.jit(returning, donate_argnums=donate), network, optimizer, X, **MESH)
     assert bool(plan.analysis.program.donated) == bool(donate)
-    run, kind = plan.jit(), type(network)
+    run, kind, kernel = plan.jit(), type(network), network.linear.kernel
     expected = modules()
     for _ in range(3):
         loss, network, optimizer = run(network, optimizer, X)
         wanted = in_place(*expected, X)
     assert_same((loss, network, optimizer), (wanted, *expected))
     assert isinstance(network, kind)
+    assert network.linear.kernel is kernel
+    assert plan.out_shardings[1].linear.kernel is not None
+
+
+def tied() -> Any:
+    """Modules that share a variable, and random state."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Tied(nnx.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.embed = nnx.Embed(64, 32, rngs=nnx.Rngs(0))
+            self.head, self.dropout = self.embed, nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+
+        def __call__(self, tokens: jax.Array) -> Any:
+            return self.head.attend(self.dropout(self.embed(tokens)))
+
+    return Tied()
+
+
+def test_shared_variables_and_random_state() -> None:
+    nnx, optax = pytest.importorskip("flax.nnx"), pytest.importorskip("optax")
+    tokens = jax.random.randint(jax.random.key(1), (64, 16), 0, 64)
+
+    @nnx.jit(donate_argnames=("model", "optimizer"))
+    def step(*, model: Any, optimizer: Any, tokens: jax.Array) -> Any:
+        loss, gradient = nnx.value_and_grad(lambda model: (model(tokens) ** 2).mean())(model)
+        optimizer.update(model, gradient)
+        return loss
+
+    model, other = tied(), tied()
+    one, two = (nnx.Optimizer(m, optax.adam(0.1), wrt=nnx.Param) for m in (model, other))
+    plan = toast.plan(step, model=model, optimizer=one, tokens=tokens, **MESH)
+    names = plan.analysis.program.arguments
+    assert [name for name in names if name.startswith("model.") and "embedding" in name] == [
+        "model.embed.embedding.value"
+    ]
+    assert plan.analysis.program.donated
+    run = plan.jit()
+    for _ in range(3):
+        loss = run(model=model, optimizer=one, tokens=tokens)
+        wanted = step(model=other, optimizer=two, tokens=tokens)
+        np.testing.assert_allclose(loss, wanted, rtol=1e-4)
+    assert model.head.embedding is model.embed.embedding
+    assert int(model.dropout.rngs.count[...]) == 3
+    untied = nnx.clone(model)
+    untied.head = nnx.Embed(64, 32, rngs=nnx.Rngs(3))
+    with pytest.raises(PlanError, match="were planned as one shared variable"):
+        run(model=untied, optimizer=one, tokens=tokens)
+
+
+def test_other_updates_in_place_are_refused() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    @nnx.jit
+    def adding(network: Any, x: jax.Array) -> Any:
+        network.sum = nnx.Param(x.sum())
+        return network(x)
+
+    @nnx.jit
+    def replacing(network: Any, x: jax.Array) -> Any:
+        network.scale = network.scale + 1
+        return network(x)
+
+    network, _ = modules()
+    with pytest.raises(TargetError, match=r"adding: it adds, removes or replaces parts of its"):
+        toast.analyze(adding, network, X)
+    network.scale = nnx.data(jnp.ones(()))
+    with pytest.raises(TargetError, match=r"replacing: it replaces the array argument 0\.scale in"):
+        toast.analyze(replacing, network, X)
 
 
 def test_static_arguments_of_nnx() -> None:

@@ -20,6 +20,7 @@ from toast.boundary.printable import shortened
 from toast.errors import PlanError
 from toast.frontend import mlir
 from toast.frontend.jax import Calling
+from toast.frontend.jax_libraries import ArgumentVariable, nodes_of, write_back
 from toast.hardware import Mesh
 from toast.program import Program, Shardings, Spec, TensorType
 
@@ -181,11 +182,19 @@ def in_shardings(program: Program, shardings: Shardings) -> Any:
     calling = _calling(program)
     if calling is None:
         return tuple(_partition(spec) for spec in specs)
-    of_leaves: list[Spec] = [() for _ in calling.in_avals]  # those that the program lacks are whole
+    positional, keywords = jax.tree.unflatten(calling.in_tree, _leaf_specs(calling, specs))
+    return (positional, keywords) if keywords else positional
+
+
+def _leaf_specs(calling: Calling, specs: Sequence[Spec]) -> list[jax.sharding.PartitionSpec]:
+    """PartitionSpecs of the leaves of a function's arguments; those the program lacks are whole."""
+    count = len(calling.in_avals)
+    of_leaves: list[Spec] = [()] * (count + len(calling.captured))
     for leaf, spec in zip(calling.arguments, specs, strict=True):
         of_leaves[leaf] = spec
-    positional, keywords = jax.tree.unflatten(calling.in_tree, _specs(of_leaves, calling.in_avals))
-    return (positional, keywords) if keywords else positional
+    for leaf, first in calling.repeated.items():
+        of_leaves[leaf] = of_leaves[first]
+    return _specs(of_leaves[:count], calling.in_avals)
 
 
 def out_shardings(program: Program, shardings: Shardings) -> Any:
@@ -194,7 +203,15 @@ def out_shardings(program: Program, shardings: Shardings) -> Any:
     if calling is None:
         return tuple(_partition(spec) for spec in shardings.results)
     specs = _specs(shardings.results, calling.out_avals)
-    return calling.returned(specs, lambda _leaf: _partition(()))
+    arguments = [shardings.of(program, value) for value in program.argument_values]
+    of_variables = dict(enumerate(_leaf_specs(calling, arguments)))
+    of_variables |= calling.updated(specs)
+
+    def other(leaf: Any) -> jax.sharding.PartitionSpec:
+        is_variable = isinstance(leaf, ArgumentVariable)
+        return of_variables[leaf.leaf] if is_variable else _partition(())
+
+    return calling.returned(specs, other)
 
 
 class JitShardings(NamedTuple):
@@ -329,6 +346,13 @@ class Runnable:
         ]
         avals = () if self._calling is None else self._calling.out_avals
         self._keys = [number for number, leaf in enumerate(avals) if _is_key(leaf)]
+        self._captured = [] if self._calling is None else list(self._calling.captured)
+        self._captured_placed = False
+        # Whether it updates or returns nnx variables of its arguments.
+        self._has_variables = self._calling is not None and (
+            bool(self._calling.updates)
+            or any(isinstance(leaf, ArgumentVariable) for leaf in self._calling.out_static.values())
+        )
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Places the arguments, runs the program, and returns results with planned shardings.
@@ -340,7 +364,13 @@ class Runnable:
             return results
         for number in self._keys:
             results[number] = _wrapped(results[number], self._calling.out_avals[number])
-        return self._calling.returned(results, lambda leaf: leaf)
+        if not self._has_variables:
+            return self._calling.returned(results, lambda leaf: leaf)
+        nodes, _ = nodes_of((arguments, keywords))
+        write_back(nodes, self._calling.updated(results))
+        return self._calling.returned(
+            results, lambda leaf: nodes[leaf.node] if isinstance(leaf, ArgumentVariable) else leaf
+        )
 
     def run_flat(self, arguments: Sequence[Any]) -> list[Any]:
         """Runs the program on flat arguments; returns flat results."""
@@ -397,14 +427,16 @@ class Runnable:
             )
             if not there:
                 elsewhere.append(index)
-                placed[index] = self._checked(index, leaf)
-        moved = jax.device_put(
-            [placed[index] for index in elsewhere],
-            [self._arguments[index].sharding for index in elsewhere],
-        )
+        moved = self._moved([placed[index] for index in elsewhere], elsewhere)
         for index, leaf in zip(elsewhere, moved, strict=True):
             placed[index] = leaf
         return placed
+
+    def _moved(self, leaves: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+        """Arguments with these indices, of the planned types and on the mesh."""
+        checked = [self._checked(index, leaf) for index, leaf in zip(indices, leaves, strict=True)]
+        moved = jax.device_put(checked, [self._arguments[index].sharding for index in indices])
+        return list(moved)
 
     def _checked(self, index: int, leaf: Any) -> Any:
         """Argument ``index``, of the planned type; the words of random keys."""
@@ -442,7 +474,23 @@ class Runnable:
         for number, planned in self._calling.static.items():
             if isinstance(number, int):
                 self._check_static(f"leaf {number} of its arguments", planned, flat[number])
+        for leaf, first in self._calling.repeated.items():
+            if flat[leaf] is not flat[first]:
+                raise PlanError(
+                    f"{self._program.name}: leaves {first} and {leaf} of its arguments were "
+                    "planned as one shared variable; pass modules that share it"
+                )
+        flat += self._captured_arrays()
         return [flat[leaf] for leaf in self._calling.arguments]
+
+    def _captured_arrays(self) -> list[Any]:
+        """The captured arrays with their planned shardings; the first call places them."""
+        if self._captured and not self._captured_placed:
+            last = range(len(self._arguments))[-len(self._captured) :]
+            with jax.ensure_compile_time_eval():
+                self._captured = self._moved(self._captured, last)
+            self._captured_placed = True
+        return self._captured
 
     def _check_static(self, name: str, planned: Any, value: Any) -> None:
         """Refuses another value of a static argument: it is a constant of the program."""

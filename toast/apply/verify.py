@@ -72,8 +72,10 @@ class Verification:
 
 
 def random_arguments(program: Program, seed: int) -> list[Any]:
-    """Random arguments for a program (:func:`random_operands`)."""
-    return random_operands([program.values[v].type for v in program.argument_values], seed)
+    """Random arguments for a program (:func:`random_operands`), and its captured arrays."""
+    arguments = random_operands([program.values[v].type for v in program.argument_values], seed)
+    captured = program.captured_arrays
+    return [*arguments[: len(arguments) - len(captured)], *captured]
 
 
 def random_operands(types: Iterable[TensorType], seed: int) -> list[Any]:

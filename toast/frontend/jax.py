@@ -41,19 +41,35 @@ class Calling:
     out_static: Mapping[int, Any] = dataclasses.field(default_factory=dict)
     #: The Python functions that callbacks of the program name by number.
     callbacks: tuple[Callable[..., Any], ...] = ()
+    #: The leaves of the arguments whose new values are the last results of the program, in order:
+    #: variables that a function of ``nnx.jit`` updates in place.
+    updates: tuple[int, ...] = ()
+    #: The first leaf for each leaf of a variable that occurs again in the arguments.
+    repeated: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    #: Arrays that the function closes over: the last arguments of the program.
+    captured: tuple[Any, ...] = ()
 
     def returned(self, results: Iterable[Any], static: Callable[[Any], Any]) -> Any:
-        """The tree of the results of the program, with ``static`` of each static leaf."""
+        """The tree of the function's results, with ``static`` of each static leaf.
+
+        ``results`` are those of the program.
+        """
         rest, other = iter(results), self.out_static
         count = range(self.out_tree.num_leaves)
         return jax.tree.unflatten(
             self.out_tree, [static(other[n]) if n in other else next(rest) for n in count]
         )
 
+    def updated(self, results: Sequence[Any]) -> dict[int, Any]:
+        """The new values of updated variables among results, by leaf of the arguments."""
+        return dict(zip(self.updates, results[len(results) - len(self.updates) :], strict=True))
+
     @property
     def arguments(self) -> Sequence[int]:
-        """The position of each argument of the program among the leaves."""
-        return range(len(self.in_avals)) if self.leaves is None else self.leaves
+        """The position of each argument of the program among the leaves, captured arrays last."""
+        count = len(self.in_avals)
+        leaves = range(count) if self.leaves is None else self.leaves
+        return [*leaves, *range(count, count + len(self.captured))]
 
 
 def from_function(
@@ -98,7 +114,9 @@ def from_function(
         try:
             library = jax_libraries.filtered(function, arguments, keywords)
             if library:
-                function, places = library.function, places | library.donated
+                function = library.function
+                places |= {key for key in library.donated if isinstance(key, int)}
+                names = {key for key in library.donated if isinstance(key, str)}
                 arguments, keywords = library.arguments, library.keywords
             elif isinstance(function, jax.stages.Wrapped):
                 named = function.trace(*arguments, **keywords).args_info
@@ -139,24 +157,42 @@ def from_function(
         callbacks=mlir.callbacks_of(lowered),
     )
     calling = calling if library is None else _with_static_leaves(calling, library)
-    return stablehlo.from_module(
+    program = stablehlo.from_module(
         lowered.compiler_ir(), name=name, calling=calling,
         platform=platform or str(jax.export.default_export_platform()),
     )  # fmt: skip
+    return _with_named_updates(program) if calling.updates else program
+
+
+def _with_named_updates(program: Program) -> Program:
+    """``program`` with the paths of arguments as names of the results that update them."""
+    calling = program.source.calling
+    paths = dict(zip(calling.arguments, program.arguments, strict=True))
+    own = program.results[: len(program.results) - len(calling.updates)]
+    # The function is traced with a pair of results, of which the first has its own.
+    names = ["result" + path.removeprefix("result[0]") for path in own]
+    return dataclasses.replace(
+        program, results=(*names, *(paths[leaf] for leaf in calling.updates))
+    )
 
 
 def _with_static_leaves(calling: Calling, library: jax_libraries.Filtered) -> Calling:
     """``calling`` of the function of a library, whose trees have leaves that are no arrays."""
-    arrays, count = iter(calling.in_avals), library.in_tree.num_leaves
+    arrays, leaves = iter(calling.in_avals), range(library.in_tree.num_leaves)
+    own = [n for n in leaves if n not in library.static and n not in library.repeated]
     nothing = jax.ShapeDtypeStruct((), bool)
+    avals = {leaf: next(arrays) for leaf in own}
+    avals |= {leaf: avals.get(first, nothing) for leaf, first in library.repeated.items()}
     return dataclasses.replace(
         calling,
         in_tree=library.in_tree,
-        in_avals=tuple(nothing if n in library.static else next(arrays) for n in range(count)),
+        in_avals=tuple(avals.get(leaf, nothing) for leaf in leaves),
         out_tree=library.out_tree,
         static=library.static,
-        leaves=tuple(n for n in range(count) if n not in library.static),
+        leaves=tuple(own),
         out_static=library.out_static,
+        updates=library.updates,
+        repeated=library.repeated,
     )
 
 

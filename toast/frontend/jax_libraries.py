@@ -1,15 +1,20 @@
 """Functions of ``flax.nnx.jit`` and ``equinox.filter_jit``, and modules that functions update.
 
 The libraries are not imported: their objects only exist if the user has imported them.
+
+``nnx.jit`` writes what a function changes in the ``nnx`` variables of its arguments back to the
+caller's variables.  Here, the changed values are further results of the program, and
+:func:`write_back` puts them into the variables of a call.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import numbers
 import sys
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -17,23 +22,38 @@ import jax
 from toast.errors import TargetError
 
 
+@dataclasses.dataclass(frozen=True)
+class ArgumentVariable:
+    """A variable in the results that is a variable of an argument."""
+
+    #: Its position among the variables and other leaves of the arguments (:func:`nodes_of`).
+    node: int
+    #: The position of its first array among the leaves of the arguments.
+    leaf: int
+
+
 @dataclasses.dataclass
 class Filtered:
     """A function of a library whose arguments and results have leaves that are no arrays."""
 
-    #: The function with ``None`` for the static leaves of its arguments and results.
+    #: The function with ``None`` for the static leaves of its arguments and results.  If it updates
+    #: variables, it returns a pair: its results, and a list of the new arrays.
     function: Callable[..., Any]
     #: Its example arguments.
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    #: Positions of arguments that the library donates.
-    donated: Set[int]
+    #: Positions and names of arguments that the library donates.
+    donated: Set[int | str]
     #: The tree of ``(args, kwargs)`` with all leaves, and its static leaves by position.
     in_tree: Any
     static: Mapping[str | int, Any]
+    #: The position of the first leaf for each leaf of a variable that occurs again.
+    repeated: Mapping[int, int]
     #: The tree of the results with all leaves, and its static leaves.  A trace sets them.
     out_tree: Any = None
     out_static: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    #: The leaves of the arguments that the function updates in place.  A trace sets them.
+    updates: tuple[int, ...] = ()
 
 
 def filtered(
@@ -43,9 +63,9 @@ def filtered(
     module, name = type(function).__module__, type(function).__name__
     if module.startswith("equinox.") and name == "_JitWrapper":
         rest = range(1, len(arguments)) if function.donate_rest else ()
-        donated = {*([0] if function.donate_first else []), *rest}
+        donated: set[int | str] = {*([0] if function.donate_first else []), *rest}
         return _filtered(function.__wrapped__, arguments, keywords, donated, set(), _is_array)
-    if module.startswith("flax.nnx.") and name == "JitWrapped":
+    if module.startswith("flax.nnx.") and name in ("JitWrapped", "SimpleJitWrapped"):
         donated, static = _nnx_options(function, arguments, keywords)
         return _filtered(function.fun, arguments, keywords, donated, static, _is_data)
     return None
@@ -53,20 +73,20 @@ def filtered(
 
 def _nnx_options(
     function: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
-) -> tuple[set[int], set[int | str]]:
-    """The donated positions, and the static positions and names, of a ``nnx.jit`` function."""
+) -> tuple[set[int | str], set[int | str]]:
+    """The donated and the static positions and names of a ``nnx.jit`` function."""
     positional, named = function.trace(*arguments, **keywords).traced.args_info
-    listed = function.static_argnums
+    listed = getattr(function, "static_argnums", None)
     listed = (listed,) if isinstance(listed, int) else tuple(listed or ())
     static = {number % len(arguments) for number in listed if number < len(arguments)}
     dynamic = [number for number in range(len(arguments)) if number not in static]
     if len(positional) != len(dynamic):
         raise TargetError(f"{function.__name__}: pass static arguments by name, as in n=3")
     donated = set()
-    for number, info in zip(dynamic, positional, strict=True):
+    for key, info in [*zip(dynamic, positional, strict=True), *named.items()]:
         leaves = jax.tree.leaves(info)
         if leaves and all(leaf.donated for leaf in leaves):
-            donated.add(number)
+            donated.add(key)
     return donated, {*static, *(key for key in keywords if key not in named)}
 
 
@@ -78,11 +98,41 @@ def _is_data(leaf: Any) -> bool:
     return _is_array(leaf) or isinstance(leaf, numbers.Number)
 
 
+def _is_variable(node: Any) -> bool:
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(node, nnx.Variable)
+
+
+def nodes_of(tree: Any) -> tuple[list[Any], Any]:
+    """The ``nnx`` variables of a tree and its other leaves, in order, and the tree without them."""
+    nodes, outline = jax.tree.flatten(tree, is_leaf=_is_variable)
+    return nodes, outline
+
+
+def _places(nodes: Sequence[Any]) -> list[range]:
+    """The positions of the arrays of each node among all leaves."""
+    ends = [0, *itertools.accumulate(len(jax.tree.leaves(node)) for node in nodes)]
+    return [range(*pair) for pair in itertools.pairwise(ends)]
+
+
+def write_back(nodes: Sequence[Any], updates: Mapping[int, Any]) -> None:
+    """Puts new arrays into the variables of a call.
+
+    :param nodes: the variables and other leaves of the arguments (:func:`nodes_of`).
+    :param updates: the new arrays, by their positions among the leaves of the arguments.
+    """
+    for node, places in zip(nodes, _places(nodes), strict=True):
+        if _is_variable(node) and any(place in updates for place in places):
+            leaves, tree = jax.tree.flatten(node)
+            new = [updates.get(place, leaf) for place, leaf in zip(places, leaves, strict=True)]
+            node.update_from_state(jax.tree.unflatten(tree, new))
+
+
 def _filtered(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     keywords: Mapping[str, Any],
-    donated: Set[int],
+    donated: Set[int | str],
     constant: Set[int | str],
     dynamic: Callable[[Any], bool],
 ) -> Filtered:
@@ -93,26 +143,91 @@ def _filtered(
         for key, argument in [*enumerate(arguments), *sorted(keywords.items())]
         for _ in jax.tree.leaves(argument)
     ]
+    nodes, outline = nodes_of((arguments, dict(keywords)))
+    places = _places(nodes)
+    #: The first node that is the same variable, by node.
+    first = {id(node): number for number, node in reversed([*enumerate(nodes)])}
+    same = [first[id(node)] if _is_variable(node) else n for n, node in enumerate(nodes)]
+    repeated = {
+        place: earlier
+        for number, original in enumerate(same) if original != number
+        for place, earlier in zip(places[number], places[original], strict=True)
+    }  # fmt: skip
     static: dict[str | int, Any] = {
         number: leaf
         for number, (key, leaf) in enumerate(zip(keys, leaves, strict=True))
-        if key in constant or not dynamic(leaf)
+        if number not in repeated and (key in constant or not dynamic(leaf))
     }
 
     @functools.wraps(function)
     def pure(*positional: Any, **named: Any) -> Any:
         arrays = iter(jax.tree.leaves((positional, named)))
-        whole = [static[n] if n in static else next(arrays) for n in range(len(leaves))]
-        inside = jax.tree.unflatten(in_tree, whole)
-        returned = updating_nothing(function)(*inside[0], **inside[1])
-        outputs, result.out_tree = jax.tree.flatten(returned)
-        result.out_static = {n: leaf for n, leaf in enumerate(outputs) if not _is_data(leaf)}
-        return jax.tree.map(lambda leaf: leaf if _is_data(leaf) else None, returned)
+        whole: list[Any] = []
+        for number in range(len(leaves)):
+            if number in repeated:
+                whole.append(whole[repeated[number]])
+            else:
+                whole.append(static[number] if number in static else next(arrays))
+        own, _ = nodes_of(jax.tree.unflatten(in_tree, whole))
+        inside = jax.tree.unflatten(outline, [own[number] for number in same])
+        returned = function(*inside[0], **inside[1])
+        changed = _changed(function, inside, outline, same, whole)
+        kept = {place for place, key in enumerate(keys) if key in donated}
+        updates = {
+            place: value
+            for number, node in enumerate(changed)
+            if _is_variable(node) and same[number] == number
+            for place, value in zip(places[number], jax.tree.leaves(node), strict=True)
+            if (place in kept or value is not whole[place]) and place not in static
+        }
+        ours = {
+            id(node): ArgumentVariable(same[number], places[same[number]].start)
+            for number, node in enumerate(changed) if _is_variable(node)
+        }  # fmt: skip
+        outputs, result.out_tree = jax.tree.flatten(returned, is_leaf=lambda n: id(n) in ours)
+        result.out_static = {
+            number: ours.get(id(leaf), leaf)
+            for number, leaf in enumerate(outputs)
+            if id(leaf) in ours or not _is_data(leaf)
+        }
+        result.updates = tuple(updates)
+        masked = jax.tree.unflatten(
+            result.out_tree,
+            [None if n in result.out_static else leaf for n, leaf in enumerate(outputs)],
+        )
+        return (masked, list(updates.values())) if updates else masked
 
-    masked = [None if n in static else leaf for n, leaf in enumerate(leaves)]
+    masked = [None if n in static or n in repeated else leaf for n, leaf in enumerate(leaves)]
     positional, named = jax.tree.unflatten(in_tree, masked)
-    result = Filtered(pure, positional, named, donated, in_tree, static)
+    result = Filtered(pure, positional, named, donated, in_tree, static, repeated)
     return result
+
+
+def _changed(
+    function: Callable[..., Any], inside: Any, outline: Any, same: Sequence[int], whole: Any
+) -> list[Any]:
+    """The variables and other leaves of the arguments after a call.
+
+    ``inside`` are the arguments, ``outline`` their tree, ``same`` the first node of each variable,
+    ``whole`` the leaves before the call.  Raises :class:`toast.errors.TargetError` if the function
+    changed anything but the values of variables.
+    """
+    nodes, after = nodes_of(inside)
+    name = getattr(function, "__name__", "function")
+    if after != outline or any(nodes[n] is not nodes[first] for n, first in enumerate(same)):
+        raise TargetError(
+            f"{name}: it adds, removes or replaces parts of its modules, and a plan only updates "
+            "the values of their variables; make the parts before the step, or pop them inside it "
+            "(nnx.pop)"
+        )
+    for node, place in zip(nodes, _places(nodes), strict=True):
+        if not _is_variable(node) and len(place) == 1 and node is not whole[place.start]:
+            path, _ = jax.tree_util.tree_leaves_with_path(inside)[place.start]
+            raise TargetError(
+                f"{name}: it replaces the array {_shown(jax.tree_util.keystr(path))} in place; "
+                "make it an nnx.Variable, whose updates a plan writes back, or return it"
+            )
+    return nodes
 
 
 def updating_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,8 +267,8 @@ def updating_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
             name = getattr(function, "__name__", "function")
             raise TargetError(
                 f"{name}: it updates {len(lost)} arrays of its modules in place, such as "
-                f"{_shown(lost[0])}, and a plan only returns results; return the updated modules, "
-                "as in return loss, model, optimizer"
+                f"{_shown(lost[0])}, which would be lost as in jax.jit; use nnx.jit, or return the "
+                "updated modules, as in return loss, model, optimizer"
             )
         return returned
 

@@ -121,7 +121,8 @@ def from_module(
 ) -> Program:
     """The program of a parsed module.
 
-    :param module: the module; its calls are inlined in place, and the program refers to it.
+    :param module: the module; its calls are inlined in place, and the program refers to it.  Large
+        constants of a traced function become arguments.
     :param name: the name of the program.
     :param file: the file that the module was read from, if any.
     :param calling: the :class:`toast.frontend.jax.Calling` of a traced function.
@@ -129,6 +130,10 @@ def from_module(
     :raises toast.errors.TargetError: for a module that TOAST cannot shard.
     """
     function = inlined(module, file or name)
+    if calling is not None:
+        with module.context:
+            arrays = mlir.open_captured_arrays(function)
+        calling = dataclasses.replace(calling, captured=(*calling.captured, *arrays))
     program = flattened(module, function, name=name, file=file, calling=calling)
     return dataclasses.replace(program, platform=platform)
 

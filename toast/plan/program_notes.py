@@ -12,9 +12,17 @@ _NAMED = 3
 def program_notes(program: Program) -> list[str]:
     """Lines for the arrays that a program captures, the arguments that it ignores, and its loops.
 
-    An array that a function closes over is a constant of its program (:attr:`Program.captured`).
+    The arrays that a function closes over are its last arguments
+    (:attr:`Program.captured_arrays`).  In the program of a file, they are constants
+    (:attr:`Program.captured`).
     """
     notes = []
+    if count := len(program.captured_arrays):
+        named = zip(program.arguments[-count:], program.argument_values[-count:], strict=True)
+        arrays = [f"{name} ({program.values[value].type})" for name, value in named]
+        notes.append(
+            f"captured arrays are arguments, which the plan passes itself: {listed(arrays, _NAMED)}"
+        )
     captured = sorted(program.captured.items(), key=lambda pair: -pair[1])
     if captured:
         total = size_text(sum(program.captured.values()))

@@ -163,11 +163,16 @@ class Program:
         """The arguments whose buffer a result overwrites."""
         return frozenset(alias for alias in self.aliases if alias >= 0)
 
+    @property
+    def captured_arrays(self) -> tuple[Any, ...]:
+        """The arrays that a traced function closes over, which are its last arguments."""
+        return tuple(getattr(getattr(self.source, "calling", None), "captured", ()))
+
     @functools.cached_property
     def captured(self) -> dict[int, int]:
-        """Bytes of each array that the function closes over, by op.
+        """Bytes of each large constant, by op: an array that the function of a file closed over.
 
-        They are large constants, which XLA puts whole into the program of every device.
+        XLA puts them whole into the program of every device.
         """
         known = [bool(signature.attribute("captured")) for signature in self.signatures]
         types = {

@@ -5,6 +5,7 @@ Only the frontends import jaxlib's MLIR bindings.  The other stages use
 package.
 """
 
+from toast.frontend.mlir.captured_arrays import open_captured_arrays
 from toast.frontend.mlir.inline import drop_dead_ops, inline_calls
 from toast.frontend.mlir.manual_computation import (
     DEVICES,
@@ -100,6 +101,7 @@ __all__ = [
     "module_name",
     "module_of_ops",
     "op_kinds",
+    "open_captured_arrays",
     "parse",
     "portable_artifact",
     "read_region",
