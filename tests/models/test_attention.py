@@ -143,8 +143,12 @@ def costs(function: Any, *arguments: Any) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("queries", "options", "share"),
     [
-        (64, {}, 0.5), (64, {"window": 16}, 0.25), (64, {"window": 64}, 0.5),
-        (64, {"causal": False}, 1.0), (16, {}, 0.875),
+        (64, {}, 0.5), (64, {"window": 16}, (2 * 16 * 64 - 16**2) / (2 * 64**2)),
+        (64, {"window": 64}, 0.5), (64, {"causal": False}, 1.0), (16, {}, 0.875),
+        # The first of 16 queries are at position 48.
+        (16, {"window": 32}, 0.5), (32, {"window": 48}, (32 * 48 - 16**2 / 2) / (32 * 64)),
+        # A window counts in causal attention only, as in the decomposition.
+        (64, {"causal": False, "window": 16}, 1.0),
     ],
 )  # fmt: skip
 def test_scores_that_no_query_sees_cost_nothing(
@@ -161,11 +165,32 @@ def test_scores_that_no_query_sees_cost_nothing(
     assert backward == {"flops": 2 * pairs * (3 * 8 + 2 * 6), "transcendentals": pairs}
 
 
-def test_decoding_costs_products_with_all_pages() -> None:
+def test_shares_of_long_sequences_have_no_overflow() -> None:
+    keys, window = 2**20, 10_000
+    shapes = f32(1, keys, 1, 1, 8), f32(1, keys, 1, 8), f32(1, keys, 1, 8)
+    for options, share in (
+        ({}, 0.5), ({"window": window}, (2 * window * keys - window**2) / (2 * keys**2)),
+        ({"window": keys // 2}, 0.375),
+    ):  # fmt: skip
+        (cost,) = costs(functools.partial(attention, **options), *shapes)
+        assert cost["transcendentals"] == pytest.approx(share * keys**2, rel=1e-4)
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("arrays", [1, 2])
+def test_decoding_costs_products_with_the_pages_of_each_sequence(window: int, arrays: int) -> None:
+    """It reads these, not all pages; keys and values that are one array are read once."""
     integers = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    pages = f32(20, 16, 4, 8)
-    (cost,) = costs(
-        paged_attention, f32(2, 4, 3, 8), pages, pages, integers((2, 5)), integers((2,))
-    )
-    pairs = 2 * 4 * 3 * 5 * 16
-    assert cost == {"flops": 2 * pairs * (8 + 8), "transcendentals": pairs}
+    pages = f32(2000, 16, 4, 8)
+
+    def decode(query: Any, keys: Any, table: Any, lengths: Any, values: Any = None) -> Any:
+        values = keys if values is None else values
+        return paged_attention(query, keys, values, table, lengths, window=window)
+
+    operands = f32(2, 4, 3, 8), pages, integers((2, 5)), integers((2,))
+    (cost,) = costs(decode, *operands, *[pages] * (arrays - 1))
+    positions = 2 * (window or 5 * 16)
+    pairs = positions * 4 * 3
+    assert cost == {
+        "flops": 2 * pairs * (8 + 8), "transcendentals": pairs, "bytes": arrays * positions * 4 * 8 * 4,
+    }  # fmt: skip

@@ -140,7 +140,28 @@ def test_paged_attention_shards_sequences_and_heads(heads: int, shared: int, que
     assert rule.einsum().startswith("([sequence],[sequencepage_of_sequence],")
     assert f"[{query}depth],[kv_head,page,slot,depth]" in rule.einsum()
     assert spread(rule) == {"sequence", "kv_head"}
-    assert cost(rule, "flops") == 4 * 16 * heads * 64 * 16 * 128
+    positions = 16 * 64 * 16
+    assert cost(rule, "flops") == 4 * positions * heads * 128
+    assert cost(rule, "bytes") == 2 * positions * shared * 128 * 2
+
+
+def test_ragged_paged_attention_reads_the_pages_of_its_sequences() -> None:
+    """Each of 512 tokens belongs to one of 8 sequences of 32 pages with 16 positions."""
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import ragged_paged_attention
+
+    device = jax.sharding.AbstractDevice(device_kind="TPU v5e", num_cores=1, platform="tpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        program = lowered(
+            functools.partial(
+                ragged_paged_attention, num_kv_pages_per_block=8, num_queries_per_block=32
+            ),
+            bf16(512, 32, 128), bf16(1024, 16, 16, 128), i32(8), i32(8, 32), i32(9), i32(1),
+        )  # fmt: skip
+    ((_, _, rule),) = kernels(program)
+    assert spread(rule) == {"kv_head"}
+    assert cost(rule, "flops") == 4 * 512 * 32 * 16 * 32 * 128
+    # Keys and values take turns in the third dimension of the pages.
+    assert cost(rule, "bytes") == 8 * 32 * 16 * 16 * 128 * 2
 
 
 def test_products_of_groups_and_their_gradients() -> None:
@@ -349,6 +370,10 @@ def test_a_rule_of_ones_own_finds_the_kernel_by_name(
         ("kernel_cost(Op,flops,-2,x) :- mine(Op).", "own.lp:1: .*no whole number from 0 on"),
         ("kernel_cost_over(Op,x,i) :- mine(Op).", "own.lp:1: .*term x has no kernel_cost"),
         (f"{COST}kernel_cost_over(Op,product,l) :- mine(Op).", "own.lp:1: .*kernel_cost_over of l"),
+        (
+            "kernel_cost(Op,elements,1,operand(2)) :- mine(Op).",
+            "own.lp:1: .*is no tensor of the op",
+        ),
         (f"{COST}kernel_share(Op,product,1,2) :- mine(Op).", "own.lp:1: .*has another share"),
         (COST.replace("1,4", "5,4"), "own.lp:1: .*not a part of a whole"),
     ],
@@ -386,3 +411,11 @@ def test_a_stated_rule_is_read(tmp_path: pathlib.Path) -> None:
     ((_, _, explicit),) = kernels(program_of(path), [own], partitioned=False)
     assert len(explicit.factors) == 5
     assert not explicit.runs_whole
+
+
+def test_a_rule_that_another_call_states_does_not_partition_it(tmp_path: pathlib.Path) -> None:
+    """Shardy propagates by it; XLA knows a partitioner for custom_partitioning only."""
+    path = tmp_path / "stated.mlir"
+    path.write_text(call("mine", ["8x8xf32", "4xf32"], ["8x16xf32"], attributes=STATED))
+    ((_, _, rule),) = kernels(program_of(path), partitioned=False)
+    assert (rule.missing, rule.runs_whole, spread(rule)) == (False, True, set())

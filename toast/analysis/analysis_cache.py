@@ -152,7 +152,7 @@ class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
     missing: bool
     file: str | None
     fixed: list[tuple[str, Annotated[int, msgspec.Meta(ge=-1)]]]
-    costs: list[tuple[str, Annotated[float, msgspec.Meta(ge=0)], list[_Number]]]
+    costs: list[tuple[str, Annotated[float, msgspec.Meta(ge=0)], list[_Number], int | None]]
     whole: bool
 
 
@@ -252,8 +252,11 @@ def _rule(
 
     if any(factor >= len(factors) for _, factor in plain.fixed):
         raise ValueError("other factors")
-    if any(q not in QUANTITIES or f >= len(factors) for q, _, over in plain.costs for f in over):
-        raise ValueError("other costs")
+    for quantity, _, over, tensor in plain.costs:
+        if quantity not in QUANTITIES or any(f >= len(factors) for f in over):
+            raise ValueError("other costs")
+        if tensor is not None and not -len(plain.results) <= tensor < len(plain.operands):
+            raise ValueError("costs of another tensor")
     return SignatureRule(
         factors=tuple(Factor(*fields) for fields in factors),
         operands=side(plain.operands, signature.operands),
@@ -261,6 +264,6 @@ def _rule(
         missing=plain.missing,
         file=None if plain.file is None else pathlib.Path(plain.file),
         fixed=tuple(plain.fixed),
-        costs=tuple(KernelCost(q, amount, tuple(over)) for q, amount, over in plain.costs),
+        costs=tuple(KernelCost(q, amount, tuple(over), of) for q, amount, over, of in plain.costs),
         runs_whole=plain.whole,
     )

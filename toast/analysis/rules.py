@@ -52,6 +52,8 @@ _FACTOR_PREDICATES = frozenset({
     "factor", "factor_size", "reduction", "need_replication", "permutation", "slides", "halo",
     "kernel_cost", "kernel_cost_over", "kernel_share", "partitioned",
 })  # fmt: skip
+#: The quantity of costs that are elements of a tensor; the term names the tensor.
+_ELEMENTS = "elements"
 #: The predicates of ``rules/names.lp``.
 _NAMES = (
     "annotates/3", "stacked/5", "shardable/1", "kind_of/2", "edge/4", "same_name/2",
@@ -348,11 +350,29 @@ def _costs(
     """The costs that the rule of an op declares, or else those that a custom call estimates."""
     number = {factor.label: n for n, factor in enumerate(rule.factors)}
     costs = []
-    for term in terms.values():
+    for label, term in terms.items():
         factors = tuple(sorted(number[label] for label in term.factors))
         size = math.prod(float(rule.factors[factor].size) for factor in factors)
-        costs += [KernelCost(q, n * size * term.share, factors) for q, n in sorted(term.amounts)]
+        for quantity, coefficient in sorted(term.amounts):
+            amount = coefficient * size * term.share
+            if quantity == _ELEMENTS:
+                tensor, element = _tensor(signature, label)
+                costs.append(KernelCost("bytes", amount * element, factors, tensor))
+            else:
+                costs.append(KernelCost(quantity, amount, factors))
     return tuple(costs) or _estimated(signature, rule)
+
+
+def _tensor(signature: Signature, term: Term) -> tuple[int, float]:
+    """The number of the operand or result that a term names, and the bytes of an element."""
+    side, index = term if isinstance(term, tuple) and len(term) == 2 else ("", None)
+    types = {"operand": signature.operands, "result": signature.results}.get(str(side), ())
+    if not isinstance(index, int) or index not in range(len(types)):
+        raise RuleError(
+            f"kernel_cost(Op,{_ELEMENTS},_,{show_term(term)}): the term is no tensor of the op; "
+            "use operand(I) or result(I)"
+        )
+    return index if side == "operand" else -1 - index, float(element_bytes(types[index].dtype))
 
 
 def _estimated(signature: Signature, rule: SignatureRule) -> tuple[KernelCost, ...]:
@@ -428,10 +448,9 @@ def _check_costs(model: LogicModel, error: Callable[[Term, str], RuleError]) -> 
     for op, quantity, coefficient, term in model.atoms("kernel_cost/4"):
         terms.add((op, term))
         shown = ",".join(["Op", *map(show_term, (quantity, coefficient, term))])
-        if quantity not in QUANTITIES:
-            raise error(
-                op, f"kernel_cost({shown}): not a quantity; use one of {', '.join(QUANTITIES)}"
-            )
+        if quantity not in (*QUANTITIES, _ELEMENTS):
+            known = ", ".join((*QUANTITIES, _ELEMENTS))
+            raise error(op, f"kernel_cost({shown}): not a quantity; use one of {known}")
         if not isinstance(coefficient, int) or coefficient < 0:
             raise error(op, f"kernel_cost({shown}): the coefficient is no whole number from 0 on")
     shared: dict[tuple[Term, Term], Term] = {}
@@ -509,8 +528,12 @@ def _derive_factors(
 
 
 def _whole(file: pathlib.Path | LogicText) -> set[str]:
-    atoms = solve([directory("facts") / "schema.lp", file], "", ("stays_whole/1",))
-    return {show_term(kind) for (kind,) in atoms["stays_whole/1"]}
+    return {show_term(kind) for (kind,) in _declared(file, "stays_whole/1")}
+
+
+def _declared(file: pathlib.Path | LogicText, predicate: str) -> list[tuple[Term, ...]]:
+    """The atoms of a predicate (``name/arity``) that a file states without any program."""
+    return solve([directory("facts") / "schema.lp", file], "", (predicate,))[predicate]
 
 
 def known_rules(file: pathlib.Path | LogicText) -> set[tuple[str, bool]]:
@@ -685,13 +708,15 @@ def _number(term: Term) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class RuleEntry:
-    """An op kind (or the target of a custom call) with a rule in a file."""
+    """An op kind (or the target of a custom call, or the name of a kernel) with a rule."""
 
     kind: str
     file: pathlib.Path
     custom_call: bool
     #: Whether the rule allows any sharding.
     shards: bool
+    #: Whether the rule is for a kernel: only for calls whose shapes fit.
+    kernel: bool = False
 
     @property
     def shipped(self) -> bool:
@@ -701,6 +726,8 @@ class RuleEntry:
 
 def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, ...]:
     """All op kinds with a rule in TOAST's files or in ``rules``, sorted, with their files.
+
+    Kernels come last.
 
     Raises :class:`toast.errors.RuleError` if two files of ``rules`` have a rule for one kind.
     """
@@ -723,6 +750,14 @@ def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, .
             (kind, file) not in whole,
         )
         for (kind, custom), file in sorted(entries.items())
+    ) + tuple(
+        RuleEntry(kernel, file.path if isinstance(file, LogicText) else file, True, True, True)
+        for kernel, file in sorted(
+            ((show_term(name), file)
+            for file in {*shipped, *users.values()}
+            for (name,) in _declared(file, "kernel_rule/1")),
+            key=lambda entry: entry[0],
+        )
     )  # fmt: skip
 
 

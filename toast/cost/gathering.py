@@ -145,7 +145,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
         products=_products(rules, products, ops.halo.shape[1] - 1),
         tensors=slots.tensors(products),
         kernels=kernels,
-        kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class)),
+        kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
         values=values,
         uses=uses,
         pairs=grouped.pairs,
@@ -333,10 +333,19 @@ class _Slots:
         """``[slots, width]`` whether a dimension has the factor; the last column: no factor."""
         return np.asarray(self.table(width - 1).dim != NONE)
 
-    def kernel_tensors(self, kernels: Ints) -> KernelTensors:
-        """The tensors of op classes with kernels."""
+    def kernel_tensors(self, kernels: Ints, rules: Sequence[SignatureRule]) -> KernelTensors:
+        """The tensors of op classes with kernels, which these move as a whole."""
         tensors = self.tensors(kernels)
-        return KernelTensors(kernels[tensors.product], tensors.slot, tensors.bytes)
+        in_part = {
+            (k, int(cost.tensor < 0), max(cost.tensor, -1 - cost.tensor))
+            for k in kernels.tolist()
+            for cost in rules[k].costs
+            if cost.tensor is not None
+        }
+        slots = [slot for tensor, slot in self._number.items() if tensor in in_part]
+        whole = ~np.isin(tensors.slot, slots)
+        op_class = kernels[tensors.product[whole]]
+        return KernelTensors(op_class, tensors.slot[whole], tensors.bytes[whole])
 
     def table(self, factors: int) -> Slots:
         """The table of the slots."""

@@ -86,7 +86,7 @@ class KernelTerms(EntityTable):
 
 @dataclasses.dataclass(frozen=True)
 class KernelTensors(EntityTable):
-    """Operands and results of custom calls with costs, grouped by op class."""
+    """Operands and results that custom calls with costs move as a whole, grouped by op class."""
 
     op_class: Ints
     slot: Ints

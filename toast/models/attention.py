@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 _MOST_KEYS = 512
 
 #: The score of a key that a query does not see.
-_UNSEEN = -1e30
+UNSEEN = -1e30
 
 
 def attention(
@@ -50,13 +50,13 @@ def attention(
 def _attention(
     query: jax.Array, key: jax.Array, value: jax.Array, causal: bool, window: int
 ) -> jax.Array:
-    return _forward(query, key, value, causal=int(causal), window=window)[0]
+    return forward(query, key, value, causal=int(causal), window=window)[0]
 
 
 def _attention_forward(
     query: jax.Array, key: jax.Array, value: jax.Array, causal: bool, window: int
 ) -> tuple[jax.Array, Any]:
-    results = _forward(query, key, value, causal=int(causal), window=window)
+    results = forward(query, key, value, causal=int(causal), window=window)
     attended, logsumexp = (checkpoint_name(result, "attention") for result in results)
     return attended, (query, key, value, attended, logsumexp)
 
@@ -64,7 +64,7 @@ def _attention_forward(
 def _attention_backward(
     causal: bool, window: int, residuals: Any, gradient: jax.Array
 ) -> tuple[jax.Array, ...]:
-    gradients: tuple[jax.Array, ...] = _backward(
+    gradients: tuple[jax.Array, ...] = backward(
         *residuals, gradient, causal=int(causal), window=window
     )
     return gradients
@@ -74,7 +74,7 @@ _attention.defvjp(_attention_forward, _attention_backward)
 
 
 @functools.partial(jax.lax.composite, name="toast.attention")
-def _forward(
+def forward(
     query: jax.Array, key: jax.Array, value: jax.Array, *, causal: int, window: int
 ) -> tuple[jax.Array, jax.Array]:
     """Attention, and the logsumexp of the scores, ``[batch, groups, queries, sequence]``."""
@@ -96,7 +96,7 @@ def _forward(
 
     start = (
         jnp.zeros((*rows, value.shape[-1]), jnp.float32),
-        jnp.full(rows, _UNSEEN, jnp.float32),
+        jnp.full(rows, UNSEEN, jnp.float32),
         jnp.zeros(rows, jnp.float32),
     )
     (weighted, largest, total), _ = jax.lax.scan(add, start, _parts(key, value))
@@ -105,7 +105,7 @@ def _forward(
 
 
 @functools.partial(jax.lax.composite, name="toast.attention_backward")
-def _backward(
+def backward(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -116,7 +116,7 @@ def _backward(
     causal: int,
     window: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The gradients of query, key and value, from the results of ``_forward`` and a gradient."""
+    """The gradients of query, key and value, from the results of ``forward`` and a gradient."""
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     along = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1)
     along = jnp.transpose(along, (0, 2, 3, 1))
@@ -160,7 +160,7 @@ def _scores(
     if not causal:
         return scores
     own = jnp.arange(query.shape[1]) + (count - query.shape[1])
-    return jnp.where(_seen(own[:, None], positions, window), scores, _UNSEEN)
+    return jnp.where(_seen(own[:, None], positions, window), scores, UNSEEN)
 
 
 def _seen(query: jax.Array, key: jax.Array, window: int) -> jax.Array:
@@ -214,7 +214,7 @@ def _paged(
 
     scores = jnp.einsum("bgrk,btgk->bgrt", query, read(keys), preferred_element_type=jnp.float32)
     seen = _seen(lengths[:, None] - 1, jnp.arange(count), window)
-    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, _UNSEEN), axis=-1)
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, UNSEEN), axis=-1)
     attended = jnp.einsum(
         "bgrt,btgv->bgrv", weights.astype(values.dtype), read(values[..., :value_size]),
         preferred_element_type=jnp.float32,

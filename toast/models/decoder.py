@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, AxisType
 
 from toast.errors import TargetError
 from toast.models.attention import attention, paged_attention, pages_of
@@ -26,6 +27,7 @@ from toast.models.forms import Form, product
 from toast.models.layers import rms_norm, rotary, vocabulary_loss
 from toast.models.parameters import shapes_in, stacked
 from toast.models.registry import Model
+from toast.models.ring_attention import ring_attention
 
 #: The values of a layer that have names for policies of recomputation.
 NAMES = (
@@ -97,6 +99,9 @@ class DecoderConfig(Form):
     loss_parts: int = 8
     #: Tokens of a page of the cache.
     page: int = 64
+    #: Devices of a mesh axis ``ring`` that splits sequences: keys and values of global layers go
+    #: around.  1: XLA gathers them if a plan splits sequences.
+    ring: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,6 +111,11 @@ class DecoderConfig(Form):
             raise TargetError(
                 f"sequence {self.sequence}: not a multiple of the {self.loss_parts} parts of the "
                 "loss; change --sequence or --set loss_parts=N"
+            )
+        if self.ring > 1 and (self.step == "decode" or self.sequence % self.ring):
+            raise TargetError(
+                f"ring {self.ring}: use a divisor of the sequence of {self.sequence} tokens, in "
+                "step=train or step=prefill"
             )
         if self.step != "train" and self.sequence % self.page:
             raise TargetError(
@@ -271,6 +281,16 @@ def _written(pages: jax.Array, new: jax.Array, place: _TokenPlaces, page: int) -
     return pages.at[place.table].set(split)
 
 
+def _attention(
+    config: DecoderConfig, query: jax.Array, key: jax.Array, value: jax.Array, window: int = 0
+) -> jax.Array:
+    """Causal attention; in a ring if the model has one, but local layers gather their keys."""
+    if config.ring < 2 or window:
+        return attention(query, key, value, window=window)
+    mesh = AbstractMesh((config.ring,), ("ring",), axis_types=(AxisType.Auto,))
+    return ring_attention(query, key, value, mesh=mesh, axis="ring")
+
+
 def _grouped_attention(
     config: DecoderConfig,
     kind: Kind,
@@ -301,7 +321,7 @@ def _grouped_attention(
             window=kind.window,
         )[:, None]  # fmt: skip
     else:
-        attended = attention(query, key, value, window=kind.window)
+        attended = _attention(c, query, key, value, kind.window)
     return product("bsgrv,grvd->bsd", attended, layer["wo"]), cache
 
 
@@ -345,7 +365,7 @@ def _latent_attention(
         shared = jnp.broadcast_to(shared, (*key.shape[:3], c.rotary))
         key = checkpoint_name(jnp.concatenate([key, shared], axis=-1), "key")
         value = checkpoint_name(product("bsl,lhv->bshv", latent, layer["wv"]), "value")
-        attended = attention(query[:, :, :, None], key, value)[:, :, :, 0]
+        attended = _attention(c, query[:, :, :, None], key, value)[:, :, :, 0]
     return product("bshv,hvd->bsd", attended, layer["wo"]), cache
 
 

@@ -113,6 +113,7 @@ def strategies(config: DecoderConfig) -> Strategies:
 #: The options of every decoder.
 OPTIONS = (
     "layers", "sequence", "batch", "step", "unroll", "remat", "offload", "precision", "loss_parts",
+    "ring",
 )  # fmt: skip
 
 

@@ -19,3 +19,6 @@ class KernelCost:
     amount: float
     #: The factors of the op whose sharding divides it; numbers as in its rule.
     factors: tuple[int, ...]
+    #: For bytes: the operand of which the kernel moves these bytes, instead of all of it.  Results
+    #: are numbered -1, -2 and so on; None for other bytes.
+    tensor: int | None = None

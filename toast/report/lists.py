@@ -20,7 +20,8 @@ def rule_list(entries: Iterable[RuleEntry], proven: Mapping[str, Mapping[str, st
     """A row for each rule; ``proven`` has the records of TOAST's own rules."""
     table = TextTable("kind", "file", "factors", "ops proven on")
     for entry in entries:
-        name = f"{'custom_call ' if entry.custom_call else ''}{entry.kind}"
+        group = "kernel " if entry.kernel else "custom_call " if entry.custom_call else ""
+        name = f"{group}{entry.kind}"
         record = proven.get(name, {}) if entry.shipped else {}
         factors = record.get("factors", "-") if entry.shards else "need-replication"
         table.add_row(name, str(entry.file), factors, record.get("instances", "-"))

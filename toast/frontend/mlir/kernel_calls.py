@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,21 @@ _PRODUCT = (
     "lhs_contracting_dimensions", "rhs_contracting_dimensions",
 )  # fmt: skip
 
+#: What the configuration of a call of TransformerEngine states of dimensions and masks.
+_STATED = frozenset({
+    "lhs_axis_boundary", "rhs_axis_boundary", "lhs_transposed", "rhs_transposed", "rhs_is_trans",
+    "mask_type", "window_size_left",
+})  # fmt: skip
+
+#: The name of the function of a Mosaic kernel for GPUs in its code (MLIR bytecode).
+_MOSAIC_NAME = re.compile(rb"\0(\w+)_mosaic_gpu(?=\0)")
+
+#: Not the name of a function: that of a dialect, and that of functions without a name.
+_UNNAMED = frozenset({b"stable", b"anonymous"})
+
+#: Instructions of GPUs that multiply matrices.
+_MULTIPLIES = re.compile(rb"wgmma|tcgen05")
+
 #: In the configuration of cuDNN's attention: the product whose batch dimensions are those of the
 #: query, forwards and backwards.
 _QUERY_PRODUCTS = ("bmm1_dot_dimension_numbers", "bmm2_grad_gemm2_dot_dimension_numbers")
@@ -36,22 +52,21 @@ _QUERY_PRODUCTS = ("bmm1_dot_dimension_numbers", "bmm2_grad_gemm2_dot_dimension_
 def configured(attribute: Any) -> Iterator[tuple[str, Attribute]]:
     """What the ``backend_config`` of a custom call states: a dictionary, or JSON in a string.
 
-    ``kernel_name``; of a TPU kernel the fields of its cost estimate; of cuDNN's attention
-    ``mask_type`` and ``query_batch_dimensions``; of a product of cuBLAS the dimension numbers of a
-    ``dot_general``.
+    ``kernel_name``; of a Pallas kernel the fields of its cost estimate; of a Mosaic kernel for GPUs
+    ``multiplies``; of cuDNN's attention ``mask_type``, ``sliding_window_length`` and
+    ``query_batch_dimensions``; of a product of cuBLAS the dimension numbers of a ``dot_general``;
+    of TransformerEngine's calls dimensions and masks.
     """
     if isinstance(attribute, ir.DictAttr):
-        if "name" in attribute and isinstance(attribute["name"], ir.StringAttr):
-            yield "kernel_name", printable(attribute["name"].value, breaks=False)
+        yield from _entries(attribute)
         return
     config = _json(attribute)
-    estimate = _field(_field(config, "custom_call_config"), "cost_estimate")
-    for name in _ESTIMATE:
-        if (number := _number(_field(estimate, name))) is not None:
-            yield name, number
+    yield from _estimate(_field(_field(config, "custom_call_config"), "cost_estimate"))
     attention = _field(config, "cudnn_fmha_backend_config")
     if isinstance(mask := _field(attention, "mask_type"), str):
         yield "mask_type", printable(mask, breaks=False)
+    if window := _number(_field(attention, "sliding_window_length")):
+        yield "sliding_window_length", window
     for product in _QUERY_PRODUCTS:
         if dimensions := _numbers(_field(_field(attention, product), "lhs_batch_dimensions")):
             yield "query_batch_dimensions", dimensions
@@ -59,6 +74,43 @@ def configured(attribute: Any) -> Iterator[tuple[str, Attribute]]:
     for name in _PRODUCT:
         if dimensions := _numbers(_field(numbers, name)):
             yield name.replace("batch", "batching"), dimensions
+
+
+def _entries(config: Any) -> Iterator[tuple[str, Attribute]]:
+    """What a dictionary states."""
+    for entry in config:
+        name, value = entry.name, entry.attr
+        if name == "name" and isinstance(value, ir.StringAttr):
+            yield "kernel_name", printable(value.value, breaks=False)
+        elif name == "module" and isinstance(value, ir.StringAttr):
+            yield from _mosaic(value.value_bytes)
+        elif name == "cost_estimate_json":
+            yield from _estimate(_json(value))
+        elif name == "config" and isinstance(value, ir.DictAttr):
+            yield from _entries(value)
+        elif name in _STATED and isinstance(value, ir.BoolAttr | ir.IntegerAttr):
+            yield name, int(value.value)
+
+
+def _mosaic(code: bytes) -> Iterator[tuple[str, Attribute]]:
+    """The name of a Mosaic kernel for GPUs, and whether its code has matrix products."""
+    names = [name for name in _MOSAIC_NAME.findall(code) if name not in _UNNAMED]
+    if names:
+        yield "kernel_name", printable(names[-1].decode("ascii", "replace"), breaks=False)
+    if _MULTIPLIES.search(code):
+        yield "multiplies", 1
+
+
+def _estimate(estimate: Any) -> Iterator[tuple[str, Attribute]]:
+    for name in _ESTIMATE:
+        if (number := _number(_field(estimate, name))) is not None:
+            yield name, number
+
+
+def stem(name: object) -> Iterator[tuple[str, Attribute]]:
+    """``kernel_stem``: the part of a name before its first number, such as the size of a block."""
+    if isinstance(name, str) and (number := re.search(r"_?\d", name)) and number.start():
+        yield "kernel_stem", name[: number.start()]
 
 
 def blocks(attribute: Any) -> Iterator[tuple[str, Attribute]]:
@@ -75,6 +127,14 @@ def nonzero(operation: Any) -> Iterator[tuple[str, Attribute]]:
     counts = tuple(_nonzero(operand) for operand in operation.operands)
     if max(counts, default=-1) >= 0:
         yield "nonzero", counts
+
+
+def first_operands(operation: Any) -> Iterator[tuple[str, Attribute]]:
+    """For each operand the number of the first one with the same value, if a value is repeated."""
+    operands = list(operation.operands)
+    firsts = tuple(operands.index(operand) for operand in operands)
+    if len({*firsts}) < len(firsts):
+        yield "first_operands", firsts
 
 
 def _nonzero(value: Any) -> int:

@@ -210,6 +210,9 @@ class AttributeReader:
             entries.append(("seeds_random", 1))
         if "kernel_name" in attributes:
             entries.extend(kernel_calls.nonzero(operation))
+        if call_target(operation) or operation.name == "stablehlo.composite":
+            entries.extend(kernel_calls.first_operands(operation))
+            entries.extend(kernel_calls.stem(dict(entries).get("kernel_name")))
         return tuple(sorted(dict(entries).items()))
 
 
