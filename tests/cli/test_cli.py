@@ -301,6 +301,8 @@ def test_rules_are_listed_with_their_files() -> None:
     assert result.exit_code == 0
     assert re.search(r"dot_general\s+│ .*rules/ops/dot.lp", result.stdout)
     assert "custom_call Sharding" in result.stdout
+    assert re.search(r"kernel splash_mha_fwd_residuals\s+│ .*rules/ops/kernels.lp", result.stdout)
+    assert re.search(r"kernel te_gemm_v2_ffi\s+│ .*rules/ops/dot.lp", result.stdout)
     assert re.search(r"dot_general .* pass-through reduction\s+│ \d{3}", result.stdout)
     assert re.search(r"infeed .* need-replication", result.stdout)
 

@@ -64,6 +64,20 @@ def test_a_kernel_is_a_roofline(tmp_path: pathlib.Path) -> None:
     assert not seconds["writes"].any()
 
 
+def test_a_kernel_may_read_a_part_of_an_operand(tmp_path: pathlib.Path) -> None:
+    """Of the operand, a quarter of the rows; the result is written whole."""
+    part = """partitioned(Op) :- mine(Op).
+kernel_cost(Op,elements,1,operand(0))      :- mine(Op).
+kernel_cost_over(Op,operand(0),(0; 1))     :- mine(Op).
+kernel_share(Op,operand(0),1,4)            :- mine(Op).
+"""
+    rule = RULE.replace("1000000", "1")
+    model = model_of(tmp_path, rule + part)
+    moved = (1 / 4 + 1) * 256 * 64 * 2 + 100 * 256
+    assert kernel_seconds(model, model.space.initial) == pytest.approx(moved / BANDWIDTH)
+    assert kernel_seconds(model, sharded(model, 0)) == pytest.approx(moved / BANDWIDTH / 4)
+
+
 def test_a_partitioned_kernel_is_divided_among_devices(tmp_path: pathlib.Path) -> None:
     whole = model_of(tmp_path, RULE)
     assert not (whole.space.classes.divisor > 1)[whole.space.classes.of_op[1]].any()
@@ -124,11 +138,14 @@ def test_costs_are_cached(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TOAST_CACHE", "on")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "program.mlir").write_text(call("mine", ["8x8xf32"], ["8x8xf32"]))
-    (tmp_path / "rule.lp").write_text(RULE)
+    read = "kernel_cost(Op,elements,4,operand(0)) :- mine(Op).\n"
+    over = "kernel_cost_over(Op,operand(0),0) :- mine(Op).\n"
+    (tmp_path / "rule.lp").write_text(RULE + read + over)
     first, again = (
         toast.analyze(tmp_path / "program.mlir", rules=[tmp_path / "rule.lp"]) for _ in range(2)
     )
     assert first.rules == again.rules == solve_rules(first.program, [tmp_path / "rule.lp"])
     (rule,) = (rule for rule in again.rules if rule.costs)
     assert rule.runs_whole
+    assert KernelCost("bytes", 128.0, (0,), 0) in rule.costs
     assert KernelCost("workspace", 1024.0, ()) in rule.costs

@@ -18,7 +18,6 @@ from toast.apply.verify import verify
 from toast.cost import CostModel
 from toast.errors import TargetError
 from toast.evaluation.baselines import manual_states
-from toast.evaluation.oracle.explicit import explicit_collectives
 from toast.hardware import Mesh, load
 from toast.models import build
 from toast.models.attention import attention
@@ -106,12 +105,11 @@ def test_xla_gathers_the_keys_of_split_queries() -> None:
     names = ("query", "key", "value", "weights")
     strategy = {"sequence": [(name, 1, "all") for name in names]}
     (state,) = dict(manual_states(model, strategy)).values()
-    found, shardings = dict(model.reshards(state)), shardings_of(model, state)
-    assert found == dict(explicit_collectives(analysis.program, shardings))
-    gathers = {(kind, size): n for (kind, _, size), n in found.items() if kind == "all_gather"}
-    assert gathers == {("all_gather", 4 * PART): 2}
-    verified = verify(analysis.program, shardings)
+    kinds = ("all_gather", "reduce_scatter")
+    assert dict(model.reshards(state)) == {(kind, ("x",), 4 * PART): 2 for kind in kinds}
+    verified = verify(analysis.program, shardings_of(model, state))
     assert verified.equal
+    assert verified.collectives["all_gather"] == 2
     assert "collective_permute" not in verified.collectives
 
 
