@@ -744,21 +744,24 @@ def rule_entries(rules: Sequence[str | pathlib.Path] = ()) -> tuple[RuleEntry, .
             users[key] = text
     entries: dict[tuple[str, bool], pathlib.Path | LogicText] = {**files_by_key, **users}
     whole = {(kind, file) for file in {*entries.values()} for kind in _whole(file)}
-    return tuple(
-        RuleEntry(
-            kind, file.path if isinstance(file, LogicText) else file, custom,
-            (kind, file) not in whole,
-        )
-        for (kind, custom), file in sorted(entries.items())
-    ) + tuple(
-        RuleEntry(kernel, file.path if isinstance(file, LogicText) else file, True, True, True)
-        for kernel, file in sorted(
-            ((show_term(name), file)
-            for file in {*shipped, *users.values()}
-            for (name,) in _declared(file, "kernel_rule/1")),
-            key=lambda entry: entry[0],
-        )
-    )  # fmt: skip
+    files: set[pathlib.Path | LogicText] = {*shipped, *users.values()}
+    kernels = [
+        (show_term(name), file) for file in files for (name,) in _declared(file, "kernel_rule/1")
+    ]
+    return (
+        *(
+            RuleEntry(kind, _path(file), custom, (kind, file) not in whole)
+            for (kind, custom), file in sorted(entries.items())
+        ),
+        *(
+            RuleEntry(kernel, _path(file), custom_call=True, shards=True, kernel=True)
+            for kernel, file in sorted(kernels, key=lambda entry: entry[0])
+        ),
+    )
+
+
+def _path(file: pathlib.Path | LogicText) -> pathlib.Path:
+    return file.path if isinstance(file, LogicText) else file
 
 
 def stratum(name: str) -> pathlib.Path:
