@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 test: lint
 	$(PYTEST) $(TESTS)
 
-# Lint, types, and a third of each file's tests: quick and slow ones, but none of over a second.
+# Lint, types, and a third of each file's tests: quick and slow ones, but none of over 0.6 seconds.
 quick: lint
 	$(PYTEST) --quick $(TESTS)
 

@@ -3,7 +3,7 @@
 ``tests/durations.csv`` records the user CPU seconds of every test, those of its fixtures and of the
 commands that it runs included: processor time, so that a busy machine counts nothing twice.
 ``pytest --record-durations`` writes those of the tests that ran into it; ``pytest --quick`` runs a
-third of each file's tests, quick and slow ones, but none that takes more than a second.
+third of each file's tests, quick and slow ones, but none that takes more than 0.6 seconds.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import pytest
 RECORD = pathlib.Path(__file__).with_name("durations.csv")
 #: ``--quick`` runs one of so many tests of each file, and none that took longer than so many seconds.
 QUICK_STEP = 3
-QUICK_LIMIT = 1.0
+QUICK_LIMIT = 0.6
 #: Tests that took longer than so many seconds are ``slow``: ``make prove`` runs them. Those of the
 #: documentation and of the wheel are not: what a new user does first is always tested.
-SLOW_LIMIT = 4.0
+SLOW_LIMIT = 1.2
 _NEVER_SLOW = ("tests/docs/", "tests/package/")
 _PROPERTY = "user_cpu_seconds"
 

@@ -79,6 +79,7 @@ records.provide({
     "Plan.argument_frame": "toast.plan.listings:argument_frame",
     "Plan.at_peak": "toast.plan.listings:at_peak",
     "Plan.memory_data": "toast.plan.listings:memory_data",
+    "Plan.here": "toast.plan.reapply:here",
     "Plan.to_dict": "toast.plan.files:plan_data",
     "Plan.explain_argument": "toast.explain.arguments:explain_argument",
     "Plan.explain_collectives": "toast.explain.collective_causes:explain_collectives",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from toast import inputs, ports
 from toast.analysis import Analysis, analyzed
@@ -83,7 +84,7 @@ def program_of(
     """
     if not isinstance(platform, str | None):  # an argument of the function
         platform, keywords = None, {**keywords, "platform": platform}
-    if not isinstance(trip_counts, Mapping | int | None):
+    if not isinstance(trip_counts, Mapping | numbers.Integral | None):
         trip_counts, keywords = None, {**keywords, "trip_counts": trip_counts}
     program = _program_of(target, arguments, keywords, donate, platform)
     return with_trip_counts(program, trip_counts)
@@ -97,13 +98,14 @@ def _program_of(
     platform: str | None,
 ) -> Program:
     """:func:`program_of`, before the user's trip counts."""
-    if isinstance(target, Program):
+    frontend = None if isinstance(target, Program) else ports.frontend_of(target)
+    takes_platform = getattr(frontend, "takes_platform", False)
+    if isinstance(platform, ports.HardwarePlatform) and not (platform and takes_platform):
+        platform = None  # a file, for example, is lowered already
+    if frontend is None:
         _check_unused(target, arguments, keywords, donate=donate, platform=platform)
-        return target
-    frontend = ports.frontend_of(target)
-    chosen = (
-        {"platform": platform} if platform and getattr(frontend, "takes_platform", False) else {}
-    )
+        return cast(Program, target)
+    chosen = {"platform": platform} if platform and takes_platform else {}
     unused = {} if chosen else {"platform": platform}
     if frontend.takes_arguments:
         if platform and not chosen:
@@ -244,9 +246,8 @@ def plan(
         analysis = target
     else:
         analysis = analyze(
-            target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts,
-            rules=rules, progress=progress,
-            cache=cache, **keywords,
+            target, *arguments, donate=donate, platform=_platform_of(platform, machine),
+            trip_counts=trip_counts, rules=rules, progress=progress, cache=cache, **keywords,
         )  # fmt: skip
     seconds = dict(analysis.seconds)
 
@@ -379,9 +380,8 @@ def apply_plan(
         analysis = target
     else:
         analysis = analyze(
-            target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts,
-            rules=rules, progress=progress,
-            **keywords,
+            target, *arguments, donate=donate, platform=_platform_of(platform, machine),
+            trip_counts=trip_counts, rules=rules, progress=progress, **keywords,
         )  # fmt: skip
     return apply_saved(
         saved,
@@ -392,6 +392,11 @@ def apply_plan(
         progress=progress,
         cache=keywords.get("cache") is not False,
     )
+
+
+def _platform_of(platform: Any, machine: Hardware) -> Any:
+    """The user's platform, or that of the hardware."""
+    return ports.HardwarePlatform(machine.platform) if platform is None else platform
 
 
 def _check_unused(

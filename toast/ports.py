@@ -32,6 +32,19 @@ if TYPE_CHECKING:
     from toast.program import Program, Shardings
 
 
+class HardwarePlatform(str):
+    """The platform of the hardware of a plan, in JAX's words; empty if unknown.
+
+    A frontend that gets it as the option ``platform`` lowers for it if that makes a difference.
+    Another text is what the user chose.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"HardwarePlatform({str(self)!r})"
+
+
 class Frontend(Protocol):
     """Converts targets to programs."""
 
@@ -52,7 +65,8 @@ class Frontend(Protocol):
 
         ``arguments`` and ``options`` (``donate`` and the keywords of the function) are empty unless
         :attr:`takes_arguments`.  A frontend with an attribute ``takes_platform`` that is true may
-        get the option ``platform``.  Raises :class:`toast.errors.TargetError`.
+        get the option ``platform``, which may be a :class:`HardwarePlatform`.  Raises
+        :class:`toast.errors.TargetError`.
         """
 
 

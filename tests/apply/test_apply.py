@@ -291,6 +291,19 @@ def test_an_array_that_is_donated_is_no_other_argument() -> None:
     assert float(plan.jit()(host, host).sum()) == 2.0 * 64 * 32
 
 
+def test_derivatives_of_a_planned_program_are_refused() -> None:
+    plan = toast.plan(jnp.tanh, f32(64, 32), mesh="d=8", hardware="tpu-v5e")
+    step, x = plan.jit(), jnp.ones((64, 32))
+    for derivative in (
+        lambda: jax.grad(lambda x: step(x).sum())(x),
+        lambda: jax.jvp(step, (x,), (x,)),
+        lambda: jax.jit(jax.grad(lambda x: step(x).sum()))(x),
+    ):
+        with pytest.raises(PlanError, match="plan the function that computes the gradient"):
+            derivative()
+    np.testing.assert_allclose(jax.jit(step)(x), np.tanh(x), rtol=1e-6)
+
+
 def test_nan_in_both_is_named() -> None:
     def function(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         row = jnp.arange(x.shape[0])[:, None]

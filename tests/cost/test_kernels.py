@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import jax
 import numpy as np
 import pytest
 
@@ -50,6 +51,18 @@ def sharded(model: CostModel, factor: int, axis: int = 0) -> States:
 
 def kernel_seconds(model: CostModel, state: States) -> float:
     return float(break_down(model, state).term_seconds["kernels"].sum())
+
+
+def test_groups_add_no_work_to_ragged_products() -> None:
+    rows, weights = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8192, 4096), (8, 4096, 8192)))
+    plan = toast.plan(
+        jax.lax.ragged_dot, rows, weights, jax.ShapeDtypeStruct((8,), "int32"),
+        mesh="data=4", hardware="tpu-v5e",
+    )  # fmt: skip
+    assert plan.analysis.program.platform == "tpu"  # CPUs have another form
+    assert plan.before.matmul_seconds == pytest.approx(2 * 8192 * 4096 * 8192 / PEAK)
+    assert plan.after.matmul_seconds == pytest.approx(plan.before.matmul_seconds / 4)
+    assert plan.arguments[next(iter(plan.arguments))] == ((), ())
 
 
 def test_a_kernel_is_a_roofline(tmp_path: pathlib.Path) -> None:

@@ -110,6 +110,66 @@ def test_kernels_of_a_platform_that_is_not_here() -> None:
         plan.jit()(jnp.ones((256, 256)))
 
 
+def solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.linalg.solve(a, b)
+
+
+def targets_of(program: Any) -> set[Any]:
+    calls = {s.attribute("call_target_name") for s in program.signatures}
+    return calls - {None}
+
+
+def test_a_plan_sees_the_form_for_its_hardware_and_runs_the_form_for_this_machine() -> None:
+    plan = toast.plan(solve, f32(64, 64), f32(64, 128), **MESH)
+    program = plan.analysis.program
+    assert program.platform == "tpu"
+    assert targets_of(program) == {"LuDecomposition"}
+    assert program.digest == api.program_of(solve, *SOLVED, platform="tpu").digest
+    here = plan.here()
+    assert any("lapack" in target for target in targets_of(here.analysis.program))
+    assert here.arguments == plan.arguments
+    assert plan.verify().equal
+    b = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
+    np.testing.assert_allclose(plan.jit()(2 * jnp.eye(64), b), b / 2, rtol=1e-6)
+    copied = pickle.loads(pickle.dumps(plan))
+    np.testing.assert_allclose(copied.jit()(2 * jnp.eye(64), b), b / 2, rtol=1e-6)
+    on_gpus = toast.plan(solve, *SOLVED, mesh="data=4", hardware="h100")
+    assert any("cusolver" in target for target in targets_of(on_gpus.analysis.program))
+
+
+SOLVED = f32(64, 64), f32(64, 128)
+
+
+def test_traced_functions_have_the_form_for_the_hardware_too() -> None:
+    plan = toast.plan(jax.jit(solve).trace(*SOLVED), **MESH)
+    assert plan.analysis.program.platform == "tpu"
+    assert plan.verify().equal
+
+
+def test_programs_without_differences_have_the_platform_of_this_machine() -> None:
+    for target in (step, functools.partial(step, times=3)):
+        plan = toast.plan(target, *SHAPES, **MESH)
+        assert plan.analysis.program.platform == "cpu"
+        assert plan.analysis.program.digest == api.program_of(target, *SHAPES).digest
+        assert plan.here() is plan
+
+
+def test_a_kernel_needs_no_platform_if_the_hardware_has_one() -> None:
+    plan = toast.plan(kernel, f32(256, 256), **MESH)
+    assert plan.analysis.program.platform == "tpu"
+    with pytest.raises(PlanError, match="was lowered for tpu, and cpu cannot run it"):
+        plan.jit()(jnp.ones((256, 256)))
+
+
+def test_callbacks_are_lowered_for_this_machine() -> None:
+    def printed(x: jax.Array) -> jax.Array:
+        jax.debug.print("{}", x.sum())
+        return solve(x, x)
+
+    plan = toast.plan(printed, f32(64, 64), **MESH)
+    assert plan.analysis.program.platform == "cpu"
+
+
 def test_the_platform_is_part_of_the_hash() -> None:
     here, there = (api.program_of(jnp.tanh, f32(8), platform=p) for p in ("cpu", "tpu"))
     assert here.ops == there.ops

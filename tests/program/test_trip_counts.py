@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import toast
@@ -49,6 +50,7 @@ def test_loops_are_counted_as_stated() -> None:
     line = second.place.rpartition(":")[2]
     assert products(with_trip_counts(program, {f"{HERE}:{line}": 5, "0": 2})) == [6, 5]
     counted = with_trip_counts(program, 10)
+    assert with_trip_counts(program, np.int64(10)) == counted
     assert products(counted) == [30, 10]
     assert uncounted_loops(counted) == ()
     assert with_trip_counts(program, None) is program

@@ -123,6 +123,28 @@ def test_parts_of_axes_are_refused() -> None:
         from_text(text)
 
 
+def test_a_ragged_exchange_is_priced_and_names_devices_of_the_plans_mesh() -> None:
+    rows, offsets = P("data"), (P("data"),) * 4
+
+    @functools.partial(
+        shard_map, in_specs=(rows, rows, *offsets), out_specs=rows, axis_names={"data"}
+    )
+    def exchanged(x: jax.Array, out: jax.Array, *slices: jax.Array) -> jax.Array:
+        return lax.ragged_all_to_all(x, out, *slices, axis_name="data")
+
+    offset = jax.ShapeDtypeStruct((16,), np.int32)
+    plan = toast.plan(
+        exchanged, f32(64, 16), f32(64, 16), *[offset] * 4, mesh="model=2,data=4",
+        hardware="tpu-v5e",
+    )  # fmt: skip
+    (op,) = [s for s in plan.analysis.program.signatures if s.attribute("axes")]
+    assert op.attribute("call_target_name") == "ragged_all_to_all"
+    priced = [(c.kind, c.axes, c.bytes, c.count) for c in plan.transfers]
+    assert priced == [("all_to_all", ("data",), 64 * 16 / 4 * 4, 1)]
+    (call,) = [line for line in str(plan.annotated()).splitlines() if "@ragged" in line]
+    assert "dense<[[0, 1, 2, 3], [4, 5, 6, 7]]>" in call
+
+
 def test_gspmd_code_for_one_device_is_refused() -> None:
     text = """func.func public @main(%x: tensor<8xf32>) -> tensor<2xf32> {
       %0 = stablehlo.custom_call @SPMDFullToShardShape(%x) : (tensor<8xf32>) -> tensor<2xf32>

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import toast
@@ -69,6 +69,19 @@ def test_numbers_of_devices_are_those_of_the_plans_mesh(name: str, mesh: str) ->
 @pytest.mark.parametrize("name", ["over_data", "experts", "nested", "train_step"])
 def test_verify_runs_the_program_on_its_own_mesh(name: str) -> None:
     assert planned(name).verify().equal
+
+
+def test_verify_needs_no_more_devices_than_the_axes_of_regions() -> None:
+    mesh = AbstractMesh((64, 4), ("pod", "data"), axis_types=(AxisType.Auto,) * 2)
+
+    @functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=P("data"), out_specs=P("data"), axis_names={"data"}
+    )
+    def rolled(x: jax.Array) -> jax.Array:
+        return lax.ppermute(x, "data", RING) + lax.axis_index("data")
+
+    plan = toast.plan(rolled, f32(16, 8), mesh="data=4,model=2", hardware="tpu-v5e")
+    assert plan.verify().equal
 
 
 #: Collectives by kind in XLA's text, where a loop counts once and equal sums are combined.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         jax_mesh,
         jit_shardings,
         out_shardings,
+        platform_of,
     )
     from toast.apply.verify import OutputCheck, Verification, verify
 
@@ -32,6 +33,7 @@ __all__ = [
     "jax_mesh",
     "jit_shardings",
     "out_shardings",
+    "platform_of",
     "verify",
 ]
 
@@ -49,6 +51,7 @@ lazy.package(
             "jax_mesh",
             "jit_shardings",
             "out_shardings",
+            "platform_of",
         ),
         "verify": (
             "OutputCheck",

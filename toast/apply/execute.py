@@ -252,6 +252,17 @@ def _is_wide(program: Program) -> bool:
     return any(numpy_dtype(dtype).name in _WIDE for dtype in dtypes)
 
 
+def platform_of(devices: Devices | None) -> str:
+    """The platform that a program for these devices is lowered for, in JAX's words."""
+    if devices is None or isinstance(devices, jax.sharding.Mesh):
+        return _platform(devices)
+    first = next(iter(devices), None)
+    named = str(getattr(first, "platform", jax.default_backend()))
+    if named == jax.default_backend():
+        return str(jax.export.default_export_platform())
+    return {"gpu": "cuda"}.get(named, named)
+
+
 def _platform(mesh: jax.sharding.Mesh | None) -> str:
     """The platform to compile for: that of the mesh's devices, or JAX's default without a mesh."""
     platform = jax.default_backend() if mesh is None else str(mesh.devices.flat[0].platform)
@@ -293,10 +304,19 @@ def flat_jit(
         nr_devices=1 if mesh is None else mesh.size,
     )
 
-    def call(*arguments: Any) -> Any:
+    def run(*arguments: Any) -> Any:
         return calling(exported.call(*arguments), callbacks)
 
-    call.__name__ = exported.fun_name
+    def refuse(primals: Any, tangents: Any) -> Any:
+        # The stub's derivatives, which are zero, would be taken for those of the program.
+        raise PlanError(
+            f"{program.name}: a planned program cannot be differentiated; plan the function that "
+            "computes the gradient, such as the train step"
+        )
+
+    run.__name__ = exported.fun_name
+    call = jax.custom_jvp(run)
+    call.defjvp(refuse)
     if mesh is None or shardings is None:
         return jax.jit(call)
     return jax.jit(

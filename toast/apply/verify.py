@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from toast.apply.annotate import annotate
 from toast.apply.callbacks import callbacks_in
 from toast.apply.execute import (
     Runnable,
@@ -25,6 +26,7 @@ from toast.frontend import mlir
 from toast.frontend.mlir import ModuleSource
 from toast.hardware import Mesh
 from toast.program import Program, Shardings, TensorType
+from toast.space import region_axes
 
 #: The largest relative error of equal outputs, by the coarsest element type of the program: sums in
 #: another order differ by a few roundings.  Integers and booleans must be identical.
@@ -108,7 +110,8 @@ def verify(
     """Runs ``program`` unsharded on one device and sharded on the mesh, and compares the outputs.
 
     A program with manual regions (``jax.shard_map``) has no form for one device: it runs on its own
-    mesh, with values outside of the regions whole on every device.
+    mesh, with values outside of the regions whole on every device.  If there are fewer devices, it
+    runs on a mesh of the axes that its regions take.
 
     :param seed: the seed of the random arguments.
     :param rtol: the largest relative error of equal outputs; by default :data:`TOLERANCE`.
@@ -138,8 +141,7 @@ def verify(
         sharded = Runnable(program, shardings)
         arguments = random_arguments(program, seed)
         with word_size(program):
-            plain = mlir.without_shardings(program.source.module)
-            expected = flat_jit(program, plain, *_own_mesh(program, plain))(*arguments)
+            expected = _reference(program, program.source)(*arguments)
         actual = sharded.run_flat(arguments)
     except ToastError:
         raise
@@ -155,15 +157,25 @@ def verify(
     return Verification(outputs, collectives_in(sharded.compiled_text()))
 
 
-def _own_mesh(program: Program, module: Any) -> tuple[jax.sharding.Mesh | None, Shardings | None]:
-    """The mesh of the program's manual regions with whole arguments; nothing without regions."""
+def _reference(program: Program, source: ModuleSource) -> Any:
+    """The program without shardings as a function of flat arguments, on as few devices as it needs.
+
+    That is one device.  Manual regions run on the program's own mesh, with whole arguments; if it
+    has more devices than there are, on a mesh of the axes that the regions take.
+    """
+    module = mlir.without_shardings(source.module)
     regions = mlir.Regions(module)
     if not regions:
-        return None, None
+        return flat_jit(program, module, None, None)
     mesh = Mesh(regions.mesh().axes)
-    whole = [((),) * len(program.values[v].type.shape) for v in program.result_values]
-    shardings = Shardings(mesh, {}, {}, tuple(whole))
-    return jax_mesh(shardings), shardings
+    whole = tuple(((),) * len(program.values[v].type.shape) for v in program.result_values)
+    if mesh.devices > len(jax.devices()):
+        taken = {axis.name for axis in region_axes(program)}
+        mesh = Mesh(tuple(axis for axis in mesh.axes if axis[0] in taken))
+        shardings = Shardings(mesh, {}, {}, whole, manual_axes={name: name for name in taken})
+        module = annotate(program, shardings)
+    shardings = Shardings(mesh, {}, {}, whole)
+    return flat_jit(program, module, jax_mesh(shardings), shardings)
 
 
 def tolerance(program: Program) -> float:

@@ -130,7 +130,7 @@ def validate(
 
     small = oracle is Reference.cpu
     with progress() as show:
-        analysis = source.analysis(show, small=small)
+        analysis = (source if small else source.on(machine)).analysis(show, small=small)
         if small:
             machine = api.small_scale(analysis, parsed, machine)
         validation = stage.validate(

@@ -21,12 +21,14 @@ import typer.core
 from toast.boundary.printable import printable, shortened
 from toast.boundary.regular_files import is_regular
 from toast.errors import TargetError, ToastError
+from toast.ports import HardwarePlatform
 
 if TYPE_CHECKING:
     import rich.console
 
     from toast.analysis import Analysis
     from toast.evaluation.compare import MethodResult
+    from toast.hardware import Hardware
     from toast.plan import Origin
     from toast.program import Program
 
@@ -68,7 +70,7 @@ PlatformOption = Annotated[
     typer.Option(
         "--platform",
         help="Platform to lower a model or a function for: cpu, cuda, rocm or tpu. This machine "
-        "need not have it. Default: that of jax.jit here.",
+        "need not have it. Default: that of the hardware, or of jax.jit here.",
     ),
 ]
 TripCountOption = Annotated[
@@ -306,7 +308,7 @@ class Source:
     cache: bool
     #: Positions of donated arguments, beside those that a model names.
     donate: tuple[int, ...] = ()
-    #: The platform to lower for; by default that of ``jax.jit``.
+    #: The platform to lower for; by default that of ``jax.jit``, or of the hardware (:meth:`on`).
     platform: str | None = None
     #: Iterations of loops, by source location or number.
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -351,6 +353,12 @@ class Source:
             target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache,
             tuple(donate or ()), platform, counts,
         )  # fmt: skip
+
+    def on(self, hardware: Hardware) -> Source:
+        """The source for plans on a kind of device, whose platform is the default."""
+        if self.platform is not None or not hardware.platform:
+            return self
+        return dataclasses.replace(self, platform=HardwarePlatform(hardware.platform))
 
     def program(self, *, small: bool = False, module: bool = True) -> Program:
         """Load the program, a model in its ``small`` form if asked.
@@ -415,7 +423,7 @@ class Source:
             rules,
             hardware,
             self.donate,
-            self.platform or "",
+            "" if isinstance(self.platform, HardwarePlatform) else self.platform or "",
             self.trip_counts,
         )
 

@@ -131,12 +131,14 @@ def apply(
     from toast import api, report
     from toast.errors import PlanError
     from toast.files import check_writable, write_all
-    from toast.plan import read
+    from toast.hardware import load
+    from toast.plan import provenance, read
 
     saved = read(plan)  # raises errors before the long work
     check_writable((json_file, output, html), PlanError)
     with progress() as show:
-        analysis = source.analysis(show)
+        machine = provenance.machine_of(saved) if hardware is None else load(hardware)
+        analysis = source.on(machine).analysis(show)
         applied = api.apply_plan(
             saved, analysis, mesh=mesh, hardware=hardware,
             memory_bytes=None if memory is None else memory * 2**30, progress=show,
@@ -200,7 +202,7 @@ def load_plan(
         named, {**origin.sizes, **sizes}, source.shapes or origin.shapes, rules, source.cache,
         source.donate or origin.donate, source.platform or origin.platform or None,
         source.trip_counts or origin.trip_counts,
-    )  # fmt: skip
+    ).on(machine)  # fmt: skip
     with progress() as show:
         analysis = program_source.analysis(show, module=module)
         if is_file and analysis.program.digest != saved.digest:

@@ -166,7 +166,7 @@ def plan(
     inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
     check_writable((json_file, output, html), PlanError)
     with progress() as show:
-        analysis = source.analysis(show)
+        analysis = source.on(machine).analysis(show)
         result = api.plan(
             analysis,
             mesh=mesh,
@@ -331,7 +331,7 @@ def compare(
     parsed, machine = Mesh.parse(mesh), load(hardware)
     memory_bytes = machine.memory_limit_bytes if memory is None else memory * 2**30
     with progress() as show:
-        analysis = source.analysis(show)
+        analysis = source.on(machine).analysis(show)
         try:
             rows, interrupted = stage.compare(
                 analysis, parsed, machine, wanted,

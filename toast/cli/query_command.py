@@ -220,7 +220,7 @@ def _solved(
 
     parsed, machine = Mesh.parse(mesh), load(hardware)
     with progress() as show:
-        analysis = source.analysis(show, module=False)
+        analysis = source.on(machine).analysis(show, module=False)
         relations = analysis.vocabulary.relations
         if need == 1:
             return analysis, relations

@@ -89,7 +89,7 @@ def report(
     wanted = stage.chosen(methods)
     parsed, machine = Mesh.parse(mesh), load(hardware)
     with progress() as show:
-        analysis = source.analysis(show)
+        analysis = source.on(machine).analysis(show)
         rows = stage.compare(
             analysis, parsed, machine, wanted,
             strategies=source.strategies, limit=limit,

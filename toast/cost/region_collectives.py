@@ -12,10 +12,11 @@ from toast.hardware import COLLECTIVES
 from toast.program import Signature
 from toast.space import BOUNDARY, Space, split_axes
 
-#: Kinds of ops, and the collective that has their price.
+#: Kinds of ops and targets of custom calls, and the collective that has their price.
 _PRICED_AS = {
     **{kind: kind for kind in COLLECTIVES},
     "collective_broadcast": "collective_permute",
+    "ragged_all_to_all": "all_to_all",
 }
 
 
@@ -45,10 +46,11 @@ def stated_collectives(space: Space, tables: Tables) -> tuple[Ints, Ints]:
 def _collective(space: Space, signature: Signature) -> tuple[str, set[str]]:
     """The collective of an op, and its axes of the mesh; no axes for other ops."""
     matched, order = space.resolved.regions.matched, space.resolved.order
-    if signature.kind in _PRICED_AS:
+    kind = str(signature.attribute("call_target_name") or signature.kind)
+    if kind in _PRICED_AS:
         axes = signature.attribute("axes")
         stated = axes if isinstance(axes, tuple) else ()
-        return _PRICED_AS[signature.kind], {matched[str(axis)] for axis in stated}
+        return _PRICED_AS[kind], {matched[str(axis)] for axis in stated}
     turned: set[str] = set()
     if signature.kind in BOUNDARY and order:
         for (axis, d), (other, e) in pairwise(split_axes(signature)):

@@ -11,11 +11,9 @@ from typing import Any
 import jax
 
 from toast.errors import TargetError
-from toast.frontend import jax_libraries, mlir, stablehlo
+from toast.frontend import jax_libraries, mlir
+from toast.frontend.jax_lowering import check_platform, lower, read
 from toast.program import Program
-
-#: The platforms that JAX lowers for.
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +85,8 @@ def from_function(
         ``jax.jit(donate_argnums=...)``.  For a function of ``jax.jit``, the arguments that it
         donates are added.
     :param name: the name of the program; by default that of the function.
-    :param platform: the platform to lower for, one of :data:`PLATFORMS`, which this machine need
-        not have; by default that of ``jax.jit``.  A value that is not text is an argument of the
-        function.
+    :param platform: the platform to lower for, as for :func:`toast.frontend.jax_lowering.lower`.
+        A value that is not text is an argument of the function.
     :param keywords: keyword arguments.  Keywords that are static in ``jax.jit`` stay static.
     :raises toast.errors.TargetError: if JAX cannot trace the function.
     """
@@ -134,10 +131,7 @@ def from_function(
                 keep_unused=True,
             )  # fmt: skip
             traced = jitted.trace(*arguments, **keywords)
-            lowered = traced.lower(
-                lowering_platforms=(platform,) if platform else None,
-                _private_parameters=mlir.keeping_names(),
-            )
+            lowering = lower(traced, name, platform)
         except TargetError:
             raise
         except Exception as error:
@@ -154,13 +148,10 @@ def from_function(
         out_tree=out_tree,
         out_avals=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs),
         static=static,
-        callbacks=mlir.callbacks_of(lowered),
+        callbacks=mlir.callbacks_of(lowering.lowered),
     )
     calling = calling if library is None else _with_static_leaves(calling, library)
-    program = stablehlo.from_module(
-        lowered.compiler_ir(), name=name, calling=calling,
-        platform=platform or str(jax.export.default_export_platform()),
-    )  # fmt: skip
+    program = read(lowering, name, calling)
     return _with_named_updates(program) if calling.updates else program
 
 
@@ -171,8 +162,11 @@ def _with_named_updates(program: Program) -> Program:
     own = program.results[: len(program.results) - len(calling.updates)]
     # The function is traced with a pair of results, of which the first has its own.
     names = ["result" + path.removeprefix("result[0]") for path in own]
+    source = program.source
+    if source.here is not None:
+        source = dataclasses.replace(source, here=_with_named_updates(source.here))
     return dataclasses.replace(
-        program, results=(*names, *(paths[leaf] for leaf in calling.updates))
+        program, source=source, results=(*names, *(paths[leaf] for leaf in calling.updates))
     )
 
 
@@ -194,14 +188,6 @@ def _with_static_leaves(calling: Calling, library: jax_libraries.Filtered) -> Ca
         updates=library.updates,
         repeated=library.repeated,
     )
-
-
-def check_platform(platform: str | None) -> None:
-    """Raises :class:`toast.errors.TargetError` unless JAX lowers for ``platform``."""
-    if platform is not None and platform not in PLATFORMS:
-        raise TargetError(
-            f"platform {platform!r}: JAX does not lower for it; use one of {', '.join(PLATFORMS)}"
-        )
 
 
 def _kernel_remedy(message: str, platform: str | None) -> str:

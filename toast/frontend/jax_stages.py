@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,9 @@ import jax
 
 from toast.errors import TargetError
 from toast.frontend import mlir, stablehlo
-from toast.frontend.jax import Calling, check_platform
+from toast.frontend.jax import Calling
+from toast.frontend.jax_lowering import Lowering, check_platform, lower, read
+from toast.ports import HardwarePlatform
 from toast.program import Program
 
 #: The types of targets.
@@ -30,17 +31,22 @@ def from_stage(stage: Any, *, platform: str | None = None) -> Program:
         not choose one of them, or TOAST cannot shard its module.
     """
     check_platform(platform)
+    if not isinstance(stage, jax.stages.Traced) and isinstance(platform, HardwarePlatform):
+        platform = None  # it is lowered already
     if isinstance(stage, jax.export.Exported):
         return _exported(stage, platform)
     name = str(getattr(stage, "fun_name", ""))
+    lowering = None
     if isinstance(stage, jax.stages.Traced):
-        stage = _lowered(stage, name, platform)
+        lowering = _lowered(stage, name, platform)
+        stage = lowering.lowered
     elif platform is not None and _platforms(stage) != (platform,):
         raise TargetError(
             f"platform {platform!r}: the function is lowered already; use "
             f"jax.jit(f).trace(x).lower(lowering_platforms=({platform!r},))"
         )
-    module = mlir.clone(stage.compiler_ir())  # that of the stage stays as it is
+    # That of the stage stays as it is.
+    module = lowering.module if lowering else mlir.clone(stage.compiler_ir())
     if not name:
         name = mlir.module_name(module).removeprefix("jit_") or "function"
     infos = jax.tree.leaves(stage.args_info)
@@ -49,25 +55,24 @@ def from_stage(stage: Any, *, platform: str | None = None) -> Program:
     calling = _calling(module, jax.tree.structure(stage.args_info), infos, used, out_tree, outputs)
     if calling is not None:
         calling = dataclasses.replace(calling, callbacks=mlir.callbacks_of(stage))
+    if lowering:
+        return read(lowering, name, calling)
     platforms = _platforms(stage)
     return stablehlo.from_module(
         module, name=name, calling=calling, platform=platforms[0] if len(platforms) == 1 else ""
     )
 
 
-def _lowered(traced: Any, name: str, platform: str | None) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # unusable donated buffers
-        try:
-            return traced.lower(
-                lowering_platforms=(platform,) if platform else None,
-                _private_parameters=mlir.keeping_names(),
-            )
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [""]
-            raise TargetError(
-                f"{name}: JAX cannot lower it: {type(error).__name__}: {lines[0]}"
-            ) from error
+def _lowered(traced: Any, name: str, platform: str | None) -> Lowering:
+    try:
+        return lower(traced, name, platform)
+    except TargetError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise TargetError(
+            f"{name}: JAX cannot lower it: {type(error).__name__}: {lines[0]}"
+        ) from error
 
 
 def _platforms(lowered: Any) -> tuple[str, ...]:

@@ -33,9 +33,9 @@ def from_file(path: str | pathlib.Path, *, function: str = "") -> Program:
     return from_module(module, name=printable(function or path.stem), file=str(path))
 
 
-def _reread(data: bytes, calling: Any, file: str) -> mlir.ModuleSource:
+def _reread(data: bytes, calling: Any, file: str, here: Any = None) -> mlir.ModuleSource:
     source: mlir.ModuleSource = from_module(mlir.parse(data, file), name="", calling=calling).source
-    return dataclasses.replace(source, file=file)
+    return dataclasses.replace(source, file=file, here=here)
 
 
 def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
@@ -47,7 +47,7 @@ def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
     calling = source.calling
     choices = [calling, calling and dataclasses.replace(calling, static={}, callbacks=()), None]
     calling = next(choice for choice in choices if _pickles(choice))
-    return _reread, (mlir.bytecode(source.module), calling, source.file)
+    return _reread, (mlir.bytecode(source.module), calling, source.file, source.here)
 
 
 def _pickles(value: Any) -> bool:
@@ -391,7 +391,7 @@ class _Reader:
         if constraint:
             self._constraints[number] = constraint
         attributes = self._attributes(operation)
-        if self._regions and mlir.DEVICES & {*operation.attributes}:
+        if self._regions and mlir.names_devices(operation):
             attributes = self._between_axes(operation, attributes)
         if mlir.captured(operation):
             attributes = tuple(sorted((*attributes, ("captured", 1))))

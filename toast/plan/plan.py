@@ -247,8 +247,25 @@ class Plan(Record):
         pytrees of the planned function; for a program from a file, it takes flat arguments and
         returns a list.  Raises :class:`toast.errors.PlanError` if there are too few devices.
         """
-        runnable: Callable[..., Any] = self.build("jax", devices=mesh)
+        runnable: Callable[..., Any] = self._on(mesh).build("jax", devices=mesh)
         return runnable
+
+    def _on(self, devices: Any) -> Plan:
+        """The plan for the form of the program that JAX lowers for the platform of devices."""
+        program = self.analysis.program
+        if program.platform and program.platform != apply.platform_of(devices):
+            return self.here()
+        return self
+
+    @late
+    def here(self) -> Plan:
+        """The plan, applied to the form of the program that JAX lowers for this machine.
+
+        This is the plan itself unless the program is lowered for the hardware, and has other ops
+        there.  Prices are those of the other form on the same hardware.  Raises
+        :class:`toast.errors.PlanError` if nothing of the plan matches.
+        """
+        raise NotImplementedError
 
     def build(self, backend: str, **options: Any) -> Any:
         """Build the plan with a registered backend.
@@ -269,7 +286,8 @@ class Plan(Record):
         ``seed`` is that of the inputs.  Raises :class:`toast.errors.PlanError` if there are too few
         devices.
         """
-        return apply.verify(self.analysis.program, self.shardings, seed=seed)
+        plan = self._on(None)
+        return apply.verify(plan.analysis.program, plan.shardings, seed=seed)
 
     # -- explanations ------------------------------------------------------------------------
 

@@ -18,10 +18,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from toast.analysis import analyzed
 from toast.cost import CostModel
 from toast.errors import PinError, PlanError
 from toast.hardware import Hardware, Mesh
-from toast.plan.files import Held, OpKey, Run, Saved, SavedAction, hardware_digest, keyed_ops
+from toast.plan.files import (
+    Held,
+    OpKey,
+    Run,
+    Saved,
+    SavedAction,
+    hardware_digest,
+    keyed_ops,
+    read,
+)
 from toast.plan.labels import action_labels, folded, shown_labels
 from toast.plan.make_plan import make_plan
 from toast.plan.matching import Offered
@@ -205,6 +215,18 @@ def apply_saved(
         ops=len(program.ops) - len(program.arguments) - len(program.results),
         notes=tuple(notes),
     )
+
+
+def here(plan: Plan) -> Plan:
+    """:meth:`toast.Plan.here`."""
+    program = getattr(plan.analysis.program.source, "here", None)
+    if program is None:
+        return plan
+    applied = apply_saved(
+        read(plan), analyzed(program), mesh=plan.mesh, hardware=plan.hardware,
+        memory_bytes=plan.memory_bytes,
+    )  # fmt: skip
+    return applied.plan
 
 
 def check_axes(saved: Saved, mesh: Mesh) -> None:

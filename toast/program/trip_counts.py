@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import pathlib
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -69,22 +70,23 @@ def with_trip_counts(program: Program, counts: Mapping[str, int] | int | None) -
     if counts is None or counts == {}:
         return program
     loops = uncounted_loops(program)
-    chosen = {"*": counts} if isinstance(counts, int) else counts
+    chosen = counts if isinstance(counts, Mapping) else {"*": counts}
     stated: dict[int, int] = {}
     for place, count in chosen.items():
-        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST:
+        whole = isinstance(count, numbers.Integral) and not isinstance(count, bool)
+        if not whole or not 1 <= count <= _MOST:
             raise TargetError(
                 f"trip_counts {place}: {count!r} is not a number of iterations from 1 to {_MOST}"
             )
-        numbers = [n for n, loop in enumerate(loops) if _is_at(str(place), n, loop)]
-        if not numbers:
+        matching = [n for n, loop in enumerate(loops) if _is_at(str(place), n, loop)]
+        if not matching:
             known = [f"{n} ({loop.place or 'unknown place'})" for n, loop in enumerate(loops)]
             which = f"; these are {listed(known, _NAMED)}" if known else ": it states them all"
             raise TargetError(
                 f"trip_counts {place}: {program.name} has no loop there whose trip count is "
                 f"unknown{which}"
             )
-        stated |= dict.fromkeys(numbers, count)
+        stated |= dict.fromkeys(matching, int(count))
     repeats, ops, signatures = list(program.repeats), list(program.ops), list(program.signatures)
     for number, count in stated.items():
         loop = loops[number]

@@ -8,6 +8,7 @@ from toast.space.manual_axes import (
     FREE,
     matched_axes,
     place_of_region,
+    region_axes,
     region_notes,
     split_axes,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "broken",
     "matched_axes",
     "place_of_region",
+    "region_axes",
     "region_notes",
     "resolve",
     "split_axes",

@@ -13,6 +13,7 @@ from toast.frontend.mlir.manual_computation import (
     Regions,
     collective_axes,
     drop_idle_ops,
+    names_devices,
     read_region,
 )
 from toast.frontend.mlir.modules import (
@@ -27,6 +28,7 @@ from toast.frontend.mlir.modules import (
     make_entry,
     module_name,
     module_of_ops,
+    outline,
     parse,
     portable_artifact,
     run_passes,
@@ -100,8 +102,10 @@ __all__ = [
     "make_entry",
     "module_name",
     "module_of_ops",
+    "names_devices",
     "op_kinds",
     "open_captured_arrays",
+    "outline",
     "parse",
     "portable_artifact",
     "read_region",

@@ -22,6 +22,7 @@ from jaxlib.mlir.dialects import sdy, stablehlo
 
 from toast.errors import TargetError
 from toast.frontend.mlir.modules import walk
+from toast.frontend.mlir.ops import call_target
 
 #: The axes of each dimension, major to minor.
 Spec = tuple[tuple[str, ...], ...]
@@ -32,6 +33,9 @@ REGION = "sdy.manual_computation"
 #: The attributes with the devices that communicate.
 _GROUPS, _PAIRS = "replica_groups", "source_target_pairs"
 DEVICES = frozenset({_GROUPS, _PAIRS})
+
+#: The target of ``jax.lax.ragged_all_to_all``, a custom call with its groups in a dictionary.
+_RAGGED, _CONFIG, _CHANNEL = "ragged_all_to_all", "backend_config", "channel_id"
 
 #: Ops that may do nothing.
 _MAY_IDLE = frozenset({
@@ -149,12 +153,26 @@ def _is_position(operation: Any) -> bool:
     )
 
 
+def names_devices(operation: Any) -> bool:
+    """Whether an op is a collective that names devices by their numbers, or by axes."""
+    return bool(DEVICES & {*_communication(operation)})
+
+
+def _communication(operation: Any) -> dict[str, Any]:
+    """The attributes of an op, or those in the dictionary of a ``ragged_all_to_all``."""
+    stated = {name: operation.attributes[name] for name in operation.attributes}
+    config = stated.get(_CONFIG)
+    if isinstance(config, ir.DictAttr) and call_target(operation) == _RAGGED:
+        return {attribute.name: attribute.attr for attribute in config}
+    return stated
+
+
 def collective_axes(operation: Any, mesh: RegionMesh) -> tuple[str, ...]:
     """The axes of several devices over which a collective in a region communicates.
 
     Empty for other ops.  Groups that are parts of an axis count as the whole axis.
     """
-    attributes = operation.attributes
+    attributes = _communication(operation)
     if _GROUPS in attributes:
         if (named := _named_groups(attributes[_GROUPS])) is not None:
             return tuple(name for name, size in mesh.axes if name in named and size > 1)
@@ -178,6 +196,22 @@ def _named_groups(attribute: Any) -> list[str] | None:
     if "sub_axis_info" in axes:
         raise TargetError("a collective uses a part of a mesh axis; use whole axes")
     return re.findall(r'name = "((?:[^"\\]|\\.)*)"', axes)
+
+
+def _members(attribute: Any, mesh: RegionMesh) -> Ints:
+    """``[groups, members]`` the numbers of devices in each group; -1 for none."""
+    named = _named_groups(attribute)
+    if named is None:
+        return _rows(attribute)
+    sizes = [size for _, size in mesh.axes]
+    devices = np.arange(math.prod(sizes))
+    # Members of a group are in the order of the stated axes.
+    position = {name: number for number, (name, _) in enumerate(mesh.axes)}
+    over = [position[name] for name in named]
+    rest = [number for number in range(len(sizes)) if number not in over]
+    width = math.prod(sizes[number] for number in over)
+    groups = devices.reshape(sizes).transpose([*rest, *over]).reshape(-1, width)
+    return np.array(mesh.devices)[groups] if mesh.devices else groups
 
 
 def _rows(attribute: Any) -> Ints:
@@ -266,7 +300,7 @@ class Regions:
                 self._regions.append((region, around))
                 inside = (*around, region)
             elif around and (
-                operation.name == "stablehlo.partition_id" or DEVICES & {*operation.attributes}
+                operation.name == "stablehlo.partition_id" or names_devices(operation)
             ):
                 self._ops.append((operation, around))
             for part in operation.regions:
@@ -298,11 +332,7 @@ class Regions:
                 if operation.name == "stablehlo.partition_id":
                     target.replace_position(operation, around)
                 else:
-                    target.set_devices(operation, around[-1].mesh)
-                    # JAX gives all the same channel; distinct ones tell them apart in XLA's text.
-                    operation.attributes["channel_handle"] = ir.Attribute.parse(
-                        f"#stablehlo.channel_handle<handle = {number}, type = 1>"
-                    )
+                    target.set_devices(operation, around[-1].mesh, number)
             for region, around in self._regions:
                 target.set_region(region, around, shardings(region.operation))
 
@@ -357,28 +387,26 @@ class _Target:
         ]
         return sdy.TensorShardingAttr.get(self.mesh, dims)
 
-    def set_devices(self, operation: Any, mesh: RegionMesh) -> None:
-        """Replaces the numbers of devices by those on the new mesh."""
-        attributes = operation.attributes
-        if _PAIRS in attributes:
-            pairs = self._elsewhere(_rows(attributes[_PAIRS]), mesh)
-            attributes[_PAIRS] = _dense(pairs.reshape(-1, 2))
-            return
-        named = _named_groups(attributes[_GROUPS])
-        if named is None:
-            groups = _rows(attributes[_GROUPS])
+    def set_devices(self, operation: Any, mesh: RegionMesh, channel: int) -> None:
+        """Replaces the numbers of devices by those on the new mesh.
+
+        :param channel: the collective's channel.  JAX gives all the same; distinct ones tell them
+            apart in XLA's text.
+        """
+        stated, written = _communication(operation), operation.attributes
+        if _PAIRS in stated:
+            pairs = self._elsewhere(_rows(stated[_PAIRS]), mesh)
+            written[_PAIRS] = _dense(pairs.reshape(-1, 2))
+        elif _GROUPS in written:
+            written[_GROUPS] = _dense(self._elsewhere(_members(stated[_GROUPS], mesh), mesh))
         else:
-            devices = np.arange(math.prod(size for _, size in mesh.axes))
-            sizes = [size for _, size in mesh.axes]
-            # Members of a group are in the order of the stated axes.
-            position = {name: number for number, (name, _) in enumerate(mesh.axes)}
-            over = [position[name] for name in named]
-            rest = [number for number in range(len(sizes)) if number not in over]
-            width = math.prod(sizes[number] for number in over)
-            groups = devices.reshape(sizes).transpose([*rest, *over]).reshape(-1, width)
-            if mesh.devices:
-                groups = np.array(mesh.devices)[groups]
-        attributes[_GROUPS] = _dense(self._elsewhere(groups, mesh))
+            groups = _dense(self._elsewhere(_members(stated[_GROUPS], mesh), mesh))
+            number = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), channel)
+            written[_CONFIG] = ir.DictAttr.get({**stated, _GROUPS: groups, _CHANNEL: number})
+            return
+        written["channel_handle"] = ir.Attribute.parse(
+            f"#stablehlo.channel_handle<handle = {channel}, type = 1>"
+        )
 
     def _elsewhere(self, rows: Ints, mesh: RegionMesh) -> Ints:
         """Rows of devices on the new mesh: those of each position along the axes of no region."""

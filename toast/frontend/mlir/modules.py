@@ -104,6 +104,15 @@ def text_without_locations(module: ir.Module) -> str:
     return str(module.operation.get_asm(enable_debug_info=False))
 
 
+#: Constants with more elements are left out of an outline.
+_OUTLINED = 1024
+
+
+def outline(module: ir.Module) -> str:
+    """The text of the module without locations and without the elements of large constants."""
+    return str(module.operation.get_asm(enable_debug_info=False, large_elements_limit=_OUTLINED))
+
+
 def functions_of(module: ir.Module) -> dict[str, Any]:
     """The functions of a module that have a body, by name."""
     return {

@@ -387,6 +387,8 @@ class ModuleSource:
     calling: Any = None
     #: The file that the module was read from, if any.
     file: str = ""
+    #: The program for this machine's platform, if the module is for another one.
+    here: Any = None
 
     def location(self, op: int) -> Location:
         """The source location of an op of the program."""

@@ -9,7 +9,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from toast.frontend.mlir.inline import inline_calls
-from toast.frontend.mlir.modules import main_function
+from toast.frontend.mlir.manual_computation import REGION
+from toast.frontend.mlir.modules import main_function, walk
 
 
 def has_platform_argument(attributes: Any) -> bool:
@@ -21,17 +22,20 @@ def has_platform_argument(attributes: Any) -> bool:
     return name in first and "_platform_index" in str(first[name])
 
 
-def choose_platform(module: ir.Module, number: int, origin: str) -> None:
+def choose_platform(module: ir.Module, number: int, origin: str) -> bool:
     """Makes a module for several platforms one for the platform ``number``, in place.
 
     Its calls are inlined.  ``origin`` names the module in errors; those of :func:`inline_calls` are
-    raised.
+    raised.  Returns whether that was possible: manual regions take the number of the platform as an
+    operand, and stay as they are.
     """
     inline_calls(module, origin)
     main = main_function(module, origin)
     attributes = main.operation.attributes
     if not has_platform_argument(attributes):  # nothing depends on the platform
-        return
+        return True
+    if any(op.name == REGION for op in walk(main.operation.regions[0].blocks[0])):
+        return False
     block = main.operation.regions[0].blocks[0]
     with module.context, ir.Location.unknown(), ir.InsertionPoint.at_block_begin(block):
         index = ir.DenseElementsAttr.get(np.array(number, dtype=np.int32))
@@ -44,6 +48,7 @@ def choose_platform(module: ir.Module, number: int, origin: str) -> None:
         attributes["arg_attrs"] = ir.ArrayAttr.get([*attributes["arg_attrs"]][1:])
         _take_branches(block)
     module.operation.verify()
+    return True
 
 
 def _take_branches(block: Any) -> None:

@@ -1,0 +1,111 @@
+"""Lowers a traced function for this machine, for another platform, or for the hardware of a plan.
+
+JAX lowers some operations differently on each platform: linear algebra becomes LAPACK's routines
+on CPUs, and others on GPUs and TPUs; only devices have Pallas kernels.  A plan for a TPU that is
+made on a CPU machine must see the form for the TPU, and the form for the CPU is needed to run
+there.  So both are lowered, in one module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax
+
+from toast.errors import TargetError
+from toast.frontend import mlir, stablehlo
+from toast.ports import HardwarePlatform
+from toast.program import Program
+
+#: The platforms that JAX lowers for.
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """A function lowered for one platform."""
+
+    #: The ``jax.stages.Lowered``.
+    lowered: Any
+    module: Any
+    platform: str
+    #: The module for this machine, if it is another one.
+    here: Any = None
+
+
+def lower(traced: Any, name: str, platform: str | None) -> Lowering:
+    """Lowers a ``jax.stages.Traced``.
+
+    :param name: the function's name, for errors.
+    :param platform: one of :data:`PLATFORMS`; ``None`` for that of ``jax.jit``.  For a
+        :class:`toast.ports.HardwarePlatform`, the form for this machine and that for the hardware
+        are lowered.  The latter is the result if the two differ, or if JAX has no form for this
+        machine.
+    :raises Exception: what JAX raises.
+    """
+    host = str(jax.export.default_export_platform())
+    if not isinstance(platform, HardwarePlatform):
+        return _alone(traced, platform, platform or host)
+    if platform in (host, ""):
+        return _alone(traced, None, host)
+    try:
+        both = _lowered(traced, (host, str(platform)))
+    except Exception:  # for example a kernel without a form here, or a callback
+        try:
+            return _alone(traced, None, host)
+        except Exception as error:
+            try:
+                return _alone(traced, str(platform), str(platform))
+            except Exception:
+                raise error from None
+    module = both.compiler_ir()
+    mlir.inline_calls(module, name)
+    here = mlir.clone(module)
+    if not (mlir.choose_platform(here, 0, name) and mlir.choose_platform(module, 1, name)):
+        # Manual regions take the number of the platform as an operand.
+        here, module = (_alone(traced, chosen, host).module for chosen in (None, str(platform)))
+    for form in (here, module):
+        stablehlo.inlined(form, name)
+    if mlir.outline(here) == mlir.outline(module):
+        return Lowering(both, here, host)
+    return Lowering(both, module, str(platform), here)
+
+
+def _alone(traced: Any, platform: str | None, shown: str) -> Lowering:
+    lowered = _lowered(traced, (platform,) if platform else None)
+    return Lowering(lowered, lowered.compiler_ir(), shown)
+
+
+def _lowered(traced: Any, platforms: tuple[str, ...] | None) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # unusable donated buffers
+        return traced.lower(lowering_platforms=platforms, _private_parameters=mlir.keeping_names())
+
+
+def read(lowering: Lowering, name: str, calling: Any) -> Program:
+    """The program of a lowered function.
+
+    Its ``source`` has the program for this machine as well, if it is another one.
+
+    :param calling: the :class:`toast.frontend.jax.Calling` of the function.
+    :raises toast.errors.TargetError: for a module that TOAST cannot shard.
+    """
+    program = stablehlo.from_module(
+        lowering.module, name=name, calling=calling, platform=lowering.platform
+    )
+    if lowering.here is None:
+        return program
+    host = str(jax.export.default_export_platform())
+    here = stablehlo.from_module(lowering.here, name=name, calling=calling, platform=host)
+    source = dataclasses.replace(program.source, here=here)
+    return dataclasses.replace(program, source=source)
+
+
+def check_platform(platform: str | None) -> None:
+    """Raises :class:`toast.errors.TargetError` unless JAX lowers for ``platform``."""
+    if platform is not None and platform not in (*PLATFORMS, HardwarePlatform()):
+        raise TargetError(
+            f"platform {platform!r}: JAX does not lower for it; use one of {', '.join(PLATFORMS)}"
+        )
