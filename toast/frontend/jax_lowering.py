@@ -61,16 +61,26 @@ def lower(traced: Any, name: str, platform: str | None) -> Lowering:
             except Exception:
                 raise error from None
     module = both.compiler_ir()
+    if not mlir.can_choose(module):
+        return _one_by_one(traced, name, host, str(platform))
     mlir.inline_calls(module, name)
+    if not mlir.differs(module, name):
+        mlir.choose_platform(module, 0, name)
+        return Lowering(both, module, host)
     here = mlir.clone(module)
-    if not (mlir.choose_platform(here, 0, name) and mlir.choose_platform(module, 1, name)):
-        # Manual regions take the number of the platform as an operand.
-        here, module = (_alone(traced, chosen, host).module for chosen in (None, str(platform)))
-    for form in (here, module):
-        stablehlo.inlined(form, name)
-    if mlir.outline(here) == mlir.outline(module):
-        return Lowering(both, here, host)
+    mlir.choose_platform(here, 0, name)
+    mlir.choose_platform(module, 1, name)
     return Lowering(both, module, str(platform), here)
+
+
+def _one_by_one(traced: Any, name: str, host: str, platform: str) -> Lowering:
+    """The form for the hardware, or that for this machine if they are equal; lowered separately."""
+    here, there = _alone(traced, None, host), _alone(traced, platform, platform)
+    for form in (here, there):
+        stablehlo.inlined(form.module, name)
+    if mlir.outline(here.module) == mlir.outline(there.module):
+        return here
+    return dataclasses.replace(there, here=here.module)
 
 
 def _alone(traced: Any, platform: str | None, shown: str) -> Lowering:

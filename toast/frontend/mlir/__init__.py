@@ -50,7 +50,12 @@ from toast.frontend.mlir.ops import (
     op_kinds,
     trip_count,
 )
-from toast.frontend.mlir.platforms import choose_platform, has_platform_argument
+from toast.frontend.mlir.platforms import (
+    can_choose,
+    choose_platform,
+    differs,
+    has_platform_argument,
+)
 from toast.frontend.mlir.propagate import Propagated, Propagation
 from toast.frontend.mlir.python_calls import callbacks_of, calls_python
 from toast.frontend.mlir.shardy import (
@@ -79,12 +84,14 @@ __all__ = [
     "call_target",
     "callbacks_of",
     "calls_python",
+    "can_choose",
     "captured",
     "choose_platform",
     "clone",
     "collective_axes",
     "constraint",
     "counts",
+    "differs",
     "drop_dead_ops",
     "drop_idle_ops",
     "forget_shardings_of_ops",

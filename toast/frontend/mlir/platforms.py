@@ -22,20 +22,17 @@ def has_platform_argument(attributes: Any) -> bool:
     return name in first and "_platform_index" in str(first[name])
 
 
-def choose_platform(module: ir.Module, number: int, origin: str) -> bool:
+def choose_platform(module: ir.Module, number: int, origin: str) -> None:
     """Makes a module for several platforms one for the platform ``number``, in place.
 
-    Its calls are inlined.  ``origin`` names the module in errors; those of :func:`inline_calls` are
-    raised.  Returns whether that was possible: manual regions take the number of the platform as an
-    operand, and stay as they are.
+    Its calls are inlined.  It has no manual regions (:func:`can_choose`).  ``origin`` names the
+    module in errors; those of :func:`inline_calls` are raised.
     """
     inline_calls(module, origin)
     main = main_function(module, origin)
     attributes = main.operation.attributes
     if not has_platform_argument(attributes):  # nothing depends on the platform
-        return True
-    if any(op.name == REGION for op in walk(main.operation.regions[0].blocks[0])):
-        return False
+        return
     block = main.operation.regions[0].blocks[0]
     with module.context, ir.Location.unknown(), ir.InsertionPoint.at_block_begin(block):
         index = ir.DenseElementsAttr.get(np.array(number, dtype=np.int32))
@@ -48,6 +45,83 @@ def choose_platform(module: ir.Module, number: int, origin: str) -> bool:
         attributes["arg_attrs"] = ir.ArrayAttr.get([*attributes["arg_attrs"]][1:])
         _take_branches(block)
     module.operation.verify()
+
+
+def can_choose(module: ir.Module) -> bool:
+    """Whether one platform of a module can be chosen.
+
+    Manual regions take the number of the platform as an operand, and stay as they are.
+    """
+    return not any(op.name == REGION for op in walk(module.body))
+
+
+def differs(module: ir.Module, origin: str) -> bool:
+    """Whether the forms of a module for its first two platforms have different ops.
+
+    Its calls must be inlined.  ``origin`` names the module in errors.
+    """
+    main = main_function(module, origin)
+    block = main.operation.regions[0].blocks[0]
+    return _differs(block, {block.arguments[0]: (0, 1)})
+
+
+def _differs(block: Any, numbers: dict[Any, tuple[int, int]]) -> bool:
+    """``numbers`` are those that values have on the two platforms."""
+    for op in block.operations:
+        operation = op.operation
+        pair = numbers.get(operation.operands[0]) if operation.name == "stablehlo.case" else None
+        if pair is None:
+            bodies = [inner for region in operation.regions for inner in region.blocks]
+        else:
+            last = len(operation.regions) - 1
+            one, other = (operation.regions[min(number, last)].blocks[0] for number in pair)
+            first, second = _returned_number(one), _returned_number(other)
+            if first is not None and second is not None:
+                numbers[operation.results[0]] = (first, second)
+                continue
+            if not _same(one, other, {}):
+                return True
+            bodies = [one]
+        if any(_differs(body, numbers) for body in bodies):
+            return True
+    return False
+
+
+def _returned_number(block: Any) -> int | None:
+    """The number that a branch returns, if it computes nothing else."""
+    *body, terminator = [op.operation for op in block.operations]
+    if len(body) != 1 or len(terminator.operands) != 1 or body[0].name != "stablehlo.constant":
+        return None
+    type_ = ir.RankedTensorType(body[0].results[0].type)
+    is_number = not type_.shape and str(type_.element_type).lstrip("ui").isdigit()
+    return _constant(terminator.operands[0]) if is_number else None
+
+
+def _same(one: Any, other: Any, values: dict[Any, Any]) -> bool:
+    """Whether two blocks have the same ops; ``values`` of ``other`` by those of ``one``."""
+    ops, others = ([op.operation for op in block.operations] for block in (one, other))
+    if len(ops) != len(others) or len(one.arguments) != len(other.arguments):
+        return False
+    values.update(zip(one.arguments, other.arguments, strict=True))
+    for a, b in zip(ops, others, strict=True):
+        alike = (
+            a.name == b.name
+            and [values.get(value, value) for value in a.operands] == [*b.operands]
+            and [result.type for result in a.results] == [result.type for result in b.results]
+            and {*a.attributes} == {*b.attributes}
+            and all(a.attributes[name] == b.attributes[name] for name in a.attributes)
+            and len(a.regions) == len(b.regions)
+        )
+        if not alike:
+            return False
+        values.update(zip(a.results, b.results, strict=True))
+        for region, counterpart in zip(a.regions, b.regions, strict=True):
+            if len(region.blocks) != len(counterpart.blocks):
+                return False
+            if not all(
+                _same(x, y, values) for x, y in zip(region.blocks, counterpart.blocks, strict=True)
+            ):
+                return False
     return True
 
 
