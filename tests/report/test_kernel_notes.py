@@ -6,8 +6,10 @@ import pathlib
 
 import jax
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 
 import toast
+from tests.helpers import f32
 from tests.rules.kernels import GROUPED, Q, call, kernels, lowered, splash
 from toast.cost import CostModel
 from toast.evaluation.oracle.explicit import explicit_collectives
@@ -49,6 +51,28 @@ def test_estimates_and_stated_rules_are_mentioned(tmp_path: pathlib.Path) -> Non
     path.write_text(call("CustomSPMDPartitioning", ["8x4xf32"], ["8x4xf32"], attributes=stated))
     (note,) = notes(path)
     assert note.startswith("calls of custom_partitioning do not state their costs")
+
+
+def test_functions_of_custom_partitioning_are_seen_on_one_device() -> None:
+    """JAX inlines them; lowered for several devices, the module has a call without the function."""
+
+    @custom_partitioning
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.numpy.tanh(x @ y)
+
+    product.def_partition(lambda *_: None, sharding_rule="i k, k j -> i j")
+    arguments = f32(64, 32), f32(32, 16)
+    analysis = toast.analyze(product, *arguments, cache=False)
+    kinds = {analysis.program.kind(op) for op in range(len(analysis.program.ops))}
+    assert kinds == {"argument", "dot_general", "tanh", "return"}
+    assert missing_rules(analysis) == []
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    analysis = toast.analyze(jax.jit(product, in_shardings=whole), *arguments, cache=False)
+    (rule,) = (rule for _, _, rule in kernels(analysis.program, partitioned=False))
+    assert rule.einsum() == "([0,1],[1,2]) -> ([0,2])"
+    (note,) = missing_rules(analysis)
+    assert note.endswith("so that JAX inlines these functions")
 
 
 def test_collectives_around_a_kernel_are_those_of_shardy() -> None:

@@ -71,8 +71,9 @@ def whole_kernels(analysis: Analysis) -> list[str]:
     ]
     if any(unpriced):
         notes.append(
-            "calls of custom_partitioning do not state their costs: their price counts only their "
-            "operands and results"
+            "calls of custom_partitioning do not state their costs, and their functions are not in "
+            "the module: their price counts only their operands and results; lower the program for "
+            "one device (without in_shardings), so that JAX inlines these functions"
         )
     return notes
 
