@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -9,7 +10,7 @@ import pathlib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from toast import ports
@@ -101,6 +102,21 @@ def is_stablehlo(target: str) -> bool:
     return is_regular(path) and ports.frontend_of(path).name == "stablehlo"
 
 
+@contextlib.contextmanager
+def importing_jax() -> Iterator[None]:
+    """Raises :class:`toast.errors.TargetError` if an import of JAX fails.
+
+    For example, JAX_ENABLE_X64 has an invalid value.
+    """
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        raise TargetError(
+            f"JAX cannot be imported: {shortened(str(error))}; check its installation and JAX_ "
+            "variables"
+        ) from None
+
+
 def _lowered(
     target: str,
     path: pathlib.Path,
@@ -110,16 +126,9 @@ def _lowered(
     donate: Sequence[int],
     platform: str | None,
 ) -> Program:
-    # These import JAX, which is not needed for cached programs.
-    try:
+    with importing_jax():  # which is not needed for cached programs
         from toast import api
         from toast.models import ZOO, build
-    except (ImportError, ValueError) as error:
-        # For example, JAX_ENABLE_X64 has an invalid value.
-        raise TargetError(
-            f"JAX cannot be imported: {shortened(str(error))}; check its installation and JAX_ "
-            "variables"
-        ) from None
 
     for size, number in chosen.items():
         if isinstance(number, int) and number > _LARGEST_SIZES.get(size, number):

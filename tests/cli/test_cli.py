@@ -198,6 +198,7 @@ BAD = {
     "command": (("plna",), "toast: No such command 'plna'. Did you mean 'plan'? see "),
     "command of a group": (("rules", "lst"), "toast: No such command 'lst'"),
     "empty pattern": (("plan", *T, "--forbid", "=d"), "--forbid '=d': write params*=data"),
+    "no text": (("query", "mlp", "\udc80"), "query, column 1: '\\udc80' outside of strings"),
     "fact base": (("verify", FACTS / "mlp.lp", "--mesh", "d=2"), "mlp is a fact base"),
 }  # fmt: skip
 
@@ -212,6 +213,16 @@ def test_bad_input_is_one_line_and_exit_code_2(case: str) -> None:
     assert len(lines) == 1, lines
     assert lines[0].startswith("toast: ")
     assert not result.stdout
+
+
+def test_a_wrong_setting_of_jax_is_one_line() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "toast", "models"], capture_output=True, text=True, check=False,
+        env={**os.environ, "JAX_ENABLE_X64": "bogus"},
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("toast: JAX cannot be imported: invalid truth value 'bogus'")
+    assert result.stderr.count("\n") == 1
 
 
 def test_nothing_is_written_when_a_stage_fails(tmp_path: pathlib.Path) -> None:

@@ -365,7 +365,8 @@ def compare(
 @command(app)
 def models() -> None:
     """List the models of the zoo."""
-    from toast import report
-    from toast.models import ZOO
+    from toast import report, targets
 
+    with targets.importing_jax():
+        from toast.models import ZOO
     console().print(report.model_list(ZOO))

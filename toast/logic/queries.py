@@ -172,7 +172,7 @@ class _Place:
         lines = self.text.splitlines()
         if not 0 < line <= len(lines):
             return column
-        data = lines[line - 1].encode()
+        data = lines[line - 1].encode(errors="surrogatepass")
         beyond = max(0, column - 1 - len(data))
         return len(data[: max(0, column - 1)].decode(errors="ignore")) + 1 + beyond
 
