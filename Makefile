@@ -36,7 +36,7 @@ bench: $(VENV)/.tested
 	$(BIN)/python benchmarks/ask.py
 	$(BIN)/python benchmarks/dispatch.py
 
-prove: $(VENV)/.tested
+prove: $(VENV)/.tested $(VENV)/.libraries
 	$(PYTEST) -m slow
 	$(BIN)/python benchmarks/prove.py
 
@@ -52,6 +52,11 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml
 $(VENV)/.tested: $(VENV)/.created pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,docs,libraries]'
 	touch $@ $(VENV)/.installed $(VENV)/.documented
+
+# Their tests are skipped if a library cannot be installed, or does not fit this Python or JAX.
+$(VENV)/.libraries: $(VENV)/.tested
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[libraries-more]'
+	touch $@
 
 $(VENV)/.documented: $(VENV)/.created pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
