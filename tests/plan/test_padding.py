@@ -31,7 +31,7 @@ def test_vocabularies_to_pad_are_named() -> None:
     plan, larger = train_step(50257), train_step(50304)
     (note,) = plan.note.splitlines()
     assert note.startswith(
-        "no axis divides some dimensions: embedding:0 has 50,257 elements; pad it to 50,304. A plan"
+        "the axes do not divide some dimensions: embedding:0 has 50,257 elements; pad it to 50,304. A plan"
     )
     seconds = re.search(r"about ([\d.]+) ms per step instead of ([\d.]+) ms", note)
     assert seconds

@@ -154,6 +154,8 @@ class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
     fixed: list[tuple[str, Annotated[int, msgspec.Meta(ge=-1)]]]
     costs: list[tuple[str, Annotated[float, msgspec.Meta(ge=0)], list[_Number], int | None]]
     whole: bool
+    excludes: list[tuple[_Number, _Number]]
+    whole_mesh: list[_Number]
 
 
 #: The fields of a factor.
@@ -235,6 +237,7 @@ def _plain(rule: SignatureRule) -> dict[str, Any]:
         "operands": rule.operands, "results": rule.results, "missing": rule.missing, "file": file,
         "fixed": rule.fixed,
         "costs": [dataclasses.astuple(cost) for cost in rule.costs], "whole": rule.runs_whole,
+        "excludes": rule.excludes, "whole_mesh": rule.whole_mesh,
     }  # fmt: skip
 
 
@@ -257,6 +260,9 @@ def _rule(
             raise ValueError("other costs")
         if tensor is not None and not -len(plain.results) <= tensor < len(plain.operands):
             raise ValueError("costs of another tensor")
+    together = [*plain.whole_mesh, *itertools.chain.from_iterable(plain.excludes)]
+    if any(factor >= len(factors) for factor in together):
+        raise ValueError("other factors")
     return SignatureRule(
         factors=tuple(Factor(*fields) for fields in factors),
         operands=side(plain.operands, signature.operands),
@@ -266,4 +272,6 @@ def _rule(
         fixed=tuple(plain.fixed),
         costs=tuple(KernelCost(q, amount, tuple(over), of) for q, amount, over, of in plain.costs),
         runs_whole=plain.whole,
+        excludes=tuple(plain.excludes),
+        whole_mesh=tuple(plain.whole_mesh),
     )

@@ -44,12 +44,13 @@ Ints = npt.NDArray[np.int64]
 #: The predicates of the op rules for a signature, and those from which names follow.
 _FACTORS = (
     "op/2", "result/3", "factor/5", "factor_size/3", "reduction/3", "need_replication/2",
-    "permutation/2", "halo/3", "fixed/3", "without_rule/1", "runs_whole/1", "kernel_cost/4",
+    "permutation/2", "halo/3", "excludes/3", "whole_mesh/2", "fixed/3", "without_rule/1", "runs_whole/1", "kernel_cost/4",
     "kernel_cost_over/3", "kernel_share/4", "misplaced/4", "undefined_factor/3",
 )  # fmt: skip
 #: The predicates that describe the factors of an op.
 _FACTOR_PREDICATES = frozenset({
-    "factor", "factor_size", "reduction", "need_replication", "permutation", "slides", "halo",
+    "factor", "factor_size", "reduction", "need_replication", "permutation", "gathered", "excludes",
+    "whole_mesh", "slides", "halo",
     "kernel_cost", "kernel_cost_over", "kernel_share", "partitioned",
 })  # fmt: skip
 #: The quantity of costs that are elements of a tensor; the term names the tensor.
@@ -67,15 +68,15 @@ class Factor:
     label: str
     #: The number of elements along the factor.
     size: int
-    #: The number of shards must divide this number: the size of the factor or, for a permutation,
-    #: the greatest common divisor of the sizes of its dimensions.
+    #: The number of shards must divide this number: the size of the factor or, if neighbours exchange
+    #: elements, the greatest common divisor of the sizes of its dimensions.
     divisor: int
     #: The combiner of partial results; ``""`` if the op does not reduce over the factor.
     combiner: str
     need_replication: bool
     permutation: bool
-    #: For a permutation: the number of elements that a shard needs from its neighbours; infinite if
-    #: it needs whole other shards.
+    #: The number of elements that a shard needs from its neighbours; infinite if it needs whole other
+    #: shards.
     halo: float
     #: Whether it is not the major-most factor of some dimension; sharding it would give devices
     #: strided pieces.
@@ -105,6 +106,10 @@ class SignatureRule:
     costs: tuple[KernelCost, ...] = ()
     #: Whether XLA runs the custom call whole on every device although it has a rule.
     runs_whole: bool = False
+    #: Pairs of factors that no plan shards together.
+    excludes: tuple[tuple[int, int], ...] = ()
+    #: Factors that are sharded only if every axis of the mesh shards the op.
+    whole_mesh: tuple[int, ...] = ()
 
     def einsum(self) -> str:
         """The rule on one line, in Shardy's form: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
@@ -283,12 +288,15 @@ def _signature_rules(
     sizes: dict[Term, dict[Term, set[Term]]] = defaultdict(lambda: defaultdict(set))
     for op, factor, size in model.atoms("factor_size/3"):
         sizes[op][factor].add(size)
-    halos = {(op, f): float(count) for op, f, count in model.atoms("halo/3")}
+    # A permutation needs whole other shards, unless its halo is known.
+    halos = {of: math.inf for of in model.atoms("permutation/2")}
+    halos |= {(op, f): float(count) for op, f, count in model.atoms("halo/3")}
     numbers: dict[Term, int] = {}
     facts = _FactorFacts(
         combiners={(op, f): str(combiner) for op, f, combiner in model.atoms("reduction/3")},
         replicated=set(model.atoms("need_replication/2")),
-        permuted={of: halos.get(of, math.inf) for of in model.atoms("permutation/2")},
+        permuted=set(model.atoms("permutation/2")),
+        halos=halos,
         shardable={(op, f) for ((_, op, f),) in model.atoms("shardable/1")},
         kinds={
             (op, f): numbers.setdefault(kind, len(numbers))
@@ -301,6 +309,10 @@ def _signature_rules(
         fixed[op].append((str(axis), factor))
     whole = {op for (op,) in model.atoms("runs_whole/1")}
     costs = _kernel_costs(model)
+    excludes: dict[Term, set[tuple[str, str]]] = defaultdict(set)
+    for op, factor, other in model.atoms("excludes/3"):
+        excludes[op].add((show_term(factor), show_term(other)))
+    mesh = {(op, show_term(factor)) for op, factor in model.atoms("whole_mesh/2")}
     solved = []
     for number, signature in enumerate(program.signatures):
         try:
@@ -314,7 +326,13 @@ def _signature_rules(
                     costs=_costs(signature, rule, costs.get(number, {})),
                     runs_whole=number in whole,
                 )
-            solved.append(rule)
+            index = {factor.label: n for n, factor in enumerate(rule.factors)}
+            pairs = {tuple(sorted((index[f], index[g]))) for f, g in excludes[number]}
+            solved.append(dataclasses.replace(
+                rule,
+                excludes=tuple(sorted(pairs)),
+                whole_mesh=tuple(n for label, n in index.items() if (number, label) in mesh),
+            ))  # fmt: skip
         except RuleError as error:
             raise RuleError(f"{_place(signature, files.get(number))}: {error}") from None
     return tuple(solved)
@@ -473,7 +491,8 @@ class _FactorFacts:
 
     combiners: Mapping[tuple[Term, ...], str]
     replicated: Set[tuple[Term, ...]]
-    permuted: Mapping[tuple[Term, ...], float]
+    permuted: Set[tuple[Term, ...]]
+    halos: Mapping[tuple[Term, ...], float]
     shardable: Set[tuple[Term, ...]]
     kinds: Mapping[tuple[Term, ...], int]
 
@@ -597,7 +616,9 @@ def _signature_rule(
         size = max((int(s) for s in factor_sizes), default=1)  # type: ignore[arg-type]
         permutation = (number, factor) in facts.permuted
         whole = (number, factor) in facts.replicated
-        if not (permutation or whole or factor in blocked) and divisors.get(factor, size) != size:
+        halo = facts.halos.get((number, factor), 0.0)
+        equal = divisors.get(factor, size) == size
+        if not (equal or permutation or halo or whole or factor in blocked):
             raise RuleError(
                 f"rule of {signature.kind}: factor {show_term(factor)} maps dimensions of "
                 f"different size ({size} and others); split it, or mark it permutation"
@@ -611,7 +632,7 @@ def _signature_rule(
                 combiner="" if whole else facts.combiners.get((number, factor), ""),
                 need_replication=whole,
                 permutation=permutation and not whole,
-                halo=0.0 if whole else facts.permuted.get((number, factor), 0.0),
+                halo=0.0 if whole else halo,
                 minor=factor in blocked,
                 shardable=(number, factor) in facts.shardable,
                 kind=facts.kinds.get((number, factor), -1),

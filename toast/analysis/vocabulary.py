@@ -47,7 +47,7 @@ class AnalysisVocabulary:
             ("need_replication", 2): lambda: self._of_factors(None, lambda f: f.need_replication),
             ("permutation", 2): lambda: self._of_factors(None, lambda f: f.permutation),
             ("halo", 3): lambda: self._of_factors(
-                lambda f: int(f.halo), lambda f: f.permutation and np.isfinite(f.halo)
+                lambda f: int(f.halo), lambda f: (f.permutation or f.halo) and np.isfinite(f.halo)
             ),
             ("without_rule", 1): lambda: [self.analysis.without_rule],
             ("manual", 2): self._manual,

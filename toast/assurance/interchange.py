@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import re
@@ -27,9 +28,11 @@ _RULE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The content of a rule, independent of the names of factors, without factors of one element.
+    """What a rule says about more than one tensor, independent of the names of factors.
 
-    Factors are numbered in the order of their first occurrence, operands first.
+    Factors of one element are left out.  So are factors of a single tensor that the op does not reduce
+    over: they relate no dimensions, so nothing propagates along them.  Factors are numbered in the
+    order of their first occurrence, operands first.
     """
 
     tensors: tuple[tuple[tuple[int, ...], ...], ...]
@@ -41,9 +44,12 @@ class Shape:
 
 def _shape(tensors: Tensors, sizes: dict[str, int], kinds: dict[str, Iterable[str]]) -> Shape:
     number: dict[str, int] = {}
+    places = collections.Counter(f for tensor in tensors for f in {*itertools.chain(*tensor)})
+    reduced = {*kinds.get("reduction", ())}
+    compared = {f for f in places if sizes.get(f, 1) > 1 and (places[f] > 1 or f in reduced)}
     numbered = tuple(
         tuple(
-            tuple(number.setdefault(f, len(number)) for f in dim if sizes.get(f, 1) > 1)
+            tuple(number.setdefault(f, len(number)) for f in dim if f in compared)
             for dim in tensor
         )
         for tensor in tensors

@@ -62,7 +62,7 @@ class ShardedOp:
         """Every factor that may take an axis, and the number of shards to split it into."""
         for index, factor in enumerate(self.rule.factors):
             shards = next((n for n in _SHARDS if factor.divisor % n == 0), 0)
-            if factor.shardable and not factor.permutation and shards:
+            if factor.shardable and not (factor.permutation or factor.halo) and shards:
                 yield index, shards
 
     def unclaimed(self, factor: int) -> str:

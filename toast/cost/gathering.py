@@ -42,6 +42,7 @@ from toast.program import QUANTITIES, KernelCost, Program, element_bytes
 from toast.space import BOUNDARY, NONE, PRODUCTS, Space
 
 if TYPE_CHECKING:
+    from toast.analysis import Analysis
     from toast.analysis.rules import SignatureRule
 
 #: Ops that write nothing or only a part, because their results are in memory already.
@@ -91,16 +92,17 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
     ops, dtypes = _op_classes(space, rules)
-    reduces = np.zeros(ops.halo.shape, dtype=bool)
+    factors = classes.divisor.shape[1]
+    reduces = np.zeros((len(rules), factors + 1), dtype=bool)
     for k, rule in enumerate(rules):
         reduces[k, : len(rule.factors)] = [bool(factor.combiner) for factor in rule.factors]
     # A result that has a reduced factor as a dimension (a gradient of attention) is no sum over it.
-    has = slots.has_factor(ops.halo.shape[1])[value_slot]
+    has = slots.has_factor(factors + 1)[value_slot]
     summed_over: Bools = reduces[op_class_of_value] & ~has
     summed: Bools = np.asarray(summed_over.any(axis=1))
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
     products = np.flatnonzero(ops.product)
-    kernels = _kernel_terms(rules, ops.halo.shape[1])
+    kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
     operands = _operands(program, analysis.rules, names.signature, product_ops, grouped)
     value_bytes = np.array([
@@ -121,7 +123,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     free = open_windows.free(Entity.VALUE_CLASS)
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, free, priced,
-        _workspace_terms(rules, ops.halo.shape[1]), scratch,
+        _workspace_terms(rules, factors + 1), scratch,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -140,9 +142,9 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     columns = Columns.of([(term.name, sizes[term.scope]) for term, _ in lifetimes])
     events = _events([(columns[term.name].start, lives) for term, lives in lifetimes])
     return Tables(
-        slots=slots.table(ops.halo.shape[1] - 1),
+        slots=slots.table(factors),
         ops=ops,
-        products=_products(rules, products, ops.halo.shape[1] - 1),
+        products=_products(space.analysis, classes.representative, products, factors),
         tensors=slots.tensors(products),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
@@ -167,11 +169,6 @@ def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses
     program, classes = space.analysis.program, space.classes
     representative = classes.representative.tolist()
     product = np.array([program.kind(op) in PRODUCTS for op in representative], dtype=bool)
-    halo = np.zeros((len(rules), classes.divisor.shape[1] + 1))
-    for k, rule in enumerate(rules):
-        for f, factor in enumerate(rule.factors):
-            if factor.permutation:
-                halo[k, f] = factor.halo / _extent(program, representative[k], rule, f)
     dtype = [_peak_dtype(program, op) for op in representative]
     dtypes = tuple(dict.fromkeys(dtype))
     table = OpClasses(
@@ -182,7 +179,6 @@ def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses
         ]),
         dtype=np.array([dtypes.index(name) for name in dtype], dtype=np.int64),
         product=product,
-        halo=halo,
         peak_seconds=np.zeros(len(rules)),
     )  # fmt: skip
     return table, dtypes
@@ -350,21 +346,21 @@ class _Slots:
     def table(self, factors: int) -> Slots:
         """The table of the slots."""
         dims: Dims = np.full((len(self._number), factors + 1), NONE, dtype=np.int8)
+        halo = np.zeros((len(self._number), factors + 1))
         analysis = self._space.analysis
         for (k, side, index), slot in self._number.items():
             op = int(self._space.classes.representative[k])
             rule = analysis.rules[analysis.names.signature[op]]
-            for d, stack in enumerate((rule.results if side else rule.operands)[index]):
+            tensor = (rule.results if side else rule.operands)[index]
+            for d, stack in enumerate(tensor):
                 # Of minor factors, only those of manual regions hold axes.
                 dims[slot, list(stack)] = d
-        return Slots(np.array([key[0] for key in self._number], dtype=np.int64), dims)
-
-
-def _extent(program: Program, op: int, rule: SignatureRule, factor: int) -> int:
-    """Elements of the first result along a factor."""
-    shape = program.values[program.ops[op].results[0]].type.shape
-    extents = (n for n, stack in zip(shape, rule.results[0], strict=True) if stack[0] == factor)
-    return max(1, next(extents, rule.factors[factor].size))
+                factor = rule.factors[stack[0]]
+                # Operands with other factors than the first move only as whole shards.
+                if factor.halo and not side and (tensor == rule.operands[0] or factor.halo == math.inf):
+                    value = analysis.program.ops[op].operands[index]
+                    halo[slot, stack[0]] = factor.halo / analysis.program.values[value].type.shape[d]
+        return Slots(np.array([key[0] for key in self._number], dtype=np.int64), dims, halo)
 
 
 def _flops(program: Program, op: int) -> float:
@@ -472,7 +468,9 @@ def _group_values(
     )  # fmt: skip
 
 
-def _products(rules: Sequence[SignatureRule], products: Ints, factors: int) -> Products:
+def _products(
+    analysis: Analysis, representative: Ints, products: Ints, factors: int
+) -> Products:
     """Rows, columns and depth of products, and which of them each factor belongs to.
 
     Factors of the left operand alone are rows, of the right operand columns; summed factors (and
@@ -481,11 +479,21 @@ def _products(rules: Sequence[SignatureRule], products: Ints, factors: int) -> P
     sizes = np.ones((len(products), 3))
     groups = np.full((len(products), factors + 1), 3, dtype=np.int64)
     for row, k in enumerate(products.tolist()):
-        rule = rules[k]
+        number = analysis.names.signature[representative[k]]
+        rule, signature = analysis.rules[number], analysis.program.signatures[number]
         left, right, result = (
             {factor for stack in tensor for factor in stack}
             for tensor in (rule.operands[0], rule.operands[1], rule.results[0])
         )
+        # A convolution has the positions of its result, and the places of its whole window.
+        extent = {
+            stack[0]: size
+            for tensor, type_ in zip(
+                (rule.operands[1], rule.results[0]), (signature.operands[1], signature.results[0]),
+                strict=True,
+            )
+            for stack, size in zip(tensor, type_.shape, strict=True) if len(stack) == 1
+        }  # fmt: skip
         for f, factor in enumerate(rule.factors):
             group = {
                 (True, False, True): 0, (False, True, True): 1, (True, True, False): 2,
@@ -493,7 +501,7 @@ def _products(rules: Sequence[SignatureRule], products: Ints, factors: int) -> P
             }.get((f in left, f in right, f in result), 3)  # fmt: skip
             groups[row, f] = group
             if group < 3:
-                sizes[row, group] *= factor.size
+                sizes[row, group] *= extent.get(f, factor.size)
     return Products(products, sizes, groups)
 
 

@@ -166,7 +166,7 @@ def _check(tables: Tables, space: Space) -> None:
     bins, count = windows.room.shape[1], len(windows.room)
     names = space.analysis.names
     for column, shape in (
-        (tables.ops.halo, (ops, width)), (tables.products.size, (products, 3)),
+        (tables.slots.halo, (slots, width)), (tables.products.size, (products, 3)),
         (tables.products.group, (products, width)), (tables.values.reduces, (values, width)),
         (tables.kernels.over, (len(tables.kernels), width)),
         (tables.values.workspace_over, (*tables.values.workspace.shape, width)),

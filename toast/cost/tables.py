@@ -40,6 +40,9 @@ class Slots(EntityTable):
 
     op_class: Ints
     dim: Dims  # [T, F + 1] dimension that a factor shards, or -1; the last column: no factor
+    #: ``[T, F + 1]`` what a shard along a factor needs from its neighbours, as a fraction of the
+    #: dimension; infinite for another whole shard, 0 for no exchange.
+    halo: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +53,6 @@ class OpClasses(EntityTable):
     flops: Floats  # floating-point operations of a product or a custom call
     dtype: Ints  # element type that decides the peak FLOP/s: index into ``Tables.dtypes``
     product: Bools  # whether they are matrix products or convolutions
-    #: ``[K, F + 1]`` what a shard along a permutation factor needs from its neighbours, as a
-    #: fraction of the result's dimension; infinite for another whole shard, 0 for other factors.
-    halo: Floats
     peak_seconds: Floats  # of one op on one device; 0 before :meth:`Tables.on_hardware`
 
 

@@ -86,7 +86,7 @@ def _exported(exported: Any, platform: str | None) -> Program:
     if platform is None and len(platforms) > 1:
         raise TargetError(
             f"{name}: it is exported for several platforms ({listed}); pass one of them, as in "
-            f"platform={platforms[0]!r}"
+            f"platform={platforms[0]!r} (--platform {platforms[0]})"
         )
     if platform is not None and platform not in platforms:
         raise TargetError(

@@ -1,4 +1,4 @@
-"""Dimensions that no axis of the mesh divides, and what padding them would gain.
+"""Dimensions that the axes of the mesh do not divide, and what padding them would gain.
 
 A dimension of 50,257 elements, say, can only be sharded after it is padded to 50,304.  To estimate
 the gain, a search runs on the same program as if such dimensions had the larger size: only the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,7 @@ class Padding:
         named = [f"{name} has {size:,} elements; pad it to {to:,}"
                  for name, size, to in self.dimensions]  # fmt: skip
         return (
-            f"no axis divides some dimensions: {listed(named, _NAMED)}. A plan could then take "
+            f"the axes do not divide some dimensions: {listed(named, _NAMED)}. A plan could then take "
             f"about {time_text(self.seconds[1])} per step instead of "
             f"{time_text(self.seconds[0])}, with a peak of {size_text(self.bytes[1])} instead of "
             f"{size_text(self.bytes[0])}"
@@ -59,9 +60,10 @@ class Padding:
 
 
 def padded(analysis: Analysis, mesh: Mesh) -> Analysis | None:
-    """The analysis as if dimensions that an axis does not divide were padded.
+    """The analysis as if dimensions that the axes of the mesh do not divide were padded.
 
-    Padding adds at most 2 % to a dimension.  ``None`` if there is no such dimension.
+    All axes together divide the new size or, if that adds more than 2 %, as many devices as possible.
+    ``None`` if there is no such dimension.
     """
     larger = _padded_sizes(analysis, mesh)
     if (larger == analysis.names.divisor).all():
@@ -105,13 +107,27 @@ def padding_gain(
 
 
 def _padded_sizes(analysis: Analysis, mesh: Mesh) -> Ints:
-    """``[names]``: the divisors, with the padded sizes where an axis does not divide them."""
+    """``[names]``: the divisors, with the padded sizes where axes do not divide them."""
     divisor, sizes = analysis.names.divisor, mesh.real.sizes
-    multiple = math.lcm(_TILE, *sizes)
-    larger = -(-divisor // multiple) * multiple
-    stuck = (divisor % math.prod(sizes) > 0) & (larger - divisor <= _MOST_ADDED * divisor)
-    stuck &= analysis.names.shardable & (_elements(analysis) == divisor)
-    return np.where(stuck, larger, divisor)
+    larger = divisor.copy()
+    stuck = analysis.names.shardable & (_elements(analysis) == divisor)
+    for devices in _products(sizes):
+        stuck &= divisor % devices > 0
+        # Full tiles of matrix units if possible.
+        for multiple in (math.lcm(_TILE, devices), devices):
+            size = -(-divisor // multiple) * multiple
+            fits = stuck & (size - divisor <= _MOST_ADDED * divisor)
+            larger[fits] = size[fits]
+            stuck &= ~fits
+    return larger
+
+
+def _products(sizes: Sequence[int]) -> list[int]:
+    """The numbers of devices of each set of axes, the largest first."""
+    products = {1}
+    for size in sizes:
+        products |= {size * product for product in products}
+    return sorted(products - {1}, reverse=True)
 
 
 def _elements(analysis: Analysis) -> Ints:

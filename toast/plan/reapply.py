@@ -455,8 +455,14 @@ class Work:
         return self._set(op, row, whole) and whole
 
     def _set(self, op: int, row: list[int], whole: bool = True) -> bool:
-        """Set the axes of an op whose sizes divide; returns whether all are set."""
-        divisor = self.space.classes.divisor[self.space.classes.of_op[op]].tolist()
+        """Set the axes of an op whose sizes divide; returns whether all are set.
+
+        None are set if the op cannot have them together.
+        """
+        op_class = self.space.classes.of_op[op : op + 1]
+        if not self.space.restrictions.allow(np.array([row], dtype=np.int8), op_class).all():
+            row, whole = [NONE] * len(row), False
+        divisor = self.space.classes.divisor[op_class[0]].tolist()
         shards: dict[int, int] = {}
         for axis, (factor, size) in enumerate(zip(row, self.space.mesh.sizes, strict=True)):
             if factor == NONE:

@@ -27,6 +27,7 @@ from toast.space.actions import NONE, Action, Pairs, Refinements, Scope, pairs_o
 from toast.space.classes import PRODUCTS, behaviours, classes_of
 from toast.space.constraints import Constraints, Resolved, resolve
 from toast.space.manual_axes import FREE
+from toast.space.restrictions import Restrictions
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis, Orders, Resolution
@@ -136,12 +137,16 @@ class Space:
         behaviour = behaviours(self._group_of_name, wanted, touched)
         holders = self.resolved.holders
         self.classes = classes_of(analysis, behaviour, holders, collapse=collapse, apart=apart)
+        rules = [analysis.rules[s] for s in analysis.names.signature[self.classes.representative]]
+        #: Factors of an op that are not sharded together.
+        self.restrictions = Restrictions.of(rules, self.classes.divisor.shape[1])
         #: The factors that pins and manual regions fix, or :data:`FREE`.
         self._pins: States = holders[self.classes.representative]
         #: ``[classes, axes]`` those that manual regions fix.
         self.regions: States = self.resolved.regions.holders[self.classes.representative]
         #: Pins, and the factors that :meth:`hold` fixes.
         self._fixed = self._pins
+        self._refuse_wrong_pins()
         self._targets = self._action_targets(wanted, np.flatnonzero(active))
         self.actions: tuple[Action, ...] = tuple(self._targets)
         self._initial = self.pinned
@@ -158,6 +163,17 @@ class Space:
             slim.__dict__.pop(large, None)  # computing it again is faster than sending it
         del slim.analysis, slim.constraints, slim.resolved
         return slim
+
+    def _refuse_wrong_pins(self) -> None:
+        """Raises PinError for pins with which XLA computes wrong results."""
+        wrong = ~self.restrictions.allow(self.pinned, np.arange(len(self.pinned)))
+        for k in np.flatnonzero(wrong).tolist():
+            op, mesh = int(self.classes.representative[k]), self.mesh.names
+            axes = [name for name, f in zip(mesh, self.pinned[k].tolist(), strict=True) if f >= 0]
+            raise PinError(
+                f"pins shard {self.analysis.program.describe(op)} along {', '.join(axes)}: XLA "
+                "computes wrong results for this combination of dimensions; remove an axis from a pin"
+            )
 
     def same_classes(self, other: Space) -> bool:
         """Whether another space has the same analysis and the same op classes."""
@@ -190,11 +206,13 @@ class Space:
         self.__dict__.pop("choices", None)  # they depend on what is fixed
 
     def within(self, state: States) -> States:
-        """``state``, changed where pins and :meth:`hold` do not allow it."""
+        """``state``, changed where pins, :meth:`hold` and restrictions do not allow it."""
         allowed = np.where(self._fixed == FREE, state, self._fixed)
         k, axis = np.nonzero((self._fixed == FREE) & (allowed != NONE))
         shut = self._shut[k, allowed[k, axis]]
         allowed[k[shut], axis[shut]] = NONE
+        wrong = ~self.restrictions.allow(allowed, np.arange(len(allowed)))
+        allowed[wrong] = np.where(self._fixed[wrong] == FREE, NONE, self._fixed[wrong])
         return np.asarray(allowed)
 
     @property
@@ -226,6 +244,7 @@ class Space:
             held = after[:, classes]
             here = held[..., axis]
             fits = self._fits(held, classes, factors, axis) & (here == NONE)
+            fits &= self._may_hold(held, classes, factors, axis)
             after[:, classes, axis] = np.where(fits, factors, here)
         return after
 
@@ -240,6 +259,17 @@ class Space:
         for a in range(held.shape[-1]):
             together = together | ((held[..., a] == factors).view(np.uint8) << np.uint8(a))
         return np.asarray(self._divides[together, classes, factors])
+
+    def _may_hold(self, held: States, classes: Ints, factors: Ints, axis: int | Ints) -> Bools:
+        """Whether restrictions allow classes to have ``held`` with ``axis`` on ``factors``."""
+        chosen = np.flatnonzero(self.restrictions.restricted[classes])
+        allowed = np.ones(held.shape[:-1], dtype=bool)
+        if len(chosen):
+            after = held[..., chosen, :].copy()
+            moved = axis if isinstance(axis, int) else axis[chosen]
+            after[..., np.arange(len(chosen)), moved] = factors[chosen]
+            allowed[..., chosen] = self.restrictions.allow(after, classes[chosen])
+        return allowed
 
     @functools.cached_property
     def _divides(self) -> Bools:
@@ -378,6 +408,7 @@ class Space:
             row, k, f, a = row[chosen], classes[chosen], factors[chosen], axes[chosen]
             here = after[row, k, a]
             fits = self._fits(state[k], k, f, a) & (here == NONE)
+            fits &= self._may_hold(state[k], k, f, a)
             after[row, k, a] = np.where(fits, f, here)
         return after
 
@@ -403,14 +434,14 @@ class Space:
     def _after_pairs(self, states: States, pairs: Pairs) -> States:
         """``[states, pairs]`` the factor that holds the axis of each pair after a refinement.
 
-        It is the factor of the pair.  If that factor does not fit, or the axis is pinned or held,
-        it is the previous factor.
+        It is the factor of the pair.  If that factor does not fit or is not allowed, or the axis is
+        pinned or held, it is the previous factor.
         """
         _, k, f, axis = pairs
         held = states[:, k]  # [S, pairs, A]
         before = held[:, np.arange(len(k)), axis]
         fits = self._fits(held, k, f, axis) & ~self._shut[k, f]
-        free = self._fixed[k, axis] == FREE
+        free = (self._fixed[k, axis] == FREE) & self._may_hold(held, k, f, axis)
         return np.where(free & (fits | (f == NONE)), f, before).astype(np.int8)
 
     @functools.cached_property
@@ -433,7 +464,7 @@ class Space:
         """The legal states of each op class, ``[choices, axes]``; the unsharded state comes first.
 
         In a legal state, each axis has one factor or none, the axes of a factor together divide its
-        size, and pins hold.  It may not be reachable by actions.  The arrays are read-only, because
+        size, and pins and restrictions hold.  It may not be reachable by actions.  The arrays are read-only, because
         op classes share them.
         """
         return tuple(self.choices_of(k) for k in range(len(self.classes.representative)))
@@ -445,9 +476,12 @@ class Space:
         divisor = np.where(
             self._open[first:last], self.classes.divisor[op_class, : last - first], 1
         )
-        return _legal(
+        rows = _legal(
             tuple(divisor.tolist()), tuple(self._fixed[op_class].tolist()), self.mesh.sizes
         )
+        if not self.restrictions.restricted[op_class]:
+            return rows
+        return rows[self.restrictions.allow(rows, np.full(len(rows), op_class))]
 
     @functools.cached_property
     def tied(self) -> tuple[tuple[int, int, States], ...]:

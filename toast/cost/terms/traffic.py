@@ -122,24 +122,23 @@ def _resharding(
 
 
 class Halos(Term):
-    """Permutation factors: shards exchange edges with their neighbours."""
+    """Operands of which shards need the edges of their neighbours, or whole other shards."""
 
-    name, scope, label = "halos", Entity.VALUE_CLASS, "edges"
+    name, scope, label = "halos", Entity.USE_CLASS, "edges"
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         t = layout.tables
-        factors = t.slots.dim.shape[1]
-        halo = np.take(t.ops.halo, np.arange(len(t.ops))[:, None] * factors + layout.held)
-        if not halo.any():
+        halos = t.slots.halo[t.uses.slot]
+        if not halos.any():
             return
-        part = np.take(halo, t.slots.op_class[t.values.slot], axis=1)
+        held = np.take(layout.held, t.slots.op_class[t.uses.slot], axis=1)
+        part = np.take(halos, np.arange(len(t.uses))[:, None] * halos.shape[1] + held)
         axes, furthest = axes_of(part > 0), part.max(axis=2)
         shards = layout.devices[axes]
         # A halo is never more than all other shards.
         shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
-        size = np.asarray(shifted * layout.value_bytes)
-        times = t.values.count.astype(np.float64)
-        yield Traffic(self, layout, PERMUTE, axes, size, size, times)
+        size = np.asarray(shifted * layout.use_bytes)
+        yield Traffic(self, layout, PERMUTE, axes, size, size, t.uses.count)
 
 
 class RegionCollectives(Term):

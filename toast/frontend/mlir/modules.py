@@ -72,10 +72,29 @@ def _first_diagnostic(error: Exception) -> str:
     diagnostic = re.search(r'"?-"?:(\d+):(\d+)\)?:?\s*(?:error:)?\s*([^\n]+)', text)
     if diagnostic:
         line, column, message = diagnostic.groups()
-        return f":{line}:{column}: not StableHLO: {message.strip()}"
+        return f":{line}:{column}: {_foreign_type(message) or f'not StableHLO: {message.strip()}'}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     detail = next((line for line in lines if "error:" in line), lines[-1] if lines else "")
     return f": not StableHLO: {detail.split('error:')[-1].strip()}"
+
+
+#: What to do about types of dialects that jaxlib does not have.
+_FOREIGN = {
+    "quant": "quantised element type {}: jaxlib cannot read it; export the program with integers and "
+    "their scales",
+    "sparse_tensor": "sparse type {}: jaxlib cannot read it; pass dense arrays, such as the data and "
+    "the indices of jax.experimental.sparse.BCOO",
+}  # fmt: skip
+
+
+def _foreign_type(message: str) -> str:
+    """The message for a type that jaxlib cannot read; empty for other messages."""
+    found = re.search(r'([!#])"(\w+)"<"(.*)">.*created with unregistered dialect', message)
+    if not found:
+        return ""
+    mark, dialect, body = found.groups()
+    shown = f"{mark}{dialect}.{body}"
+    return _FOREIGN.get(dialect, "type {} is of no dialect of JAX; export plain types").format(shown)
 
 
 def run_passes(module: ir.Module, pipeline: str) -> None:
