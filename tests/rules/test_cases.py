@@ -3,7 +3,8 @@
 A case opens with what it shows, then ``% expect:`` and an einsum: for each operand and result its
 dimensions, for each dimension its factors (one letter each) from the major-most, then the sizes of
 factors where they matter, and the factors that are not simply passed through.  ``reduction={k}`` is a
-sum, ``reduction={k:maximum}`` another combiner.
+sum, ``reduction={k:maximum}`` another combiner.  ``halo={x:2}`` are elements that neighbours exchange.
+``excludes={x:o}`` are factors that are not sharded together.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CASES = sorted((pathlib.Path(__file__).parent / "cases").glob("*.lp"))
 Tensors = Mapping[Any, Sequence[Sequence[Any]]]
 
 EXPECT = re.compile(r"^% expect: \((.*)\) -> \((.*?)\)(?: \{(.*?)\})?((?: \w+=\{[^}]*\})*)$", re.M)
-KINDS = ("need_replication", "permutation")
+KINDS = ("need_replication", "permutation", "gathered", "whole_mesh")
 
 
 def canonical(
@@ -33,6 +34,8 @@ def canonical(
     sizes: Mapping[Any, int],
     combiners: Mapping[Any, str],
     marked: Mapping[str, set[Any]],
+    halos: Mapping[Any, int],
+    excluded: set[tuple[Any, Any]],
 ) -> dict[str, Any]:
     """What a rule says, its factors numbered as they appear."""
     number: dict[Any, int] = {}
@@ -45,6 +48,8 @@ def canonical(
         "sizes": {number[factor]: size for factor, size in sizes.items()},
         "reduction": {number[factor]: combiner for factor, combiner in combiners.items()},
         **{kind: {number[factor] for factor in marked[kind]} for kind in KINDS},
+        "halo": {number[factor]: count for factor, count in halos.items()},
+        "excludes": {frozenset((number[one], number[other])) for one, other in excluded},
     }
 
 
@@ -58,19 +63,23 @@ def expected(text: str) -> dict[str, Any]:
         for index, tensor in enumerate(re.findall(r"\[(.*?)\]", part))
     }
     named = {kind: names.split(",") for kind, names in re.findall(r" (\w+)=\{(.*?)\}", kinds)}
-    assert set(named) <= {"reduction", *KINDS}, named
+    assert set(named) <= {"reduction", "halo", "excludes", *KINDS}, named
     pairs = [name.partition(":") for name in named.get("reduction", [])]
+    halos = [name.partition(":") for name in named.get("halo", [])]
+    excluded = [name.partition(":") for name in named.get("excludes", [])]
     return canonical(
         tensors,
         {pair[0]: int(pair[2:]) for pair in (sizes or "").split(",") if pair},
         {name: combiner or "add" for name, _, combiner in pairs},
         {kind: set(named.get(kind, ())) for kind in KINDS},
+        {name: int(count) for name, _, count in halos},
+        {(one, other) for one, _, other in excluded},
     )
 
 
 def actual(path: pathlib.Path) -> dict[str, Any]:
     shown = ("factor/5", "factor_size/3", "reduction/3", *(f"{kind}/2" for kind in KINDS))
-    atoms = solve([*factor_files(), path], "", (*shown, "tensor/3"))
+    atoms = solve([*factor_files(), path], "", (*shown, "tensor/3", "halo/3", "excludes/3"))
     stacks: dict[tuple[Term, Term], dict[Term, Term]] = defaultdict(dict)
     for _, factor, tensor, d, position in atoms["factor/5"]:
         assert position not in stacks[tensor, d], "two factors at one position"
@@ -84,14 +93,17 @@ def actual(path: pathlib.Path) -> dict[str, Any]:
         {factor: int(str(size)) for _, factor, size in atoms["factor_size/3"]},
         {factor: str(combiner) for _, factor, combiner in atoms["reduction/3"]},
         {kind: {factor for _, factor in atoms[f"{kind}/2"]} for kind in KINDS},
+        {factor: int(str(count)) for _, factor, count in atoms["halo/3"]},
+        {(one, other) for _, one, other in atoms["excludes/3"]},
     )
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_factors(path: pathlib.Path) -> None:
     want, got = expected(path.read_text()), actual(path)
-    if not want["sizes"]:
-        del want["sizes"], got["sizes"]
+    for optional in ("sizes", "halo"):
+        if not want[optional]:
+            del want[optional], got[optional]
     assert got == want
 
 
