@@ -34,6 +34,7 @@ class Justified(NamedTuple):
 JUSTIFIED = {
     "reshape": Justified("sizes without a common divisor share no factor: nothing divides both", (0, 11)),
     "dynamic_update_slice": Justified("a permutation, as in later versions", before=(0, 11)),
+    "pad": Justified("elements that move inside a dimension of the same size, as in later versions", before=(0, 11)),
 }  # fmt: skip
 #: Those that hold for the jax that is installed.
 DELIBERATE = {

@@ -44,8 +44,9 @@ Ints = npt.NDArray[np.int64]
 #: The predicates of the op rules for a signature, and those from which names follow.
 _FACTORS = (
     "op/2", "result/3", "factor/5", "factor_size/3", "reduction/3", "need_replication/2",
-    "permutation/2", "halo/3", "excludes/3", "whole_mesh/2", "fixed/3", "without_rule/1", "runs_whole/1", "kernel_cost/4",
-    "kernel_cost_over/3", "kernel_share/4", "misplaced/4", "undefined_factor/3",
+    "permutation/2", "halo/3", "excludes/3", "whole_mesh/2", "fixed/3", "without_rule/1",
+    "runs_whole/1", "kernel_cost/4", "kernel_cost_over/3", "kernel_share/4", "misplaced/4",
+    "undefined_factor/3",
 )  # fmt: skip
 #: The predicates that describe the factors of an op.
 _FACTOR_PREDICATES = frozenset({
@@ -68,15 +69,15 @@ class Factor:
     label: str
     #: The number of elements along the factor.
     size: int
-    #: The number of shards must divide this number: the size of the factor or, if neighbours exchange
-    #: elements, the greatest common divisor of the sizes of its dimensions.
+    #: The number of shards must divide this number: the size of the factor or, if neighbours
+    #: exchange elements, the greatest common divisor of the sizes of its dimensions.
     divisor: int
     #: The combiner of partial results; ``""`` if the op does not reduce over the factor.
     combiner: str
     need_replication: bool
     permutation: bool
-    #: The number of elements that a shard needs from its neighbours; infinite if it needs whole other
-    #: shards.
+    #: The number of elements that a shard needs from its neighbours; infinite if it needs whole
+    #: other shards.
     halo: float
     #: Whether it is not the major-most factor of some dimension; sharding it would give devices
     #: strided pieces.
@@ -289,7 +290,7 @@ def _signature_rules(
     for op, factor, size in model.atoms("factor_size/3"):
         sizes[op][factor].add(size)
     # A permutation needs whole other shards, unless its halo is known.
-    halos = {of: math.inf for of in model.atoms("permutation/2")}
+    halos = dict.fromkeys(model.atoms("permutation/2"), math.inf)
     halos |= {(op, f): float(count) for op, f, count in model.atoms("halo/3")}
     numbers: dict[Term, int] = {}
     facts = _FactorFacts(

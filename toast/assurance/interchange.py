@@ -30,9 +30,9 @@ _RULE = re.compile(
 class Shape:
     """What a rule says about more than one tensor, independent of the names of factors.
 
-    Factors of one element are left out.  So are factors of a single tensor that the op does not reduce
-    over: they relate no dimensions, so nothing propagates along them.  Factors are numbered in the
-    order of their first occurrence, operands first.
+    Factors of one element are left out.  So are factors of a single tensor that the op does not
+    reduce over: they relate no dimensions, so nothing propagates along them.  Factors are numbered
+    in the order of their first occurrence, operands first.
     """
 
     tensors: tuple[tuple[tuple[int, ...], ...], ...]
@@ -49,8 +49,7 @@ def _shape(tensors: Tensors, sizes: dict[str, int], kinds: dict[str, Iterable[st
     compared = {f for f in places if sizes.get(f, 1) > 1 and (places[f] > 1 or f in reduced)}
     numbered = tuple(
         tuple(
-            tuple(number.setdefault(f, len(number)) for f in dim if f in compared)
-            for dim in tensor
+            tuple(number.setdefault(f, len(number)) for f in dim if f in compared) for dim in tensor
         )
         for tensor in tensors
     )

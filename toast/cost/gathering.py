@@ -350,17 +350,25 @@ class _Slots:
         analysis = self._space.analysis
         for (k, side, index), slot in self._number.items():
             op = int(self._space.classes.representative[k])
-            rule = analysis.rules[analysis.names.signature[op]]
+            number = analysis.names.signature[op]
+            rule, signature = analysis.rules[number], analysis.program.signatures[number]
             tensor = (rule.results if side else rule.operands)[index]
             for d, stack in enumerate(tensor):
                 # Of minor factors, only those of manual regions hold axes.
                 dims[slot, list(stack)] = d
-                factor = rule.factors[stack[0]]
-                # Operands with other factors than the first move only as whole shards.
-                if factor.halo and not side and (tensor == rule.operands[0] or factor.halo == math.inf):
-                    value = analysis.program.ops[op].operands[index]
-                    halo[slot, stack[0]] = factor.halo / analysis.program.values[value].type.shape[d]
+            if not side:
+                for stack, size in zip(tensor, signature.operands[index].shape, strict=True):
+                    halo[slot, stack[0]] = _halo(rule, tensor, stack[0]) / max(size, 1)
         return Slots(np.array([key[0] for key in self._number], dtype=np.int64), dims, halo)
+
+
+def _halo(rule: SignatureRule, operand: tuple[tuple[int, ...], ...], factor: int) -> float:
+    """The elements that a shard of an operand needs from its neighbours along a factor.
+
+    Operands with other factors than the first one move only as whole shards.
+    """
+    halo = rule.factors[factor].halo
+    return halo if operand == rule.operands[0] or halo == math.inf else 0.0
 
 
 def _flops(program: Program, op: int) -> float:
@@ -468,9 +476,7 @@ def _group_values(
     )  # fmt: skip
 
 
-def _products(
-    analysis: Analysis, representative: Ints, products: Ints, factors: int
-) -> Products:
+def _products(analysis: Analysis, representative: Ints, products: Ints, factors: int) -> Products:
     """Rows, columns and depth of products, and which of them each factor belongs to.
 
     Factors of the left operand alone are rows, of the right operand columns; summed factors (and

@@ -52,8 +52,8 @@ class Padding:
         named = [f"{name} has {size:,} elements; pad it to {to:,}"
                  for name, size, to in self.dimensions]  # fmt: skip
         return (
-            f"the axes do not divide some dimensions: {listed(named, _NAMED)}. A plan could then take "
-            f"about {time_text(self.seconds[1])} per step instead of "
+            f"the axes do not divide some dimensions: {listed(named, _NAMED)}. A plan could then "
+            f"take about {time_text(self.seconds[1])} per step instead of "
             f"{time_text(self.seconds[0])}, with a peak of {size_text(self.bytes[1])} instead of "
             f"{size_text(self.bytes[0])}"
         )
@@ -62,8 +62,8 @@ class Padding:
 def padded(analysis: Analysis, mesh: Mesh) -> Analysis | None:
     """The analysis as if dimensions that the axes of the mesh do not divide were padded.
 
-    All axes together divide the new size or, if that adds more than 2 %, as many devices as possible.
-    ``None`` if there is no such dimension.
+    All axes together divide the new size or, if that adds more than 2 %, as many devices as
+    possible.  ``None`` if there is no such dimension.
     """
     larger = _padded_sizes(analysis, mesh)
     if (larger == analysis.names.divisor).all():

@@ -146,7 +146,6 @@ class Space:
         self.regions: States = self.resolved.regions.holders[self.classes.representative]
         #: Pins, and the factors that :meth:`hold` fixes.
         self._fixed = self._pins
-        self._refuse_wrong_pins()
         self._targets = self._action_targets(wanted, np.flatnonzero(active))
         self.actions: tuple[Action, ...] = tuple(self._targets)
         self._initial = self.pinned
@@ -163,17 +162,6 @@ class Space:
             slim.__dict__.pop(large, None)  # computing it again is faster than sending it
         del slim.analysis, slim.constraints, slim.resolved
         return slim
-
-    def _refuse_wrong_pins(self) -> None:
-        """Raises PinError for pins with which XLA computes wrong results."""
-        wrong = ~self.restrictions.allow(self.pinned, np.arange(len(self.pinned)))
-        for k in np.flatnonzero(wrong).tolist():
-            op, mesh = int(self.classes.representative[k]), self.mesh.names
-            axes = [name for name, f in zip(mesh, self.pinned[k].tolist(), strict=True) if f >= 0]
-            raise PinError(
-                f"pins shard {self.analysis.program.describe(op)} along {', '.join(axes)}: XLA "
-                "computes wrong results for this combination of dimensions; remove an axis from a pin"
-            )
 
     def same_classes(self, other: Space) -> bool:
         """Whether another space has the same analysis and the same op classes."""
@@ -464,8 +452,8 @@ class Space:
         """The legal states of each op class, ``[choices, axes]``; the unsharded state comes first.
 
         In a legal state, each axis has one factor or none, the axes of a factor together divide its
-        size, and pins and restrictions hold.  It may not be reachable by actions.  The arrays are read-only, because
-        op classes share them.
+        size, and pins and restrictions hold.  It may not be reachable by actions.  The arrays are
+        read-only, because op classes share them.
         """
         return tuple(self.choices_of(k) for k in range(len(self.classes.representative)))
 

@@ -80,10 +80,10 @@ def _first_diagnostic(error: Exception) -> str:
 
 #: What to do about types of dialects that jaxlib does not have.
 _FOREIGN = {
-    "quant": "quantised element type {}: jaxlib cannot read it; export the program with integers and "
-    "their scales",
-    "sparse_tensor": "sparse type {}: jaxlib cannot read it; pass dense arrays, such as the data and "
-    "the indices of jax.experimental.sparse.BCOO",
+    "quant": "quantised element type {}: jaxlib cannot read it; export the program with integers "
+    "and their scales",
+    "sparse_tensor": "sparse type {}: jaxlib cannot read it; pass dense arrays, such as the data "
+    "and the indices of jax.experimental.sparse.BCOO",
 }  # fmt: skip
 
 
@@ -94,7 +94,9 @@ def _foreign_type(message: str) -> str:
         return ""
     mark, dialect, body = found.groups()
     shown = f"{mark}{dialect}.{body}"
-    return _FOREIGN.get(dialect, "type {} is of no dialect of JAX; export plain types").format(shown)
+    return _FOREIGN.get(dialect, "type {} is of no dialect of JAX; export plain types").format(
+        shown
+    )
 
 
 def run_passes(module: ir.Module, pipeline: str) -> None:

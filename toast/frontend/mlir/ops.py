@@ -144,8 +144,8 @@ def _read_type(type_: Any) -> TensorType:
         )
     if type_.encoding is not None and "bounds" not in str(type_.encoding):
         raise TargetError(
-            f"{shortened(str(type_))} has an encoding, {shortened(str(type_.encoding))}, which says how "
-            "its elements are stored; export it as a plain tensor"
+            f"{shortened(str(type_))} has an encoding, which says how its elements are stored; "
+            "export it as a plain tensor"
         )
     element = str(type_.element_type)
     for mlir_name, name in (("complex<f32>", "c64"), ("complex<f64>", "c128")):
