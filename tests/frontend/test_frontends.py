@@ -176,6 +176,27 @@ BAD = {
         b" %f = stablehlo.convert %s : (tensor<i32>) -> tensor<f32>\n return %f : tensor<f32> }",
         r"bounded.mlir: argument 0: dynamic shape .* lower the function with concrete sizes",
     ),
+    "quantised.mlir": (
+        b"func.func public @main(%a: tensor<8x!quant.uniform<i8:f32, 2.0>>) {\n return }",
+        r"quantised.mlir:1:\d+: quantised element type !quant.uniform<i8:f32, 2.0>: jaxlib cannot read "
+        "it; export the program with integers and their scales",
+    ),
+    "sparse.mlir": (
+        b"#rows = #sparse_tensor.encoding<{map = (i) -> (i : compressed)}>\n"
+        b"func.func public @main(%a: tensor<8xf32, #rows>) {\n return }",
+        r"sparse.mlir:1:\d+: sparse type #sparse_tensor.encoding<.*>: jaxlib cannot read it; pass dense "
+        "arrays, such as the data and the indices of jax.experimental.sparse.BCOO",
+    ),
+    "foreign.mlir": (
+        b"func.func public @main(%a: tensor<8x!mine.number<3>>) {\n return }",
+        r"foreign.mlir:1:\d+: type !mine.number<3> is of no dialect of JAX; export plain types",
+    ),
+    "encoded.mlir": (
+        b'func.func public @main(%a: tensor<8xf32, "rows">) -> tensor<8xf32, "rows"> '
+        b'{ return %a : tensor<8xf32, "rows"> }',
+        'encoded.mlir: argument 0: tensor<8xf32, "rows"> has an encoding, which says how its elements '
+        "are stored; export it as a plain tensor",
+    ),
     "empty_region.mlir": (
         b"func.func public @main(%a: tensor<8xf32>, %z: tensor<f32>) -> tensor<f32> {\n"
         b' %0 = "stablehlo.reduce"(%a, %z) <{dimensions = array<i64: 0>}> ({\n'

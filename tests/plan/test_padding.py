@@ -1,4 +1,4 @@
-"""Dimensions that no axis divides: the note says which to pad, and what that gains."""
+"""Dimensions that the axes do not divide: the note says which to pad, and what that gains."""
 
 from __future__ import annotations
 
@@ -55,8 +55,24 @@ def test_small_or_divided_dimensions_need_no_padding() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("size", "mesh", "to"),
+    [
+        (50257, "a=16,b=16", 50432),  # 197 * 256: both axes together
+        (50257, "a=6,b=6", 50688),  # tiles of 128 for 36 devices
+        (1000, "a=16,b=16", 1008),  # one axis: 1,024 would add 2.4 %
+        (50272, "a=16,b=16", 50432),  # an axis divides it, but not both
+    ],
+)
+def test_all_axes_together_divide_the_new_size(size: int, mesh: str, to: int) -> None:
+    analysis = toast.analyze(lambda x: jnp.tanh(x), f32(size))
+    larger = padded(analysis, toast.hardware.Mesh.parse(mesh))
+    assert larger is not None
+    assert {*larger.names.divisor.tolist()} == {to}
+
+
 def test_no_note_if_padding_gains_little_or_the_time_is_limited() -> None:
     plan = toast.plan(lambda x, y: x + y[None], f32(512, 50257), f32(50257), mesh="d=16",
                       hardware="tpu-v5e")  # fmt: skip
     assert plan.note == ""
-    assert "no axis divides" not in train_step(50257, settings=toast.Settings(budget=5.0)).note
+    assert "do not divide" not in train_step(50257, settings=toast.Settings(budget=5.0)).note

@@ -328,7 +328,8 @@ def _signature_rules(
                     runs_whole=number in whole,
                 )
             index = {factor.label: n for n, factor in enumerate(rule.factors)}
-            pairs = {tuple(sorted((index[f], index[g]))) for f, g in excludes[number]}
+            ends = [(index[f], index[g]) for f, g in excludes[number]]
+            pairs = {(min(end), max(end)) for end in ends}
             solved.append(dataclasses.replace(
                 rule,
                 excludes=tuple(sorted(pairs)),

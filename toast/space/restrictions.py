@@ -38,10 +38,10 @@ class Restrictions:
         rows = np.flatnonzero(restricted)
         excludes = np.zeros((len(rows) + 1, factors + 1, factors + 1), dtype=bool)
         whole_mesh = np.zeros((len(rows) + 1, factors + 1), dtype=bool)
-        for row, k in enumerate(rows.tolist()):
+        for number, k in enumerate(rows.tolist()):
             for one, other in rules[k].excludes:
-                excludes[row, one, other] = excludes[row, other, one] = True
-            whole_mesh[row, list(rules[k].whole_mesh)] = True
+                excludes[number, one, other] = excludes[number, other, one] = True
+            whole_mesh[number, list(rules[k].whole_mesh)] = True
         row = np.full(len(rules), len(rows), dtype=np.int64)
         row[rows] = np.arange(len(rows))
         return Restrictions(restricted, excludes, whole_mesh, row)
