@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.graphs import components
-from toast.space import Action, Space, States
+from toast.space import NONE, Action, Space, States
 
 
 def region_changes(space: Space, state: States, target: States) -> Iterator[tuple[Action, ...]]:
@@ -29,11 +29,28 @@ def region_changes(space: Space, state: States, target: States) -> Iterator[tupl
                 # Remove axes first, to make room for others.
                 goes = [axis for axis in several if (target[region, axis] < 0).all()]
                 comes = [axis for axis in several if axis not in goes]
-                yield tuple(
-                    action
-                    for axis in (*goes, *comes)
-                    for action in actions_to(space, region[differs[region, axis]], target, axis)
+                yield (
+                    *_unshard(space, state, target, region),
+                    *(
+                        action
+                        for axis in (*goes, *comes)
+                        for action in actions_to(space, region[differs[region, axis]], target, axis)
+                    ),
                 )
+
+
+def _unshard(
+    space: Space, state: States, target: States, region: npt.NDArray[np.int64]
+) -> Iterator[Action]:
+    """Refinements that remove the axes of op classes with restrictions, which ``target`` moves.
+
+    Moved one by one, axes could be on factors that are not sharded together.
+    """
+    restricted = region[space.restrictions.restricted[region]]
+    none = np.full_like(target, NONE)
+    for axis in range(state.shape[1]):
+        before, after = state[restricted, axis], target[restricted, axis]
+        yield from actions_to(space, restricted[(before >= 0) & (before != after)], none, axis)
 
 
 def actions_to(
