@@ -148,8 +148,8 @@ class _Enumeration:
         rows = self._space.choices_of(op_class)
         rows = np.where(rows == NONE, self._none, rows).astype(np.int8)
         if self._space.products[op_class]:
-            # Actions on whole colors shard images along space.  With these choices, the program of a
-            # U-Net is a third larger, and the plan from its proposals costs 2 % more.
+            # Actions on whole colors shard images along space.  With these choices, the program of
+            # a U-Net is a third larger, and the plan from its proposals costs 2 % more.
             factors = self._rule(op).factors
             halo = np.array([factor.halo > 0 for factor in factors], dtype=bool)
             rows = rows[~np.pad(halo, (0, self._none + 1 - len(halo)))[rows].any(axis=1)]
