@@ -158,7 +158,21 @@ SHIFTS = {
     "first half": (lambda x: x[:, :32], 32),
     "cumulative sum": (lambda x: jnp.cumsum(x, axis=1), 63),
     "reverse": (lambda x: x[:, ::-1], 16),
+    "small part": (lambda x: x[:, 32:40], 8),
 }
+
+
+def test_halos_of_convolutions_are_those_of_the_image() -> None:
+    """The image has 2 features and the result 16: neighbours exchange two rows of the image."""
+
+    def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    model = model_of(toast.analyze(convolve, f32(8, 64, 2), f32(3, 2, 16)), "s=4", min_dimensions=0)
+    state = apply(model, action(model.space, "x", 1, "s"))
+    assert collectives(model, state) == {"collective_permute": (1, 4.0 * 8 * 2 * 2)}
 
 
 @pytest.mark.parametrize("case", SHIFTS)
