@@ -154,6 +154,14 @@ def test_programs_without_differences_have_the_platform_of_this_machine() -> Non
         assert plan.here() is plan
 
 
+def test_programs_with_composites_have_the_platform_of_this_machine() -> None:
+    from toast.models import build
+
+    program = toast.plan(build("llama3.1-8b", small=True), **MESH).analysis.program
+    assert program.platform == "cpu"
+    assert any(s.attribute("name") == "toast.attention" for s in program.signatures)
+
+
 def test_a_kernel_needs_no_platform_if_the_hardware_has_one() -> None:
     plan = toast.plan(kernel, f32(256, 256), **MESH)
     assert plan.analysis.program.platform == "tpu"

@@ -520,9 +520,7 @@ def optax_step(optax: Any, optimiser: Any) -> Traced:
 # -- tests ---------------------------------------------------------------------------------------
 
 #: What is wrong, each with its cause, before which jax.
-FAULTS = {
-    "depthwise convolution": ("XLA sums a product with batch groups over mesh axes it is not split on", None),
-}  # fmt: skip
+FAULTS: dict[str, tuple[str, tuple[int, ...] | None]] = {}
 
 
 def each(table: Any) -> pytest.MarkDecorator:

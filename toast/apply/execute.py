@@ -256,7 +256,10 @@ def platform_of(devices: Devices | None) -> str:
     """The platform that a program for these devices is lowered for, in JAX's words."""
     if devices is None or isinstance(devices, jax.sharding.Mesh):
         return _platform(devices)
-    first = next(iter(devices), None)
+    try:
+        first = next(iter(devices), None)
+    except TypeError:
+        return _platform(None)  # :func:`on_devices` reports it
     named = str(getattr(first, "platform", jax.default_backend()))
     if named == jax.default_backend():
         return str(jax.export.default_export_platform())

@@ -48,7 +48,9 @@ def lower(traced: Any, name: str, platform: str | None) -> Lowering:
     host = str(jax.export.default_export_platform())
     if not isinstance(platform, HardwarePlatform):
         return _alone(traced, platform, platform or host)
-    if platform in (host, ""):
+    names = _primitives(traced.jaxpr.jaxpr)
+    if platform in (host, "") or "composite" in names:
+        # The decompositions of composites would take the number of the platform as an operand.
         return _alone(traced, None, host)
     try:
         both = _lowered(traced, (host, str(platform)))
@@ -71,6 +73,27 @@ def lower(traced: Any, name: str, platform: str | None) -> Lowering:
     mlir.choose_platform(here, 0, name)
     mlir.choose_platform(module, 1, name)
     return Lowering(both, module, str(platform), here)
+
+
+def _primitives(jaxpr: Any) -> set[str]:
+    """The names of the primitives of a jaxpr and of those inside it."""
+    names: set[str] = set()
+    seen: set[int] = set()
+    waiting = [jaxpr]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        for equation in current.eqns:
+            names.add(str(equation.primitive.name))
+            for value in jax.tree.leaves(
+                [*equation.params.values()], is_leaf=lambda leaf: hasattr(leaf, "eqns")
+            ):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    waiting.append(inner)
+    return names
 
 
 def _one_by_one(traced: Any, name: str, host: str, platform: str) -> Lowering:
