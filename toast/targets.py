@@ -159,9 +159,7 @@ def _lowered(
             f"--donate {donate[0]}: {target} is a file, which sets its own donation; lower "
             "it with donate_argnums"
         )
-    if isinstance(platform, ports.HardwarePlatform) and is_file:
-        platform = None  # a file is lowered already
-    if is_file and platform is not None:
+    if is_file and not isinstance(platform, ports.HardwarePlatform | None):
         raise TargetError(
             f"--platform {platform}: {target} is a file, which is lowered already; remove it"
         )

@@ -345,6 +345,11 @@ def test_rules_are_compared_with_shardys_and_written(tmp_path: pathlib.Path) -> 
     convolution = run("rules", "diff", "tests.cli.test_cli:convolve", *shapes)
     assert convolution.exit_code == 0
     assert "0 differ" in convolution.stdout
+    rules = tmp_path / "whole.lp"
+    rules.write_text("stays_whole(dot_general).\n")
+    differ = run("rules", "diff", "mlp", "--rules", rules)
+    assert differ.exit_code == 1
+    assert "dot_general at " in differ.stdout
 
 
 def convolve(x: Any, k: Any) -> Any:

@@ -260,15 +260,18 @@ def platform_of(devices: Devices | None) -> str:
         first = next(iter(devices), None)
     except TypeError:
         return _platform(None)  # :func:`on_devices` reports it
-    named = str(getattr(first, "platform", jax.default_backend()))
-    if named == jax.default_backend():
-        return str(jax.export.default_export_platform())
-    return {"gpu": "cuda"}.get(named, named)
+    return _lowering_platform(str(getattr(first, "platform", jax.default_backend())))
 
 
 def _platform(mesh: jax.sharding.Mesh | None) -> str:
     """The platform to compile for: that of the mesh's devices, or JAX's default without a mesh."""
-    platform = jax.default_backend() if mesh is None else str(mesh.devices.flat[0].platform)
+    return _lowering_platform(
+        jax.default_backend() if mesh is None else str(mesh.devices.flat[0].platform)
+    )
+
+
+def _lowering_platform(platform: str) -> str:
+    """The platform of devices, in the words of ``lowering_platforms``."""
     if platform == jax.default_backend():
         return str(jax.export.default_export_platform())
     return {"gpu": "cuda"}.get(platform, platform)

@@ -51,20 +51,33 @@ def lower(traced: Any, name: str, platform: str | None) -> Lowering:
     names = _primitives(traced.jaxpr.jaxpr)
     if platform in (host, "") or "composite" in names:
         # The decompositions of composites would take the number of the platform as an operand.
-        return _alone(traced, None, host)
+        return _here_or_there(traced, host, str(platform))
     try:
-        both = _lowered(traced, (host, str(platform)))
+        if "shard_map" in names:  # so would manual regions
+            forms = _alone(traced, None, host), _alone(traced, str(platform), str(platform))
+        else:
+            both = _lowered(traced, (host, str(platform)))
     except Exception:  # for example a kernel without a form here, or a callback
+        return _here_or_there(traced, host, str(platform))
+    return _chosen(name, *forms) if "shard_map" in names else _split(name, both, host, platform)
+
+
+def _here_or_there(traced: Any, host: str, platform: str) -> Lowering:
+    """The form for this machine or, if JAX has none, that for the hardware."""
+    try:
+        return _alone(traced, None, host)
+    except Exception as error:
+        if platform in (host, ""):
+            raise
         try:
-            return _alone(traced, None, host)
-        except Exception as error:
-            try:
-                return _alone(traced, str(platform), str(platform))
-            except Exception:
-                raise error from None
+            return _alone(traced, platform, platform)
+        except Exception:
+            raise error from None
+
+
+def _split(name: str, both: Any, host: str, platform: str) -> Lowering:
+    """The form for the hardware, from a module for both, or that for this machine if equal."""
     module = both.compiler_ir()
-    if not mlir.can_choose(module):
-        return _one_by_one(traced, name, host, str(platform))
     mlir.inline_calls(module, name)
     if not mlir.differs(module, name):
         mlir.choose_platform(module, 0, name)
@@ -73,6 +86,15 @@ def lower(traced: Any, name: str, platform: str | None) -> Lowering:
     mlir.choose_platform(here, 0, name)
     mlir.choose_platform(module, 1, name)
     return Lowering(both, module, str(platform), here)
+
+
+def _chosen(name: str, here: Lowering, there: Lowering) -> Lowering:
+    """The form for the hardware, or that for this machine if they are equal."""
+    for form in (here, there):
+        stablehlo.inlined(form.module, name)
+    if mlir.outline(here.module) == mlir.outline(there.module):
+        return here
+    return dataclasses.replace(there, here=here.module)
 
 
 def _primitives(jaxpr: Any) -> set[str]:
@@ -87,23 +109,11 @@ def _primitives(jaxpr: Any) -> set[str]:
         seen.add(id(current))
         for equation in current.eqns:
             names.add(str(equation.primitive.name))
-            for value in jax.tree.leaves(
-                [*equation.params.values()], is_leaf=lambda leaf: hasattr(leaf, "eqns")
-            ):
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    waiting.append(inner)
+            for value in equation.params.values():
+                inner = value if isinstance(value, tuple | list) else (value,)
+                inner = [getattr(part, "jaxpr", part) for part in inner]
+                waiting += [part for part in inner if hasattr(part, "eqns")]
     return names
-
-
-def _one_by_one(traced: Any, name: str, host: str, platform: str) -> Lowering:
-    """The form for the hardware, or that for this machine if they are equal; lowered separately."""
-    here, there = _alone(traced, None, host), _alone(traced, platform, platform)
-    for form in (here, there):
-        stablehlo.inlined(form.module, name)
-    if mlir.outline(here.module) == mlir.outline(there.module):
-        return here
-    return dataclasses.replace(there, here=here.module)
 
 
 def _alone(traced: Any, platform: str | None, shown: str) -> Lowering:

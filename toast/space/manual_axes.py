@@ -124,16 +124,15 @@ def matched_axes(program: Program, mesh: Mesh) -> dict[str, str]:
             name for name, size in mesh.axes if size == axis.size and name not in matched.values()
         ]
         if len(fitting) != 1 or wanted[axis.size] > 1:
-            several = (
-                f"the mesh has several axes of size {axis.size}"
-                if fitting
-                else ("the mesh has no such axis")
-            )
-            if len(fitting) == 1:
-                several = f"so it is over several axes of size {axis.size}"
+            if not fitting:
+                reason = "the mesh has no such axis"
+            elif len(fitting) > 1:
+                reason = f"the mesh has several axes of size {axis.size}"
+            else:
+                reason = f"so it is over several axes of size {axis.size}"
             raise MeshError(
                 f"mesh {mesh}: shard_map at {place_of_region(program, axis.op)} is manual over "
-                f"{axis.name}={axis.size}, and {several}; name an axis "
+                f"{axis.name}={axis.size}, and {reason}; name an axis "
                 f"{axis.name}={axis.size}"
             )
         matched[axis.name] = fitting[0]

@@ -51,7 +51,6 @@ from toast.frontend.mlir.ops import (
     trip_count,
 )
 from toast.frontend.mlir.platforms import (
-    can_choose,
     choose_platform,
     differs,
     has_platform_argument,
@@ -84,7 +83,6 @@ __all__ = [
     "call_target",
     "callbacks_of",
     "calls_python",
-    "can_choose",
     "captured",
     "choose_platform",
     "clone",

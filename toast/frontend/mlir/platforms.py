@@ -9,8 +9,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from toast.frontend.mlir.inline import inline_calls
-from toast.frontend.mlir.manual_computation import REGION
-from toast.frontend.mlir.modules import main_function, walk
+from toast.frontend.mlir.modules import main_function
 
 
 def has_platform_argument(attributes: Any) -> bool:
@@ -25,8 +24,9 @@ def has_platform_argument(attributes: Any) -> bool:
 def choose_platform(module: ir.Module, number: int, origin: str) -> None:
     """Makes a module for several platforms one for the platform ``number``, in place.
 
-    Its calls are inlined.  It has no manual regions (:func:`can_choose`).  ``origin`` names the
-    module in errors; those of :func:`inline_calls` are raised.
+    Its calls are inlined.  Manual regions and composites, which take the number of the platform as
+    an operand, are not supported.  ``origin`` names the module in errors; those of
+    :func:`inline_calls` are raised.
     """
     inline_calls(module, origin)
     main = main_function(module, origin)
@@ -45,14 +45,6 @@ def choose_platform(module: ir.Module, number: int, origin: str) -> None:
         attributes["arg_attrs"] = ir.ArrayAttr.get([*attributes["arg_attrs"]][1:])
         _take_branches(block)
     module.operation.verify()
-
-
-def can_choose(module: ir.Module) -> bool:
-    """Whether one platform of a module can be chosen.
-
-    Manual regions take the number of the platform as an operand, and stay as they are.
-    """
-    return not any(op.name == REGION for op in walk(module.body))
 
 
 def differs(module: ir.Module, origin: str) -> bool:
