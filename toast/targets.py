@@ -126,26 +126,15 @@ def _lowered(
     donate: Sequence[int],
     platform: str | None,
 ) -> Program:
-    with importing_jax():  # which is not needed for cached programs
-        from toast import api
-        from toast.models import ZOO, build
-
     for size, number in chosen.items():
         if isinstance(number, int) and number > _LARGEST_SIZES.get(size, number):
             raise TargetError(
                 f"--{size} {number}: the limit is {_LARGEST_SIZES[size]:,}, as each has its own "
                 "ops; use fewer"
             )
-    if target in ZOO:
-        if shapes:
-            raise TargetError(
-                f"--arg is for module:function targets, and {target} is a model; remove it"
-            )
-        model = _donating(build(target, small=small, **chosen), donate)
-        return api.program_of(model, platform=platform)
-    is_file = ports.reads(path) or os.path.exists(path)
-    if not is_file and ":" not in target:
-        return api.program_of(build(target))  # an unknown name: the error lists the known ones
+    is_file = target not in MODEL_NAMES and (ports.reads(path) or os.path.exists(path))
+    if not is_file and (target in MODEL_NAMES or ":" not in target):
+        return _from_zoo(target, chosen, shapes, small, donate, platform)
     if chosen:
         raise TargetError(
             f"{_option(next(iter(chosen)))} is for models, and {target} is not a model; remove it"
@@ -168,7 +157,29 @@ def _lowered(
             f"{target}: is a plan; use toast explain, report, query or apply, or the TARGET of the "
             "plan"
         )
-    return api.program_of(path) if is_file else _from_module(target, shapes, donate, platform)
+    if is_file:  # which may need no JAX
+        return ports.frontend_of(path).program(path)
+    return _from_module(target, shapes, donate, platform)
+
+
+def _from_zoo(
+    name: str,
+    chosen: Mapping[str, int | str],
+    shapes: Sequence[str],
+    small: bool,
+    donate: Sequence[int],
+    platform: str | None,
+) -> Program:
+    with importing_jax():
+        from toast import api
+        from toast.models import build
+
+    if name not in MODEL_NAMES:
+        build(name)  # the error lists the known names
+    if shapes:
+        raise TargetError(f"--arg is for module:function targets, and {name} is a model; remove it")
+    model = _donating(build(name, small=small, **chosen), donate)
+    return api.program_of(model, platform=platform)
 
 
 def _donating(model: Any, donate: Sequence[int]) -> Any:
@@ -276,9 +287,10 @@ def _failed(target: str, what: str, error: BaseException) -> TargetError:
 def _from_module(
     target: str, shapes: Sequence[str], donate: Sequence[int], platform: str | None
 ) -> Program:
-    from toast import api
-    from toast.frontend.jax_stages import STAGES
-    from toast.models import Model
+    with importing_jax():
+        from toast import api
+        from toast.frontend.jax_stages import STAGES
+        from toast.models import Model
 
     value = _imported(target)
     if isinstance(value, STAGES):

@@ -168,11 +168,11 @@ def check_ends(files: Sequence[LogicText], facts: str, doubted: LogicText | str)
     Arithmetic beyond 32 bits is also an error.
     """
     if isinstance(doubted, LogicText):
-        name, checked = str(doubted), [doubted]
+        name, checked = str(doubted), parse(doubted, RuleError)
     else:
         # Shipped rules over doubted facts: what adds and compares positions cannot get there.
-        name, checked = doubted, [text for text in files if overflow.multiplies(text.text)]
-    checks = overflow.checks(parse(text, RuleError) for text in checked)
+        name, checked = doubted, _products(files)
+    checks = overflow.checks(checked)
     grounded = ground_apart(files, facts, memory_bytes=GROUND_BYTES, checks=checks)
     if isinstance(grounded, str):
         raise RuleError(
@@ -190,6 +190,17 @@ def check_ends(files: Sequence[LogicText], facts: str, doubted: LogicText | str)
             f"{name}: a rule computes a number beyond {overflow.LARGEST} from its sizes: numbers "
             "have 32 bits; give a smaller program"
         )
+
+
+def _products(files: Sequence[LogicText]) -> list[Any]:
+    """The statements of rule files that have products or powers."""
+    return [
+        statement
+        for file in files
+        if overflow.multiplies(file.text)
+        for statement in parse(file, RuleError)
+        if overflow.multiplies(str(statement))
+    ]
 
 
 def ground_apart(

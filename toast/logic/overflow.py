@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import clingo
@@ -93,16 +93,15 @@ class Checks:
 NONE = Checks()
 
 
-def checks(texts: Iterable[Sequence[Any]]) -> Checks:
-    """The checks of all rules in texts, each a list of statements."""
+def checks(statements: Iterable[Any]) -> Checks:
+    """The checks of all rules among statements."""
     terms: list[tuple[str, ...]] = []
     sums: list[tuple[tuple[str, str, str], ...]] = []
-    for statements in texts:
-        for statement in statements:
-            if statement.ast_type is ast.ASTType.Rule:
-                rule = _Rule(statement)
-                terms += rule.terms()
-                sums += rule.sums()
+    for statement in statements:
+        if statement.ast_type is ast.ASTType.Rule:
+            rule = _Rule(statement)
+            terms += rule.terms()
+            sums += rule.sums()
     return Checks(tuple(dict.fromkeys(terms)), tuple(sums))
 
 

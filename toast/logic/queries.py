@@ -81,7 +81,7 @@ def read_query(
     texts = [engine.read(path, QueryError) for path in files]
     parts = [*map(_parsed, texts), (statements, place)]
     mentions = _survey(parts, known)
-    checks = overflow.checks(statements for statements, _ in parts)
+    checks = overflow.checks(statement for statements, _ in parts for statement in statements)
     if whole:
         rules = [statement for statement in rules if _head(statement)]
         if not rules:
@@ -130,7 +130,7 @@ def read_audit(
                 )
             order.append((columns.index(part.removeprefix("-")), part.startswith("-")))
     answered = (path.stem, len(columns))
-    checks = overflow.checks(statements for statements, _ in parts)
+    checks = overflow.checks(statement for statements, _ in parts for statement in statements)
     return Query("", tuple(texts), answered, columns, mentions, tuple(order), checks=checks)
 
 
