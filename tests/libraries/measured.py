@@ -12,7 +12,7 @@ import numpy as np
 
 import toast
 from tests.libraries.steps import Step
-from toast import api
+from toast import api, inputs
 from toast.analysis import Analysis
 from toast.hardware import Mesh, load
 from toast.plan import Plan
@@ -38,24 +38,26 @@ class Measured:
     state_error: float
 
 
-def planned(step: Step) -> tuple[Plan, float, float]:
+def planned(step: Step, mesh: Mesh | jax.sharding.Mesh = MESH) -> tuple[Plan, float, float]:
     """The plan of a step, the seconds of lowering it, and those of planning it."""
     begin = time.process_time()
-    program = api.program_of(step.function, *step.arguments, donate=range(step.carried))
+    with step.context():
+        program = api.program_of(step.function, *step.arguments, donate=range(step.carried))
     lowered = time.process_time()
     analysis = toast.analyze(program)
-    machine = api.small_scale(analysis, MESH, load("tpu-v5e"))
-    plan = toast.plan(analysis, mesh=MESH, hardware=machine)
+    machine = api.small_scale(analysis, inputs.mesh_of(mesh), load("tpu-v5e"))
+    plan = toast.plan(analysis, mesh=mesh, hardware=machine)
     return plan, lowered - begin, time.process_time() - lowered
 
 
-def measured(step: Step) -> Measured:
+def measured(step: Step, mesh: Mesh | jax.sharding.Mesh = MESH) -> Measured:
     """Plans a step, and runs it three times in shards and whole."""
-    plan, lowering_s, planning_s = planned(step)
+    plan, lowering_s, planning_s = planned(step, mesh)
     analysis = plan.analysis
-    sharded = _results(plan.jit(), step)
+    sharded = _results(plan.jit(*([mesh] if isinstance(mesh, jax.sharding.Mesh) else [])), step)
     jitted = hasattr(step.function, "lower")
-    whole = _results(step.function if jitted else jax.jit(step.function), step)
+    with step.context():
+        whole = _results(step.function if jitted else jax.jit(step.function), step)
     return Measured(
         analysis, plan, tuple(analysis.program.describe(op) for op in analysis.without_rule),
         lowering_s, planning_s,

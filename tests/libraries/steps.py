@@ -6,6 +6,7 @@ the others can be tested without it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -16,6 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from tests.libraries.empty_modules import empty_modules
 
 # keras reads these when it is imported.
 os.environ["KERAS_BACKEND"] = "jax"
@@ -31,6 +34,8 @@ class Step:
     #: The number of first arguments that are donated, and that the next step gets from the first
     #: results of this one.
     carried: int
+    #: The context that it is traced in, such as a mesh.
+    context: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
@@ -495,7 +500,9 @@ def penzai_transformer() -> Step:
 def gemma_transformer() -> Step:
     """A small Gemma 3, with local and global layers."""
     import optax
-    from gemma import gm
+
+    with empty_modules():
+        from gemma import gm
 
     config = gm.nn.config.TransformerConfig(
         num_embed=64, embed_dim=32, hidden_dim=64, num_heads=4, head_dim=8, num_kv_heads=2,

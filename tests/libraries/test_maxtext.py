@@ -1,0 +1,43 @@
+"""MaxText's own train step of Llama 3.1, on its own mesh of twelve axes and on another."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.libraries import maxtext_step
+from tests.libraries.empty_modules import empty_modules
+from tests.libraries.measured import MESH, measured, planned
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),  # a library may use what another deprecates
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def maxtext() -> None:
+    try:
+        with empty_modules():
+            importlib.import_module("maxtext.trainers.pre_train.train_compile")
+    except Exception as error:  # not installed, or it does not fit this version of JAX
+        text = (str(error).splitlines() or [""])[0]
+        pytest.skip(f"maxtext cannot be imported: {type(error).__name__}: {text}")
+
+
+def test_llama_is_planned_on_its_mesh() -> None:
+    step, mesh = maxtext_step.train_step(maxtext_step.LARGE)
+    plan, _, _ = planned(step, mesh)
+    assert plan.analysis.without_rule == ()
+    assert plan.steps, "something can be sharded"
+    assert plan.note == "unused arguments: data['targets_position']"
+
+
+@pytest.mark.parametrize("own_mesh", [True, False])
+def test_three_steps_in_shards(own_mesh: bool) -> None:
+    step, mesh = maxtext_step.train_step(maxtext_step.SMALL)
+    result = measured(maxtext_step.random_arguments(step), mesh if own_mesh else MESH)
+    assert result.without_rule == ()
+    assert result.loss_error < 1e-5
+    assert result.state_error < 1e-3
