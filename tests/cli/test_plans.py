@@ -32,7 +32,7 @@ def test_plans_say_what_they_were_made_from(folder: pathlib.Path) -> None:
     jsonschema.validate(data, schema())
     assert data["origin"] == {
         "target": "t2b", "sizes": {"layers": 1}, "shapes": [], "rules": [], "hardware": "tpu-v5e",
-        "donate": [],
+        "donate": [], "platform": "", "trip_counts": {},
     }  # fmt: skip
 
 
