@@ -42,7 +42,10 @@ def step(name: str) -> steps.Step:
     except Exception as error:  # not installed, or it does not fit this version of JAX
         text = (str(error).splitlines() or [""])[0]
         pytest.skip(f"{module} cannot be imported: {type(error).__name__}: {text}")
-    result: steps.Step = getattr(steps, name)()
+    try:
+        result: steps.Step = getattr(steps, name)()
+    except ImportError as error:  # of a package that the library imports when it is used
+        pytest.skip(f"{module}: {error}")
     return result
 
 
