@@ -36,10 +36,12 @@ from toast.search import (
     DEFAULT_STAGES,
     Job,
     MeshResult,
+    Polishing,
     Round,
     SearchResult,
     Settings,
     Stage,
+    TreeSearch,
     begin_with_fixed,
     check_stages,
     find,
@@ -48,6 +50,9 @@ from toast.search import (
 )
 from toast.space import Constraints, Resolving, Space, region_notes
 from toast.units import listed, size_text
+
+#: The search for what padding gains begins with the plan and tries whole colors only.
+_PADDING_STAGES: tuple[Stage, ...] = (TreeSearch(effort=128), Polishing())
 
 #: Called with the name of each stage when it begins, and with each round of the search.
 Progress = Callable[[str | Round], None]
@@ -301,7 +306,7 @@ def plan(
             resolution=resolution,
         )  # fmt: skip
         more = [reshard.text for reshard in best.step_reshards]
-        more += _padding_notes(best, settings, stages, overlap)
+        more += _padding_notes(best, settings, overlap)
         if more:
             best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *more])))
     if not best.fits:
@@ -424,10 +429,8 @@ def _notes(settings: Settings, result: SearchResult) -> list[str]:
     return [*several, *ended.get(result.stopped, []), *result.notes]
 
 
-def _padding_notes(
-    best: Plan, settings: Settings, stages: Sequence[Stage], overlap: Overlap
-) -> list[str]:
-    """A note if padding would gain: a short search, unless the user limits the time."""
+def _padding_notes(best: Plan, settings: Settings, overlap: Overlap) -> list[str]:
+    """A note if padding would gain: a short search from the plan, unless the time is limited."""
     larger = None if settings.budget is not None else padded(best.analysis, best.mesh)
     if larger is None:
         return []
@@ -438,7 +441,12 @@ def _padding_notes(
     model = CostModel(space, best.hardware, overlap=overlap)
     begin_with_fixed(model)
     once = dataclasses.replace(settings, rounds=1, restarts=1, processes=1)
-    result = find(model, memory_bytes=best.memory_bytes, settings=once, stages=stages)
+    # Sizes may distinguish op classes; refinements, which name op classes, are then left out.
+    same = bool((space.classes.of_op == best.model.space.classes.of_op).all())
+    result = find(
+        model, memory_bytes=best.memory_bytes, settings=once, stages=_PADDING_STAGES,
+        start=[tuple(action for action in best.actions if same or not action.part)],
+    )  # fmt: skip
     prices = model.price(result.state[None])
     gain = padding_gain(
         model, result.state,

@@ -51,10 +51,12 @@ def polish(ledger: Ledger, start: Trajectory) -> Trajectory:
 
     In this order: drop an action, swap two neighbours, insert an action, replace one (also by
     another resolution or axis).  Changes are priced in batches; the best variant of the first batch
-    with an improvement is taken.  Insertions and replacements begin at the end.
+    with an improvement is taken.  Insertions and replacements begin at the end.  The ledger keeps
+    the results, so a search polishes a trajectory only once.
     """
-    best, improved = start, True
-    while improved:
+    ends: dict[tuple[Action, ...], Trajectory] = ledger.memory.setdefault(polish, {})
+    path, best, improved = [start.actions], start, True
+    while improved and best.actions not in ends:
         improved = False
         prefixes = _neighbours(ledger, best.actions)
         for variants in _together(ledger.model.space, best.actions, prefixes):
@@ -64,7 +66,10 @@ def polish(ledger: Ledger, start: Trajectory) -> Trajectory:
             variant = ledger.offer(keys[place], variants.actions[place])
             if variant.rank < best.rank - 1e-9:
                 best, improved = variant, True
+                path.append(best.actions)
                 break
+    best = ends.get(best.actions, best)
+    ends.update(dict.fromkeys(path, best))
     return best
 
 

@@ -30,10 +30,13 @@ class Shortening:
     def __call__(self, ledger: Ledger, budget: Budget) -> list[Trajectory]:
         """The starting trajectories, and the best one."""
         actions = ledger.best.actions
+        if ledger.memory.get(Shortening) == actions:  # unchanged since the last time
+            return [*ledger.starts, ledger.best]
         state = ledger.replay(actions)
         shorter = shortest(ledger.model.space, state, self.beam)
         if length(shorter) < length(actions) and (ledger.replay(shorter) == state).all():
             ledger.offer(state_key(state), shorter)
+        ledger.memory[Shortening] = ledger.best.actions
         return [*ledger.starts, ledger.best]
 
 

@@ -246,12 +246,17 @@ class Space:
         together = np.left_shift(1, axis).astype(np.uint8)
         for a in range(held.shape[-1]):
             together = together | ((held[..., a] == factors).view(np.uint8) << np.uint8(a))
-        return np.asarray(self._divides[together, classes, factors])
+        # One flat index is several times faster than three.
+        sets, pairs = self._divides.shape[0], classes * self._divides.shape[2] + factors
+        rows = together.astype(np.int64) * (self._divides.size // sets)
+        return np.asarray(self._divides.ravel().take(rows + pairs))
 
     def _may_hold(self, held: States, classes: Ints, factors: Ints, axis: int | Ints) -> Bools:
         """Whether restrictions allow classes to have ``held`` with ``axis`` on ``factors``."""
-        chosen = np.flatnonzero(self.restrictions.restricted[classes])
         allowed = np.ones(held.shape[:-1], dtype=bool)
+        if not self.restrictions.restricted.any():
+            return allowed
+        chosen = np.flatnonzero(self.restrictions.restricted[classes])
         if len(chosen):
             after = held[..., chosen, :].copy()
             moved = axis if isinstance(axis, int) else axis[chosen]
