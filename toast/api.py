@@ -301,7 +301,7 @@ def plan(
             model, result, memory_bytes=limit, seed=settings.seed, seconds=seconds,
             note="\n".join([
                 *ended, *remarks.get(model.space.full_mesh, ()),
-                *program_notes(analysis.program),
+                *program_notes(analysis),
             ]), meshes=tried,
             resolution=resolution,
         )  # fmt: skip

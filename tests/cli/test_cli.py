@@ -178,6 +178,11 @@ BAD = {
     "file": (("plan", "none.mlir", "--mesh", "d=2"), "none.mlir: cannot read: No such file"),
     "option": (("plan", "mlp", "--mesh", "d=2", "--layers", "3"), "model mlp has no option layers"),
     "setting": (("plan", *T, "--set", "remat"), "--set remat: write NAME=VALUE, such as step=decode"),
+    "unknown value": (
+        ("plan", "llama3.1-8b", "--layers", "1", "--mesh", "data=8", "--set", "remat=latent"),
+        "remat latent: no value is named 'latent'; use none, full, names, or names of layer_input, query, key, value, "
+        "attention, attention_output, gate, up, mlp_output, joined by +",
+    ),
     "unknown setting": (("plan", *T, "--set", "remat=full"), "model t2b-tiny has no option remat"),
     "wrong setting": (("plan", "llama3.1-8b", "--mesh", "d=2", "--set", "step=4"), "step 4: expected a text"),
     "setting of a file": (("plan", FACTS / "mlp.lp", "--set", "step=decode", "--mesh", "d=2"), "--set step is for models"),

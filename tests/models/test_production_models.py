@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -99,6 +100,41 @@ def test_options_that_cannot_be_are_refused(
 
     with pytest.raises(TargetError, match=message):
         trace()
+
+
+def inner_jaxprs(jaxpr: Any) -> Iterator[Any]:
+    """The jaxprs in the parameters of the equations of a jaxpr."""
+    for eqn in jaxpr.eqns:
+        for leaf in jax.tree.leaves([*eqn.params.values()]):
+            if hasattr(leaf, "eqns"):
+                yield leaf
+            elif hasattr(leaf, "jaxpr"):
+                yield leaf.jaxpr
+
+
+def value_names(jaxpr: Any) -> set[str]:
+    """The names of ``checkpoint_name`` in a jaxpr and its inner ones."""
+    names = {eqn.params["name"] for eqn in jaxpr.eqns if eqn.primitive.name == "name"}
+    return names.union(*map(value_names, inner_jaxprs(jaxpr)))
+
+
+@pytest.mark.parametrize("name", [
+    "llama3.1-8b", "gemma3-4b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite", "vit-l", "dit-xl",
+    "whisper-large", "mamba2-1.3b",
+])  # fmt: skip
+def test_names_for_recomputation_are_those_of_the_models_own_values(name: str) -> None:
+    model = build(name, small=True, remat="none")
+    names = value_names(jax.make_jaxpr(model.function)(*model.arguments).jaxpr)
+    other = build(name, small=True, remat="unknown")
+    with pytest.raises(TargetError, match="no value is named 'unknown'") as error:
+        jax.eval_shape(other.function, *other.arguments)
+    listed = str(error.value).partition("or names of ")[2].removesuffix(", joined by +")
+    assert {*listed.split(", ")} == names
+    assert {"latent", "sent", "gate", "up"} & names == {
+        "deepseek-v2-lite": {"latent", "sent", "gate", "up"}, "mixtral-8x7b": {"sent"},
+        "qwen3-30b-a3b": {"sent"}, "mamba2-1.3b": {"gate"}, "vit-l": {"up"}, "dit-xl": {"up"},
+        "whisper-large": {"up"},
+    }.get(name, {"gate", "up"})  # fmt: skip
 
 
 @pytest.mark.parametrize("options", [{"unroll": 1, "layers": 2}, {"remat": "none", "batch": 8}])

@@ -9,9 +9,11 @@ import pytest
 from jax.experimental.custom_partitioning import custom_partitioning
 
 import toast
+from tests.cli.test_cli import run
 from tests.helpers import f32
 from tests.rules.kernels import GROUPED, Q, call, kernels, lowered, splash
 from toast.cost import CostModel
+from toast.evaluation import compare as stage
 from toast.evaluation.oracle.explicit import explicit_collectives
 from toast.hardware import Mesh, load
 from toast.plan.shard import shardings_of
@@ -32,7 +34,9 @@ def test_the_suggested_rule_works(kernel: str, tmp_path: pathlib.Path) -> None:
         f"no rule for custom_call @tpu_custom_call {'(my_kernel) ' * bool(kernel)}f32[64,4] at "
     )
     assert first.endswith("not sharded; its price counts only its operands and results")
-    assert said.startswith("a rule for it that shards its first dimension, in a file for --rules")
+    assert said.startswith(
+        f"a rule for {kernel or 'tpu_custom_call'} that shards its first dimension, in a file for --rules"
+    )
     rule.write_text("\n".join(lines) + "\n")
     ((_, _, own),) = kernels(toast.analyze(path).program, [rule])
     assert own.einsum().startswith("([batch,(operand(0),1)],[(operand(1),0)]) -> ([batch,")
@@ -51,6 +55,63 @@ def test_estimates_and_stated_rules_are_mentioned(tmp_path: pathlib.Path) -> Non
     path.write_text(call("CustomSPMDPartitioning", ["8x4xf32"], ["8x4xf32"], attributes=stated))
     (note,) = notes(path)
     assert note.startswith("calls of custom_partitioning do not state their costs")
+
+
+KERNELS = """
+func.func public @main(%x: tensor<64x16xf32>) -> tensor<64x16xf32> {
+  %0 = stablehlo.custom_call @mine(%x) : (tensor<64x16xf32>) -> tensor<64x16xf32>
+  %1 = stablehlo.custom_call @mine(%0) : (tensor<64x16xf32>) -> tensor<64x16xf32>
+  %2 = stablehlo.custom_call @other(%1) : (tensor<64x16xf32>) -> tensor<64x16xf32>
+  %3 = stablehlo.custom_call @stated(%2) {sdy.sharding_rule =
+    #sdy.op_sharding_rule<([i, j])->([i, j]) {i=64, j=16}, custom>}
+    : (tensor<64x16xf32>) -> tensor<64x16xf32>
+  return %3 : tensor<64x16xf32>
+}
+"""
+
+
+WHOLE = (
+    "every device runs stated whole, because XLA does not partition a custom call; wrap it in "
+    "jax.shard_map, or state partitioned(Op) in a rule file if it brings its own partitioning"
+)
+
+
+def test_notes_of_plans_name_each_kind_of_kernel_once(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "program.mlir"
+    path.write_text(KERNELS)
+    analysis = toast.analyze(path)
+    plan = toast.plan(analysis, mesh="data=4", hardware="tpu-v5e")
+    lines = plan.note.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        f"no rule for custom_call @mine f32[64,16] at {path}",
+        f"no rule for custom_call @other f32[64,16] at {path}",
+        WHOLE,
+    ]
+    assert "(1 of 2 such ops): its dimensions are not sharded; its price counts" in lines[0]
+    assert "such ops" not in lines[1]
+    added = missing_rules(analysis, noted=plan.note)
+    assert added[0].startswith("a rule for mine that shards its first dimension")
+    assert not {*added} & {*lines}
+    (row,) = stage.compare(analysis, plan.mesh, plan.hardware, ["toast"])
+    assert row.note == ""
+
+
+def test_the_command_says_nothing_about_kernels_twice(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "program.mlir"
+    path.write_text(KERNELS)
+    result = run("plan", path, "--mesh", "data=4")
+    assert result.exit_code == 0
+    said = " ".join(result.output.split())
+    for line in (WHOLE, "no rule for custom_call @mine", "no rule for custom_call @other",
+                 "a rule for mine that shards"):  # fmt: skip
+        assert said.count(line) == 1
+
+
+def test_plans_of_known_kernels_say_that_devices_run_them_whole() -> None:
+    plan = toast.plan(lambda q, k, v: splash()(q, k, v), Q, GROUPED, GROUPED, mesh="data=2",
+                      hardware="tpu-v5e")  # fmt: skip
+    (note,) = plan.note.splitlines()
+    assert note.startswith("every device runs splash_mha")
 
 
 def test_functions_of_custom_partitioning_are_seen_on_one_device() -> None:

@@ -181,7 +181,7 @@ def plan(
             progress=show,
         )
     result = dataclasses.replace(result, origin=source.origin(hardware))
-    warn(report.missing_rules(analysis, loops=False))
+    warn(report.missing_rules(analysis, noted=result.note))
     texts: dict[str | pathlib.Path, str] = {}
     if json_file:
         texts[json_file] = result.json_text()

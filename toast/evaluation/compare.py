@@ -17,7 +17,7 @@ from toast.evaluation.baselines import alpa, automap, manual, shardy
 from toast.evaluation.oracle import Verdict, check, judge
 from toast.inputs import AnyHardware, AnyMesh
 from toast.models import Strategies
-from toast.plan import Plan, spec_text
+from toast.plan import Plan, kernel_notes, loop_notes, spec_text
 from toast.search import Round, Settings, noted_interrupts
 from toast.space import Constraints, broken, resolve
 from toast.units import listed
@@ -201,10 +201,14 @@ def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Met
         spent = time.perf_counter() - begin
         return MethodResult(method, search_seconds=spent, error=str(error))
     spent = time.perf_counter() - begin
+    # Notes on the program hold for all methods; the command prints them once.
+    shared = {*kernel_notes(plan.analysis), *loop_notes(plan.analysis.program)}
+    note = "\n".join(line for line in plan.note.splitlines() if line not in shared)
     places = broken(plan.analysis, plan.mesh, constraints, plan.op_state)
     if places:
         violations = f"violates the constraints: {listed(places)}"
         plan = dataclasses.replace(plan, note=", ".join(filter(None, (plan.note, violations))))
+        note = ", ".join(filter(None, (note, violations)))
     return MethodResult(
         method,
         step_seconds=plan.after.step_seconds,
@@ -214,7 +218,7 @@ def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Met
         cost=plan.cost,
         states=plan.states,
         search_seconds=spent,
-        note=plan.note,
+        note=note,
         broken=places,
         plan=plan,
     )

@@ -29,12 +29,6 @@ from toast.models.parameters import shapes_in, stacked
 from toast.models.registry import Model
 from toast.models.ring_attention import ring_attention
 
-#: The values of a layer that have names for policies of recomputation.
-NAMES = (
-    "layer_input", "query", "key", "value", "attention", "attention_output", "gate", "up",
-    "mlp_output", "latent", "sent", "expert_gate", "expert_up",
-)  # fmt: skip
-
 
 class Kind(NamedTuple):
     """What distinguishes the layers of a decoder from each other."""
@@ -147,6 +141,17 @@ class DecoderConfig(Form):
             )
             for number in range(self.layers)
         )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that values of the layers have, for policies of recomputation."""
+        layers = [layer_shapes(self, kind) for kind in {*self.kinds}]
+        parts = {part for layer in layers for part in layer}
+        return (
+            "layer_input", *("latent",) * ("latent_down" in parts), "query", "key", "value",
+            "attention", "attention_output", *("gate", "up") * ("gate" in parts),
+            *("sent", "expert_gate", "expert_up") * ("expert_gate" in parts), "mlp_output",
+        )  # fmt: skip
 
     @property
     def segments(self) -> tuple[tuple[int, tuple[Kind, ...]], ...]:
@@ -437,7 +442,7 @@ def loss(
     for (times, kinds), layers in zip(c.segments, params["layers"], strict=True):
         run = [
             c.checkpointed(
-                functools.partial(_train_layer, c, kind, place), NAMES, scanned=times > 1
+                functools.partial(_train_layer, c, kind, place), c.names, scanned=times > 1
             )
             for kind in kinds
         ]

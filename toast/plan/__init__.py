@@ -9,6 +9,7 @@ from toast.plan.diff import (
     diff,
 )
 from toast.plan.files import VERSION, Origin, Saved, read, schema
+from toast.plan.kernel_notes import kernel_notes
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.make_plan import make_plan
 from toast.plan.padding import Padding, padded, padding_gain
@@ -58,6 +59,7 @@ __all__ = [
     "dimension_labels",
     "folded",
     "is_plan",
+    "kernel_notes",
     "loop_notes",
     "make_plan",
     "padded",

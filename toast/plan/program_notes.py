@@ -1,7 +1,9 @@
-"""Notes on a program: captured arrays, unused arguments, loops with unknown trip counts."""
+"""Notes on a program: captured arrays, unused arguments, kernels, unknown trip counts."""
 
 from __future__ import annotations
 
+from toast.analysis import Analysis
+from toast.plan.kernel_notes import kernel_notes
 from toast.program import Program, uncounted_loops
 from toast.units import listed, size_text
 
@@ -9,13 +11,14 @@ from toast.units import listed, size_text
 _NAMED = 3
 
 
-def program_notes(program: Program) -> list[str]:
-    """Lines for the arrays that a program captures, the arguments that it ignores, and its loops.
+def program_notes(analysis: Analysis) -> list[str]:
+    """Lines for captured arrays, unused arguments, kernels, and loops with unknown trip counts.
 
     The arrays that a function closes over are its last arguments
     (:attr:`Program.captured_arrays`).  In the program of a file, they are constants
     (:attr:`Program.captured`).
     """
+    program = analysis.program
     notes = []
     if count := len(program.captured_arrays):
         named = zip(program.arguments[-count:], program.argument_values[-count:], strict=True)
@@ -42,7 +45,7 @@ def program_notes(program: Program) -> list[str]:
     ]
     if unused:
         notes.append(f"unused arguments: {listed(unused, _NAMED)}")
-    return notes + loop_notes(program)
+    return [*notes, *kernel_notes(analysis), *loop_notes(program)]
 
 
 def loop_notes(program: Program) -> list[str]:

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from toast.analysis import Analysis
 from toast.hardware import Hardware, Mesh, load, names
-from toast.plan import Plan, loop_notes, place_of, spec_text
+from toast.plan import Plan, kernel_notes, loop_notes, place_of, spec_text
 from toast.plan.labels import shown_labels
-from toast.report.kernel_notes import price_note, suggested_rule, whole_kernels
 from toast.report.memory import peak_groups
+from toast.report.suggested_rules import suggested_rule
 from toast.text_tables import TextTable
 from toast.units import size_text, time_text
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     # These import JAX, which questions about a plan do not need.
     from toast.apply import OutputCheck, Verification
     from toast.evaluation.compare import MethodResult
-
-#: Maximum number of ops without a rule that are listed; the rest are counted.
-_NAMED_OPS = 5
 
 
 def _table(title: str, *columns: str, right: Iterable[str] = ()) -> TextTable:
@@ -40,21 +37,15 @@ def _stages(seconds: dict[str, float]) -> Text:
     return Text(f"Time: {time_text(total)} ({parts})")
 
 
-def missing_rules(analysis: Analysis, *, loops: bool = True) -> list[str]:
+def missing_rules(analysis: Analysis, *, noted: str = "") -> list[str]:
     """Lines for ops without a rule, custom calls, and each loop with an unknown trip count.
 
-    A plan's note names the ``loops`` already.
+    Lines of the note of a plan, ``noted``, are left out.
     """
-    ops = analysis.without_rule
     lines = [
-        f"no rule for {analysis.program.describe(op)}: its dimensions are not sharded"
-        f"{price_note(analysis, op)}"
-        for op in ops[:_NAMED_OPS]
-    ]
-    if len(ops) > _NAMED_OPS:
-        lines.append(f"... and {len(ops) - _NAMED_OPS} more ops without a rule")
-    lines += [*suggested_rule(analysis, ops), *whole_kernels(analysis)]
-    return lines + (loop_notes(analysis.program) if loops else [])
+        *kernel_notes(analysis), *suggested_rule(analysis), *loop_notes(analysis.program)
+    ]  # fmt: skip
+    return [line for line in lines if line not in noted.splitlines()]
 
 
 def analysis_table(analysis: Analysis) -> RenderableType:

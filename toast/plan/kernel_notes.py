@@ -1,21 +1,39 @@
-"""Notes on custom calls: those without a rule, and those that XLA runs whole on every device."""
+"""Notes on ops without a rule, and on custom calls that every device runs whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from toast.analysis import Analysis
-from toast.facts import quoted
-from toast.program import Signature
 
-#: Maximum number of kernels that a note names.
+#: Maximum number of kernels that a note names, and of notes on ops without a rule.
 _NAMED = 5
 
 #: The target of the calls of JAX's ``custom_partitioning``.
 _CUSTOM_PARTITIONING = "CustomSPMDPartitioning"
 
 
-def price_note(analysis: Analysis, op: int) -> str:
+def kernel_notes(analysis: Analysis) -> list[str]:
+    """A line for each kind of op or custom call without a rule, and lines on whole kernels."""
+    program = analysis.program
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for op in analysis.without_rule:
+        signature = program.signatures[program.ops[op].signature]
+        names = (signature.attribute("call_target_name"), signature.attribute("kernel_name"))
+        kinds.setdefault((signature.kind, *names), []).append(op)
+    notes = []
+    for ops in [*kinds.values()][:_NAMED]:
+        several = f" (1 of {len(ops)} such ops)" if len(ops) > 1 else ""
+        notes.append(
+            f"no rule for {program.describe(ops[0])}{several}: its dimensions are not sharded"
+            f"{_price_note(analysis, ops[0])}"
+        )
+    if len(kinds) > _NAMED:
+        notes.append(f"... and {len(kinds) - _NAMED} more kinds of ops without a rule")
+    return notes + _whole_kernels(analysis)
+
+
+def _price_note(analysis: Analysis, op: int) -> str:
     """What the price of a custom call without a rule consists of; empty for other ops."""
     if analysis.program.kind(op) != "custom_call":
         return ""
@@ -24,34 +42,7 @@ def price_note(analysis: Analysis, op: int) -> str:
     return "; its price counts only its operands and results"
 
 
-def suggested_rule(analysis: Analysis, ops: Sequence[int]) -> list[str]:
-    """A rule for the first custom call among ``ops``, which shards its first dimension.
-
-    Empty if there is none with a dimension.
-    """
-    signatures = (_signature(analysis, op) for op in ops)
-    calls = (s for s in signatures if s.kind == "custom_call")
-    for call in calls:
-        first = next((type_.shape for type_ in call.operands if type_.shape), ())
-        if not first:
-            continue
-        attribute = "kernel_name" if call.attribute("kernel_name") else "call_target_name"
-        name = quoted(str(call.attribute(attribute)))
-        other = f"mine(Op), tensor_dim(Op,T,D,Size), (D,Size) != (0,{first[0]})"
-        return [
-            f"a rule for it that shards its first dimension, in a file for --rules (change "
-            f"{first[0]} and what follows to the call's einsum):",
-            f"custom_call_rule({name}).",
-            "%! mine(Op): a call of it.",
-            f"mine(Op) :- op(Op,custom_call), attribute(Op,{attribute},{name}).",
-            f"factor(Op,batch,T,0) :- mine(Op), tensor_dim(Op,T,0,{first[0]}).",
-            f"factor(Op,(T,D),T,D) :- {other}.",
-            f"need_replication(Op,(T,D)) :- {other}.",
-        ]
-    return []
-
-
-def whole_kernels(analysis: Analysis) -> list[str]:
+def _whole_kernels(analysis: Analysis) -> list[str]:
     """A note on the custom calls with rules that XLA runs whole, and one on prices."""
     notes = []
     # In jax.shard_map, a device runs the call on its own part.
@@ -90,7 +81,3 @@ def _names(analysis: Analysis, chosen: Sequence[bool]) -> str:
     if len(listed) > _NAMED:
         listed[_NAMED:] = [f"{len(listed) - _NAMED} other kernels"]
     return ", ".join(listed)
-
-
-def _signature(analysis: Analysis, op: int) -> Signature:
-    return analysis.program.signatures[analysis.program.ops[op].signature]
