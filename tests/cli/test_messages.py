@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pathlib
+import re
 
 import pytest
 import rich.console
@@ -26,6 +27,28 @@ func.func private @two(%x: tensor<8x4xf32>, %w: tensor<4x4xf32>) -> tensor<8x4xf
   %0 = stablehlo.dot %x, %w : (tensor<8x4xf32>, tensor<4x4xf32>) -> tensor<8x4xf32>
   %1 = func.call @one(%0) : (tensor<8x4xf32>) -> tensor<8x4xf32>
   return %1 : tensor<8x4xf32>
+}
+"""
+
+
+#: A program that calls a private function, another one, and one with dynamic shapes.
+SEVERAL = """
+func.func private @inner(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+  %0 = stablehlo.add %x, %x : tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+func.func public @main(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+  %0 = func.call @inner(%x) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  %1 = func.call @other(%0) : (tensor<8x4xf32>) -> tensor<8x4xf32>
+  return %1 : tensor<8x4xf32>
+}
+func.func public @other(%x: tensor<8x4xf32>) -> tensor<8x4xf32> {
+  %0 = stablehlo.multiply %x, %x : tensor<8x4xf32>
+  return %0 : tensor<8x4xf32>
+}
+func.func public @dynamic(%x: tensor<?x4xf32>) -> tensor<?x4xf32> {
+  %0 = stablehlo.add %x, %x : tensor<?x4xf32>
+  return %0 : tensor<?x4xf32>
 }
 """
 
@@ -86,3 +109,22 @@ def test_a_module_of_several_functions_is_annotated_whole_or_from_one(
     assert run("rules", "annotate", "mlp", "--function", "f").exit_code == 2
     with pytest.raises(TargetError, match="found 0; name the entry function main"):
         stablehlo.from_file(path)
+
+
+def test_all_public_functions_beside_main_are_annotated(tmp_path: pathlib.Path) -> None:
+    """Private functions are inlined; functions with dynamic shapes are named, and stay as they are."""
+    path = tmp_path / "several.mlir"
+    path.write_text(SEVERAL)
+    every = run("rules", "annotate", path)
+    assert every.exit_code == 0, every.output
+    functions = re.split(r"(?=  func\.func)", every.stdout)[1:]
+    rules = {re.search(r"@(\w+)", text)[1]: text.count("sdy.sharding_rule") for text in functions}  # type: ignore[index]
+    assert rules == {"main": 2, "other": 1, "dynamic": 0}
+    assert "call @" not in every.stdout
+    (line,) = every.stderr.strip().splitlines()
+    assert line.startswith("toast: note: @dynamic is left out: ")
+    assert "dynamic shape tensor<?x4xf32>" in line
+    (tmp_path / "dynamic.mlir").write_text(SEVERAL[SEVERAL.index("func.func public @dynamic") :])
+    refused = run("rules", "annotate", tmp_path / "dynamic.mlir")
+    assert refused.exit_code == 2
+    assert "dynamic shape" in refused.stderr

@@ -376,8 +376,8 @@ class Source:
         )  # fmt: skip
         return with_trip_counts(program, self.trip_counts)
 
-    def functions(self, name: str | None = None) -> tuple[Program, ...]:
-        """The program, or one program for each function of a StableHLO file without an entry.
+    def functions(self, name: str | None = None) -> tuple[tuple[Program, ...], tuple[str, ...]]:
+        """The program, or those of the functions of a StableHLO file; and lines on those left out.
 
         ``name`` selects the entry function of a StableHLO file.  Raises
         :class:`toast.errors.TargetError` for other targets.
@@ -389,12 +389,12 @@ class Source:
 
             if name is None:
                 return stablehlo.functions_of(self.target)
-            return (stablehlo.from_file(self.target, function=name),)
+            return (stablehlo.from_file(self.target, function=name),), ()
         if name is not None:
             raise TargetError(
                 f"--function {name}: {self.target} is not a StableHLO file; remove --function"
             )
-        return (self.program(),)
+        return (self.program(),), ()
 
     def analysis(
         self, progress: Callable[[Any], None], *, small: bool = False, module: bool = True

@@ -77,18 +77,25 @@ def rules_annotate(
         str | None,
         typer.Option(
             "--function",
-            help="Entry function of a StableHLO file; default: main, the only public function, or "
-            "without either, all functions.",
+            help="Annotate only this function of a StableHLO file, with its calls inlined, and "
+            "drop the others. Default: all public functions; without a function main, also the "
+            "private ones, and calls stay.",
         ),
     ] = None,
 ) -> None:
-    """Write TARGET as StableHLO with TOAST's rule on every op, for Shardy's propagation."""
+    """Write TARGET as StableHLO with TOAST's rule on every op, for Shardy's propagation.
+
+    Functions that TOAST cannot read, such as those with dynamic shapes, are written without rules;
+    a note names them.
+    """
     from toast.assurance import interchange
     from toast.errors import PlanError
     from toast.files import check_writable, write_all
 
     check_writable((output,), PlanError)
-    text, count = interchange.annotated_together(source.functions(function), source.rules)
+    programs, left_out = source.functions(function)
+    text, count = interchange.annotated_together(programs, source.rules)
+    warn(left_out)
     if output:
         write_all({output: text}, PlanError)
         print(f"{count} ops annotated in {output}")

@@ -59,9 +59,12 @@ def _read(data: bytes, name: str, what: str, function: str) -> bytes:
     module = mlir.parse(data, name)
     if function:
         mlir.make_entry(module, function, name)
-    if what == "functions" and not mlir.has_entry(module) and mlir.functions_of(module):
+    entries = len(mlir.public_functions(module))
+    if what == "functions" and not function and entries != 1 and mlir.functions_of(module):
+        if mlir.has_entry(module):
+            stablehlo.inlined_public(module, name)
         answer = stablehlo.FUNCTIONS + mlir.bytecode(module)
-        programs = stablehlo.separate(module, name)
+        programs, _ = stablehlo.separate(module, name)
     else:
         entry = stablehlo.inlined(module, name)
         answer = stablehlo.PROGRAM + mlir.bytecode(module)

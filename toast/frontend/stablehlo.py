@@ -61,29 +61,42 @@ def _pickles(value: Any) -> bool:
 copyreg.pickle(mlir.ModuleSource, _reduced)
 
 
-def functions_of(path: str | pathlib.Path) -> tuple[Program, ...]:
-    """The program of a file, or a program for each function if the file has no entry.
+def functions_of(path: str | pathlib.Path) -> tuple[tuple[Program, ...], tuple[str, ...]]:
+    """The program of a file with one public function; otherwise one for each function.
 
-    The programs of functions share one module without inlining.  Their calls are ops, so they serve
-    for work on single ops only.
+    The programs of functions share one module.  If one of several public functions is ``main``,
+    their calls are inlined.  Otherwise calls stay, and are ops: the programs serve for work on
+    single ops only.
 
-    Raises :class:`toast.errors.TargetError` as :func:`from_file` does.
+    :returns: the programs, and a line for each function that TOAST cannot read.
+    :raises toast.errors.TargetError: as for :func:`from_file`, or if it can read no function.
     """
     path = pathlib.Path(path)
     kind, content = _confined(path, "functions", "")
     module = mlir.parse(content, shown(path))
     if kind == PROGRAM:
-        return (from_module(module, name=printable(path.stem), file=str(path)),)
+        return (from_module(module, name=printable(path.stem), file=str(path)),), ()
     return separate(module, str(path))
 
 
-def separate(module: ir.Module, origin: str) -> tuple[Program, ...]:
-    """A program for each function of a module, without inlining; ``origin`` is its file."""
+def separate(module: ir.Module, origin: str) -> tuple[tuple[Program, ...], tuple[str, ...]]:
+    """A program for each function of a module, without inlining; ``origin`` is its file.
+
+    The second result is a line for each function that TOAST cannot read, such as one with dynamic
+    shapes.  Raises :class:`toast.errors.TargetError` if it can read none.
+    """
+    programs, errors = [], {}
     with module.context:
-        return tuple(
-            _Reader(module, origin, origin).read(function, printable(name), None)
-            for name, function in mlir.functions_of(module).items()
-        )
+        for name, function in mlir.functions_of(module).items():
+            try:
+                reader = _Reader(module, origin, origin)
+                programs.append(reader.read(function, printable(name), None))
+            except TargetError as error:
+                errors[name] = error
+    if not programs:
+        raise next(iter(errors.values()))
+    lines = (f"@{printable(name)} is left out: {error}" for name, error in errors.items())
+    return tuple(programs), tuple(lines)
 
 
 def _confined(path: pathlib.Path, what: str, function: str) -> tuple[bytes, bytes]:
@@ -149,6 +162,16 @@ def inlined(module: ir.Module, origin: str) -> Any:
         function = mlir.main_function(module, origin)
         mlir.drop_dead_ops(function)
         return function
+
+
+def inlined_public(module: ir.Module, origin: str) -> None:
+    """Inlines the calls of every public function of a module in place, as :func:`inlined`."""
+    with module.context:
+        mlir.inline_public(module, origin)
+        mlir.drop_idle_ops(module)
+        for function in mlir.public_functions(module):
+            if function.operation.regions[0].blocks:
+                mlir.drop_dead_ops(function)
 
 
 def flattened(

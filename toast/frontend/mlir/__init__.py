@@ -6,7 +6,7 @@ package.
 """
 
 from toast.frontend.mlir.captured_arrays import open_captured_arrays
-from toast.frontend.mlir.inline import drop_dead_ops, inline_calls
+from toast.frontend.mlir.inline import drop_dead_ops, inline_calls, inline_public
 from toast.frontend.mlir.manual_computation import (
     DEVICES,
     Region,
@@ -31,6 +31,7 @@ from toast.frontend.mlir.modules import (
     outline,
     parse,
     portable_artifact,
+    public_functions,
     run_passes,
     set_attributes,
     text_without_locations,
@@ -98,6 +99,7 @@ __all__ = [
     "has_entry",
     "has_platform_argument",
     "inline_calls",
+    "inline_public",
     "is_location",
     "is_tuple",
     "keeping_names",
@@ -113,6 +115,7 @@ __all__ = [
     "outline",
     "parse",
     "portable_artifact",
+    "public_functions",
     "read_region",
     "run_passes",
     "set_attributes",

@@ -7,7 +7,7 @@ from typing import Any
 from jaxlib.mlir import ir
 
 from toast.errors import TargetError
-from toast.frontend.mlir.modules import main_function
+from toast.frontend.mlir.modules import main_function, public_functions
 
 
 def inline_calls(module: ir.Module, origin: str) -> None:
@@ -20,18 +20,29 @@ def inline_calls(module: ir.Module, origin: str) -> None:
     Raises :class:`TargetError` for recursive calls, calls of functions without a body or with
     several blocks, and calls that expand to too many ops.
     """
+    _inline(module, [main_function(module, origin)], origin)
+
+
+def inline_public(module: ir.Module, origin: str) -> None:
+    """Does :func:`inline_calls` for every public function, and erases private functions only."""
+    _inline(module, public_functions(module), origin)
+
+
+def _inline(module: ir.Module, entries: list[Any], origin: str) -> None:
+    """Inlines the calls of the ``entries``, and erases functions that nothing calls any more."""
     functions = {
         ir.StringAttr(f.attributes["sym_name"]).value: f
         for f in module.body.operations
         if f.operation.name == "func.func"
     }
-    main = main_function(module, origin)
     with module.context:
         work = _Work(origin)
-        _inline_region(main.operation.regions[0], functions, (), work)
-        kept = {*work.decompositions, *_computations(main.operation)}
+        kept: set[str] = set()
+        for entry in entries:
+            _inline_region(entry.operation.regions[0], functions, (), work)
+            kept |= _computations(entry.operation)
         for name, function in functions.items():
-            if function != main and name not in kept:
+            if function not in entries and name not in kept | work.decompositions:
                 function.operation.erase()
 
 

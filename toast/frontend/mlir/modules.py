@@ -195,9 +195,14 @@ def has_entry(module: ir.Module) -> bool:
     return len(_entries(module)) == 1
 
 
-def _entries(module: ir.Module) -> list[Any]:
+def public_functions(module: ir.Module) -> list[Any]:
+    """The public functions of a module, also those without a body."""
     functions = [f for f in module.body.operations if f.operation.name == "func.func"]
-    public = [f for f in functions if not _is_private(f)]
+    return [f for f in functions if not _is_private(f)]
+
+
+def _entries(module: ir.Module) -> list[Any]:
+    public = public_functions(module)
     named = [f for f in public if ir.StringAttr(f.attributes["sym_name"]).value == "main"]
     return named or public
 
