@@ -277,12 +277,13 @@ def plan(
 
     tried: tuple[MeshResult, ...] = ()
     with noted_interrupts():  # until the plan is complete
+        begin = time.perf_counter()
         if devices is None:
-            begin = time.perf_counter()
             if progress:
                 progress("decision space")
             model, _, _, _, starts, _ = prepare(meshes[0])
             seconds["decision space"] = time.perf_counter() - begin
+            begin = time.perf_counter()
             if progress:
                 progress("search")
             result = find(
@@ -306,7 +307,7 @@ def plan(
             resolution=resolution,
         )  # fmt: skip
         more = [reshard.text for reshard in best.step_reshards]
-        more += _padding_notes(best, settings, overlap)
+        more += _padding_notes(best, settings, overlap, searching=begin)
         if more:
             best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *more])))
     if not best.fits:
@@ -429,9 +430,19 @@ def _notes(settings: Settings, result: SearchResult) -> list[str]:
     return [*several, *ended.get(result.stopped, []), *result.notes]
 
 
-def _padding_notes(best: Plan, settings: Settings, overlap: Overlap) -> list[str]:
-    """A note if padding would gain: a short search from the plan, unless the time is limited."""
-    larger = None if settings.budget is not None else padded(best.analysis, best.mesh)
+def _padding_notes(
+    best: Plan, settings: Settings, overlap: Overlap, *, searching: float
+) -> list[str]:
+    """A note if padding would gain: a short search from the plan, in the time that is left.
+
+    ``searching`` is when the search began, on the clock of ``time.perf_counter``.
+    """
+
+    def left() -> float | None:
+        end = None if settings.budget is None else searching + settings.budget
+        return None if end is None else max(0.0, end - time.perf_counter())
+
+    larger = None if left() == 0 else padded(best.analysis, best.mesh)
     if larger is None:
         return []
     space = Space(
@@ -440,7 +451,7 @@ def _padding_notes(best: Plan, settings: Settings, overlap: Overlap) -> list[str
     )  # fmt: skip
     model = CostModel(space, best.hardware, overlap=overlap)
     begin_with_fixed(model)
-    once = dataclasses.replace(settings, rounds=1, restarts=1, processes=1)
+    once = dataclasses.replace(settings, rounds=1, restarts=1, processes=1, budget=left())
     # Sizes may distinguish op classes; refinements, which name op classes, are then left out.
     same = bool((space.classes.of_op == best.model.space.classes.of_op).all())
     result = find(

@@ -71,8 +71,15 @@ def test_all_axes_together_divide_the_new_size(size: int, mesh: str, to: int) ->
     assert {*larger.names.divisor.tolist()} == {to}
 
 
-def test_no_note_if_padding_gains_little_or_the_time_is_limited() -> None:
+def test_no_note_if_padding_gains_little_or_no_time_is_left() -> None:
     plan = toast.plan(lambda x, y: x + y[None], f32(512, 50257), f32(50257), mesh="d=16",
                       hardware="tpu-v5e")  # fmt: skip
     assert plan.note == ""
-    assert "do not divide" not in train_step(50257, settings=toast.Settings(budget=5.0)).note
+    assert "do not divide" not in train_step(50257, settings=toast.Settings(budget=0.0)).note
+
+
+def test_a_budget_leaves_time_for_the_note() -> None:
+    """The plan and the note are those without a budget, if it suffices for both."""
+    plan = train_step(50257, settings=toast.Settings(budget=600.0))
+    assert plan.note == train_step(50257).note
+    assert plan.note.startswith("the axes do not divide some dimensions: embedding:0 has 50,257")
