@@ -14,7 +14,7 @@ from tests.package import structure
 STAGES = (
     "errors", "boundary", "resources", "lazy", "files", "units", "text_tables", "paths", "graphs", "records",
     "disk_cache", "logic", "hardware", "program", "ports", "frontend", "facts", "analysis", "space", "cost", "inputs",
-    "search", "apply", "plan", "explain", "models", "api", "targets", "assurance", "evaluation",
+    "search", "apply", "lower", "plan", "explain", "models", "api", "targets", "assurance", "evaluation",
     "report", "cli", "__main__",
 )  # fmt: skip
 

@@ -34,6 +34,7 @@ from toast.frontend.mlir.modules import (
     public_functions,
     run_passes,
     set_attributes,
+    tensor_type,
     text_without_locations,
     type_text,
     walk_order,
@@ -59,6 +60,7 @@ from toast.frontend.mlir.platforms import (
 from toast.frontend.mlir.propagate import Propagated, Propagation
 from toast.frontend.mlir.python_calls import callbacks_of, calls_python
 from toast.frontend.mlir.shardy import (
+    CONSTRAINTS,
     ShardyWriter,
     argument_constraint,
     constraint,
@@ -69,6 +71,7 @@ from toast.frontend.mlir.shardy import (
 )
 
 __all__ = [
+    "CONSTRAINTS",
     "DEVICES",
     "AttributeReader",
     "ModuleSource",
@@ -120,6 +123,7 @@ __all__ = [
     "run_passes",
     "set_attributes",
     "take_name",
+    "tensor_type",
     "text_without_locations",
     "trip_count",
     "type_text",

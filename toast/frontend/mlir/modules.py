@@ -271,6 +271,11 @@ def type_text(type_: TensorType) -> str:
     return f"tensor<{''.join(f'{size}x' for size in type_.shape)}{element}>"
 
 
+def tensor_type(shape: Sequence[int], dtype: str) -> ir.Type:
+    """The MLIR type of a tensor; the current context is used."""
+    return ir.Type.parse(type_text(TensorType(tuple(shape), dtype)))
+
+
 def module_of_ops(
     ops: Sequence[tuple[str, Sequence[TensorType], Sequence[TensorType]]],
 ) -> ir.Module:

@@ -234,6 +234,43 @@ class ShardyWriter:
             )
             operation.operands[index] = barrier.operation.results[0]
 
+    def make_manual(
+        self, arguments: list[Spec], results: list[Spec], local_types: list[Any]
+    ) -> Any:
+        """Moves the body of the entry function into one manual computation over all axes.
+
+        ``local_types`` are those of the arguments in it, ``None`` for an argument that keeps its
+        type.  Returns the op that returns its results.
+        """
+        block = self._function.operation.regions[0].blocks[0]
+        body = [operation.operation for operation in block.operations]
+        types = ir.FunctionType(ir.TypeAttr(
+            self._function.operation.attributes["function_type"]
+        ).value).results  # fmt: skip
+        per_value = sdy.TensorShardingPerValueAttr.get
+        with self._context, ir.Location.unknown():
+            manual = sdy.ManualComputationOp(
+                types,
+                list(block.arguments),
+                per_value([self._sharding(spec) for spec in arguments]),
+                per_value([self._sharding(spec) for spec in results]),
+                sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name, _ in self._axes]),
+                ip=ir.InsertionPoint.at_block_begin(block),
+            )
+            inside = manual.operation.regions[0].blocks.append(
+                *(local or outer.type for local, outer in zip(local_types, block.arguments, strict=True)),
+                arg_locs=[outer.location for outer in block.arguments],
+            )
+            for outer, inner in zip(block.arguments, inside.arguments, strict=True):
+                outer.replace_all_uses_except(inner, manual.operation)
+            *ops, end = body
+            for operation in ops:
+                inside.append(operation)
+            returned = sdy.ReturnOp(list(end.operands), ip=ir.InsertionPoint(inside))
+            for place, result in enumerate(manual.operation.results):
+                end.operands[place] = result
+            return returned.operation
+
     def run_callbacks_once(self) -> None:
         """Lets the first device run callbacks into Python, as JAX does.
 

@@ -1,0 +1,278 @@
+"""The local form of each kind of op: the op that a device runs on its shards.
+
+Where the factors of an op are sharded evenly, the local op is the same op on local shapes.  The
+functions here rewrite what attributes say in sizes, and what differs between devices.  A kind that
+has no function here needs no rewriting: its attributes number dimensions, but do not state sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from toast.lower.device_groups import tiles
+from toast.lower.emitter import Emitter
+from toast.lower.op_sharding import OpSharding
+
+#: Rewrites an operation in place.  Its operands have their local types already, its results have
+#: those that the program states.  Returns values for its results if these are not its own.
+LocalForm = Callable[[Emitter, Any, OpSharding], Any]
+
+#: The identity of each combiner, for elements that are numbers.
+_IDENTITY = {"add": 0.0, "multiply": 1.0, "or": 0.0, "xor": 0.0}
+
+
+def unsupported(op: OpSharding) -> frozenset[int]:
+    """The sharded factors without a local form: the op runs whole along them."""
+    whole = set()
+    for number in op.sharded:
+        factor = op.factor(number)
+        if factor.permutation or factor.need_replication:
+            whole.add(number)
+    kind = op.signature.kind
+    if kind in ("custom_call", "composite") and (op.rule.runs_whole or kind == "composite"):
+        whole |= {*op.sharded}
+    return frozenset(whole)
+
+
+def _constant(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    value = ir.DenseElementsAttr(operation.attributes["value"])
+    (spec,), (type_,) = op.results, (r.type for r in operation.results)
+    if not any(spec):
+        return None
+    local = emitter.local_shape(type_.shape, spec)
+    if value.is_splat:
+        local_type = ir.RankedTensorType.get(local, type_.element_type)
+        splat = ir.DenseElementsAttr.get_splat(local_type, value.get_splat_value())
+        operation.attributes["value"] = splat
+        return None
+    with emitter.after(operation):
+        return [_own_part(emitter, operation.results[0], spec)]
+
+
+def _own_part(emitter: Emitter, value: Any, spec: Any) -> Any:
+    """The part of a whole value that this device has under a sharding."""
+    from toast.lower.reshard_steps import reshard_steps
+
+    for step in reshard_steps(((),) * len(spec), spec):
+        value = emitter.step(value, step)
+    return value
+
+
+def _iota(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    d = ir.IntegerAttr(operation.attributes["iota_dimension"]).value
+    axes, result = op.results[0][d], operation.results[0]
+    if not axes:
+        return None
+    local = emitter.local_shape(result.type.shape, op.results[0])
+    with emitter.after(operation):
+        element = result.type.element_type
+        first = emitter.row(tiles(emitter.mesh, axes) * local[d])
+        first = stablehlo.convert(ir.RankedTensorType.get([], element), first)
+        result.set_type(ir.RankedTensorType.get(local, element))
+        return [stablehlo.add(result, emitter.broadcast(first, local, []))]
+
+
+def _slice(_emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    limits = [int(n) for n in ir.DenseI64ArrayAttr(operation.attributes["limit_indices"])]
+    shape = op.signature.operands[0].shape
+    local = operation.operands[0].type.shape
+    operation.attributes["limit_indices"] = ir.DenseI64ArrayAttr.get([
+        own if own != size else limit for limit, size, own in zip(limits, shape, local, strict=True)
+    ])  # fmt: skip
+    return None
+
+
+def _dynamic_slice(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    local = emitter.local_shape(op.signature.results[0].shape, op.results[0])
+    operation.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(local)
+    return None
+
+
+def _convolution(_emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
+    image, kernel = (operand.type.shape for operand in operation.operands)
+    per_group = kernel[numbers.kernel_input_feature_dimension]
+    groups = image[numbers.input_feature_dimension] // per_group
+    of_features = operation.attributes["feature_group_count"]
+    if ir.IntegerAttr(of_features).value > 1:
+        operation.attributes["feature_group_count"] = ir.IntegerAttr.get(of_features.type, groups)
+    return None
+
+
+def _reduce(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    """Only the first device along the reduced axes begins with the initial value."""
+    count = len(operation.results)
+    for index in range(count):
+        for combiner, axes in op.partial(index).items():
+            place = count + index
+            begin = _first_only(emitter, operation, place, axes, combiner, ())
+            operation.operands[place] = begin
+    return None
+
+
+def _first_only(
+    emitter: Emitter, operation: Any, place: int, axes: Any, combiner: str, spec: Any
+) -> Any:
+    """An operand on the first device along ``axes``, and the combiner's identity on others."""
+    operand = operation.operands[place]
+    if combiner in ("maximum", "minimum", "and", "or"):
+        return operand  # idempotent: every device may begin with it
+    if _is_splat(operand, _IDENTITY[combiner]):
+        return operand
+    shape = list(operand.type.shape)
+    with emitter.before(operation):
+        identity = emitter.splat(_IDENTITY[combiner], shape, operand.type.element_type)
+        mine = emitter.is_first(axes)
+        return stablehlo.select(emitter.broadcast(mine, shape, []), operand, identity)
+
+
+def _is_splat(value: Any, number: float) -> bool:
+    """Whether a value is a constant of elements that equal a number."""
+    owner = value.owner
+    operation = getattr(owner, "operation", None)
+    while operation is not None and operation.name == "stablehlo.broadcast_in_dim":
+        operation = getattr(operation.operands[0].owner, "operation", None)
+    if operation is None or operation.name != "stablehlo.constant":
+        return False
+    attribute = ir.DenseElementsAttr(operation.attributes["value"])
+    return bool(attribute.is_splat and attribute.get_splat_value().value == number)
+
+
+def _gather(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    numbers = stablehlo.GatherDimensionNumbers(operation.attributes["dimension_numbers"])
+    shape, local = op.signature.operands[0].shape, list(operation.operands[0].type.shape)
+    windows = [int(n) for n in ir.DenseI64ArrayAttr(operation.attributes["slice_sizes"])]
+    operation.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get([
+        own if window == size else window
+        for window, size, own in zip(windows, shape, local, strict=True)
+    ])  # fmt: skip
+    picked = [d for d in numbers.start_index_map if local[d] != shape[d] and windows[d] == 1]
+    if not picked:
+        return None
+    with emitter.before(operation):
+        indices, here = _local_indices(
+            emitter, operation.operands[1], numbers.start_index_map, numbers.index_vector_dim,
+            shape, local, op.operands[0], clamped=True,
+        )  # fmt: skip
+    operation.operands[1] = indices
+    result = operation.results[0]
+    result_shape = emitter.local_shape(op.signature.results[0].shape, op.results[0])
+    result.set_type(ir.RankedTensorType.get(result_shape, result.type.element_type))
+    batch = [d for d in range(len(result_shape)) if d not in numbers.offset_dims]
+    with emitter.after(operation):
+        inside = emitter.broadcast(here, result_shape, batch)
+        zero = emitter.splat(0, result_shape, result.type.element_type)
+        return [stablehlo.select(inside, result, zero)]
+
+
+def _scatter(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    numbers = stablehlo.ScatterDimensionNumbers(operation.attributes["scatter_dimension_numbers"])
+    count = len(operation.results)
+    shape, local = op.signature.operands[0].shape, list(operation.operands[0].type.shape)
+    picked = [
+        d for d in numbers.scattered_dims_to_operand_dims
+        if local[d] != shape[d] and d in numbers.inserted_window_dims
+    ]  # fmt: skip
+    if picked:
+        with emitter.before(operation):
+            operation.operands[count], _ = _local_indices(
+                emitter, operation.operands[count], numbers.scattered_dims_to_operand_dims,
+                numbers.index_vector_dim, shape, local, op.operands[0], clamped=False,
+            )  # fmt: skip
+    for index in range(count):
+        for combiner, axes in op.partial(index).items():
+            operation.operands[index] = _first_only(
+                emitter, operation, index, axes, combiner, op.operands[index]
+            )
+    return None
+
+
+def _local_indices(
+    emitter: Emitter,
+    indices: Any,
+    index_map: Any,
+    vector: int,
+    shape: Any,
+    local: Any,
+    spec: Any,
+    *,
+    clamped: bool,
+) -> tuple[Any, Any]:
+    """Start indices within the shard of this device, and whether each position is in it.
+
+    Indices outside of the shard are negative, or not less than its size.  ``clamped`` indices are
+    within the whole dimension first, as those of a gather.
+    """
+    signed = ir.IntegerType.get_signless(32)
+    index_shape = list(indices.type.shape)
+    wide = stablehlo.convert(ir.RankedTensorType.get(index_shape, signed), indices)
+    dims = [vector] if vector < len(index_shape) else []
+    rest = [size for d, size in enumerate(index_shape) if d != vector]
+
+    def spread(row: Any) -> Any:
+        row = row if dims else emitter.reshape(row, [])
+        return emitter.broadcast(row, index_shape, dims)
+
+    sharded = [local[d] != shape[d] for d in index_map]
+    firsts = np.stack([
+        tiles(emitter.mesh, spec[d]) * local[d] if here else np.zeros(emitter.mesh.devices)
+        for d, here in zip(index_map, sharded, strict=True)
+    ], axis=1)  # fmt: skip
+    first = spread(emitter.row(firsts))
+    most = np.array([shape[d] - 1 for d in index_map], dtype=np.int32)
+    if clamped:
+        # Other dimensions are not: the op itself clamps them, with its own windows.
+        ends = np.where(sharded, most, np.iinfo(np.int32).max)
+        lows = np.where(sharded, 0, np.iinfo(np.int32).min)
+        wide = stablehlo.clamp(
+            spread(emitter.constant(lows.astype(np.int32))), wide,
+            spread(emitter.constant(ends.astype(np.int32))),
+        )  # fmt: skip
+    shifted = stablehlo.subtract(wide, first)
+    if not clamped:
+        return shifted, None
+    sizes = np.array([local[d] if here else np.iinfo(np.int32).max
+                      for d, here in zip(index_map, sharded, strict=True)], dtype=np.int32)  # fmt: skip
+    lows = np.where(sharded, 0, np.iinfo(np.int32).min).astype(np.int32)
+    low, high = spread(emitter.constant(lows)), spread(emitter.constant(sizes))
+    direction = stablehlo.ComparisonDirectionAttr.get
+    inside = stablehlo.and_(
+        stablehlo.compare(shifted, low, direction("GE")),
+        stablehlo.compare(shifted, high, direction("LT")),
+    )
+    if dims:
+        inside = _all_along(emitter, inside, vector, rest)
+    return shifted, inside
+
+
+def _all_along(emitter: Emitter, value: Any, d: int, rest: list[int]) -> Any:
+    """The logical and along a dimension."""
+    boolean = value.type.element_type
+    operation = stablehlo.ReduceOp(
+        [ir.RankedTensorType.get(rest, boolean)], [value], [emitter.splat(1, [], boolean)], [d]
+    )
+    scalar = ir.RankedTensorType.get([], boolean)
+    block = operation.regions[0].blocks.append(scalar, scalar, arg_locs=[ir.Location.current] * 2)
+    with ir.InsertionPoint(block):
+        stablehlo.return_([stablehlo.and_(*block.arguments)])
+    return operation.results[0]
+
+
+#: Kinds whose local form differs from the op on local shapes.
+LOCAL_FORMS: dict[str, LocalForm] = {
+    "constant": _constant,
+    "convolution": _convolution,
+    "dynamic_slice": _dynamic_slice,
+    "gather": _gather,
+    "iota": _iota,
+    "reduce": _reduce,
+    "scatter": _scatter,
+    "slice": _slice,
+}
+
+__all__ = ["LOCAL_FORMS", "LocalForm", "unsupported"]

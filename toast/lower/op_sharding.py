@@ -1,0 +1,85 @@
+"""The sharding of an op: the axes of each factor, and what follows for its operands and results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+from toast.analysis import Factor, SignatureRule
+from toast.program import Program, Shardings, Signature, Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class OpSharding:
+    """An op with the shardings of its operands and results."""
+
+    op: int
+    signature: Signature
+    rule: SignatureRule
+    #: The axes of each factor that has any.
+    axes: Mapping[int, frozenset[str]]
+    #: The sharding in which the op uses each operand, and in which it computes each result.
+    operands: tuple[Spec, ...]
+    results: tuple[Spec, ...]
+
+    @functools.cached_property
+    def sharded(self) -> tuple[int, ...]:
+        """The factors with axes, in ascending order."""
+        return tuple(sorted(self.axes))
+
+    def factor(self, number: int) -> Factor:
+        """A factor by its number."""
+        return self.rule.factors[number]
+
+    def partial(self, result: int) -> dict[str, frozenset[str]]:
+        """The axes over which a result is a partial sum, by combiner."""
+        inside = {f for factors in self.rule.results[result] for f in factors}
+        sums: dict[str, frozenset[str]] = {}
+        for number in self.sharded:
+            combiner = self.factor(number).combiner
+            if combiner and number not in inside:
+                sums[combiner] = sums.get(combiner, frozenset()) | self.axes[number]
+        return sums
+
+    def of_operand(self, operand: int, dimension: int) -> frozenset[str]:
+        """The axes of a dimension of an operand."""
+        return frozenset(self.operands[operand][dimension])
+
+    def whole_along(self, factors: frozenset[int]) -> OpSharding:
+        """The same op with some factors whole."""
+        if not factors:
+            return self
+        gone = frozenset(axis for number in factors for axis in self.axes[number])
+
+        def without(spec: Spec) -> Spec:
+            return tuple(tuple(axis for axis in axes if axis not in gone) for axes in spec)
+
+        return dataclasses.replace(
+            self,
+            axes={number: axes for number, axes in self.axes.items() if number not in factors},
+            operands=tuple(map(without, self.operands)),
+            results=tuple(map(without, self.results)),
+        )
+
+
+def op_sharding(
+    program: Program,
+    shardings: Shardings,
+    rule: SignatureRule,
+    op: int,
+    axes: Mapping[int, frozenset[str]],
+) -> OpSharding:
+    """The sharding of an op of ``program``.
+
+    ``axes`` has the axes of its factors.
+    """
+    used = program.ops[op]
+    return OpSharding(
+        op,
+        program.signatures[used.signature],
+        rule,
+        axes,
+        tuple(shardings.at(program, op, index) for index in range(len(used.operands))),
+        tuple(shardings.sums.get(v, shardings.of(program, v)) for v in used.results),
+    )
