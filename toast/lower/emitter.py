@@ -17,7 +17,8 @@ from toast.lower.device_groups import groups, moves, tiles
 from toast.lower.reshard_steps import ReshardStep
 from toast.program import Spec
 
-_COMBINERS = {
+#: The ops that combine two partial results.
+COMBINERS = {
     "add": stablehlo.AddOp, "multiply": stablehlo.MulOp, "maximum": stablehlo.MaxOp,
     "minimum": stablehlo.MinOp, "and": stablehlo.AndOp, "or": stablehlo.OrOp,
     "xor": stablehlo.XorOp,
@@ -236,7 +237,7 @@ class Emitter:
         leaving = [axis for axes in step.before for axis in axes if axis in step.axes]
         if len({(at[axis], to[axis]) for axis in leaving}) == 1 and self._same_order(step, leaving):
             return stablehlo.all_to_all(
-                value, to[leaving[0]], at[leaving[0]], self.shards(leaving), self._groups(leaving),
+                [value], to[leaving[0]], at[leaving[0]], self.shards(leaving), self._groups(leaving),
                 **self._between(),
             )  # fmt: skip
         arriving = [axis for axes in step.after for axis in axes if axis in step.axes]
@@ -249,7 +250,7 @@ class Emitter:
         sizes = [self.shards((axis,)) for axis in leaving]
         stacked = self.reshape(split, [math.prod(sizes), *local])
         exchanged = stablehlo.all_to_all(
-            stacked, 0, 0, math.prod(sizes), self._groups(leaving), **self._between()
+            [stacked], 0, 0, math.prod(sizes), self._groups(leaving), **self._between()
         )
         parted = self.reshape(exchanged, [*sizes, *local])
         return self._merged(parted, [at[axis] for axis in leaving], len(local))
@@ -263,7 +264,7 @@ class Emitter:
             scalar, scalar, arg_locs=[ir.Location.current] * 2
         )
         with ir.InsertionPoint(block):
-            stablehlo.return_([_COMBINERS[combiner](*block.arguments).result])
+            stablehlo.return_([COMBINERS[combiner](*block.arguments).result])
         return operation.results[0]
 
     def _reduce_scatter(self, value: Any, step: ReshardStep, combiner: str) -> Any:

@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from toast.lower.device_groups import tiles
-from toast.lower.emitter import Emitter
+from toast.lower.emitter import COMBINERS, Emitter
 from toast.lower.op_sharding import OpSharding
 
 #: Rewrites an operation in place.  Its operands have their local types already, its results have
@@ -31,7 +31,8 @@ def unsupported(op: OpSharding) -> frozenset[int]:
     whole = set()
     for number in op.sharded:
         factor = op.factor(number)
-        if factor.permutation or factor.need_replication:
+        unknown = factor.combiner and factor.combiner not in COMBINERS
+        if factor.permutation or factor.need_replication or unknown:
             whole.add(number)
     kind = op.signature.kind
     if kind in ("custom_call", "composite") and (op.rule.runs_whole or kind == "composite"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +81,12 @@ class LocalProgram:
         return str(self.module.operation.get_asm(enable_debug_info=True))
 
     def counts(self) -> collections.Counter[tuple[str, tuple[str, ...], float]]:
-        """How often each collective occurs, by kind, axes and bytes."""
-        return collections.Counter((c.kind, c.axes, c.bytes) for c in self.collectives)
+        """How often each planned collective runs in a step, by kind, axes and bytes."""
+        counts: collections.Counter[tuple[str, tuple[str, ...], float]] = collections.Counter()
+        for collective in self.collectives:
+            if not collective.gathers:
+                counts[collective.kind, collective.axes, collective.bytes] += collective.repeats
+        return counts
 
 
 def lower(
@@ -122,6 +126,13 @@ def _without_ones(shardings: Shardings) -> Shardings:
     )
 
 
+class _Copy(NamedTuple):
+    """A resharded value, and its collectives by number."""
+
+    value: Any
+    collectives: range
+
+
 class _Lowering:
     """The lowering of one program."""
 
@@ -140,7 +151,7 @@ class _Lowering:
         self._collectives: list[LocalCollective] = []
         self._gathered: list[GatheredOp] = []
         #: Resharded values by value, both shardings and block: alike uses share one.
-        self._copies: dict[tuple[int, Spec, Spec, Any], Any] = {}
+        self._copies: dict[tuple[int, Spec, Spec, Any], _Copy] = {}
         self._names = analysis.program.value_names
 
     def run(self) -> LocalProgram:
@@ -156,7 +167,7 @@ class _Lowering:
             [self._shardings.of(program, v) for v in program.argument_values],
             list(self._shardings.results),
         )
-        with self._module.context:
+        with self._module.context, ir.Location.unknown():
             self._end = writer.make_manual(
                 [self._shardings.of(program, v) for v in program.argument_values],
                 list(self._shardings.results),
@@ -270,12 +281,18 @@ class _Lowering:
                 continue
             key = value, before, after, operation.block
             if key not in self._copies:
+                first = len(self._collectives)
                 with self._emitter.before(operation):
-                    self._copies[key] = self._run(
+                    copied = self._run(
                         operation.operands[place], reshard_steps(before, after), value, op,
                         gathers=gathers,
                     )  # fmt: skip
-            operation.operands[place] = self._copies[key]
+                self._copies[key] = _Copy(copied, range(first, len(self._collectives)))
+            operation.operands[place] = self._copies[key].value
+            if not gathers:  # planned, even if an op without a local form came first
+                for number in self._copies[key].collectives:
+                    planned = dataclasses.replace(self._collectives[number], gathers=False)
+                    self._collectives[number] = planned
 
     def _run(
         self,
