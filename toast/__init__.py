@@ -80,6 +80,8 @@ records.provide({
     "Plan.at_peak": "toast.plan.listings:at_peak",
     "Plan.memory_data": "toast.plan.listings:memory_data",
     "Plan.here": "toast.plan.reapply:here",
+    "Plan.factors": "toast.explain.history:op_factors",
+    "Plan.lowered": "toast.explain.history:lowered",
     "Plan.to_dict": "toast.plan.files:plan_data",
     "Plan.explain_argument": "toast.explain.arguments:explain_argument",
     "Plan.explain_collectives": "toast.explain.collective_causes:explain_collectives",
@@ -95,3 +97,4 @@ ports.register_frontend("toast.frontend.built_in:JAX_STAGES")
 ports.register_frontend("toast.facts.base:FACT_BASES")
 ports.register_backend("jax", "toast.apply.backends:JAX")
 ports.register_backend("stablehlo", "toast.apply.backends:ANNOTATED_STABLEHLO")
+ports.register_backend("local", "toast.lower.backend:LOCAL")

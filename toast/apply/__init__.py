@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from toast.apply.execute import (
         JitShardings,
         Runnable,
+        axis_names,
         callable_of,
         collectives_in,
         in_shardings,
@@ -27,6 +28,7 @@ __all__ = [
     "Runnable",
     "Verification",
     "annotate",
+    "axis_names",
     "callable_of",
     "collectives_in",
     "in_shardings",
@@ -45,6 +47,7 @@ lazy.package(
         "execute": (
             "JitShardings",
             "Runnable",
+            "axis_names",
             "callable_of",
             "collectives_in",
             "in_shardings",

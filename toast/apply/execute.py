@@ -93,9 +93,15 @@ def on_devices(
     return jax.sharding.Mesh(grid, mesh.names), shardings
 
 
-def _renamed(shardings: Shardings, devices: jax.sharding.Mesh) -> Shardings:
-    """Shardings in the axis names of a mesh; an axis of one device that it lacks is left out."""
-    mesh, other = shardings.mesh, Mesh.of(devices)
+def axis_names(mesh: Mesh, devices: Devices | None) -> dict[str, str]:
+    """The axes of ``devices``, if they are a ``jax.sharding.Mesh``, by those of a plan's ``mesh``.
+
+    An axis of one device that it lacks is left out.  Raises :class:`toast.errors.PlanError` if its
+    sizes are not those of ``mesh``.
+    """
+    if not isinstance(devices, jax.sharding.Mesh):
+        return {name: name for name in mesh.names}
+    other = Mesh.of(devices)
     ours, theirs = ([axis for axis in m.axes if axis[1] > 1] for m in (mesh, other))
     ones = {name for name, size in other.axes if size == 1}
     if dict(ours) == dict(theirs):
@@ -107,9 +113,14 @@ def _renamed(shardings: Shardings, devices: jax.sharding.Mesh) -> Shardings:
             f"the plan is for mesh {mesh}, not {other}; make a new plan, or "
             "use a mesh of the same sizes"
         )
-    if other.axes == mesh.axes:
+    return names | {name: name for name, size in mesh.axes if size == 1 and name in ones}
+
+
+def _renamed(shardings: Shardings, devices: jax.sharding.Mesh) -> Shardings:
+    """Shardings in the axis names of a mesh; an axis of one device that it lacks is left out."""
+    names, other = axis_names(shardings.mesh, devices), Mesh.of(devices)
+    if other.axes == shardings.mesh.axes:
         return shardings
-    names |= {name: name for name, size in mesh.axes if size == 1 and name in ones}
 
     def renamed(spec: Spec) -> Spec:
         return tuple(tuple(names[axis] for axis in axes if axis in names) for axes in spec)
@@ -356,13 +367,19 @@ class Runnable:
     """
 
     def __init__(
-        self, program: Program, shardings: Shardings, *, devices: Devices | None = None
+        self,
+        program: Program,
+        shardings: Shardings,
+        *,
+        devices: Devices | None = None,
+        module_of: Callable[[Program, Shardings], Any] = annotate,
     ) -> None:
+        """``module_of`` writes the module, from the shardings in the names of the devices' axes."""
         self.mesh, self.shardings = on_devices(shardings, devices)
         self._calling = _calling(program)
         self._program = program
         shardings = self.shardings
-        self._jit = flat_jit(program, annotate(program, shardings), self.mesh, shardings)
+        self._jit = flat_jit(program, module_of(program, shardings), self.mesh, shardings)
         # A step of a large model has thousands of arguments: what does not change is computed here.
         self._is_wide = _is_wide(program)
         self._arguments = [

@@ -1,4 +1,4 @@
-"""Ninth stage: explanations of analyses and plans.
+"""Tenth stage: explanations of analyses and plans.
 
 Two explanations are methods of the analysis: :meth:`toast.Analysis.explain` explains why two
 dimensions have one color, :meth:`toast.Analysis.explain_conflict` where two names of one color

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from toast.lower import LocalProgram, OpFactors, lower
 from toast.plan import Cause, Plan
 from toast.space import FREE, States, place_of_region
 
@@ -57,3 +60,24 @@ class History:
         on = next(n for n in range(off - 1, -1, -1) if not n or not held[n - 1])
         reason = self._plan.steps[off - 1].reason
         return f"step {on} sharded it, step {off} removed the axis: {reason}"
+
+
+def op_factors(plan: Plan) -> OpFactors:
+    """The factors of ops that hold the axes of the mesh, and the steps of the plan that chose them.
+
+    A step is that after which a factor keeps an axis until the end of the plan.
+    """
+    space = plan.model.space
+    states = np.stack(History(plan).states)
+    differs = states != plan.state
+    # The last state that differs comes just before the step; none differs if nothing was chosen.
+    after_last = len(states) - np.argmax(differs[::-1], axis=0)
+    steps = np.where(differs.any(axis=0) & ~differs[-1], after_last, 0)
+    steps[steps > len(plan.steps)] = 0
+    of_op = space.classes.of_op
+    return OpFactors(space.mesh.names, plan.op_state, steps[of_op])
+
+
+def lowered(plan: Plan) -> LocalProgram:
+    """The device-local program of a plan."""
+    return lower(plan.analysis, plan.shardings, plan.factors)

@@ -236,8 +236,9 @@ class Emitter:
         # In the order of the source, so that dimensions are merged major to minor.
         leaving = [axis for axes in step.before for axis in axes if axis in step.axes]
         if len({(at[axis], to[axis]) for axis in leaving}) == 1 and self._same_order(step, leaving):
+            source, target = at[leaving[0]], to[leaving[0]]
             return stablehlo.all_to_all(
-                [value], to[leaving[0]], at[leaving[0]], self.shards(leaving), self._groups(leaving),
+                [value], target, source, self.shards(leaving), self._groups(leaving),
                 **self._between(),
             )  # fmt: skip
         arriving = [axis for axes in step.after for axis in axes if axis in step.axes]

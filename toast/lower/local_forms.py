@@ -17,6 +17,7 @@ from jaxlib.mlir.dialects import stablehlo
 from toast.lower.device_groups import tiles
 from toast.lower.emitter import COMBINERS, Emitter
 from toast.lower.op_sharding import OpSharding
+from toast.lower.reshard_steps import reshard_steps
 
 #: Rewrites an operation in place.  Its operands have their local types already, its results have
 #: those that the program states.  Returns values for its results if these are not its own.
@@ -57,8 +58,6 @@ def _constant(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
 
 def _own_part(emitter: Emitter, value: Any, spec: Any) -> Any:
     """The part of a whole value that this device has under a sharding."""
-    from toast.lower.reshard_steps import reshard_steps
-
     for step in reshard_steps(((),) * len(spec), spec):
         value = emitter.step(value, step)
     return value
@@ -237,8 +236,10 @@ def _local_indices(
     shifted = stablehlo.subtract(wide, first)
     if not clamped:
         return shifted, None
-    sizes = np.array([local[d] if here else np.iinfo(np.int32).max
-                      for d, here in zip(index_map, sharded, strict=True)], dtype=np.int32)  # fmt: skip
+    sizes = np.array([
+        local[d] if here else np.iinfo(np.int32).max
+        for d, here in zip(index_map, sharded, strict=True)
+    ], dtype=np.int32)  # fmt: skip
     lows = np.where(sharded, 0, np.iinfo(np.int32).min).astype(np.int32)
     low, high = spread(emitter.constant(lows)), spread(emitter.constant(sizes))
     direction = stablehlo.ComparisonDirectionAttr.get

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 from jaxlib.mlir import ir
 
 from toast.analysis import Analysis
@@ -23,10 +22,10 @@ from toast.frontend import mlir, stablehlo
 from toast.frontend.mlir import ModuleSource
 from toast.lower.emitter import Emitter
 from toast.lower.local_forms import LOCAL_FORMS, unsupported
-from toast.lower.op_sharding import OpSharding, op_sharding
+from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
 from toast.lower.reshard_steps import ReshardStep, reshard_steps, sum_steps
 from toast.program import Program, Shardings, Spec, element_bytes
-from toast.space import BOUNDARY
+from toast.space import BOUNDARY, matched_axes, split_axes
 
 #: Operations whose results are values of their regions.
 _WITH_REGIONS = frozenset({
@@ -48,10 +47,12 @@ class LocalCollective:
     bytes: float
     #: Runs per step.
     repeats: int
-    #: The value that it reshards or sums, and the op that asked for it.
+    #: The value that it reshards or sums, and the op that uses it or, for a sum, defines it.
     value: int
     op: int
-    #: Whether it gathers an operand of an op without a local form.
+    #: The numbers of the plan's steps that it follows from, from 1.
+    steps: tuple[int, ...] = ()
+    #: Whether it gathers an operand, or shards a result, of an op without a local form.
     gathers: bool = False
 
 
@@ -65,7 +66,7 @@ class GatheredOp:
 
 @dataclasses.dataclass(frozen=True)
 class LocalProgram:
-    """A program for one device of a mesh."""
+    """The program of one device of a mesh, with every collective of a plan as an op."""
 
     program: Program
     shardings: Shardings
@@ -81,7 +82,11 @@ class LocalProgram:
         return str(self.module.operation.get_asm(enable_debug_info=True))
 
     def counts(self) -> collections.Counter[tuple[str, tuple[str, ...], float]]:
-        """How often each planned collective runs in a step, by kind, axes and bytes."""
+        """How often each planned collective runs in a step, by kind, axes and bytes.
+
+        This equals :meth:`toast.cost.CostModel.reshards` of the plan's state.  Collectives around
+        ops without a local form are not counted.
+        """
         counts: collections.Counter[tuple[str, tuple[str, ...], float]] = collections.Counter()
         for collective in self.collectives:
             if not collective.gathers:
@@ -89,22 +94,19 @@ class LocalProgram:
         return counts
 
 
-def lower(
-    analysis: Analysis, shardings: Shardings, held: npt.NDArray[np.int8], axes: Sequence[str]
-) -> LocalProgram:
-    """The device-local program of a plan.
+def lower(analysis: Analysis, shardings: Shardings, factors: OpFactors) -> LocalProgram:
+    """The device-local program of a plan (paper, 2.1; GShard, 3.3).
 
     :param analysis: the analysis of the program.
     :param shardings: the shardings of all values.
-    :param held: ``[ops, axes]`` the factor of each op that holds each axis, or -1.
-    :param axes: the names of the axes of ``held``.
+    :param factors: the factors of ops that hold the axes of the mesh.
     :raises toast.errors.PlanError: if the program has no module, or an op cannot be lowered.
     """
     program = analysis.program
     if not isinstance(program.source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no program to lower")
     shardings.check(program)
-    return _Lowering(analysis, _without_ones(shardings), held, axes).run()
+    return _Lowering(analysis, _without_ones(shardings), factors).run()
 
 
 def _without_ones(shardings: Shardings) -> Shardings:
@@ -133,18 +135,25 @@ class _Copy(NamedTuple):
     collectives: range
 
 
+@dataclasses.dataclass(frozen=True)
+class _Purpose:
+    """What a reshard or a sum is for."""
+
+    #: The value, and the op that uses it or, for a sum, defines it.
+    value: int
+    op: int
+    #: Whether an op without a local form requires it.
+    gathers: bool = False
+    #: The combiner of partial sums.
+    combiner: str = ""
+
+
 class _Lowering:
     """The lowering of one program."""
 
-    def __init__(
-        self,
-        analysis: Analysis,
-        shardings: Shardings,
-        held: npt.NDArray[np.int8],
-        axes: Sequence[str],
-    ) -> None:
+    def __init__(self, analysis: Analysis, shardings: Shardings, factors: OpFactors) -> None:
         self._analysis, self._program = analysis, analysis.program
-        self._shardings, self._held, self._axes = shardings, held, tuple(axes)
+        self._shardings, self._factors = shardings, factors
         self._module = mlir.clone(analysis.program.source.module)
         self._copy = stablehlo.from_module(self._module, name=analysis.program.name)
         self._emitter = Emitter(self._module, shardings.mesh)
@@ -153,34 +162,41 @@ class _Lowering:
         #: Resharded values by value, both shardings and block: alike uses share one.
         self._copies: dict[tuple[int, Spec, Spec, Any], _Copy] = {}
         self._names = analysis.program.value_names
+        self._first_return = len(self._program.ops) - len(self._program.results)
+        #: The axis of the mesh for each axis of the program's manual regions.
+        self._taken: dict[str, str] = {}
 
     def run(self) -> LocalProgram:
         """Lowers the whole program."""
         program, source = self._program, self._copy.source
-        if any(program.kind(op) in BOUNDARY for op in range(len(program.ops))):
-            raise PlanError(
-                f"{program.name} has manual regions (shard_map), which have no local form yet; "
-                "run the plan with plan.jit()"
-            )
+        arguments = [self._shardings.of(program, v) for v in program.argument_values]
+        results = list(self._shardings.results)
         writer = mlir.ShardyWriter(self._module, self._shardings.mesh.axes)
-        writer.set_function(
-            [self._shardings.of(program, v) for v in program.argument_values],
-            list(self._shardings.results),
-        )
-        with self._module.context, ir.Location.unknown():
-            self._end = writer.make_manual(
-                [self._shardings.of(program, v) for v in program.argument_values],
-                list(self._shardings.results),
-                [self._local_type(v, self._shardings.of(program, v)) for v in program.argument_values],
+        writer.set_function(arguments, results)
+        if any(signature.kind in BOUNDARY for signature in program.signatures):
+            self._taken = dict(self._shardings.manual_axes) or matched_axes(
+                program, self._shardings.mesh
             )
+            writer.renumber_devices(self._taken)
+        with self._module.context, ir.Location.unknown():
+            types = [
+                self._local_type(value, spec)
+                for value, spec in zip(program.argument_values, arguments, strict=True)
+            ]
+            self._end = writer.make_manual(arguments, results, types)
             for operation, values in source.results:
                 if operation.name in _WITH_REGIONS:
-                    self._retype(operation, values)
+                    self._set_types_of_region(operation, values)
             for op in range(len(program.ops)):
-                if program.kind(op) in _OF_REGIONS:
+                kind = program.kind(op)
+                if kind in BOUNDARY:
+                    self._lower_boundary(op)
+                elif kind in _OF_REGIONS:
                     self._reshard_uses_of_region(op)
                 else:
                     self._lower(op)
+            if self._taken:
+                writer.inline_regions()
             self._verify()
         return LocalProgram(
             program, self._shardings, self._module, tuple(self._collectives),
@@ -189,7 +205,7 @@ class _Lowering:
 
     # -- ops ---------------------------------------------------------------------------------
 
-    def _retype(self, operation: Any, values: Sequence[int]) -> None:
+    def _set_types_of_region(self, operation: Any, values: Sequence[int]) -> None:
         """Local types for the results of a loop or branch, and for the arguments of its blocks."""
         for index, value in enumerate(values):
             type_ = self._local_type(value, self._shardings.of(self._program, value))
@@ -202,65 +218,92 @@ class _Lowering:
 
     def _reshard_uses_of_region(self, op: int) -> None:
         """The reshards of values that enter or leave a region, and of returned values."""
-        first_return = len(self._program.ops) - len(self._program.results)
         for index in range(len(self._program.ops[op].operands)):
-            if op >= first_return:
-                wanted = self._shardings.results[op - first_return]
+            if op >= self._first_return:
+                wanted = self._shardings.results[op - self._first_return]
             else:
                 wanted = self._shardings.at(self._program, op, index)
             self._reshard_use(op, index, wanted, wanted)
 
+    def _lower_boundary(self, op: int) -> None:
+        """The reshard of a value at the boundary of a manual region, and its type inside."""
+        program = self._program
+        (value,) = program.ops[op].results
+        if program.kind(op) == "manual_entry":
+            wanted = self._region_first(op, self._shardings.at(program, op, 0))
+            self._reshard_use(op, 0, wanted, wanted)
+            operation, index = self._copy.source.operand_sites[op, 0]
+            (block,) = operation.regions[0].blocks
+            if (type_ := self._local_type(value, self._shardings.of(program, value))) is not None:
+                block.arguments[index].set_type(type_)
+            return
+        inside = self._shardings.at(program, op, 0)
+        self._reshard_use(op, 0, inside, inside)
+        end, index = self._copy.source.operand_sites[op, 0]
+        region = end.parent
+        result = region.results[index]
+        stored = self._shardings.of(program, value)
+        computed = self._region_first(op, stored)
+        if (type_ := self._local_type(value, computed)) is not None:
+            result.set_type(type_)
+        uses = [(use.owner, use.operand_number) for use in result.uses]
+        with self._emitter.after(region):
+            current = self._run(result, reshard_steps(computed, stored), _Purpose(value, op))
+        self._replace(uses, current)
+
+    def _region_first(self, op: int, spec: Spec) -> Spec:
+        """``spec`` with the axes of a region first where its value is split, and only there."""
+        split = split_axes(self._program.signatures[self._program.ops[op].signature])
+        own = [(self._taken[axis], dimension) for axis, dimension in split]
+        taken = {axis for axis, _ in own}
+        return tuple(
+            (*(axis for axis, at in own if at == d), *(axis for axis in axes if axis not in taken))
+            for d, axes in enumerate(spec)
+        )
+
     def _lower(self, op: int) -> None:
         program, operation = self._program, self._copy.source.operations[op]
-        planned = self._op_sharding(op)
+        rule = self._analysis.rules[program.ops[op].signature]
+        planned = op_sharding(program, self._shardings, rule, op, self._factors.of(op))
         whole = unsupported(planned)
         if whole:
-            self._gathered.append(
-                GatheredOp(op, tuple(planned.factor(number).label for number in sorted(whole)))
-            )
+            labels = tuple(planned.factor(number).label for number in sorted(whole))
+            self._gathered.append(GatheredOp(op, labels))
         lowered = planned.whole_along(whole)
-        for index, (wanted, needed) in enumerate(
-            zip(planned.operands, lowered.operands, strict=True)
-        ):
+        specs = zip(planned.operands, lowered.operands, strict=True)
+        for index, (wanted, needed) in enumerate(specs):
             self._reshard_use(op, index, wanted, needed)
         uses = [[(use.owner, use.operand_number) for use in r.uses] for r in operation.results]
-        if operation.name in mlir.CONSTRAINTS:
-            values = [operation.operands[0]]
-        else:
-            rewrite = LOCAL_FORMS.get(program.kind(op))
-            values = rewrite(self._emitter, operation, lowered) if rewrite else None
-            if values is None:
-                values = list(operation.results)
-                for result, value, spec in zip(
-                    values, program.ops[op].results, lowered.results, strict=True
-                ):
-                    if (type_ := self._local_type(value, spec)) is not None:
-                        result.set_type(type_)
         last = operation
-        for index, value in enumerate(program.ops[op].results):
+        for index, current in enumerate(self._local_results(operation, lowered)):
+            value = program.ops[op].results[index]
             stored = self._shardings.of(program, value)
-            current = values[index]
-            (combiner, partial), = lowered.partial(index).items() or (("", frozenset()),)
+            ((combiner, partial),) = lowered.partial(index).items() or (("", frozenset()),)
             steps = sum_steps(lowered.results[index], stored, partial)
-            if current.owner != last and not isinstance(current.owner, ir.Block):
+            if not isinstance(current.owner, ir.Block):
                 last = current.owner
             with self._emitter.after(last):
-                current = self._run(current, steps, value, op, combiner=combiner, gathers=bool(whole))
-            for owner, place in uses[index]:
-                owner.operands[place] = current
+                current = self._run(current, steps, _Purpose(value, op, bool(whole), combiner))
+            self._replace(uses[index], current)
         if operation.name in mlir.CONSTRAINTS:
             operation.erase()
 
-    def _op_sharding(self, op: int) -> OpSharding:
-        axes: dict[int, frozenset[str]] = {}
-        for axis, factor in zip(self._axes, self._held[op].tolist(), strict=True):
-            if factor >= 0:
-                axes[factor] = axes.get(factor, frozenset()) | {axis}
-        rule = self._analysis.rules[self._program.ops[op].signature]
-        return op_sharding(self._program, self._shardings, rule, op, axes)
+    def _local_results(self, operation: Any, lowered: OpSharding) -> list[Any]:
+        """The results of the local form of an op, as the op computes them."""
+        if operation.name in mlir.CONSTRAINTS:
+            return [operation.operands[0]]
+        rewrite = LOCAL_FORMS.get(lowered.signature.kind)
+        values = rewrite(self._emitter, operation, lowered) if rewrite else None
+        if values is not None:
+            return list(values)
+        numbers = self._program.ops[lowered.op].results
+        for result, value, spec in zip(operation.results, numbers, lowered.results, strict=True):
+            if (type_ := self._local_type(value, spec)) is not None:
+                result.set_type(type_)
+        return list(operation.results)
 
-    def _local_type(self, value: int, spec: Spec) -> Any:
-        """The type of a value on a device; ``None`` if it is no tensor."""
+    def _local_type(self, value: int, spec: Spec) -> ir.Type | None:
+        """The type of a value on a device; ``None`` if it is that of the program."""
         type_ = self._program.values[value].type
         if type_.dtype == "token" or not any(spec):
             return None
@@ -270,10 +313,9 @@ class _Lowering:
 
     def _reshard_use(self, op: int, index: int, wanted: Spec, needed: Spec) -> None:
         """Reshards an operand: as planned, and further for an op without a local form."""
-        program = self._program
-        value = program.ops[op].operands[index]
+        value = self._program.ops[op].operands[index]
         operation, place = self._copy.source.operand_sites[op, index]
-        if program.kind(op) == "return":
+        if self._program.kind(op) == "return":
             operation = self._end
         stored = self._shardings.of(self._program, value)
         for before, after, gathers in ((stored, wanted, False), (wanted, needed, True)):
@@ -281,12 +323,11 @@ class _Lowering:
                 continue
             key = value, before, after, operation.block
             if key not in self._copies:
-                first = len(self._collectives)
+                first, steps = len(self._collectives), reshard_steps(before, after)
                 with self._emitter.before(operation):
                     copied = self._run(
-                        operation.operands[place], reshard_steps(before, after), value, op,
-                        gathers=gathers,
-                    )  # fmt: skip
+                        operation.operands[place], steps, _Purpose(value, op, gathers)
+                    )
                 self._copies[key] = _Copy(copied, range(first, len(self._collectives)))
             operation.operands[place] = self._copies[key].value
             if not gathers:  # planned, even if an op without a local form came first
@@ -294,34 +335,48 @@ class _Lowering:
                     planned = dataclasses.replace(self._collectives[number], gathers=False)
                     self._collectives[number] = planned
 
-    def _run(
-        self,
-        current: Any,
-        steps: Iterable[ReshardStep],
-        value: int,
-        op: int,
-        *,
-        combiner: str = "",
-        gathers: bool = False,
-    ) -> Any:
-        """Emits steps for a value that ``op`` uses or defines; returns the new value."""
-        program, type_ = self._program, self._program.values[value].type
+    def _run(self, current: Any, steps: Sequence[ReshardStep], purpose: _Purpose) -> Any:
+        """Emits steps for a value; returns the new value."""
         for step in steps:
             if step.kind == "slice":
                 current = self._emitter.step(current, step)
                 continue
-            axes = tuple(axis for axis in self._shardings.mesh.names if axis in step.axes)
-            size = element_bytes(type_.dtype) * float(np.prod(self._emitter.local_shape(
-                type_.shape, step.before if step.kind == "reduce_scatter" else step.after
-            )))  # fmt: skip
-            self._collectives.append(
-                LocalCollective(step.kind, axes, size, program.repeats[op], value, op, gathers)
-            )
-            name = self._names.get(value) or f"value {value}"
-            purpose = f"{step.kind} of {name} for {program.kind(op)} {op}"
-            with self._emitter.named(purpose):
-                current = self._emitter.step(current, step, combiner)
+            collective = self._collective(step, purpose)
+            self._collectives.append(collective)
+            with self._emitter.named(self._reason(collective)):
+                current = self._emitter.step(current, step, purpose.combiner)
         return current
+
+    def _collective(self, step: ReshardStep, purpose: _Purpose) -> LocalCollective:
+        type_ = self._program.values[purpose.value].type
+        spec = step.before if step.kind == "reduce_scatter" else step.after
+        ops = purpose.op, self._program.values[purpose.value].op
+        return LocalCollective(
+            step.kind,
+            tuple(axis for axis in self._shardings.mesh.names if axis in step.axes),
+            element_bytes(type_.dtype) * float(math.prod(
+                self._emitter.local_shape(type_.shape, spec)
+            )),
+            self._program.repeats[purpose.op],
+            purpose.value,
+            purpose.op,
+            self._factors.causes(ops, step.axes),
+            purpose.gathers,
+        )  # fmt: skip
+
+    def _reason(self, collective: LocalCollective) -> str:
+        """The location of a collective: its value, the op that it is for, and the plan's steps."""
+        name = self._names.get(collective.value) or f"value {collective.value}"
+        use = f"{self._program.kind(collective.op)} {collective.op}"
+        text = f"{collective.kind} of {name} for {use}"
+        if collective.steps:
+            text += f" (step {', '.join(map(str, collective.steps))})"
+        return text
+
+    @staticmethod
+    def _replace(uses: Sequence[tuple[Any, int]], value: Any) -> None:
+        for owner, place in uses:
+            owner.operands[place] = value
 
     # -- the module --------------------------------------------------------------------------
 

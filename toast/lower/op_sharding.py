@@ -6,8 +6,40 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from toast.analysis import Factor, SignatureRule
 from toast.program import Program, Shardings, Signature, Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class OpFactors:
+    """The factor of each op that holds each axis of a mesh: a state of the search, by op."""
+
+    #: The names of the axes.
+    axes: tuple[str, ...]
+    #: ``[ops, axes]`` the factor, or -1.
+    held: npt.NDArray[np.int8] = dataclasses.field(repr=False)
+    #: ``[ops, axes]`` the number of the plan's step that gave the axis to it, from 1; 0 for none.
+    steps: npt.NDArray[np.int64] = dataclasses.field(repr=False)
+
+    def renamed(self, names: Mapping[str, str]) -> OpFactors:
+        """The same with other names of axes."""
+        return dataclasses.replace(self, axes=tuple(names.get(axis, axis) for axis in self.axes))
+
+    def of(self, op: int) -> dict[int, frozenset[str]]:
+        """The axes of each factor of an op that has any."""
+        factors: dict[int, frozenset[str]] = {}
+        for axis, factor in zip(self.axes, self.held[op].tolist(), strict=True):
+            if factor >= 0:
+                factors[factor] = factors.get(factor, frozenset()) | {axis}
+        return factors
+
+    def causes(self, ops: tuple[int, ...], axes: frozenset[str]) -> tuple[int, ...]:
+        """The numbers of the steps that gave ``axes`` to ``ops``, ascending."""
+        columns = [n for n, axis in enumerate(self.axes) if axis in axes]
+        return tuple(sorted({*self.steps[np.ix_(ops, columns)].ravel().tolist()} - {0}))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -115,7 +115,6 @@ def _reordered(before: Spec, after: Spec) -> frozenset[str]:
 
 def _changed(before: Spec, after: Spec) -> Iterator[str]:
     for axes, others in zip(before, after, strict=True):
-        first = next((n for n, pair in enumerate(zip(axes, others, strict=True)) if len({*pair}) > 1), None)
-        if first is not None:
-            last = max(n for n, pair in enumerate(zip(axes, others, strict=True)) if len({*pair}) > 1)
-            yield from axes[first : last + 1]
+        differs = [axis != other for axis, other in zip(axes, others, strict=True)]
+        if True in differs:
+            yield from axes[differs.index(True) : len(differs) - differs[::-1].index(True)]

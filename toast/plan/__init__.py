@@ -1,4 +1,4 @@
-"""Eighth stage: plans, their reasons, and plan files."""
+"""Ninth stage: plans, their reasons, and plan files."""
 
 from toast.files import is_plan
 from toast.plan.diff import (

@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from toast.apply import JitShardings, Verification
+    from toast.lower import LocalProgram, OpFactors
+
+
+#: Who partitions a program: XLA, from annotations, or TOAST.
+Lowering: TypeAlias = Literal["xla", "local"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +162,12 @@ class Plan(Record):
         """``[ops, axes]``: the factor of each op that holds each mesh axis, or -1."""
         return self.model.space.of_ops(self.state)
 
+    @functools.cached_property
+    @late
+    def factors(self) -> OpFactors:
+        """The factors of ops that hold the axes of the mesh, and the steps that chose them."""
+        raise NotImplementedError
+
     def value_spec(self, value: int) -> Spec:
         """The sharding of a value, given by its number, at its definition."""
         return self.shardings.of(self.analysis.program, value)
@@ -238,8 +249,12 @@ class Plan(Record):
         )
         return shardings
 
-    def jit(self, mesh: Any = None) -> Callable[..., Any]:
+    def jit(self, mesh: Any = None, *, lowering: Lowering = "xla") -> Callable[..., Any]:
         """The sharded program as a function that XLA compiles and runs.
+
+        With ``lowering="xla"``, XLA's partitioner inserts the collectives for the plan's
+        annotations.  With ``"local"``, the program is :meth:`lowered`: its collectives are those
+        that the plan predicts.
 
         ``mesh`` is a ``jax.sharding.Mesh`` of the same sizes (axes of size 1 do not count), or a
         list of devices (default: the first of ``jax.devices()``).  Results are on that mesh, with
@@ -247,8 +262,24 @@ class Plan(Record):
         pytrees of the planned function; for a program from a file, it takes flat arguments and
         returns a list.  Raises :class:`toast.errors.PlanError` if there are too few devices.
         """
-        runnable: Callable[..., Any] = self._on(mesh).build("jax", devices=mesh)
+        if lowering not in get_args(Lowering):
+            raise PlanError(f"lowering {lowering!r}: use {' or '.join(get_args(Lowering))}")
+        plan = self._on(mesh)
+        if lowering == "local":
+            options = {"analysis": plan.analysis, "factors": plan.factors}
+            local: Callable[..., Any] = plan.build("local", devices=mesh, **options)
+            return local
+        runnable: Callable[..., Any] = plan.build("jax", devices=mesh)
         return runnable
+
+    @late
+    def lowered(self) -> LocalProgram:
+        """The program of one device: StableHLO on local shapes, with every collective as an op.
+
+        Its ``text`` is the module, its ``collectives`` are those of a step.  Raises
+        :class:`toast.errors.PlanError` if the program is a fact base, or cannot be lowered.
+        """
+        raise NotImplementedError
 
     def _on(self, devices: Any) -> Plan:
         """The plan for the form of the program that JAX lowers for the platform of devices."""

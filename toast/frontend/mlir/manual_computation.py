@@ -37,6 +37,10 @@ DEVICES = frozenset({_GROUPS, _PAIRS})
 #: The target of ``jax.lax.ragged_all_to_all``, a custom call with its groups in a dictionary.
 _RAGGED, _CONFIG, _CHANNEL = "ragged_all_to_all", "backend_config", "channel_id"
 
+#: The channel of the first collective of the program's own regions in a lowered program; those
+#: that the lowering adds have smaller ones.
+_FIRST_CHANNEL = 1_000_000
+
 #: Ops that may do nothing.
 _MAY_IDLE = frozenset({
     "sdy.sharding_constraint", "stablehlo.all_reduce", "stablehlo.all_gather",
@@ -336,6 +340,33 @@ class Regions:
             for region, around in self._regions:
                 target.set_region(region, around, shardings(region.operation))
 
+    def renumber(self, axes: Sequence[tuple[str, int]], renamed: Mapping[str, str]) -> None:
+        """Lets ops in regions name devices by their numbers on another mesh.
+
+        This is for regions inside a computation that is manual over all axes of the mesh;
+        parameters are those of :meth:`write`.
+        """
+        target = _Target("", tuple(axes), dict(renamed))
+        with self._module.context:
+            for number, (operation, around) in enumerate(self._ops, _FIRST_CHANNEL):
+                if operation.name == "stablehlo.partition_id":
+                    target.replace_number(operation, around)
+                else:
+                    target.set_devices(operation, around[-1].mesh, number)
+
+    def inline(self) -> None:
+        """Replaces regions by their bodies, which compute on the values of a device."""
+        for region, _ in reversed(self._regions):
+            (block,) = region.operation.regions[0].blocks
+            for argument, operand in zip(block.arguments, region.operation.operands, strict=True):
+                argument.replace_all_uses_with(operand)
+            *body, end = [op.operation for op in block.operations]
+            for operation in body:
+                operation.move_before(region.operation)
+            for result, value in zip(region.operation.results, end.operands, strict=True):
+                result.replace_all_uses_with(value)
+            region.operation.erase()
+
 
 @dataclasses.dataclass(frozen=True)
 class _Target:
@@ -441,6 +472,17 @@ class _Target:
             own = along[self.renamed[name]] if name in self.renamed else 0
             number = number * size + own
         return np.array(mesh.devices, dtype=np.int64)[number] if mesh.devices else number
+
+    def replace_number(self, operation: Any, around: tuple[Region, ...]) -> None:
+        """Replaces the number of a device by that on the program's mesh, where all are manual."""
+        places = self._places(around[-1].mesh)
+        if (places == np.arange(len(places))).all():
+            return
+        with operation.location:
+            position = stablehlo.PartitionIdOp(ip=ir.InsertionPoint(operation))
+            number = _looked_up(position.result, places, ir.InsertionPoint(operation))
+        operation.results[0].replace_all_uses_with(number)
+        operation.erase()
 
     def replace_position(self, operation: Any, around: tuple[Region, ...]) -> None:
         """Replaces the number of a device by that on the program's mesh."""

@@ -235,22 +235,22 @@ class ShardyWriter:
             operation.operands[index] = barrier.operation.results[0]
 
     def make_manual(
-        self, arguments: list[Spec], results: list[Spec], local_types: list[Any]
+        self, arguments: list[Spec], results: list[Spec], local_types: list[ir.Type | None]
     ) -> Any:
         """Moves the body of the entry function into one manual computation over all axes.
 
-        ``local_types`` are those of the arguments in it, ``None`` for an argument that keeps its
-        type.  Returns the op that returns its results.
+        :param arguments: the shardings of its arguments.
+        :param results: the shardings of its results.
+        :param local_types: the types of the arguments in it; ``None`` for one that keeps its type.
+        :returns: the op that returns its results.
         """
         block = self._function.operation.regions[0].blocks[0]
-        body = [operation.operation for operation in block.operations]
-        types = ir.FunctionType(ir.TypeAttr(
-            self._function.operation.attributes["function_type"]
-        ).value).results  # fmt: skip
+        *ops, end = [operation.operation for operation in block.operations]
+        function = ir.TypeAttr(self._function.operation.attributes["function_type"]).value
         per_value = sdy.TensorShardingPerValueAttr.get
         with self._context, ir.Location.unknown():
             manual = sdy.ManualComputationOp(
-                types,
+                ir.FunctionType(function).results,
                 list(block.arguments),
                 per_value([self._sharding(spec) for spec in arguments]),
                 per_value([self._sharding(spec) for spec in results]),
@@ -258,18 +258,31 @@ class ShardyWriter:
                 ip=ir.InsertionPoint.at_block_begin(block),
             )
             inside = manual.operation.regions[0].blocks.append(
-                *(local or outer.type for local, outer in zip(local_types, block.arguments, strict=True)),
+                *(
+                    local or outer.type
+                    for local, outer in zip(local_types, block.arguments, strict=True)
+                ),
                 arg_locs=[outer.location for outer in block.arguments],
             )
             for outer, inner in zip(block.arguments, inside.arguments, strict=True):
                 outer.replace_all_uses_except(inner, manual.operation)
-            *ops, end = body
             for operation in ops:
                 inside.append(operation)
             returned = sdy.ReturnOp(list(end.operands), ip=ir.InsertionPoint(inside))
             for place, result in enumerate(manual.operation.results):
                 end.operands[place] = result
             return returned.operation
+
+    def renumber_devices(self, renamed: Mapping[str, str]) -> None:
+        """Lets ops in manual regions name devices by their numbers on the mesh.
+
+        ``renamed`` has the axis of the mesh for each axis of the regions.
+        """
+        self._regions.renumber(self._axes, renamed)
+
+    def inline_regions(self) -> None:
+        """Replaces manual regions by their bodies."""
+        self._regions.inline()
 
     def run_callbacks_once(self) -> None:
         """Lets the first device run callbacks into Python, as JAX does.
