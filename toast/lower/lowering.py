@@ -177,7 +177,6 @@ class _Lowering:
             self._taken = dict(self._shardings.manual_axes) or matched_axes(
                 program, self._shardings.mesh
             )
-            writer.renumber_devices(self._taken)
         with self._module.context, ir.Location.unknown():
             types = [
                 self._local_type(value, spec)
@@ -196,7 +195,7 @@ class _Lowering:
                 else:
                     self._lower(op)
             if self._taken:
-                writer.inline_regions()
+                writer.inline_regions(self._taken)
             self._verify()
         return LocalProgram(
             program, self._shardings, self._module, tuple(self._collectives),

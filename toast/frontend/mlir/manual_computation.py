@@ -340,11 +340,11 @@ class Regions:
             for region, around in self._regions:
                 target.set_region(region, around, shardings(region.operation))
 
-    def renumber(self, axes: Sequence[tuple[str, int]], renamed: Mapping[str, str]) -> None:
-        """Lets ops in regions name devices by their numbers on another mesh.
+    def inline(self, axes: Sequence[tuple[str, int]], renamed: Mapping[str, str]) -> None:
+        """Replaces regions by their bodies, in a computation that is manual over a whole mesh.
 
-        This is for regions inside a computation that is manual over all axes of the mesh;
-        parameters are those of :meth:`write`.
+        Ops that name devices get their numbers on this mesh.  ``axes`` has its names and sizes,
+        ``renamed`` its axis for each axis of the regions.
         """
         target = _Target("", tuple(axes), dict(renamed))
         with self._module.context:
@@ -353,9 +353,6 @@ class Regions:
                     target.replace_number(operation, around)
                 else:
                     target.set_devices(operation, around[-1].mesh, number)
-
-    def inline(self) -> None:
-        """Replaces regions by their bodies, which compute on the values of a device."""
         for region, _ in reversed(self._regions):
             (block,) = region.operation.regions[0].blocks
             for argument, operand in zip(block.arguments, region.operation.operands, strict=True):

@@ -273,16 +273,12 @@ class ShardyWriter:
                 end.operands[place] = result
             return returned.operation
 
-    def renumber_devices(self, renamed: Mapping[str, str]) -> None:
-        """Lets ops in manual regions name devices by their numbers on the mesh.
+    def inline_regions(self, renamed: Mapping[str, str]) -> None:
+        """Replaces manual regions by their bodies, in a computation on the values of a device.
 
         ``renamed`` has the axis of the mesh for each axis of the regions.
         """
-        self._regions.renumber(self._axes, renamed)
-
-    def inline_regions(self) -> None:
-        """Replaces manual regions by their bodies."""
-        self._regions.inline()
+        self._regions.inline(self._axes, renamed)
 
     def run_callbacks_once(self) -> None:
         """Lets the first device run callbacks into Python, as JAX does.
