@@ -81,7 +81,7 @@ def is_empty(name: str) -> bool:
 
 
 #: Packages that may import MLIR's bindings and JAX's private modules.
-MLIR_STAGES = ("frontend", "apply")
+MLIR_STAGES = ("frontend", "apply", "lower")
 
 
 def test_only_frontends_and_backends_import_mlir() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -105,7 +105,12 @@ def random_operands(types: Iterable[TensorType], seed: int) -> list[Any]:
 
 
 def verify(
-    program: Program, shardings: Shardings, *, seed: int = 0, rtol: float | None = None
+    program: Program,
+    shardings: Shardings,
+    *,
+    seed: int = 0,
+    rtol: float | None = None,
+    module_of: Callable[[Program, Shardings], Any] = annotate,
 ) -> Verification:
     """Runs ``program`` unsharded on one device and sharded on the mesh, and compares the outputs.
 
@@ -115,6 +120,7 @@ def verify(
 
     :param seed: the seed of the random arguments.
     :param rtol: the largest relative error of equal outputs; by default :data:`TOLERANCE`.
+    :param module_of: writes the sharded module, as for :class:`toast.apply.Runnable`.
     :raises toast.errors.PlanError: if the program is a fact base or too large for this machine, if
         there are too few devices, or if XLA cannot run it on CPU devices.
     """
@@ -138,7 +144,7 @@ def verify(
             "much for CPU devices; verify a smaller form"
         )
     try:
-        sharded = Runnable(program, shardings)
+        sharded = Runnable(program, shardings, module_of=module_of)
         arguments = random_arguments(program, seed)
         with word_size(program):
             expected = _reference(program, program.source)(*arguments)

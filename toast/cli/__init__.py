@@ -14,6 +14,7 @@ from toast.cli import (
     common,
     explain_command,
     hardware_commands,
+    lower_command,
     plan_file_commands,
     planning_commands,
     query_command,
@@ -26,7 +27,7 @@ app = common.group(
 )
 for commands in (
     planning_commands, query_command, explain_command, report_commands, plan_file_commands,
-    checking_commands,
+    lower_command, checking_commands,
 ):  # fmt: skip
     app.add_typer(commands.app)
 app.add_typer(hardware_commands.app, name="hardware")

@@ -25,6 +25,13 @@ from toast.cli.common import (
 app = group("")
 
 
+class Partitioner(enum.StrEnum):
+    """Who inserts the collectives."""
+
+    xla = "xla"
+    local = "local"
+
+
 @command(app)
 def verify(
     source: Source,
@@ -34,6 +41,14 @@ def verify(
         float, typer.Option("--timeout", help="Time limit of the run in seconds.")
     ] = 600,
     seed: SeedOption = 0,
+    lowering: Annotated[
+        Partitioner,
+        typer.Option(
+            "--lowering",
+            help="xla: XLA partitions the annotated program. local: run the program that toast "
+            "lower writes.",
+        ),
+    ] = Partitioner.xla,
 ) -> None:
     """Run TARGET sharded and unsharded and compare the outputs.
 
@@ -61,7 +76,7 @@ def verify(
         name = analysis.program.name
         show(f"running {name} on {parsed.devices} devices")
         with deadline(timeout, f"{name}: running it"):
-            verification = plan.verify(seed=seed)
+            verification = plan.verify(seed=seed, lowering=lowering.value)
     console().print(report.verification_table(plan, verification))
     if not verification.equal:
         raise typer.Exit(1)

@@ -55,5 +55,6 @@ def _all_tiles(
     mesh: Mesh, spec: Sequence[tuple[str, ...]], others: Sequence[str]
 ) -> list[tuple[int, ...]]:
     """The tile of each dimension on each device, and its place along the other axes."""
-    columns = [tiles(mesh, axes) for axes in spec] + [tiles(mesh, (axis,)) for axis in others]
+    real = [tuple(axis for axis in axes if axis in mesh.names) for axes in spec]
+    columns = [tiles(mesh, axes) for axes in (*real, *((axis,) for axis in others))]
     return [tuple(map(int, row)) for row in np.stack(columns, axis=1)] if columns else []

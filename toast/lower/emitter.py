@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from toast.hardware import Mesh
 from toast.lower.device_groups import groups, moves, tiles
-from toast.lower.reshard_steps import ReshardStep
+from toast.lower.reshard_steps import RESTORED, ReshardStep
 from toast.program import Spec
 
 #: The ops that combine two partial results.
@@ -67,7 +67,7 @@ class Emitter:
 
     def shards(self, axes: Sequence[str]) -> int:
         """The number of shards along ``axes``."""
-        return math.prod(self._sizes[axis] for axis in axes)
+        return math.prod(self._sizes[axis] for axis in axes if not axis.startswith(RESTORED))
 
     def local_shape(self, shape: Sequence[int], spec: Spec) -> list[int]:
         """The shape on a device of a value of a global shape."""
@@ -155,6 +155,8 @@ class Emitter:
         return {"channel_handle": stablehlo.ChannelHandle.get(next(self._channel), 1)}
 
     def _slice(self, value: Any, step: ReshardStep) -> Any:
+        if any(axis.startswith(RESTORED) for axes in step.after for axis in axes):
+            return self._slice_parts(value, step)
         shape, starts = list(value.type.shape), []
         zero = None
         for d, axes in enumerate(step.after):
@@ -165,6 +167,32 @@ class Emitter:
                 zero = self.splat(0, [], ir.IntegerType.get_signless(32)) if zero is None else zero
                 starts.append(zero)
         return stablehlo.dynamic_slice(value, starts, shape)
+
+    def _slice_parts(self, value: Any, step: ReshardStep) -> Any:
+        """Slices parts of dimensions that an all-to-all is to shard along the restored axes."""
+        signed = ir.IntegerType.get_signless(32)
+        split: list[int] = []
+        sizes: list[int] = []
+        starts: list[Any] = []
+        merged: list[int] = []
+        for d, size in enumerate(value.type.shape):
+            merged.append(size)
+            for axis in step.after[d][len(step.before[d]) :]:
+                parts = self._sizes[axis.removeprefix(RESTORED)]
+                split.append(parts)
+                size //= parts
+                if axis.startswith(RESTORED):
+                    sizes.append(parts)
+                    starts.append(self.splat(0, [], signed))
+                else:
+                    sizes.append(1)
+                    starts.append(self.tile((axis,)))
+                    merged[-1] //= parts
+            split.append(size)
+            sizes.append(size)
+            starts.append(self.splat(0, [], signed))
+        part = stablehlo.dynamic_slice(self.reshape(value, split), starts, sizes)
+        return self.reshape(part, merged)
 
     def _permute(self, value: Any, step: ReshardStep) -> Any:
         pairs = moves(self.mesh, step.before, step.after)
@@ -177,8 +205,14 @@ class Emitter:
             d: axes[len(step.after[d]) :]
             for d, axes in enumerate(step.before) if axes != step.after[d]
         }  # fmt: skip
-        axes = tuple(axis for some in gone.values() for axis in some)
+        axes = tuple(axis for some in gone.values() for axis in some if axis in step.axes)
         local, element = list(value.type.shape), value.type.element_type
+        if any(axis.startswith(RESTORED) for some in gone.values() for axis in some):
+            sizes = [self._sizes[axis] for axis in axes]
+            stacked = self._gathered(
+                self.reshape(value, [1, *local]), 0, [math.prod(sizes), *local], element, axes
+            )
+            return self._interleaved(self.reshape(stacked, [*sizes, *local]), axes, gone)
         if len(gone) == 1:
             (d,) = gone
             shape = [size * self.shards(axes) if e == d else size for e, size in enumerate(local)]
@@ -197,6 +231,29 @@ class Emitter:
             [type_], [value], d, self._groups(axes), use_global_device_ids=True, **self._between()
         )
         return operation.results[0]
+
+    def _interleaved(
+        self, value: Any, axes: Sequence[str], gone: Mapping[int, Sequence[str]]
+    ) -> Any:
+        """Puts leading dimensions, of gathered ``axes``, between parts of dimensions ``gone``."""
+        local = list(value.type.shape)[len(axes) :]
+        shape: list[int] = [self._sizes[axis] for axis in axes]
+        order: list[int] = []
+        merged: list[int] = []
+        for d, size in enumerate(local):
+            whole = size
+            for axis in gone.get(d, ()):
+                if axis.startswith(RESTORED):
+                    order.append(len(shape))
+                    shape.append(self._sizes[axis.removeprefix(RESTORED)])
+                    size //= shape[-1]
+                else:
+                    order.append(axes.index(axis))
+                    whole *= self._sizes[axis]
+            order.append(len(shape))
+            shape.append(size)
+            merged.append(whole)
+        return self.reshape(self.transpose(self.reshape(value, shape), order), merged)
 
     def _merged(self, value: Any, dims: Sequence[int], rank: int) -> Any:
         """Merges leading dimensions into dimensions ``dims``, each as the major part."""

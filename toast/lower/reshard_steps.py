@@ -9,7 +9,7 @@ sharding has, and reduced along the others.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Literal
 
 from toast.program import Spec
@@ -17,6 +17,11 @@ from toast.program import Spec
 StepKind = Literal[
     "slice", "collective_permute", "all_to_all", "all_gather", "reduce_scatter", "all_reduce"
 ]
+
+
+#: In front of an axis of a dimension in the middle of a reshard: a device has all parts along this
+#: axis, and each lacks what other devices have along the axes that follow.
+RESTORED = "*"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,34 +44,95 @@ def reshard_steps(before: Spec, after: Spec) -> list[ReshardStep]:
     """The steps from the sharding ``before`` to ``after``, without communication where possible."""
     home, goal = _dims(before), _dims(after)
     coming, going = goal.keys() - home.keys(), home.keys() - goal.keys()
-    leaving = {axis for axis in home.keys() & goal.keys() if home[axis] != goal[axis]}
+    leaving = [axis for axes in before for axis in axes if goal.get(axis, home[axis]) != home[axis]]
     steps: list[ReshardStep] = []
     spec = before
 
-    def step(kind: StepKind, axes: frozenset[str], new: Spec) -> Spec:
+    def step(kind: StepKind, axes: Iterable[str], new: Spec) -> Spec:
         if new != spec:
-            steps.append(ReshardStep(kind, axes, spec, new))
+            steps.append(ReshardStep(kind, frozenset(axes), spec, new))
         return new
 
+    first = _exchangeable(leaving, home, goal)
     sliced = tuple(
-        (*axes, *(axis for axis in after[d] if axis in coming)) for d, axes in enumerate(spec)
-    )
-    spec = step("slice", frozenset(coming), sliced)
-    if any(_not_last(axes, leaving) for axes in spec):
-        ordered = tuple(_last(_last(_like(axes, after[d]), going), leaving)
-                        for d, axes in enumerate(spec))  # fmt: skip
-        spec = step("collective_permute", _reordered(spec, ordered), ordered)
-    exchanged = tuple(
-        (*(a for a in axes if a not in leaving), *(a for a in after[d] if a in leaving))
+        _apart(axes, after[d], first, coming) or (*axes, *(a for a in after[d] if a in coming))
         for d, axes in enumerate(spec)
     )
-    spec = step("all_to_all", frozenset(leaving), exchanged)
+    spec = step("slice", coming, sliced)
+    while leaving:
+        batch = _exchangeable(leaving, home, goal)
+        gives = {home[axis] for axis in batch}
+        strided = {
+            d for d in gives
+            if not _not_last(spec[d], {*batch} | going)
+            and all(goal[a] != d for a in leaving)
+            and tuple(a for a in spec[d] if a not in batch and a not in going) == after[d]
+        }  # fmt: skip
+        ordered = tuple(
+            axes if d not in gives or d in strided or not _not_last(axes, {*batch})
+            else _last(_last(_like(axes, after[d]), going), {*batch})
+            for d, axes in enumerate(spec)
+        )  # fmt: skip
+        spec = step("collective_permute", _reordered(spec, ordered), ordered)
+        exchanged = tuple(
+            _restored(axes, batch, going) if d in strided
+            else after[d] if any(a.startswith(RESTORED) for a in axes)
+            else (*(a for a in axes if a not in batch), *(a for a in after[d] if a in batch))
+            for d, axes in enumerate(spec)
+        )  # fmt: skip
+        spec = step("all_to_all", batch, exchanged)
+        leaving = [axis for axis in leaving if axis not in batch]
     ordered = tuple(
-        (*after[d], *(axis for axis in axes if axis in going)) for d, axes in enumerate(spec)
-    )
+        axes if any(a.startswith(RESTORED) for a in axes)
+        else (*after[d], *(axis for axis in axes if axis in going))
+        for d, axes in enumerate(spec)
+    )  # fmt: skip
     spec = step("collective_permute", _reordered(spec, ordered), ordered)
-    step("all_gather", frozenset(going), after)
+    step("all_gather", going, after)
     return steps
+
+
+def _exchangeable(
+    leaving: Sequence[str], home: Mapping[str, int], goal: Mapping[str, int]
+) -> list[str]:
+    """The axes that one all-to-all can move: no dimension gives axes and takes others."""
+    batch: list[str] = []
+    for axis in leaving:
+        gives = {home[a] for a in (*batch, axis)}
+        takes = {goal[a] for a in (*batch, axis)}
+        if gives.isdisjoint(takes):
+            batch.append(axis)
+    return batch
+
+
+def _apart(
+    axes: tuple[str, ...], goal: tuple[str, ...], batch: Sequence[str], coming: Set[str]
+) -> tuple[str, ...]:
+    """``axes`` of a dimension sliced along ``coming`` axes before an all-to-all adds ``batch``.
+
+    Empty if no axis that comes is minor to one that the all-to-all adds.
+    """
+    added = goal[len(axes) :]
+    here = [axis in batch for axis in added]
+    if (
+        goal[: len(axes)] != axes
+        or not all(axis in batch or axis in coming for axis in added)
+        or here == sorted(here)
+    ):
+        return ()
+    return (*axes, *(axis if axis in coming else RESTORED + axis for axis in added))
+
+
+def _restored(axes: tuple[str, ...], batch: Sequence[str], going: Set[str]) -> tuple[str, ...]:
+    """``axes`` of a dimension after an all-to-all moved those of ``batch`` away.
+
+    Where an axis that is still to be gathered follows, the parts along a moved axis remain apart.
+    """
+    last = max((n for n, axis in enumerate(axes) if axis in going), default=-1)
+    return tuple(
+        RESTORED + axis if axis in batch else axis
+        for n, axis in enumerate(axes) if axis not in batch or n < last
+    )  # fmt: skip
 
 
 def sum_steps(computed: Spec, stored: Spec, partial: frozenset[str]) -> list[ReshardStep]:

@@ -262,10 +262,8 @@ class Plan(Record):
         pytrees of the planned function; for a program from a file, it takes flat arguments and
         returns a list.  Raises :class:`toast.errors.PlanError` if there are too few devices.
         """
-        if lowering not in get_args(Lowering):
-            raise PlanError(f"lowering {lowering!r}: use {' or '.join(get_args(Lowering))}")
         plan = self._on(mesh)
-        if lowering == "local":
+        if _checked(lowering) == "local":
             options = {"analysis": plan.analysis, "factors": plan.factors}
             local: Callable[..., Any] = plan.build("local", devices=mesh, **options)
             return local
@@ -311,14 +309,18 @@ class Plan(Record):
         """The program as StableHLO text, with the plan as Shardy annotations."""
         return str(self.build("stablehlo"))
 
-    def verify(self, *, seed: int = 0) -> Verification:
+    def verify(self, *, seed: int = 0, lowering: Lowering = "xla") -> Verification:
         """Run the program sharded and unsharded on random inputs and compare the outputs.
 
-        ``seed`` is that of the inputs.  Raises :class:`toast.errors.PlanError` if there are too few
-        devices.
+        ``seed`` is that of the inputs, ``lowering`` as for :meth:`jit`.  Raises
+        :class:`toast.errors.PlanError` if there are too few devices.
         """
         plan = self._on(None)
-        return apply.verify(plan.analysis.program, plan.shardings, seed=seed)
+        program, shardings = plan.analysis.program, plan.shardings
+        if _checked(lowering) == "xla":
+            return apply.verify(program, shardings, seed=seed)
+        local = plan.lowered()
+        return apply.verify(program, shardings, seed=seed, module_of=lambda *_: local.module)
 
     # -- explanations ------------------------------------------------------------------------
 
@@ -398,6 +400,13 @@ class Plan(Record):
     def json_text(self) -> str:
         """:meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
+
+
+def _checked(lowering: Lowering) -> Lowering:
+    """``lowering``, or a :class:`toast.errors.PlanError` if there is none of this name."""
+    if lowering not in get_args(Lowering):
+        raise PlanError(f"lowering {lowering!r}: use {' or '.join(get_args(Lowering))}")
+    return lowering
 
 
 @dataclasses.dataclass(frozen=True)

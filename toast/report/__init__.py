@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         proof_table,
         rule_list,
     )
+    from toast.report.lowering_tables import lowering_tables
     from toast.report.plan_tables import (
         applied_tables,
         argument_explanation,
@@ -57,6 +58,7 @@ __all__ = [
     "hardware_list",
     "hardware_tables",
     "html_text",
+    "lowering_tables",
     "missing_rules",
     "model_list",
     "plan_tables",
@@ -95,6 +97,7 @@ lazy.package(
             "difference_tables",
             "why_not_tables",
         ),
+        "lowering_tables": ("lowering_tables",),
         "devices": (
             "calibration_table",
             "hardware_list",

@@ -20,25 +20,9 @@ from toast.plan import (
 )
 from toast.plan.labels import folded, shown_labels
 from toast.report.summaries import misfit
+from toast.report.titled_tables import MOST_ROWS, add_rest, titled_table
 from toast.text_tables import TextTable
 from toast.units import listed, size_text, time_text
-
-#: Maximum number of rows of a table; the JSON has all rows.
-_SHOWN = 40
-
-
-def _table(title: str, *columns: str, right: Iterable[str] = ()) -> TextTable:
-    table = TextTable(title=title, title_justify="left", title_style="bold", header_style="")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
-def _rest(table: TextTable, count: int, shown: int = _SHOWN) -> TextTable:
-    """Add a last row with the number of omitted rows, if there are any."""
-    if count > shown:
-        table.add_row(f"... and {count - shown} more", *[""] * (len(table.columns) - 1))
-    return table
 
 
 def _number(value: float, unit: str) -> str:
@@ -80,14 +64,14 @@ def difference_tables(difference: Difference) -> RenderableType:
     parts: list[RenderableType] = []
 
     def add(
-        title: str, rows: Iterable[tuple[str, ...]], *columns: str, shown: int = _SHOWN
+        title: str, rows: Iterable[tuple[str, ...]], *columns: str, shown: int = MOST_ROWS
     ) -> None:
         listed = list(rows)
         if listed:
-            table = _table(title, *columns, right=("number",))
+            table = titled_table(title, *columns, right=("number",))
             for row in listed[:shown]:
                 table.add_row(*(cell or "-" for cell in row))
-            parts.append(_rest(table, len(listed), shown))
+            parts.append(add_rest(table, len(listed), shown))
 
     add("Settings", ((c.what, c.first, c.second) for c in difference.settings), "", first, second)
     add(
@@ -133,7 +117,7 @@ def difference_tables(difference: Difference) -> RenderableType:
 
 
 def _numbers(title: str, rows: Sequence[NumberChange], first: str, second: str) -> TextTable:
-    table = _table(title, "", first, second, "change", right=(first, second, "change"))
+    table = titled_table(title, "", first, second, "change", right=(first, second, "change"))
     for row in rows:
         table.add_row(
             row.what, _number(row.first, row.unit), _number(row.second, row.unit),
@@ -175,14 +159,14 @@ def applied_tables(applied: Applied) -> RenderableType:
         for c in applied.changed
     ]
     if rows:
-        table = _table("Arguments that do not match", "argument", "number", "sharding", "why",
+        table = titled_table("Arguments that do not match", "argument", "number", "sharding", "why",
                        right=("number",))  # fmt: skip
         folded_rows = list(_folded(rows).items())
-        for (name, spec, why), count in folded_rows[:_SHOWN]:
+        for (name, spec, why), count in folded_rows[:MOST_ROWS]:
             table.add_row(name, str(count), spec or "-", why)
-        parts.append(_rest(table, len(folded_rows)))
+        parts.append(add_rest(table, len(folded_rows)))
     parts += [Text(f"no match: {text}") for text in applied.actions_gone]
-    table = _table("Predicted, per device", "", "in the plan", "now", "change",
+    table = titled_table("Predicted, per device", "", "in the plan", "now", "change",
                    right=("in the plan", "now", "change"))  # fmt: skip
     was, now = saved.after, plan.after
     for what, unit, first, second in (
@@ -214,7 +198,7 @@ def argument_explanation(explanation: ArgumentExplanation) -> RenderableType:
     ]
     if explanation.alike:
         lines.insert(0, f"first of {len(explanation.alike)} arguments with the same sharding:")
-    table = _table(f"Mesh axes of {explanation.argument}", "dimension", "axis", "why",
+    table = titled_table(f"Mesh axes of {explanation.argument}", "dimension", "axis", "why",
                    right=("dimension",))  # fmt: skip
     for held in explanation.held:
         table.add_row(str(held.dimension), held.axis, _cause(held.cause))
@@ -236,7 +220,7 @@ def collective_explanation(explanation: CollectiveExplanation) -> RenderableType
     """The output of ``toast explain PLAN --collective``."""
     what = f"{_count(explanation.count)} {explanation.kind} over {' x '.join(explanation.axes)}"
     title = f"Collective {explanation.number}: {what}"
-    table = _table(title, "", "")
+    table = titled_table(title, "", "")
     seconds = time_text(explanation.seconds)
     each = f"{size_text(explanation.bytes)}, {seconds} by {explanation.algorithm}"
     table.add_row("each", each)
@@ -255,14 +239,14 @@ def collective_explanation(explanation: CollectiveExplanation) -> RenderableType
 
 def collectives_table(rows: Sequence[CollectiveExplanation]) -> RenderableType:
     """A table of all collectives of a plan, by decreasing time."""
-    table = _table("Collectives, by decreasing time", "#", "kind", "axes", "count", "time", "value",
-                   "used by", right=("#", "count", "time"))  # fmt: skip
-    for row in rows[:_SHOWN]:
+    columns = "#", "kind", "axes", "count", "time", "value", "used by"
+    table = titled_table("Collectives, by decreasing time", *columns, right=("#", "count", "time"))
+    for row in rows[:MOST_ROWS]:
         table.add_row(
             str(row.number), row.kind, " x ".join(row.axes), _count(row.count),
             time_text(row.total_seconds), row.definition, row.use or "-",
         )  # fmt: skip
-    return _rest(table, len(rows))
+    return add_rest(table, len(rows))
 
 
 def why_not_tables(answer: WhyNot) -> RenderableType:
@@ -300,12 +284,14 @@ def _alternative(title: str, other: Alternative) -> list[RenderableType]:
     parts: list[RenderableType] = [_numbers(title, other.numbers, "plan", "alternative")]
     rows = [("+", row) for row in other.appear] + [("-", row) for row in other.vanish]
     if rows:
-        table = _table("", "", "collective", "axes", "time", "value", "used by", right=("time",))
-        for sign, row in rows[:_SHOWN]:
+        table = titled_table(
+            "", "", "collective", "axes", "time", "value", "used by", right=("time",)
+        )
+        for sign, row in rows[:MOST_ROWS]:
             table.add_row(
                 sign + _count(row.count), row.kind, " x ".join(row.axes), time_text(row.seconds),
                 row.value, row.use or "-",
             )  # fmt: skip
-        parts.append(_rest(table, len(rows)))
+        parts.append(add_rest(table, len(rows)))
     parts.append(Text(f"fits: {'yes' if other.fits else 'no'}, cost {other.plan.cost:.4g}"))
     return parts

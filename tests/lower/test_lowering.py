@@ -1,0 +1,152 @@
+"""Device-local programs: their numbers are those of one device, their collectives the plan's."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+from jaxlib.mlir.dialects import stablehlo
+
+import toast
+from tests.helpers import analyzed, f32, mlp
+from tests.regions.programs import CASES
+from toast.apply import verify
+from toast.cost import CostModel
+from toast.errors import PlanError
+from toast.hardware import Mesh, load
+from toast.lower import LocalProgram, OpFactors, local_forms, lower
+from toast.models import build
+from toast.plan.shard import shardings_of
+from toast.space import Space, States
+
+MESHES = ("data=2", "model=4,data=2", "a=2,b=2,c=2")
+
+
+def local_program(model: CostModel, state: States) -> LocalProgram:
+    """The device-local program of a state."""
+    held = model.space.of_ops(state)
+    factors = OpFactors(model.space.mesh.names, held, np.zeros(held.shape, dtype=np.int64))
+    return lower(model.space.analysis, shardings_of(model, state), factors)
+
+
+def random_states(space: Space, count: int, seed: int) -> list[States]:
+    """States after random actions."""
+    random = np.random.default_rng(seed)
+    states = []
+    for _ in range(count):
+        state = space.initial
+        most = min(len(space.actions), 5)
+        for number in random.choice(len(space.actions), size=most, replace=False):
+            state = space.apply(state, space.actions[number])
+        states.append(state)
+    return states
+
+
+def assert_as_predicted(model: CostModel, state: States, local: LocalProgram) -> None:
+    """The collectives and the numbers of a device-local program."""
+    assert not local.gathered
+    assert local.counts() == model.reshards(state)
+    program = local.program
+    check = verify(program, local.shardings, module_of=lambda *_: local.module)
+    assert check.equal, [output for output in check.outputs if not output.equal]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", ["mlp", "attention"])
+def test_random_states_run_as_priced(name: str, mesh: str) -> None:
+    model = CostModel(Space(analyzed(name, small=True), Mesh.parse(mesh)), load("tpu-v5e"))
+    for state in random_states(model.space, 3, seed=len(mesh)):
+        assert_as_predicted(model, state, local_program(model, state))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layers"), [("t2b", 1), ("moe", 2)])
+def test_plans_of_the_zoo_run_as_priced(name: str, layers: int) -> None:
+    analysis = toast.analyze(build(name, small=True, layers=layers))
+    hardware = toast.api.small_scale(analysis, Mesh.parse("data=2,model=2"), load("tpu-v5e"))
+    plan = toast.plan(analysis, mesh="data=2,model=2", hardware=hardware)
+    assert_as_predicted(plan.model, plan.state, plan.lowered())
+
+
+@pytest.mark.parametrize("mesh", ["data=4,model=2", "tp=2,dp=4"])
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_manual_regions_are_inlined(name: str, mesh: str) -> None:
+    case = CASES[name]
+    plan = toast.plan(case.function, *case.arguments, mesh=mesh, hardware="tpu-v5e")
+    local = plan.lowered()
+    assert local.text.count("sdy.manual_computation") == 1
+    assert local.counts() == plan.model.reshards(plan.state)
+    random = np.random.default_rng(0)
+    arguments = jax.tree.map(lambda a: random.normal(size=a.shape).astype(a.dtype), case.arguments)
+    expected, actual = plan.jit()(*arguments), plan.jit(lowering="local")(*arguments)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(actual), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_locations_name_the_value_the_op_and_the_steps() -> None:
+    shapes = f32(512, 64), f32(64, 256), f32(256, 64)
+    plan = toast.plan(
+        mlp, *shapes, mesh="data=2,model=2", hardware="tpu-v5e",
+        constraints=toast.Constraints(pin={"w1": PartitionSpec(None, "model")}),
+    )  # fmt: skip
+    local = plan.lowered()
+    (collective,) = local.collectives
+    assert collective.steps == (1, 3)
+    assert (collective.kind, collective.axes) == ("all_gather", ("model",))
+    assert '"all_gather of w1 for dot_general 3 (step 1, 3)"' in local.text
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_plan_runs_on_a_mesh_with_other_names(kind: AxisType) -> None:
+    shapes = f32(512, 64), f32(64, 256), f32(256, 64)
+    plan = toast.plan(mlp, *shapes, mesh="data=2,one=1,model=4", hardware="tpu-v5e")
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind, kind))
+    arguments = [np.random.default_rng(0).normal(size=s.shape).astype("f4") for s in shapes]
+    result = plan.jit(mesh, lowering="local")(*arguments)
+    assert result.sharding.mesh == mesh
+    np.testing.assert_allclose(result, mlp(*map(jnp.asarray, arguments)), rtol=2e-5, atol=1e-4)
+
+
+def test_donation_and_export() -> None:
+    plan = toast.plan(
+        lambda x, w: (x + 1, x @ w), f32(64, 32), f32(32, 8), mesh="data=4", hardware="tpu-v5e",
+        donate=(0,),
+    )  # fmt: skip
+    run = plan.jit(lowering="local")
+    assert (
+        "jax.buffer_donor" in run.lower().as_text() or "tf.aliasing_output" in run.lower().as_text()
+    )
+    jitted = jax.jit(lambda x, w: run(x, w)[1] * 2)
+    x, w = np.ones((64, 32), np.float32), np.ones((32, 8), np.float32)
+    np.testing.assert_allclose(jitted(x, w), 64.0)
+
+
+def test_a_wrong_local_form_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verification finds an iota that begins with 0 on every device."""
+    plan = toast.plan(
+        lambda x: x + jnp.arange(64, dtype=jnp.float32), f32(64), mesh="data=4", hardware="tpu-v5e",
+        constraints=toast.Constraints(pin={"x": PartitionSpec("data")}),
+    )  # fmt: skip
+    assert plan.verify(lowering="local").equal
+    monkeypatch.delitem(local_forms.LOCAL_FORMS, "iota")
+    assert not plan.verify(lowering="local").equal
+
+
+def test_ops_without_a_local_form_run_whole_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_forms, "COMBINERS", {"maximum": stablehlo.MaxOp}, raising=True)
+    plan = toast.plan(
+        lambda x: x.sum(0), f32(64, 8), mesh="data=4", hardware="tpu-v5e",
+        constraints=toast.Constraints(pin={"x": PartitionSpec("data")}),
+    )  # fmt: skip
+    local = plan.lowered()
+    (gathered,) = local.gathered
+    assert local.program.kind(gathered.op) == "reduce"
+    assert [(c.kind, c.gathers) for c in local.collectives] == [("all_gather", True)]
+
+
+def test_unknown_lowerings_are_refused() -> None:
+    plan = toast.plan(mlp, f32(8, 8), f32(8, 8), f32(8, 8), mesh="data=2", hardware="tpu-v5e")
+    with pytest.raises(PlanError, match="lowering 'gspmd': use xla or local"):
+        plan.jit(lowering="gspmd")  # type: ignore[arg-type]

@@ -1,0 +1,114 @@
+"""Steps between shardings, run on arrays of tiles instead of devices."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import toast
+from tests.helpers import f32
+from toast import api
+from toast.apply.execute import flat_jit, on_devices
+from toast.hardware import Mesh
+from toast.lower import OpFactors, lower
+from toast.lower.device_groups import groups
+from toast.lower.reshard_steps import reshard_steps, sum_steps
+from toast.program import Shardings, Spec
+
+AXES = ("a", "b", "c")
+MESH = Mesh((("a", 2), ("b", 2), ("c", 2)))
+
+
+@st.composite
+def specs(draw: st.DrawFn, rank: int = 3) -> Spec:
+    """A sharding of a value with ``rank`` dimensions on the axes."""
+    order = draw(st.permutations(AXES))
+    places = [draw(st.integers(-1, rank - 1)) for _ in order]
+    return tuple(
+        tuple(axis for axis, place in zip(order, places, strict=True) if place == d)
+        for d in range(rank)
+    )
+
+
+@given(specs(), specs())
+@settings(max_examples=200, deadline=None)
+def test_steps_lead_from_one_sharding_to_the_other(before: Spec, after: Spec) -> None:
+    spec = before
+    for step in reshard_steps(before, after):
+        assert step.before == spec
+        spec = step.after
+    assert spec == after
+
+
+@given(specs(), specs())
+@settings(max_examples=12, deadline=None)
+def test_devices_have_the_right_elements(before: Spec, after: Spec) -> None:
+    array = np.arange(8**3, dtype=np.float32).reshape(8, 8, 8)
+    analysis = identity()
+    program = analysis.program
+    shardings = Shardings(
+        MESH, {program.argument_values[0]: before, program.result_values[0]: before}, {}, (after,)
+    )
+    held = np.full((len(program.ops), len(AXES)), -1, dtype=np.int8)
+    local = lower(analysis, shardings, OpFactors(AXES, held, np.zeros(held.shape, dtype=np.int64)))
+    mesh, _ = on_devices(shardings)
+    (result,) = flat_jit(program, local.module, mesh, shardings)(array)
+    np.testing.assert_array_equal(result, array)
+
+
+@functools.cache
+def identity() -> toast.Analysis:
+    return toast.analyze(api.program_of(lambda x: x, f32(8, 8, 8)))
+
+
+@given(specs(), specs())
+@settings(max_examples=100, deadline=None)
+def test_no_step_has_more_than_both_ends(before: Spec, after: Spec) -> None:
+    """Values between steps are not larger than the larger one of both ends."""
+    sizes = dict(MESH.axes)
+
+    def shards(spec: Spec) -> int:
+        return math.prod(sizes[axis] for axes in spec for axis in axes if axis in sizes)
+
+    least = min(shards(before), shards(after))
+    assert all(shards(step.after) >= least for step in reshard_steps(before, after))
+
+
+def test_steps_of_each_kind() -> None:
+    steps = reshard_steps((("a",), ()), (("a", "b"), ()))
+    assert [step.kind for step in steps] == ["slice"]
+    assert [step.kind for step in reshard_steps((("a",), ()), ((), ("a",)))] == ["all_to_all"]
+    assert [step.kind for step in reshard_steps((("a", "b"), ()), (("b", "a"), ()))] == [
+        "collective_permute"
+    ]
+    assert [step.kind for step in reshard_steps((("a", "b"), ()), ((), ()))] == ["all_gather"]
+    assert reshard_steps((("a",), ()), (("a",), ())) == []
+
+
+def test_gshard_3_3_2_sums_are_scattered_where_uses_want_parts() -> None:
+    steps = sum_steps(((), ()), ((), ("a",)), frozenset({"a", "b"}))
+    assert [(step.kind, set(step.axes)) for step in steps] == [
+        ("reduce_scatter", {"a"}), ("all_reduce", {"b"}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("axes", "expected"), [
+    (("c",), [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]),
+    (("a",), [[0, 6], [1, 7], [2, 8], [3, 9], [4, 10], [5, 11]]),
+    (("c", "a"), [[0, 6, 1, 7], [2, 8, 3, 9], [4, 10, 5, 11]]),
+])  # fmt: skip
+def test_groups_of_devices(axes: tuple[str, ...], expected: list[list[int]]) -> None:
+    mesh = Mesh((("a", 2), ("b", 3), ("c", 2)))
+    assert groups(mesh, axes).tolist() == expected
+
+
+def test_axes_that_move_past_others_need_no_permute() -> None:
+    """Shards stay where they are if the parts of a dimension can be put in order on a device."""
+    apart, together = ((), ("a", "b")), (("a",), ())
+    assert [step.kind for step in reshard_steps(apart, together)] == ["all_to_all", "all_gather"]
+    assert [step.kind for step in reshard_steps(together, apart)] == ["slice", "all_to_all"]

@@ -1,0 +1,92 @@
+"""Terminal tables about device-local programs: their collectives beside the predicted ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from toast.lower import LocalProgram
+from toast.plan import describe_value, folded
+from toast.report.titled_tables import MOST_ROWS, add_rest, titled_table
+from toast.text_tables import TextTable
+from toast.units import size_text
+
+
+#: Maximum number of rows with causes.
+_CAUSES = 12
+
+
+def lowering_tables(
+    local: LocalProgram, predicted: Counter[tuple[str, tuple[str, ...], float]]
+) -> RenderableType:
+    """The output of ``toast lower``: collectives in the program and predicted, and their causes.
+
+    :param local: the device-local program.
+    :param predicted: the result of :meth:`toast.cost.CostModel.reshards` for its plan.
+    """
+    emitted = local.counts()
+    columns = "kind", "axes", "bytes", "predicted", "in the program"
+    table = titled_table("Collectives of a step", *columns, right=columns[2:])
+    keys = sorted({*emitted, *predicted}, key=lambda key: (-key[2] * predicted[key], key))
+    for key in keys[:MOST_ROWS]:
+        kind, axes, size = key
+        table.add_row(
+            kind, " x ".join(axes), size_text(size), str(predicted[key]), str(emitted[key])
+        )
+    add_rest(table, len(keys))
+    if not keys:
+        verdict = "The plan needs no collectives, and the program has none."
+    elif emitted == predicted:
+        verdict = (
+            f"All {emitted.total():,} collectives are those that the plan predicts: kind, axes, "
+            "bytes and count."
+        )
+    else:
+        more, less = (emitted - predicted).total(), (predicted - emitted).total()
+        verdict = f"{more:,} collectives are not predicted, and {less:,} predicted ones are absent."
+    parts: list[RenderableType] = [table, Text(verdict)] if keys else [Text(verdict)]
+    if local.collectives:
+        parts += [Text(), _causes(local)]
+    if local.gathered:
+        parts += [Text(), _gathered(local)]
+    return Group(*parts)
+
+
+def _causes(local: LocalProgram) -> TextTable:
+    """The largest collectives, with the value, the op and the steps of the plan; alike ones once."""
+    program = local.program
+    columns = "kind", "axes", "bytes", "times", "value", "for", "steps"
+    table = titled_table("Largest collectives", *columns, right=("bytes", "times"))
+    times: Counter[tuple[str, ...]] = Counter()
+    moved: Counter[tuple[str, ...]] = Counter()
+    for collective in local.collectives:
+        row = (
+            collective.kind, " x ".join(collective.axes), size_text(collective.bytes),
+            folded(describe_value(program, collective.value)),
+            "result" if program.kind(collective.op) == "return" else program.describe(collective.op),
+            ", ".join(map(str, collective.steps)) or "-",
+        )  # fmt: skip
+        times[row] += collective.repeats
+        moved[row] += int(collective.bytes) * collective.repeats
+    for row, _ in moved.most_common(_CAUSES):
+        kind, axes, size, value, purpose, steps = row
+        table.add_row(kind, axes, size, str(times[row]), value, purpose, steps)
+    return add_rest(table, len(moved), _CAUSES)
+
+
+def _gathered(local: LocalProgram) -> TextTable:
+    """The ops without a local form, by kind and factors."""
+    columns = "factors", "count", "op"
+    title = "Ops without a local form, which run whole along factors"
+    table = titled_table(title, *columns, right=("count",))
+    first: dict[tuple[str, tuple[str, ...]], int] = {}
+    counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for gathered in local.gathered:
+        key = local.program.kind(gathered.op), gathered.factors
+        first.setdefault(key, gathered.op)
+        counts[key] += 1
+    for key, count in counts.most_common(MOST_ROWS):
+        table.add_row(", ".join(key[1]), str(count), local.program.describe(first[key]))
+    return add_rest(table, len(counts))
