@@ -62,17 +62,17 @@ def _causes(local: LocalProgram) -> TextTable:
     times: Counter[tuple[str, ...]] = Counter()
     moved: Counter[tuple[str, ...]] = Counter()
     for collective in local.collectives:
+        is_result = program.kind(collective.op) == "return"
         row = (
             collective.kind, " x ".join(collective.axes), size_text(collective.bytes),
             folded(describe_value(program, collective.value)),
-            "result" if program.kind(collective.op) == "return" else program.describe(collective.op),
+            "the result" if is_result else program.describe(collective.op),
             ", ".join(map(str, collective.steps)) or "-",
         )  # fmt: skip
         times[row] += collective.repeats
         moved[row] += int(collective.bytes) * collective.repeats
     for row, _ in moved.most_common(_CAUSES):
-        kind, axes, size, value, purpose, steps = row
-        table.add_row(kind, axes, size, str(times[row]), value, purpose, steps)
+        table.add_row(*row[:3], str(times[row]), *row[3:])
     return add_rest(table, len(moved), _CAUSES)
 
 
