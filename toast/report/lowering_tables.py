@@ -13,7 +13,6 @@ from toast.report.titled_tables import MOST_ROWS, add_rest, titled_table
 from toast.text_tables import TextTable
 from toast.units import size_text
 
-
 #: Maximum number of rows with causes.
 _CAUSES = 12
 
@@ -55,7 +54,7 @@ def lowering_tables(
 
 
 def _causes(local: LocalProgram) -> TextTable:
-    """The largest collectives, with the value, the op and the steps of the plan; alike ones once."""
+    """The largest collectives, with value, op and steps of the plan; alike ones in one row."""
     program = local.program
     columns = "kind", "axes", "bytes", "times", "value", "for", "steps"
     table = titled_table("Largest collectives", *columns, right=("bytes", "times"))
@@ -63,7 +62,7 @@ def _causes(local: LocalProgram) -> TextTable:
     moved: Counter[tuple[str, ...]] = Counter()
     for collective in local.collectives:
         is_result = program.kind(collective.op) == "return"
-        row = (
+        row: tuple[str, ...] = (
             collective.kind, " x ".join(collective.axes), size_text(collective.bytes),
             folded(describe_value(program, collective.value)),
             "the result" if is_result else program.describe(collective.op),
