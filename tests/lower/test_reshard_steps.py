@@ -46,7 +46,7 @@ def test_steps_lead_from_one_sharding_to_the_other(before: Spec, after: Spec) ->
 
 
 @given(specs(), specs())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_devices_have_the_right_elements(before: Spec, after: Spec) -> None:
     array = np.arange(8**3, dtype=np.float32).reshape(8, 8, 8)
     analysis = identity()

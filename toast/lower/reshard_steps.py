@@ -61,7 +61,7 @@ def reshard_steps(before: Spec, after: Spec) -> list[ReshardStep]:
     spec = step("slice", coming, sliced)
     while leaving:
         batch = _exchangeable(leaving, home, goal)
-        gives = {home[axis] for axis in batch}
+        gives, takes = {home[axis] for axis in batch}, {goal[axis] for axis in batch}
         strided = {
             d for d in gives
             if not _not_last(spec[d], {*batch} | going)
@@ -76,7 +76,7 @@ def reshard_steps(before: Spec, after: Spec) -> list[ReshardStep]:
         spec = step("collective_permute", _reordered(spec, ordered), ordered)
         exchanged = tuple(
             _restored(axes, batch, going) if d in strided
-            else after[d] if any(a.startswith(RESTORED) for a in axes)
+            else after[d] if d in takes and any(a.startswith(RESTORED) for a in axes)
             else (*(a for a in axes if a not in batch), *(a for a in after[d] if a in batch))
             for d, axes in enumerate(spec)
         )  # fmt: skip
