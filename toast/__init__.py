@@ -2,7 +2,7 @@
 
 >>> import toast
 >>> sorted(name for name in toast.__all__ if name.islower())
-['analyze', 'apply_plan', 'diff', 'plan']
+['analyze', 'apply_plan', 'diff', 'plan', 'replicate', 'shard', 'split']
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from toast.analysis import Analysis
     from toast.api import analyze, apply_plan, plan
     from toast.errors import ToastError
+    from toast.frontend.mlir.annotations import replicate, shard, split
     from toast.hardware import Hardware, Mesh
     from toast.plan import Applied, Plan
     from toast.plan.diff import Difference, diff
@@ -37,6 +38,9 @@ __all__ = [
     "apply_plan",
     "diff",
     "plan",
+    "replicate",
+    "shard",
+    "split",
 ]
 
 lazy.package(
@@ -56,6 +60,11 @@ lazy.package(
         ),
         "search": ("Settings",),
         "errors": ("ToastError",),
+        "frontend.mlir.annotations": (
+            "replicate",
+            "shard",
+            "split",
+        ),
         "api": (
             "analyze",
             "apply_plan",

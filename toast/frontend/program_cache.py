@@ -120,6 +120,7 @@ def _packed(program: Program) -> tuple[dict[str, Any], disk_cache.Arrays]:
         "ties": program.ties,
         "labels": [*program.labels.items()],
         "constraints": [*program.constraints.items()],
+        "annotations": [*program.annotations.items()],
         "foreign": program.foreign,
         "platform": program.platform,
         "types": [[type_.shape, type_.dtype] for type_ in types],
@@ -144,6 +145,7 @@ class _ProgramEntry(msgspec.Struct, forbid_unknown_fields=True):
     ties: list[tuple[int, int]]
     labels: list[tuple[int, str]]
     constraints: list[tuple[int, list[list[str] | None]]]
+    annotations: list[tuple[int, str]]
     foreign: bool
     platform: str
     types: list[tuple[list[_Number], str]]
@@ -195,6 +197,7 @@ def _unpacked(data: Any, arrays: disk_cache.Arrays) -> Program:
         repeats=tuple(column["repeats"]),
         labels=dict(plain.labels),
         constraints={op: _tuples(dimensions) for op, dimensions in plain.constraints},
+        annotations=dict(plain.annotations),
         foreign=plain.foreign,
         platform=plain.platform,
         source=CachedLocations(chosen(column["location"], places)),

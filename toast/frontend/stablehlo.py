@@ -219,6 +219,7 @@ class _Reader:
         self._results: list[tuple[Any, tuple[int, ...]]] = []
         self._labels: dict[int, str] = {}
         self._constraints: dict[int, tuple[tuple[str, ...] | None, ...]] = {}
+        self._annotations: dict[int, str] = {}
         #: The manual regions around the current op, and their axes.
         self._regions: tuple[mlir.Region, ...] = ()
         self._manual_axes: tuple[str, ...] = ()
@@ -274,7 +275,8 @@ class _Reader:
         )  # fmt: skip
         return self._builder.build(
             name, arguments, results, aliases, labels=self._labels,
-            constraints=self._constraints, source=source, foreign=bool(self._file),
+            constraints=self._constraints, annotations=self._annotations, source=source,
+            foreign=bool(self._file),
         )  # fmt: skip
 
     def _refuse_several_platforms(self, attributes: Any) -> None:
@@ -411,6 +413,8 @@ class _Reader:
         name, constraint = mlir.take_name(operation), mlir.constraint(operation)
         if name:
             self._labels[self._builder.next_value] = name
+        if annotation := mlir.take_annotation(operation):
+            self._annotations[number] = annotation
         if constraint:
             self._constraints[number] = constraint
         attributes = self._attributes(operation)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from toast.analysis import Analysis
 from toast.plan.kernel_notes import kernel_notes
 from toast.program import Program, uncounted_loops
+from toast.space.annotated import annotation_call
 from toast.units import listed, size_text
 
 #: The most arguments and arrays that a note names.
@@ -45,6 +46,13 @@ def program_notes(analysis: Analysis) -> list[str]:
     ]
     if unused:
         notes.append(f"unused arguments: {listed(unused, _NAMED)}")
+    if program.annotations:
+        calls = dict.fromkeys(
+            f"{annotation_call(text)} at {program.location(op).shown_file}:"
+            f"{program.location(op).line}"
+            for op, text in program.annotations.items()
+        )
+        notes.append(f"annotations that hold: {listed([*calls], _NAMED)}")
     return [*notes, *kernel_notes(analysis), *loop_notes(program)]
 
 

@@ -124,6 +124,8 @@ class Program:
     constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] = dataclasses.field(
         default_factory=dict, repr=False
     )
+    #: Annotations of shardings (``toast.split`` and others) by op, as JSON.
+    annotations: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
     #: Whether it was read from a file, so that its names, sizes and depth are untrusted.
     foreign: bool = dataclasses.field(default=False, repr=False, compare=False)
     #: The platform that JAX lowered it for, such as ``cpu`` or ``tpu``; empty if unknown.
@@ -191,6 +193,7 @@ class Program:
         content = (
             self.signatures, self.ops, self.arguments, self.results, self.aliases, self.ties,
             self.repeats, sorted(self.labels.items()), sorted(self.constraints.items()),
+            *([sorted(self.annotations.items())] if self.annotations else []),
             *([self.platform] if self.platform not in ("", "cpu") else []),
         )  # fmt: skip
         return hashlib.sha256(repr(content).encode()).hexdigest()
@@ -309,6 +312,7 @@ class Builder:
         *,
         labels: Mapping[int, str] | None = None,
         constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] | None = None,
+        annotations: Mapping[int, str] | None = None,
         source: Any = None,
         foreign: bool = False,
     ) -> Program:
@@ -330,6 +334,7 @@ class Builder:
             repeats=tuple(self._repeats),
             labels=labels or {},
             constraints=constraints or {},
+            annotations=annotations or {},
             foreign=foreign,
             source=source,
         )

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from toast.errors import PinError
 from toast.hardware import Mesh
 from toast.paths import matches, near
+from toast.space.annotated import annotated_spec, annotation_call
 from toast.space.manual_axes import FREE, RegionHolders, acyclic, hold, place_of_region
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
     closed = np.zeros(names.count, dtype=bool)
     causes: dict[tuple[int, int], str] = {}  # the constraint of an op and an axis
     pins: dict[int, list[_Pin]] = defaultdict(list)
-    for pin in _pins(analysis, constraints):
+    for pin in [*_pins(analysis, constraints), *_annotations(analysis, full_mesh, regions)]:
         whole = pin.spec
         pin = pin._replace(spec=_real(analysis, full_mesh, pin))
         defined = pin.value in analysis.program.ops[pin.op].results
@@ -210,6 +211,7 @@ def resolve(analysis: Analysis, mesh: Mesh, constraints: Constraints) -> Resolve
         if None in pin.spec:
             for name, entry in zip(_names_at(analysis, pin.op, pin.value), pin.spec, strict=True):
                 closed[name] |= entry is not None
+    _check_annotations(analysis, pins)
     for pattern, axes in constraints.forbid.items():
         for op, value in _matching(analysis, pattern, "forbid"):
             for axis in _axes(full_mesh, axes, f"forbid {pattern}"):
@@ -267,6 +269,40 @@ def _pins(analysis: Analysis, constraints: Constraints) -> list[_Pin]:
             (value,) = program.ops[op].results
             pins.append(_Pin(op, value, spec, f"{_OWN} {_text(spec)}"))
     return [pin._replace(spec=_whole(analysis, pin)) for pin in pins]
+
+
+def _annotations(analysis: Analysis, mesh: Mesh, regions: RegionHolders) -> list[_Pin]:
+    """The annotations of the program as pins."""
+    program, pins = analysis.program, []
+    for op, text in program.annotations.items():
+        (value,) = program.ops[op].results
+        what = f"{annotation_call(text)} at {program.location(op)}"
+        row = regions.holders[op]
+        taken = [name for name, held in zip(mesh.real.names, row, strict=True) if held != FREE]
+        spec = annotated_spec(text, mesh, what, taken)
+        pins.append(_Pin(op, value, spec, what))
+    return pins
+
+
+def _check_annotations(analysis: Analysis, pins: Mapping[int, list[_Pin]]) -> None:
+    """Refuses an annotation of a value that the user pins otherwise."""
+    program = analysis.program
+    for op in program.annotations:
+        (value,) = program.ops[op].operands
+        for pin in pins.get(op, ()):
+            for other in pins.get(program.values[value].op, ()):
+                pinned = program.values[value].op not in program.annotations
+                own = other.what.startswith(_OWN)
+                if (
+                    pinned
+                    and not own
+                    and other.value == value
+                    and _contradict(pin.spec, other.spec)
+                ):
+                    raise PinError(
+                        f"{_label(analysis, value)}: {pin.what} contradicts {other.what}; "
+                        "remove one"
+                    )
 
 
 def _whole(analysis: Analysis, pin: _Pin) -> Spec:

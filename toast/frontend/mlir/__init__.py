@@ -66,6 +66,7 @@ from toast.frontend.mlir.shardy import (
     constraint,
     forget_shardings_of_ops,
     keeping_names,
+    take_annotation,
     take_name,
     without_shardings,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "read_region",
     "run_passes",
     "set_attributes",
+    "take_annotation",
     "take_name",
     "tensor_type",
     "text_without_locations",

@@ -20,28 +20,50 @@ Spec = tuple[tuple[str, ...], ...]
 #: The attribute with the name that ``checkpoint_name`` gives a value.
 _NAME = "toast_name"
 
+#: The attribute with the text of an annotation.
+_ANNOTATION = "toast_annotation"
+
 #: Ops that constrain the sharding of their result.
 CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
 
 
 def keeping_names() -> Any:
-    """JAX's lowering parameters with a lowering of ``checkpoint_name`` that keeps the name.
+    """JAX's lowering parameters that keep names of ``checkpoint_name``, and annotations.
 
-    JAX lowers it to no op.  Here it becomes a sharding constraint without axes, so that users can
+    JAX lowers both to no op.  Here it becomes a sharding constraint without axes, so that users can
     pin the value.
     """
     from jax._src.ad_checkpoint import name_p
     from jax._src.interpreters import mlir as jax_mlir
 
-    def rule(_context: Any, value: Any, *, name: str) -> list[Any]:
+    from toast.frontend.mlir.annotations import annotation_p, annotation_text
+
+    def constraint_with(value: Any, key: str, text: str) -> list[Any]:
         anything = sdy.DimensionShardingAttr.get([], is_closed=False)
         rank = ir.RankedTensorType(value.type).rank
         sharding = sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), [anything] * rank)
         constraint = sdy.ShardingConstraintOp(value, sharding)
-        constraint.operation.attributes[_NAME] = ir.StringAttr.get(name)
+        constraint.operation.attributes[key] = ir.StringAttr.get(text)
         return [constraint.result]
 
-    return jax_mlir.LoweringParameters(override_lowering_rules=((name_p, rule),))
+    def named(_context: Any, value: Any, *, name: str) -> list[Any]:
+        return constraint_with(value, _NAME, name)
+
+    def annotated(_context: Any, value: Any, **parameters: Any) -> list[Any]:
+        return constraint_with(value, _ANNOTATION, annotation_text(**parameters))
+
+    return jax_mlir.LoweringParameters(
+        override_lowering_rules=((name_p, named), (annotation_p, annotated))
+    )
+
+
+def take_annotation(operation: Any) -> str:
+    """Removes and returns the annotation of an op that :func:`keeping_names` wrote; or empty."""
+    if _ANNOTATION not in operation.attributes:
+        return ""
+    text = str(operation.attributes[_ANNOTATION].value)
+    del operation.attributes[_ANNOTATION]
+    return text
 
 
 def take_name(operation: Any) -> str:
