@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import toast
 from tests.helpers import f32, mlp
 from toast import api
-from toast.errors import TargetError
+from toast.errors import PlanError, TargetError
 from toast.frontend import mlir
 from toast.models import build
 from toast.program import Location, Program
@@ -290,11 +292,24 @@ def test_what_is_no_function(target: object, options: dict[str, Any], message: s
     assert str(caught.value).endswith(message)
 
 
-def test_static_arguments_come_by_name() -> None:
+def test_static_arguments_come_by_name_or_by_position() -> None:
     power = jax.jit(lambda x, n: x**n, static_argnames="n")
-    with pytest.raises(TargetError, match="pass static arguments by name, as in n=3"):
-        api.program_of(power, f32(4), 3)
+    assert api.program_of(power, f32(4), 3).arguments == ("x",)
     assert api.program_of(power, f32(4), n=3).arguments == ("x",)
+
+
+def test_a_plan_takes_static_arguments_by_position() -> None:
+    apply = jax.jit(
+        lambda x, sizes, f, w: f(x @ w) * sizes[0], static_argnums=(1, -2), donate_argnums=0
+    )
+    x, w = np.ones((8, 4), np.float32), np.ones((4, 4), np.float32)
+    plan = toast.plan(apply, x, (2, "unused"), jnp.sin, w, mesh="d=4", hardware="tpu-v5e")
+    assert plan.analysis.program.arguments == ("x", "w")
+    assert plan.analysis.program.donated == {0}
+    result = plan.jit()(x, (2, "unused"), jnp.sin, w)
+    np.testing.assert_allclose(result, 2 * np.sin(x @ w), rtol=1e-6)
+    with pytest.raises(PlanError, match="static leaf 1 of its arguments = 2, got 3"):
+        plan.jit()(x, (3, "unused"), jnp.sin, w)
 
 
 def test_functions_that_do_not_trace() -> None:

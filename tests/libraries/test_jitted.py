@@ -210,3 +210,34 @@ def test_equinox_filter_jit() -> None:
     assert model.activation is expected[0].activation
     with pytest.raises(PlanError, match=r"= 3\.0, got 4\.0; make a new plan for it"):
         run(X, model, state, 4.0)
+
+
+def test_methods_of_equinox_modules() -> None:
+    eqx = pytest.importorskip("equinox")
+
+    class Layer(eqx.Module):  # type: ignore[misc, name-defined]
+        w: jax.Array
+
+        @eqx.filter_jit
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return x @ self.w
+
+        def plain(self, x: jax.Array) -> jax.Array:
+            return x @ self.w
+
+    layer, x = Layer(jnp.ones((64, 64))), jnp.ones((64, 64))
+    for function in (layer, layer.__call__, layer.plain, eqx.filter_jit(layer.plain)):
+        plan = toast.plan(function, x, mesh="data=4", hardware="tpu-v5e")
+        np.testing.assert_allclose(plan.jit()(x), 64.0)
+
+
+def test_a_module_that_a_step_closes_over_is_not_updated() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    count = nnx.Variable(jnp.zeros(()))
+
+    def step(x: jax.Array) -> jax.Array:
+        count[...] += 1
+        return x
+
+    with pytest.raises(TargetError, match="must take it as an argument"):
+        toast.plan(step, jnp.ones(8), mesh="data=4", hardware="tpu-v5e")

@@ -42,6 +42,13 @@ def products(program: Program) -> list[int]:
     return [program.repeats[o] for o in range(len(program.ops)) if program.kind(o) == "dot_general"]
 
 
+def test_a_loop_is_counted_once() -> None:
+    program = api.program_of(fixed_points, *SHAPES)
+    first, _ = uncounted_loops(program)
+    with pytest.raises(TargetError, match="5 iterations, but another key states 7 for loop 0"):
+        with_trip_counts(program, {first.place: 7, "0": 5})
+
+
 def test_loops_are_counted_as_stated() -> None:
     program = api.program_of(fixed_points, *SHAPES)
     first, second = uncounted_loops(program)

@@ -110,20 +110,23 @@ def from_function(
         warnings.simplefilter("ignore", UserWarning)
         try:
             library = jax_libraries.filtered(function, arguments, keywords)
+            if library is None and isinstance(function, jax.stages.Wrapped):
+                info = function.trace(*arguments, **keywords).args_info
+                if len(info[0]) < len(arguments):
+                    library = jax_libraries.with_static_positions(
+                        function, arguments, keywords, info
+                    )
             if library:
                 function = library.function
                 places |= {key for key in library.donated if isinstance(key, int)}
                 names = {key for key in library.donated if isinstance(key, str)}
                 arguments, keywords = library.arguments, library.keywords
             elif isinstance(function, jax.stages.Wrapped):
-                named = function.trace(*arguments, **keywords).args_info
-                if len(named[0]) < len(arguments):
-                    raise TargetError(f"{name}: pass static arguments by name, as in n=3")
-                fixed = {key: keywords.pop(key) for key in [*keywords] if key not in named[1]}
+                fixed = {key: keywords.pop(key) for key in [*keywords] if key not in info[1]}
                 function = functools.partial(function, **fixed) if fixed else function
                 static.update(fixed)
-                places |= {i for i, info in enumerate(named[0]) if _donated(info)}
-                names = {key for key, info in named[1].items() if _donated(info)}
+                places |= {i for i, argument in enumerate(info[0]) if _donated(argument)}
+                names = {key for key, argument in info[1].items() if _donated(argument)}
             else:
                 function = jax_libraries.updating_nothing(function)
             jitted = jax.jit(
@@ -138,7 +141,7 @@ def from_function(
             first = str(error).strip().splitlines()[0] if str(error).strip() else ""
             raise TargetError(
                 f"{name}: JAX cannot trace it: {type(error).__name__}: {first}"
-                f"{_kernel_remedy(first, platform)}"
+                f"{_remedy(first, platform)}"
             ) from error
     leaves, in_tree = jax.tree.flatten((arguments, keywords))
     outputs, out_tree = jax.tree.flatten(traced.out_info)
@@ -190,12 +193,17 @@ def _with_static_leaves(calling: Calling, library: jax_libraries.Filtered) -> Ca
     )
 
 
-def _kernel_remedy(message: str, platform: str | None) -> str:
-    """What to do about a Pallas kernel that JAX does not lower for the platform; else empty."""
+def _remedy(message: str, platform: str | None) -> str:
+    """What to do about an error of a trace, where it is known; else empty."""
     if "interpret mode is supported on CPU" in message:
         return (
             "; the kernel needs another platform, which this machine need not have: pass "
             'platform="tpu" or "cuda" (--platform)'
+        )
+    if "different trace level" in message:
+        return (
+            "; a step that updates a module must take it as an argument: plan nnx.jit(step) with "
+            "the module and the other arguments"
         )
     if platform == "cuda" and "AbstractDevice" in message:
         return (

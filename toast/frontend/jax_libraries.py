@@ -9,8 +9,10 @@ caller's variables.  Here, the changed values are further results of the program
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import numbers
 import sys
@@ -239,7 +241,7 @@ def updating_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
     nnx = sys.modules.get("flax.nnx")
     kinds = tuple(getattr(nnx, kind) for kind in ("Pytree", "Object") if hasattr(nnx, kind))
     if not kinds:
-        return function
+        return _hashable(function)
 
     def leaves(arguments: Any) -> dict[str, Any]:
         """The leaves of modules by path."""
@@ -273,6 +275,48 @@ def updating_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
         return returned
 
     return checked
+
+
+def _hashable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, as one that ``jax.jit`` takes: a bound method of an equinox module has no hash.
+
+    The arrays of its module are those that it closes over.
+    """
+    try:
+        hash(function)
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            return function(*arguments, **keywords)
+
+        call.__name__ = name
+        with contextlib.suppress(TypeError, ValueError):  # for the names of its arguments
+            call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return call
+    return function
+
+
+def with_static_positions(
+    function: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], info: Any
+) -> Filtered:
+    """A ``jax.jit`` function with static arguments that are passed by position.
+
+    ``info`` has its traced arguments (``args_info``): those that are not static.  Raises
+    :class:`toast.errors.TargetError` if this version of JAX does not say which arguments are.
+    """
+    listed = getattr(getattr(function, "_jit_info", None), "static_argnums", None) or ()
+    static = {number % len(arguments) for number in listed if number < len(arguments)}
+    dynamic = [number for number in range(len(arguments)) if number not in static]
+    positional, named = info
+    if len(positional) != len(dynamic):
+        raise TargetError(f"{function.__name__}: pass static arguments by name, as in n=3")
+    donated = {
+        key for key, leaves in [*zip(dynamic, positional, strict=True), *named.items()]
+        if any(leaf.donated for leaf in jax.tree.leaves(leaves))
+    }  # fmt: skip
+    constant = {*static, *(key for key in keywords if key not in named)}
+    return _filtered(function, arguments, keywords, donated, constant, lambda _leaf: True)
 
 
 def _shown(path: str) -> str:

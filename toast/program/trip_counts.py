@@ -86,7 +86,13 @@ def with_trip_counts(program: Program, counts: Mapping[str, int] | int | None) -
                 f"trip_counts {place}: {program.name} has no loop there whose trip count is "
                 f"unknown{which}"
             )
-        stated |= dict.fromkeys(matching, int(count))
+        for number in matching:
+            if stated.setdefault(number, int(count)) != count:
+                where = loops[number].place or "unknown place"
+                raise TargetError(
+                    f"trip_counts {place}: {count} iterations, but another key states "
+                    f"{stated[number]} for loop {number} ({where}); state each loop once"
+                )
     repeats, ops, signatures = list(program.repeats), list(program.ops), list(program.signatures)
     for number, count in stated.items():
         loop = loops[number]
