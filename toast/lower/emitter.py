@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from toast.hardware import Mesh
 from toast.lower.device_groups import groups, moves, tiles
 from toast.lower.reshard_steps import RESTORED, ReshardStep
-from toast.program import Spec
+from toast.program import Spec, element_bytes
 
 #: The ops that combine two partial results.
 COMBINERS = {
@@ -23,6 +24,11 @@ COMBINERS = {
     "minimum": stablehlo.MinOp, "and": stablehlo.AndOp, "or": stablehlo.OrOp,
     "xor": stablehlo.XorOp,
 }  # fmt: skip
+
+
+def _element_bytes(element: Any) -> int:
+    """The bytes of an element of an MLIR type."""
+    return element_bytes(str(element).replace("complex<f", "c").removesuffix(">"))
 
 
 class Emitter:
@@ -37,7 +43,8 @@ class Emitter:
         self._sizes = dict(mesh.axes)
         self._context = module.context
         self._channel = itertools.count(1)
-        self._partition: dict[Any, Any] = {}
+        #: The axes and the bytes of each exchange of edges (:meth:`shifted`).
+        self.exchanges: list[tuple[tuple[str, ...], float]] = []
 
     @contextlib.contextmanager
     def before(self, operation: Any) -> Iterator[None]:
@@ -199,6 +206,33 @@ class Emitter:
         return stablehlo.collective_permute(
             value, ir.DenseElementsAttr.get(pairs), **self._between()
         )
+
+    def shifted(self, value: Any, axes: Sequence[str], shift: int) -> Any:
+        """The value of the device that is ``shift`` tiles further along ``axes``; zeros if none."""
+        return self._from_tiles(value, axes, np.arange(self.shards(axes)) + shift)
+
+    def reversed_tiles(self, value: Any, axes: Sequence[str]) -> Any:
+        """The value of the device that has the same tile from the end."""
+        return self._from_tiles(value, axes, np.arange(self.shards(axes))[::-1])
+
+    def _from_tiles(self, value: Any, axes: Sequence[str], sources: npt.NDArray[np.int64]) -> Any:
+        """The value of the device with tile ``sources[tile]`` along ``axes``, else as this one."""
+        rows = groups(self.mesh, tuple(axes))
+        pairs = [
+            (row[source], row[tile])
+            for row in rows.tolist()
+            for tile, source in enumerate(sources.tolist()) if 0 <= source < len(row)
+        ]  # fmt: skip
+        type_ = value.type
+        size = math.prod(type_.shape) * _element_bytes(type_.element_type)
+        ordered = tuple(axis for axis in self.mesh.names if axis in axes)
+        self.exchanges.append((ordered, float(size)))
+        with self.named("edges"):
+            return stablehlo.collective_permute(
+                value,
+                ir.DenseElementsAttr.get(np.array(sorted(pairs), dtype=np.int64)),
+                **self._between(),
+            )
 
     def _all_gather(self, value: Any, step: ReshardStep) -> Any:
         gone = {

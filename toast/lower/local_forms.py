@@ -18,6 +18,16 @@ from toast.lower.device_groups import tiles
 from toast.lower.emitter import COMBINERS, Emitter
 from toast.lower.op_sharding import OpSharding
 from toast.lower.reshard_steps import reshard_steps
+from toast.lower.sliding_forms import (
+    local_concatenate,
+    local_convolution,
+    local_pad,
+    local_reduce_window,
+    local_reverse,
+    local_slice,
+    local_update,
+    slides,
+)
 
 #: Rewrites an operation in place.  Its operands have their local types already, its results have
 #: those that the program states.  Returns values for its results if these are not its own.
@@ -27,13 +37,14 @@ LocalForm = Callable[[Emitter, Any, OpSharding], Any]
 _IDENTITY = {"add": 0.0, "multiply": 1.0, "or": 0.0, "xor": 0.0}
 
 
-def unsupported(op: OpSharding) -> frozenset[int]:
+def unsupported(emitter: Emitter, op: OpSharding) -> frozenset[int]:
     """The sharded factors without a local form: the op runs whole along them."""
     whole = set()
     for number in op.sharded:
         factor = op.factor(number)
         unknown = factor.combiner and factor.combiner not in COMBINERS
-        if factor.permutation or factor.need_replication or unknown:
+        moves = (factor.permutation or factor.halo) and not slides(emitter, op, number)
+        if moves or factor.need_replication or unknown:
             whole.add(number)
     kind = op.signature.kind
     if kind in ("custom_call", "composite") and (op.rule.runs_whole or kind == "composite"):
@@ -77,23 +88,14 @@ def _iota(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
         return [stablehlo.add(result, emitter.broadcast(first, local, []))]
 
 
-def _slice(_emitter: Emitter, operation: Any, op: OpSharding) -> Any:
-    limits = [int(n) for n in ir.DenseI64ArrayAttr(operation.attributes["limit_indices"])]
-    shape = op.signature.operands[0].shape
-    local = operation.operands[0].type.shape
-    operation.attributes["limit_indices"] = ir.DenseI64ArrayAttr.get([
-        own if own != size else limit for limit, size, own in zip(limits, shape, local, strict=True)
-    ])  # fmt: skip
-    return None
-
-
 def _dynamic_slice(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     local = emitter.local_shape(op.signature.results[0].shape, op.results[0])
     operation.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(local)
     return None
 
 
-def _convolution(_emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+def _convolution(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    local_convolution(emitter, operation, op)
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
     image, kernel = (operand.type.shape for operand in operation.operands)
     per_group = kernel[numbers.kernel_input_feature_dimension]
@@ -267,14 +269,19 @@ def _all_along(emitter: Emitter, value: Any, d: int, rest: list[int]) -> Any:
 
 #: Kinds whose local form differs from the op on local shapes.
 LOCAL_FORMS: dict[str, LocalForm] = {
+    "concatenate": local_concatenate,
     "constant": _constant,
     "convolution": _convolution,
     "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": local_update,
     "gather": _gather,
     "iota": _iota,
+    "pad": local_pad,
     "reduce": _reduce,
+    "reduce_window": local_reduce_window,
+    "reverse": local_reverse,
     "scatter": _scatter,
-    "slice": _slice,
+    "slice": local_slice,
 }
 
 __all__ = ["LOCAL_FORMS", "LocalForm", "unsupported"]

@@ -54,6 +54,8 @@ class LocalCollective:
     steps: tuple[int, ...] = ()
     #: Whether it gathers an operand, or shards a result, of an op without a local form.
     gathers: bool = False
+    #: Whether devices exchange elements at the edges of their shards for an op.
+    edges: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +86,12 @@ class LocalProgram:
     def counts(self) -> collections.Counter[tuple[str, tuple[str, ...], float]]:
         """How often each planned collective runs in a step, by kind, axes and bytes.
 
-        This equals :meth:`toast.cost.CostModel.reshards` of the plan's state.  Collectives around
-        ops without a local form are not counted.
+        This equals :meth:`toast.cost.CostModel.reshards` of the plan's state.  As there, exchanges
+        of edges are not counted, nor collectives around ops without a local form.
         """
         counts: collections.Counter[tuple[str, tuple[str, ...], float]] = collections.Counter()
         for collective in self.collectives:
-            if not collective.gathers:
+            if not (collective.gathers or collective.edges):
                 counts[collective.kind, collective.axes, collective.bytes] += collective.repeats
         return counts
 
@@ -264,7 +266,7 @@ class _Lowering:
         program, operation = self._program, self._copy.source.operations[op]
         rule = self._analysis.rules[program.ops[op].signature]
         planned = op_sharding(program, self._shardings, rule, op, self._factors.of(op))
-        whole = unsupported(planned)
+        whole = unsupported(self._emitter, planned)
         if whole:
             labels = tuple(planned.factor(number).label for number in sorted(whole))
             self._gathered.append(GatheredOp(op, labels))
@@ -273,8 +275,8 @@ class _Lowering:
         for index, (wanted, needed) in enumerate(specs):
             self._reshard_use(op, index, wanted, needed)
         uses = [[(use.owner, use.operand_number) for use in r.uses] for r in operation.results]
-        last = operation
-        for index, current in enumerate(self._local_results(operation, lowered)):
+        last, results = operation, self._local_results(operation, lowered)
+        for index, current in enumerate(results):
             value = program.ops[op].results[index]
             stored = self._shardings.of(program, value)
             ((combiner, partial),) = lowered.partial(index).items() or (("", frozenset()),)
@@ -284,7 +286,8 @@ class _Lowering:
             with self._emitter.after(last):
                 current = self._run(current, steps, _Purpose(value, op, bool(whole), combiner))
             self._replace(uses[index], current)
-        if operation.name in mlir.CONSTRAINTS:
+        replaced = all(current.owner != operation for current in results)
+        if replaced and not any(use for result in operation.results for use in result.uses):
             operation.erase()
 
     def _local_results(self, operation: Any, lowered: OpSharding) -> list[Any]:
@@ -293,6 +296,7 @@ class _Lowering:
             return [operation.operands[0]]
         rewrite = LOCAL_FORMS.get(lowered.signature.kind)
         values = rewrite(self._emitter, operation, lowered) if rewrite else None
+        self._record_exchanges(lowered.op)
         if values is not None:
             return list(values)
         numbers = self._program.ops[lowered.op].results
@@ -300,6 +304,16 @@ class _Lowering:
             if (type_ := self._local_type(value, spec)) is not None:
                 result.set_type(type_)
         return list(operation.results)
+
+    def _record_exchanges(self, op: int) -> None:
+        """The exchanges of edges that the local form of an op has emitted."""
+        operands = self._program.ops[op].operands
+        for axes, size in self._emitter.exchanges:
+            self._collectives.append(LocalCollective(
+                "collective_permute", axes, size, self._program.repeats[op], operands[0], op,
+                self._factors.causes((op,), frozenset(axes)), edges=True,
+            ))  # fmt: skip
+        self._emitter.exchanges.clear()
 
     def _local_type(self, value: int, spec: Spec) -> ir.Type | None:
         """The type of a value on a device; ``None`` if it is that of the program."""

@@ -1,0 +1,103 @@
+"""Halo exchange (GShard, 3.3.4 and A.4): ops that slide along a sharded dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import toast
+from tests.helpers import f32
+from tests.lower.test_lowering import assert_as_predicted, local_program, random_states
+from toast.cost import CostModel
+from toast.hardware import Mesh, load
+from toast.lower.windows import Piece, pieces
+from toast.space import Space
+
+
+class Case(NamedTuple):
+    """A function of arrays of these shapes."""
+
+    function: Callable[..., Any]
+    shapes: tuple[Any, ...]
+
+
+def conv(x: Any, w: Any, stride: int = 1, padding: Any = "SAME", gap: int = 1) -> Any:
+    return lax.conv_general_dilated(
+        x, w, (stride, stride), padding, rhs_dilation=(gap, gap),
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )  # fmt: skip
+
+
+def gradients(x: Any, w: Any, stride: int) -> Any:
+    return jax.grad(lambda x, w: (conv(x, w, stride) ** 2).sum(), argnums=(0, 1))(x, w)
+
+
+IMAGE, KERNEL = f32(2, 16, 16, 3), f32(3, 3, 3, 4)
+
+#: By section of the paper.
+CASES = {
+    "3_3_4_slice": Case(lambda x: x[2:14] * 2, (f32(24, 4),)),
+    "3_3_4_slice_with_stride": Case(lambda x: x[1:17:2] * 2, (f32(24, 4),)),
+    "3_3_4_pad": Case(lambda x: jnp.pad(x, ((3, 5), (0, 0)), constant_values=7.0), (f32(16, 4),)),
+    "3_3_4_pad_that_cuts": Case(lambda x: lax.pad(x, 2.0, ((-4, 12, 0), (0, 0, 0))), (f32(16, 4),)),
+    "3_3_4_reverse": Case(lambda x: x[::-1] + 1, (f32(16, 4),)),
+    "3_3_4_roll": Case(lambda x: jnp.roll(x, 5, 0), (f32(16, 4),)),
+    "3_3_4_update": Case(
+        lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)),
+        (f32(16, 4), f32(5, 4), jax.ShapeDtypeStruct((), jnp.int32)),
+    ),
+    "a_4_2_pooling": Case(
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
+        (IMAGE,),
+    ),
+    "a_4_2_cumulative_sum": Case(lambda x: jnp.cumsum(x, 0), (f32(16, 4),)),
+    "a_4_2_convolution": Case(conv, (IMAGE, KERNEL)),
+    "a_4_2_strides": Case(lambda x, w: conv(x, w, 2), (IMAGE, KERNEL)),
+    "a_4_2_window_dilation": Case(
+        lambda x, w: conv(x, w, 1, "SAME", 2), (IMAGE, f32(5, 5, 3, 4))
+    ),
+    "a_4_2_uneven_padding": Case(
+        lambda x, w: conv(x, w, 1, [(4, 4), (0, 0)]), (IMAGE, f32(5, 1, 3, 4))
+    ),
+    "a_4_2_gradients": Case(lambda x, w: gradients(x, w, 1), (IMAGE, KERNEL)),
+    "a_4_2_base_dilation": Case(lambda x, w: gradients(x, w, 2), (IMAGE, KERNEL)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh", ["a=4", "a=2,b=4"])
+@pytest.mark.parametrize("name", CASES)
+def test_gshard(name: str, mesh: str) -> None:
+    analysis = toast.analyze(CASES[name].function, *CASES[name].shapes)
+    model = CostModel(Space(analysis, Mesh.parse(mesh)), load("tpu-v5e"))
+    for state in random_states(model.space, 2, seed=3):
+        assert_as_predicted(model, state, local_program(model, state))
+
+
+def test_gshard_a_4_2_edges_are_as_wide_as_the_widest() -> None:
+    """A window of three elements with stride 1 needs one element of each neighbour."""
+    tile = np.arange(4) * 8
+    assert pieces(8, tile - 1, 10) == [Piece(-1, 7, 8), Piece(0, 0, 8), Piece(1, 0, 1)]
+    # With stride 2 and padding at the end, none of the neighbour before.
+    assert pieces(8, tile, 9) == [Piece(0, 0, 8), Piece(1, 0, 1)]
+    # Shards of a slice begin at different places of shards of its operand (non-constant halos).
+    assert pieces(6, np.arange(4) * 3 + 2, 3) == [
+        Piece(-2, 5, 6), Piece(-1, 0, 6), Piece(0, 0, 5),
+    ]  # fmt: skip
+
+
+def test_exchanges_of_edges_are_collectives_of_the_program() -> None:
+    analysis = toast.analyze(conv, IMAGE, KERNEL)
+    plan = toast.plan(
+        analysis, mesh="a=4", hardware="tpu-v5e",
+        constraints=toast.Constraints(pin={"x": jax.sharding.PartitionSpec(None, "a")}),
+    )  # fmt: skip
+    edges = [c for c in plan.lowered().collectives if c.edges]
+    assert [(c.kind, c.axes, c.bytes) for c in edges] == [
+        ("collective_permute", ("a",), 2 * 16 * 3 * 4.0)
+    ] * 2
