@@ -62,9 +62,9 @@ def test_random_states_run_as_priced(name: str, mesh: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "layers"), [("t2b", 1), ("moe", 2)])
-def test_plans_of_the_zoo_run_as_priced(name: str, layers: int) -> None:
-    analysis = toast.analyze(build(name, small=True, layers=layers))
+@pytest.mark.parametrize("name", ["t2b", "moe", "gns", "unet", "itx", "itx-decode"])
+def test_plans_of_the_zoo_run_as_priced(name: str) -> None:
+    analysis = toast.analyze(build(name, small=True))
     hardware = toast.api.small_scale(analysis, Mesh.parse("data=2,model=2"), load("tpu-v5e"))
     plan = toast.plan(analysis, mesh="data=2,model=2", hardware=hardware)
     assert_as_predicted(plan.model, plan.state, plan.lowered())
