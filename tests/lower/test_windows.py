@@ -16,7 +16,7 @@ from tests.helpers import f32
 from tests.lower.test_lowering import assert_as_predicted, local_program, random_states
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
-from toast.lower.windows import Piece, pieces
+from toast.lower.windows import ShardPart, shard_parts
 from toast.space import Space
 
 
@@ -82,12 +82,16 @@ def test_gshard(name: str, mesh: str) -> None:
 def test_gshard_a_4_2_edges_are_as_wide_as_the_widest() -> None:
     """A window of three elements with stride 1 needs one element of each neighbour."""
     tile = np.arange(4) * 8
-    assert pieces(8, tile - 1, 10) == [Piece(-1, 7, 8), Piece(0, 0, 8), Piece(1, 0, 1)]
+    assert shard_parts(8, tile - 1, 10) == [
+        ShardPart(-1, 7, 8),
+        ShardPart(0, 0, 8),
+        ShardPart(1, 0, 1),
+    ]
     # With stride 2 and padding at the end, none of the neighbour before.
-    assert pieces(8, tile, 9) == [Piece(0, 0, 8), Piece(1, 0, 1)]
+    assert shard_parts(8, tile, 9) == [ShardPart(0, 0, 8), ShardPart(1, 0, 1)]
     # Shards of a slice begin at different places of shards of its operand (non-constant halos).
-    assert pieces(6, np.arange(4) * 3 + 2, 3) == [
-        Piece(-2, 5, 6), Piece(-1, 0, 6), Piece(0, 0, 5),
+    assert shard_parts(6, np.arange(4) * 3 + 2, 3) == [
+        ShardPart(-2, 5, 6), ShardPart(-1, 0, 6), ShardPart(0, 0, 5),
     ]  # fmt: skip
 
 

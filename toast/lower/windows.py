@@ -21,7 +21,7 @@ from toast.lower.emitter import Emitter
 Ints = npt.NDArray[np.int64]
 
 
-class Piece(NamedTuple):
+class ShardPart(NamedTuple):
     """Elements ``start`` to ``stop`` of the shard that is ``shift`` tiles further."""
 
     shift: int
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     stop: int
 
 
-def pieces(size: int, first: Ints, length: int) -> list[Piece]:
+def shard_parts(size: int, first: Ints, length: int) -> list[ShardPart]:
     """What a device receives to have ``length`` elements, in order and without gaps.
 
     :param size: the number of elements of a shard.
@@ -48,7 +48,7 @@ def pieces(size: int, first: Ints, length: int) -> list[Piece]:
         return []
     nearest, furthest = min(wanted), max(wanted)
     return [
-        Piece(
+        ShardPart(
             shift,
             wanted[shift][0] if shift == nearest else 0,
             wanted[shift][1] if shift == furthest else size,
@@ -79,12 +79,12 @@ def windowed(emitter: Emitter, value: Any, window: Window, fill: Any = None) -> 
     d, axes, size, first, length = window
     shard = int(value.type.shape[d])
     parts = []
-    received = pieces(shard, first, length)
+    received = shard_parts(shard, first, length)
     for piece in received:
         part = _part(value, d, piece.start, piece.stop)
         parts.append(emitter.shifted(part, axes, piece.shift) if piece.shift else part)
     if not parts:  # nobody wants anything but fill
-        received, parts = [Piece(0, 0, shard)], [value]
+        received, parts = [ShardPart(0, 0, shard)], [value]
     joined = parts[0] if len(parts) == 1 else stablehlo.concatenate(parts, d)
     origin = (np.arange(len(first)) + received[0].shift) * shard + received[0].start
     begin = first - origin
