@@ -402,7 +402,7 @@ def apply_plan(
 
 def _platform_of(platform: Any, machine: Hardware) -> Any:
     """The user's platform, or that of the hardware."""
-    return ports.HardwarePlatform(machine.platform) if platform is None else platform
+    return ports.HardwarePlatform.of(machine) if platform is None else platform
 
 
 def _check_unused(

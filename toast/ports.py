@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from toast.errors import PlanError, TargetError
 
 if TYPE_CHECKING:
+    from toast.hardware import Hardware
     from toast.program import Program, Shardings
 
 
@@ -39,10 +40,18 @@ class HardwarePlatform(str):
     Another text is what the user chose.
     """
 
-    __slots__ = ()
+    #: JAX's name of the kind of device; empty if unknown.
+    device_kind: str = ""
+
+    @staticmethod
+    def of(hardware: Hardware) -> HardwarePlatform:
+        """The platform of a kind of device."""
+        platform = HardwarePlatform(hardware.platform)
+        platform.device_kind = hardware.device_kind
+        return platform
 
     def __repr__(self) -> str:
-        return f"HardwarePlatform({str(self)!r})"
+        return f"HardwarePlatform({str(self)!r}, {self.device_kind!r})"
 
 
 class Frontend(Protocol):

@@ -358,7 +358,7 @@ class Source:
         """The source for plans on a kind of device, whose platform is the default."""
         if self.platform is not None or not hardware.platform:
             return self
-        return dataclasses.replace(self, platform=HardwarePlatform(hardware.platform))
+        return dataclasses.replace(self, platform=HardwarePlatform.of(hardware))
 
     def program(self, *, small: bool = False, module: bool = True) -> Program:
         """Load the program, a model in its ``small`` form if asked.

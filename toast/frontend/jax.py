@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -12,7 +13,7 @@ import jax
 
 from toast.errors import TargetError
 from toast.frontend import jax_libraries, mlir
-from toast.frontend.jax_lowering import check_platform, lower, read
+from toast.frontend.jax_lowering import abstract_device, check_platform, lower, read
 from toast.program import Program
 
 
@@ -90,6 +91,35 @@ def from_function(
     :param keywords: keyword arguments.  Keywords that are static in ``jax.jit`` stay static.
     :raises toast.errors.TargetError: if JAX cannot trace the function.
     """
+
+    def program() -> Program:
+        return _program(
+            function, arguments, donate=donate, name=name, platform=platform, keywords=keywords
+        )
+
+    try:
+        return program()
+    except TargetError as error:
+        # Some kernels ask for the device while they are traced.
+        device = abstract_device(platform)
+        if error.__cause__ is None or device is None:
+            raise
+        mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+        with contextlib.suppress(Exception), jax.sharding.use_abstract_mesh(mesh):
+            return program()
+        raise
+
+
+def _program(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    *,
+    donate: int | Sequence[int] | None,
+    name: str | None,
+    platform: Any,
+    keywords: dict[str, Any],
+) -> Program:
+    """The program of a function (:func:`from_function`)."""
     name = name or str(getattr(function, "__name__", "function"))
     listed = donate is None or isinstance(donate, int | Iterable)
     places: set[Any] = {donate} if isinstance(donate, int) else {*((listed and donate) or ())}
@@ -199,6 +229,11 @@ def _remedy(message: str, platform: str | None) -> str:
         return (
             "; the kernel needs another platform, which this machine need not have: pass "
             'platform="tpu" or "cuda" (--platform)'
+        )
+    if "TPU version must be" in message:
+        return (
+            "; the kernel asks for a TPU of this machine: pass its block sizes, such as "
+            "num_queries_per_block"
         )
     if "different trace level" in message:
         return (

@@ -88,6 +88,8 @@ class Hardware:
     transcendentals_per_s: float = math.inf
     #: JAX's name of the platform, ``tpu``, ``cuda`` or ``rocm``; empty if unknown.
     platform: str = dataclasses.field(default="", repr=False)
+    #: JAX's name of the kind of device, such as ``TPU v5 lite``; empty if unknown.
+    device_kind: str = dataclasses.field(default="", repr=False)
     #: Devices of the largest system, as one slice or cluster.
     max_devices: int = 10**6
     #: Measured collectives inside a node; the times of other kinds follow from the links.

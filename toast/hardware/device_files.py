@@ -95,6 +95,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     name: Text
     description: Text
     platform: Literal["cpu", "cuda", "rocm", "tpu"] | None = None
+    device_kind: Text | None = None
     max_devices: Count = 10**6
     product_operands: Literal["bf16", "f16"] | None = None
     transcendentals_per_s: FlopsPerS = math.inf
@@ -240,6 +241,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         transcendentals_per_s=file.transcendentals_per_s,
         max_devices=file.max_devices,
         platform=file.platform or "",
+        device_kind=file.device_kind or "",
         measured=tuple(Measured(**msgspec.structs.asdict(entry)) for entry in file.collective),
     )
 
