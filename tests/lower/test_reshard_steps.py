@@ -87,7 +87,7 @@ def test_steps_of_each_kind() -> None:
         "collective_permute"
     ]
     assert [step.kind for step in reshard_steps((("a", "b"), ()), ((), ()))] == ["all_gather"]
-    assert reshard_steps((("a",), ()), (("a",), ())) == []
+    assert reshard_steps((("a",), ()), (("a",), ())) == ()
 
 
 def test_gshard_3_3_2_sums_are_scattered_where_uses_want_parts() -> None:

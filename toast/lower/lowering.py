@@ -24,7 +24,7 @@ from toast.lower.emitter import Emitter
 from toast.lower.local_forms import LOCAL_FORMS, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
 from toast.lower.reshard_steps import ReshardStep, reshard_steps, sum_steps
-from toast.program import Program, Shardings, Spec, element_bytes
+from toast.program import Program, Shardings, Spec, TensorType, element_bytes
 from toast.space import BOUNDARY, matched_axes, split_axes
 
 #: Operations whose results are values of their regions.
@@ -163,6 +163,8 @@ class _Lowering:
         self._gathered: list[GatheredOp] = []
         #: Resharded values by value, both shardings and block: alike uses share one.
         self._copies: dict[tuple[int, Spec, Spec, Any], _Copy] = {}
+        #: The types of values on a device.
+        self._types: dict[tuple[TensorType, Spec], ir.Type] = {}
         self._names = analysis.program.value_names
         self._first_return = len(self._program.ops) - len(self._program.results)
         #: The axis of the mesh for each axis of the program's manual regions.
@@ -274,18 +276,22 @@ class _Lowering:
         specs = zip(planned.operands, lowered.operands, strict=True)
         for index, (wanted, needed) in enumerate(specs):
             self._reshard_use(op, index, wanted, needed)
-        uses = [[(use.owner, use.operand_number) for use in r.uses] for r in operation.results]
+        own = list(operation.results)
+        # The local form may use the op's own results, so these uses are those of the program.
+        uses = [[(use.owner, use.operand_number) for use in result.uses] for result in own]
         last, results = operation, self._local_results(operation, lowered)
         for index, current in enumerate(results):
             value = program.ops[op].results[index]
             stored = self._shardings.of(program, value)
             ((combiner, partial),) = lowered.partial(index).items() or (("", frozenset()),)
             steps = sum_steps(lowered.results[index], stored, partial)
-            if not isinstance(current.owner, ir.Block):
-                last = current.owner
-            with self._emitter.after(last):
-                current = self._run(current, steps, _Purpose(value, op, bool(whole), combiner))
-            self._replace(uses[index], current)
+            if steps:
+                if not isinstance(current.owner, ir.Block):
+                    last = current.owner
+                with self._emitter.after(last):
+                    current = self._run(current, steps, _Purpose(value, op, bool(whole), combiner))
+            if steps or current != own[index]:
+                self._replace(uses[index], current)
         replaced = all(current.owner != operation for current in results)
         if replaced and not any(use for result in operation.results for use in result.uses):
             operation.erase()
@@ -320,7 +326,11 @@ class _Lowering:
         type_ = self._program.values[value].type
         if type_.dtype == "token" or not any(spec):
             return None
-        return mlir.tensor_type(self._emitter.local_shape(type_.shape, spec), type_.dtype)
+        key = type_, spec
+        if key not in self._types:
+            local = self._emitter.local_shape(type_.shape, spec)
+            self._types[key] = mlir.tensor_type(local, type_.dtype)
+        return self._types[key]
 
     # -- reshards ----------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ sharding has, and reduced along the others.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Literal
 
@@ -40,8 +41,11 @@ class ReshardStep:
     after: Spec
 
 
-def reshard_steps(before: Spec, after: Spec) -> list[ReshardStep]:
+@functools.lru_cache(maxsize=4096)
+def reshard_steps(before: Spec, after: Spec) -> tuple[ReshardStep, ...]:
     """The steps from the sharding ``before`` to ``after``, without communication where possible."""
+    if before == after:
+        return ()
     home, goal = _dims(before), _dims(after)
     coming, going = goal.keys() - home.keys(), home.keys() - goal.keys()
     leaving = [axis for axes in before for axis in axes if goal.get(axis, home[axis]) != home[axis]]
@@ -89,7 +93,7 @@ def reshard_steps(before: Spec, after: Spec) -> list[ReshardStep]:
     )  # fmt: skip
     spec = step("collective_permute", _reordered(spec, ordered), ordered)
     step("all_gather", going, after)
-    return steps
+    return tuple(steps)
 
 
 def _exchangeable(
@@ -135,7 +139,8 @@ def _restored(axes: tuple[str, ...], batch: Sequence[str], going: Set[str]) -> t
     )  # fmt: skip
 
 
-def sum_steps(computed: Spec, stored: Spec, partial: frozenset[str]) -> list[ReshardStep]:
+@functools.lru_cache(maxsize=4096)
+def sum_steps(computed: Spec, stored: Spec, partial: frozenset[str]) -> tuple[ReshardStep, ...]:
     """The steps from partial sums over the axes ``partial`` to a stored value.
 
     ``computed`` is the sharding of the partial sums.  The axes that ``stored`` has in addition are
@@ -152,7 +157,7 @@ def sum_steps(computed: Spec, stored: Spec, partial: frozenset[str]) -> list[Res
         steps.append(ReshardStep("reduce_scatter", scattered, computed, parts))
     if rest := partial - scattered:
         steps.append(ReshardStep("all_reduce", rest, parts, parts))
-    return steps + reshard_steps(parts, stored)
+    return (*steps, *reshard_steps(parts, stored))
 
 
 def _dims(spec: Spec) -> dict[str, int]:
