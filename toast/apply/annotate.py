@@ -20,7 +20,7 @@ from typing import Any
 
 from toast.apply.single_elements import single_elements
 from toast.errors import PlanError
-from toast.frontend import mlir, stablehlo
+from toast.frontend import mlir
 from toast.frontend.mlir import ModuleSource
 from toast.program import Program, Shardings, Spec
 from toast.space import BOUNDARY, matched_axes
@@ -36,15 +36,15 @@ def annotate(program: Program, shardings: Shardings) -> Any:
     if not isinstance(source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no program to annotate or run")
     shardings.check(program)
-    module = mlir.clone(source.module)
-    copy = stablehlo.from_module(module, name=program.name)
+    copy = source.copied()
+    module = copy.module
     writer = mlir.ShardyWriter(module, shardings.mesh.axes)
     writer.set_function(
         [shardings.of(program, v) for v in program.argument_values], list(shardings.results)
     )
     copies: dict[tuple[Any, ...], Any] = {}
     for (op, index), spec in sorted(shardings.uses.items()):
-        operation, place = copy.source.operand_sites[op, index]
+        operation, place = copy.operand_sites[op, index]
         # A copy serves later uses in its own block; it is not visible in other blocks.
         key = (program.ops[op].operands[index], spec, operation.block)
         if key not in copies:
@@ -54,18 +54,18 @@ def annotate(program: Program, shardings: Shardings) -> Any:
     everywhere = _in_regions_of_all_axes(program, shardings, matched)
     for op, index in single_elements(program, shardings):
         if op not in everywhere:
-            operation, place = copy.source.operand_sites[op, index]
+            operation, place = copy.operand_sites[op, index]
             writer.guard(operation, place, shardings.at(program, op, index))
     regions: dict[Any, tuple[list[Spec], list[Spec]]] = {}
     for op in range(len(program.ops)) if matched else ():
         if program.kind(op) in BOUNDARY:
-            operands, results = regions.setdefault(copy.source.operations[op], ([], []))
+            operands, results = regions.setdefault(copy.operations[op], ([], []))
             if program.kind(op) == "manual_entry":
                 value = program.ops[op].operands[0]
                 operands.append(shardings.uses.get((op, 0), shardings.of(program, value)))
             else:
                 results.append(shardings.of(program, program.ops[op].results[0]))
-    for operation, values in copy.source.results:
+    for operation, values in copy.results:
         if program.values[values[0]].op in everywhere:
             continue
         specs = [shardings.of(program, v) for v in values]

@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 from toast.analysis import Analysis
 from toast.boundary.printable import shortened
 from toast.errors import PlanError
-from toast.frontend import mlir, stablehlo
+from toast.frontend import mlir
 from toast.frontend.mlir import ModuleSource
 from toast.lower.emitter import Emitter
 from toast.lower.local_forms import LOCAL_FORMS, unsupported
@@ -156,8 +156,8 @@ class _Lowering:
     def __init__(self, analysis: Analysis, shardings: Shardings, factors: OpFactors) -> None:
         self._analysis, self._program = analysis, analysis.program
         self._shardings, self._factors = shardings, factors
-        self._module = mlir.clone(analysis.program.source.module)
-        self._copy = stablehlo.from_module(self._module, name=analysis.program.name)
+        self._source = analysis.program.source.copied()
+        self._module = self._source.module
         self._emitter = Emitter(self._module, shardings.mesh)
         self._collectives: list[LocalCollective] = []
         self._gathered: list[GatheredOp] = []
@@ -172,7 +172,7 @@ class _Lowering:
 
     def run(self) -> LocalProgram:
         """Lowers the whole program."""
-        program, source = self._program, self._copy.source
+        program, source = self._program, self._source
         arguments = [self._shardings.of(program, v) for v in program.argument_values]
         results = list(self._shardings.results)
         writer = mlir.ShardyWriter(self._module, self._shardings.mesh.axes)
@@ -235,14 +235,14 @@ class _Lowering:
         if program.kind(op) == "manual_entry":
             wanted = self._region_first(op, self._shardings.at(program, op, 0))
             self._reshard_use(op, 0, wanted, wanted)
-            operation, index = self._copy.source.operand_sites[op, 0]
+            operation, index = self._source.operand_sites[op, 0]
             (block,) = operation.regions[0].blocks
             if (type_ := self._local_type(value, self._shardings.of(program, value))) is not None:
                 block.arguments[index].set_type(type_)
             return
         inside = self._shardings.at(program, op, 0)
         self._reshard_use(op, 0, inside, inside)
-        end, index = self._copy.source.operand_sites[op, 0]
+        end, index = self._source.operand_sites[op, 0]
         region = end.parent
         result = region.results[index]
         stored = self._shardings.of(program, value)
@@ -265,7 +265,7 @@ class _Lowering:
         )
 
     def _lower(self, op: int) -> None:
-        program, operation = self._program, self._copy.source.operations[op]
+        program, operation = self._program, self._source.operations[op]
         rule = self._analysis.rules[program.ops[op].signature]
         planned = op_sharding(program, self._shardings, rule, op, self._factors.of(op))
         whole = unsupported(self._emitter, planned)
@@ -337,7 +337,7 @@ class _Lowering:
     def _reshard_use(self, op: int, index: int, wanted: Spec, needed: Spec) -> None:
         """Reshards an operand: as planned, and further for an op without a local form."""
         value = self._program.ops[op].operands[index]
-        operation, place = self._copy.source.operand_sites[op, index]
+        operation, place = self._source.operand_sites[op, index]
         if self._program.kind(op) == "return":
             operation = self._end
         stored = self._shardings.of(self._program, value)

@@ -17,6 +17,7 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 from toast.boundary.printable import printable, shortened
 from toast.errors import TargetError
 from toast.frontend.mlir import kernel_calls
+from toast.frontend.mlir.modules import clone, walk
 from toast.program import Attribute, Location, TensorType
 
 #: The dialect whose name kinds omit; kinds of other dialects include it, such as ``chlo_square``.
@@ -399,6 +400,22 @@ class ModuleSource:
         """The source location of an op of the program."""
         operation = self.operations[op]
         return Location() if operation is None else location(operation, self.file)
+
+    def copied(self) -> ModuleSource:
+        """The same places in an independent copy of the module."""
+        module = clone(self.module)
+        copies = dict(zip(walk(self.module.body), walk(module.body), strict=True))
+        return ModuleSource(
+            module,
+            tuple(
+                None if operation is None else copies[operation] for operation in self.operations
+            ),
+            {
+                site: (copies[operation], place)
+                for site, (operation, place) in self.operand_sites.items()
+            },
+            tuple((copies[operation], values) for operation, values in self.results),
+        )
 
 
 def trip_count(loop: Any) -> int | None:
