@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -241,3 +242,29 @@ def test_a_module_that_a_step_closes_over_is_not_updated() -> None:
 
     with pytest.raises(TargetError, match="must take it as an argument"):
         toast.plan(step, jnp.ones(8), mesh="data=4", hardware="tpu-v5e")
+
+
+def test_bound_arguments_of_nnx_functions_are_refused() -> None:
+    """A trace with a bound module would leave the module without its attributes."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Layer(nnx.Module):
+        def __init__(self) -> None:
+            self.w = nnx.Param(jnp.ones((8, 8)))
+
+        @nnx.jit
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return x @ self.w[...]
+
+    layer, x = Layer(), jnp.ones((8, 8))
+    step = nnx.jit(lambda layer, x: layer(x))
+    for bound in (
+        layer,
+        layer.__call__,
+        functools.partial(step, layer),
+        nnx.cached_partial(step, layer),
+    ):
+        with pytest.raises(TargetError, match=r"are bound .* with all its arguments"):
+            toast.plan(bound, x, mesh="data=4", hardware="tpu-v5e")
+    plan = toast.plan(Layer.__call__, layer, x, mesh="data=4", hardware="tpu-v5e")
+    np.testing.assert_allclose(plan.jit()(layer, x), 8.0)

@@ -155,8 +155,12 @@ def _program(
                 fixed = {key: keywords.pop(key) for key in [*keywords] if key not in info[1]}
                 function = functools.partial(function, **fixed) if fixed else function
                 static.update(fixed)
-                places |= {i for i, argument in enumerate(info[0]) if _donated(argument)}
-                names = {key for key, argument in info[1].items() if _donated(argument)}
+                places |= {
+                    i for i, argument in enumerate(info[0]) if jax_libraries.all_donated(argument)
+                }
+                names = {
+                    key for key, argument in info[1].items() if jax_libraries.all_donated(argument)
+                }
             else:
                 function = jax_libraries.updating_nothing(function)
             jitted = jax.jit(
@@ -246,12 +250,6 @@ def _remedy(message: str, platform: str | None) -> str:
             "jax.sharding.use_abstract_mesh of a mesh with that AbstractDevice"
         )
     return ""
-
-
-def _donated(info: Any) -> bool:
-    """Whether all leaves of an argument are donated."""
-    leaves = jax.tree.leaves(info)
-    return bool(leaves) and all(leaf.donated for leaf in leaves)
 
 
 def _dtype(leaf: Any) -> Any:

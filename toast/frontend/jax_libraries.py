@@ -67,29 +67,70 @@ def filtered(
         rest = range(1, len(arguments)) if function.donate_rest else ()
         donated: set[int | str] = {*([0] if function.donate_first else []), *rest}
         return _filtered(function.__wrapped__, arguments, keywords, donated, set(), _is_array)
-    if module.startswith("flax.nnx.") and name in ("JitWrapped", "SimpleJitWrapped"):
-        donated, static = _nnx_options(function, arguments, keywords)
+    if _is_nnx_jit(function):
+        info = function.trace(*arguments, **keywords).traced.args_info
+        listed = getattr(function, "static_argnums", None)
+        donated, static = _options(function, listed, arguments, keywords, info)
         return _filtered(function.fun, arguments, keywords, donated, static, _is_data)
+    if _binds_module(function):
+        bound = getattr(function, "func", function)
+        raise TargetError(
+            f"{getattr(bound, '__name__', name)}: some arguments of this nnx.jit function "
+            "are bound (a method of a module, functools.partial, nnx.cached_partial), so a plan "
+            "could not shard and update them; plan the function itself with all its arguments, "
+            "as in toast.plan(Model.__call__, model, x)"
+        )
     return None
 
 
-def _nnx_options(
-    function: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+def _is_nnx_jit(function: Any) -> bool:
+    kind = type(function)
+    names = ("JitWrapped", "SimpleJitWrapped")
+    return kind.__module__.startswith("flax.nnx.") and kind.__name__ in names
+
+
+def _binds_module(function: Any) -> bool:
+    """Whether calls reach a ``nnx.jit`` function with more arguments than they pass.
+
+    To trace it would raise an error and leave the module that it binds without its attributes.
+    """
+    if isinstance(function, functools.partial):
+        return _is_nnx_jit(function.func)
+    code = getattr(function, "__code__", None)
+    cached = "cached_partial." in getattr(code, "co_qualname", "")
+    return cached or _is_nnx_jit(vars(type(function)).get("__call__"))
+
+
+def _options(
+    function: Any,
+    listed: int | Sequence[int] | None,
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    info: Any,
 ) -> tuple[set[int | str], set[int | str]]:
-    """The donated and the static positions and names of a ``nnx.jit`` function."""
-    positional, named = function.trace(*arguments, **keywords).traced.args_info
-    listed = getattr(function, "static_argnums", None)
+    """The donated and the static positions and names of a jitted function's arguments.
+
+    ``listed`` are the positions that it says are static; ``info`` has its traced arguments
+    (``args_info``): those that are not static.  Raises :class:`toast.errors.TargetError` if this
+    version of JAX does not say which arguments are static.
+    """
     listed = (listed,) if isinstance(listed, int) else tuple(listed or ())
     static = {number % len(arguments) for number in listed if number < len(arguments)}
     dynamic = [number for number in range(len(arguments)) if number not in static]
+    positional, named = info
     if len(positional) != len(dynamic):
         raise TargetError(f"{function.__name__}: pass static arguments by name, as in n=3")
-    donated = set()
-    for key, info in [*zip(dynamic, positional, strict=True), *named.items()]:
-        leaves = jax.tree.leaves(info)
-        if leaves and all(leaf.donated for leaf in leaves):
-            donated.add(key)
+    donated = {
+        key for key, leaves in [*zip(dynamic, positional, strict=True), *named.items()]
+        if all_donated(leaves)
+    }  # fmt: skip
     return donated, {*static, *(key for key in keywords if key not in named)}
+
+
+def all_donated(info: Any) -> bool:
+    """Whether all arrays of an argument are donated, and it has any."""
+    leaves = jax.tree.leaves(info)
+    return bool(leaves) and all(leaf.donated for leaf in leaves)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -302,21 +343,11 @@ def with_static_positions(
 ) -> Filtered:
     """A ``jax.jit`` function with static arguments that are passed by position.
 
-    ``info`` has its traced arguments (``args_info``): those that are not static.  Raises
-    :class:`toast.errors.TargetError` if this version of JAX does not say which arguments are.
+    ``info`` has its traced arguments (:func:`_options`).
     """
-    listed = getattr(getattr(function, "_jit_info", None), "static_argnums", None) or ()
-    static = {number % len(arguments) for number in listed if number < len(arguments)}
-    dynamic = [number for number in range(len(arguments)) if number not in static]
-    positional, named = info
-    if len(positional) != len(dynamic):
-        raise TargetError(f"{function.__name__}: pass static arguments by name, as in n=3")
-    donated = {
-        key for key, leaves in [*zip(dynamic, positional, strict=True), *named.items()]
-        if any(leaf.donated for leaf in jax.tree.leaves(leaves))
-    }  # fmt: skip
-    constant = {*static, *(key for key in keywords if key not in named)}
-    return _filtered(function, arguments, keywords, donated, constant, lambda _leaf: True)
+    listed = getattr(getattr(function, "_jit_info", None), "static_argnums", None)
+    donated, static = _options(function, listed, arguments, keywords, info)
+    return _filtered(function, arguments, keywords, donated, static, lambda _leaf: True)
 
 
 def _shown(path: str) -> str:
