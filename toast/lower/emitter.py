@@ -13,6 +13,7 @@ import numpy.typing as npt
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from toast.frontend.mlir import TypeReader, splat
 from toast.hardware import Mesh
 from toast.lower.device_groups import groups, moves, tiles
 from toast.lower.reshard_steps import RESTORED, ReshardStep
@@ -24,11 +25,6 @@ COMBINERS = {
     "minimum": stablehlo.MinOp, "and": stablehlo.AndOp, "or": stablehlo.OrOp,
     "xor": stablehlo.XorOp,
 }  # fmt: skip
-
-
-def _element_bytes(element: Any) -> int:
-    """The bytes of an element of an MLIR type."""
-    return element_bytes(str(element).replace("complex<f", "c").removesuffix(">"))
 
 
 class Emitter:
@@ -43,6 +39,7 @@ class Emitter:
         self._sizes = dict(mesh.axes)
         self._context = module.context
         self._channel = itertools.count(1)
+        self._read_type = TypeReader()
         #: The axes and the bytes of each exchange of edges (:meth:`shifted`).
         self.exchanges: list[tuple[tuple[str, ...], float]] = []
 
@@ -56,12 +53,6 @@ class Emitter:
     def after(self, operation: Any) -> Iterator[None]:
         """Emits ops after ``operation``, with its location."""
         with self._context, operation.location, ir.InsertionPoint.after(operation):
-            yield
-
-    @contextlib.contextmanager
-    def at_begin(self, block: Any) -> Iterator[None]:
-        """Emits ops at the beginning of a block."""
-        with self._context, ir.Location.unknown(), ir.InsertionPoint.at_block_begin(block):
             yield
 
     @contextlib.contextmanager
@@ -80,6 +71,12 @@ class Emitter:
         """The shape on a device of a value of a global shape."""
         return [size // self.shards(axes) for size, axes in zip(shape, spec, strict=True)]
 
+    @staticmethod
+    def index_type(element: Any) -> Any:
+        """The signed integer type for indices that a program has in an integer type."""
+        wide = element.width > 32 or (element.width == 32 and element.is_unsigned)
+        return ir.IntegerType.get_signless(64 if wide else 32)
+
     # -- small ops ---------------------------------------------------------------------------
 
     def constant(self, array: np.ndarray[Any, Any], type_: Any = None) -> Any:
@@ -89,12 +86,7 @@ class Emitter:
 
     def splat(self, number: float, shape: Sequence[int], element: Any) -> Any:
         """A constant of equal elements of an element type."""
-        type_ = ir.RankedTensorType.get(list(shape), element)
-        if isinstance(element, ir.IntegerType):
-            scalar: Any = ir.IntegerAttr.get(element, int(number))
-        else:
-            scalar = ir.FloatAttr.get(element, number)
-        return stablehlo.ConstantOp(ir.DenseElementsAttr.get_splat(type_, scalar)).result
+        return splat(number, shape, element)
 
     def reshape(self, value: Any, shape: Sequence[int]) -> Any:
         """``value`` with another shape; ``value`` itself if it has this shape."""
@@ -223,8 +215,8 @@ class Emitter:
             for row in rows.tolist()
             for tile, source in enumerate(sources.tolist()) if 0 <= source < len(row)
         ]  # fmt: skip
-        type_ = value.type
-        size = math.prod(type_.shape) * _element_bytes(type_.element_type)
+        type_ = self._read_type(value.type)
+        size = math.prod(type_.shape) * element_bytes(type_.dtype)
         ordered = tuple(axis for axis in self.mesh.names if axis in axes)
         self.exchanges.append((ordered, float(size)))
         with self.named("edges"):

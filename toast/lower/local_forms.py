@@ -7,6 +7,7 @@ has no function here needs no rewriting: its attributes number dimensions, but d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from toast.frontend.mlir import is_splat, resize_splat
 from toast.lower.device_groups import tiles
 from toast.lower.emitter import COMBINERS, Emitter
 from toast.lower.op_sharding import OpSharding
@@ -34,7 +36,7 @@ from toast.lower.sliding_forms import (
 LocalForm = Callable[[Emitter, Any, OpSharding], Any]
 
 #: The identity of each combiner, for elements that are numbers.
-_IDENTITY = {"add": 0.0, "multiply": 1.0, "or": 0.0, "xor": 0.0}
+_IDENTITY = {"add": 0.0, "multiply": 1.0, "xor": 0.0}
 
 
 def unsupported(emitter: Emitter, op: OpSharding) -> frozenset[int]:
@@ -53,15 +55,11 @@ def unsupported(emitter: Emitter, op: OpSharding) -> frozenset[int]:
 
 
 def _constant(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
-    value = ir.DenseElementsAttr(operation.attributes["value"])
     (spec,), (type_,) = op.results, (r.type for r in operation.results)
     if not any(spec):
         return None
     local = emitter.local_shape(type_.shape, spec)
-    if value.is_splat:
-        local_type = ir.RankedTensorType.get(local, type_.element_type)
-        splat = ir.DenseElementsAttr.get_splat(local_type, value.get_splat_value())
-        operation.attributes["value"] = splat
+    if resize_splat(operation, local):
         return None
     with emitter.after(operation):
         return [_own_part(emitter, operation.results[0], spec)]
@@ -103,6 +101,12 @@ def _convolution(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     of_features = operation.attributes["feature_group_count"]
     if ir.IntegerAttr(of_features).value > 1:
         operation.attributes["feature_group_count"] = ir.IntegerAttr.get(of_features.type, groups)
+    of_batch = operation.attributes["batch_group_count"]
+    if (count := ir.IntegerAttr(of_batch).value) > 1:
+        sizes = dict(emitter.mesh.axes)
+        axes = [op.axes[n] for n in op.sharded if op.factor(n).label == "group"]
+        groups = count // math.prod(sizes[axis] for of in axes for axis in of)
+        operation.attributes["batch_group_count"] = ir.IntegerAttr.get(of_batch.type, groups)
     return None
 
 
@@ -112,13 +116,13 @@ def _reduce(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     for index in range(count):
         for combiner, axes in op.partial(index).items():
             place = count + index
-            begin = _first_only(emitter, operation, place, axes, combiner, ())
+            begin = _first_only(emitter, operation, place, axes, combiner)
             operation.operands[place] = begin
     return None
 
 
 def _first_only(
-    emitter: Emitter, operation: Any, place: int, axes: Any, combiner: str, spec: Any
+    emitter: Emitter, operation: Any, place: int, axes: frozenset[str], combiner: str
 ) -> Any:
     """An operand on the first device along ``axes``, and the combiner's identity on others."""
     operand = operation.operands[place]
@@ -141,8 +145,7 @@ def _is_splat(value: Any, number: float) -> bool:
         operation = getattr(operation.operands[0].owner, "operation", None)
     if operation is None or operation.name != "stablehlo.constant":
         return False
-    attribute = ir.DenseElementsAttr(operation.attributes["value"])
-    return bool(attribute.is_splat and attribute.get_splat_value().value == number)
+    return is_splat(operation, number)
 
 
 def _gather(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
@@ -186,12 +189,25 @@ def _scatter(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
                 emitter, operation.operands[count], numbers.scattered_dims_to_operand_dims,
                 numbers.index_vector_dim, shape, local, op.operands[0], clamped=False,
             )  # fmt: skip
+            for index in range(count):
+                operation.operands[index] = _apart(operation.operands[index])
     for index in range(count):
         for combiner, axes in op.partial(index).items():
-            operation.operands[index] = _first_only(
-                emitter, operation, index, axes, combiner, op.operands[index]
-            )
+            operation.operands[index] = _first_only(emitter, operation, index, axes, combiner)
     return None
+
+
+def _apart(operand: Any) -> Any:
+    """An operand behind a barrier, if it is a slice.
+
+    XLA writes a scatter of one element as a dynamic slice and an update, and before jax 0.11 it
+    merges two dynamic slices as if none of their indices were clamped.  Ours are: an index outside
+    of the shard is how a scatter leaves the shard as it is.
+    """
+    owner = getattr(operand.owner, "operation", None)
+    if owner is None or owner.name != "stablehlo.dynamic_slice":
+        return operand
+    return stablehlo.optimization_barrier([operand])
 
 
 def _local_indices(
@@ -210,8 +226,10 @@ def _local_indices(
     Indices outside of the shard are negative, or not less than its size.  ``clamped`` indices are
     within the whole dimension first, as those of a gather.
     """
-    signed = ir.IntegerType.get_signless(32)
     index_shape = list(indices.type.shape)
+    signed = emitter.index_type(indices.type.element_type)
+    numbers = np.int64 if signed.width == 64 else np.int32
+    least, largest = np.iinfo(numbers).min, np.iinfo(numbers).max
     wide = stablehlo.convert(ir.RankedTensorType.get(index_shape, signed), indices)
     dims = [vector] if vector < len(index_shape) else []
     rest = [size for d, size in enumerate(index_shape) if d != vector]
@@ -225,24 +243,25 @@ def _local_indices(
         tiles(emitter.mesh, spec[d]) * local[d] if here else np.zeros(emitter.mesh.devices)
         for d, here in zip(index_map, sharded, strict=True)
     ], axis=1)  # fmt: skip
-    first = spread(emitter.row(firsts))
-    most = np.array([shape[d] - 1 for d in index_map], dtype=np.int32)
+    first = emitter.row(firsts)
+    first = spread(stablehlo.convert(ir.RankedTensorType.get(first.type.shape, signed), first))
+    most = np.array([shape[d] - 1 for d in index_map], dtype=numbers)
     if clamped:
         # Other dimensions are not: the op itself clamps them, with its own windows.
-        ends = np.where(sharded, most, np.iinfo(np.int32).max)
-        lows = np.where(sharded, 0, np.iinfo(np.int32).min)
+        ends = np.where(sharded, most, largest)
+        lows = np.where(sharded, 0, least)
         wide = stablehlo.clamp(
-            spread(emitter.constant(lows.astype(np.int32))), wide,
-            spread(emitter.constant(ends.astype(np.int32))),
+            spread(emitter.constant(lows.astype(numbers))), wide,
+            spread(emitter.constant(ends.astype(numbers))),
         )  # fmt: skip
     shifted = stablehlo.subtract(wide, first)
     if not clamped:
         return shifted, None
     sizes = np.array([
-        local[d] if here else np.iinfo(np.int32).max
+        local[d] if here else largest
         for d, here in zip(index_map, sharded, strict=True)
-    ], dtype=np.int32)  # fmt: skip
-    lows = np.where(sharded, 0, np.iinfo(np.int32).min).astype(np.int32)
+    ], dtype=numbers)  # fmt: skip
+    lows = np.where(sharded, 0, least).astype(numbers)
     low, high = spread(emitter.constant(lows)), spread(emitter.constant(sizes))
     direction = stablehlo.ComparisonDirectionAttr.get
     inside = stablehlo.and_(

@@ -51,9 +51,9 @@ def _is_all(numbers: Any, number: int) -> bool:
     return not isinstance(numbers, tuple) or all(n == number for n in numbers)
 
 
-def _moving(op: OpSharding, operand: int = 0) -> Iterator[int]:
-    """The dimensions of an operand of which elements move between devices."""
-    for d, factors in enumerate(op.rule.operands[operand]):
+def _moving(op: OpSharding) -> Iterator[int]:
+    """The dimensions of the first operand of which elements move between devices."""
+    for d, factors in enumerate(op.rule.operands[0]):
         sharded = [number for number in factors if number in op.axes]
         if sharded and op.factor(sharded[0]).permutation:
             yield d
@@ -70,18 +70,15 @@ def _set(operation: Any, name: str, numbers: list[int]) -> None:
     operation.attributes[name] = ir.DenseI64ArrayAttr.get(numbers)
 
 
-def _window(
-    emitter: Emitter, operation: Any, op: OpSharding, operand: int, d: int, e: int,
-    low: int, length: int, stride: int,
-) -> Window:  # fmt: skip
-    """The window of dimension ``d`` of an operand, for a part of dimension ``e`` of the result.
+def _window(emitter: Emitter, op: OpSharding, d: int, low: int, length: int, stride: int) -> Window:
+    """The window of dimension ``d`` of the operand, for a part of this dimension of the result.
 
     Result ``y`` needs ``length`` elements from ``stride * y - low``.
     """
-    axes = op.operands[operand][d]
-    local = op.signature.results[0].shape[e] // emitter.shards(op.results[0][e])
+    axes = op.operands[0][d]
+    local = op.signature.results[0].shape[d] // emitter.shards(op.results[0][d])
     first = np.arange(emitter.shards(axes)) * local * stride - low
-    size = op.signature.operands[operand].shape[d]
+    size = op.signature.operands[0].shape[d]
     return Window(d, axes, size, first, (local - 1) * stride + length)
 
 
@@ -95,7 +92,7 @@ def local_slice(emitter: Emitter, operation: Any, op: OpSharding) -> None:
     moving = [*_moving(op)]
     for d in range(rank):
         if d in moving:
-            window = _window(emitter, operation, op, 0, d, d, -starts[d], 1, strides[d])
+            window = _window(emitter, op, d, -starts[d], 1, strides[d])
             with emitter.before(operation):
                 operation.operands[0] = windowed(emitter, operation.operands[0], window)
             starts[d], limits[d] = 0, window.length
@@ -112,7 +109,7 @@ def local_pad(emitter: Emitter, operation: Any, op: OpSharding) -> None:
         _integers(operation, name, rank, 0) for name in ("edge_padding_low", "edge_padding_high")
     )
     for d in _moving(op):
-        window = _window(emitter, operation, op, 0, d, d, low[d], 1, 1)
+        window = _window(emitter, op, d, low[d], 1, 1)
         with emitter.before(operation):
             value, fill = operation.operands
             operation.operands[0] = windowed(emitter, value, window, fill)
@@ -202,7 +199,7 @@ def local_reduce_window(emitter: Emitter, operation: Any, op: OpSharding) -> Non
     padding = _padding(operation, rank)
     for d in _moving(op):
         length = (sizes[d] - 1) * gaps[d] + 1
-        window = _window(emitter, operation, op, 0, d, d, padding[d][0], length, strides[d])
+        window = _window(emitter, op, d, padding[d][0], length, strides[d])
         with emitter.before(operation):
             value, fill = operation.operands
             operation.operands[0] = windowed(emitter, value, window, fill)
@@ -238,19 +235,16 @@ def local_update(emitter: Emitter, operation: Any, op: OpSharding) -> list[Any] 
         room = [int(update.type.shape[d]) if d in moving else 0 for d in range(len(local))]
         zero = emitter.splat(0, [], value.type.element_type)
         wide = stablehlo.pad(value, zero, room, room, [0] * len(local))
+        index = emitter.index_type(starts[0].type.element_type)
+        scalar = ir.RankedTensorType.get([], index)
+        starts = [stablehlo.convert(scalar, start) for start in starts]
         for d in moving:
-            element = starts[d].type.element_type
-            scalar = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
-            start = stablehlo.convert(scalar, starts[d])
             constants = (0, shape[d] - room[d], local[d] + room[d])
-            none, last, end = (emitter.splat(n, [], scalar.element_type) for n in constants)
-            start = stablehlo.clamp(none, start, last)
+            none, last, end = (emitter.splat(n, [], index) for n in constants)
+            start = stablehlo.clamp(none, starts[d], last)
             first = emitter.row(tiles(emitter.mesh, op.operands[0][d]) * local[d] - room[d])
-            start = stablehlo.clamp(none, stablehlo.subtract(start, first), end)
-            starts[d] = stablehlo.convert(ir.RankedTensorType.get([], element), start)
-        for d in range(len(local)):
-            if d not in moving:  # one type for all start indices
-                starts[d] = operation.operands[2 + d]
+            first = stablehlo.convert(scalar, first)
+            starts[d] = stablehlo.clamp(none, stablehlo.subtract(start, first), end)
         updated = stablehlo.dynamic_update_slice(wide, update, starts)
         begin = room
         end_ = [size + before for size, before in zip(local, room, strict=True)]

@@ -1,11 +1,12 @@
 """MLIR modules: parsing, inlining, attributes, locations, Shardy's annotations and pass pipelines.
 
-Only the frontends import jaxlib's MLIR bindings.  The other stages use
-:class:`toast.program.Program`; backends and checks that need a module call the functions of this
-package.
+Only the frontends, the backends and :mod:`toast.uneven`, which rewrites modules, import jaxlib's
+MLIR bindings.  The other stages use :class:`toast.program.Program`; checks that need a module call
+the functions of this package.
 """
 
 from toast.frontend.mlir.captured_arrays import open_captured_arrays
+from toast.frontend.mlir.constants import is_splat, resize_splat, splat
 from toast.frontend.mlir.inline import drop_dead_ops, inline_calls, inline_public
 from toast.frontend.mlir.manual_computation import (
     DEVICES,
@@ -105,6 +106,7 @@ __all__ = [
     "inline_calls",
     "inline_public",
     "is_location",
+    "is_splat",
     "is_tuple",
     "keeping_names",
     "kind",
@@ -121,8 +123,10 @@ __all__ = [
     "portable_artifact",
     "public_functions",
     "read_region",
+    "resize_splat",
     "run_passes",
     "set_attributes",
+    "splat",
     "take_annotation",
     "take_name",
     "tensor_type",
