@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from toast import inputs, ports
-from toast.analysis import Analysis, analyzed
+from toast.analysis import Analysis, analyzed, lowering_of
 from toast.cost import CostModel, Overlap
 from toast.errors import MeshError, PlanError, SearchError, TargetError
 from toast.hardware import Hardware, Mesh, check_size
@@ -49,6 +49,7 @@ from toast.search import (
     search_meshes,
 )
 from toast.space import Constraints, Resolving, Space, region_notes
+from toast.uneven import padded_program
 from toast.units import listed, size_text
 
 #: The search for what padding gains begins with the plan and tries whole colors only.
@@ -129,6 +130,7 @@ def analyze(
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
     cache: Any = True,
+    lowering: Any = "xla",
     **keywords: Any,
 ) -> Analysis:
     """Computes the names, colors, conflicts and groups of a program (paper, section 3).
@@ -140,6 +142,9 @@ def analyze(
     :param cache: whether to use the cache in ``~/.cache/toast``, whose entries are keyed by the
         contents of the program and the rules.  ``TOAST_CACHE=off`` in the environment disables it.
         A value that is not a boolean is an argument of the function.
+    :param lowering: what will partition the program: ``"xla"`` from annotations, or ``"local"``,
+        TOAST's own lowering (:meth:`Plan.lowered`).  A value that is not text is an argument of the
+        function.
     :raises toast.errors.ToastError: if the program cannot be read, a rule file is invalid, or an
         op has no rule.
 
@@ -156,13 +161,17 @@ def analyze(
         progress("lowering")
     if not isinstance(cache, bool):  # an argument of the function, such as the cache of a decoder
         cache, keywords = True, {**keywords, "cache": cache}
+    if not isinstance(lowering, str):
+        lowering, keywords = "xla", {**keywords, "lowering": lowering}
+    lowering = lowering_of(lowering)
     program = program_of(
         target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts, **keywords
     )
     lowered = time.perf_counter() - begin
     analysis = analyzed(
-        program, rules=rules, progress=progress or (lambda _stage: None), cache=cache
-    )
+        program, rules=rules, progress=progress or (lambda _stage: None), cache=cache,
+        lowering=lowering,
+    )  # fmt: skip
     analysis.seconds["lowering"] = lowered
     return analysis
 
@@ -181,11 +190,13 @@ def plan(
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
     resolution: Resolving = "compatible",
+    uneven: float = 0.0,
     start: Plan | str | pathlib.Path | None = None,
     settings: Settings | None = None,
     stages: Sequence[Stage] = DEFAULT_STAGES,
     progress: Progress | None = None,
     cache: Any = True,
+    lowering: Any = "xla",
     **keywords: Any,
 ) -> Plan:
     """Searches for the best sharding of a program.
@@ -205,6 +216,10 @@ def plan(
     :param constraints: shardings that the plan must have (:class:`toast.Constraints`).
     :param resolution: ``"independent"`` resolves compatible conflicts one by one (section 3.5):
         there are more actions, and sometimes a better plan.
+    :param uneven: the largest share of elements that padding may add to a dimension that the axes
+        do not divide, such as 0.5.  The program is then planned a second time with padded
+        dimensions, and the better plan is returned; its ``note`` has the padded sizes.  Arguments
+        and results keep their shapes.
     :param start: an earlier plan or baseline, or its JSON file, with which the search begins.  The
         result costs no more.  For the same program and mesh the search begins with its exact
         shardings, for others with those of its actions that have a counterpart; the ``note`` of the
@@ -215,6 +230,9 @@ def plan(
     :param progress: a function that is called with the name of each stage when it begins, and with
         each :class:`toast.search.Round` of the search.
     :param cache: as for :func:`analyze`.
+    :param lowering: as for :func:`analyze`.  With ``"local"``, the plan may also shard what XLA
+        computes wrongly, such as images along space and channels at once, and :meth:`Plan.jit` runs
+        the device-local program.
     :raises toast.errors.MeshError: if an axis of the mesh divides no dimension, or the system is
         smaller than the mesh.
     :raises toast.errors.PinError: if a constraint cannot hold.
@@ -234,6 +252,7 @@ def plan(
     machine = inputs.machine_of(hardware)
     meshes = inputs.candidate_meshes(mesh, devices, machine)
     limit = inputs.limit_of(memory_bytes, machine)
+    uneven = inputs.uneven_share(uneven)
     settings = Settings() if settings is None else settings
     if not isinstance(settings, Settings):
         raise SearchError(
@@ -246,13 +265,14 @@ def plan(
     if isinstance(target, Analysis):
         _check_unused(
             target, arguments, keywords, donate=donate, rules=rules, platform=platform,
-            trip_counts=trip_counts,
+            trip_counts=trip_counts, lowering=None if lowering == "xla" else lowering,
         )  # fmt: skip
         analysis = target
     else:
         analysis = analyze(
             target, *arguments, donate=donate, platform=_platform_of(platform, machine),
-            trip_counts=trip_counts, rules=rules, progress=progress, cache=cache, **keywords,
+            trip_counts=trip_counts, rules=rules, progress=progress, cache=cache,
+            lowering=lowering, **keywords,
         )  # fmt: skip
     seconds = dict(analysis.seconds)
 
@@ -264,7 +284,8 @@ def plan(
 
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
-        _check_axes(analysis, mesh)
+        if not uneven:
+            _check_axes(analysis, mesh)
         at = None if saved is None else saved_start(saved, space, resolution)
         model = CostModel(at.space if at else space, machine, overlap=overlap, like=like)
         begin_with_fixed(model)
@@ -316,6 +337,11 @@ def plan(
             f"limit is {size_text(limit)}"
         )
         best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, missing])))
+    if uneven:
+        best = _better_padded(
+            best, uneven, overlap=overlap, resolution=resolution, settings=settings, stages=stages,
+            memory_bytes=limit, constraints=constraints, progress=progress,
+        )  # fmt: skip
     if memory_bytes is not None and not best.fits:
         where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
         raise SearchError(
@@ -428,6 +454,31 @@ def _notes(settings: Settings, result: SearchResult) -> list[str]:
         several = [f"best of at most {settings.restarts} searches"]
     ended = {"budget": ["stopped at its budget"], "interrupt": ["interrupted"]}
     return [*several, *ended.get(result.stopped, []), *result.notes]
+
+
+def _better_padded(best: Plan, most_added: float, **parameters: Any) -> Plan:
+    """The plan of the program with padded dimensions if it is better than ``best``, else this.
+
+    ``parameters`` are those of :func:`plan`.
+    """
+    padded_to = padded_program(best.analysis, best.mesh, most_added)
+    if padded_to is None:
+        return best
+    analysis = analyzed(
+        padded_to.program, rules=best.analysis.rule_files, lowering=best.lowering,
+        progress=parameters["progress"] or (lambda _: None),
+    )  # fmt: skip
+    limit = parameters.pop("memory_bytes")
+    machine = dataclasses.replace(best.hardware, memory_limit_bytes=limit)
+    other = plan(analysis, mesh=best.mesh, hardware=machine, **parameters)
+
+    def rank(candidate: Plan) -> tuple[bool, float]:
+        price = candidate.after
+        return not candidate.fits, price.step_seconds if candidate.fits else price.peak_bytes
+
+    if rank(best) <= rank(other):
+        return best
+    return dataclasses.replace(other, note="\n".join(filter(None, [padded_to.text, other.note])))
 
 
 def _padding_notes(

@@ -77,6 +77,18 @@ def limit_of(memory_bytes: float | None, hardware: Hardware) -> float:
     return float(limit)
 
 
+def uneven_share(share: Any) -> float:
+    """The largest share of elements that padding may add to a dimension.
+
+    Raises :class:`toast.errors.SearchError` unless it is a number from 0 to 1.
+    """
+    if not is_number(share) or not 0 <= share <= 1:
+        raise SearchError(
+            f"uneven={share!r}: use a share of added elements from 0 to 1, such as 0.5"
+        )
+    return float(share)
+
+
 def is_whole(value: Any) -> bool:
     """Whether a value is an integer of Python or numpy, but not a boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -6,7 +6,15 @@ from toast.analysis.derivation import Orders, Resolution
 from toast.analysis.dimensions import Dimension, find_dimension, find_value, value_label
 from toast.analysis.evidence import Chain, ChainStep, Conflict, Neighbour, Place, Side, Site
 from toast.analysis.names import Names
-from toast.analysis.rules import Factor, RuleEntry, RuleLine, SignatureRule, rule_entries
+from toast.analysis.rules import (
+    Factor,
+    Lowering,
+    RuleEntry,
+    RuleLine,
+    SignatureRule,
+    lowering_of,
+    rule_entries,
+)
 
 __all__ = [
     "Analysis",
@@ -15,6 +23,7 @@ __all__ = [
     "Conflict",
     "Dimension",
     "Factor",
+    "Lowering",
     "Names",
     "Neighbour",
     "Orders",
@@ -29,6 +38,7 @@ __all__ = [
     "analyzed",
     "find_dimension",
     "find_value",
+    "lowering_of",
     "rule_entries",
     "value_label",
 ]

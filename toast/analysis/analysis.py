@@ -16,7 +16,7 @@ from toast.analysis.dimensions import Dimension
 from toast.analysis.evidence import Chain, Conflict
 from toast.analysis.names import Ints, Names, instantiate
 from toast.analysis.query import Vocabulary, evaluate, prepare
-from toast.analysis.rules import RuleFiles, SignatureRule, rule_texts, solve_signatures
+from toast.analysis.rules import Lowering, RuleFiles, SignatureRule, rule_texts, solve_signatures
 from toast.boundary import apart
 from toast.errors import TargetError
 from toast.facts import Relations
@@ -63,6 +63,8 @@ class Analysis(Record):
     orders: Orders
     #: The seconds of each stage: facts and rules, names, conflicts ...
     seconds: dict[str, float] = dataclasses.field(compare=False)
+    #: What partitions the program: XLA, or :mod:`toast.lower`.
+    lowering: Lowering = "xla"
 
     def __repr__(self) -> str:
         return (
@@ -70,6 +72,11 @@ class Analysis(Record):
             f"{self.names.count:,} names, {len(np.unique(self.color)):,} colors, "
             f"{len(self.resolutions):,} conflicts in {self.set_count:,} compatibility sets>"
         )
+
+    @property
+    def rule_files(self) -> tuple[pathlib.Path, ...]:
+        """The users' files with rules of this program."""
+        return tuple(sorted({rule.file for rule in self.rules if rule.file is not None}))
 
     @property
     def set_count(self) -> int:
@@ -235,22 +242,28 @@ class Analysis(Record):
 
 
 def analyze_program(
-    program: Program, *, rules: RuleFiles = (), progress: Progress = silent
+    program: Program,
+    *,
+    rules: RuleFiles = (),
+    progress: Progress = silent,
+    lowering: Lowering = "xla",
 ) -> Analysis:
     """Run the analysis of section 3.
 
-    ``rules`` has additional rule files; ``progress`` is called at the beginning of each stage.  An
-    untrusted program is analyzed in a separate process, with limits of time and memory.  Raises
-    :class:`toast.errors.RuleError` for invalid rules, and :class:`toast.errors.TargetError` for a
-    program without ops or beyond the limits.
+    ``rules`` has additional rule files; ``progress`` is called at the beginning of each stage;
+    ``lowering`` is what will partition the program.  An untrusted program is analyzed in a separate
+    process, with limits of time and memory.  Raises :class:`toast.errors.RuleError` for invalid
+    rules, and :class:`toast.errors.TargetError` for a program without ops or beyond the limits.
     """
     if not program.ops:
         raise TargetError(f"{program.name}: has no ops, so there is nothing to shard")
     if not program.foreign:
-        return computed(program, rules, progress)
+        return computed(program, rules, progress, lowering)
     progress("rules")
     texts = rule_texts(rules)
-    analysis: Analysis = _apart(program, "toast.analysis.analysis:computed", texts)
+    analysis: Analysis = _apart(
+        program, "toast.analysis.analysis:computed", texts, silent, lowering
+    )
     return dataclasses.replace(analysis, program=program)
 
 
@@ -262,7 +275,12 @@ def _apart(program: Program, function: str, *arguments: Any) -> Any:
         raise TargetError(f"{program.name}: analyzing it {limit}; use a smaller program") from None
 
 
-def computed(program: Program, rules: RuleFiles = (), progress: Progress = silent) -> Analysis:
+def computed(
+    program: Program,
+    rules: RuleFiles = (),
+    progress: Progress = silent,
+    lowering: Lowering = "xla",
+) -> Analysis:
     """:func:`analyze_program`, in this process."""
     seconds: dict[str, float] = {}
     clock = time.perf_counter()
@@ -279,7 +297,7 @@ def computed(program: Program, rules: RuleFiles = (), progress: Progress = silen
 
     stages: list[str] = []
     stage("rules")
-    signatures = solve_signatures(program, rules)
+    signatures = solve_signatures(program, rules, lowering=lowering)
     stage("names")
     names = instantiate(program, signatures)
     joined = Edges(names.count, np.concatenate([names.edges, names.tied]))
@@ -294,4 +312,5 @@ def computed(program: Program, rules: RuleFiles = (), progress: Progress = silen
         color=color,
         **{field.name: getattr(derived, field.name) for field in dataclasses.fields(derived)},
         seconds=seconds,
+        lowering=lowering,
     )

@@ -19,7 +19,7 @@ from toast import disk_cache
 from toast.analysis.analysis import Analysis, Progress, analyze_program, silent
 from toast.analysis.derivation import Resolution
 from toast.analysis.names import joined
-from toast.analysis.rules import Factor, RuleFiles, SignatureRule, rule_texts
+from toast.analysis.rules import Factor, Lowering, RuleFiles, SignatureRule, rule_texts
 from toast.boundary.typed import checked
 from toast.errors import RuleWarning
 from toast.logic import Edges, LogicText
@@ -40,6 +40,7 @@ def analyzed(
     rules: RuleFiles = (),
     progress: Progress = silent,
     cache: bool = True,
+    lowering: Lowering = "xla",
 ) -> Analysis:
     """The result of :func:`analyze_program`, from the cache if the program and rules are equal.
 
@@ -52,17 +53,17 @@ def analyzed(
     texts = rule_texts(rules)
     if cache and disk_cache.enabled():
         with contextlib.suppress(OSError):
-            key = _key(program, texts)
+            key = _key(program, texts, lowering)
     if key is None:
-        return analyze_program(program, rules=texts, progress=progress)
+        return analyze_program(program, rules=texts, progress=progress, lowering=lowering)
     with contextlib.suppress(*disk_cache.DAMAGE):
         if entry := disk_cache.load(_KIND, key):
-            analysis = _unpacked(*entry, program)
+            analysis = _unpacked(*entry, program, lowering)
             analysis.seconds["analysis (cached)"] = time.perf_counter() - begin
             return analysis
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always")
-        analysis = analyze_program(program, rules=texts, progress=progress)
+        analysis = analyze_program(program, rules=texts, progress=progress, lowering=lowering)
     for remark in remarks:
         warnings.warn_explicit(
             remark.message, remark.category, remark.filename, remark.lineno, source=remark.source
@@ -75,7 +76,7 @@ def analyzed(
 # -- keys of entries -------------------------------------------------------------------------
 
 
-def _key(program: Program, rules: Sequence[LogicText]) -> bytes:
+def _key(program: Program, rules: Sequence[LogicText], lowering: Lowering) -> bytes:
     ops = program.ops
     numbers = (
         [op.signature for op in ops],
@@ -85,6 +86,7 @@ def _key(program: Program, rules: Sequence[LogicText]) -> bytes:
     )
     return disk_cache.digest([
         _installed(),
+        lowering,
         disk_cache.digest(part for text in rules for part in (str(text), text.text.encode())),
         repr(program.signatures),
         repr((program.ties, len(program.arguments), len(program.results))),
@@ -172,7 +174,9 @@ class _AnalysisEntry(msgspec.Struct, forbid_unknown_fields=True):
     orders: list[tuple[_Number, list[_Number], list[list[_Bit]]]]
 
 
-def _unpacked(data: Any, arrays: disk_cache.Arrays, program: Program) -> Analysis:
+def _unpacked(
+    data: Any, arrays: disk_cache.Arrays, program: Program, lowering: Lowering
+) -> Analysis:
     """The analysis in an entry; raises one of ``disk_cache.DAMAGE`` where it is none."""
     plain, numbers = checked(data, _AnalysisEntry), disk_cache.numbers
     rules = tuple(
@@ -223,6 +227,7 @@ def _unpacked(data: Any, arrays: disk_cache.Arrays, program: Program) -> Analysi
             for color, groups, orders in plain.orders
         },
         seconds={},
+        lowering=lowering,
     )
 
 

@@ -15,12 +15,12 @@ import pathlib
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from toast.errors import RuleError
+from toast.errors import PlanError, RuleError
 from toast.facts import Relations
 from toast.logic import (
     LogicModel,
@@ -141,6 +141,16 @@ def factor_files() -> list[pathlib.Path]:
 #: Rule files as users name them, or as they were read.
 RuleFiles = Sequence[str | pathlib.Path | LogicText]
 
+#: What partitions a program: XLA, or :mod:`toast.lower`.
+Lowering: TypeAlias = Literal["xla", "local"]
+
+
+def lowering_of(lowering: Any) -> Lowering:
+    """``lowering``, or a :class:`toast.errors.PlanError` if there is none of this name."""
+    if lowering not in get_args(Lowering):
+        raise PlanError(f"lowering {lowering!r}: use {' or '.join(get_args(Lowering))}")
+    return cast(Lowering, lowering)
+
 
 def rule_texts(paths: RuleFiles) -> list[LogicText]:
     """The ``.lp`` files among ``paths`` (files or folders), read, and not yet checked."""
@@ -200,7 +210,12 @@ def solve_rules(
 
 
 def solve_signatures(
-    program: Program, rules: RuleFiles = (), *, typical: bool = False, partitioned: bool = False
+    program: Program,
+    rules: RuleFiles = (),
+    *,
+    typical: bool = False,
+    partitioned: bool = False,
+    lowering: Lowering = "xla",
 ) -> Signatures:
     """The factors and names of each of ``program.signatures``, and the edges of their uses.
 
@@ -209,10 +224,11 @@ def solve_signatures(
     factor with dimensions of different sizes, or a dimension without a factor.  If the program is
     ``typical`` of its op kinds, a rule is also invalid if it states a property of a factor that no
     op has.  If ``partitioned``, every custom call counts as partitioned, so that its rule alone
-    decides.
+    decides.  Rules know the ``lowering``, and state where XLA computes wrong results.
     """
     relations = Relations(program)
-    model, files = _derive_factors(program, relations, user_files(rules), partitioned)
+    stated = f"lowering({lowering}).\n"
+    model, files = _derive_factors(program, relations, user_files(rules), partitioned, stated)
     links = _links(program)
     first = relations.first_values
     width = np.array([len(s.operands) for s in program.signatures], dtype=np.int64)
@@ -521,9 +537,16 @@ def _place(signature: Signature, file: pathlib.Path | None) -> str:
 
 
 def _derive_factors(
-    program: Program, relations: Relations, files: Sequence[LogicText], partitioned: bool
+    program: Program,
+    relations: Relations,
+    files: Sequence[LogicText],
+    partitioned: bool,
+    stated: str,
 ) -> tuple[LogicModel, dict[int, pathlib.Path]]:
-    """The factors of every signature, and the user's file of each signature that has one."""
+    """The factors of every signature, and the user's file of each signature that has one.
+
+    ``stated`` are facts besides those of the signatures.
+    """
     shipped = factor_files()
     owner = {key: file for file in files for key in known_rules(file)}
     numbers: dict[LogicText | None, list[int]] = {None: []}
@@ -533,7 +556,7 @@ def _derive_factors(
     model = LogicModel()
     for file, chosen in numbers.items():
         used = read_files(shipped if file is None else [*shipped[:2], file])
-        facts = relations.signatures_to_lp(chosen)
+        facts = relations.signatures_to_lp(chosen) + stated
         if partitioned:
             calls = (n for n in chosen if program.signatures[n].kind == "custom_call")
             facts += "".join(f"partitioned({n}).\n" for n in calls)

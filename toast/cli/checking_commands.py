@@ -10,7 +10,9 @@ import typer
 
 from toast.cli.common import (
     HardwareOption,
+    LoweringOption,
     MeshOption,
+    Partitioner,
     SeedOption,
     Source,
     TimeoutOption,
@@ -25,13 +27,6 @@ from toast.cli.common import (
 app = group("")
 
 
-class Partitioner(enum.StrEnum):
-    """Who inserts the collectives."""
-
-    xla = "xla"
-    local = "local"
-
-
 @command(app)
 def verify(
     source: Source,
@@ -41,14 +36,7 @@ def verify(
         float, typer.Option("--timeout", help="Time limit of the run in seconds.")
     ] = 600,
     seed: SeedOption = 0,
-    lowering: Annotated[
-        Partitioner,
-        typer.Option(
-            "--lowering",
-            help="xla: XLA partitions the annotated program. local: run the program that toast "
-            "lower writes.",
-        ),
-    ] = Partitioner.xla,
+    lowering: LoweringOption = Partitioner.xla,
 ) -> None:
     """Run TARGET sharded and unsharded and compare the outputs.
 
@@ -68,7 +56,7 @@ def verify(
     from toast.search import Settings
 
     with progress() as show:
-        analysis = source.analysis(show, small=True)
+        analysis = source.analysis(show, small=True, partitioner=lowering.value)
         plan = api.plan(
             analysis, mesh=parsed, hardware=api.small_scale(analysis, parsed, load(hardware)),
             settings=Settings(seed=seed), progress=show,
@@ -76,7 +64,7 @@ def verify(
         name = analysis.program.name
         show(f"running {name} on {parsed.devices} devices")
         with deadline(timeout, f"{name}: running it"):
-            verification = plan.verify(seed=seed, lowering=lowering.value)
+            verification = plan.verify(seed=seed)
     console().print(report.verification_table(plan, verification))
     if not verification.equal:
         raise typer.Exit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import inspect
 import os
@@ -26,7 +27,7 @@ from toast.ports import HardwarePlatform
 if TYPE_CHECKING:
     import rich.console
 
-    from toast.analysis import Analysis
+    from toast.analysis import Analysis, Lowering
     from toast.evaluation.compare import MethodResult
     from toast.hardware import Hardware
     from toast.plan import Origin
@@ -140,6 +141,23 @@ MemoryOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", help="Time limit of each compilation in seconds.")
+]
+
+
+class Partitioner(enum.StrEnum):
+    """What partitions a program."""
+
+    xla = "xla"
+    local = "local"
+
+
+LoweringOption = Annotated[
+    Partitioner,
+    typer.Option(
+        "--lowering",
+        help="Partition the program by XLA, from annotations (xla), or into the device-local "
+        "program that toast lower writes (local).",
+    ),
 ]
 SeedOption = Annotated[
     int,
@@ -397,7 +415,12 @@ class Source:
         return (self.program(),), ()
 
     def analysis(
-        self, progress: Callable[[Any], None], *, small: bool = False, module: bool = True
+        self,
+        progress: Callable[[Any], None],
+        *,
+        small: bool = False,
+        module: bool = True,
+        partitioner: Lowering = "xla",
     ) -> Analysis:
         """Analyze the program; ``seconds`` of the result include lowering."""
         from toast.analysis import analyzed
@@ -406,7 +429,9 @@ class Source:
         begin = time.perf_counter()
         program = self.program(small=small, module=module)
         lowering = time.perf_counter() - begin
-        analysis = analyzed(program, rules=self.rules, progress=progress, cache=self.cache)
+        analysis = analyzed(
+            program, rules=self.rules, progress=progress, cache=self.cache, lowering=partitioner
+        )
         analysis.seconds["lowering"] = lowering
         return analysis
 

@@ -14,9 +14,11 @@ from toast.cli.common import (
     HardwareOption,
     JsonOption,
     LimitOption,
+    LoweringOption,
     MemoryOption,
     MeshOption,
     OutputOption,
+    Partitioner,
     ReportOption,
     SeedOption,
     Source,
@@ -143,6 +145,15 @@ def plan(
             help="Resolve compatible conflicts together, or each conflict independently.",
         ),
     ] = ResolutionChoice.compatible,
+    uneven: Annotated[
+        float,
+        typer.Option(
+            "--uneven",
+            help="Plan with padded dimensions as well: the largest share of elements that padding "
+            "may add to a dimension that the axes do not divide, such as 0.5.",
+        ),
+    ] = 0.0,
+    lowering: LoweringOption = Partitioner.xla,
     start: Annotated[
         pathlib.Path | None,
         typer.Option("--start", help="Start the search from the plan in this JSON file."),
@@ -166,7 +177,7 @@ def plan(
     inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
     check_writable((json_file, output, html), PlanError)
     with progress() as show:
-        analysis = source.on(machine).analysis(show)
+        analysis = source.on(machine).analysis(show, partitioner=lowering.value)
         result = api.plan(
             analysis,
             mesh=mesh,
@@ -176,6 +187,7 @@ def plan(
             overlap=overlap.value,
             constraints=_constraints(pin, forbid, fix, keep_constraints),
             resolution=resolution.value,
+            uneven=uneven,
             start=start,
             settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
             progress=show,
@@ -186,7 +198,8 @@ def plan(
     if json_file:
         texts[json_file] = result.json_text()
     if output:
-        texts[output] = result.annotated()
+        local = lowering is Partitioner.local
+        texts[output] = result.lowered().text if local else result.annotated()
     if html:
         texts[html] = report.html_text(result, sources=sources)
     write_all(texts, PlanError)

@@ -155,6 +155,7 @@ def _setting(saved: Saved) -> dict[str, str]:
         "memory limit": f"{saved.memory_bytes / 2**30:.4g} GiB",
         "overlap": saved.overlap,
         "resolution": saved.resolution,
+        "lowering": saved.lowering,
     }
 
 

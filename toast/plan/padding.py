@@ -8,20 +8,15 @@ number of shards changes, the prices are those of the program as it is.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from toast.analysis import Analysis
 from toast.cost import CostModel
 from toast.hardware import Mesh
 from toast.space import States
+from toast.uneven import elements_of_names, padded_sizes
 from toast.units import listed, size_text, time_text
-
-#: Padded sizes are multiples of this: tiles of matrix units have 128 columns.
-_TILE = 128
 
 #: The largest share of elements that padding may add.
 _MOST_ADDED = 0.02
@@ -31,8 +26,6 @@ _LEAST_SAVED = 0.05
 
 #: The most dimensions that a note names.
 _NAMED = 3
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +58,7 @@ def padded(analysis: Analysis, mesh: Mesh) -> Analysis | None:
     All axes together divide the new size or, if that adds more than 2 %, as many devices as
     possible.  ``None`` if there is no such dimension.
     """
-    larger = _padded_sizes(analysis, mesh)
+    larger = padded_sizes(analysis, mesh, _MOST_ADDED)
     if (larger == analysis.names.divisor).all():
         return None
     return dataclasses.replace(analysis, names=dataclasses.replace(analysis.names, divisor=larger))
@@ -93,49 +86,17 @@ def padding_gain(
     holders = space.of_ops(state)[names.name_op]
     factor = np.arange(names.count) - names.first_name[names.name_op]
     shards = np.where(holders == factor[:, None], sizes, 1).prod(axis=1)
-    elements = _elements(analysis)
+    elements = elements_of_names(analysis)
     split = np.flatnonzero((elements > 0) & (names.divisor > elements) & (elements % shards > 0))
     pairs = np.stack([analysis.color[split], elements[split]], axis=1)
     kinds = np.unique(pairs, axis=0)
     # The first name of a kind is a dimension of an argument, if there is one.
-    first = [np.argmax((analysis.color == c) & (elements == size)) for c, size in kinds.tolist()]
+    larger = names.divisor > elements
+    first = [
+        np.argmax((analysis.color == c) & (elements == size) & larger) for c, size in kinds.tolist()
+    ]
     dimensions = tuple(
         (analysis.name_label(name), int(elements[name]), int(names.divisor[name]))
         for name in sorted(map(int, first))
     )
     return Padding(dimensions, seconds, peaks) if dimensions else None
-
-
-def _padded_sizes(analysis: Analysis, mesh: Mesh) -> Ints:
-    """``[names]``: the divisors, with the padded sizes where axes do not divide them."""
-    divisor, sizes = analysis.names.divisor, mesh.real.sizes
-    larger = divisor.copy()
-    stuck = analysis.names.shardable & (_elements(analysis) == divisor)
-    for devices in _products(sizes):
-        stuck &= divisor % devices > 0
-        # Full tiles of matrix units if possible.
-        for multiple in (math.lcm(_TILE, devices), devices):
-            size = -(-divisor // multiple) * multiple
-            fits = stuck & (size - divisor <= _MOST_ADDED * divisor)
-            larger[fits] = size[fits]
-            stuck &= ~fits
-    return larger
-
-
-def _products(sizes: Sequence[int]) -> list[int]:
-    """The numbers of devices of each set of axes, the largest first."""
-    products = {1}
-    for size in sizes:
-        products |= {size * product for product in products}
-    return sorted(products - {1}, reverse=True)
-
-
-def _elements(analysis: Analysis) -> Ints:
-    """``[names]``: the elements of the dimensions with each name."""
-    names = analysis.names
-    elements = np.zeros(names.count, dtype=np.int64)
-    ranks = np.diff(names.use_dim)
-    rows = np.repeat(names.value_dim[names.use_value] - names.use_dim[:-1], ranks)
-    elements[names.use_name] = names.dim_size[rows + np.arange(len(rows))]
-    elements[names.def_name] = names.dim_size
-    return elements

@@ -8,13 +8,13 @@ import json
 import math
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from toast import apply, ports
-from toast.analysis import Analysis
+from toast.analysis import Analysis, Lowering, lowering_of
 from toast.analysis.query import Relations, evaluate, prepare
 from toast.cost import Breakdown, CostModel, Timeline, Transfer, break_down
 from toast.errors import PlanError
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
     from toast.apply import JitShardings, Verification
     from toast.lower import LocalProgram, OpFactors
-
-
-#: Who partitions a program: XLA, from annotations, or TOAST.
-Lowering: TypeAlias = Literal["xla", "local"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +123,11 @@ class Plan(Record):
     def fits(self) -> bool:
         """Whether the predicted peak is within the memory limit."""
         return self.after.peak_bytes <= self.memory_bytes
+
+    @property
+    def lowering(self) -> Lowering:
+        """What partitions the program: XLA (``"xla"``), or TOAST (``"local"``, :meth:`lowered`)."""
+        return self.analysis.lowering
 
     @property
     def constraints(self) -> Constraints:
@@ -249,12 +250,12 @@ class Plan(Record):
         )
         return shardings
 
-    def jit(self, mesh: Any = None, *, lowering: Lowering = "xla") -> Callable[..., Any]:
+    def jit(self, mesh: Any = None, *, lowering: Lowering | None = None) -> Callable[..., Any]:
         """The sharded program as a function that XLA compiles and runs.
 
         With ``lowering="xla"``, XLA's partitioner inserts the collectives for the plan's
         annotations.  With ``"local"``, the program is :meth:`lowered`: its collectives are those
-        that the plan predicts.
+        that the plan predicts.  The default is that for which the plan was made.
 
         ``mesh`` is a ``jax.sharding.Mesh`` of the same sizes (axes of size 1 do not count), or a
         list of devices (default: the first of ``jax.devices()``).  Results are on that mesh, with
@@ -263,7 +264,7 @@ class Plan(Record):
         returns a list.  Raises :class:`toast.errors.PlanError` if there are too few devices.
         """
         plan = self._on(mesh)
-        if _checked(lowering) == "local":
+        if self._lowering(lowering) == "local":
             options = {"analysis": plan.analysis, "factors": plan.factors}
             local: Callable[..., Any] = plan.build("local", devices=mesh, **options)
             return local
@@ -306,10 +307,25 @@ class Plan(Record):
         return ports.backend(backend).build(self.analysis.program, self.shardings, **options)
 
     def annotated(self) -> str:
-        """The program as StableHLO text, with the plan as Shardy annotations."""
+        """The program as StableHLO text, with the plan as Shardy annotations.
+
+        Raises :class:`toast.errors.PlanError` if XLA must not partition the plan
+        (:attr:`lowering`).
+        """
+        self._lowering("xla")
         return str(self.build("stablehlo"))
 
-    def verify(self, *, seed: int = 0, lowering: Lowering = "xla") -> Verification:
+    def _lowering(self, lowering: Lowering | None) -> Lowering:
+        """What shall partition the program, by default that of the plan."""
+        chosen = lowering_of(lowering or self.lowering)
+        if chosen == "xla" and self.lowering == "local":
+            raise PlanError(
+                "the plan is for device-local programs, and XLA may compute wrong results with its "
+                'shardings; use lowering="local", or make a plan without it'
+            )
+        return chosen
+
+    def verify(self, *, seed: int = 0, lowering: Lowering | None = None) -> Verification:
         """Run the program sharded and unsharded on random inputs and compare the outputs.
 
         ``seed`` is that of the inputs, ``lowering`` as for :meth:`jit`.  Raises
@@ -317,7 +333,7 @@ class Plan(Record):
         """
         plan = self._on(None)
         program, shardings = plan.analysis.program, plan.shardings
-        if _checked(lowering) == "xla":
+        if self._lowering(lowering) == "xla":
             return apply.verify(program, shardings, seed=seed)
         local = plan.lowered()
         return apply.verify(program, shardings, seed=seed, module_of=lambda *_: local.module)
@@ -400,13 +416,6 @@ class Plan(Record):
     def json_text(self) -> str:
         """:meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
-
-
-def _checked(lowering: Lowering) -> Lowering:
-    """``lowering``, or a :class:`toast.errors.PlanError` if there is none of this name."""
-    if lowering not in get_args(Lowering):
-        raise PlanError(f"lowering {lowering!r}: use {' or '.join(get_args(Lowering))}")
-    return lowering
 
 
 @dataclasses.dataclass(frozen=True)

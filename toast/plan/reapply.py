@@ -135,8 +135,12 @@ def apply_saved(
     """
     begin = time.perf_counter()
     report_stage = progress or (lambda _stage: None)
-    report_stage("decision space")
     program = analysis.program
+    if analysis.lowering != saved.lowering:
+        analysis = analyzed(
+            program, rules=analysis.rule_files, progress=report_stage, lowering=saved.lowering
+        )
+    report_stage("decision space")
     same = saved.digest == program.digest
     check_axes(saved, mesh)
     space, notes = _space(saved, analysis, mesh)
@@ -222,10 +226,11 @@ def here(plan: Plan) -> Plan:
     program = getattr(plan.analysis.program.source, "here", None)
     if program is None:
         return plan
+    analysis = analyzed(program, lowering=plan.lowering)
+    limit = plan.memory_bytes
     applied = apply_saved(
-        read(plan), analyzed(program), mesh=plan.mesh, hardware=plan.hardware,
-        memory_bytes=plan.memory_bytes,
-    )  # fmt: skip
+        read(plan), analysis, mesh=plan.mesh, hardware=plan.hardware, memory_bytes=limit
+    )
     return applied.plan
 
 

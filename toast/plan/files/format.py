@@ -287,6 +287,10 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
         Literal["compatible", "independent"],
         Meta(description="Whether compatible conflicts are resolved together."),
     ]
+    lowering: Annotated[
+        Literal["xla", "local"],
+        Meta(description="What partitions the program: XLA, or TOAST into device-local code."),
+    ] = "xla"
     constraints: ConstraintsEntry
     op_classes: Annotated[
         Literal["alike", "single"],

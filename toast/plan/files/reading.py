@@ -173,6 +173,7 @@ def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -
         memory_bytes=file.memory_bytes,
         overlap=file.overlap,
         resolution=file.resolution,
+        lowering=file.lowering,
         constraints=_constraints(file.constraints),
         single=file.op_classes == "single",
         arguments={

@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
+from toast.analysis import Lowering
 from toast.hardware import Mesh
 from toast.plan.origin import Origin
 from toast.plan.prediction import Prediction
@@ -120,6 +121,7 @@ class Saved:
     memory_bytes: float
     overlap: str
     resolution: str
+    lowering: Lowering
     constraints: Constraints
     #: Whether every op is its own class.
     single: bool

@@ -38,6 +38,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "memory_bytes": plan.memory_bytes,
         "overlap": plan.model.overlap,
         "resolution": plan.resolution,
+        "lowering": plan.lowering,
         "constraints": constraints_data(plan.constraints),
         "op_classes": "single" if _single(plan.model.space) else "alike",
         "fits": plan.fits,

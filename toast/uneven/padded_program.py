@@ -1,0 +1,277 @@
+"""Pads the dimensions of a program that the axes of a mesh do not divide (GShard, 3.3.1).
+
+The result is a program of its own: arguments and results have their shapes, as JAX shards only
+whole shards of these; values between them have padded shapes.  It is analyzed, searched, priced and
+lowered as any other, so its prices include the padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from toast.analysis import Analysis
+from toast.errors import PlanError
+from toast.frontend import mlir
+from toast.frontend import stablehlo as frontend
+from toast.frontend.mlir import ModuleSource
+from toast.hardware import Mesh
+from toast.program import Program
+from toast.uneven.padded_forms import (
+    can_be_padded,
+    cut,
+    identity,
+    masked,
+    padded,
+    resize_attributes,
+)
+from toast.uneven.padded_sizes import padded_sizes
+from toast.units import listed
+
+Shape = tuple[int, ...]
+
+#: Operations whose results are values of their regions.
+_WITH_REGIONS = frozenset({
+    "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier",
+})  # fmt: skip
+
+#: Kinds of ops that are parts of such an operation, or of the function.
+_OF_REGIONS = frozenset({"carry", "yield", "join", "argument", "return", "optimization_barrier"})
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedProgram:
+    """A program with padded dimensions."""
+
+    program: Program
+    #: Pairs of a number of elements and that after padding, in ascending order.
+    sizes: tuple[tuple[int, int], ...]
+
+    @property
+    def text(self) -> str:
+        """A note in one line: the sizes."""
+        named = [f"{size:,} to {larger:,}" for size, larger in self.sizes]
+        return (
+            f"dimensions are padded where the axes do not divide them: from {listed(named, 5)} "
+            "elements"
+        )
+
+
+def padded_program(analysis: Analysis, mesh: Mesh, most_added: float) -> PaddedProgram | None:
+    """The program with padded dimensions.
+
+    :param analysis: the analysis of the program.
+    :param mesh: the mesh whose axes divide the padded sizes.
+    :param most_added: the largest share of elements that padding may add to a dimension.
+    :returns: the program; ``None`` if padding changes no dimension.
+    :raises toast.errors.PlanError: if the program has no module, or code for single devices.
+    """
+    program, source = analysis.program, analysis.program.source
+    if not isinstance(source, ModuleSource):
+        raise PlanError(f"{program.name} is a fact base and has no program to pad")
+    if any(signature.kind.startswith("manual_") for signature in program.signatures):
+        raise PlanError(
+            f"{program.name} has shard_map regions, whose shards have fixed sizes; it cannot be "
+            "padded"
+        )
+    sizes = padded_sizes(analysis, mesh, most_added)
+    if (sizes == analysis.names.divisor).all():
+        return None
+    padding = _Padding(analysis, sizes.tolist())
+    module = padding.run()
+    if not padding.changes:
+        return None
+    with module.context:
+        function = mlir.main_function(module, program.name)
+        mlir.drop_dead_ops(function)
+    result = frontend.flattened(
+        module, function, name=program.name, file=source.file, calling=source.calling
+    )
+    result = dataclasses.replace(
+        result, arguments=program.arguments, results=program.results, platform=program.platform,
+        source=dataclasses.replace(result.source, here=source.here),
+    )  # fmt: skip
+    return PaddedProgram(result, tuple(sorted(padding.changes)))
+
+
+class _Padding:
+    """The padding of one program."""
+
+    def __init__(self, analysis: Analysis, sizes: list[int]) -> None:
+        self._analysis, self._program = analysis, analysis.program
+        self._sizes = sizes
+        self._source: ModuleSource = analysis.program.source.copied()
+        self._module = self._source.module
+        #: Values with another shape, by value, shape and block: uses share them.
+        self._copies: dict[tuple[Any, Shape, Any], Any] = {}
+        #: The padded sizes: from which, and to which.
+        self.changes: set[tuple[int, int]] = set()
+
+    def run(self) -> Any:
+        """Pads the whole program; returns the module."""
+        program = self._program
+        with self._module.context, ir.Location.unknown():
+            for operation, values in self._source.results:
+                if operation.name in _WITH_REGIONS:
+                    self._set_types_of_region(operation, values)
+            for op in range(len(program.ops)):
+                kind = program.kind(op)
+                if kind == "return":
+                    self._use(op, 0, program.values[program.ops[op].operands[0]].type.shape)
+                elif kind == "argument":
+                    continue
+                elif kind in _OF_REGIONS:
+                    (value,) = program.ops[op].results
+                    for index in range(len(program.ops[op].operands)):
+                        self._use(op, index, self._stored(value))
+                else:
+                    self._pad(op)
+            self._verify()
+        return self._module
+
+    def _stored(self, value: int) -> Shape:
+        """The shape of a value where it is defined."""
+        names, program = self._analysis.names, self._program
+        shape = program.values[value].type.shape
+        op = int(names.value_op[value])
+        kind = program.kind(op)
+        if kind == "argument":
+            return shape
+        if kind not in _OF_REGIONS:
+            rule = self._analysis.rules[program.ops[op].signature]
+            dims = rule.results[program.ops[op].results.index(value)]
+            return _padded_shape(self._larger(op), dims, shape)
+        first = int(names.value_dim[value])
+        named = names.def_name[first : first + len(shape)].tolist()
+        return tuple(
+            self._sizes[name] if names.divisor[name] == size else size
+            for name, size in zip(named, shape, strict=True)
+        )
+
+    def _larger(self, op: int) -> dict[int, int]:
+        """The padded sizes of the factors of an op that are padded."""
+        number = self._program.ops[op].signature
+        signature, rule = self._program.signatures[number], self._analysis.rules[number]
+        first = int(self._analysis.names.first_name[op])
+        return {
+            n: self._sizes[first + n]
+            for n, factor in enumerate(rule.factors)
+            if self._sizes[first + n] != factor.divisor and can_be_padded(signature, rule, n)
+        }
+
+    def _set_types_of_region(self, operation: Any, values: Any) -> None:
+        for index, value in enumerate(values):
+            type_, shape = self._program.values[value].type, self._stored(value)
+            if shape == type_.shape or type_.dtype == "token":
+                continue
+            self.changes |= {
+                pair for pair in zip(type_.shape, shape, strict=True) if pair[0] != pair[1]
+            }
+            local = mlir.tensor_type(shape, type_.dtype)
+            operation.results[index].set_type(local)
+            if operation.name == "stablehlo.while":
+                for region in operation.regions:
+                    region.blocks[0].arguments[index].set_type(local)
+
+    def _use(self, op: int, index: int, shape: Shape) -> None:
+        """Gives an operand a shape: pads it, or cuts the padding off."""
+        operation, place = self._source.operand_sites[op, index]
+        value = operation.operands[place]
+        if not isinstance(value.type, ir.RankedTensorType) or tuple(value.type.shape) == shape:
+            return
+        key = value, shape, operation.block
+        if key not in self._copies:
+            smaller = tuple(map(min, value.type.shape, shape))
+            with operation.location, ir.InsertionPoint(operation):
+                self._copies[key] = padded(cut(value, smaller), shape)
+        operation.operands[place] = self._copies[key]
+
+    def _pad(self, op: int) -> None:
+        """Pads an op along the factors for which it has a padded form."""
+        program, operation = self._program, self._source.operations[op]
+        number = program.ops[op].signature
+        signature, rule = program.signatures[number], self._analysis.rules[number]
+        larger = self._larger(op)
+
+        for index, (dims, type_) in enumerate(zip(rule.operands, signature.operands, strict=True)):
+            self._use(op, index, _padded_shape(larger, dims, type_.shape))
+        if not larger:
+            return
+        self.changes |= {(rule.factors[n].size, size) for n, size in larger.items()}
+        for n in larger:
+            if combiner := rule.factors[n].combiner:
+                self._mask(operation, op, n, combiner)
+        if signature.operands:
+            dims, type_ = rule.operands[0], signature.operands[0]
+            resize_attributes(
+                operation, signature.kind, type_.shape, _padded_shape(larger, dims, type_.shape)
+            )
+        self._set_results(op, [
+            _padded_shape(larger, dims, type_.shape)
+            for dims, type_ in zip(rule.results, signature.results, strict=True)
+        ])  # fmt: skip
+
+    def _set_results(self, op: int, shapes: list[Shape]) -> None:
+        operation = self._source.operations[op]
+        if operation.name == "stablehlo.constant":
+            (result,), (shape,) = operation.results, shapes
+            if mlir.resize_splat(operation, shape):
+                result.set_type(ir.RankedTensorType.get(list(shape), result.type.element_type))
+                return
+            uses = [(use.owner, use.operand_number) for use in result.uses]
+            with operation.location, ir.InsertionPoint.after(operation):
+                large = padded(result, shape)
+            for owner, place in uses:
+                owner.operands[place] = large
+            return
+        for result, shape in zip(operation.results, shapes, strict=True):
+            if tuple(result.type.shape) != shape:
+                result.set_type(ir.RankedTensorType.get(list(shape), result.type.element_type))
+
+    def _mask(self, operation: Any, op: int, number: int, combiner: str) -> None:
+        """Puts the identity of a combiner into the padding of the operands that it combines."""
+        rule = self._analysis.rules[self._program.ops[op].signature]
+        for index, dims in enumerate(rule.operands):
+            for d, factors in enumerate(dims):
+                if number not in factors:
+                    continue
+                _, place = self._source.operand_sites[op, index]
+                value = operation.operands[place]
+                element = value.type.element_type
+                fill = identity(combiner, element)
+                if fill is None:
+                    raise PlanError(
+                        f"{self._program.describe(op)} has no padded form for {element}"
+                    )
+                if (
+                    fill == 0
+                    and isinstance(value.owner, ir.Operation | ir.OpView)
+                    and (value.owner.name == "stablehlo.pad" and value in self._copies.values())
+                ):
+                    continue  # zeros already
+                size = rule.factors[number].size
+                with operation.location, ir.InsertionPoint(operation):
+                    operation.operands[place] = masked(value, d, size, fill)
+
+    def _verify(self) -> None:
+        try:
+            self._module.operation.verify()
+        except ir.MLIRError as error:
+            text = " ".join(str(error).split())[:300]
+            raise PlanError(
+                f"{self._program.name}: the padded program is not valid: {text}"
+            ) from None
+
+
+def _padded_shape(larger: Mapping[int, int], dims: Sequence[Sequence[int]], shape: Shape) -> Shape:
+    """A shape with the padded sizes of factors; ``dims`` has the factors of each dimension."""
+    return tuple(
+        larger.get(factors[0], size) if len(factors) == 1 else size
+        for factors, size in zip(dims, shape, strict=True)
+    )
+
+
+__all__ = ["PaddedProgram", "padded_program"]
