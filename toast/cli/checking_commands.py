@@ -107,6 +107,7 @@ def validate(
     ] = None,
     timeout: TimeoutOption = 600,
     seed: SeedOption = 0,
+    lowering: LoweringOption = Partitioner.xla,
 ) -> None:
     """Compare predictions with XLA's results for the same plans.
 
@@ -133,13 +134,15 @@ def validate(
 
     small = oracle is Reference.cpu
     with progress() as show:
-        analysis = (source if small else source.on(machine)).analysis(show, small=small)
+        analysis = (source if small else source.on(machine)).analysis(
+            show, small=small, partitioner=lowering.value
+        )
         if small:
             machine = api.small_scale(analysis, parsed, machine)
         validation = stage.validate(
-            analysis, parsed, machine, oracle=oracle.value, plans=plans,
-            strategies=source.strategies,
-            seed=seed, full=full, timeout=timeout, progress=show,
+            analysis, parsed, machine, oracle=oracle.value, lowering=lowering.value,
+            plans=plans, strategies=source.strategies, seed=seed, full=full, timeout=timeout,
+            progress=show,
         )  # fmt: skip
     if plot:
         write_all({plot: stage.plot(validation)}, PlanError)

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from toast import apply
-from toast.analysis import Analysis
+from toast.analysis import Analysis, Lowering, lowering_of
 from toast.apply import Verification
 from toast.cost import CostModel
 from toast.errors import PlanError
@@ -22,7 +22,7 @@ from toast.evaluation.oracle import Communication, Verdict, check, judge
 from toast.hardware import Hardware, Mesh
 from toast.models import Strategies
 from toast.plan.prediction import Collective, Prediction
-from toast.plan.shard import shardings_of
+from toast.plan.shard import lowered_state, shardings_of
 from toast.search import Settings, find
 from toast.space import Space, States
 from toast.text_tables import TextTable
@@ -151,6 +151,7 @@ def validate(
     hardware: Hardware,
     *,
     oracle: Oracle = "tpu",
+    lowering: Lowering = "xla",
     plans: int = 8,
     strategies: Strategies | None = None,
     seed: int = 0,
@@ -164,6 +165,7 @@ def validate(
     actions and random legal states in turn, drawn with ``seed``.  ``oracle="tpu"`` compiles for a
     TPU; with ``full``, the compilation runs to the end, which gives the time of the schedule.
     ``oracle="cpu"`` runs the program on CPU devices; JAX must have at least as many as the mesh.
+    With ``lowering="local"``, both get the device-local program (:mod:`toast.lower`).
     ``timeout`` is in seconds per plan.  ``progress`` is called with messages.
 
     If a plan fails, only its row has an error.  Raises :class:`toast.errors.PlanError` if there is
@@ -173,19 +175,26 @@ def validate(
         raise PlanError(f"{analysis.program.name} is a fact base and has no program to compile")
     if oracle == "tpu":
         check(hardware)
+    local = lowering_of(lowering) == "local"
     model = CostModel(Space(analysis, mesh), hardware)
     rows = []
     for name, state in states_to_compare(model, plans=plans, strategies=strategies, seed=seed):
         if progress:
             progress(f"compiling {name}" if oracle == "tpu" else f"running {name}")
         row = StateComparison(name, Prediction.of(model.price(state[None])))
-        shardings = shardings_of(model, state)
+        program, shardings = analysis.program, shardings_of(model, state)
         try:
+            module = lowered_state(model, state).module if local else None
             if oracle == "tpu":
-                verdict = judge(analysis.program, shardings, hardware, full=full, timeout=timeout)
+                verdict = judge(
+                    program, shardings, hardware, local=module, full=full, timeout=timeout
+                )
                 row = dataclasses.replace(row, verdict=verdict)
             else:
-                verification = apply.verify(analysis.program, shardings, seed=seed)
+                verification = apply.verify(
+                    program, shardings, seed=seed,
+                    module_of=(lambda *_, module=module: module) if local else apply.annotate,
+                )  # fmt: skip
                 row = dataclasses.replace(row, verification=verification)
         except PlanError as error:
             row = dataclasses.replace(row, error=str(error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,22 @@ from toast.cost import CostModel, Layout
 from toast.program import Shardings, Spec
 from toast.space import States
 
+if TYPE_CHECKING:
+    from toast.lower import LocalProgram
+
 Ints = npt.NDArray[np.int64]
+
+
+def lowered_state(model: CostModel, state: States) -> LocalProgram:
+    """The device-local program of ``state`` (``[classes, axes]``), whose collectives name no steps.
+
+    Raises :class:`toast.errors.PlanError` as :func:`toast.lower.lower`.
+    """
+    from toast import lower
+
+    held = model.space.of_ops(state)
+    factors = lower.OpFactors(model.space.mesh.names, held, np.zeros(held.shape, dtype=np.int64))
+    return lower.lower(model.space.analysis, shardings_of(model, state), factors)
 
 
 def shardings_of(model: CostModel, state: States) -> Shardings:

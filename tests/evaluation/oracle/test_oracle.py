@@ -18,6 +18,7 @@ import pytest
 
 import toast
 from tests.helpers import f32, mlp, printed
+from toast.analysis import Lowering
 from toast.apply import Verification
 from toast.cost import CostModel
 from toast.errors import HardwareError, PlanError
@@ -226,13 +227,17 @@ def test_what_has_no_compiler_is_refused(plan: toast.Plan, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra")
-def test_the_compiler_answers_and_is_remembered(plan: toast.Plan, tmp_path: pathlib.Path) -> None:
-    program = plan.analysis.program
-    verdict = judge(program, plan.shardings, load("tpu-v5e"), cache=tmp_path)
+@pytest.mark.parametrize("lowering", ["xla", "local"])
+def test_the_compiler_answers_and_is_remembered(
+    plan: toast.Plan, tmp_path: pathlib.Path, lowering: str
+) -> None:
+    program, target = plan.analysis.program, load("tpu-v5e")
+    local = plan.lowered().module if lowering == "local" else None
+    verdict = judge(program, plan.shardings, target, local=local, cache=tmp_path)
     assert verdict.argument_bytes == plan.after.argument_bytes
     assert not verdict.out_of_memory
     assert len(list(tmp_path.rglob("*.json"))) == 1
-    assert judge(program, plan.shardings, load("tpu-v5e"), cache=tmp_path) == verdict
+    assert judge(program, plan.shardings, target, local=local, cache=tmp_path) == verdict
 
 
 #: A worker that writes what a compiler does, then does what the test says: the folder is ``job``.
@@ -497,9 +502,11 @@ def test_names_in_the_picture_are_no_tags() -> None:
     xml.etree.ElementTree.fromstring(stage.plot(Validation((row,), 16e9)))
 
 
-def test_plans_are_run_on_cpu_devices() -> None:
+@pytest.mark.parametrize("lowering", ["xla", "local"])
+def test_plans_are_run_on_cpu_devices(lowering: Lowering) -> None:
     analysis = toast.analyze(mlp, f32(64, 32), f32(32, 64), f32(64, 16))
-    found = validate(analysis, Mesh.parse("b=2,m=2"), load("tpu-v5e"), oracle="cpu", plans=2)
+    mesh, target = Mesh.parse("b=2,m=2"), load("tpu-v5e")
+    found = validate(analysis, mesh, target, oracle="cpu", lowering=lowering, plans=2)
     assert all(row.verification and row.verification.equal for row in found.rows)
     text = printed(stage.table(found))
     assert (

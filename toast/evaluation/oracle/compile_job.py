@@ -1,4 +1,4 @@
-"""Compiles one annotated program for a TPU topology, in a separate process.
+"""Compiles one annotated or device-local program for a TPU topology, in a separate process.
 
     python -m toast.evaluation.oracle.compile_job JOB
 
@@ -45,7 +45,9 @@ def _compiled(job: dict[str, object], folder: pathlib.Path) -> dict[str, object]
         **job["topology_options"],  # type: ignore[arg-type]
     )
     mesh = jax_mesh(shardings, topology.devices)
-    function = flat_jit(program, annotate(program, shardings), mesh, shardings)
+    local = job["local"]
+    partitioned = mlir.parse(local, "job") if local else annotate(program, shardings)  # type: ignore[arg-type]
+    function = flat_jit(program, partitioned, mesh, shardings)
     arguments = [aval(program.values[v].type) for v in program.argument_values]
     compiled = function.trace(*arguments).lower(lowering_platforms=("tpu",)).compile()
     memory = compiled.memory_analysis()

@@ -88,17 +88,19 @@ def judge(
     shardings: Shardings,
     hardware: Hardware,
     *,
+    local: Any = None,
     full: bool = False,
     timeout: float = 600.0,
     cache: pathlib.Path | None = None,
 ) -> Verdict:
     """Compile ``program`` with ``shardings`` for a slice of ``hardware`` with the size of the mesh.
 
-    With ``full``, the compiler runs to the end, which gives the time of the schedule.  ``timeout``
-    is in seconds.  Verdicts are cached in the folder ``cache`` (default: ``~/.cache/toast``), by
-    program, shardings, target and versions.  Raises :class:`toast.errors.PlanError` if the program
-    is a fact base, ``libtpu`` is not installed or the compiler fails, and
-    :class:`toast.errors.HardwareError` for hardware without a compiler.
+    ``local`` is the MLIR module of the device-local program (:func:`toast.lower.lower`); without
+    it, XLA partitions the program.  With ``full``, the compiler runs to the end, which gives the
+    time of the schedule.  ``timeout`` is in seconds.  Verdicts are cached in the folder ``cache``
+    (default: ``~/.cache/toast``), by program, shardings, target and versions.  Raises
+    :class:`toast.errors.PlanError` if the program is a fact base, ``libtpu`` is not installed or
+    the compiler fails, and :class:`toast.errors.HardwareError` for hardware without a compiler.
     """
     if not isinstance(program.source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no program to compile")
@@ -108,6 +110,7 @@ def judge(
     topology = f"{name}:{'x'.join(map(str, slice_of(devices, dimensions)))}"
     job = {
         "module": mlir.bytecode(program.source.module),
+        "local": None if local is None else mlir.bytecode(local),
         "name": program.name,
         "shardings": shardings,
         "topology": topology,
@@ -115,7 +118,10 @@ def judge(
     }
     # The time of a schedule depends on the links in the hardware file.
     timed = hardware.interconnect.bandwidth_bytes_per_s if full else 0.0
-    place = _cached(mlir.text_without_locations(program.source.module), job, timed, cache)
+    texts = [
+        mlir.text_without_locations(module) for module in (program.source.module, local) if module
+    ]
+    place = _cached("\n".join(texts), job, timed, cache)
     with contextlib.suppress(*DAMAGE):  # missing or damaged
         cached = _read(read_text(place, PlanError, most=2**24))
         if cached.schedule or cached.out_of_memory or not full:
