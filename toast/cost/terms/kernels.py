@@ -13,7 +13,8 @@ from toast.program import QUANTITIES
 class ProductWork(LocalTerm):
     """Matrix products and convolutions: the larger of FLOPs over peak and bytes over bandwidth.
 
-    The FLOPs include the padding to the tiles of the matrix unit.
+    The FLOPs include the padding to the tiles of the matrix unit.  XLA multiplies elements instead of
+    using that unit if nothing is summed, so such products are bound by memory.
     """
 
     name, scope, part = "products", Entity.PRODUCT, StepPart.PRODUCTS
@@ -24,7 +25,9 @@ class ProductWork(LocalTerm):
             return np.zeros((len(layout.held), 0))
         held = np.take(layout.held, op_class, axis=1)
         shards = layout.devices[axes_of(held < t.slots.dim.shape[1] - 1)]
-        flops = (t.ops.peak_seconds * t.ops.count)[op_class] / shards * self.padding(layout)
+        summed = t.products.size[:, 2] > 1
+        whole = np.where(summed, (t.ops.peak_seconds * t.ops.count)[op_class], 0.0)
+        flops = whole / shards * self.padding(layout)
         dims = slot_dims(t, layout.held, t.tensors.slot)
         tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
