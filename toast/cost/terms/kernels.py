@@ -13,8 +13,8 @@ from toast.program import QUANTITIES
 class ProductWork(LocalTerm):
     """Matrix products and convolutions: the larger of FLOPs over peak and bytes over bandwidth.
 
-    The FLOPs include the padding to the tiles of the matrix unit.  XLA multiplies elements instead of
-    using that unit if nothing is summed, so such products are bound by memory.
+    The FLOPs include the padding to the tiles of the matrix unit.  If a product sums nothing, XLA
+    does not use that unit, so the product is bound by memory.
     """
 
     name, scope, part = "products", Entity.PRODUCT, StepPart.PRODUCTS
