@@ -23,6 +23,7 @@ from toast.plan import (
     check_axes,
     check_program,
     make_plan,
+    may_gain,
     padded,
     padding_gain,
     program_notes,
@@ -500,8 +501,10 @@ def _padding_notes(
         larger, best.model.space.full_mesh, constraints=best.constraints,
         resolution=best.resolution,
     )  # fmt: skip
-    model = CostModel(space, best.hardware, overlap=overlap)
+    model = CostModel(space, best.hardware, overlap=overlap, like=best.model)
     begin_with_fixed(model)
+    if not may_gain(model, best.cost):
+        return []
     once = dataclasses.replace(settings, rounds=1, restarts=1, processes=1, budget=left())
     # Sizes may distinguish op classes; refinements, which name op classes, are then left out.
     same = bool((space.classes.of_op == best.model.space.classes.of_op).all())
