@@ -13,6 +13,7 @@ from toast import inputs, ports
 from toast.analysis import Analysis, analyzed, lowering_of
 from toast.cost import CostModel, Overlap
 from toast.errors import MeshError, PlanError, SearchError, TargetError
+from toast.garbage import older_objects_stay
 from toast.hardware import Hardware, Mesh, check_size
 from toast.inputs import AnyHardware, AnyMesh
 from toast.plan import (
@@ -169,10 +170,11 @@ def analyze(
         target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts, **keywords
     )
     lowered = time.perf_counter() - begin
-    analysis = analyzed(
-        program, rules=rules, progress=progress or (lambda _stage: None), cache=cache,
-        lowering=lowering,
-    )  # fmt: skip
+    with older_objects_stay():
+        analysis = analyzed(
+            program, rules=rules, progress=progress or (lambda _stage: None), cache=cache,
+            lowering=lowering,
+        )  # fmt: skip
     analysis.seconds["lowering"] = lowered
     return analysis
 
@@ -298,7 +300,7 @@ def plan(
         return Job(model, limit, settings, stages, (actions,))
 
     tried: tuple[MeshResult, ...] = ()
-    with noted_interrupts():  # until the plan is complete
+    with noted_interrupts(), older_objects_stay():  # until the plan is complete
         begin = time.perf_counter()
         if devices is None:
             if progress:
