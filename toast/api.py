@@ -13,6 +13,7 @@ from toast import inputs, ports
 from toast.analysis import Analysis, analyzed, lowering_of
 from toast.cost import CostModel, Overlap
 from toast.errors import MeshError, PlanError, SearchError, TargetError
+from toast.garbage import older_objects_stay
 from toast.hardware import Hardware, Mesh, check_size
 from toast.inputs import AnyHardware, AnyMesh
 from toast.plan import (
@@ -23,6 +24,7 @@ from toast.plan import (
     check_axes,
     check_program,
     make_plan,
+    may_gain,
     padded,
     padding_gain,
     program_notes,
@@ -168,10 +170,11 @@ def analyze(
         target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts, **keywords
     )
     lowered = time.perf_counter() - begin
-    analysis = analyzed(
-        program, rules=rules, progress=progress or (lambda _stage: None), cache=cache,
-        lowering=lowering,
-    )  # fmt: skip
+    with older_objects_stay():
+        analysis = analyzed(
+            program, rules=rules, progress=progress or (lambda _stage: None), cache=cache,
+            lowering=lowering,
+        )  # fmt: skip
     analysis.seconds["lowering"] = lowered
     return analysis
 
@@ -297,7 +300,7 @@ def plan(
         return Job(model, limit, settings, stages, (actions,))
 
     tried: tuple[MeshResult, ...] = ()
-    with noted_interrupts():  # until the plan is complete
+    with noted_interrupts(), older_objects_stay():  # until the plan is complete
         begin = time.perf_counter()
         if devices is None:
             if progress:
@@ -500,8 +503,10 @@ def _padding_notes(
         larger, best.model.space.full_mesh, constraints=best.constraints,
         resolution=best.resolution,
     )  # fmt: skip
-    model = CostModel(space, best.hardware, overlap=overlap)
+    model = CostModel(space, best.hardware, overlap=overlap, like=best.model)
     begin_with_fixed(model)
+    if not may_gain(model, best.cost):
+        return []
     once = dataclasses.replace(settings, rounds=1, restarts=1, processes=1, budget=left())
     # Sizes may distinguish op classes; refinements, which name op classes, are then left out.
     same = bool((space.classes.of_op == best.model.space.classes.of_op).all())

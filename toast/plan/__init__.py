@@ -12,7 +12,7 @@ from toast.plan.files import VERSION, Origin, Saved, read, schema
 from toast.plan.kernel_notes import kernel_notes
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.make_plan import make_plan
-from toast.plan.padding import Padding, padded, padding_gain
+from toast.plan.padding import Padding, may_gain, padded, padding_gain
 from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
 from toast.plan.prediction import Collective, NumberChange, Prediction
 from toast.plan.program_notes import loop_notes, program_notes
@@ -62,6 +62,7 @@ __all__ = [
     "kernel_notes",
     "loop_notes",
     "make_plan",
+    "may_gain",
     "padded",
     "padding_gain",
     "place_of",

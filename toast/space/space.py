@@ -164,9 +164,16 @@ class Space:
         return slim
 
     def same_classes(self, other: Space) -> bool:
-        """Whether another space has the same analysis and the same op classes."""
-        mine, others = dataclasses.astuple(self.classes), dataclasses.astuple(other.classes)
-        return self.analysis is other.analysis and all(map(np.array_equal, mine, others))
+        """Whether another space has the same program and op classes; divisors may differ."""
+        one, two = self.analysis, other.analysis
+        mine, others = self.classes, other.classes
+        return (
+            one.program is two.program
+            and one.rules is two.rules
+            and mine.divisor.shape == others.divisor.shape
+            and np.array_equal(mine.of_op, others.of_op)
+            and np.array_equal(mine.representative, others.representative)
+        )
 
     # -- states ------------------------------------------------------------------------------
 

@@ -62,25 +62,33 @@ class KernelWork(LocalTerm):
 
     def seconds(self, layout: LocalLayout) -> Floats:
         t, hardware = layout.tables, layout.machine.hardware
-        states, classes, _ = layout.held.shape
-        work = np.zeros((len(QUANTITIES), states, classes))
+        seconds = np.zeros(layout.held.shape[:2])
         if not len(t.kernels):
-            return np.zeros((states, classes))
-        terms, tensors, every = t.kernels, t.kernel_tensors, np.arange(states)[:, None]
+            return seconds
+        terms, tensors = t.kernels, t.kernel_tensors
+        # Few op classes are kernels.
+        kernels, place = np.unique(
+            np.concatenate([terms.op_class, tensors.op_class]), return_inverse=True
+        )
+        of_term, of_tensor = np.split(place.reshape(-1), [len(terms)])
+        work = np.zeros((len(QUANTITIES), len(seconds), len(kernels)))
+        every = np.arange(len(seconds))[:, None]
         held = np.take(layout.held, terms.op_class, axis=1)
         over = terms.over[np.arange(len(terms))[:, None], held]
         amount = terms.amount / layout.devices[axes_of(over)]
         for quantity in range(len(QUANTITIES)):
             rows = np.flatnonzero(terms.quantity == quantity)
-            np.add.at(work[quantity], (every, terms.op_class[rows]), amount[:, rows])
+            np.add.at(work[quantity], (every, of_term[rows]), amount[:, rows])
         dims = slot_dims(t, layout.held, tensors.slot)
         moved = tensors.bytes / layout.devices[axes_of(dims >= 0)]
-        np.add.at(work[QUANTITIES.index("bytes")], (every, tensors.op_class), moved)
+        np.add.at(work[QUANTITIES.index("bytes")], (every, of_tensor), moved)
         peaks = np.array([hardware.peak(dtype) for dtype in t.dtypes])
         flops, exponentials, all_bytes, _ = work
         alone = np.where(flops > 0, 0.0, exponentials / hardware.transcendentals_per_s)
-        beside = np.maximum(flops / peaks[t.ops.dtype], all_bytes / hardware.memory_bytes_per_s)
-        return np.asarray(np.maximum(beside, alone) * t.ops.count)
+        computing = flops / peaks[t.ops.dtype[kernels]]
+        beside = np.maximum(computing, all_bytes / hardware.memory_bytes_per_s)
+        seconds[:, kernels] = np.maximum(beside, alone) * t.ops.count[kernels]
+        return seconds
 
 
 class Writes(LocalTerm):
