@@ -19,7 +19,7 @@ from toast.frontend.mlir import is_splat, resize_splat
 from toast.lower.device_groups import tiles
 from toast.lower.emitter import COMBINERS, Emitter
 from toast.lower.op_sharding import OpSharding
-from toast.lower.reshard_steps import reshard_steps
+from toast.cost.reshard_steps import reshard_steps
 from toast.lower.sliding_forms import (
     local_concatenate,
     local_convolution,

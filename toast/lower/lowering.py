@@ -17,13 +17,13 @@ from jaxlib.mlir import ir
 
 from toast.analysis import Analysis
 from toast.boundary.printable import shortened
+from toast.cost.reshard_steps import ReshardStep, crowded_dimensions, reshard_steps, sum_steps
 from toast.errors import PlanError
 from toast.frontend import mlir
 from toast.frontend.mlir import ModuleSource
 from toast.lower.emitter import Emitter
 from toast.lower.local_forms import LOCAL_FORMS, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
-from toast.lower.reshard_steps import ReshardStep, reshard_steps, sum_steps
 from toast.program import Program, Shardings, Spec, TensorType, element_bytes
 from toast.space import BOUNDARY, matched_axes, split_axes
 
@@ -251,7 +251,8 @@ class _Lowering:
             result.set_type(type_)
         uses = [(use.owner, use.operand_number) for use in result.uses]
         with self._emitter.after(region):
-            current = self._run(result, reshard_steps(computed, stored), _Purpose(value, op))
+            steps = self._reshard_steps(value, computed, stored)
+            current = self._run(result, steps, _Purpose(value, op))
         self._replace(uses, current)
 
     def _region_first(self, op: int, spec: Spec) -> Spec:
@@ -346,7 +347,7 @@ class _Lowering:
                 continue
             key = value, before, after, operation.block
             if key not in self._copies:
-                first, steps = len(self._collectives), reshard_steps(before, after)
+                first, steps = len(self._collectives), self._reshard_steps(value, before, after)
                 with self._emitter.before(operation):
                     copied = self._run(
                         operation.operands[place], steps, _Purpose(value, op, gathers)
@@ -357,6 +358,11 @@ class _Lowering:
                 for number in self._copies[key].collectives:
                     planned = dataclasses.replace(self._collectives[number], gathers=False)
                     self._collectives[number] = planned
+
+    def _reshard_steps(self, value: int, before: Spec, after: Spec) -> tuple[ReshardStep, ...]:
+        """The steps between two shardings of a value."""
+        shape, sizes = self._program.values[value].type.shape, dict(self._shardings.mesh.axes)
+        return reshard_steps(before, after, crowded_dimensions(shape, before, after, sizes))
 
     def _run(self, current: Any, steps: Sequence[ReshardStep], purpose: _Purpose) -> Any:
         """Emits steps for a value; returns the new value."""
