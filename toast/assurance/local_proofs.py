@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from toast import api
@@ -22,7 +23,6 @@ from toast.apply.verify import check_output, random_operands, tolerance_of
 from toast.assurance import instances
 from toast.assurance.instances import Instance
 from toast.assurance.op_runs import OpRun, run_all
-from toast.assurance.references import reference_of
 from toast.cost import CostModel
 from toast.errors import PlanError, ToastError
 from toast.hardware import Mesh, load
@@ -36,7 +36,10 @@ from toast.uneven import padded_program
 MESHES = ("a=2", "b=3,a=2", "a=4,b=2", "a=2,c=2,b=2")
 
 #: The ops of a program: compiling takes most of the time.
-_BATCH = 24
+_BATCH = 25
+
+#: The share of op classes that are sharded if they can be.
+_SHARDED = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,21 +89,33 @@ class LocalProofs:
 def prove_local_kind(
     kind: str, count: int, *, meshes: Sequence[str] = MESHES, seed: int = 0
 ) -> LocalProofs:
-    """Proves the local form of an op kind on random ops and random shardings.
-
-    Each op runs once on each mesh, and once more on the last one with its dimensions padded where
-    the axes do not divide them.
+    """Proves the local form of an op kind on random ops (:mod:`toast.assurance.instances`).
 
     :param kind: the op kind, or ``custom_call TARGET``.
     :param count: the number of different ops; there may be fewer.
-    :param meshes: the meshes; JAX must have as many devices.
+    :param meshes: the meshes, as for :func:`prove_local`.
     :param seed: the seed of the ops, the shardings and the operands.
     """
-    drawn = instances.draw(kind, count, seed)
+    return prove_local(instances.draw(kind, count, seed), kind, meshes=meshes, seed=seed)
+
+
+def prove_local(
+    drawn: Sequence[Instance], name: str, *, meshes: Sequence[str] = MESHES, seed: int = 0
+) -> LocalProofs:
+    """Proves the local forms of ops under random shardings.
+
+    Each op runs in two random shardings on different meshes, and in a third one with its dimensions
+    padded where the axes do not divide them.
+
+    :param drawn: the ops.
+    :param name: what they are, for texts.
+    :param meshes: the meshes; JAX must have as many devices.
+    :param seed: the seed of the shardings and the operands.
+    """
     random = np.random.default_rng(seed)
     arguments = [random_operands(instance.operands, seed) for instance in drawn]
     whole = run_all([
-        OpRun((one.text, one.operands, one.results), [operands])
+        OpRun((one.text, one.operands, one.results), [operands, operands])
         for one, operands in zip(drawn, arguments, strict=True)
     ])  # fmt: skip
     runs: list[LocalRun] = []
@@ -108,18 +123,19 @@ def prove_local_kind(
     for instance, operands, results in zip(drawn, arguments, whole, strict=True):
         if isinstance(results, str):
             runs.append(LocalRun(instance, "", "", results))
+        elif not all(map(_same, *results)):
+            runs.append(LocalRun(instance, "", "", "has other results in every run"))
         else:
             cases.append(_Case(instance, operands, results[0]))
     differing: list[str] = []
-    for start in range(0, len(cases), _BATCH):
-        batch = _Batch(kind, cases[start : start + _BATCH])
-        for mesh in meshes:
-            batch.run(Mesh.parse(mesh), random)
-        if meshes:
-            batch.run(Mesh.parse(meshes[-1]), random, padded=True)
+    for number, start in enumerate(range(0, len(cases), _BATCH)):
+        batch = _Batch(name, cases[start : start + _BATCH])
+        for place in range(3):
+            mesh = Mesh.parse(meshes[(3 * number + place) % len(meshes)])
+            batch.run(mesh, random, padded=place == 2)
         runs += batch.runs
         differing += batch.differing
-    return LocalProofs(kind, len(drawn), tuple(runs), tuple(differing))
+    return LocalProofs(name, len(drawn), tuple(runs), tuple(differing))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +185,7 @@ class _Batch:
             actual = Runnable(
                 analysis.program, local.shardings, module_of=lambda *_: local.module
             ).run_flat([argument for case in self.cases for argument in case.operands])
+            actual = [np.asarray(result) for result in actual]  # XLA's errors come late
         except Exception as error:  # XLA's own, or an invalid module
             self._split(mesh, random, name, described, error, padded)
             return
@@ -185,10 +202,12 @@ class _Batch:
         """Runs halves of the ops after an error, to find the op that causes it."""
         if len(self.cases) == 1:
             text = " ".join(str(error).split())[:300]
+            instance = self.cases[0].instance
+            if not isinstance(error, ToastError) and not self._runs_unsharded(mesh):
+                self.runs.append(LocalRun(instance, "", "", f"XLA cannot partition it: {text}"))
+                return
             kind = "" if isinstance(error, ToastError) else f"{type(error).__name__}: "
-            self.runs.append(
-                LocalRun(self.cases[0].instance, name, described[0], f"wrong: {kind}{text}")
-            )
+            self.runs.append(LocalRun(instance, name, described[0], f"wrong: {kind}{text}"))
             return
         half = len(self.cases) // 2
         for part in (self.cases[:half], self.cases[half:]):
@@ -197,13 +216,30 @@ class _Batch:
             self.runs += batch.runs
             self.differing += batch.differing
 
+    def _runs_unsharded(self, mesh: Mesh) -> bool:
+        """Whether XLA runs the ops on a mesh at all, whole on every device."""
+        model = CostModel(Space(self.analysis, mesh), load("tpu-v5e"))
+        local = lower_state(model, model.space.unsharded)
+        arguments = [argument for case in self.cases for argument in case.operands]
+        try:
+            results = Runnable(
+                self.analysis.program, local.shardings, module_of=lambda *_: local.module
+            ).run_flat(arguments)
+            jax.block_until_ready(results)
+        except Exception:  # XLA's own
+            return False
+        return True
+
 
 def random_state(space: Space, random: np.random.Generator) -> States:
-    """A random legal state, ``[classes, axes]``: each op class chooses for itself."""
-    rows = [
-        legal[random.integers(len(legal))]
-        for legal in map(space.choices_of, range(len(space.classes.representative)))
-    ]
+    """A random legal state, ``[classes, axes]``: each op class chooses for itself.
+
+    Most op classes are sharded if they can be.
+    """
+    rows = []
+    for legal in map(space.choices_of, range(len(space.classes.representative))):
+        least = int(len(legal) > 1 and random.random() < _SHARDED)  # the first one is unsharded
+        rows.append(legal[random.integers(least, len(legal))])
     return np.stack(rows)
 
 
@@ -212,6 +248,10 @@ def lower_state(model: CostModel, state: States) -> LocalProgram:
     held = model.space.of_ops(state)
     factors = OpFactors(model.space.mesh.names, held, np.zeros(held.shape, dtype=np.int64))
     return lower(model.space.analysis, shardings_of(model, state), factors)
+
+
+def _same(first: Any, second: Any) -> bool:
+    return bool(np.asarray(first).tobytes() == np.asarray(second).tobytes())
 
 
 def _ops_of_results(program: Program, counts: Sequence[int]) -> list[int]:
@@ -237,12 +277,13 @@ def _outcome(case: _Case, results: Sequence[Any]) -> str:
     types = (*case.instance.operands, *case.instance.results)
     limit = tolerance_of(type_.dtype for type_ in types)
     for index, (actual, expected) in enumerate(zip(results, case.expected, strict=True)):
-        check = check_output(str(index), np.asarray(actual), np.asarray(expected), limit)
+        check = check_output(str(index), actual, np.asarray(expected), limit)
         if not check.equal:
             return f"wrong: result {index} differs by {check.relative_error:.2g} of the largest"
     return "equal"
 
 
 __all__ = [
-    "MESHES", "LocalProofs", "LocalRun", "lower_state", "prove_local_kind", "random_state",
+    "MESHES", "LocalProofs", "LocalRun", "lower_state", "prove_local", "prove_local_kind",
+    "random_state",
 ]  # fmt: skip

@@ -187,7 +187,9 @@ class Layout(LocalLayout):
             low = np.minimum.reduceat(self.used, uses.first, axis=1)
             high = np.maximum.reduceat(self.used, uses.first, axis=1)
             wanted[:, uses.value[uses.first]] = np.where(low == high, low, NONE)
-        return self._scattered_to(np.where(self.summed, wanted, NONE))
+        # Results that are combined without a collective are combined together, as wholes.
+        some = self.summed & ~self.tables.values.gathered[:, None]
+        return self._scattered_to(np.where(some, wanted, NONE))
 
     def _scattered_to(self, wanted: Dims) -> Dims:
         """:attr:`defined` with sums scattered as ``wanted``, if the axes divide the dimension."""

@@ -67,8 +67,8 @@ def routes(
     :param order: ``[rows, A]`` the axes, the major one first; without it, collective-permutes,
         which depend on it, are left out.
     """
-    columns = [before, after, shapes] + ([] if order is None else [order])
-    rows = np.concatenate(columns, axis=1).astype(np.int64)
+    columns = (before, after, shapes) if order is None else (before, after, shapes, order)
+    rows = np.concatenate([column.astype(np.int64) for column in columns], axis=1)
     distinct, place = np.unique(rows, axis=0, return_inverse=True)
     axes, rank, sizes = before.shape[1], shapes.shape[1], tuple(axis_sizes)
     found = [

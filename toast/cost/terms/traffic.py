@@ -24,13 +24,22 @@ from toast.cost.terms.term import OrderedTerm, Term, Traffic
 
 
 class Sums(Term):
-    """Partial sums over devices: all-reduces, or reduce-scatters if uses want parts."""
+    """Partial sums over devices: all-reduces, or reduce-scatters if uses want parts.
+
+    If no collective has the combiner, they are all-gathers.
+    """
 
     name, scope, label = "sums", Entity.VALUE_CLASS, "sum"
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         size, times = layout.value_bytes, layout.tables.values.count.astype(np.float64)
         scattered, reduced = layout.scattered, layout.partial & ~layout.settled_axes
+        gathered = layout.tables.values.gathered
+        if gathered.any():
+            axes = gathered * reduced
+            every = size * layout.devices[axes]
+            yield Traffic(self, layout, GATHER, axes, every, every, times)
+            reduced = ~gathered * reduced
         if scattered.any():
             joint, parts = _joint(layout, scattered, True), size * layout.devices[scattered]
             often = times * ~layout.whole
@@ -219,7 +228,8 @@ class UsePlaces(OrderedTerm):
 def _places(term: OrderedTerm, layout: Layout, values: Ints) -> Iterator[tuple[Axes, Floats]]:
     """The axes and the bytes (``[S, X]``) of each time that shards change places."""
     before, after = term.ends(layout)
-    where = np.nonzero(changes_places(layout, before, after))
-    if len(where[0]):
+    state, entity = np.nonzero(changes_places(layout, before, after))
+    where = state, entity
+    if len(state):
         way = layout.routes(before, after, where, values, ordered=True)
         yield from _steps(layout, way, PERMUTE, where, values)
