@@ -1,25 +1,36 @@
 """Prove every rule on drawn ops of every kind, on the test programs and on small models.
 
     python benchmarks/prove.py [--count 200] [KIND ...]
+    python benchmarks/prove.py --local [--count 50] [KIND ...]
 
 The script prints one row per op kind and writes the rows to rules/proven.csv, for `toast rules
 list`.  It exits with code 1 if a rule is wrong.  It takes about a quarter of an hour; KINDs select
 op kinds.
+
+With --local, it lowers drawn ops to device-local programs in random shardings, also uneven ones,
+and compares their results with those of one device, and their collectives with the predicted ones.
+It writes a row per op kind to benchmarks/local_ops.csv; it exits with code 1 if something is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import os
 import pathlib
 import sys
 import time
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import jax
 
 from tests.rules.test_models import PROGRAMS
 from toast import api
 from toast.assurance.instances import KINDS
+from toast.assurance.local_proofs import prove_local_kind
 from toast.assurance.prove import Proof, prove, record, tally
 from toast.assurance.random_proofs import prove_kind
 from toast.models import ZOO, build
@@ -77,13 +88,53 @@ def of_programs() -> bool:
     return wrong
 
 
+LOCAL = pathlib.Path(__file__).resolve().parent / "local_ops.csv"
+COLUMNS = (
+    "kind", "ops", "runs", "sharded", "whole", "not run", "wrong", "collectives differ", "seconds"
+)  # fmt: skip
+
+
+def local(kinds: list[str], count: int) -> bool:
+    """Prove local forms on drawn ops and write the table; returns whether something is wrong."""
+    rows: dict[str, tuple[str, ...]] = {}
+    if LOCAL.exists():
+        with LOCAL.open(newline="") as file:
+            rows = {row["kind"]: tuple(row.values()) for row in csv.DictReader(file)}
+    bad = False
+    for kind in kinds:
+        begin = time.perf_counter()
+        proofs = prove_local_kind(kind, count)
+        ran = [run for run in proofs.runs if run.mesh]
+        row = (
+            kind, proofs.instances, len(ran), proofs.count(sharded=True),
+            proofs.count(gathered=True), len(proofs.runs) - len(ran), len(proofs.wrong),
+            len(proofs.differing), round(time.perf_counter() - begin, 1),
+        )  # fmt: skip
+        rows[kind] = tuple(map(str, row))
+        print(*row, sep=", ", flush=True)
+        for run in proofs.wrong:
+            print(f"  {run.mesh}: {run.sharding}: {run.outcome}: {run.instance}")
+        for text in (*proofs.differing, *sorted({r.outcome for r in proofs.runs if not r.mesh})):
+            print(f"  {text}")
+        bad |= bool(proofs.wrong or proofs.differing)
+        jax.clear_caches()
+        with LOCAL.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(COLUMNS)
+            writer.writerows(rows[kind] for kind in KINDS if kind in rows)
+    return bad
+
+
 def main() -> int:
     """Prove all rules; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=200, help="number of drawn ops of each kind")
+    parser.add_argument("--count", type=int, help="number of drawn ops of each kind")
+    parser.add_argument("--local", action="store_true", help="prove device-local programs")
     parser.add_argument("kinds", nargs="*", metavar="KIND")
     options = parser.parse_args()
-    wrong = drawn(options.kinds or list(KINDS), options.count)
+    if options.local:
+        return 1 if local(options.kinds or list(KINDS), options.count or 50) else 0
+    wrong = drawn(options.kinds or list(KINDS), options.count or 200)
     if not options.kinds:
         wrong |= of_programs()
     return 1 if wrong else 0

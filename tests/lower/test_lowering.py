@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
-from jaxlib.mlir.dialects import stablehlo
 
 import toast
 from tests.helpers import analyzed, f32, mlp
@@ -135,15 +136,33 @@ def test_a_wrong_local_form_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ops_without_a_local_form_run_whole_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_forms, "COMBINERS", {"maximum": stablehlo.MaxOp}, raising=True)
+    monkeypatch.setattr(local_forms, "slides", lambda *_: False)
     plan = toast.plan(
-        lambda x: x.sum(0), f32(64, 8), mesh="data=4", hardware="tpu-v5e",
+        lambda x: x[::-1] + 1, f32(64, 8), mesh="data=4", hardware="tpu-v5e",
         constraints=toast.Constraints(pin={"x": PartitionSpec("data")}),
     )  # fmt: skip
     local = plan.lowered()
     (gathered,) = local.gathered
-    assert local.program.kind(gathered.op) == "reduce"
+    assert local.program.kind(gathered.op) == "reverse"
     assert [(c.kind, c.gathers) for c in local.collectives] == [("all_gather", True)]
+
+
+COMBINATIONS: dict[str, Any] = {
+    "argmax": lambda x: jnp.argmax(x, 0),
+    "argmax_in_parts": lambda x: jnp.argmax(x, 0) * 2 + jnp.argmax(x + 1, 0),
+    "bits": lambda x: jnp.bitwise_xor.reduce(x.astype(int), axis=0) * 2,
+    "an_initial_value": lambda x: jax.lax.reduce(x, x[0, 0], jax.lax.mul, (0,)),
+}
+
+
+@pytest.mark.parametrize("mesh", ["a=4", "a=2,b=2"])
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_gshard_3_3_2_partial_results_are_combined(name: str, mesh: str) -> None:
+    """By a collective if one has the combiner; if not, they are gathered, or exchanged in parts."""
+    analysis = toast.analyze(COMBINATIONS[name], f32(16, 8))
+    model = CostModel(Space(analysis, Mesh.parse(mesh)), load("tpu-v5e"))
+    for state in random_states(model.space, 3, seed=2):
+        assert_as_predicted(model, state, local_program(model, state))
 
 
 def test_unknown_lowerings_are_refused() -> None:

@@ -14,10 +14,10 @@ import toast
 from tests.helpers import f32
 from toast import api
 from toast.apply.execute import flat_jit, on_devices
+from toast.cost.reshard_steps import reshard_steps, sum_steps
 from toast.hardware import Mesh
 from toast.lower import OpFactors, lower
 from toast.lower.device_groups import groups
-from toast.lower.reshard_steps import reshard_steps, sum_steps
 from toast.program import Shardings, Spec
 
 AXES = ("a", "b", "c")

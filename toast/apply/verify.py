@@ -157,7 +157,7 @@ def verify(
         ) from error
     limit = tolerance(program) if rtol is None else rtol
     outputs = tuple(
-        _check(path, np.asarray(a), np.asarray(e), limit)
+        check_output(path, np.asarray(a), np.asarray(e), limit)
         for path, a, e in zip(program.results, actual, expected, strict=True)
     )
     return Verification(outputs, collectives_in(sharded.compiled_text()))
@@ -195,7 +195,8 @@ def tolerance_of(dtypes: Iterable[str]) -> float:
     return max((TOLERANCE.get(name, _COARSEST) for name in floats), default=0.0)
 
 
-def _check(path: str, actual: Any, expected: Any, limit: float) -> OutputCheck:
+def check_output(path: str, actual: Any, expected: Any, limit: float) -> OutputCheck:
+    """Compares an output with the expected one; ``limit`` is the largest relative error."""
     if expected.dtype.kind in "biu":
         same = bool((actual == expected).all())
         error = 0.0 if same else np.inf

@@ -38,7 +38,7 @@ from toast.cost.tables import (
     UseClasses,
     ValueClasses,
 )
-from toast.program import QUANTITIES, KernelCost, Program, element_bytes
+from toast.program import QUANTITIES, KernelCost, Program, element_bytes, has_collective
 from toast.space import BOUNDARY, NONE, PRODUCTS, Space
 
 if TYPE_CHECKING:
@@ -121,9 +121,10 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
         grouped.of_value, grouped.of_use,
     )  # fmt: skip
     free = open_windows.free(Entity.VALUE_CLASS)
+    gathered = _gathered(program, rules, op_class_of_value, summed_over)
     values = _value_classes(
-        program, grouped, live, value_slot, op_class_of_value, ops, summed_over, free, priced,
-        _workspace_terms(rules, factors + 1), scratch,
+        program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
+        priced, _workspace_terms(rules, factors + 1), scratch,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -184,6 +185,18 @@ def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses
     return table, dtypes
 
 
+def _gathered(
+    program: Program, rules: Sequence[SignatureRule], op_class_of_value: Ints, summed_over: Bools
+) -> Bools:
+    """``[values]`` whether devices gather partial results, because no collective combines them."""
+    gathered = np.zeros(len(program.values), dtype=bool)
+    for value in np.flatnonzero(summed_over.any(axis=1)).tolist():
+        combiners = {factor.combiner for factor in rules[op_class_of_value[value]].factors} - {""}
+        dtype = program.values[value].type.dtype
+        gathered[value] = not all(has_collective(combiner, dtype) for combiner in combiners)
+    return gathered
+
+
 def _value_classes(
     program: Program,
     grouped: _Grouped,
@@ -192,6 +205,7 @@ def _value_classes(
     op_class_of_value: Ints,
     ops: OpClasses,
     summed_over: Bools,
+    gathered: Bools,
     free: Floats,
     priced: Bools,
     workspace: tuple[Floats, Bools],
@@ -220,6 +234,7 @@ def _value_classes(
         transcendentals=_transcendentals(program, grouped),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
         reduces=summed_over[values],
+        gathered=gathered[values],
         constant=_constant(program)[values],
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost.entities import Bools, Dims, Floats, Ints
+from toast.cost.reshard_routes import Routes, routes, trading
 from toast.cost.tables import Tables
 from toast.hardware import Collectives, Hardware
 from toast.space import NONE, States
@@ -186,7 +187,9 @@ class Layout(LocalLayout):
             low = np.minimum.reduceat(self.used, uses.first, axis=1)
             high = np.maximum.reduceat(self.used, uses.first, axis=1)
             wanted[:, uses.value[uses.first]] = np.where(low == high, low, NONE)
-        return self._scattered_to(np.where(self.summed, wanted, NONE))
+        # Results that are combined without a collective are combined together, as wholes.
+        some = self.summed & ~self.tables.values.gathered[:, None]
+        return self._scattered_to(np.where(some, wanted, NONE))
 
     def _scattered_to(self, wanted: Dims) -> Dims:
         """:attr:`defined` with sums scattered as ``wanted``, if the axes divide the dimension."""
@@ -286,6 +289,27 @@ class Layout(LocalLayout):
                 yield b, together & stays_b & ~stays_a
 
     @functools.cached_property
+    def traded(self) -> tuple[Ints, Ints]:
+        """The states and the uses where a dimension both loses an axis and gets another one."""
+        some = (self.differs & self.before_axes > 0) & (self.differs & self.used_axes > 0)
+        state, use = np.nonzero(some)
+        here = trading(self.before[state, use], self.used[state, use])
+        return state[here], use[here]
+
+    def routes(
+        self, before: Dims, after: Dims, where: tuple[Ints, Ints], values: Ints, *, ordered: bool
+    ) -> Routes:
+        """The collectives of reshards at the states and entities ``where``.
+
+        ``values`` are the value classes of the entities.  Without ``ordered``, collective-permutes
+        are left out.
+        """
+        order = np.argsort(-self.major, axis=1, kind="stable")[where[0]] if ordered else None
+        sizes = [*map(int, self.machine.axis_sizes)]
+        shapes = self.tables.values.sizes[values[where[1]]]
+        return routes(before[where], after[where], shapes, sizes, order)
+
+    @functools.cached_property
     def value_bytes(self) -> Floats:
         """``[S, C]`` bytes of a value on a device."""
         return np.asarray(self.tables.values.bytes / self.devices[self.settled_axes])
@@ -348,16 +372,25 @@ def meeting(before: Dims, after: Dims) -> Iterator[tuple[int, int, Bools]]:
         yield stay, move, stays & ((before[..., move] == dim) != (after[..., move] == dim))
 
 
-def changes_places(layout: Layout, before: Dims, after: Dims) -> Axes:
-    """``[S, X]`` axes whose shards change places on the way from ``before`` to ``after``.
+def reordering(before: Dims, after: Dims) -> Bools:
+    """``[S, X]`` where shards may change places on the way, depending on the order of the axes."""
+    places = trading(before, after)
+    for _, _, here in meeting(before, after):
+        places |= here
+    return places
 
-    This is so where an axis that comes or goes is major to one that stays.
+
+def changes_places(layout: Layout, before: Dims, after: Dims) -> Bools:
+    """``[S, X]`` where shards change places on the way from ``before`` to ``after``.
+
+    This is so where an axis that comes or goes is major to one that stays, and may be so where a
+    dimension both loses an axis and gets another one.
     """
-    places = np.zeros(after.shape[:2], dtype=np.uint8)
+    places = trading(before, after)
     for stay, move, here in meeting(before, after):
         rank = layout.major[:, move] - layout.major[:, stay]
         outside = (rank > 0 if move > stay else rank >= 0)[:, None]
-        places |= (here & outside) * np.uint8(1 << stay | 1 << move)
+        places |= here & outside
     return places
 
 

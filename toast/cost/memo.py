@@ -19,7 +19,7 @@ from scipy import sparse
 
 from toast.cost.cut import Neighbourhoods, Piece
 from toast.cost.entities import Entity, Floats, Ints
-from toast.cost.layout import Layout, held_by, meeting
+from toast.cost.layout import Layout, held_by, reordering
 from toast.cost.model import CostModel
 from toast.cost.prices import Worth, highest
 from toast.cost.terms import OrderedTerm, StepPart, Traffic
@@ -162,8 +162,7 @@ class Memo:
         spent = self._spent(piece, model.traffic(layout, ordered=False))
         trading = np.zeros(len(values), dtype=bool)
         for ordered in self._ordered:
-            for _, _, here in meeting(*ordered.ends(layout)):
-                trading |= piece.total(ordered.scope, here) > 0
+            trading |= piece.total(ordered.scope, reordering(*ordered.ends(layout))) > 0
         self._sums.append(np.concatenate([sums, spent], axis=1))
         self._grown.append(self._held(piece, layout) @ self._growth)
         self._trading.append(trading)

@@ -329,7 +329,8 @@ class CostModel:
                 continue
             kind = COLLECTIVES[traffic.kind if traffic.stated is None else traffic.stated]
             size = (traffic.size / traffic.rounded)[0]
-            times = ((traffic.axes > 0) * traffic.times)[0]
+            # XLA shards no empty arrays.
+            times = ((traffic.axes > 0) * (traffic.size > 0) * traffic.times)[0]
             for x in np.flatnonzero(times).tolist():
                 number[kind, self.axis_names(traffic.axes[0, x]), float(size[x])] += int(times[x])
         return number

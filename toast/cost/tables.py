@@ -106,6 +106,7 @@ class ValueClasses(EntityTable):
     transcendentals: Floats  # exponentials and the like, of all its values in a step
     summed_whole: Bools  # XLA sums it whole over many devices, even if parts suffice
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
+    gathered: Bools  # devices gather its partial results, because no collective combines them
     constant: Bools  # computed from constants alone: no device sends it
     free: Floats  # share of products that may run beside its sums
     arguments: Ints  # number of the program's arguments in it

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from toast.cost.reshard_steps import RESTORED, ReshardStep
 from toast.frontend.mlir import TypeReader, splat
 from toast.hardware import Mesh
 from toast.lower.device_groups import groups, moves, tiles
-from toast.lower.reshard_steps import RESTORED, ReshardStep
 from toast.program import Spec, element_bytes
 
 #: The ops that combine two partial results.

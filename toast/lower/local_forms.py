@@ -8,18 +8,18 @@ has no function here needs no rewriting: its attributes number dimensions, but d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from toast.cost.reshard_steps import reshard_steps
 from toast.frontend.mlir import is_splat, resize_splat
 from toast.lower.device_groups import tiles
 from toast.lower.emitter import COMBINERS, Emitter
 from toast.lower.op_sharding import OpSharding
-from toast.lower.reshard_steps import reshard_steps
 from toast.lower.sliding_forms import (
     local_concatenate,
     local_convolution,
@@ -30,6 +30,7 @@ from toast.lower.sliding_forms import (
     local_update,
     slides,
 )
+from toast.uneven import identity
 
 #: Rewrites an operation in place.  Its operands have their local types already, its results have
 #: those that the program states.  Returns values for its results if these are not its own.
@@ -41,14 +42,14 @@ _IDENTITY = {"add": 0.0, "multiply": 1.0, "xor": 0.0}
 
 def unsupported(emitter: Emitter, op: OpSharding) -> frozenset[int]:
     """The sharded factors without a local form: the op runs whole along them."""
-    whole = set()
+    whole, kind = set(), op.signature.kind
     for number in op.sharded:
         factor = op.factor(number)
         unknown = factor.combiner and factor.combiner not in COMBINERS
+        unknown = unknown and (kind != "reduce" or factor.combiner == "replace")
         moves = (factor.permutation or factor.halo) and not slides(emitter, op, number)
         if moves or factor.need_replication or unknown:
             whole.add(number)
-    kind = op.signature.kind
     if kind in ("custom_call", "composite") and (op.rule.runs_whole or kind == "composite"):
         whole |= {*op.sharded}
     return frozenset(whole)
@@ -86,6 +87,13 @@ def _iota(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
         return [stablehlo.add(result, emitter.broadcast(first, local, []))]
 
 
+def _broadcast(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    local = emitter.local_shape(op.signature.results[0].shape, op.results[0])
+    new = len(local) - len(op.signature.operands[0].shape)
+    operation.attributes["broadcast_sizes"] = ir.DenseI64ArrayAttr.get(local[:new])
+    return None
+
+
 def _dynamic_slice(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     local = emitter.local_shape(op.signature.results[0].shape, op.results[0])
     operation.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(local)
@@ -111,14 +119,36 @@ def _convolution(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
 
 
 def _reduce(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
-    """Only the first device along the reduced axes begins with the initial value."""
+    """Devices begin with the combiner's identity; the first one combines the initial value.
+
+    XLA leaves out a reduction over one element together with its initial value.
+    """
     count = len(operation.results)
+    begins: dict[int, Any] = {}
     for index in range(count):
+        place = count + index
         for combiner, axes in op.partial(index).items():
-            place = count + index
-            begin = _first_only(emitter, operation, place, axes, combiner)
-            operation.operands[place] = begin
-    return None
+            operand = operation.operands[place]
+            number = (
+                identity(combiner, operand.type.element_type) if combiner in COMBINERS else None
+            )
+            if number is None or _is_splat(operand, number):
+                continue
+            begins[index] = _first_only(emitter, operation, place, axes, combiner)
+            with emitter.before(operation):
+                operation.operands[place] = emitter.splat(number, [], operand.type.element_type)
+    if not begins:
+        return None
+    results = list(operation.results)
+    for index, (result, spec) in enumerate(zip(operation.results, op.results, strict=True)):
+        shape = emitter.local_shape(op.signature.results[index].shape, spec)
+        result.set_type(ir.RankedTensorType.get(shape, result.type.element_type))
+    with emitter.after(operation):
+        for index, begin in begins.items():
+            (combiner,) = op.partial(index)
+            spread = emitter.broadcast(begin, list(results[index].type.shape), [])
+            results[index] = COMBINERS[combiner](spread, results[index]).result
+    return results
 
 
 def _first_only(
@@ -162,7 +192,7 @@ def _gather(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     with emitter.before(operation):
         indices, here = _local_indices(
             emitter, operation.operands[1], numbers.start_index_map, numbers.index_vector_dim,
-            shape, local, op.operands[0], clamped=True,
+            picked, shape, local, op.operands[0], clamped=True,
         )  # fmt: skip
     operation.operands[1] = indices
     result = operation.results[0]
@@ -171,6 +201,30 @@ def _gather(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     batch = [d for d in range(len(result_shape)) if d not in numbers.offset_dims]
     with emitter.after(operation):
         inside = emitter.broadcast(here, result_shape, batch)
+        zero = emitter.splat(0, result_shape, result.type.element_type)
+        return [stablehlo.select(inside, result, zero)]
+
+
+def _torch_index_select(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    """Rows of other devices are masked, as those of a gather."""
+    (d,), (batch,) = (
+        (ir.IntegerAttr(operation.attributes[name]).value,) for name in ("dim", "batch_dims")
+    )
+    shape, local = op.signature.operands[0].shape, list(operation.operands[0].type.shape)
+    if local[d] == shape[d]:
+        return None
+    indices = operation.operands[1]
+    rank = len(indices.type.shape)
+    with emitter.before(operation):
+        shifted, here = _local_indices(
+            emitter, indices, [d], rank, [d], shape, local, op.operands[0], clamped=True
+        )
+    operation.operands[1] = shifted
+    result = operation.results[0]
+    result_shape = emitter.local_shape(op.signature.results[0].shape, op.results[0])
+    result.set_type(ir.RankedTensorType.get(result_shape, result.type.element_type))
+    with emitter.after(operation):
+        inside = emitter.broadcast(here, result_shape, [*range(batch), *range(d, d + rank - batch)])
         zero = emitter.splat(0, result_shape, result.type.element_type)
         return [stablehlo.select(inside, result, zero)]
 
@@ -187,7 +241,7 @@ def _scatter(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
         with emitter.before(operation):
             operation.operands[count], _ = _local_indices(
                 emitter, operation.operands[count], numbers.scattered_dims_to_operand_dims,
-                numbers.index_vector_dim, shape, local, op.operands[0], clamped=False,
+                numbers.index_vector_dim, picked, shape, local, op.operands[0], clamped=False,
             )  # fmt: skip
             for index in range(count):
                 operation.operands[index] = _apart(operation.operands[index])
@@ -215,6 +269,7 @@ def _local_indices(
     indices: Any,
     index_map: Any,
     vector: int,
+    picked: Sequence[int],
     shape: Any,
     local: Any,
     spec: Any,
@@ -223,8 +278,8 @@ def _local_indices(
 ) -> tuple[Any, Any]:
     """Start indices within the shard of this device, and whether each position is in it.
 
-    Indices outside of the shard are negative, or not less than its size.  ``clamped`` indices are
-    within the whole dimension first, as those of a gather.
+    Indices along the dimensions ``picked`` outside of the shard are negative, or not less than its
+    size.  ``clamped`` indices are within the whole dimension first, as those of a gather.
     """
     index_shape = list(indices.type.shape)
     signed = emitter.index_type(indices.type.element_type)
@@ -238,7 +293,7 @@ def _local_indices(
         row = row if dims else emitter.reshape(row, [])
         return emitter.broadcast(row, index_shape, dims)
 
-    sharded = [local[d] != shape[d] for d in index_map]
+    sharded = [d in picked for d in index_map]
     firsts = np.stack([
         tiles(emitter.mesh, spec[d]) * local[d] if here else np.zeros(emitter.mesh.devices)
         for d, here in zip(index_map, sharded, strict=True)
@@ -288,6 +343,7 @@ def _all_along(emitter: Emitter, value: Any, d: int, rest: list[int]) -> Any:
 
 #: Kinds whose local form differs from the op on local shapes.
 LOCAL_FORMS: dict[str, LocalForm] = {
+    "broadcast": _broadcast,
     "concatenate": local_concatenate,
     "constant": _constant,
     "convolution": _convolution,
@@ -301,6 +357,7 @@ LOCAL_FORMS: dict[str, LocalForm] = {
     "reverse": local_reverse,
     "scatter": _scatter,
     "slice": local_slice,
+    "torch_index_select": _torch_index_select,
 }
 
 __all__ = ["LOCAL_FORMS", "LocalForm", "unsupported"]

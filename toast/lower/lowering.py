@@ -17,14 +17,14 @@ from jaxlib.mlir import ir
 
 from toast.analysis import Analysis
 from toast.boundary.printable import shortened
+from toast.cost.reshard_steps import ReshardStep, crowded_dimensions, reshard_steps, sum_steps
 from toast.errors import PlanError
 from toast.frontend import mlir
 from toast.frontend.mlir import ModuleSource
 from toast.lower.emitter import Emitter
 from toast.lower.local_forms import LOCAL_FORMS, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
-from toast.lower.reshard_steps import ReshardStep, reshard_steps, sum_steps
-from toast.program import Program, Shardings, Spec, TensorType, element_bytes
+from toast.program import Program, Shardings, Spec, TensorType, element_bytes, has_collective
 from toast.space import BOUNDARY, matched_axes, split_axes
 
 #: Operations whose results are values of their regions.
@@ -148,6 +148,8 @@ class _Purpose:
     gathers: bool = False
     #: The combiner of partial sums.
     combiner: str = ""
+    #: The type of what is moved, if it is not that of the value.
+    of: TensorType | None = None
 
 
 class _Lowering:
@@ -251,7 +253,8 @@ class _Lowering:
             result.set_type(type_)
         uses = [(use.owner, use.operand_number) for use in result.uses]
         with self._emitter.after(region):
-            current = self._run(result, reshard_steps(computed, stored), _Purpose(value, op))
+            steps = self._reshard_steps(value, computed, stored)
+            current = self._run(result, steps, _Purpose(value, op))
         self._replace(uses, current)
 
     def _region_first(self, op: int, spec: Spec) -> Spec:
@@ -280,10 +283,15 @@ class _Lowering:
         # The local form may use the op's own results, so these uses are those of the program.
         uses = [[(use.owner, use.operand_number) for use in result.uses] for result in own]
         last, results = operation, self._local_results(operation, lowered)
+        if gathered := self._gathered_sums(lowered):
+            last, results = self._combined(operation, lowered, results)
         for index, current in enumerate(results):
             value = program.ops[op].results[index]
             stored = self._shardings.of(program, value)
-            ((combiner, partial),) = lowered.partial(index).items() or (("", frozenset()),)
+            if 0 in program.values[value].type.shape:
+                continue  # its uses make one of their own
+            sums = {} if gathered else lowered.partial(index)
+            ((combiner, partial),) = sums.items() or (("", frozenset()),)
             steps = sum_steps(lowered.results[index], stored, partial)
             if steps:
                 if not isinstance(current.owner, ir.Block):
@@ -295,6 +303,44 @@ class _Lowering:
         replaced = all(current.owner != operation for current in results)
         if replaced and not any(use for result in operation.results for use in result.uses):
             operation.erase()
+
+    def _gathered_sums(self, lowered: OpSharding) -> bool:
+        """Whether devices gather the partial results of an op, as no collective combines them."""
+        return any(
+            not has_collective(combiner, type_.dtype)
+            for index, type_ in enumerate(lowered.signature.results)
+            for combiner in lowered.partial(index)
+        )
+
+    def _combined(
+        self, operation: Any, lowered: OpSharding, results: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """Gathers the partial results of a reduction, and combines them by the same body.
+
+        Returns the last op, and the results.
+        """
+        program, emitter = self._program, self._emitter
+        last, inputs = operation, []
+        for current in results:
+            if current.owner != operation:
+                last = current.owner
+        with emitter.after(last):
+            for index, current in enumerate(results):
+                value, spec = program.ops[lowered.op].results[index], lowered.results[index]
+                (partial,) = lowered.partial(index).values()
+                leading = tuple(axis for axis in self._shardings.mesh.names if axis in partial)
+                type_ = program.values[value].type
+                stacked = TensorType((emitter.shards(leading), *type_.shape), type_.dtype)
+                part = emitter.reshape(current, [1, *current.type.shape])
+                steps = reshard_steps((leading, *spec), ((), *spec))
+                inputs.append(self._run(part, steps, _Purpose(value, lowered.op, of=stacked)))
+            new = operation.operation.clone()
+            for place, operand in enumerate(inputs):
+                new.operands[place] = operand
+            new.attributes["dimensions"] = ir.DenseI64ArrayAttr.get([0])
+            for result, current in zip(new.results, results, strict=True):
+                result.set_type(current.type)
+        return new, list(new.results)
 
     def _local_results(self, operation: Any, lowered: OpSharding) -> list[Any]:
         """The results of the local form of an op, as the op computes them."""
@@ -341,12 +387,16 @@ class _Lowering:
         if self._program.kind(op) == "return":
             operation = self._end
         stored = self._shardings.of(self._program, value)
+        type_ = self._program.values[value].type
+        if 0 in type_.shape:
+            self._use_empty(operation, place, self._emitter.local_shape(type_.shape, needed))
+            return
         for before, after, gathers in ((stored, wanted, False), (wanted, needed, True)):
             if before == after:
                 continue
             key = value, before, after, operation.block
             if key not in self._copies:
-                first, steps = len(self._collectives), reshard_steps(before, after)
+                first, steps = len(self._collectives), self._reshard_steps(value, before, after)
                 with self._emitter.before(operation):
                     copied = self._run(
                         operation.operands[place], steps, _Purpose(value, op, gathers)
@@ -357,6 +407,18 @@ class _Lowering:
                 for number in self._copies[key].collectives:
                     planned = dataclasses.replace(self._collectives[number], gathers=False)
                     self._collectives[number] = planned
+
+    def _use_empty(self, operation: Any, place: int, shape: Sequence[int]) -> None:
+        """Gives an operand without elements a shape."""
+        operand = operation.operands[place]
+        if list(operand.type.shape) != list(shape):
+            with self._emitter.before(operation):
+                operation.operands[place] = self._emitter.splat(0, shape, operand.type.element_type)
+
+    def _reshard_steps(self, value: int, before: Spec, after: Spec) -> tuple[ReshardStep, ...]:
+        """The steps between two shardings of a value."""
+        shape, sizes = self._program.values[value].type.shape, dict(self._shardings.mesh.axes)
+        return reshard_steps(before, after, crowded_dimensions(shape, before, after, sizes))
 
     def _run(self, current: Any, steps: Sequence[ReshardStep], purpose: _Purpose) -> Any:
         """Emits steps for a value; returns the new value."""
@@ -371,7 +433,7 @@ class _Lowering:
         return current
 
     def _collective(self, step: ReshardStep, purpose: _Purpose) -> LocalCollective:
-        type_ = self._program.values[purpose.value].type
+        type_ = purpose.of or self._program.values[purpose.value].type
         spec = step.before if step.kind == "reduce_scatter" else step.after
         ops = purpose.op, self._program.values[purpose.value].op
         return LocalCollective(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -107,11 +107,21 @@ def op_sharding(
     ``axes`` has the axes of its factors.
     """
     used = program.ops[op]
-    return OpSharding(
-        op,
-        program.signatures[used.signature],
-        rule,
-        axes,
-        tuple(shardings.at(program, op, index) for index in range(len(used.operands))),
-        tuple(shardings.sums.get(v, shardings.of(program, v)) for v in used.results),
+    signature = program.signatures[used.signature]
+
+    def of_factors(dims: Sequence[Sequence[int]]) -> Spec:
+        return tuple(
+            tuple(a for a in shardings.mesh.names if any(a in axes.get(n, ()) for n in factors))
+            for factors in dims
+        )
+
+    # XLA shards no empty arrays, but the op has its shards of them.
+    operands = tuple(
+        of_factors(dims) if 0 in type_.shape else shardings.at(program, op, index)
+        for index, (dims, type_) in enumerate(zip(rule.operands, signature.operands, strict=True))
     )
+    results = tuple(
+        of_factors(dims) if 0 in type_.shape else shardings.sums.get(v, shardings.of(program, v))
+        for v, dims, type_ in zip(used.results, rule.results, signature.results, strict=True)
+    )
+    return OpSharding(op, signature, rule, axes, operands, results)

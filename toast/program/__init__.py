@@ -11,6 +11,7 @@ from toast.program.program import (
     TensorType,
     Value,
     element_bytes,
+    has_collective,
 )
 from toast.program.shardings import Shardings, Spec
 from toast.program.trip_counts import UncountedLoop, uncounted_loops, with_trip_counts
@@ -30,6 +31,7 @@ __all__ = [
     "UncountedLoop",
     "Value",
     "element_bytes",
+    "has_collective",
     "uncounted_loops",
     "with_trip_counts",
 ]

@@ -27,6 +27,19 @@ BYTES = {
 }  # fmt: skip
 
 
+#: The combiners that collectives have for numbers, and for truth values.
+_SUMMED, _SUMMED_TRUTHS = ("add", "multiply", "maximum", "minimum"), ("and", "or")
+
+
+def has_collective(combiner: str, dtype: str) -> bool:
+    """Whether a collective combines partial results of an element type.
+
+    If not (for a reduction of bits, or of several values at once), devices gather the partial
+    results, and each device combines them.
+    """
+    return combiner in _SUMMED or (dtype == "i1" and combiner in _SUMMED_TRUTHS)
+
+
 def element_bytes(dtype: str) -> int:
     """Bytes of one element of ``dtype``; floats of 8 bits or fewer take one byte."""
     return BYTES.get(dtype, 1 if dtype.startswith("f") else 4)

@@ -1,6 +1,7 @@
 """Uneven dimensions: those that the axes of a mesh do not divide, padded (GShard, 3.3.1)."""
 
+from toast.uneven.padded_forms import identity
 from toast.uneven.padded_program import PaddedProgram, padded_program
 from toast.uneven.padded_sizes import elements_of_names, padded_sizes
 
-__all__ = ["PaddedProgram", "elements_of_names", "padded_program", "padded_sizes"]
+__all__ = ["PaddedProgram", "elements_of_names", "identity", "padded_program", "padded_sizes"]

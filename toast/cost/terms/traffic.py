@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from toast.cost.entities import Dims, Entity, Floats
+from toast.cost.entities import Dims, Entity, Floats, Ints
 from toast.cost.layout import (
     ALL_TO_ALL,
     GATHER,
@@ -19,17 +19,27 @@ from toast.cost.layout import (
     axes_of,
     changes_places,
 )
+from toast.cost.reshard_routes import Routes
 from toast.cost.terms.term import OrderedTerm, Term, Traffic
 
 
 class Sums(Term):
-    """Partial sums over devices: all-reduces, or reduce-scatters if uses want parts."""
+    """Partial sums over devices: all-reduces, or reduce-scatters if uses want parts.
+
+    If no collective has the combiner, they are all-gathers.
+    """
 
     name, scope, label = "sums", Entity.VALUE_CLASS, "sum"
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         size, times = layout.value_bytes, layout.tables.values.count.astype(np.float64)
         scattered, reduced = layout.scattered, layout.partial & ~layout.settled_axes
+        gathered = layout.tables.values.gathered
+        if gathered.any():
+            axes = gathered * reduced
+            every = size * layout.devices[axes]
+            yield Traffic(self, layout, GATHER, axes, every, every, times)
+            reduced = ~gathered * reduced
         if scattered.any():
             joint, parts = _joint(layout, scattered, True), size * layout.devices[scattered]
             often = times * ~layout.whole
@@ -96,12 +106,34 @@ class Reshards(Term):
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         was, now = layout.before_axes, layout.used_axes
         gather, exchange = was & ~now, was & now & layout.differs
+        gather[layout.traded] = exchange[layout.traded] = 0
         local = _moved(layout)
         if exchange.any():
             yield _resharding(self, layout, ALL_TO_ALL, exchange, local, layout.use_bytes)
         if gather.any():
             size = local * layout.devices[gather]
             yield _resharding(self, layout, GATHER, gather, size, layout.use_bytes)
+        if len(layout.traded[0]):
+            values = layout.tables.uses.value
+            way = layout.routes(layout.before, layout.used, layout.traded, values, ordered=False)
+            for kind in (ALL_TO_ALL, GATHER):
+                for axes, size in _steps(layout, way, kind, layout.traded, values):
+                    yield _resharding(
+                        self, layout, kind, axes, size * layout.tables.uses.share, layout.use_bytes
+                    )
+
+
+def _steps(
+    layout: Layout, way: Routes, kind: int, where: tuple[Ints, Ints], values: Ints
+) -> Iterator[tuple[Axes, Floats]]:
+    """The axes and the bytes (``[S, X]``) of each step of one kind at ``where``."""
+    whole = layout.tables.values.bytes[values]
+    for some, shards in way.of_kind(kind):
+        axes = np.zeros((len(layout.held), len(values)), dtype=np.uint8)
+        axes[where] = some
+        size = np.zeros(axes.shape)
+        size[where] = whole[where[1]] / layout.devices[shards]
+        yield axes, size
 
 
 def _moved(layout: Layout) -> Floats:
@@ -172,9 +204,10 @@ class SumPlaces(OrderedTerm):
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         if layout.scattered.any():
-            places = changes_places(layout, *self.ends(layout)) * (layout.partial > 0)
-            size, times = layout.value_bytes, layout.tables.values.count.astype(np.float64)
-            yield Traffic(self, layout, PERMUTE, places, size, size, times)
+            times = layout.tables.values.count.astype(np.float64)
+            values = np.arange(len(layout.tables.values))
+            for axes, size in _places(self, layout, values):
+                yield Traffic(self, layout, PERMUTE, axes, size, size, times)
 
 
 class UsePlaces(OrderedTerm):
@@ -186,7 +219,17 @@ class UsePlaces(OrderedTerm):
         return layout.before, layout.used
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
-        places = changes_places(layout, *self.ends(layout))
-        if places.any():
-            size = _moved(layout)
-            yield _resharding(self, layout, PERMUTE, places, size, size)
+        uses = layout.tables.uses
+        for axes, size in _places(self, layout, uses.value):
+            moved = size * uses.share
+            yield _resharding(self, layout, PERMUTE, axes, moved, moved)
+
+
+def _places(term: OrderedTerm, layout: Layout, values: Ints) -> Iterator[tuple[Axes, Floats]]:
+    """The axes and the bytes (``[S, X]``) of each time that shards change places."""
+    before, after = term.ends(layout)
+    state, entity = np.nonzero(changes_places(layout, before, after))
+    where = state, entity
+    if len(state):
+        way = layout.routes(before, after, where, values, ordered=True)
+        yield from _steps(layout, way, PERMUTE, where, values)

@@ -4,12 +4,15 @@ A reshard slices along the axes that come, exchanges the axes that change dimens
 those that go; this keeps every step as small as possible.  Shards change places where the order of
 the axes of a dimension requires it.  A partial sum is scattered along the axes that its stored
 sharding has, and reduced along the others.
+
+The cost model prices these steps, and the lowering emits them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Literal
 
@@ -41,14 +44,42 @@ class ReshardStep:
     after: Spec
 
 
+def crowded_dimensions(
+    shape: Sequence[int], before: Spec, after: Spec, sizes: Mapping[str, int]
+) -> frozenset[int]:
+    """The dimensions that the axes of both shardings together do not divide.
+
+    ``sizes`` has the devices along each axis.
+    """
+    return frozenset(
+        d for d, size in enumerate(shape)
+        if size % math.prod(sizes[axis] for axis in {*before[d], *after[d]} if axis in sizes)
+    )  # fmt: skip
+
+
 @functools.lru_cache(maxsize=4096)
-def reshard_steps(before: Spec, after: Spec) -> tuple[ReshardStep, ...]:
-    """The steps from the sharding ``before`` to ``after``, without communication where possible."""
+def reshard_steps(
+    before: Spec, after: Spec, crowded: frozenset[int] = frozenset()
+) -> tuple[ReshardStep, ...]:
+    """The steps from the sharding ``before`` to ``after``, without communication where possible.
+
+    Axes that leave a dimension of ``crowded`` (:func:`crowded_dimensions`) are gathered first.
+    Only collective-permutes depend on the order of the axes of a dimension.
+    """
     if before == after:
         return ()
+    released = tuple(
+        tuple(axis for axis in axes if axis in after[d]) if d in crowded else axes
+        for d, axes in enumerate(before)
+    )
+    if released != before:
+        return (*reshard_steps(before, released), *reshard_steps(released, after))
     home, goal = _dims(before), _dims(after)
     coming, going = goal.keys() - home.keys(), home.keys() - goal.keys()
-    leaving = [axis for axes in before for axis in axes if goal.get(axis, home[axis]) != home[axis]]
+    leaving = sorted(
+        (axis for axes in before for axis in axes if goal.get(axis, home[axis]) != home[axis]),
+        key=lambda axis: (home[axis], goal[axis]),
+    )
     steps: list[ReshardStep] = []
     spec = before
 
