@@ -52,8 +52,8 @@ RUNS = (
         "batch": 16, "sequence": 4096, "unroll": 1, "loss_parts": 1,
         "remat": "query+key+value+attention+attention_output+gate+up",
     }, 0.721, "toolbox"),
-    Run("llama3.1-8b", "h100", 8, {
-        "batch": 16, "remat": "query+value+attention+gate", "loss_parts": 1,
+    Run("llama3.1-8b", "h100-96gb-500w", 8, {
+        "batch": 16, "remat": "query+value+attention+gate", "loss": "materialised",
     }, 16384 / 6667, "torchtitan"),
     Run("llama3.1-8b", "tpu-v6e", 8, {"batch": 24, **_OFFLOADED}, 3.443, "recipes"),
     Run("llama3.1-8b", "tpu-v6e", 32, {"batch": 96, **_OFFLOADED}, 3.495, "recipes"),

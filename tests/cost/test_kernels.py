@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import jax
@@ -113,6 +114,45 @@ def test_a_workspace_is_in_memory_while_the_kernel_runs(tmp_path: pathlib.Path) 
             "workspace"
         ] == size + 1024
         assert np.allclose(Memo(model).price(state[None]).peak_bytes, timeline.peak_bytes)
+
+
+def test_attention_has_a_rate_of_its_own(tmp_path: pathlib.Path) -> None:
+    """Kernels with products and exponentials; others have the rate of products."""
+    both = RULE + "kernel_cost(Op,transcendentals,10,exponentials) :- mine(Op).\n"
+    for rule, share in ((both, 0.4), (RULE, 1.0)):
+        model = model_of(tmp_path, rule)
+        seconds = kernel_seconds(model, model.space.initial)
+        slow = dataclasses.replace(
+            model.hardware, attention_efficiency=0.4 * model.hardware.matmul_efficiency
+        )
+        slower = CostModel(model.space, slow)
+        assert kernel_seconds(slower, model.space.initial) == pytest.approx(seconds / share)
+
+
+def test_small_products_take_a_latency() -> None:
+    shapes = [jax.ShapeDtypeStruct((size, size), "bfloat16") for size in (128, 128)]
+    space = Space(toast.analyze(jax.numpy.matmul, *shapes), Mesh.parse("data=4"))
+    machine = dataclasses.replace(load("h100"), product_latency_s=0.0)
+    late = dataclasses.replace(machine, product_latency_s=4e-6)
+    plain, model = CostModel(space, machine), CostModel(space, late)
+    assert model.initial_seconds == pytest.approx(plain.initial_seconds + 4e-6)
+    assert model.lower_bound() == pytest.approx(plain.lower_bound() + 4e-6)
+
+
+def test_the_allocator_has_gaps() -> None:
+    """All bytes in memory count with gaps; time does not change."""
+    shapes = [jax.ShapeDtypeStruct((size, size), "bfloat16") for size in (128, 128)]
+    space = Space(toast.analyze(jax.numpy.matmul, *shapes), Mesh.parse("data=4"))
+    machine = load("h100")
+    plain, model = (
+        CostModel(space, machine),
+        CostModel(space, dataclasses.replace(machine, allocator_efficiency=0.8)),
+    )
+    assert model.initial_peak == pytest.approx(plain.initial_peak / 0.8)
+    assert model.initial_seconds == plain.initial_seconds
+    assert model.timeline(space.initial).peak_bytes == pytest.approx(model.initial_peak)
+    prices = Memo(model).price(space.initial[None])
+    assert prices.peak_bytes[0] == pytest.approx(model.initial_peak)
 
 
 def test_exponentials_count_alone(tmp_path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ from toast.resources import directory
 
 SHIPPED = {
     "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e",
-    "p100", "a100", "a100-80gb", "h100", "h200", "b200",
+    "p100", "a100", "a100-80gb", "h100", "h100-96gb-500w", "h200", "b200",
 }  # fmt: skip
 
 
@@ -63,6 +63,12 @@ def test_peaks_fall_back_to_float32() -> None:
     assert machine.peak("bf16") == machine.peak("i32") == machine.peak("f32")
 
 
+def test_attention_has_the_rate_of_products_unless_the_file_states_its_own() -> None:
+    assert load("tpu-v3").attention_share == 1
+    machine = load("h100")
+    assert machine.attention_share == pytest.approx(0.48 / 0.73)
+
+
 def test_rates_are_achievable_ones() -> None:
     machine = load("tpu-v5e")
     assert machine.interconnect.bandwidth_bytes_per_s == pytest.approx(46.6e9)
@@ -83,7 +89,7 @@ BAD = {
     ),
     "unknown top key": (
         'name = "tpu-v5e"', 'name = "tpu-v5e"\nvendor = "Google"', "description",
-        "unknown key vendor; known: name, description, platform, device_kind, max_devices, product_operands, transcendentals_per_s",
+        "unknown key vendor; known: name, description, platform, device_kind, max_devices, product_operands, transcendentals_per_s, product_latency_s",
     ),
     "switch key on a torus": (
         "latency_s = 1e-6", "node_latency_s = 1e-6", None,

@@ -14,10 +14,11 @@ import pytest
 
 import toast
 from toast.errors import TargetError
-from toast.models import Model, build, decoder, language_models
+from toast.evaluation.baselines import manual
+from toast.models import ZOO, Model, build, decoder, language_models
 from toast.models.decoder import DecoderConfig, Kind
 from toast.models.experts import Routing, capacity_of, expert_layer, route
-from toast.models.layers import cross_entropy, vocabulary_loss
+from toast.models.layers import cross_entropy, materialised_loss, vocabulary_loss
 from toast.models.optimizers import adam, adamw
 from toast.models.parameters import initial
 
@@ -166,6 +167,32 @@ def test_a_loss_in_parts_is_the_loss(parts: int) -> None:
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
+def test_a_materialised_loss_is_the_loss() -> None:
+    x = jax.random.normal(jax.random.key(0), (4, 16, 8))
+    output = jax.random.normal(jax.random.key(1), (8, 32))
+    targets = jnp.arange(64).reshape(4, 16) % 32
+    expected, actual = (
+        jax.value_and_grad(loss, argnums=(0, 1))(x, output, targets)
+        for loss in (lambda *args: vocabulary_loss(*args, 1), materialised_loss)
+    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
+    jax.tree.map(close, actual, expected)
+
+
+def test_a_materialised_loss_has_three_large_values_in_memory() -> None:
+    """The logarithms of the probabilities, and two gradients, in float32."""
+    model = build("llama3.1-8b", layers=2, batch=8, loss="materialised")
+    plan = manual(
+        toast.analyze(model), "fsdp=8", "h100", {"FSDP": ZOO["llama3.1-8b"].strategies["FSDP"]},
+        memory_bytes=2.0**40,
+    )  # fmt: skip
+    logits = [
+        buffer.bytes for buffer in plan.timeline.at_peak
+        if plan.analysis.program.values[buffer.value].type.shape == (8, 8192, 128256)
+    ]  # fmt: skip
+    assert logits == [4 * 8192 * 128256] * 3
+
+
 def test_gradients_are_clipped_by_their_global_norm() -> None:
     params = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
     moments = {"first": zeros(params), "second": zeros(params)}
@@ -223,6 +250,7 @@ def test_capacity() -> None:
         ({"offload": "q"}, "offload q: no value is named 'q'; use names of layer_input, query"),
         ({"remat": "query", "offload": "query+key"}, "query is in remat and in offload"),
         ({"remat": "none", "offload": "key"}, "offload needs remat: full, names"),
+        ({"loss": "eager"}, "loss eager: use fused or materialised"),
         ({"sequence": 100}, "sequence 100: not a multiple of the 8 parts of the loss"),
         ({"sequence": 100, "step": "decode"}, "sequence 100: not a multiple of the 64 tokens"),
         ({"unroll": "yes"}, "unroll 'yes': expected a number"),
@@ -252,6 +280,7 @@ CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gemma3-12b", {
         "batch": 256, "sequence": 32768, "remat": "layer_input", "loss_parts": 16,
     }),
+    ("llama3.1-8b", {"batch": 16, "remat": "query+value+attention+gate", "loss": "materialised"}),
     ("llama2-7b", {"batch": 16, "sequence": 4096, "unroll": 1, "remat": "attention"}),
     ("deepseek-v2-lite", {"batch": 96, "sequence": 2048}),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from toast.cost.layout import NEGLIGIBLE
 from toast.cost.liveness import (
     BARRIERS,
     EXPENSIVE,
+    PASSED_ON,
     SOURCES,
     Lifetimes,
     Liveness,
@@ -39,14 +40,14 @@ from toast.cost.tables import (
     ValueClasses,
 )
 from toast.program import QUANTITIES, KernelCost, Program, element_bytes, has_collective
-from toast.space import BOUNDARY, NONE, PRODUCTS, Space
+from toast.space import NONE, PRODUCTS, Space
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis
     from toast.analysis.rules import SignatureRule
 
 #: Ops that write nothing or only a part, because their results are in memory already.
-_IN_PLACE = BOUNDARY | {"argument", "carry", "yield", "dynamic_update_slice"}
+_IN_PLACE = PASSED_ON | {"argument", "carry", "yield", "dynamic_update_slice"}
 
 #: Ops that are no kernel of their own, or read no more than they write.
 _READ_NOTHING = frozenset({
@@ -443,8 +444,8 @@ def _group_values(
         # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it
         # writes; the caller and loops read nothing.
         counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING and not priced[op]
-        # A value in memory crosses the boundary of a region where it is.
-        counted &= kinds[op] not in BOUNDARY or not live.exists[program.ops[op].results[0]]
+        # A value in memory crosses a barrier or the boundary of a region where it is.
+        counted &= kinds[op] not in PASSED_ON or not live.exists[program.ops[op].results[0]]
         times = program.repeats[op]
         most, read = reads[value].get(slot, (0, 0))
         # A kernel reads a value once, and its own results not at all.

@@ -324,12 +324,12 @@ class Layout(LocalLayout):
 
     @functools.cached_property
     def value_memory(self) -> Floats:
-        """``[S, C]`` bytes that a value takes in the memory of a device, with padding."""
+        """``[S, C]`` bytes that a value takes in a device's memory, with padding and gaps."""
         return self._padded(self.value_bytes, self.settled, np.arange(len(self.tables.values)))
 
     @functools.cached_property
     def use_memory(self) -> Floats:
-        """``[S, U]`` bytes that a value takes at a use, with padding."""
+        """``[S, U]`` bytes that a value takes at a use, with padding and gaps."""
         return self._padded(self.use_bytes, self.used, self.tables.uses.value)
 
     @functools.cached_property
@@ -338,6 +338,9 @@ class Layout(LocalLayout):
         return np.asarray(self.use_memory * (self.differs > 0))
 
     def _padded(self, size: Floats, dims: Dims, values: Ints) -> Floats:
+        used = self.machine.hardware.allocator_efficiency
+        if used < 1:
+            size = size / used
         padded = np.flatnonzero(self.tables.values.may_pad[values])
         if not len(padded):
             return size

@@ -43,6 +43,9 @@ _NEEDING = (BARRIERS - PRODUCTS) | {"return"}
 #: Ops whose results are always in memory.
 _STORED = BARRIERS | _ROOTS | {"argument"}
 
+#: Ops whose results are their operands: nothing moves.
+PASSED_ON = BOUNDARY | {"optimization_barrier"}
+
 #: Ops that are computed where their results are needed, never in memory.
 SOURCES = frozenset({"constant", "iota"})
 
@@ -175,7 +178,7 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     use_end[np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)] -= 1
     np.maximum.at(end, use_value, use_end)
     _extend_shared(program, kind_of_op, aliased, end)
-    _share_across_boundaries(program, kind_of_op, exists, aliased, end, use_op, use_end)
+    _share_passed_on(program, kind_of_op, exists, aliased, end, use_op, use_end)
     late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
     return Liveness(exists, aliased, start, in_place, end, use_end, early, late)
 
@@ -273,7 +276,7 @@ def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints
             end[op.operands[0]] = max(end[op.operands[0]], end[op.results[0]])
 
 
-def _share_across_boundaries(
+def _share_passed_on(
     program: Program,
     kinds: list[str],
     exists: Bools,
@@ -282,10 +285,10 @@ def _share_across_boundaries(
     use_op: Ints,
     use_end: Ints,
 ) -> None:
-    """Values that cross the boundary of a manual region stay in the buffers that they are in."""
-    if BOUNDARY.isdisjoint(kinds):
+    """Values that cross a barrier or the boundary of a manual region stay in their buffers."""
+    if PASSED_ON.isdisjoint(kinds):
         return
-    use_of = {op: use for use, op in enumerate(use_op.tolist()) if kinds[op] in BOUNDARY}
+    use_of = {op: use for use, op in enumerate(use_op.tolist()) if kinds[op] in PASSED_ON}
     for op in sorted(use_of, reverse=True):
         (operand,), (result,) = program.ops[op].operands, program.ops[op].results
         if exists[result] and not aliased[result]:

@@ -231,7 +231,8 @@ class CostModel:
         if self.overlap == "full":
             return np.minimum(collectives, products)
         if self.overlap == "partial":
-            return self.tables.windows.hidden(asked, products)
+            saved = self.hardware.overlap_efficiency
+            return np.asarray(saved * self.tables.windows.hidden(asked, products))
         return np.zeros(len(products))
 
     def most_hidden(self, traffic: Traffic, products: float) -> Floats:
@@ -242,7 +243,8 @@ class CostModel:
             return traffic.once
         t = traffic.layout.tables
         free = t.uses.free if traffic.term.scope is Entity.USE_CLASS else t.values.free
-        return np.asarray(np.minimum(traffic.once, free * products))
+        saved = self.hardware.overlap_efficiency
+        return np.asarray(saved * np.minimum(traffic.once, free * products))
 
     # -- bounds ------------------------------------------------------------------------------
 

@@ -86,6 +86,16 @@ class Hardware:
     product_operands: str = ""
     #: Exponentials, logarithms and similar functions per second.
     transcendentals_per_s: float = math.inf
+    #: Fraction of the peak that kernels of attention reach: products with exponentials between.
+    #: ``None`` for that of other products.
+    attention_efficiency: float | None = None
+    #: Seconds that every product takes besides its work, however small it is.
+    product_latency_s: float = 0.0
+    #: The share of a collective's time that products beside it save; they are slower by the rest,
+    #: because both use the same cores and the same memory.
+    overlap_efficiency: float = 1.0
+    #: Bytes of live values over those that the allocator takes for them, with gaps between.
+    allocator_efficiency: float = 1.0
     #: JAX's name of the platform, ``tpu``, ``cuda`` or ``rocm``; empty if unknown.
     platform: str = dataclasses.field(default="", repr=False)
     #: JAX's name of the kind of device, such as ``TPU v5 lite``; empty if unknown.
@@ -94,6 +104,13 @@ class Hardware:
     max_devices: int = 10**6
     #: Measured collectives inside a node; the times of other kinds follow from the links.
     measured: tuple[Measured, ...] = ()
+
+    @property
+    def attention_share(self) -> float:
+        """The rate of attention over that of other products."""
+        if self.attention_efficiency is None:
+            return 1.0
+        return self.attention_efficiency / self.matmul_efficiency
 
     def peak(self, dtype: str) -> float:
         """Achievable FLOP/s of products with element type ``dtype``, such as ``bf16``.

@@ -56,6 +56,9 @@ class EfficiencyTable(_Table, frozen=True, kw_only=True):
     matmul: Fraction
     memory: Fraction
     link: Fraction
+    attention: Fraction | None = None
+    overlap: Fraction = 1.0
+    allocator: Fraction = 1.0
 
 
 class TorusTable(_Table, frozen=True, kw_only=True, tag_field="topology", tag="torus"):
@@ -99,6 +102,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     max_devices: Count = 10**6
     product_operands: Literal["bf16", "f16"] | None = None
     transcendentals_per_s: FlopsPerS = math.inf
+    product_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
     memory: MemoryTable
     tile: TileTable = TileTable(m=1, n=1, k=1)
@@ -231,6 +235,10 @@ def _hardware(file: DeviceFile) -> Hardware:
         description=file.description,
         flops_per_s=dict(file.flops_per_s),
         matmul_efficiency=file.efficiency.matmul,
+        attention_efficiency=file.efficiency.attention,
+        overlap_efficiency=file.efficiency.overlap,
+        allocator_efficiency=file.efficiency.allocator,
+        product_latency_s=file.product_latency_s,
         memory_capacity_bytes=file.memory.capacity_bytes,
         memory_limit_bytes=file.memory.limit_bytes,
         memory_bytes_per_s=file.memory.bandwidth_bytes_per_s * file.efficiency.memory,

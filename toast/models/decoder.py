@@ -24,7 +24,7 @@ from toast.errors import TargetError
 from toast.models.attention import attention, paged_attention, pages_of
 from toast.models.experts import capacity_of, expert_layer, route
 from toast.models.forms import Form, product
-from toast.models.layers import rms_norm, rotary, vocabulary_loss
+from toast.models.layers import materialised_loss, rms_norm, rotary, vocabulary_loss
 from toast.models.parameters import shapes_in, stacked
 from toast.models.registry import Model
 from toast.models.ring_attention import ring_attention
@@ -89,7 +89,10 @@ class DecoderConfig(Form):
     #: ``train``, ``prefill`` (a prompt of ``sequence`` tokens into an empty cache) or ``decode``
     #: (one token; the cache of each sequence has room for ``sequence`` tokens).
     step: str = "train"
-    #: Parts of the vocabulary loss.
+    #: ``fused`` into few kernels, or ``materialised``: computed step by step, as PyTorch does
+    #: without a compiler (:func:`toast.models.layers.materialised_loss`).
+    loss: str = "fused"
+    #: Parts of a fused loss.
     loss_parts: int = 8
     #: Tokens of a page of the cache.
     page: int = 64
@@ -101,6 +104,8 @@ class DecoderConfig(Form):
         super().__post_init__()
         if self.step not in ("train", "prefill", "decode"):
             raise TargetError(f"step {self.step}: use train, prefill or decode")
+        if self.loss not in ("fused", "materialised"):
+            raise TargetError(f"loss {self.loss}: use fused or materialised")
         if self.step == "train" and self.sequence % self.loss_parts:
             raise TargetError(
                 f"sequence {self.sequence}: not a multiple of the {self.loss_parts} parts of the "
@@ -450,7 +455,10 @@ def loss(
         carried = body(carried, layers) if times == 1 else _scanned(body, carried, layers)
     x, balance = carried
     x = rms_norm(x, params["final_norm"], c.norm_offset)
-    value = vocabulary_loss(x, _output(c, params), targets, c.loss_parts)
+    if c.loss == "materialised":
+        value = materialised_loss(x, _output(c, params), targets)
+    else:
+        value = vocabulary_loss(x, _output(c, params), targets, c.loss_parts)
     return value + c.balance * balance / c.layers if c.experts else value
 
 

@@ -75,6 +75,43 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
 
+def _stepwise_forward(
+    logits: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    log_probabilities = jax.lax.optimization_barrier(jax.nn.log_softmax(logits))
+    hit = jax.nn.one_hot(targets, logits.shape[-1], dtype=logits.dtype)
+    picked = jnp.sum(hit * log_probabilities, axis=-1)
+    return -jnp.mean(picked), (log_probabilities, targets)
+
+
+def _stepwise_backward(
+    residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, None]:
+    log_probabilities, targets = residuals
+    hit = jax.nn.one_hot(targets, log_probabilities.shape[-1], dtype=log_probabilities.dtype)
+    of_log = jax.lax.optimization_barrier(hit * (-gradient / targets.size))
+    of_logits = of_log - jnp.exp(log_probabilities) * jnp.sum(of_log, axis=-1, keepdims=True)
+    # The barrier keeps all three in memory until the last is computed.
+    return jax.lax.optimization_barrier((of_logits, of_log, log_probabilities))[0], None
+
+
+_stepwise_cross_entropy = jax.custom_vjp(lambda *args: _stepwise_forward(*args)[0])
+_stepwise_cross_entropy.defvjp(_stepwise_forward, _stepwise_backward)
+
+
+def materialised_loss(x: jax.Array, output: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean cross entropy, computed step by step, as PyTorch does without a compiler.
+
+    Every step has its result in memory: the logits in the element type of ``x``, the logits in
+    float32, the logarithms of the probabilities, their gradient, and the gradient of the logits.
+    The last three are in memory at once.  Arguments are those of :func:`vocabulary_loss`.
+    """
+    logits = jax.lax.optimization_barrier(x @ output.astype(x.dtype))
+    wide = jax.lax.optimization_barrier(logits.astype(jnp.float32))
+    loss: jax.Array = _stepwise_cross_entropy(wide, targets)
+    return loss
+
+
 def vocabulary_loss(x: jax.Array, output: jax.Array, targets: jax.Array, parts: int) -> jax.Array:
     """Mean cross entropy of logits of which only a part is in memory at a time.
 

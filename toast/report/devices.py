@@ -48,9 +48,17 @@ def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableTy
     for dtype, flops in machine.flops_per_s.items():
         reached = flops * machine.matmul_efficiency
         table.add_row(f"{dtype} products", f"{reached / 1e12:.4g} of {flops / 1e12:.4g} TFLOP/s")
+    if machine.attention_efficiency is not None:
+        table.add_row("attention", f"{machine.attention_efficiency:.4g} of the peak")
+    if machine.product_latency_s:
+        table.add_row("a product, besides", time_text(machine.product_latency_s))
+    if machine.overlap_efficiency < 1:
+        table.add_row("products beside collectives", f"save {machine.overlap_efficiency:.0%}")
     table.add_row("memory", size_text(machine.memory_capacity_bytes))
     table.add_row("  for one program", size_text(machine.memory_limit_bytes))
     table.add_row("  bandwidth", rate_text(machine.memory_bytes_per_s))
+    if machine.allocator_efficiency < 1:
+        table.add_row("  in use at the peak", f"{machine.allocator_efficiency:.0%}")
     table.add_row("topology", link.topology)
     if link.topology == "torus":
         table.add_row("  dimensions", str(link.dimensions))

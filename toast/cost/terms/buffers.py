@@ -139,7 +139,7 @@ class Workspaces(Term):
             over = t.values.workspace_over[needing, term][rows, held]
             amount = t.values.workspace[needing, term]
             size[:, needing] += amount / layout.devices[axes_of(over)]
-        return size
+        return size / layout.machine.hardware.allocator_efficiency
 
 
 class SecondBuffers(Term):

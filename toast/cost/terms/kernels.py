@@ -14,7 +14,8 @@ class ProductWork(LocalTerm):
     """Matrix products and convolutions: the larger of FLOPs over peak and bytes over bandwidth.
 
     The FLOPs include the padding to the tiles of the matrix unit.  If a product sums nothing, XLA
-    does not use that unit, so the product is bound by memory.
+    does not use that unit, so the product is bound by memory.  Every product takes some
+    microseconds besides, so small ones reach a small part of the peak.
     """
 
     name, scope, part = "products", Entity.PRODUCT, StepPart.PRODUCTS
@@ -33,7 +34,8 @@ class ProductWork(LocalTerm):
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
         moved = np.add.reduceat(tensors, first, axis=1)
         moving = moved * t.ops.count[op_class] / layout.machine.hardware.memory_bytes_per_s
-        return np.asarray(np.maximum(flops, moving))
+        latency = layout.machine.hardware.product_latency_s * t.ops.count[op_class]
+        return np.asarray(np.maximum(flops, moving) + latency)
 
     def padding(self, layout: LocalLayout) -> Floats:
         """``[S, P]`` FLOPs with padding to tiles, over FLOPs without."""
@@ -55,7 +57,8 @@ class KernelWork(LocalTerm):
 
     The bytes are those of operands and results, and those that the kernel moves besides.  Kernels
     with FLOPs compute exponentials beside products: the hardware's rate, which is fitted to XLA's
-    own kernels, would make flash attention seven times slower than its products.
+    own kernels, would make flash attention seven times slower than its products.  Kernels with both
+    are those of attention, whose products reach a share of the peak of their own.
     """
 
     name, scope, part = "kernels", Entity.OP_CLASS, StepPart.PRODUCTS
@@ -85,7 +88,8 @@ class KernelWork(LocalTerm):
         peaks = np.array([hardware.peak(dtype) for dtype in t.dtypes])
         flops, exponentials, all_bytes, _ = work
         alone = np.where(flops > 0, 0.0, exponentials / hardware.transcendentals_per_s)
-        computing = flops / peaks[t.ops.dtype[kernels]]
+        attention = np.where(exponentials > 0, hardware.attention_share, 1.0)
+        computing = flops / (peaks[t.ops.dtype[kernels]] * attention)
         beside = np.maximum(computing, all_bytes / hardware.memory_bytes_per_s)
         seconds[:, kernels] = np.maximum(beside, alone) * t.ops.count[kernels]
         return seconds
