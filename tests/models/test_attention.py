@@ -17,7 +17,7 @@ from toast.assurance.interchange import annotated
 from toast.cost import CostModel
 from toast.evaluation.baselines import manual_states
 from toast.hardware import Mesh, load
-from toast.models import attention as module
+from toast.lower import attention_parts
 from toast.models.attention import attention, paged_attention
 from toast.plan.shard import shardings_of
 from toast.space import Space
@@ -47,7 +47,7 @@ def test_attention_in_parts_is_attention(
     sequence: int, causal: bool, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its gradients, and also with fewer queries than keys."""
-    monkeypatch.setattr(module, "_MOST_KEYS", 5)  # parts of 4 of 12 keys
+    monkeypatch.setattr(attention_parts, "MOST_KEYS", 5)  # parts of 4 of 12 keys
     arguments = drawn(2, sequence, 2, 3, 8), drawn(2, 12, 2, 8, seed=1), drawn(2, 12, 2, 4, seed=2)
 
     def loss(function: Any, *arguments: jax.Array) -> jax.Array:

@@ -19,15 +19,15 @@ from toast import disk_cache
 from toast.analysis.analysis import Analysis, Progress, analyze_program, silent
 from toast.analysis.derivation import Resolution
 from toast.analysis.names import joined
-from toast.analysis.rules import Factor, Lowering, RuleFiles, SignatureRule, rule_texts
+from toast.analysis.rules import Factor, Lowering, RuleFiles, SignatureRule, TensorRing, rule_texts
 from toast.boundary.typed import checked
 from toast.errors import RuleWarning
 from toast.logic import Edges, LogicText
-from toast.program import QUANTITIES, KernelCost, Program, Signature, TensorType
+from toast.program import QUANTITIES, CausalQueries, KernelCost, Program, Signature, TensorType
 from toast.resources import directory
 
 #: The version of cache entries; entries of other versions are not used.
-_FORMAT = "5"
+_FORMAT = "6"
 _KIND = "analysis"
 
 #: The kinds of sites, by their number in an entry.
@@ -145,6 +145,7 @@ def _packed(analysis: Analysis) -> tuple[dict[str, Any], disk_cache.Arrays]:
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Bit = Annotated[int, msgspec.Meta(ge=0, le=1)]
+_Share = Annotated[float, msgspec.Meta(ge=0)]
 _Places = list[list[Annotated[list[_Number], msgspec.Meta(min_length=1)]]]
 
 
@@ -154,7 +155,11 @@ class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
     missing: bool
     file: str | None
     fixed: list[tuple[str, Annotated[int, msgspec.Meta(ge=-1)]]]
-    costs: list[tuple[str, Annotated[float, msgspec.Meta(ge=0)], list[_Number], int | None]]
+    costs: list[tuple[
+        str, Annotated[float, msgspec.Meta(ge=0)], list[_Number], int | None,
+        tuple[_Number, _Share, _Share] | None,
+    ]]  # fmt: skip
+    rings: list[tuple[_Number, int, _Number]]
     whole: bool
     excludes: list[tuple[_Number, _Number]]
     whole_mesh: list[_Number]
@@ -243,6 +248,7 @@ def _plain(rule: SignatureRule) -> dict[str, Any]:
         "fixed": rule.fixed,
         "costs": [dataclasses.astuple(cost) for cost in rule.costs], "whole": rule.runs_whole,
         "excludes": rule.excludes, "whole_mesh": rule.whole_mesh,
+        "rings": [dataclasses.astuple(ring) for ring in rule.rings],
     }  # fmt: skip
 
 
@@ -260,11 +266,16 @@ def _rule(
 
     if any(factor >= len(factors) for _, factor in plain.fixed):
         raise ValueError("other factors")
-    for quantity, _, over, tensor in plain.costs:
+    tensors = range(-len(plain.results), len(plain.operands))
+    for quantity, _, over, tensor, queries in plain.costs:
         if quantity not in QUANTITIES or any(f >= len(factors) for f in over):
             raise ValueError("other costs")
-        if tensor is not None and not -len(plain.results) <= tensor < len(plain.operands):
+        if tensor is not None and tensor not in tensors:
             raise ValueError("costs of another tensor")
+        if queries is not None and queries[0] >= len(factors):
+            raise ValueError("costs over another factor")
+    if any(f >= len(factors) or tensor not in tensors for f, tensor, _ in plain.rings):
+        raise ValueError("other rings")
     together = [*plain.whole_mesh, *itertools.chain.from_iterable(plain.excludes)]
     if any(factor >= len(factors) for factor in together):
         raise ValueError("other factors")
@@ -275,8 +286,12 @@ def _rule(
         missing=plain.missing,
         file=None if plain.file is None else pathlib.Path(plain.file),
         fixed=tuple(plain.fixed),
-        costs=tuple(KernelCost(q, amount, tuple(over), of) for q, amount, over, of in plain.costs),
+        costs=tuple(
+            KernelCost(q, amount, tuple(over), of, None if rows is None else CausalQueries(*rows))
+            for q, amount, over, of, rows in plain.costs
+        ),
         runs_whole=plain.whole,
         excludes=tuple(plain.excludes),
         whole_mesh=tuple(plain.whole_mesh),
+        rings=tuple(TensorRing(*ring) for ring in plain.rings),
     )

@@ -36,7 +36,7 @@ from toast.logic import (
     show_term,
     solve,
 )
-from toast.program import QUANTITIES, KernelCost, Program, Signature, element_bytes
+from toast.program import QUANTITIES, CausalQueries, KernelCost, Program, Signature, element_bytes
 from toast.resources import directory
 
 Ints = npt.NDArray[np.int64]
@@ -45,14 +45,14 @@ Ints = npt.NDArray[np.int64]
 _FACTORS = (
     "op/2", "result/3", "factor/5", "factor_size/3", "reduction/3", "need_replication/2",
     "permutation/2", "halo/3", "excludes/3", "whole_mesh/2", "fixed/3", "without_rule/1",
-    "runs_whole/1", "kernel_cost/4", "kernel_cost_over/3", "kernel_share/4", "misplaced/4",
-    "undefined_factor/3",
+    "runs_whole/1", "ring/4", "kernel_cost/4", "kernel_cost_over/3", "kernel_share/4",
+    "kernel_latest/6", "misplaced/4", "undefined_factor/3",
 )  # fmt: skip
 #: The predicates that describe the factors of an op.
 _FACTOR_PREDICATES = frozenset({
     "factor", "factor_size", "reduction", "need_replication", "permutation", "gathered", "excludes",
-    "whole_mesh", "slides", "halo",
-    "kernel_cost", "kernel_cost_over", "kernel_share", "partitioned",
+    "whole_mesh", "slides", "halo", "ring",
+    "kernel_cost", "kernel_cost_over", "kernel_share", "kernel_latest", "partitioned",
 })  # fmt: skip
 #: The quantity of costs that are elements of a tensor; the term names the tensor.
 _ELEMENTS = "elements"
@@ -89,6 +89,21 @@ class Factor:
 
 
 @dataclasses.dataclass(frozen=True)
+class TensorRing:
+    """A tensor whose shards along a factor go around the devices (``ring/4``)."""
+
+    factor: int
+    #: The number of an operand; results are -1, -2 and so on.
+    tensor: int
+    #: The elements before its own ones that a device needs.
+    reach: int
+
+    def passes(self, size: int, shards: int) -> int:
+        """How often each of ``shards`` of a dimension of this size is passed on."""
+        return min(shards - 1, -(-self.reach * shards // size))
+
+
+@dataclasses.dataclass(frozen=True)
 class SignatureRule:
     """The solved sharding rule of one signature."""
 
@@ -111,6 +126,8 @@ class SignatureRule:
     excludes: tuple[tuple[int, int], ...] = ()
     #: Factors that are sharded only if every axis of the mesh shards the op.
     whole_mesh: tuple[int, ...] = ()
+    #: Tensors whose shards go around.
+    rings: tuple[TensorRing, ...] = ()
 
     def einsum(self) -> str:
         """The rule on one line, in Shardy's form: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
@@ -330,6 +347,9 @@ def _signature_rules(
     for op, factor, other in model.atoms("excludes/3"):
         excludes[op].add((show_term(factor), show_term(other)))
     mesh = {(op, show_term(factor)) for op, factor in model.atoms("whole_mesh/2")}
+    rings: dict[Term, list[tuple[Term, Term, Term]]] = defaultdict(list)
+    for op, *ring in model.atoms("ring/4"):
+        rings[op].append((ring[0], ring[1], ring[2]))
     solved = []
     for number, signature in enumerate(program.signatures):
         try:
@@ -350,10 +370,28 @@ def _signature_rules(
                 rule,
                 excludes=tuple(sorted(pairs)),
                 whole_mesh=tuple(n for label, n in index.items() if (number, label) in mesh),
+                rings=_rings(signature, index, rings[number]),
             ))  # fmt: skip
         except RuleError as error:
             raise RuleError(f"{_place(signature, files.get(number))}: {error}") from None
     return tuple(solved)
+
+
+def _rings(
+    signature: Signature, index: Mapping[str, int], rings: Sequence[tuple[Term, Term, Term]]
+) -> tuple[TensorRing, ...]:
+    """The tensors of an op that go around, by factor; ``index`` has the numbers of its factors."""
+    placed = []
+    for label, term, reach in rings:
+        factor = show_term(label)
+        shown = f"ring(Op,{factor},{show_term(term)},{show_term(reach)})"
+        tensor = _tensor_number(signature, term)
+        if tensor is None or factor not in index:
+            raise RuleError(f"{shown}: no tensor of the op; use operand(I) or result(I)")
+        if not isinstance(reach, int) or reach < 0:
+            raise RuleError(f"{shown}: the reach is not a whole number from 0 on")
+        placed.append(TensorRing(index[factor], tensor, reach))
+    return tuple(sorted(placed, key=lambda ring: (ring.factor, -ring.tensor)))
 
 
 @dataclasses.dataclass
@@ -363,6 +401,15 @@ class _CostTerm:
     amounts: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     factors: set[str] = dataclasses.field(default_factory=set)
     share: float = 1.0
+    #: The queries of causal attention: their factor and number, the most keys, the early queries.
+    latest: tuple[str, int, int, int] | None = None
+
+    def queries(self, number: Mapping[str, int]) -> CausalQueries | None:
+        """The queries of causal attention; ``number`` has the numbers of factors."""
+        if self.latest is None:
+            return None
+        factor, count, most, early = self.latest
+        return CausalQueries(number[factor], most / count, early / count)
 
 
 def _kernel_costs(model: LogicModel) -> dict[Term, dict[Term, _CostTerm]]:
@@ -377,6 +424,9 @@ def _kernel_costs(model: LogicModel) -> dict[Term, dict[Term, _CostTerm]]:
         assert isinstance(part, int)
         assert isinstance(whole, int)
         terms[op][term].share = part / whole
+    for op, term, factor, *numbers in model.atoms("kernel_latest/6"):
+        count, most, early = (int(str(number)) for number in numbers)
+        terms[op][term].latest = show_term(factor), count, most, early
     return terms
 
 
@@ -395,20 +445,29 @@ def _costs(
                 tensor, element = _tensor(signature, label)
                 costs.append(KernelCost("bytes", amount * element, factors, tensor))
             else:
-                costs.append(KernelCost(quantity, amount, factors))
+                costs.append(KernelCost(quantity, amount, factors, None, term.queries(number)))
     return tuple(costs) or _estimated(signature, rule)
 
 
 def _tensor(signature: Signature, term: Term) -> tuple[int, float]:
     """The number of the operand or result that a term names, and the bytes of an element."""
-    side, index = term if isinstance(term, tuple) and len(term) == 2 else ("", None)
-    types = {"operand": signature.operands, "result": signature.results}.get(str(side), ())
-    if not isinstance(index, int) or index not in range(len(types)):
+    number = _tensor_number(signature, term)
+    if number is None:
         raise RuleError(
             f"kernel_cost(Op,{_ELEMENTS},_,{show_term(term)}): the term is no tensor of the op; "
             "use operand(I) or result(I)"
         )
-    return index if side == "operand" else -1 - index, float(element_bytes(types[index].dtype))
+    type_ = signature.results[-1 - number] if number < 0 else signature.operands[number]
+    return number, float(element_bytes(type_.dtype))
+
+
+def _tensor_number(signature: Signature, term: Term) -> int | None:
+    """The number of an operand ``operand(I)``; -1 for ``result(0)``, -2 for ``result(1)``."""
+    side, index = term if isinstance(term, tuple) and len(term) == 2 else ("", None)
+    types = {"operand": signature.operands, "result": signature.results}.get(str(side), ())
+    if not isinstance(index, int) or index not in range(len(types)):
+        return None
+    return index if side == "operand" else -1 - index
 
 
 def _estimated(signature: Signature, rule: SignatureRule) -> tuple[KernelCost, ...]:
@@ -499,6 +558,14 @@ def _check_costs(model: LogicModel, error: Callable[[Term, str], RuleError]) -> 
             raise error(op, f"kernel_share({shown}): the term has another share; state one")
         shared[op, term] = part
     others = {(op, term) for op, term, _ in model.atoms("kernel_cost_over/3")} | shared.keys()
+    for op, term, factor, count, most, early in model.atoms("kernel_latest/6"):
+        others.add((op, term))
+        numbers = all(isinstance(number, int) for number in (count, most, early))
+        if not numbers or not (0 <= early <= count and early <= most and count and most):
+            shown = ",".join(["Op", *map(show_term, (term, factor, count, most, early))])
+            raise error(
+                op, f"kernel_latest({shown}): not numbers of queries, keys and early queries"
+            )
     for op, term in sorted(others - terms, key=str):
         raise error(op, f"term {show_term(term)} has no kernel_cost; add kernel_cost(Op,...)")
 

@@ -116,6 +116,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
+        np.array([bool(rule.rings) for rule in analysis.rules])[names.signature[names.use_op]],
     )  # fmt: skip
     open_windows = windows(
         program, names.use_op, names.use_value, working.tolist(), work,
@@ -132,6 +133,11 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
         slot=grouped.use_slot,
         count=grouped.use_count,
         number=np.bincount(grouped.of_use, minlength=len(grouped.use_value)),
+        runs=np.bincount(
+            grouped.of_use,
+            np.array(program.repeats, dtype=np.float64)[names.use_op],
+            len(grouped.use_value),
+        ).astype(np.float64),
         reads=grouped.use_reads,
         free=open_windows.free(Entity.USE_CLASS),
         share=_rounded(program, names.use_op, names.use_value, grouped, product_operands),
@@ -264,7 +270,16 @@ def _kernel_terms(rules: Sequence[SignatureRule], factors: int) -> KernelTerms:
         quantity=np.array([QUANTITIES.index(cost.quantity) for _, cost in rows], dtype=np.int64),
         amount=np.array([cost.amount for _, cost in rows], dtype=np.float64),
         over=_over([cost for _, cost in rows], factors),
-    )
+        queries=np.array([
+            factors - 1 if cost.queries is None else cost.queries.factor for _, cost in rows
+        ], dtype=np.int64),
+        most=np.array([
+            1.0 if cost.queries is None else cost.queries.most for _, cost in rows
+        ], dtype=np.float64),
+        early=np.array([
+            0.0 if cost.queries is None else cost.queries.early for _, cost in rows
+        ], dtype=np.float64),
+    )  # fmt: skip
 
 
 def _over(costs: Sequence[KernelCost], factors: int) -> Bools:
@@ -362,7 +377,7 @@ class _Slots:
     def table(self, factors: int) -> Slots:
         """The table of the slots."""
         dims: Dims = np.full((len(self._number), factors + 1), NONE, dtype=np.int8)
-        halo = np.zeros((len(self._number), factors + 1))
+        halo, ring = np.zeros((2, len(self._number), factors + 1))
         analysis = self._space.analysis
         for (k, side, index), slot in self._number.items():
             op = int(self._space.classes.representative[k])
@@ -375,7 +390,11 @@ class _Slots:
             if not side:
                 for stack, size in zip(tensor, signature.operands[index].shape, strict=True):
                     halo[slot, stack[0]] = _halo(rule, tensor, stack[0]) / max(size, 1)
-        return Slots(np.array([key[0] for key in self._number], dtype=np.int64), dims, halo)
+            for turning in rule.rings:
+                if turning.tensor == (-1 - index if side else index):
+                    size = rule.factors[turning.factor].size
+                    ring[slot, turning.factor] = turning.reach / max(size, 1)
+        return Slots(np.array([key[0] for key in self._number], dtype=np.int64), dims, halo, ring)
 
 
 def _halo(rule: SignatureRule, operand: tuple[tuple[int, ...], ...], factor: int) -> float:

@@ -107,6 +107,7 @@ class LiveRanges:
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces
     scratch: Bools  # [values] whether the defining op has a workspace, counted with this result
+    around: Bools  # [uses] whether operands of the op may go around the devices
 
     @functools.cached_property
     def maker(self) -> Ints:

@@ -150,6 +150,7 @@ def _check(tables: Tables, space: Space) -> None:
         (tables.ops.dtype, len(tables.dtypes)), (tables.products.group, 4),
         (tables.tensors.product, products), (tables.tensors.slot, slots),
         (tables.kernels.op_class, ops), (tables.kernels.quantity, len(QUANTITIES)),
+        (tables.kernels.queries, width),
         (tables.kernel_tensors.op_class, ops), (tables.kernel_tensors.slot, slots),
         (tables.values.slot, slots), (tables.uses.value, values), (tables.uses.slot, slots),
         (tables.pairs.later, uses), (tables.pairs.earlier, uses),
@@ -166,7 +167,8 @@ def _check(tables: Tables, space: Space) -> None:
     bins, count = windows.room.shape[1], len(windows.room)
     names = space.analysis.names
     for column, shape in (
-        (tables.slots.halo, (slots, width)), (tables.products.size, (products, 3)),
+        (tables.slots.halo, (slots, width)), (tables.slots.ring, (slots, width)),
+        (tables.products.size, (products, 3)),
         (tables.products.group, (products, width)), (tables.values.reduces, (values, width)),
         (tables.kernels.over, (len(tables.kernels), width)),
         (tables.values.workspace_over, (*tables.values.workspace.shape, width)),

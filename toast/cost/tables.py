@@ -43,6 +43,9 @@ class Slots(EntityTable):
     #: ``[T, F + 1]`` what a shard along a factor needs from its neighbours, as a fraction of the
     #: dimension; infinite for another whole shard, 0 for no exchange.
     halo: Floats
+    #: ``[T, F + 1]`` how far shards along a factor go around the devices, as a fraction of the
+    #: dimension; 0 if they do not.
+    ring: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +85,11 @@ class KernelTerms(EntityTable):
     quantity: Ints  # index into :data:`toast.program.QUANTITIES`
     amount: Floats  # of one unsharded call
     over: Bools  # [rows, F + 1] whether sharding a factor divides it
+    #: The factor of causal queries, ``F`` for none; for each query, the most keys that it sees, and
+    #: the early queries, which see fewer.
+    queries: Ints
+    most: Floats
+    early: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +136,7 @@ class UseClasses(EntityTable):
     slot: Ints
     count: Floats  # how often a reshard for it runs in a step
     number: Ints  # uses in the program, without repetition
+    runs: Floats  # runs in a step of the ops that use it
     reads: Floats  # reads by memory-bound kernels in a step
     free: Floats  # share of products that may run beside a reshard
     share: Floats  # bytes of an element at the use over those of the value's element

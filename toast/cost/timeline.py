@@ -20,7 +20,8 @@ class Buffer:
     #: Bytes per device.
     bytes: float
     #: ``value``; ``copy``, resharded; ``sum``, the part of a whole sum that a device does not keep;
-    #: or ``second``, a value that cannot overwrite its operand.
+    #: ``second``, a value that cannot overwrite its operand; ``workspace`` of the kernel that
+    #: computes it; or ``ring``, its parts that go around the devices.
     what: str
     #: Alive from before op ``start`` to before op ``end``.
     start: int

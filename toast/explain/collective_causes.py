@@ -173,6 +173,8 @@ def _why(what: str, kind: str, factors: tuple[tuple[str, str, str], ...], maker:
         return f"each device has a partial sum over {held}: the parts are added up{scattered}"
     if what == "edges":
         return f"shards of {held} need the edges of their neighbours"
+    if what == "ring":
+        return f"shards of {held} go around the devices, each of which needs those of others"
     if what == "manual":
         along = ", ".join(axis for axis, _, _ in factors)
         if maker in BOUNDARY:

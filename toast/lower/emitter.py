@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from toast.cost.reshard_steps import RESTORED, ReshardStep
 from toast.frontend.mlir import TypeReader, splat
 from toast.hardware import Mesh
 from toast.lower.device_groups import groups, moves, tiles
+from toast.lower.jax_functions import JaxFunctions
 from toast.program import Spec, element_bytes
 
 #: The ops that combine two partial results.
@@ -25,6 +26,15 @@ COMBINERS = {
     "minimum": stablehlo.MinOp, "and": stablehlo.AndOp, "or": stablehlo.OrOp,
     "xor": stablehlo.XorOp,
 }  # fmt: skip
+
+
+class Exchange(NamedTuple):
+    """A collective-permute that the local form of an op has emitted."""
+
+    axes: tuple[str, ...]
+    bytes: float
+    #: The operand of which shards go around, or the result: -1, -2 and so on; ``None`` for edges.
+    tensor: int | None = None
 
 
 class Emitter:
@@ -40,8 +50,9 @@ class Emitter:
         self._context = module.context
         self._channel = itertools.count(1)
         self._read_type = TypeReader()
-        #: The axes and the bytes of each exchange of edges (:meth:`shifted`).
-        self.exchanges: list[tuple[tuple[str, ...], float]] = []
+        #: The exchanges between neighbours (:meth:`shifted`, :meth:`passed_on`) of one op.
+        self.exchanges: list[Exchange] = []
+        self._functions = JaxFunctions(module)
 
     @contextlib.contextmanager
     def before(self, operation: Any) -> Iterator[None]:
@@ -207,7 +218,27 @@ class Emitter:
         """The value of the device that has the same tile from the end."""
         return self._from_tiles(value, axes, np.arange(self.shards(axes))[::-1])
 
-    def _from_tiles(self, value: Any, axes: Sequence[str], sources: npt.NDArray[np.int64]) -> Any:
+    def passed_on(self, value: Any, axes: Sequence[str], distance: int, tensor: int) -> Any:
+        """The value of the device that is ``distance`` tiles before this one; the last come first.
+
+        :param tensor: the tensor of the op whose shards go around, as in :class:`Exchange`.
+        """
+        shards = self.shards(axes)
+        return self._from_tiles(value, axes, (np.arange(shards) - distance) % shards, tensor)
+
+    def call(
+        self, function: Callable[..., Any], operands: Sequence[Any], **static: Any
+    ) -> list[Any]:
+        """The flat results of a JAX function of values; it becomes a function of the module."""
+        return self._functions.call(function, operands, static)
+
+    def _from_tiles(
+        self,
+        value: Any,
+        axes: Sequence[str],
+        sources: npt.NDArray[np.int64],
+        tensor: int | None = None,
+    ) -> Any:
         """The value of the device with tile ``sources[tile]`` along ``axes``, else as this one."""
         rows = groups(self.mesh, tuple(axes))
         pairs = [
@@ -218,8 +249,8 @@ class Emitter:
         type_ = self._read_type(value.type)
         size = math.prod(type_.shape) * element_bytes(type_.dtype)
         ordered = tuple(axis for axis in self.mesh.names if axis in axes)
-        self.exchanges.append((ordered, float(size)))
-        with self.named("edges"):
+        self.exchanges.append(Exchange(ordered, float(size), tensor))
+        with self.named("edges" if tensor is None else "ring"):
             return stablehlo.collective_permute(
                 value,
                 ir.DenseElementsAttr.get(np.array(sorted(pairs), dtype=np.int64)),

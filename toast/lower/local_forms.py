@@ -17,6 +17,7 @@ from jaxlib.mlir.dialects import stablehlo
 
 from toast.cost.reshard_steps import reshard_steps
 from toast.frontend.mlir import is_splat, resize_splat
+from toast.lower.attention_forms import COMPOSITES
 from toast.lower.device_groups import tiles
 from toast.lower.emitter import COMBINERS, Emitter
 from toast.lower.op_sharding import OpSharding
@@ -47,10 +48,13 @@ def unsupported(emitter: Emitter, op: OpSharding) -> frozenset[int]:
         factor = op.factor(number)
         unknown = factor.combiner and factor.combiner not in COMBINERS
         unknown = unknown and (kind != "reduce" or factor.combiner == "replace")
-        moves = (factor.permutation or factor.halo) and not slides(emitter, op, number)
+        moves = (factor.permutation or factor.halo) and not (
+            slides(emitter, op, number) or any(ring.factor == number for ring in op.rule.rings)
+        )
         if moves or factor.need_replication or unknown:
             whole.add(number)
-    if kind in ("custom_call", "composite") and (op.rule.runs_whole or kind == "composite"):
+    unknown_composite = kind == "composite" and op.signature.attribute("name") not in COMPOSITES
+    if unknown_composite or (kind == "custom_call" and op.rule.runs_whole):
         whole |= {*op.sharded}
     return frozenset(whole)
 
@@ -341,9 +345,15 @@ def _all_along(emitter: Emitter, value: Any, d: int, rest: list[int]) -> Any:
     return operation.results[0]
 
 
+def _composite(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    local = COMPOSITES.get(str(op.signature.attribute("name")))
+    return local(emitter, operation, op) if local and op.sharded else None
+
+
 #: Kinds whose local form differs from the op on local shapes.
 LOCAL_FORMS: dict[str, LocalForm] = {
     "broadcast": _broadcast,
+    "composite": _composite,
     "concatenate": local_concatenate,
     "constant": _constant,
     "convolution": _convolution,

@@ -358,12 +358,14 @@ class _Lowering:
         return list(operation.results)
 
     def _record_exchanges(self, op: int) -> None:
-        """The exchanges of edges that the local form of an op has emitted."""
-        operands = self._program.ops[op].operands
-        for axes, size in self._emitter.exchanges:
+        """The exchanges between neighbours that the local form of an op has emitted."""
+        operands, results = self._program.ops[op].operands, self._program.ops[op].results
+        for axes, size, tensor in self._emitter.exchanges:
+            number = tensor or 0
+            value = results[-1 - number] if number < 0 else operands[number]
             self._collectives.append(LocalCollective(
-                "collective_permute", axes, size, self._program.repeats[op], operands[0], op,
-                self._factors.causes((op,), frozenset(axes)), edges=True,
+                "collective_permute", axes, size, self._program.repeats[op], value, op,
+                self._factors.causes((op,), frozenset(axes)), edges=tensor is None,
             ))  # fmt: skip
         self._emitter.exchanges.clear()
 

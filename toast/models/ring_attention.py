@@ -18,7 +18,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
-from toast.models.attention import UNSEEN, backward, forward
+from toast.lower.attention_parts import UNSEEN
+from toast.models.attention import backward, forward
 
 
 def ring_attention(

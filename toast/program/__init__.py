@@ -1,6 +1,6 @@
 """Programs in flat SSA form, and the shardings of their values."""
 
-from toast.program.kernel_costs import QUANTITIES, KernelCost
+from toast.program.kernel_costs import QUANTITIES, CausalQueries, KernelCost
 from toast.program.program import (
     Attribute,
     Builder,
@@ -20,6 +20,7 @@ __all__ = [
     "QUANTITIES",
     "Attribute",
     "Builder",
+    "CausalQueries",
     "KernelCost",
     "Location",
     "Op",

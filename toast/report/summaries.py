@@ -213,7 +213,7 @@ def _algorithms(plan: Plan, kind: str) -> str:
 
 _WHAT = {
     "value": "", "copy": "resharded ", "sum": "sum over devices of ",
-    "second": "second buffer of ",
+    "second": "second buffer of ", "workspace": "workspace for ", "ring": "parts under way of ",
 }  # fmt: skip
 
 #: Maximum number of groups of values at the peak.

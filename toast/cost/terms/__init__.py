@@ -4,6 +4,7 @@ from toast.cost.terms.buffers import (
     Arguments,
     Copies,
     MergedSums,
+    RingBuffers,
     SecondBuffers,
     SharedCopies,
     Values,
@@ -16,6 +17,8 @@ from toast.cost.terms.traffic import (
     Halos,
     RegionCollectives,
     Reshards,
+    Rings,
+    RingSums,
     SumPlaces,
     Sums,
     UsePlaces,
@@ -24,9 +27,10 @@ from toast.cost.terms.traffic import (
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), KernelWork(), Writes(), Transcendentals(), Reads(),
-    Sums(), Reshards(), Halos(), RegionCollectives(), SumPlaces(), UsePlaces(),
+    Sums(), Reshards(), Halos(), Rings(), RingSums(), RegionCollectives(),
+    SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), SharedCopies(), WholeSums(), MergedSums(),
-    SecondBuffers(), Workspaces(),
+    SecondBuffers(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 
 __all__ = ["DEFAULT_TERMS", "LocalTerm", "OrderedTerm", "StepPart", "Term", "Traffic", "check"]

@@ -142,6 +142,25 @@ class Workspaces(Term):
         return size / layout.machine.hardware.allocator_efficiency
 
 
+class RingBuffers(Term):
+    """Shards that go around: one that is in use, and one that is under way to the next device."""
+
+    name, scope, label = "ring buffers", Entity.USE_CLASS, "ring"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes | None:
+        uses = np.flatnonzero(ranges.around)
+        if not len(uses):
+            return None
+        start = ranges.use_op[uses]
+        return Lifetimes(ranges.use_class[uses], start, start + 1, ranges.use_value[uses])
+
+    def bytes(self, layout: Layout) -> Floats:
+        t = layout.tables
+        held = np.take(layout.held, t.slots.op_class[t.uses.slot], axis=1)
+        rings = np.take(t.slots.ring, t.uses.slot[:, None] * t.slots.ring.shape[1] + held)
+        return np.asarray(2 * layout.use_memory * (rings > 0).any(axis=2))
+
+
 class SecondBuffers(Term):
     """Operands of products that cannot overwrite their own operands, because the product is a loop.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast.cost.entities import Entity, Floats
+from toast.cost.entities import Entity, Floats, Ints
 from toast.cost.layout import LocalLayout, axes_of, slot_dims
 from toast.cost.terms.term import LocalTerm, StepPart
 from toast.program import QUANTITIES
@@ -78,7 +78,7 @@ class KernelWork(LocalTerm):
         every = np.arange(len(seconds))[:, None]
         held = np.take(layout.held, terms.op_class, axis=1)
         over = terms.over[np.arange(len(terms))[:, None], held]
-        amount = terms.amount / layout.devices[axes_of(over)]
+        amount = terms.amount / layout.devices[axes_of(over)] * _of_last(layout, held)
         for quantity in range(len(QUANTITIES)):
             rows = np.flatnonzero(terms.quantity == quantity)
             np.add.at(work[quantity], (every, of_term[rows]), amount[:, rows])
@@ -93,6 +93,20 @@ class KernelWork(LocalTerm):
         beside = np.maximum(computing, all_bytes / hardware.memory_bytes_per_s)
         seconds[:, kernels] = np.maximum(beside, alone) * t.ops.count[kernels]
         return seconds
+
+
+def _of_last(layout: LocalLayout, held: Ints) -> Floats:
+    """``[S, rows]`` the costs of the device with the last causal queries, over the mean of devices.
+
+    Of ``n`` devices, it has ``1 / n`` of the queries: all but the early ones see the most keys.
+    """
+    terms = layout.tables.kernels
+    part = 1 / layout.devices[axes_of(held == terms.queries[:, None])]
+    few = np.maximum(terms.early - (1 - part), 0.0)
+    mean = terms.most - terms.early**2 / 2
+    share = (part * terms.most - few**2 / 2) / (part * mean)
+    none = terms.queries == layout.tables.slots.dim.shape[1] - 1
+    return np.where(none, 1.0, share)
 
 
 class Writes(LocalTerm):

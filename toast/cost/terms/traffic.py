@@ -173,6 +173,44 @@ class Halos(Term):
         yield Traffic(self, layout, PERMUTE, axes, size, size, t.uses.count)
 
 
+class Rings(Term):
+    """Operands whose shards go around the devices, one collective-permute after the other."""
+
+    name, scope, label = "rings", Entity.USE_CLASS, "ring"
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        t = layout.tables
+        if t.slots.ring[t.uses.slot].any():
+            axes, passes = _around(layout, t.uses.slot)
+            size = layout.use_bytes
+            yield Traffic(self, layout, PERMUTE, axes, size, size, t.uses.runs * passes)
+
+
+class RingSums(Term):
+    """Results whose shards go around the devices, which add their parts."""
+
+    name, scope, label = "ring sums", Entity.VALUE_CLASS, "ring"
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        t = layout.tables
+        if t.slots.ring[t.values.slot].any():
+            axes, passes = _around(layout, t.values.slot)
+            size = t.values.bytes / layout.devices[layout.defined_axes]
+            yield Traffic(self, layout, PERMUTE, axes, size, size, t.values.count * passes)
+
+
+def _around(layout: Layout, slot: Ints) -> tuple[Axes, Floats]:
+    """``[S, X]`` the axes around which shards of slots go, and how often each is passed on."""
+    slots = layout.tables.slots
+    held = np.take(layout.held, slots.op_class[slot], axis=1)
+    reach = np.take(slots.ring, slot[:, None] * slots.ring.shape[1] + held)
+    axes = axes_of(reach > 0)
+    shards = layout.devices[axes]
+    # The number of shards before a device's own one that it needs; products are not exact.
+    passes = np.minimum(np.ceil(reach.max(axis=2) * shards - 1e-9), shards - 1)
+    return axes, np.asarray(passes)
+
+
 class RegionCollectives(Term):
     """Collectives that the program states in manual regions, at the sizes that devices have.
 
