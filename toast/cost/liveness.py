@@ -107,6 +107,7 @@ class LiveRanges:
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces
     scratch: Bools  # [values] whether the defining op has a workspace, counted with this result
+    host: Bools  # [values] whether the value is in the memory of the host
 
     @functools.cached_property
     def maker(self) -> Ints:
@@ -116,7 +117,7 @@ class LiveRanges:
     @functools.cached_property
     def stored(self) -> Ints:
         """Values besides arguments that have memory of their own."""
-        own = self.live.exists & ~self.live.aliased & (self.size > self.floor)
+        own = self.live.exists & ~self.live.aliased & (self.size > self.floor) & ~self.host
         own[list(self.program.argument_values)] = False
         return np.flatnonzero(own)
 
@@ -128,7 +129,9 @@ class LiveRanges:
     @functools.cached_property
     def copies(self) -> Lifetimes:
         """One copy of each value for each of its use classes, ordered by value."""
-        large = np.flatnonzero(self.size[self.use_value] > self.floor)
+        large = np.flatnonzero(
+            (self.size > self.floor)[self.use_value] & ~self.host[self.use_value]
+        )
         key = self.use_value[large] * self.use_classes + self.use_class[large]
         unique, copy = np.unique(key, return_inverse=True)
         start = np.full(len(unique), len(self.program.ops), dtype=np.int64)
