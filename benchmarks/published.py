@@ -19,6 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast.evaluation.baselines import manual
+from toast.hardware import load
 from toast.models import ZOO, build
 
 #: Pages with the configurations and the measured times.
@@ -77,8 +78,9 @@ def main() -> None:
     ratios = []
     for run in RUNS:
         model = build(run.model, **run.options)
+        analysis = toast.analyze(model, platform=load(run.hardware).platform)
         plan = manual(
-            toast.analyze(model), f"fsdp={run.devices}", run.hardware,
+            analysis, f"fsdp={run.devices}", run.hardware,
             {"FSDP": ZOO[run.model].strategies["FSDP"]}, memory_bytes=2.0**50,
         )  # fmt: skip
         tokens = math.prod(model.arguments[-1].shape) // run.devices

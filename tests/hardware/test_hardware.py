@@ -64,7 +64,7 @@ def test_peaks_fall_back_to_float32() -> None:
 
 
 def test_attention_has_the_rate_of_products_unless_the_file_states_its_own() -> None:
-    assert load("tpu-v3").attention_share == 1
+    assert load("p100").attention_share == 1
     machine = load("h100")
     assert machine.attention_share == pytest.approx(0.48 / 0.73)
 

@@ -11,6 +11,7 @@ import numpy as np
 from scipy import sparse
 
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
+from toast.cost.host_memory import HostMemory, host_memory
 from toast.cost.layout import NEGLIGIBLE
 from toast.cost.liveness import (
     BARRIERS,
@@ -87,8 +88,9 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     value_slot, use_slot = slots.of_values(), slots.of_uses()
     live = liveness(program, names.use_op, names.use_value)
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
+    host = host_memory(program)
     grouped = _group_values(
-        program, names.use_op, names.use_value, value_slot, use_slot, live, priced
+        program, names.use_op, names.use_value, value_slot, use_slot, live, priced, host
     )
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
@@ -117,6 +119,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
         len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
         np.array([bool(rule.rings) for rule in analysis.rules])[names.signature[names.use_op]],
+        host.inside,
     )  # fmt: skip
     open_windows = windows(
         program, names.use_op, names.use_value, working.tolist(), work,
@@ -126,7 +129,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     gathered = _gathered(program, rules, op_class_of_value, summed_over)
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
-        priced, _workspace_terms(rules, factors + 1), scratch,
+        priced, _workspace_terms(rules, factors + 1), scratch, host,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -217,6 +220,7 @@ def _value_classes(
     priced: Bools,
     workspace: tuple[Floats, Bools],
     scratch: Bools,
+    host: HostMemory,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
@@ -236,7 +240,9 @@ def _value_classes(
         sizes=np.array([
             (*type_.shape, *(1,) * (max(widest, 1) - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
-        written=live.exists[values] & ~product & ~in_place & ~priced[maker],
+        written=live.exists[values] & ~product & ~in_place & ~priced[maker]
+        & ~host.inside[values] & ~host.moved[values],
+        transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
         transcendentals=_transcendentals(program, grouped),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
@@ -453,6 +459,7 @@ def _group_values(
     use_slot: Ints,
     live: Liveness,
     priced: Bools,
+    host: HostMemory,
 ) -> _Grouped:
     """Value classes: values with equal slots, repetitions, reads and behaviour in memory."""
     kinds = [program.kind(op) for op in range(len(program.ops))]
@@ -471,18 +478,22 @@ def _group_values(
         kernel = int(live.early[op])
         maker = program.values[value].op
         counted &= bool(live.exists[value]) and (value, kernel) not in kernels
+        # Transfers read the memory of the device or of the host at the rate of the link.
+        results = program.ops[op].results
+        counted &= not host.inside[value] and not (results and host.moved[results[0]])
         counted &= maker == kernel or int(live.early[maker]) != kernel
         if counted:
             kernels.add((value, kernel))
         reads[value][slot] = (max(most, times), read + times * counted)
     repeats = [program.repeats[value.op] for value in program.values]
+    places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     numbers: dict[object, int] = {}
     of_value = np.array([
         numbers.setdefault(
-            (slot, bool(exists), bool(aliased), times, tuple(items.items())), len(numbers)
+            (slot, bool(exists), bool(aliased), place, times, tuple(items.items())), len(numbers)
         )
-        for slot, exists, aliased, times, items in zip(
-            value_slot.tolist(), live.exists, live.aliased, repeats, reads, strict=True
+        for slot, exists, aliased, place, times, items in zip(
+            value_slot.tolist(), live.exists, live.aliased, places, repeats, reads, strict=True
         )
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)

@@ -108,6 +108,7 @@ class LiveRanges:
     reduces: Bools  # [values] whether the defining op reduces
     scratch: Bools  # [values] whether the defining op has a workspace, counted with this result
     around: Bools  # [uses] whether operands of the op may go around the devices
+    host: Bools  # [values] whether the value is in the memory of the host
 
     @functools.cached_property
     def maker(self) -> Ints:
@@ -117,7 +118,7 @@ class LiveRanges:
     @functools.cached_property
     def stored(self) -> Ints:
         """Values besides arguments that have memory of their own."""
-        own = self.live.exists & ~self.live.aliased & (self.size > self.floor)
+        own = self.live.exists & ~self.live.aliased & (self.size > self.floor) & ~self.host
         own[list(self.program.argument_values)] = False
         return np.flatnonzero(own)
 
@@ -129,7 +130,9 @@ class LiveRanges:
     @functools.cached_property
     def copies(self) -> Lifetimes:
         """One copy of each value for each of its use classes, ordered by value."""
-        large = np.flatnonzero(self.size[self.use_value] > self.floor)
+        large = np.flatnonzero(
+            (self.size > self.floor)[self.use_value] & ~self.host[self.use_value]
+        )
         key = self.use_value[large] * self.use_classes + self.use_class[large]
         unique, copy = np.unique(key, return_inverse=True)
         start = np.full(len(unique), len(self.program.ops), dtype=np.int64)

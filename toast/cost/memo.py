@@ -100,8 +100,9 @@ class Memo:
         for term, seconds in self._model.op_work(held_by(self._tables, states)):
             parts[term.part] += seconds.sum(axis=1)
         hidden = self._model.hidden(parts[StepPart.PRODUCTS], spent[:, 0], spent[:, 1:])
+        busy, waiting = self._model.step_seconds(parts, spent[:, 0], hidden)
         return Worth(
-            seconds=parts.sum(axis=0) + spent[:, 0] - hidden,
+            seconds=busy + waiting,
             peak_bytes=sums[:, _RESIDENT]
             + self._model.captured_bytes
             + highest(self._grown.total(chosen)),

@@ -150,10 +150,11 @@ class CostModel:
         hidden = self.hidden(parts[StepPart.PRODUCTS], seconds.sum(axis=1), asked)
         arguments = self.resident(layout)
         growth = np.asarray(self.tables.growth @ np.ascontiguousarray(self.columns(layout).T)).T
+        busy, waiting = self.step_seconds(parts, seconds.sum(axis=1), hidden)
         return Prices(
-            seconds=parts.sum(axis=0) + seconds.sum(axis=1) - hidden,
+            seconds=busy + waiting,
             matmul_seconds=parts[StepPart.PRODUCTS],
-            memory_seconds=parts[StepPart.MEMORY],
+            memory_seconds=parts[StepPart.MEMORY] + waiting,
             collective_seconds=seconds,
             collective_count=count,
             collective_bytes=moved,
@@ -234,6 +235,16 @@ class CostModel:
             saved = self.hardware.overlap_efficiency
             return np.asarray(saved * self.tables.windows.hidden(asked, products))
         return np.zeros(len(products))
+
+    @staticmethod
+    def step_seconds(parts: Floats, collectives: Floats, hidden: Floats) -> tuple[Floats, Floats]:
+        """``[S]`` seconds in which a device is busy, and in which it waits for the host.
+
+        Transfers to the host and back run beside everything else.  ``parts`` is ``[parts, S]``;
+        the others are ``[S]`` seconds of collectives, and of those that products hide.
+        """
+        busy = parts[: StepPart.HOST].sum(axis=0) + collectives - hidden
+        return busy, np.maximum(parts[StepPart.HOST] - busy, 0.0)
 
     def most_hidden(self, traffic: Traffic, products: float) -> Floats:
         """``[S, X]`` the most of each collective that ``products`` seconds of products hide."""

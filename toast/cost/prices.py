@@ -18,7 +18,7 @@ class Prices:
 
     seconds: Floats  # [S] step time
     matmul_seconds: Floats  # [S]
-    memory_seconds: Floats  # [S] memory-bound kernels
+    memory_seconds: Floats  # [S] memory-bound kernels, and waiting for the memory of the host
     collective_seconds: Floats  # [S, 5] by kind, in the order of COLLECTIVES
     collective_count: Floats  # [S, 5]
     collective_bytes: Floats  # [S, 5] bytes of results a device holds after each collective

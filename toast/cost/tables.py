@@ -110,6 +110,7 @@ class ValueClasses(EntityTable):
     bytes: Floats  # of one unsharded value
     sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     written: Bools  # a memory-bound kernel writes it
+    transfers: Floats  # to the memory of the host or back, of all its values in a step
     merged: Bools  # a product's result, fused with its only consumer unless summed
     transcendentals: Floats  # exponentials and the like, of all its values in a step
     summed_whole: Bools  # XLA sums it whole over many devices, even if parts suffice

@@ -103,7 +103,7 @@ def _of_value(
     layout = Layout(piece.tables, model.machine, held)
     seconds, memory = np.zeros(len(states)), np.zeros((len(states), len(live)))
     for term, spent in model.work(layout):
-        if term.scope in piece.members:
+        if term.scope in piece.members and term.part is not StepPart.HOST:
             seconds += piece.total(term.scope, spent)
     # The order of the axes depends on the whole state.
     for traffic in model.traffic(layout, ordered=False):

@@ -94,6 +94,8 @@ class Hardware:
     #: The share of a collective's time that products beside it save; they are slower by the rest,
     #: because both use the same cores and the same memory.
     overlap_efficiency: float = 1.0
+    #: Achievable bytes per second between a device and the memory of its host, in one direction.
+    host_bytes_per_s: float = math.inf
     #: Bytes of live values over those that the allocator takes for them, with gaps between.
     allocator_efficiency: float = 1.0
     #: JAX's name of the platform, ``tpu``, ``cuda`` or ``rocm``; empty if unknown.

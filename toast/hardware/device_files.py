@@ -42,6 +42,12 @@ class MemoryTable(_Table, frozen=True, kw_only=True):
     lanes: Count = 1
 
 
+class HostTable(_Table, frozen=True, kw_only=True):
+    """``[host]``: the link between a device and the memory of its host, in one direction."""
+
+    bandwidth_bytes_per_s: BytesPerS
+
+
 class TileTable(_Table, frozen=True, kw_only=True):
     """``[tile]``: rows, columns and depth of the pieces that the matrix unit takes."""
 
@@ -59,6 +65,7 @@ class EfficiencyTable(_Table, frozen=True, kw_only=True):
     attention: Fraction | None = None
     overlap: Fraction = 1.0
     allocator: Fraction = 1.0
+    host: Fraction = 1.0
 
 
 class TorusTable(_Table, frozen=True, kw_only=True, tag_field="topology", tag="torus"):
@@ -107,6 +114,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     memory: MemoryTable
     tile: TileTable = TileTable(m=1, n=1, k=1)
     interconnect: TorusTable | SwitchTable
+    host: HostTable | None = None
     efficiency: EfficiencyTable
     collective: tuple[CollectiveTable, ...] = ()
 
@@ -114,7 +122,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
 #: The tables of a file but ``[[collective]]``; the keys of two of them depend on the file.
 _TABLES = {
     "flops_per_s": _Table, "memory": MemoryTable, "tile": TileTable, "efficiency": EfficiencyTable,
-    "interconnect": _Table,
+    "interconnect": _Table, "host": HostTable,
 }  # fmt: skip
 #: The algorithms that can be measured, by collective.
 _ALGORITHMS = {
@@ -238,6 +246,9 @@ def _hardware(file: DeviceFile) -> Hardware:
         attention_efficiency=file.efficiency.attention,
         overlap_efficiency=file.efficiency.overlap,
         allocator_efficiency=file.efficiency.allocator,
+        host_bytes_per_s=file.host.bandwidth_bytes_per_s * file.efficiency.host
+        if file.host
+        else math.inf,
         product_latency_s=file.product_latency_s,
         memory_capacity_bytes=file.memory.capacity_bytes,
         memory_limit_bytes=file.memory.limit_bytes,
@@ -271,7 +282,7 @@ def _table_faults(data: Mapping[str, Any]) -> Iterator[_Fault]:
         if isinstance(value, dict | list) and name not in (*_TABLES, "collective"):
             yield _Fault(name, "", f"unknown table {name}", _hint(name, _TABLES))
     for name in _TABLES:
-        if not isinstance(data.get(name, {} if name == "tile" else None), dict):
+        if not isinstance(data.get(name, {} if name in ("tile", "host") else None), dict):
             yield _Fault("", name, f"missing table {name}", f"add [{name}]")
     entries = data.get("collective", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

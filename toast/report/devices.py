@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
@@ -59,6 +60,8 @@ def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableTy
     table.add_row("  bandwidth", rate_text(machine.memory_bytes_per_s))
     if machine.allocator_efficiency < 1:
         table.add_row("  in use at the peak", f"{machine.allocator_efficiency:.0%}")
+    if machine.host_bytes_per_s < math.inf:
+        table.add_row("  to the host, one direction", rate_text(machine.host_bytes_per_s))
     table.add_row("topology", link.topology)
     if link.topology == "torus":
         table.add_row("  dimensions", str(link.dimensions))

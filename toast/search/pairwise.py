@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import sparse
 
-from toast.cost import CostModel, Layout, LocalTerm
+from toast.cost import CostModel, Layout, LocalTerm, StepPart
 from toast.cost.entities import OP_SCOPES, Bools, Dims, Entity, Floats, Ints
 from toast.cost.layout import LocalLayout, held_by, slot_dims
 from toast.cost.tables import Tables
@@ -295,7 +295,8 @@ def _spent(model: CostModel, layout: Layout, entity: Entity) -> Floats:
     """``[S, entities]`` seconds of one scope; for uses, of the terms that depend on both ends."""
     seconds = np.zeros((len(layout.settled), layout.tables.size(entity)))
     for term in model.terms:
-        spent = term.seconds(layout) if term.scope is entity else None
+        beside = term.part is StepPart.HOST
+        spent = term.seconds(layout) if term.scope is entity and not beside else None
         if spent is not None and entity is Entity.USE_CLASS and isinstance(term, LocalTerm):
             spent = spent * _rounded_uses(layout.tables)
         seconds += 0.0 if spent is None else spent

@@ -11,7 +11,14 @@ from toast.cost.terms.buffers import (
     WholeSums,
     Workspaces,
 )
-from toast.cost.terms.kernels import KernelWork, ProductWork, Reads, Transcendentals, Writes
+from toast.cost.terms.kernels import (
+    HostTransfers,
+    KernelWork,
+    ProductWork,
+    Reads,
+    Transcendentals,
+    Writes,
+)
 from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.terms.traffic import (
     Halos,
@@ -26,7 +33,7 @@ from toast.cost.terms.traffic import (
 
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
-    ProductWork(), KernelWork(), Writes(), Transcendentals(), Reads(),
+    ProductWork(), KernelWork(), Writes(), Transcendentals(), Reads(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), SharedCopies(), WholeSums(), MergedSums(),

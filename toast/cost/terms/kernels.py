@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from toast.cost.entities import Entity, Floats, Ints
-from toast.cost.layout import LocalLayout, axes_of, slot_dims
-from toast.cost.terms.term import LocalTerm, StepPart
+from toast.cost.layout import Layout, LocalLayout, axes_of, slot_dims
+from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.program import QUANTITIES
 
 
@@ -127,6 +127,19 @@ class Reads(LocalTerm):
     def seconds(self, layout: LocalLayout) -> Floats:
         uses, rate = layout.tables.uses, layout.machine.hardware.memory_bytes_per_s
         return np.asarray(layout.use_bytes * (uses.reads / rate))
+
+
+class HostTransfers(Term):
+    """Values that move to the memory of the host or back.
+
+    Copies are asynchronous: they take time only if they take longer than all the rest of a step.
+    """
+
+    name, scope, part = "host transfers", Entity.VALUE_CLASS, StepPart.HOST
+
+    def seconds(self, layout: Layout) -> Floats:
+        values, rate = layout.tables.values, layout.machine.hardware.host_bytes_per_s
+        return np.asarray(layout.value_bytes * (values.transfers / rate))
 
 
 class Transcendentals(LocalTerm):

@@ -19,6 +19,8 @@ class StepPart(enum.IntEnum):
 
     PRODUCTS = 0
     MEMORY = 1
+    #: Transfers to the memory of the host and back, which run beside everything else.
+    HOST = 2
 
 
 class Term:

@@ -248,6 +248,9 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
         # JAX states the number of leading batch dimensions of a custom call.
         if "num_batch_dims" in attribute:
             yield "num_batch_dims", int(attribute["num_batch_dims"].value)
+        # The memory of a value, such as pinned_host.
+        if "_xla_buffer_placement" in attribute:
+            yield "memory", printable(attribute["_xla_buffer_placement"].value)
         if "kernel_metadata" in attribute:
             yield from kernel_calls.blocks(attribute["kernel_metadata"])
         return

@@ -1,0 +1,93 @@
+"""Which values of a program are in the memory of the host.
+
+JAX states the memory of a value with calls of ``annotate_device_placement`` (XLA's own names are
+``MoveToHost`` and ``MoveToDevice``).  As XLA's host offloader does, we follow a value from the call
+that moves it to the host to the one that moves it back, through ops that pass it on, and through
+the stacks of values that loops carry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from toast.cost.entities import Bools
+from toast.graphs import components
+from toast.program import Program
+
+#: Ops whose result is in the memory of their first operand.
+_PASSING = frozenset({
+    "reshape", "broadcast_in_dim", "transpose", "slice", "dynamic_slice", "optimization_barrier",
+    "sdy_sharding_constraint", "bitcast_convert", "yield", "dynamic_update_slice",
+})  # fmt: skip
+
+#: Custom calls that state a memory, and that of those that state the same one always.
+_CALLS = {"MoveToHost": "pinned_host", "MoveToDevice": "device", "annotate_device_placement": ""}
+
+
+@dataclasses.dataclass(frozen=True)
+class HostMemory:
+    """Values in the memory of the host, and the transfers to it and back."""
+
+    #: ``[values]`` whether the value is in the memory of the host.
+    inside: Bools
+    #: ``[values]`` whether the op that defines the value moves it to the host or back.
+    moved: Bools
+
+
+def host_memory(program: Program) -> HostMemory:
+    """The values of ``program`` that are in the memory of the host."""
+    count = len(program.values)
+    inside, moved = np.zeros((2, count), dtype=bool)
+    memories = [_memory(program, number) for number in range(len(program.signatures))]
+    to_host: list[int] = []
+    for op in program.ops:
+        if memory := memories[op.signature]:
+            moved[list(op.results)] = True
+            if memory != "device":
+                to_host += op.results
+    if not to_host:
+        return HostMemory(inside, np.zeros(count, dtype=bool))
+    label = components(count, _passed_on(program))
+    at_host = np.zeros(count, dtype=bool)  # by component
+    at_host[label[to_host]] = True
+    users = np.bincount([v for op in program.ops for v in op.operands], minlength=count)
+    stacks = np.zeros(count, dtype=np.int64)  # loops that carry the value at the host
+    for number, op in enumerate(program.ops):  # operands come first
+        if program.kind(number) == "carry":
+            if at_host[label[op.operands[0]]]:
+                at_host[label[op.results[0]]] = True
+            stacks[op.operands[0]] += at_host[label[op.results[0]]]
+    inside = at_host[label] | ((stacks > 0) & (stacks == users))
+    # A transfer begins or ends at the host; a value that stays on the device is not moved.
+    source = np.arange(count)
+    for value in np.flatnonzero(moved).tolist():
+        source[value] = program.ops[program.values[value].op].operands[0]
+    moved &= inside != inside[source]
+    return HostMemory(inside, moved)
+
+
+def _memory(program: Program, signature: int) -> str:
+    """The memory that ops with this signature move their operand to; empty for others."""
+    of = program.signatures[signature]
+    if of.kind != "custom_call":
+        return ""
+    target = str(of.attribute("call_target_name"))
+    return str(of.attribute("memory") or _CALLS[target]) if target in _CALLS else ""
+
+
+def _passed_on(program: Program) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """``[edges, 2]`` pairs of values in one memory."""
+    edges: list[tuple[int, int]] = []
+    for number, op in enumerate(program.ops):
+        kind = program.kind(number)
+        if kind in _PASSING and op.results and op.operands:
+            edges.append((op.operands[0], op.results[0]))
+        if kind == "dynamic_update_slice":
+            edges.append((op.operands[1], op.results[0]))
+    for number, other in program.ties:
+        op = program.ops[number]
+        if program.kind(number) == "yield" and op.operands:
+            edges.append((op.operands[0], program.ops[other].results[0]))
+    return np.array(edges, dtype=np.int64).reshape(-1, 2)
