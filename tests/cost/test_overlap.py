@@ -47,7 +47,9 @@ def chain() -> tuple[Program, Names, list[int], list[int]]:
 def test_independent_products() -> None:
     """Of a chain x needs all, the third weight the two before it not."""
     program, names, products, uses = chain()
-    sets, of = independent_products(program, names.use_op, names.use_value, products)
+    sets, of = independent_products(
+        program, names.use_op, names.use_value, products, np.zeros(len(program.ops), dtype=bool)
+    )
     assert not sets[of[program.argument_values[0]]].any()
     of_use = of[len(program.values) :]
     for i, use in enumerate(uses):  # those before may run while it is gathered

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import toast
 from tests.helpers import f32
 from tests.lower.test_lowering import assert_as_predicted, local_program, random_states
-from toast.cost import CostModel
+from toast.cost import CostModel, Memo
 from toast.evaluation.baselines import manual_states
 from toast.hardware import Mesh, load
 from toast.models.attention import attention, paged_attention
@@ -165,6 +165,30 @@ def test_a_ring_is_explained_and_takes_memory_for_two_parts() -> None:
     assert "go around the devices, each of which needs those of others" in collectives[0].why
     buffers = [row for row in plan.model.timeline(plan.state).at_peak if row.what == "ring"]
     assert sorted(row.bytes for row in buffers) == [2 * 4096 * 64 * 4 / 4] * 2
+
+
+def test_products_of_attention_hide_its_own_ring() -> None:
+    """The next keys are under way meanwhile; other collectives wait for their op."""
+    heads, keys = f32(1, 16384, 8, 4, 64), f32(1, 16384, 8, 64)
+    analysis = toast.analyze(attention, heads, keys, keys, lowering="local")
+    model = CostModel(Space(analysis, Mesh.parse("x=4,y=2")), load("tpu-v5e"))
+    states = np.stack([*dict(manual_states(model, {"s": [("query", 1, "all")]})).values()])
+    prices = model.price(states)
+    ring = prices.collective_seconds.sum(axis=1)
+    assert (ring > 0).all()
+    np.testing.assert_allclose(prices.hidden_seconds, ring)
+    worth = Memo(model).price(states)
+    np.testing.assert_allclose(worth.seconds, prices.seconds)
+    np.testing.assert_allclose(worth.peak_bytes, prices.peak_bytes)
+    assert (prices.seconds >= model.lower_bound()).all()
+
+
+def test_random_states_of_rings_have_one_price() -> None:
+    model = model_of("a=2,b=2,c=2")
+    states = np.stack(random_states(model.space, 12, seed=0))
+    prices, worth = model.price(states), Memo(model).price(states)
+    np.testing.assert_allclose(worth.seconds, prices.seconds)
+    np.testing.assert_allclose(worth.peak_bytes, prices.peak_bytes)
 
 
 def test_the_device_with_the_last_causal_queries_decides() -> None:

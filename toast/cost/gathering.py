@@ -124,6 +124,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     open_windows = windows(
         program, names.use_op, names.use_value, working.tolist(), work,
         grouped.of_value, grouped.of_use,
+        np.array([bool(rule.rings) for rule in analysis.rules])[names.signature],
     )  # fmt: skip
     free = open_windows.free(Entity.VALUE_CLASS)
     gathered = _gathered(program, rules, op_class_of_value, summed_over)

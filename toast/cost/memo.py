@@ -62,8 +62,9 @@ class Memo:
         self._growth = t.growth.T.tocsr()
         self._grows = np.diff(self._growth.indptr) > 0
         self._windows = {
-            entity: t.windows.shares(entity).toarray().T
+            (entity, beside): t.windows.shares(entity, beside_op=beside).toarray().T
             for entity in (Entity.VALUE_CLASS, Entity.USE_CLASS)
+            for beside in (False, True)
         }
         self._ordered = [term for term in model.terms if isinstance(term, OrderedTerm)]
         self._spending = _STAYING + axes
@@ -210,7 +211,8 @@ class Memo:
             entity, seconds = traffic.term.scope, traffic.seconds
             spent[:, 0] += piece.total(entity, seconds)
             if self._model.in_background(traffic.kind):
-                windows = self._windows[entity][piece.members[entity].row]
+                windows = self._windows[entity, traffic.term.beside_op]
+                windows = windows[piece.members[entity].row]
                 own = piece.own(entity, seconds)[:, None] * windows
                 spent[:, 1:] += piece.total(entity, own[None])
         return spent

@@ -146,7 +146,9 @@ class CostModel:
             moved[:, traffic.kind] += (traffic.count * traffic.result).sum(axis=1)
             sent += traffic.sent.sum(axis=1)
             if self.in_background(traffic.kind):
-                asked += self.tables.windows.asked(traffic.term.scope, spent)
+                asked += self.tables.windows.asked(
+                    traffic.term.scope, spent, beside_op=traffic.term.beside_op
+                )
         hidden = self.hidden(parts[StepPart.PRODUCTS], seconds.sum(axis=1), asked)
         arguments = self.resident(layout)
         growth = np.asarray(self.tables.growth @ np.ascontiguousarray(self.columns(layout).T)).T
@@ -252,6 +254,8 @@ class CostModel:
             return np.zeros_like(traffic.once)
         if self.overlap == "full":
             return traffic.once
+        if traffic.term.beside_op:
+            return np.asarray(np.minimum(traffic.once, products))
         t = traffic.layout.tables
         free = t.uses.free if traffic.term.scope is Entity.USE_CLASS else t.values.free
         saved = self.hardware.overlap_efficiency

@@ -44,18 +44,26 @@ class Windows:
     room: Floats  # [G, B] share of all work in each window
     of_value: sparse.csr_array  # [G, C] share of a class whose sums have this window
     of_use: sparse.csr_array  # [G, U] the same of moves between definition and use
+    #: The same for collectives that run beside the op that makes a value, or uses it.
+    beside_maker: sparse.csr_array  # [G, C]
+    beside_user: sparse.csr_array  # [G, U]
 
-    def shares(self, entity: Entity) -> sparse.csr_array:
-        """``[G, classes]`` the share of each value or use class with each window."""
+    def shares(self, entity: Entity, *, beside_op: bool = False) -> sparse.csr_array:
+        """``[G, classes]`` the share of each value or use class with each window.
+
+        :param beside_op: whether the products of the op itself do not wait for its collectives.
+        """
+        if beside_op:
+            return self.beside_user if entity is Entity.USE_CLASS else self.beside_maker
         return self.of_use if entity is Entity.USE_CLASS else self.of_value
 
     def free(self, entity: Entity) -> Floats:
         """``[classes]`` the mean width of the windows of each value or use class."""
         return np.asarray(self.shares(entity).T @ self.room.sum(axis=1))
 
-    def asked(self, entity: Entity, seconds: Floats) -> Floats:
+    def asked(self, entity: Entity, seconds: Floats, *, beside_op: bool = False) -> Floats:
         """``[S, G]`` seconds in each window, from the collectives of classes (``[S, classes]``)."""
-        return np.asarray(self.shares(entity) @ seconds.T).T
+        return np.asarray(self.shares(entity, beside_op=beside_op) @ seconds.T).T
 
     def hidden(self, asked: Floats, products: Floats) -> Floats:
         """``[S]`` seconds of ``asked`` (``[S, G]``) that products hide, at most ``products``.
@@ -83,10 +91,12 @@ def windows(
     work: Floats,
     value_class: Ints,
     use_class: Ints,
+    around: npt.NDArray[np.bool_] | None = None,
 ) -> Windows:
     """The windows of a program whose ``products`` (ops) take ``work`` each.
 
-    ``value_class`` and ``use_class`` are the classes of values and of uses.
+    ``value_class`` and ``use_class`` are the classes of values and of uses.  ``around`` (``[ops]``)
+    are the ops of which shards go around the devices while they compute.
     """
     total = float(work.sum())
     share = work / total if total else np.zeros(len(work))
@@ -98,25 +108,44 @@ def windows(
     bins: Floats = np.bincount(bin_of, weights=share).astype(np.float64)
     in_bin = np.zeros((len(work), len(bins)))
     in_bin[np.arange(len(work)), bin_of] = share
-    free, set_of = independent_products(program, use_op, use_value, products)
+    if around is None:
+        around = np.zeros(len(program.ops), dtype=bool)
+    free, set_of = independent_products(program, use_op, use_value, products, around)
     room, window_of_set = _merged(free @ in_bin, bins, np.bincount(set_of, minlength=len(free)))
     window = window_of_set[set_of]
-    values = len(program.values)
-    of_value = _shares(window[:values], value_class, len(room))
+    values, uses = len(program.values), len(use_op)
     # Uses of one value in one class share a copy, which is made for the first of them.
     first = np.unique(np.stack([use_value, use_class]), axis=1, return_index=True)[1]
-    of_use = _shares(window[values:][first], use_class[first], len(room))
-    return Windows(bins, room, of_value, of_use)
+
+    def of_values(window: Ints) -> sparse.csr_array:
+        return _shares(window, value_class, len(room))
+
+    def of_uses(window: Ints) -> sparse.csr_array:
+        return _shares(window[first], use_class[first], len(room))
+
+    of_value, of_use = window[:values], window[values : values + uses]
+    makers = np.array([around[value.op] for value in program.values], dtype=bool)
+    beside = of_value.copy(), of_use.copy()
+    beside[0][makers] = window[values + uses :][: makers.sum()]
+    beside[1][around[use_op]] = window[values + uses + makers.sum() :]
+    return Windows(
+        bins, room, of_values(of_value), of_uses(of_use), of_values(beside[0]), of_uses(beside[1])
+    )
 
 
 def independent_products(
-    program: Program, use_op: Ints, use_value: Ints, products: Sequence[int]
+    program: Program,
+    use_op: Ints,
+    use_value: Ints,
+    products: Sequence[int],
+    around: npt.NDArray[np.bool_],
 ) -> tuple[npt.NDArray[np.bool_], Ints]:
     """Sets of ``products`` (ops), and the set that is independent of each value and each use.
 
     A product is independent of what happens to a value between its definition and a use if it is no
     ancestor of the value and no descendant of the use (for the value itself: of any use).  Returns
-    ``[sets, products]``, and the set of every value and then of every use.
+    ``[sets, products]``, and the set of every value and then of every use.  The sets of values that
+    ops in ``around`` make, and of their uses, follow; these have the products of the op itself.
     """
     bit = {op: 1 << number for number, op in enumerate(products)}
     above = [0] * len(program.values)  # products that a value needs
@@ -142,8 +171,16 @@ def independent_products(
         above[value] | below[op]
         for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True)
     ]
+    beside = [
+        of_value[v] & ~bit.get(value.op, 0)
+        for v, value in enumerate(program.values) if around[value.op]
+    ]  # fmt: skip
+    beside += [
+        (above[value] | below[op]) & ~bit.get(op, 0)
+        for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True) if around[op]
+    ]  # fmt: skip
     distinct: dict[int, int] = {}
-    set_of = [distinct.setdefault(s, len(distinct)) for s in (*of_value, *of_use)]
+    set_of = [distinct.setdefault(s, len(distinct)) for s in (*of_value, *of_use, *beside)]
     width = max(1, (len(products) + 7) // 8)
     packed = b"".join(s.to_bytes(width, "little") for s in distinct)
     bits = np.unpackbits(

@@ -174,6 +174,7 @@ def _check(tables: Tables, space: Space) -> None:
         (tables.values.workspace_over, (*tables.values.workspace.shape, width)),
         (tables.operands.along, (len(tables.operands), ranks)), (windows.bins, (bins,)),
         (windows.of_value, (count, values)), (windows.of_use, (count, uses)),
+        (windows.beside_maker, (count, values)), (windows.beside_user, (count, uses)),
         (tables.growth[:1], (min(1, tables.growth.shape[0]), tables.columns.width)),
         (tables.value_class, (len(names.value_op),)), (tables.use_class, (len(names.use_op),)),
         (tables.results, (len(program.results),)),

@@ -41,6 +41,8 @@ class Term:
     part: StepPart = StepPart.MEMORY
     #: Whether its bytes are in memory during the whole step.
     resident: bool = False
+    #: Whether the op that needs its collectives computes meanwhile.
+    beside_op: bool = False
 
     def seconds(self, layout: Layout) -> Floats | None:
         """Seconds in a step, of all members of each entity: ``[S, entities]``."""

@@ -176,7 +176,7 @@ class Halos(Term):
 class Rings(Term):
     """Operands whose shards go around the devices, one collective-permute after the other."""
 
-    name, scope, label = "rings", Entity.USE_CLASS, "ring"
+    name, scope, label, beside_op = "rings", Entity.USE_CLASS, "ring", True
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         t = layout.tables
@@ -189,7 +189,7 @@ class Rings(Term):
 class RingSums(Term):
     """Results whose shards go around the devices, which add their parts."""
 
-    name, scope, label = "ring sums", Entity.VALUE_CLASS, "ring"
+    name, scope, label, beside_op = "ring sums", Entity.VALUE_CLASS, "ring", True
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         t = layout.tables
