@@ -465,7 +465,10 @@ def _group_values(
     """Value classes: values with equal slots, repetitions, reads and behaviour in memory."""
     kinds = [program.kind(op) for op in range(len(program.ops))]
     # For each value and use slot: the number of reshards, and of reads by kernels.
-    reads: list[dict[int, tuple[int, int]]] = [{} for _ in program.values]
+    # The body of a loop makes its own copy of a value that it does not change.
+    reads: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in program.values]
+    loops, used_in = _loops(program), [dict[int, int]() for _ in program.values]
+    of_uses: list[tuple[int, int]] = []
     kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
     for op, value, slot in zip(use_op.tolist(), use_of.tolist(), use_slot.tolist(), strict=True):
         # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it
@@ -474,7 +477,9 @@ def _group_values(
         # A value in memory crosses a barrier or the boundary of a region where it is.
         counted &= kinds[op] not in PASSED_ON or not live.exists[program.ops[op].results[0]]
         times = program.repeats[op]
-        most, read = reads[value].get(slot, (0, 0))
+        key = slot, used_in[value].setdefault(loops[op], len(used_in[value]))
+        of_uses.append(key)
+        most, read = reads[value].get(key, (0, 0))
         # A kernel reads a value once, and its own results not at all.
         kernel = int(live.early[op])
         maker = program.values[value].op
@@ -485,7 +490,7 @@ def _group_values(
         counted &= maker == kernel or int(live.early[maker]) != kernel
         if counted:
             kernels.add((value, kernel))
-        reads[value][slot] = (max(most, times), read + times * counted)
+        reads[value][key] = (max(most, times), read + times * counted)
     repeats = [program.repeats[value.op] for value in program.values]
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     numbers: dict[object, int] = {}
@@ -500,20 +505,22 @@ def _group_values(
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
     count = members * np.array(repeats, dtype=np.int64)[representative]
     rows = [
-        (c, slot, members[c] * most, members[c] * read)
+        (c, slot, members[c] * most, members[c] * read, loop)
         for c, value in enumerate(representative.tolist())
-        for slot, (most, read) in reads[value].items()
+        for (slot, loop), (most, read) in reads[value].items()
     ]
     use_value = np.array([r[0] for r in rows], dtype=np.int64)
     slots = np.array([r[1] for r in rows], dtype=np.int64)
-    lookup = {(r[0], r[1]): u for u, r in enumerate(rows)}
+    loop_of = np.array([r[4] for r in rows], dtype=np.int64)
+    lookup = {(r[0], r[1], r[4]): u for u, r in enumerate(rows)}
     of_use = np.array([
-        lookup[of_value[v], s] for v, s in zip(use_of.tolist(), use_slot.tolist(), strict=True)
+        lookup[of_value[v], *key] for v, key in zip(use_of.tolist(), of_uses, strict=True)
     ], dtype=np.int64)  # fmt: skip
     pairs = np.zeros((3, 0), dtype=np.int64)
     for distance in range(1, _FARTHEST + 1):
         later = np.arange(distance, len(use_value))
-        later = later[use_value[later] == use_value[later - distance]]
+        alike = use_value[later] == use_value[later - distance]
+        later = later[alike & (loop_of[later] == loop_of[later - distance])]
         step = np.stack([later, later - distance, np.full(len(later), distance)])
         pairs = np.concatenate([pairs, step], axis=1)
     return _Grouped(
@@ -521,6 +528,28 @@ def _group_values(
         np.array([r[2] for r in rows], dtype=np.float64),
         np.array([r[3] for r in rows], dtype=np.float64), CopyPairs(*pairs),
     )  # fmt: skip
+
+
+def _loops(program: Program) -> list[int]:
+    """``[ops]`` the loop in whose body an op uses its operands: its last ``carry``; -1 for none."""
+    ends: dict[int, int] = {}  # the last yield of each loop, by its last carry
+    kinds = {"carry", "yield"}
+    previous = (-2, -2)
+    for end, begin in program.ties:
+        if {program.kind(end), program.kind(begin)} != kinds:
+            continue
+        if (end, begin) == (previous[0] + 1, previous[1] + 1):
+            del ends[previous[1]]
+        ends[begin] = end
+        previous = end, begin
+    loops, around = [], [-1]
+    for op in range(len(program.ops)):
+        while around[-1] >= 0 and op > ends[around[-1]]:
+            around.pop()
+        loops.append(around[-1])
+        if op in ends:
+            around.append(op)
+    return loops
 
 
 def _products(analysis: Analysis, representative: Ints, products: Ints, factors: int) -> Products:

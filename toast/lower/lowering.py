@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from jaxlib.mlir import ir
 
-from toast.analysis import Analysis
+from toast.analysis import Analysis, analyzed
 from toast.boundary.printable import shortened
 from toast.cost.reshard_steps import ReshardStep, crowded_dimensions, reshard_steps, sum_steps
 from toast.errors import PlanError
 from toast.frontend import mlir
+from toast.frontend import stablehlo as frontend
 from toast.frontend.mlir import ModuleSource
+from toast.lower.composite_shardings import body_sharding
 from toast.lower.emitter import Emitter
 from toast.lower.local_forms import LOCAL_FORMS, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
@@ -155,12 +157,20 @@ class _Purpose:
 class _Lowering:
     """The lowering of one program."""
 
-    def __init__(self, analysis: Analysis, shardings: Shardings, factors: OpFactors) -> None:
+    def __init__(
+        self, analysis: Analysis, shardings: Shardings, factors: OpFactors, *,
+        inside: Emitter | None = None, left: frozenset[str] = frozenset(),
+    ) -> None:  # fmt: skip
+        """With ``inside``, the program is a function of the emitter's module, and is not copied.
+
+        Sums over the axes ``left`` stay partial.
+        """
         self._analysis, self._program = analysis, analysis.program
-        self._shardings, self._factors = shardings, factors
-        self._source = analysis.program.source.copied()
+        self._shardings, self._factors, self._left = shardings, factors, left
+        source = analysis.program.source
+        self._source = source if inside else source.copied()
         self._module = self._source.module
-        self._emitter = Emitter(self._module, shardings.mesh)
+        self._emitter = inside or Emitter(self._module, shardings.mesh)
         self._collectives: list[LocalCollective] = []
         self._gathered: list[GatheredOp] = []
         #: Resharded values by value, both shardings and block: alike uses share one.
@@ -171,10 +181,13 @@ class _Lowering:
         self._first_return = len(self._program.ops) - len(self._program.results)
         #: The axis of the mesh for each axis of the program's manual regions.
         self._taken: dict[str, str] = {}
+        #: The local functions of composites, by decomposition and shardings; ``None`` if there is
+        #: none.
+        self._bodies: dict[Any, str | None] = {}
 
     def run(self) -> LocalProgram:
         """Lowers the whole program."""
-        program, source = self._program, self._source
+        program = self._program
         arguments = [self._shardings.of(program, v) for v in program.argument_values]
         results = list(self._shardings.results)
         writer = mlir.ShardyWriter(self._module, self._shardings.mesh.axes)
@@ -189,17 +202,7 @@ class _Lowering:
                 for value, spec in zip(program.argument_values, arguments, strict=True)
             ]
             self._end = writer.make_manual(arguments, results, types)
-            for operation, values in source.results:
-                if operation.name in _WITH_REGIONS:
-                    self._set_types_of_region(operation, values)
-            for op in range(len(program.ops)):
-                kind = program.kind(op)
-                if kind in BOUNDARY:
-                    self._lower_boundary(op)
-                elif kind in _OF_REGIONS:
-                    self._reshard_uses_of_region(op)
-                else:
-                    self._lower(op)
+            self._lower_ops()
             if self._taken:
                 writer.inline_regions(self._taken)
             self._verify()
@@ -207,6 +210,34 @@ class _Lowering:
             program, self._shardings, self._module, tuple(self._collectives),
             tuple(self._gathered),
         )  # fmt: skip
+
+    def run_inside(self, function: Any) -> bool:
+        """Lowers a function of the module in place; returns whether it needs no communication."""
+        program = self._program
+        (block,) = function.regions[0].blocks
+        for argument, value in zip(block.arguments, program.argument_values, strict=True):
+            if (type_ := self._local_type(value, self._shardings.of(program, value))) is not None:
+                argument.set_type(type_)
+        self._end = [*block.operations][-1].operation
+        self._lower_ops()
+        types = [argument.type for argument in block.arguments]
+        results = [operand.type for operand in self._end.operands]
+        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, results))
+        return not (self._collectives or self._gathered)
+
+    def _lower_ops(self) -> None:
+        program = self._program
+        for operation, values in self._source.results:
+            if operation.name in _WITH_REGIONS:
+                self._set_types_of_region(operation, values)
+        for op in range(len(program.ops)):
+            kind = program.kind(op)
+            if kind in BOUNDARY:
+                self._lower_boundary(op)
+            elif kind in _OF_REGIONS:
+                self._reshard_uses_of_region(op)
+            else:
+                self._lower(op)
 
     # -- ops ---------------------------------------------------------------------------------
 
@@ -272,6 +303,8 @@ class _Lowering:
         rule = self._analysis.rules[program.ops[op].signature]
         planned = op_sharding(program, self._shardings, rule, op, self._factors.of(op))
         whole = unsupported(self._emitter, planned)
+        if planned.signature.kind == "composite" and planned.sharded:
+            whole = self._lower_body(operation, planned)
         if whole:
             labels = tuple(planned.factor(number).label for number in sorted(whole))
             self._gathered.append(GatheredOp(op, labels))
@@ -292,6 +325,8 @@ class _Lowering:
                 continue  # its uses make one of their own
             sums = {} if gathered else lowered.partial(index)
             ((combiner, partial),) = sums.items() or (("", frozenset()),)
+            if combiner == "add":
+                partial -= self._left
             steps = sum_steps(lowered.results[index], stored, partial)
             if steps:
                 if not isinstance(current.owner, ir.Block):
@@ -303,6 +338,43 @@ class _Lowering:
         replaced = all(current.owner != operation for current in results)
         if replaced and not any(use for result in operation.results for use in result.uses):
             operation.erase()
+
+    def _lower_body(self, operation: Any, planned: OpSharding) -> frozenset[int]:
+        """Gives a composite a local decomposition; returns the factors along which it runs whole.
+
+        Its partial results stay so in the decomposition.
+        """
+        partial = [planned.partial(index) for index in range(len(planned.results))]
+        combiners = {combiner for sums in partial for combiner in sums}
+        left = frozenset(axis for sums in partial for axes in sums.values() for axis in axes)
+        decomposition = ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value
+        key = decomposition, planned.operands, planned.results, left
+        if key not in self._bodies:
+            self._bodies[key] = None
+            if combiners <= {"add"}:  # other sums do not stay partial in linear ops
+                self._bodies[key] = self._local_body(decomposition, planned, left)
+        name = self._bodies[key]
+        if name is None:
+            return frozenset(planned.sharded)
+        operation.attributes["decomposition"] = ir.FlatSymbolRefAttr.get(name)
+        return frozenset()
+
+    def _local_body(
+        self, decomposition: str, planned: OpSharding, left: frozenset[str]
+    ) -> str | None:
+        """The name of a new function: a decomposition on local shapes; ``None`` if it has none."""
+        module = self._module
+        function = mlir.copied_function(module, decomposition, f"{decomposition}.local")
+        program = frontend.flattened(module, function, name=decomposition)
+        body = analyzed(program, rules=self._analysis.rule_files, lowering="local")
+        sharding = body_sharding(body, self._shardings.mesh, planned)
+        if sharding is not None:
+            inner = _Lowering(body, *sharding, inside=self._emitter, left=left)
+            inner._bodies = self._bodies
+            if inner.run_inside(function.operation):
+                return str(ir.StringAttr(function.attributes["sym_name"]).value)
+        function.operation.erase()
+        return None
 
     def _gathered_sums(self, lowered: OpSharding) -> bool:
         """Whether devices gather the partial results of an op, as no collective combines them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -174,6 +175,20 @@ def main_function(module: ir.Module, origin: str) -> Any:
             "name the entry function main"
         )
     return entries[0]
+
+
+def copied_function(module: ir.Module, name: str, stem: str) -> Any:
+    """A private copy of a function of a module, with a name that begins with ``stem``."""
+    functions = {
+        str(op.attributes["sym_name"].value): op
+        for op in module.body.operations
+        if op.operation.name == "func.func"
+    }
+    free = next(n for i in itertools.count() if (n := f"{stem}_{i}") not in functions)
+    copy = functions[name].operation.clone(ip=ir.InsertionPoint(module.body))
+    copy.attributes["sym_name"] = ir.StringAttr.get(free)
+    copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    return copy.opview
 
 
 def module_name(module: ir.Module) -> str:
