@@ -31,6 +31,7 @@ from toast.lower.sliding_forms import (
     local_update,
     slides,
 )
+from toast.program import Signature
 from toast.uneven import identity
 
 #: Rewrites an operation in place.  Its operands have their local types already, its results have
@@ -53,10 +54,14 @@ def unsupported(emitter: Emitter, op: OpSharding) -> frozenset[int]:
         )
         if moves or factor.need_replication or unknown:
             whole.add(number)
-    unknown_composite = kind == "composite" and op.signature.attribute("name") not in COMPOSITES
-    if unknown_composite or (kind == "custom_call" and op.rule.runs_whole):
+    if is_body(op.signature) or (kind == "custom_call" and op.rule.runs_whole):
         whole |= {*op.sharded}
     return frozenset(whole)
+
+
+def is_body(signature: Signature) -> bool:
+    """Whether an op is a composite whose local form is that of its decomposition."""
+    return signature.kind == "composite" and signature.attribute("name") not in COMPOSITES
 
 
 def _constant(emitter: Emitter, operation: Any, op: OpSharding) -> Any:

@@ -24,7 +24,7 @@ from toast.frontend import stablehlo as frontend
 from toast.frontend.mlir import ModuleSource
 from toast.lower.composite_shardings import body_sharding
 from toast.lower.emitter import Emitter
-from toast.lower.local_forms import LOCAL_FORMS, unsupported
+from toast.lower.local_forms import LOCAL_FORMS, is_body, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
 from toast.program import Program, Shardings, Spec, TensorType, element_bytes, has_collective
 from toast.space import BOUNDARY, matched_axes, split_axes
@@ -303,7 +303,7 @@ class _Lowering:
         rule = self._analysis.rules[program.ops[op].signature]
         planned = op_sharding(program, self._shardings, rule, op, self._factors.of(op))
         whole = unsupported(self._emitter, planned)
-        if planned.signature.kind == "composite" and planned.sharded:
+        if planned.sharded and is_body(planned.signature):
             whole = self._lower_body(operation, planned)
         if whole:
             labels = tuple(planned.factor(number).label for number in sorted(whole))
