@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,11 +16,14 @@ import toast
 from tests.helpers import f32
 from toast import api
 from toast.apply.execute import flat_jit, on_devices
-from toast.cost.reshard_steps import reshard_steps, sum_steps
-from toast.hardware import Mesh
+from toast.assurance.local_proofs import lower_state, random_state
+from toast.cost import CostModel
+from toast.cost.reshard_steps import crowded_dimensions, reshard_steps, sum_steps
+from toast.hardware import Mesh, load
 from toast.lower import OpFactors, lower
 from toast.lower.device_groups import groups
 from toast.program import Shardings, Spec
+from toast.space import Space
 
 AXES = ("a", "b", "c")
 MESH = Mesh((("a", 2), ("b", 2), ("c", 2)))
@@ -77,6 +82,47 @@ def test_no_step_has_more_than_both_ends(before: Spec, after: Spec) -> None:
 
     least = min(shards(before), shards(after))
     assert all(shards(step.after) >= least for step in reshard_steps(before, after))
+
+
+@given(specs(), specs(), st.randoms())
+@settings(max_examples=100, deadline=None)
+def test_only_permutes_depend_on_the_order_of_axes(before: Spec, after: Spec, random: Any) -> None:
+    """Prices of other collectives do not depend on the order."""
+
+    def others(*ends: Spec) -> list[tuple[str, frozenset[str]]]:
+        steps = reshard_steps(*ends)
+        return [(s.kind, s.axes) for s in steps if s.kind not in ("slice", "collective_permute")]
+
+    def shuffled(spec: Spec) -> Spec:
+        return tuple(tuple(random.sample(axes, len(axes))) for axes in spec)
+
+    assert others(before, after) == others(shuffled(before), shuffled(after))
+
+
+def test_axes_that_a_dimension_cannot_have_together_are_gathered_first() -> None:
+    """Two elements on ``a``, then on ``b``: four devices cannot have parts of both."""
+    before, after = (("a",), ("c",)), (("b",), ("c",))
+    crowded = crowded_dimensions((2, 8), before, after, dict(MESH.axes))
+    assert crowded == {0}
+    assert [s.kind for s in reshard_steps(before, after, crowded)] == ["all_gather", "slice"]
+    assert [s.kind for s in reshard_steps(before, after)] == [
+        "slice", "collective_permute", "all_gather",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh", ["a=2,b=2,c=2", "a=4,b=2"])
+def test_prices_are_those_of_the_steps(mesh: str) -> None:
+    """Also where axes change places in a cycle of dimensions."""
+    model = CostModel(Space(two_ops(), Mesh.parse(mesh)), load("tpu-v5e"))
+    random = np.random.default_rng(0)
+    for _ in range(30):
+        state = random_state(model.space, random)
+        assert lower_state(model, state).counts() == model.reshards(state)
+
+
+@functools.cache
+def two_ops() -> toast.Analysis:
+    return toast.analyze(lambda x: jax.numpy.sin(x) + 1, f32(8, 6, 24))
 
 
 def test_steps_of_each_kind() -> None:

@@ -26,7 +26,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def _identity(combiner: str, dtype: Any) -> Any:
+def identity(combiner: str, dtype: Any) -> Any:
     """The identity element of a combiner."""
     floating = dtype.kind in "fcV"
     lowest, highest = (-np.inf, np.inf) if floating else _range(dtype)
@@ -96,7 +96,7 @@ class ShardedOp:
             starts = range(count, 2 * count) if self.signature.kind == "reduce" else range(count)
             for place in starts:
                 start = arguments[place]
-                arguments[place] = np.full_like(start, _identity(min(combiners), start.dtype))
+                arguments[place] = np.full_like(start, identity(min(combiners), start.dtype))
         return arguments
 
     def whole(self) -> tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]:

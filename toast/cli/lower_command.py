@@ -87,7 +87,7 @@ def lower(
         predicted = plan.model.reshards(plan.state)
         if output:
             write_all({output: local.text}, PlanError)
-    console().print(report.lowering_tables(local, predicted))
+    console().print(report.lowering_tables(local, predicted, plan.model.edges(plan.state)))
     if output:
         print(f"written to {output}")
     if local.gathered or local.counts() != predicted:

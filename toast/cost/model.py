@@ -352,6 +352,19 @@ class CostModel:
                 number[kind, self.axis_names(traffic.axes[0, x]), float(size[x])] += int(times[x])
         return number
 
+    def edges(self, state: States) -> Counter[tuple[str, ...]]:
+        """Bytes in a step that devices send to have the edges of their neighbours, by axes.
+
+        Those under one state (``[classes, axes]``), in the element types of the program.
+        """
+        sent: Counter[tuple[str, ...]] = Counter()
+        for traffic in self.traffic(self.layout(state[None])):
+            if traffic.term.label == "edges":
+                size = (traffic.size / traffic.rounded * (traffic.axes > 0) * traffic.times)[0]
+                for x in np.flatnonzero(size).tolist():
+                    sent[self.axis_names(traffic.axes[0, x])] += int(size[x])
+        return sent
+
     def axis_names(self, axes: int) -> tuple[str, ...]:
         """The names of a set of axes."""
         return tuple(self.space.mesh.names[axis] for axis in axis_numbers(int(axes)))

@@ -195,23 +195,34 @@ def _gather(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
         own if window == size else window
         for window, size, own in zip(windows, shape, local, strict=True)
     ])  # fmt: skip
-    picked = [d for d in numbers.start_index_map if local[d] != shape[d] and windows[d] == 1]
-    if not picked:
+    cut = [d for d in range(len(shape)) if local[d] != shape[d] and windows[d] == 1]
+    cut = [d for d in cut if d not in numbers.operand_batching_dims]
+    picked = [d for d in cut if d in numbers.start_index_map]
+    # Without an index of its own, a dimension has index 0, which the first devices have.
+    axes = frozenset(a for d in cut if d not in picked for a in op.operands[0][d])
+    if not cut:
         return None
-    with emitter.before(operation):
-        indices, here = _local_indices(
-            emitter, operation.operands[1], numbers.start_index_map, numbers.index_vector_dim,
-            picked, shape, local, op.operands[0], clamped=True,
-        )  # fmt: skip
-    operation.operands[1] = indices
+    here = None
+    if picked:
+        with emitter.before(operation):
+            operation.operands[1], here = _local_indices(
+                emitter, operation.operands[1], numbers.start_index_map, numbers.index_vector_dim,
+                picked, shape, local, op.operands[0], clamped=True,
+            )  # fmt: skip
     result = operation.results[0]
     result_shape = emitter.local_shape(op.signature.results[0].shape, op.results[0])
     result.set_type(ir.RankedTensorType.get(result_shape, result.type.element_type))
     batch = [d for d in range(len(result_shape)) if d not in numbers.offset_dims]
     with emitter.after(operation):
-        inside = emitter.broadcast(here, result_shape, batch)
+        current = result
         zero = emitter.splat(0, result_shape, result.type.element_type)
-        return [stablehlo.select(inside, result, zero)]
+        if here is not None:
+            inside = emitter.broadcast(here, result_shape, batch)
+            current = stablehlo.select(inside, current, zero)
+        if axes:
+            inside = emitter.broadcast(emitter.is_first(axes), result_shape, [])
+            current = stablehlo.select(inside, current, zero)
+        return [current]
 
 
 def _torch_index_select(emitter: Emitter, operation: Any, op: OpSharding) -> Any:

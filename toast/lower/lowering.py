@@ -97,6 +97,18 @@ class LocalProgram:
                 counts[collective.kind, collective.axes, collective.bytes] += collective.repeats
         return counts
 
+    def edges(self) -> collections.Counter[tuple[str, ...]]:
+        """Bytes in a step that devices send to have the edges of their neighbours, by axes.
+
+        :meth:`toast.cost.CostModel.edges` predicts them for the widest edge of each op: edges of
+        different widths are as wide as the widest, and one op may have several exchanges.
+        """
+        sent: collections.Counter[tuple[str, ...]] = collections.Counter()
+        for collective in self.collectives:
+            if collective.edges and not collective.gathers:
+                sent[collective.axes] += int(collective.bytes) * collective.repeats
+        return sent
+
 
 def lower(analysis: Analysis, shardings: Shardings, factors: OpFactors) -> LocalProgram:
     """The device-local program of a plan (paper, 2.1; GShard, 3.3).

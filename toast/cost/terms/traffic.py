@@ -21,6 +21,7 @@ from toast.cost.layout import (
 )
 from toast.cost.reshard_routes import Routes
 from toast.cost.terms.term import OrderedTerm, Term, Traffic
+from toast.space import NONE
 
 
 class Sums(Term):
@@ -154,7 +155,10 @@ def _resharding(
 
 
 class Halos(Term):
-    """Operands of which shards need the edges of their neighbours, or whole other shards."""
+    """Operands of which shards need the edges of their neighbours, or whole other shards.
+
+    Dimensions are exchanged one after the other, as the lowering does.
+    """
 
     name, scope, label = "halos", Entity.USE_CLASS, "edges"
 
@@ -165,12 +169,22 @@ class Halos(Term):
             return
         held = np.take(layout.held, t.slots.op_class[t.uses.slot], axis=1)
         part = np.take(halos, np.arange(len(t.uses))[:, None] * halos.shape[1] + held)
-        axes, furthest = axes_of(part > 0), part.max(axis=2)
-        shards = layout.devices[axes]
-        # A halo is never more than all other shards.
-        shifted = np.where(np.isinf(furthest), 1.0, np.minimum(furthest * shards, shards))
-        size = np.asarray(shifted * layout.use_bytes)
-        yield Traffic(self, layout, PERMUTE, axes, size, size, t.uses.count)
+        dims, axes = np.where(part > 0, layout.used, NONE), range(held.shape[-1])
+        together = [axes_of((dims == dims[..., [a]]) & (part > 0)) for a in axes]
+        # A halo is never more than all other shards; the first axis of a dimension counts.
+        shifted = []
+        for a in axes:
+            shards, first = layout.devices[together[a]], together[a] % 2**a == 0
+            furthest = np.where(np.isinf(part[..., a]), 1.0, part[..., a] * shards)
+            shifted.append(np.where(first, np.minimum(furthest, shards), 0.0))
+        for a in axes:
+            size = shifted[a] * layout.use_bytes
+            for other in axes:  # the edges along earlier dimensions are there already
+                earlier = (dims[..., other] < dims[..., a]) & (dims[..., other] >= 0)
+                size *= np.where(earlier & np.isfinite(part[..., other]), 1.0 + shifted[other], 1.0)
+            group = np.where(shifted[a] > 0, together[a], np.uint8(0))
+            if group.any():
+                yield Traffic(self, layout, PERMUTE, group, size, size, t.uses.count)
 
 
 class Rings(Term):
