@@ -193,6 +193,35 @@ def test_a_materialised_loss_has_three_large_values_in_memory() -> None:
     assert logits == [4 * 8192 * 128256] * 3
 
 
+def test_gradients_in_float32_are_the_gradients() -> None:
+    """Products in bfloat16 round each partial sum; float32 gradients are nearer to the true ones."""
+    config = dataclasses.replace(
+        language_models.tiny(language_models.LLAMA31_8B), precision="mixed", remat="names"
+    )
+    gradients = {}
+    for name in ("compute", "f32"):
+        model = decoder.model(dataclasses.replace(config, gradients=name), "tiny")
+        params, moments = initial(model.arguments[0], 0), zeros(model.arguments[1])
+        tokens = tokens_of(model)
+        _, moments, _, _ = compiled(model)(params, moments, jnp.int32(0), tokens, tokens)
+        gradients[name] = jax.tree.leaves(moments["first"])
+    for one, other in zip(*gradients.values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0.1, atol=0.02 * float(np.abs(one).max()))
+
+
+def test_gradients_in_float32_are_added_up_in_float32() -> None:
+    moved = {}
+    for name in ("compute", "f32"):
+        model = build("llama3.1-8b", layers=2, batch=8, gradients=name)
+        plan = manual(
+            toast.analyze(model), "fsdp=8", "h100",
+            {"FSDP": ZOO["llama3.1-8b"].strategies["FSDP"]}, memory_bytes=2.0**40,
+        )  # fmt: skip
+        moved[name] = sum(c.bytes for c in plan.after.collectives if c.kind == "reduce_scatter")
+    layers = 2 * 218.1e6 / 8  # parameters of a device
+    assert moved["f32"] - moved["compute"] == pytest.approx(2 * layers, rel=0.01)
+
+
 def test_gradients_are_clipped_by_their_global_norm() -> None:
     params = {"a": jnp.ones(3), "b": jnp.ones((2, 2))}
     moments = {"first": zeros(params), "second": zeros(params)}
@@ -250,6 +279,7 @@ def test_capacity() -> None:
         ({"offload": "q"}, "offload q: no value is named 'q'; use names of layer_input, query"),
         ({"remat": "query", "offload": "query+key"}, "query is in remat and in offload"),
         ({"remat": "none", "offload": "key"}, "offload needs remat: full, names"),
+        ({"gradients": "bf16"}, "gradients bf16: use compute or f32"),
         ({"loss": "eager"}, "loss eager: use fused or materialised"),
         ({"sequence": 100}, "sequence 100: not a multiple of the 8 parts of the loss"),
         ({"sequence": 100, "step": "decode"}, "sequence 100: not a multiple of the 64 tokens"),

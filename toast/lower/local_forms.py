@@ -104,8 +104,23 @@ def _broadcast(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
 
 
 def _dynamic_slice(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
-    local = emitter.local_shape(op.signature.results[0].shape, op.results[0])
+    """A slice of local sizes.
+
+    Its start indices are clamped here: before jax 0.11, XLA merges it with the slices of a reshard
+    as if none of them were clamped.
+    """
+    (result,), (value, *_) = op.signature.results, op.signature.operands
+    local = emitter.local_shape(result.shape, op.results[0])
     operation.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(local)
+    if not op.sharded:
+        return None
+    with emitter.before(operation):
+        for d, (size, part) in enumerate(zip(value.shape, result.shape, strict=True)):
+            start = operation.operands[1 + d]
+            index = emitter.index_type(start.type.element_type)
+            start = stablehlo.convert(ir.RankedTensorType.get([], index), start)
+            ends = (emitter.splat(n, [], index) for n in (0, size - part))
+            operation.operands[1 + d] = stablehlo.clamp(next(ends), start, next(ends))
     return None
 
 

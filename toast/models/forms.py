@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -22,6 +23,11 @@ PRECISIONS = {
 }  # fmt: skip
 
 
+#: The element type of gradients of weights in products that are being traced; empty for that of
+#: products.
+_GRADIENTS = contextvars.ContextVar("_GRADIENTS", default="")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
     """Options of a train step; each model adds its sizes."""
@@ -34,11 +40,16 @@ class Form:
     offload: str = ""
     #: A key of :data:`PRECISIONS`.
     precision: str = "mixed"
+    #: ``compute`` if products compute the gradients of weights in their own element type, ``f32``
+    #: if in float32: devices then add up float32 numbers, too.
+    gradients: str = "compute"
     learning_rate: float = 3e-4
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise TargetError(f"precision {self.precision}: use one of {', '.join(PRECISIONS)}")
+        if self.gradients not in ("compute", "f32"):
+            raise TargetError(f"gradients {self.gradients}: use compute or f32")
 
     @property
     def compute(self) -> str:
@@ -73,9 +84,47 @@ class Form:
     def train(self, name: str, loss: Callable[..., jax.Array], params: Any, *batch: Any) -> Model:
         """The train step with AdamW that minimizes ``loss(params, *batch)``; abstract arguments."""
         update = functools.partial(adamw, rate=self.learning_rate)
-        return training(name, train_step(loss, update), params, adam_moments(params), *batch)
+
+        @functools.wraps(loss)
+        def traced(*args: Any) -> jax.Array:
+            token = _GRADIENTS.set("float32" if self.gradients == "f32" else "")
+            try:
+                return loss(*args)
+            finally:
+                _GRADIENTS.reset(token)
+
+        return training(name, train_step(traced, update), params, adam_moments(params), *batch)
 
 
 def product(spec: str, x: jax.Array, weights: jax.Array) -> jax.Array:
     """An einsum in the element type of ``x``, whatever that of the weights is."""
+    if _GRADIENTS.get():
+        wide: jax.Array = _product(spec, _GRADIENTS.get(), x, weights)
+        return wide
     return jnp.einsum(spec, x, weights.astype(x.dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(spec: str, gradients: str, x: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.einsum(spec, x, weights.astype(x.dtype))
+
+
+def _product_forward(
+    spec: str, gradients: str, x: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return jnp.einsum(spec, x, weights.astype(x.dtype)), (x, weights)
+
+
+def _product_backward(
+    spec: str, gradients: str, residuals: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, weights = residuals
+    left, right, result = spec.replace("->", ",").split(",")
+    of_x = jnp.einsum(f"{result},{right}->{left}", gradient, weights.astype(x.dtype))
+    of_weights = jnp.einsum(
+        f"{left},{result}->{right}", x, gradient, preferred_element_type=gradients
+    )
+    return of_x, of_weights.astype(weights.dtype)
+
+
+_product.defvjp(_product_forward, _product_backward)

@@ -112,8 +112,8 @@ def strategies(config: DecoderConfig) -> Strategies:
 
 #: The options of every decoder.
 OPTIONS = (
-    "layers", "sequence", "batch", "step", "unroll", "remat", "offload", "precision", "loss",
-    "loss_parts", "ring",
+    "layers", "sequence", "batch", "step", "unroll", "remat", "offload", "precision", "gradients",
+    "loss", "loss_parts", "ring",
 )  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from toast.models.forms import product
+
 
 def rms_norm(x: jax.Array, scale: jax.Array, offset: float) -> jax.Array:
     """RMS norm over the last dimension, in float32; the scale is ``scale + offset : [d_model]``."""
@@ -106,7 +108,7 @@ def materialised_loss(x: jax.Array, output: jax.Array, targets: jax.Array) -> ja
     float32, the logarithms of the probabilities, their gradient, and the gradient of the logits.
     The last three are in memory at once.  Arguments are those of :func:`vocabulary_loss`.
     """
-    logits = jax.lax.optimization_barrier(x @ output.astype(x.dtype))
+    logits = jax.lax.optimization_barrier(product("bsd,dv->bsv", x, output))
     wide = jax.lax.optimization_barrier(logits.astype(jnp.float32))
     loss: jax.Array = _stepwise_cross_entropy(wide, targets)
     return loss
