@@ -19,9 +19,6 @@ from toast.frontend import mlir, stablehlo
 from toast.ports import HardwarePlatform
 from toast.program import Program
 
-#: Kinds of TPU of which a JAX device has two cores.
-_TWO_CORES = frozenset({"TPU v4", "TPU v5"})
-
 #: Primitives that JAX lowers to other ops on some platform.
 _OWN_FORMS = frozenset({
     "approx_top_k", "cholesky", "cholesky_update", "cumsum", "eig", "eigh", "fft", "geqp3", "geqrf",
@@ -74,18 +71,6 @@ def lower(traced: Any, name: str, platform: str | None) -> Lowering:
     except Exception:  # for example a kernel without a form here, or a callback
         return _here_or_there(traced, host, str(platform))
     return _chosen(name, *forms) if apart else _split(name, both, host, platform)
-
-
-def abstract_device(platform: Any) -> Any:
-    """The device that code asks for while it is traced for another platform; ``None`` if unknown.
-
-    :param platform: a :class:`toast.ports.HardwarePlatform`, or the user's text.
-    """
-    kind = getattr(platform, "device_kind", "")
-    if not kind or platform == str(jax.export.default_export_platform()):
-        return None
-    cores = 2 if kind in _TWO_CORES else 1
-    return jax.sharding.AbstractDevice(kind, cores, str(platform))
 
 
 def _here_or_there(traced: Any, host: str, platform: str) -> Lowering:
