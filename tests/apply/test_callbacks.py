@@ -47,6 +47,31 @@ def arrays() -> list[jax.Array]:
     return [0.01 * jnp.ones(shape.shape) for shape in SHAPES]
 
 
+def test_a_note_names_callbacks() -> None:
+    plan = toast.plan(Recorder(), *SHAPES, mesh="b=4", hardware="tpu-v5e")
+    (note,) = [line for line in plan.note.splitlines() if "callback" in line]
+    assert note.startswith("callbacks into Python: tests/apply/test_callbacks.py:")
+    assert "gets f32[4096,2048]" in note
+    assert note.endswith(
+        "one device gathers these arrays whole (72 MiB), and their time is not in the price"
+    )
+
+    def printed(x: jax.Array) -> None:
+        jax.debug.print("{}", x)
+
+    plan = toast.plan(printed, f32(8), mesh="b=4", hardware="tpu-v5e")
+    assert plan.note.splitlines()[-1] == (
+        "this plan cannot be run: plans run callbacks only in programs with results; return a value"
+    )
+
+
+def test_a_note_says_that_functions_of_another_process_are_missing(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "printing.mlir"
+    path.write_text(jax.jit(Recorder()).lower(*SHAPES).as_text())
+    plan = toast.plan(path, mesh="b=4", hardware="tpu-v5e")
+    assert "this plan cannot be run: the Python functions of its callbacks" in plan.note
+
+
 @pytest.mark.parametrize("target", ["function", "traced", "lowered"])
 def test_callbacks_run_once(target: str, capfd: pytest.CaptureFixture[str]) -> None:
     function = Recorder()

@@ -37,6 +37,34 @@ def test_errors_are_those_of_the_first_trace() -> None:
         toast.analyze(asking, f32(8))
 
 
+@pytest.mark.parametrize(("hardware", "size"), [("h100", 64), ("h100", 256), ("a100", 64)])
+def test_fused_attention_of_cudnn(hardware: str, size: int) -> None:
+    """JAX asks for the version of cuDNN, and for the capability of the GPU."""
+
+    def attend(*heads: Any) -> Any:
+        attended = jax.nn.dot_product_attention(*heads, is_causal=True, implementation="cudnn")
+        return attended.astype(jnp.float32).sum()
+
+    heads = [jax.ShapeDtypeStruct((2, 1024, 8, size), jnp.bfloat16)] * 3
+    plan = toast.plan(attend, *heads, mesh="data=2", hardware=hardware)
+    program = plan.analysis.program
+    assert program.platform == "cuda"
+    targets = {signature.attribute("call_target_name") for signature in program.signatures}
+    assert "__cudnn$fmhaSoftmax" in targets
+    assert not plan.analysis.without_rule
+    with pytest.raises(TargetError, match="cuDNN is not detected"):
+        toast.plan(attend, *heads, mesh="data=2", hardware="tpu-v5e")
+
+
+def test_fused_attention_of_cudnn_needs_a_gpu_that_has_it() -> None:
+    def attend(*heads: Any) -> Any:
+        return jax.nn.dot_product_attention(*heads, implementation="cudnn")
+
+    heads = [jax.ShapeDtypeStruct((2, 1024, 8, 256), jnp.bfloat16)] * 3
+    with pytest.raises(TargetError, match="cuDNN is not detected"):
+        toast.plan(attend, *heads, mesh="data=2", hardware="a100")
+
+
 def test_ragged_paged_attention_of_pallas() -> None:
     kernels = pytest.importorskip("jax.experimental.pallas.ops.tpu.ragged_paged_attention")
     shapes = (

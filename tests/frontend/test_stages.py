@@ -162,6 +162,28 @@ def test_programs_with_composites_have_the_platform_of_this_machine() -> None:
     assert any(s.attribute("name") == "toast.attention" for s in program.signatures)
 
 
+def attended(a: jax.Array, q: jax.Array, k: jax.Array) -> jax.Array:
+    """Attention, whose ops are those of every platform, and a routine that has a form for each."""
+    from toast.models.attention import attention
+
+    return solve(a, attention(q, k, k).reshape(len(a), -1))
+
+
+def test_composites_have_a_form_for_the_hardware() -> None:
+    shapes = f32(8, 8), f32(2, 4, 2, 2, 4), f32(2, 4, 2, 4)
+    plan = toast.plan(attended, *shapes, **MESH)
+    program = plan.analysis.program
+    assert program.platform == "tpu"
+    assert any(s.attribute("name") == "toast.attention" for s in program.signatures)
+    assert plan.here().analysis.program.platform == "cpu"
+    random = np.random.default_rng(0)
+    arrays = [random.normal(size=shape.shape).astype("f4") for shape in shapes]
+    np.testing.assert_allclose(
+        plan.jit()(*arrays), attended(*map(jnp.asarray, arrays)), rtol=2e-3, atol=2e-3
+    )
+    assert plan.verify().equal
+
+
 def test_a_kernel_needs_no_platform_if_the_hardware_has_one() -> None:
     plan = toast.plan(kernel, f32(256, 256), **MESH)
     assert plan.analysis.program.platform == "tpu"

@@ -13,8 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir as jax_mlir
 
 from toast.errors import PlanError
-from toast.frontend import mlir
-from toast.program import Program
+from toast.program import Program, callback_ops
 
 
 def callbacks_in(program: Program) -> tuple[Callable[..., Any], ...]:
@@ -31,14 +30,11 @@ def callbacks_in(program: Program) -> tuple[Callable[..., Any], ...]:
             )
     known: tuple[Callable[..., Any], ...]
     known = getattr(getattr(program.source, "calling", None), "callbacks", ())
-    for op in range(len(program.ops)):
-        signature = program.signatures[program.ops[op].signature]
-        target = str(signature.attribute("call_target_name") or "")
-        if mlir.calls_python(target) and not known:
-            raise PlanError(
-                f"{program.name}: {program.describe(op)} calls a Python function of the process "
-                "that lowered it; plan the function itself, or remove debug prints and callbacks"
-            )
+    if (ops := callback_ops(program)) and not known:
+        raise PlanError(
+            f"{program.name}: {program.describe(ops[0])} calls a Python function of the process "
+            "that lowered it; plan the function itself, or remove debug prints and callbacks"
+        )
     if known and not program.results:
         raise PlanError(
             f"{program.name}: plans run callbacks only in programs with results; return a value"

@@ -13,7 +13,8 @@ import jax
 
 from toast.errors import TargetError
 from toast.frontend import jax_libraries, mlir
-from toast.frontend.jax_lowering import abstract_device, check_platform, lower, read
+from toast.frontend.absent_devices import abstract_device, traced_for
+from toast.frontend.jax_lowering import check_platform, lower, read
 from toast.program import Program
 
 
@@ -104,8 +105,7 @@ def from_function(
         device = abstract_device(platform)
         if error.__cause__ is None or device is None:
             raise
-        mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
-        with contextlib.suppress(Exception), jax.sharding.use_abstract_mesh(mesh):
+        with contextlib.suppress(Exception), traced_for(device):
             return program()
         raise
 

@@ -19,8 +19,14 @@ from toast.frontend import mlir, stablehlo
 from toast.ports import HardwarePlatform
 from toast.program import Program
 
-#: Kinds of TPU of which a JAX device has two cores.
-_TWO_CORES = frozenset({"TPU v4", "TPU v5"})
+#: Primitives that JAX lowers to other ops on some platform.
+_OWN_FORMS = frozenset({
+    "approx_top_k", "cholesky", "cholesky_update", "cumsum", "eig", "eigh", "fft", "geqp3", "geqrf",
+    "hessenberg", "householder_product", "lu", "lu_pivots_to_permutation", "ormqr", "pallas_call",
+    "platform_index", "ragged_dot_general", "random_gamma", "scaled_matmul", "schur",
+    "select_and_gather_add", "svd", "symmetric_product", "threefry2x32", "triangular_solve",
+    "tridiagonal", "tridiagonal_solve",
+})  # fmt: skip
 
 #: The platforms that JAX lowers for.
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -52,29 +58,19 @@ def lower(traced: Any, name: str, platform: str | None) -> Lowering:
     if not isinstance(platform, HardwarePlatform):
         return _alone(traced, platform, platform or host)
     names = _primitives(traced.jaxpr.jaxpr)
-    if platform in (host, "") or "composite" in names:
-        # The decompositions of composites would take the number of the platform as an operand.
+    # JAX has no module for two platforms with composites or manual regions: they are lowered twice,
+    # composites only if that may make a difference.
+    apart = not names.isdisjoint({"composite", "shard_map"})
+    if platform in (host, "") or ("composite" in names and names.isdisjoint(_OWN_FORMS)):
         return _here_or_there(traced, host, str(platform))
     try:
-        if "shard_map" in names:  # so would manual regions
+        if apart:
             forms = _alone(traced, None, host), _alone(traced, str(platform), str(platform))
         else:
             both = _lowered(traced, (host, str(platform)))
     except Exception:  # for example a kernel without a form here, or a callback
         return _here_or_there(traced, host, str(platform))
-    return _chosen(name, *forms) if "shard_map" in names else _split(name, both, host, platform)
-
-
-def abstract_device(platform: Any) -> Any:
-    """The device that code asks for while it is traced for another platform; ``None`` if unknown.
-
-    :param platform: a :class:`toast.ports.HardwarePlatform`, or the user's text.
-    """
-    kind = getattr(platform, "device_kind", "")
-    if not kind or platform == str(jax.export.default_export_platform()):
-        return None
-    cores = 2 if kind in _TWO_CORES else 1
-    return jax.sharding.AbstractDevice(kind, cores, str(platform))
+    return _chosen(name, *forms) if apart else _split(name, both, host, platform)
 
 
 def _here_or_there(traced: Any, host: str, platform: str) -> Lowering:

@@ -1,10 +1,18 @@
-"""Notes on a program: captured arrays, unused arguments, kernels, unknown trip counts."""
+"""Notes on a program: captured arrays, unused arguments, callbacks, kernels, trip counts."""
 
 from __future__ import annotations
 
+import math
+
 from toast.analysis import Analysis
 from toast.plan.kernel_notes import kernel_notes
-from toast.program import Program, uncounted_loops
+from toast.program import (
+    Program,
+    callback_ops,
+    element_bytes,
+    has_callback_functions,
+    uncounted_loops,
+)
 from toast.space.annotated import annotation_call
 from toast.units import listed, size_text
 
@@ -13,7 +21,7 @@ _NAMED = 3
 
 
 def program_notes(analysis: Analysis) -> list[str]:
-    """Lines for captured arrays, unused arguments, kernels, and loops with unknown trip counts.
+    """Lines for captured arrays, unused arguments, callbacks, kernels, and unknown trip counts.
 
     The arrays that a function closes over are its last arguments
     (:attr:`Program.captured_arrays`).  In the program of a file, they are constants
@@ -53,7 +61,36 @@ def program_notes(analysis: Analysis) -> list[str]:
             for op, text in program.annotations.items()
         )
         notes.append(f"annotations that hold: {listed([*calls], _NAMED)}")
-    return [*notes, *kernel_notes(analysis), *loop_notes(program)]
+    return [*notes, *_callback_notes(program), *kernel_notes(analysis), *loop_notes(program)]
+
+
+def _callback_notes(program: Program) -> list[str]:
+    """A line on the callbacks into Python: where they are, and which arrays they get whole."""
+    places: dict[str, dict[str, float]] = {}
+    for op in callback_ops(program):
+        types = [program.values[value].type for value in program.ops[op].operands]
+        arrays = places.setdefault(str(program.location(op)).rstrip(":"), {})
+        for type_ in types:
+            arrays[str(type_)] = math.prod(type_.shape) * element_bytes(type_.dtype)
+    if not places:
+        return []
+    calls = [f"{place} gets {', '.join(arrays) or 'no array'}" for place, arrays in places.items()]
+    size = size_text(sum(sum(arrays.values()) for arrays in places.values()))
+    notes = [
+        f"callbacks into Python: {listed(calls, _NAMED)}; one device gathers these arrays whole "
+        f"({size}), and their time is not in the price"
+    ]
+    if not has_callback_functions(program):
+        notes.append(
+            "this plan cannot be run: the Python functions of its callbacks belong to the process "
+            "that lowered it; plan the function itself"
+        )
+    elif not program.results:
+        notes.append(
+            "this plan cannot be run: plans run callbacks only in programs with results; return a "
+            "value"
+        )
+    return notes
 
 
 def loop_notes(program: Program) -> list[str]:

@@ -1,5 +1,6 @@
 """Programs in flat SSA form, and the shardings of their values."""
 
+from toast.program.callback_targets import callback_ops, calls_python, has_callback_functions
 from toast.program.kernel_costs import QUANTITIES, CausalQueries, KernelCost
 from toast.program.program import (
     Attribute,
@@ -31,7 +32,10 @@ __all__ = [
     "TensorType",
     "UncountedLoop",
     "Value",
+    "callback_ops",
+    "calls_python",
     "element_bytes",
+    "has_callback_functions",
     "has_collective",
     "uncounted_loops",
     "with_trip_counts",

@@ -60,7 +60,7 @@ from toast.frontend.mlir.platforms import (
     has_platform_argument,
 )
 from toast.frontend.mlir.propagate import Propagated, Propagation
-from toast.frontend.mlir.python_calls import callbacks_of, calls_python
+from toast.frontend.mlir.python_calls import callbacks_of
 from toast.frontend.mlir.shardy import (
     CONSTRAINTS,
     ShardyWriter,
@@ -89,7 +89,6 @@ __all__ = [
     "bytecode",
     "call_target",
     "callbacks_of",
-    "calls_python",
     "captured",
     "choose_platform",
     "clone",

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 from toast.frontend.mlir.ops import call_target
-
-#: The targets of custom calls into Python.
-_CALLBACK = re.compile(r"python_\w*callback")
-
-
-def calls_python(target: str) -> bool:
-    """Whether a custom call to ``target`` runs a Python function."""
-    return _CALLBACK.search(target) is not None
+from toast.program import calls_python
 
 
 def is_callback(operation: Any) -> bool:
