@@ -205,7 +205,8 @@ class CostModel:
     @functools.cached_property
     def captured_bytes(self) -> float:
         """Bytes of the arrays that the function closes over, which every device holds whole."""
-        return float(sum(self.space.analysis.program.captured.values()))
+        size = float(sum(self.space.analysis.program.captured.values()))
+        return size / self.hardware.allocator_efficiency
 
     @functools.cached_property
     def buffers(self) -> tuple[Term, ...]:

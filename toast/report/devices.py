@@ -54,7 +54,8 @@ def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableTy
     if machine.product_latency_s:
         table.add_row("a product, besides", time_text(machine.product_latency_s))
     if machine.overlap_efficiency < 1:
-        table.add_row("products beside collectives", f"save {machine.overlap_efficiency:.0%}")
+        cost = 1 - machine.overlap_efficiency
+        table.add_row("collectives beside products", f"take {cost:.0%} of their time")
     table.add_row("memory", size_text(machine.memory_capacity_bytes))
     table.add_row("  for one program", size_text(machine.memory_limit_bytes))
     table.add_row("  bandwidth", rate_text(machine.memory_bytes_per_s))
