@@ -165,6 +165,26 @@ def test_gshard_3_3_2_partial_results_are_combined(name: str, mesh: str) -> None
         assert_as_predicted(model, state, local_program(model, state))
 
 
+def test_devices_agree_on_the_condition_of_a_loop() -> None:
+    """It needs the largest element of all devices; the arrays that it uses are gathered and named."""
+
+    def halved(x: jax.Array, limit: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(
+            lambda x: jnp.max(x - limit) > 0, lambda x: x * 0.5 - x.sum() / 1e6, x
+        )
+
+    plan = toast.plan(
+        halved, f32(64, 8), f32(8), mesh="a=4,b=2", hardware="tpu-v5e",
+        constraints=toast.Constraints(pin={"x": PartitionSpec("a", "b")}),
+    )  # fmt: skip
+    x, limit = jnp.arange(512.0).reshape(64, 8), jnp.ones(8)
+    expected = halved(x, limit)
+    np.testing.assert_allclose(plan.jit(lowering="local")(x, limit), expected, rtol=1e-5)
+    local = plan.lowered()
+    assert {gathered.factors for gathered in local.gathered} == {("condition",)}
+    assert local.counts() == plan.model.reshards(plan.state)
+
+
 def test_unknown_lowerings_are_refused() -> None:
     plan = toast.plan(mlp, f32(8, 8), f32(8, 8), f32(8, 8), mesh="data=2", hardware="tpu-v5e")
     with pytest.raises(PlanError, match="lowering 'gspmd': use xla or local"):

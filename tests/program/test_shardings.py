@@ -20,7 +20,7 @@ from toast.apply import (
     out_shardings,
     verify,
 )
-from toast.apply.verify import _check
+from toast.apply.verify import check_output
 from toast.errors import PlanError
 from toast.frontend import stablehlo
 from toast.frontend.jax import from_function
@@ -258,7 +258,7 @@ def test_unequal_outputs_are_found(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_what_is_equal(actual: list[float], expected: list[float], equal: bool) -> None:
-    assert _check("x", np.array(actual), np.array(expected), 1e-5).equal == equal
+    assert check_output("x", np.array(actual), np.array(expected), 1e-5).equal == equal
 
 
 def test_collectives_are_counted_once() -> None:

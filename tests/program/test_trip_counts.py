@@ -103,3 +103,15 @@ def test_impossible_counts_are_refused(counts: Any, message: str) -> None:
 def test_programs_without_such_loops_take_no_counts() -> None:
     with pytest.raises(TargetError, match="whose trip count is unknown: it states them all"):
         toast.analyze(lambda x: x * 2, f32(4), trip_counts=3)
+
+
+def test_an_argument_that_only_a_condition_uses_is_used() -> None:
+    def halved(x: Any, count: Any, idle: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda _, y: y / 2, x)
+
+    plan = toast.plan(halved, f32(8), i32(), f32(2), mesh="x=2", hardware="tpu-v5e")
+    assert plan.note.splitlines()[0] == "unused arguments: idle"
+
+
+def i32() -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((), jnp.int32)

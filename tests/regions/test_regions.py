@@ -385,6 +385,29 @@ def test_propagation_knows_regions() -> None:
     assert plan.verify().equal
 
 
+def test_callbacks_in_a_region_run_beside_further_axes() -> None:
+    """XLA refuses to partition an op with effects; the further axes are manual around it."""
+    parts: list[float] = []
+
+    def part(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda total: parts.append(float(total)), x.sum())
+        twice = jax.pure_callback(
+            lambda a: np.asarray(a) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x
+        )
+        return jax.lax.psum(twice, "x")
+
+    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+    function = jax.shard_map(part, mesh=mesh, in_specs=P("x"), out_specs=P())
+    plan = toast.plan(function, f32(8, 4), mesh="x=4,y=2", hardware="tpu-v5e")
+    (note,) = [line for line in plan.note.splitlines() if "callbacks" in line]
+    assert note.endswith("every device runs them on its part, and their time is not in the price")
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    result = plan.jit()(x)
+    jax.effects_barrier()
+    np.testing.assert_allclose(result, 2 * x.reshape(4, 2, 4).sum(0))
+    assert {*parts} == {*x.reshape(4, 8).sum(1).tolist()}
+
+
 def test_callbacks_in_a_region_run_on_every_device() -> None:
     seen: list[float] = []
 

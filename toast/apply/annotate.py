@@ -77,6 +77,7 @@ def annotate(program: Program, shardings: Shardings) -> Any:
     writer.constrain_reshards()
     writer.run_callbacks_once()
     writer.move_regions(matched, regions)
+    writer.confine_callbacks()
     module.operation.verify()
     return module
 

@@ -13,8 +13,8 @@ import jax
 
 from toast.errors import TargetError
 from toast.frontend import jax_libraries, mlir
-from toast.frontend.absent_devices import abstract_device, traced_for
 from toast.frontend.jax_lowering import check_platform, lower, read
+from toast.frontend.mlir.absent_devices import abstract_device, traced_for
 from toast.program import Program
 
 

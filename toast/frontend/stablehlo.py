@@ -220,6 +220,7 @@ class _Reader:
         self._labels: dict[int, str] = {}
         self._constraints: dict[int, tuple[tuple[str, ...] | None, ...]] = {}
         self._annotations: dict[int, str] = {}
+        self._condition_values: set[int] = set()
         #: The manual regions around the current op, and their axes.
         self._regions: tuple[mlir.Region, ...] = ()
         self._manual_axes: tuple[str, ...] = ()
@@ -276,7 +277,7 @@ class _Reader:
         return self._builder.build(
             name, arguments, results, aliases, labels=self._labels,
             constraints=self._constraints, annotations=self._annotations, source=source,
-            foreign=bool(self._file),
+            foreign=bool(self._file), condition_values=self._condition_values,
         )  # fmt: skip
 
     def _refuse_several_platforms(self, attributes: Any) -> None:
@@ -520,6 +521,12 @@ class _Reader:
         body = self._only_block(operation.regions[1])
         end = list(body.operations)[-1].operation
         values = [self._numbers[value] for value in operation.operands]
+        condition = self._only_block(operation.regions[0])
+        self._condition_values |= {
+            value
+            for argument, value in zip(condition.arguments, values, strict=True)
+            if any(True for _ in argument.uses)
+        }
         carried = [
             index for index, argument in enumerate(body.arguments)
             if end.operands[index] != argument

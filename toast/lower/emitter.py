@@ -67,6 +67,14 @@ class Emitter:
             yield
 
     @contextlib.contextmanager
+    def at_begin(self, block: Any) -> Iterator[None]:
+        """Emits ops at the beginning of a block."""
+        with (
+            self._context, block.owner.operation.location, ir.InsertionPoint.at_block_begin(block),
+        ):  # fmt: skip
+            yield
+
+    @contextlib.contextmanager
     def named(self, name: str) -> Iterator[None]:
         """Emits ops with a name in front of their location."""
         with ir.Location.name(name, ir.Location.current):

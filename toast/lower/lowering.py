@@ -263,6 +263,24 @@ class _Lowering:
             if operation.name == "stablehlo.while":
                 for region in operation.regions:
                     region.blocks[0].arguments[index].set_type(type_)
+        if operation.name == "stablehlo.while":
+            self._gather_for_condition(operation, values)
+
+    def _gather_for_condition(self, loop: Any, values: Sequence[int]) -> None:
+        """Gathers what the condition of a loop uses: devices must run equally many iterations."""
+        (block,) = loop.regions[0].blocks
+        for argument, value in zip(block.arguments, values, strict=True):
+            spec = self._shardings.of(self._program, value)
+            uses = [(use.owner, use.operand_number) for use in argument.uses]
+            if not uses or not any(spec):
+                continue
+            op = self._program.values[value].op
+            with self._emitter.at_begin(block):
+                whole = self._run(
+                    argument, reshard_steps(spec, ((),) * len(spec)), _Purpose(value, op, True)
+                )
+            self._replace(uses, whole)
+            self._gathered.append(GatheredOp(op, ("condition",)))
 
     def _reshard_uses_of_region(self, op: int) -> None:
         """The reshards of values that enter or leave a region, and of returned values."""

@@ -46,7 +46,7 @@ def program_notes(analysis: Analysis) -> list[str]:
             f"captured arrays: every device holds {total} whole: {listed(types, _NAMED)}; pass "
             "them as arguments to shard them"
         )
-    used = {value for op in program.ops for value in op.operands}
+    used = {value for op in program.ops for value in op.operands} | program.condition_values
     unused = [
         name
         for name, value in zip(program.arguments, program.argument_values, strict=True)
@@ -65,21 +65,34 @@ def program_notes(analysis: Analysis) -> list[str]:
 
 
 def _callback_notes(program: Program) -> list[str]:
-    """A line on the callbacks into Python: where they are, and which arrays they get whole."""
-    places: dict[str, dict[str, float]] = {}
+    """Lines on callbacks into Python: where they are, and which arrays they get."""
+    whole: dict[str, dict[str, float]] = {}
+    inside: dict[str, None] = {}
     for op in callback_ops(program):
-        types = [program.values[value].type for value in program.ops[op].operands]
-        arrays = places.setdefault(str(program.location(op)).rstrip(":"), {})
-        for type_ in types:
-            arrays[str(type_)] = math.prod(type_.shape) * element_bytes(type_.dtype)
-    if not places:
+        place = str(program.location(op)).rstrip(":")
+        if program.signatures[program.ops[op].signature].attribute("manual"):
+            inside[place] = None
+            continue
+        for value in program.ops[op].operands:
+            type_ = program.values[value].type
+            size = math.prod(type_.shape) * element_bytes(type_.dtype)
+            whole.setdefault(place, {})[str(type_)] = size
+        whole.setdefault(place, {})
+    notes = []
+    if whole:
+        calls = [f"{at} gets {', '.join(arrays) or 'no array'}" for at, arrays in whole.items()]
+        total = size_text(sum(sum(arrays.values()) for arrays in whole.values()))
+        notes.append(
+            f"callbacks into Python: {listed(calls, _NAMED)}; one device gathers these arrays "
+            f"whole ({total}), and their time is not in the price"
+        )
+    if inside:
+        notes.append(
+            f"callbacks into Python in shard_map: {listed([*inside], _NAMED)}; every device runs "
+            "them on its part, and their time is not in the price"
+        )
+    if not notes:
         return []
-    calls = [f"{place} gets {', '.join(arrays) or 'no array'}" for place, arrays in places.items()]
-    size = size_text(sum(sum(arrays.values()) for arrays in places.values()))
-    notes = [
-        f"callbacks into Python: {listed(calls, _NAMED)}; one device gathers these arrays whole "
-        f"({size}), and their time is not in the price"
-    ]
     if not has_callback_functions(program):
         notes.append(
             "this plan cannot be run: the Python functions of its callbacks belong to the process "

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 #: The value of an op's attribute.
@@ -139,6 +139,8 @@ class Program:
     )
     #: Annotations of shardings (``toast.split`` and others) by op, as JSON.
     annotations: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
+    #: Values that the conditions of loops use; these have no ops.
+    condition_values: frozenset[int] = dataclasses.field(default=frozenset(), repr=False)
     #: Whether it was read from a file, so that its names, sizes and depth are untrusted.
     foreign: bool = dataclasses.field(default=False, repr=False, compare=False)
     #: The platform that JAX lowered it for, such as ``cpu`` or ``tpu``; empty if unknown.
@@ -326,6 +328,7 @@ class Builder:
         labels: Mapping[int, str] | None = None,
         constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] | None = None,
         annotations: Mapping[int, str] | None = None,
+        condition_values: Iterable[int] = (),
         source: Any = None,
         foreign: bool = False,
     ) -> Program:
@@ -348,6 +351,7 @@ class Builder:
             labels=labels or {},
             constraints=constraints or {},
             annotations=annotations or {},
+            condition_values=frozenset(condition_values),
             foreign=foreign,
             source=source,
         )

@@ -47,6 +47,8 @@ def unsound(program: Program) -> str:
         return "ties"
     if not _within(program.labels, 0, len(values)) or not _within(program.constraints, 0, count):
         return "labels or constraints"
+    if not _within(program.condition_values, 0, len(values)):
+        return "condition values"
     return ""
 
 

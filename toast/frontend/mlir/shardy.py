@@ -320,6 +320,42 @@ class ShardyWriter:
                     [first] * count
                 )
 
+    def confine_callbacks(self) -> None:
+        """Makes callbacks in manual regions manual over all other axes of the mesh, as JAX does.
+
+        XLA refuses an op with effects that it would have to partition.
+        """
+        per_value = sdy.TensorShardingPerValueAttr.get
+        for operation in [op for op in walk(self._module.body) if is_callback(op)]:
+            taken = _manual_axes(operation)
+            rest = [name for name, size in self._axes if size > 1 and name not in taken]
+            if not taken or not rest:
+                continue
+            operands, results = list(operation.operands), list(operation.results)
+            with self._context, operation.location:
+                whole = [
+                    per_value([
+                        self._sharding(((),) * ir.RankedTensorType(value.type).rank)
+                        for value in values
+                    ])
+                    for values in (operands, results)
+                ]  # fmt: skip
+                manual = sdy.ManualComputationOp(
+                    [result.type for result in results], operands, *whole,
+                    sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name in rest]),
+                    ip=ir.InsertionPoint(operation),
+                )  # fmt: skip
+                block = manual.operation.regions[0].blocks.append(
+                    *(operand.type for operand in operands),
+                    arg_locs=[operation.location] * len(operands),
+                )
+                for result, outer in zip(results, manual.operation.results, strict=True):
+                    result.replace_all_uses_with(outer)
+                for place, argument in enumerate(block.arguments):
+                    operation.operands[place] = argument
+                block.append(operation)
+                sdy.ReturnOp(results, ip=ir.InsertionPoint(block))
+
     def constrain_reshards(self) -> None:
         """Replaces ``sdy.reshard`` ops, which XLA does not accept as input, by constraints."""
         for operation in list(walk(self._function.operation.regions[0].blocks[0])):
@@ -340,6 +376,18 @@ def _in_region(operation: Any) -> bool:
     while parent is not None and parent.name != "sdy.manual_computation":
         parent = parent.parent
     return parent is not None
+
+
+def _manual_axes(operation: Any) -> set[str]:
+    """The axes of the manual regions around an op."""
+    axes: set[str] = set()
+    parent = operation.parent
+    while parent is not None:
+        if parent.name == "sdy.manual_computation":
+            attribute = sdy.ManualAxesAttr(parent.attributes["manual_axes"])
+            axes |= {str(attribute[n]) for n in range(len(attribute))}
+        parent = parent.parent
+    return axes
 
 
 def forget_shardings_of_ops(module: ir.Module) -> None:
