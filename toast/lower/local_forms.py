@@ -40,14 +40,14 @@ LocalForm = Callable[[Emitter, Any, OpSharding], Any]
 _IDENTITY = {"add": 0.0, "multiply": 1.0, "xor": 0.0}
 
 
-def unsupported(emitter: Emitter, op: OpSharding) -> frozenset[int]:
+def unsupported(op: OpSharding) -> frozenset[int]:
     """The sharded factors without a local form: the op runs whole along them."""
     whole, kind = set(), op.signature.kind
     for number in op.sharded:
         factor = op.factor(number)
         unknown = factor.combiner and factor.combiner not in COMBINERS
         unknown = unknown and (kind != "reduce" or factor.combiner == "replace")
-        moves = (factor.permutation or factor.halo) and not slides(emitter, op, number)
+        moves = (factor.permutation or factor.halo) and not slides(op)
         if moves or factor.need_replication or unknown:
             whole.add(number)
     if kind in ("custom_call", "composite") and (op.rule.runs_whole or kind == "composite"):
