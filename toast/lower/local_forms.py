@@ -355,6 +355,7 @@ def _all_along(emitter: Emitter, value: Any, d: int, rest: list[int]) -> Any:
 #: Kinds whose local form differs from the op on local shapes.
 LOCAL_FORMS: dict[str, LocalForm] = {
     "broadcast": _broadcast,
+    "chlo_constant": _constant,
     "concatenate": local_concatenate,
     "constant": _constant,
     "convolution": _convolution,
