@@ -98,7 +98,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def local(kinds: list[str], count: int) -> bool:
+def local(kinds: list[str], count: int, rounds: int) -> bool:
     """Prove local forms on drawn ops and write the table; returns whether something is wrong."""
     rows: dict[str, tuple[str, ...]] = {}
     if LOCAL.exists():
@@ -107,7 +107,7 @@ def local(kinds: list[str], count: int) -> bool:
     bad = False
     for kind in kinds:
         begin = time.perf_counter()
-        proofs = prove_local_kind(kind, count)
+        proofs = prove_local_kind(kind, count, rounds=rounds)
         ran = [run for run in proofs.runs if run.mesh]
         row = (
             kind, proofs.instances, len(ran), proofs.count(sharded=True),
@@ -134,10 +134,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, help="number of drawn ops of each kind")
     parser.add_argument("--local", action="store_true", help="prove device-local programs")
+    parser.add_argument("--rounds", type=int, default=3, help="shardings of each op, for --local")
     parser.add_argument("kinds", nargs="*", metavar="KIND")
     options = parser.parse_args()
     if options.local:
-        return 1 if local(options.kinds or list(KINDS), options.count or 50) else 0
+        kinds = options.kinds or list(KINDS)
+        return 1 if local(kinds, options.count or 50, options.rounds) else 0
     wrong = drawn(options.kinds or list(KINDS), options.count or 200)
     if not options.kinds:
         wrong |= of_programs()

@@ -38,7 +38,7 @@ from toast.uneven import padded_program
 MESHES = ("a=2", "b=3,a=2", "a=4,b=2", "a=2,c=2,b=2")
 
 #: The ops of a program: compiling takes most of the time.
-_BATCH = 25
+_BATCH = 17
 
 #: The share of op classes that are sharded if they can be.
 _SHARDED = 0.9
@@ -89,25 +89,27 @@ class LocalProofs:
 
 
 def prove_local_kind(
-    kind: str, count: int, *, meshes: Sequence[str] = MESHES, seed: int = 0
+    kind: str, count: int, *, meshes: Sequence[str] = MESHES, rounds: int = 3, seed: int = 0
 ) -> LocalProofs:
     """Proves the local form of an op kind on random ops (:mod:`toast.assurance.instances`).
 
     :param kind: the op kind, or ``custom_call TARGET``.
     :param count: the number of different ops; there may be fewer.
-    :param meshes: the meshes, as for :func:`prove_local`.
+    :param meshes: the meshes, as for :func:`prove_local`, and ``rounds`` too.
     :param seed: the seed of the ops, the shardings and the operands.
     """
-    return prove_local(instances.draw(kind, count, seed), kind, meshes=meshes, seed=seed)
+    drawn = instances.draw(kind, count, seed)
+    return prove_local(drawn, kind, meshes=meshes, rounds=rounds, seed=seed)
 
 
 def prove_local(
-    drawn: Sequence[Instance], name: str, *, meshes: Sequence[str] = MESHES, seed: int = 0
-) -> LocalProofs:
+    drawn: Sequence[Instance], name: str, *, meshes: Sequence[str] = MESHES, rounds: int = 3,
+    seed: int = 0,
+) -> LocalProofs:  # fmt: skip
     """Proves the local forms of ops under random shardings.
 
-    Each op runs in two random shardings on different meshes, and in a third one with its dimensions
-    padded where the axes do not divide them.
+    Each op runs in ``rounds`` random shardings on different meshes; in every third of all rounds,
+    its dimensions are padded where the axes do not divide them.
 
     :param drawn: the ops.
     :param name: what they are, for texts.
@@ -132,9 +134,9 @@ def prove_local(
     differing: list[str] = []
     for number, start in enumerate(range(0, len(cases), _BATCH)):
         batch = _Batch(name, cases[start : start + _BATCH])
-        for place in range(3):
-            mesh = Mesh.parse(meshes[(3 * number + place) % len(meshes)])
-            batch.run(mesh, random, padded=place == 2)
+        for place in range(rounds * number, rounds * (number + 1)):
+            mesh = Mesh.parse(meshes[place % len(meshes)])
+            batch.run(mesh, random, padded=place % 3 == 2)
         runs += batch.runs
         differing += batch.differing
     return LocalProofs(name, len(drawn), tuple(runs), tuple(differing))

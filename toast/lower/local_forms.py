@@ -42,16 +42,15 @@ LocalForm = Callable[[Emitter, Any, OpSharding], Any]
 _IDENTITY = {"add": 0.0, "multiply": 1.0, "xor": 0.0}
 
 
-def unsupported(emitter: Emitter, op: OpSharding) -> frozenset[int]:
+def unsupported(op: OpSharding) -> frozenset[int]:
     """The sharded factors without a local form: the op runs whole along them."""
     whole, kind = set(), op.signature.kind
     for number in op.sharded:
         factor = op.factor(number)
         unknown = factor.combiner and factor.combiner not in COMBINERS
         unknown = unknown and (kind != "reduce" or factor.combiner == "replace")
-        moves = (factor.permutation or factor.halo) and not (
-            slides(emitter, op, number) or any(ring.factor == number for ring in op.rule.rings)
-        )
+        ring = any(each.factor == number for each in op.rule.rings)
+        moves = (factor.permutation or factor.halo) and not (ring or slides(op))
         if moves or factor.need_replication or unknown:
             whole.add(number)
     if is_body(op.signature) or (kind == "custom_call" and op.rule.runs_whole):
@@ -384,6 +383,7 @@ def _composite(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
 #: Kinds whose local form differs from the op on local shapes.
 LOCAL_FORMS: dict[str, LocalForm] = {
     "broadcast": _broadcast,
+    "chlo_constant": _constant,
     "composite": _composite,
     "concatenate": local_concatenate,
     "constant": _constant,

@@ -332,7 +332,7 @@ class _Lowering:
         program, operation = self._program, self._source.operations[op]
         rule = self._analysis.rules[program.ops[op].signature]
         planned = op_sharding(program, self._shardings, rule, op, self._factors.of(op))
-        whole = unsupported(self._emitter, planned)
+        whole = unsupported(planned)
         if planned.sharded and is_body(planned.signature):
             whole = self._lower_body(operation, planned)
         if whole:

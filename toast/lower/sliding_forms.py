@@ -16,39 +16,19 @@ from jaxlib.mlir.dialects import stablehlo
 from toast.lower.device_groups import tiles
 from toast.lower.emitter import Emitter
 from toast.lower.op_sharding import OpSharding
-from toast.lower.windows import Window, inside_of, windowed
+from toast.lower.windows import Window, dilated, inside_of, windowed
 
 
-def slides(emitter: Emitter, op: OpSharding, number: int) -> bool:
-    """Whether an op has a local form along a factor of which elements move."""
-    kind, attribute = op.signature.kind, op.signature.attribute
-    if kind in ("slice", "reverse", "concatenate"):
-        return True
-    if kind == "pad":
-        return _is_all(attribute("interior_padding"), 0)
-    if kind == "convolution":
-        return _is_all(attribute("lhs_dilation"), 1) or _is_aligned(emitter, op, number)
-    if kind == "reduce_window":
-        return len(op.signature.results) == 1 and _is_all(attribute("base_dilations"), 1)
-    return kind == "dynamic_update_slice"
+def slides(op: OpSharding) -> bool:
+    """Whether an op has a local form along factors of which elements move."""
+    return op.signature.kind in SLIDING
 
 
-def _is_aligned(emitter: Emitter, op: OpSharding, number: int) -> bool:
-    """Whether the windows of all devices begin at the same place of a dilated input."""
-    label = op.factor(number).label
-    strides, spreads = (op.signature.attribute(n) for n in ("window_strides", "lhs_dilation"))
-    if not label.startswith("space") or not isinstance(spreads, tuple):
-        return False
-    spatial = int(label.removeprefix("space(").removesuffix(")"))
-    dims = [d for d, factors in enumerate(op.rule.results[0]) if number in factors]
-    stride = int(strides[spatial]) if isinstance(strides, tuple) else 1
-    places = op.signature.results[0].shape[dims[0]] // emitter.shards(op.results[0][dims[0]])
-    return places * stride % int(spreads[spatial]) == 0
-
-
-def _is_all(numbers: Any, number: int) -> bool:
-    """Whether an attribute is absent, or has this number only."""
-    return not isinstance(numbers, tuple) or all(n == number for n in numbers)
+#: Kinds with a local form along dimensions of which elements move.
+SLIDING = frozenset({
+    "slice", "reverse", "concatenate", "pad", "convolution", "reduce_window",
+    "dynamic_update_slice",
+})  # fmt: skip
 
 
 def _moving(op: OpSharding) -> Iterator[int]:
@@ -105,15 +85,20 @@ def local_slice(emitter: Emitter, operation: Any, op: OpSharding) -> None:
 def local_pad(emitter: Emitter, operation: Any, op: OpSharding) -> None:
     """A pad: positions that no device has are filled with its padding value."""
     rank = operation.operands[0].type.rank
-    low, high = (
-        _integers(operation, name, rank, 0) for name in ("edge_padding_low", "edge_padding_high")
+    low, high, between = (
+        _integers(operation, name, rank, 0)
+        for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
     )
     for d in _moving(op):
         window = _window(emitter, op, d, low[d], 1, 1)
         with emitter.before(operation):
             value, fill = operation.operands
-            operation.operands[0] = windowed(emitter, value, window, fill)
-        low[d] = high[d] = 0
+            operation.operands[0] = (
+                dilated(emitter, value, window, between[d] + 1, fill) if between[d]
+                else windowed(emitter, value, window, fill)
+            )  # fmt: skip
+        low[d] = high[d] = between[d] = 0
+    _set(operation, "interior_padding", between)
     _set(operation, "edge_padding_low", low)
     _set(operation, "edge_padding_high", high)
 
@@ -178,8 +163,18 @@ def local_convolution(emitter: Emitter, operation: Any, op: OpSharding) -> None:
         first = moved - padding[n][0]
         extent = (local_places - 1) * strides[n] + (local_kernel - 1) * gaps[n] + 1
         begin = -(-first // spreads[n])
-        offset = int((begin * spreads[n] - first)[0])
+        offsets = begin * spreads[n] - first
+        offset = int(offsets[0])
         length = (extent - offset - 1) // spreads[n] + 1
+        if (offsets != offset).any():  # windows begin at different places between elements
+            with emitter.before(operation):
+                zero = emitter.splat(0, [], operation.operands[0].type.element_type)
+                window = Window(d, axes, size, first, extent)
+                operation.operands[0] = dilated(
+                    emitter, operation.operands[0], window, spreads[n], zero
+                )
+            spreads[n], padding[n] = 1, [0, 0]
+            continue
         with emitter.before(operation):
             zero = emitter.splat(0, [], operation.operands[0].type.element_type)
             operation.operands[0] = windowed(
@@ -187,6 +182,7 @@ def local_convolution(emitter: Emitter, operation: Any, op: OpSharding) -> None:
             )
         padding[n] = [offset, extent - offset - (length - 1) * spreads[n] - 1]
     if sharded:
+        _set(operation, "lhs_dilation", spreads)
         _set_padding(operation, padding)
 
 
@@ -196,14 +192,20 @@ def local_reduce_window(emitter: Emitter, operation: Any, op: OpSharding) -> Non
     sizes = _integers(operation, "window_dimensions", rank, 1)
     strides = _integers(operation, "window_strides", rank, 1)
     gaps = _integers(operation, "window_dilations", rank, 1)
-    padding = _padding(operation, rank)
+    spreads = _integers(operation, "base_dilations", rank, 1)
+    padding, count = _padding(operation, rank), len(operation.results)
     for d in _moving(op):
         length = (sizes[d] - 1) * gaps[d] + 1
         window = _window(emitter, op, d, padding[d][0], length, strides[d])
         with emitter.before(operation):
-            value, fill = operation.operands
-            operation.operands[0] = windowed(emitter, value, window, fill)
-        padding[d] = [0, 0]
+            for place in range(count):
+                value, fill = operation.operands[place], operation.operands[count + place]
+                operation.operands[place] = (
+                    dilated(emitter, value, window, spreads[d], fill) if spreads[d] > 1
+                    else windowed(emitter, value, window, fill)
+                )  # fmt: skip
+        padding[d], spreads[d] = [0, 0], 1
+    _set(operation, "base_dilations", spreads)
     _set_padding(operation, padding)
 
 

@@ -107,6 +107,35 @@ def windowed(emitter: Emitter, value: Any, window: Window, fill: Any = None) -> 
     return inside_of(emitter, result, window, 0, size, fill)
 
 
+def dilated(emitter: Emitter, value: Any, window: Window, spread: int, fill: Any) -> Any:
+    """The elements in a window of ``value`` with ``spread - 1`` times ``fill`` between elements.
+
+    ``window`` has positions in the dilated dimension, which may be at different places between
+    elements on different devices; its ``size`` is that of the dimension before it is dilated.
+    """
+    d, axes, size, first, length = window
+    begin = -(-first // spread)
+    count = int((-(-(first + length) // spread) - begin).max())
+    if not count:
+        shape = list(value.type.shape)
+        shape[d] = length
+        return emitter.broadcast(fill, shape, [])
+    part = windowed(emitter, value, Window(d, axes, size, begin, count), fill)
+    # The first element has spread - 1 times fill before it.
+    skipped = first - begin * spread + spread - 1
+    rank = value.type.rank
+    low, high, between = [0] * rank, [0] * rank, [0] * rank
+    room = int(skipped.max()) + length - (spread - 1) - ((count - 1) * spread + 1)
+    low[d], high[d], between[d] = spread - 1, max(0, room), spread - 1
+    wide = stablehlo.pad(part, fill, low, high, between)
+    zero = emitter.splat(0, [], ir.IntegerType.get_signless(32))
+    starts = [zero] * rank
+    starts[d] = emitter.row(skipped[tiles(emitter.mesh, axes)])
+    sizes = list(wide.type.shape)
+    sizes[d] = length
+    return stablehlo.dynamic_slice(wide, starts, sizes)
+
+
 def inside_of(
     emitter: Emitter, value: Any, window: Window, start: int, stop: int, other: Any
 ) -> Any:
