@@ -17,7 +17,10 @@ from toast.space import Action, Space, States
 Ints = npt.NDArray[np.int64]
 
 #: Minimum number of variants priced in one batch.
-_BATCH = 128
+_BATCH = 64
+
+#: Later rounds polish trajectories whose cost is at most this multiple of the best cost.
+_FAR = 1.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +28,13 @@ class Polishing:
     """A stage: single changes to the actions of trajectories, until none improves them."""
 
     def __call__(self, ledger: Ledger, budget: Budget) -> list[Trajectory]:
-        """The starting trajectories, polished, and the empty one."""
-        return [*(polish(ledger, start) for start in ledger.starts), ledger.begin()]
+        """The starting trajectories, polished unless they cost far too much, and the empty one."""
+        # Later rounds begin anew: most of their trajectories end where those of the first one did.
+        most = np.inf if not budget.round else _FAR * ledger.best.cost
+        polished = [
+            polish(ledger, start) if start.cost <= most else start for start in ledger.starts
+        ]
+        return [*polished, ledger.begin()]
 
 
 class _Variants(NamedTuple):
@@ -122,13 +130,22 @@ def _neighbours(ledger: Ledger, actions: tuple[Action, ...]) -> Iterator[_Prefix
     for skip in (0, 1):  # insert, replace
         if not skip and count >= ledger.depth:
             continue
+        later: States | None = None
         for i in range(count - skip, -1, -1):
             longer = whole - length(actions[i : i + skip]) + 1
             if ledger.beaten(longer):
+                later = None
                 continue
             states = space.apply_each(before[i], every)
-            # An action without effect is no improvement.
-            some = np.flatnonzero((states != before[i]).any(axis=(1, 2)))
+            # An action without effect is no improvement, nor is one that only replaces its like.
+            new = (states != before[i]).any(axis=(1, 2))
+            if skip:
+                new &= (states != before[i + 1]).any(axis=(1, 2))
+            elif later is not None:
+                # Most actions have the same effect one place later, which was tried before.
+                new &= (space.apply_all(states, actions[i]) != later).any(axis=(1, 2))
+            later = states
+            some = np.flatnonzero(new)
             yield _Prefix(
                 [(*actions[:i], space.actions[number]) for number in some.tolist()],
                 np.full(len(some), longer),
