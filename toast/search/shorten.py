@@ -64,8 +64,9 @@ def shortest(space: Space, target: States, beam: int = 8) -> tuple[Action, ...]:
         children: list[_ColorPrefix] = []
         for prefix in prefixes:
             after = space.apply_each(prefix.state, every)
-            longer = [(*prefix.actions, number) for number in every]
-            for child in groups.prefixes(longer, after):
+            some = np.flatnonzero((after != prefix.state).any(axis=(1, 2)))
+            longer = [(*prefix.actions, number) for number in some.tolist()]
+            for child in groups.prefixes(longer, after[some]):
                 key = state_key(child.state)
                 if key not in known:
                     known.add(key)
@@ -94,7 +95,7 @@ class _Groups:
 
     def prefixes(self, actions: list[tuple[int, ...]], states: States) -> list[_ColorPrefix]:
         """Prefixes that lead to ``states`` (``[prefixes, classes, axes]``)."""
-        differs = (states != self._target).reshape(len(states), -1)[:, self._order]
+        differs = (states != self._target).reshape(len(states), self._target.size)[:, self._order]
         counts = np.add.reduceat(differs, self._first, axis=1, dtype=np.int64)
         lengths = REFINEMENT_LENGTH * (counts > 0).sum(axis=1)
         return [
