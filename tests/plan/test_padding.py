@@ -11,7 +11,9 @@ import pytest
 
 import toast
 from tests.helpers import f32
-from toast.plan import padded
+from toast.cost import CostModel
+from toast.plan import may_gain, padded
+from toast.space import Space
 
 
 def loss(embedding: Any, w: Any, ids: Any) -> Any:
@@ -83,3 +85,15 @@ def test_a_budget_leaves_time_for_the_note() -> None:
     plan = train_step(50257, settings=toast.Settings(budget=600.0))
     assert plan.note == train_step(50257).note
     assert plan.note.startswith("the axes do not divide some dimensions: embedding:0 has 50,257")
+
+
+def test_padding_is_not_searched_if_the_lower_bound_excludes_a_gain() -> None:
+    plan = train_step(50257)
+    larger = padded(plan.analysis, plan.mesh)
+    assert larger is not None
+    model = CostModel(Space(larger, plan.mesh), plan.hardware, like=plan.model)
+    assert model.tables.use_class is plan.model.tables.use_class  # not gathered again
+    least = model.quick_bound / model.initial_seconds
+    assert may_gain(model, plan.cost)
+    assert not may_gain(model, 1.05 * least)
+    assert may_gain(model, 1.06 * least)

@@ -86,6 +86,19 @@ def test_a_search_is_the_stages_that_it_is_given(model: CostModel) -> None:
     assert (nothing.actions, nothing.states) == ((), 1)
 
 
+def test_later_rounds_polish_only_trajectories_near_the_best(model: CostModel) -> None:
+    ledger, budget = Ledger(model, LIMIT, 1e-4), Budget(None)
+    ledger.starts = [ledger.begin()]
+    Polishing()(ledger, budget)
+    empty = ledger.begin()
+    far = empty._replace(cost=1.6 * ledger.best.cost)
+    ledger.starts = [far]
+    budget.round = 1
+    assert Polishing()(ledger, budget) == [far, empty]
+    budget.round = 0
+    assert Polishing()(ledger, budget)[0].rank < far.rank
+
+
 def test_stages_begin_with_what_the_stage_before_returned(model: CostModel) -> None:
     starts: list[list[Trajectory]] = []
 
