@@ -396,7 +396,7 @@ def test_callbacks_in_a_region_run_beside_further_axes() -> None:
         )
         return jax.lax.psum(twice, "x")
 
-    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+    mesh = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
     function = jax.shard_map(part, mesh=mesh, in_specs=P("x"), out_specs=P())
     plan = toast.plan(function, f32(8, 4), mesh="x=4,y=2", hardware="tpu-v5e")
     (note,) = [line for line in plan.note.splitlines() if "callbacks" in line]
