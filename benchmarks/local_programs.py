@@ -28,9 +28,8 @@ from toast.apply import verify
 from toast.cost import CostModel
 from toast.errors import ToastError
 from toast.hardware import Mesh, load
-from toast.lower import OpFactors, lower
 from toast.models import ZOO, build
-from toast.plan.shard import shardings_of
+from toast.plan.shard import lowered_state
 from toast.space import Space, States
 
 MESHES = ("data=2", "data=8", "data=2,model=2", "data=2,model=4", "data=4,model=2", "a=2,b=2,c=2")
@@ -75,10 +74,7 @@ def measure(name: str, mesh: str, count: int, seed: int) -> dict[str, object]:
             if state is None:
                 local, predicted = plan.lowered(), plan.model.reshards(plan.state)
             else:
-                held = model.space.of_ops(state)
-                steps = np.zeros(held.shape, dtype=np.int64)
-                factors = OpFactors(model.space.mesh.names, held, steps)
-                local = lower(analysis, shardings_of(model, state), factors)
+                local = lowered_state(model, state)
                 predicted = model.reshards(state)
             check = verify(
                 analysis.program, local.shardings, module_of=lambda *_, m=local.module: m

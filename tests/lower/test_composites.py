@@ -11,10 +11,11 @@ from jax.sharding import PartitionSpec
 
 import toast
 from tests.helpers import f32
-from tests.lower.test_lowering import assert_as_predicted, local_program, random_states
+from tests.lower.test_lowering import assert_as_predicted, random_states
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.models.attention import attention
+from toast.plan.shard import lowered_state
 from toast.space import Space
 
 SHAPES = (f32(4, 16, 4, 2, 8), f32(4, 16, 4, 8), f32(4, 16, 4, 8))
@@ -49,7 +50,7 @@ def test_random_states_of_attention() -> None:
         Space(toast.analyze(backward, *SHAPES), Mesh.parse("a=2,b=2,c=2")), load("tpu-v5e")
     )
     for state in random_states(model.space, 4, seed=0):
-        assert_as_predicted(model, state, local_program(model, state))
+        assert_as_predicted(model, state, lowered_state(model, state))
 
 
 def test_loops_that_share_a_value_reshard_it_on_their_own() -> None:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import toast
-from tests.lower.test_lowering import assert_as_predicted, local_program, random_states
+from tests.lower.test_lowering import assert_as_predicted, random_states
 from toast.cost import CostModel
 from toast.errors import PlanError
 from toast.hardware import Mesh, load
+from toast.plan.shard import lowered_state
 from toast.space import Space
 
 
@@ -43,7 +44,7 @@ def test_space_and_features_are_sharded_at_once(options: dict[str, int]) -> None
     assert not any(rule.excludes or rule.whole_mesh for rule in analysis.rules)
     model = CostModel(Space(analysis, Mesh.parse("a=2,b=2")), load("tpu-v5e"))
     for state in random_states(model.space, 2, seed=1):
-        assert_as_predicted(model, state, local_program(model, state))
+        assert_as_predicted(model, state, lowered_state(model, state))
 
 
 def test_a_plan_says_how_it_is_lowered(tmp_path: pathlib.Path) -> None:

@@ -17,19 +17,12 @@ from toast.apply import verify
 from toast.cost import CostModel
 from toast.errors import PlanError
 from toast.hardware import Mesh, load
-from toast.lower import LocalProgram, OpFactors, local_forms, lower
+from toast.lower import LocalProgram, local_forms
 from toast.models import build
-from toast.plan.shard import shardings_of
+from toast.plan.shard import lowered_state
 from toast.space import Space, States
 
 MESHES = ("data=2", "model=4,data=2", "a=2,b=2,c=2")
-
-
-def local_program(model: CostModel, state: States) -> LocalProgram:
-    """The device-local program of a state."""
-    held = model.space.of_ops(state)
-    factors = OpFactors(model.space.mesh.names, held, np.zeros(held.shape, dtype=np.int64))
-    return lower(model.space.analysis, shardings_of(model, state), factors)
 
 
 def random_states(space: Space, count: int, seed: int) -> list[States]:
@@ -59,7 +52,7 @@ def assert_as_predicted(model: CostModel, state: States, local: LocalProgram) ->
 def test_random_states_run_as_priced(name: str, mesh: str) -> None:
     model = CostModel(Space(analyzed(name, small=True), Mesh.parse(mesh)), load("tpu-v5e"))
     for state in random_states(model.space, 3, seed=len(mesh)):
-        assert_as_predicted(model, state, local_program(model, state))
+        assert_as_predicted(model, state, lowered_state(model, state))
 
 
 @pytest.mark.slow
@@ -162,7 +155,7 @@ def test_gshard_3_3_2_partial_results_are_combined(name: str, mesh: str) -> None
     analysis = toast.analyze(COMBINATIONS[name], f32(16, 8))
     model = CostModel(Space(analysis, Mesh.parse(mesh)), load("tpu-v5e"))
     for state in random_states(model.space, 3, seed=2):
-        assert_as_predicted(model, state, local_program(model, state))
+        assert_as_predicted(model, state, lowered_state(model, state))
 
 
 def test_devices_agree_on_the_condition_of_a_loop() -> None:

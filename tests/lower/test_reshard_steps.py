@@ -16,12 +16,13 @@ import toast
 from tests.helpers import f32
 from toast import api
 from toast.apply.execute import flat_jit, on_devices
-from toast.assurance.local_proofs import lower_state, random_state
+from toast.assurance.local_proofs import random_state
 from toast.cost import CostModel
 from toast.cost.reshard_steps import crowded_dimensions, reshard_steps, sum_steps
 from toast.hardware import Mesh, load
 from toast.lower import OpFactors, lower
 from toast.lower.device_groups import groups
+from toast.plan.shard import lowered_state
 from toast.program import Shardings, Spec
 from toast.space import Space
 
@@ -117,7 +118,7 @@ def test_prices_are_those_of_the_steps(mesh: str) -> None:
     random = np.random.default_rng(0)
     for _ in range(30):
         state = random_state(model.space, random)
-        assert lower_state(model, state).counts() == model.reshards(state)
+        assert lowered_state(model, state).counts() == model.reshards(state)
 
 
 @functools.cache

@@ -13,11 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 import toast
 from tests.helpers import f32
-from tests.lower.test_lowering import assert_as_predicted, local_program, random_states
+from tests.lower.test_lowering import assert_as_predicted, random_states
 from toast.cost import CostModel, Memo
 from toast.evaluation.baselines import manual_states
 from toast.hardware import Mesh, load
 from toast.models.attention import attention, paged_attention
+from toast.plan.shard import lowered_state
 from toast.space import Space, States
 
 #: Whether attention is causal, and its window.
@@ -75,7 +76,7 @@ def test_keys_and_values_go_around(mesh: str, causal: bool, window: int) -> None
     # Keys and values in both passes, and their gradients.
     part = 2 * 16 * 2 * 8 * 4.0 / shards
     assert model.reshards(state) == {("collective_permute", ("x",), part): 6 * passes}
-    assert_as_predicted(model, state, local_program(model, state))
+    assert_as_predicted(model, state, lowered_state(model, state))
 
 
 @pytest.mark.parametrize(
@@ -85,14 +86,14 @@ def test_keys_and_values_go_around(mesh: str, causal: bool, window: int) -> None
 def test_random_states_run_as_priced(mesh: str, causal: bool, window: int) -> None:
     model = model_of(mesh, causal, window)
     for state in random_states(model.space, 2, seed=window + causal):
-        assert_as_predicted(model, state, local_program(model, state))
+        assert_as_predicted(model, state, lowered_state(model, state))
 
 
 @pytest.mark.parametrize("letter", "bsgr")
 def test_bfloat16_is_passed_on_as_such(letter: str) -> None:
     model = model_of("x=2", dtype="bfloat16")
     state = split(model, letter)
-    assert_as_predicted(model, state, local_program(model, state))
+    assert_as_predicted(model, state, lowered_state(model, state))
 
 
 @pytest.mark.parametrize("letter", "bsgr")
@@ -103,7 +104,7 @@ def test_a_part_of_the_queries_needs_all_keys(letter: str, window: int) -> None:
     state = split(model, letter)
     sums = {"all_reduce": 2} if letter in "sr" else {}
     assert {kind: n for (kind, _, _), n in model.reshards(state).items()} == sums
-    assert_as_predicted(model, state, local_program(model, state))
+    assert_as_predicted(model, state, lowered_state(model, state))
 
 
 @pytest.mark.parametrize("letter", "bsgr")
@@ -111,7 +112,7 @@ def test_plans_for_xla_are_lowered_without_rings(letter: str) -> None:
     model = model_of("x=2", lowering="xla")
     state = split(model, letter)
     assert not any(rule.rings for rule in model.space.analysis.rules)
-    assert_as_predicted(model, state, local_program(model, state))
+    assert_as_predicted(model, state, lowered_state(model, state))
 
 
 def test_a_loop_of_layers_has_its_rings_inside() -> None:
@@ -130,7 +131,7 @@ def test_a_loop_of_layers_has_its_rings_inside() -> None:
     )  # fmt: skip
     model = CostModel(Space(analysis, Mesh.parse("x=4")), load("tpu-v5e"))
     (state,) = dict(manual_states(model, {"s": [("x", 1, "all")]})).values()
-    local = local_program(model, state)
+    local = lowered_state(model, state)
     permutes = [n for (kind, _, _), n in local.counts().items() if kind == "collective_permute"]
     # Three layers, three passes; keys and values in both passes, and their gradients.
     assert sum(permutes) == 3 * 3 * 6

@@ -13,10 +13,11 @@ from jax import lax
 
 import toast
 from tests.helpers import f32
-from tests.lower.test_lowering import assert_as_predicted, local_program, random_states
+from tests.lower.test_lowering import assert_as_predicted, random_states
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.lower.windows import ShardPart, shard_parts
+from toast.plan.shard import lowered_state
 from toast.space import Space
 
 
@@ -83,7 +84,7 @@ def test_gshard(name: str, mesh: str) -> None:
     analysis = toast.analyze(CASES[name].function, *CASES[name].shapes)
     model = CostModel(Space(analysis, Mesh.parse(mesh)), load("tpu-v5e"))
     for state in random_states(model.space, 2, seed=3):
-        local = local_program(model, state)
+        local = lowered_state(model, state)
         assert_as_predicted(model, state, local)
         if name in EXACT:
             assert local.edges() == model.edges(state)

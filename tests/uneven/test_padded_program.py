@@ -14,12 +14,13 @@ from jax import lax
 
 import toast
 from tests.helpers import f32
-from tests.lower.test_lowering import assert_as_predicted, local_program, random_states
+from tests.lower.test_lowering import assert_as_predicted, random_states
 from toast.apply.verify import _reference, random_arguments
 from toast.assurance import instances
 from toast.cost import CostModel
 from toast.errors import PlanError, SearchError
 from toast.hardware import Mesh, load
+from toast.plan.shard import lowered_state
 from toast.space import Space
 from toast.uneven import padded_program
 
@@ -131,7 +132,7 @@ def test_gshard_3_3_1_padded_programs(name: str, mesh: str) -> None:
         for result, value in zip(results, expected, strict=True):
             np.testing.assert_allclose(result, value, rtol=2e-5, atol=1e-5)
     for state in random_states(model.space, 1, seed=5):
-        assert_as_predicted(model, state, local_program(model, state))
+        assert_as_predicted(model, state, lowered_state(model, state))
 
 
 def test_plans_pad_where_it_pays() -> None:

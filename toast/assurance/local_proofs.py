@@ -28,8 +28,7 @@ from toast.assurance.sharded_op import identity
 from toast.cost import CostModel
 from toast.errors import PlanError, ToastError
 from toast.hardware import Mesh, load
-from toast.lower import LocalProgram, OpFactors, lower
-from toast.plan.shard import shardings_of
+from toast.plan.shard import lowered_state
 from toast.program import Program
 from toast.space import Space, States
 from toast.uneven import padded_program
@@ -180,7 +179,7 @@ class _Batch:
         places = _ops_of_results(analysis.program, [len(c.expected) for c in self.cases])
         described = [_described(analysis, model.space, state, op) for op in places]
         try:
-            local, predicted = lower_state(model, state), model.reshards(state)
+            local, predicted = lowered_state(model, state), model.reshards(state)
             if (emitted := local.counts()) != predicted:
                 more, less = emitted - predicted, predicted - emitted
                 self.differing.append(
@@ -223,7 +222,7 @@ class _Batch:
     def _runs_unsharded(self, mesh: Mesh) -> bool:
         """Whether XLA runs the ops on a mesh at all, whole on every device."""
         model = CostModel(Space(self.analysis, mesh), load("tpu-v5e"))
-        local = lower_state(model, model.space.unsharded)
+        local = lowered_state(model, model.space.unsharded)
         arguments = [argument for case in self.cases for argument in case.operands]
         try:
             results = Runnable(
@@ -245,13 +244,6 @@ def random_state(space: Space, random: np.random.Generator) -> States:
         least = int(len(legal) > 1 and random.random() < _SHARDED)  # the first one is unsharded
         rows.append(legal[random.integers(least, len(legal))])
     return np.stack(rows)
-
-
-def lower_state(model: CostModel, state: States) -> LocalProgram:
-    """The device-local program of a state (``[classes, axes]``)."""
-    held = model.space.of_ops(state)
-    factors = OpFactors(model.space.mesh.names, held, np.zeros(held.shape, dtype=np.int64))
-    return lower(model.space.analysis, shardings_of(model, state), factors)
 
 
 def _operands(instance: Instance, seed: int) -> list[Any]:
@@ -300,6 +292,6 @@ def _outcome(case: _Case, results: Sequence[Any]) -> str:
 
 
 __all__ = [
-    "MESHES", "LocalProofs", "LocalRun", "lower_state", "prove_local", "prove_local_kind",
+    "MESHES", "LocalProofs", "LocalRun", "prove_local", "prove_local_kind",
     "random_state",
 ]  # fmt: skip
