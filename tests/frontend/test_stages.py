@@ -225,6 +225,8 @@ def test_static_arguments_of_a_plan() -> None:
     np.testing.assert_array_equal(with_static[0], without[0])
     with pytest.raises(PlanError, match=r"was planned with the static times = 3, got 4"):
         plan.jit()(*arrays(), times=4)
+    with pytest.raises(PlanError, match=r"pass times by name, and the others in the structure"):
+        plan.jit()(*arrays(), 3)
 
 
 def test_static_arguments_that_cannot_be_pickled() -> None:

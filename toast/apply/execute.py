@@ -504,15 +504,19 @@ class Runnable:
                     f"{len(arguments)}; pass them in the order of the file"
                 )
             return list(arguments)
+        left_out = []
         for name, planned in self._calling.static.items():
             if isinstance(name, str) and name in keywords:
                 self._check_static(name, planned, keywords.pop(name))
+            elif isinstance(name, str):
+                left_out.append(name)
         flat: list[Any]
         flat, tree = jax.tree.flatten((arguments, keywords))
         if tree != self._calling.in_tree:
+            by_name = f"{', '.join(left_out)} by name, and the others in " if left_out else ""
             raise PlanError(
                 f"{self._program.name} was planned for arguments of another pytree structure; "
-                "pass the structure that was planned"
+                f"pass {by_name}the structure that was planned"
             )
         for number, planned in self._calling.static.items():
             if isinstance(number, int):
