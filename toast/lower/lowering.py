@@ -29,14 +29,6 @@ from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
 from toast.program import Program, Shardings, Spec, TensorType, element_bytes, has_collective
 from toast.space import BOUNDARY, matched_axes, split_axes
 
-#: Operations whose results are values of their regions.
-_WITH_REGIONS = frozenset({
-    "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier",
-})  # fmt: skip
-
-#: Kinds of ops that are parts of such an operation, or of the function.
-_OF_REGIONS = frozenset({"carry", "yield", "join", "argument", "return", "optimization_barrier"})
-
 
 @dataclasses.dataclass(frozen=True)
 class LocalCollective:
@@ -240,13 +232,13 @@ class _Lowering:
     def _lower_ops(self) -> None:
         program = self._program
         for operation, values in self._source.results:
-            if operation.name in _WITH_REGIONS:
+            if operation.name in mlir.WITH_REGIONS:
                 self._set_types_of_region(operation, values)
         for op in range(len(program.ops)):
             kind = program.kind(op)
             if kind in BOUNDARY:
                 self._lower_boundary(op)
-            elif kind in _OF_REGIONS:
+            elif kind in mlir.OF_REGIONS:
                 self._reshard_uses_of_region(op)
             else:
                 self._lower(op)

@@ -33,14 +33,6 @@ from toast.units import listed
 
 Shape = tuple[int, ...]
 
-#: Operations whose results are values of their regions.
-_WITH_REGIONS = frozenset({
-    "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier",
-})  # fmt: skip
-
-#: Kinds of ops that are parts of such an operation, or of the function.
-_OF_REGIONS = frozenset({"carry", "yield", "join", "argument", "return", "optimization_barrier"})
-
 
 @dataclasses.dataclass(frozen=True)
 class PaddedProgram:
@@ -115,7 +107,7 @@ class _Padding:
         program = self._program
         with self._module.context, ir.Location.unknown():
             for operation, values in self._source.results:
-                if operation.name in _WITH_REGIONS:
+                if operation.name in mlir.WITH_REGIONS:
                     self._set_types_of_region(operation, values)
             for op in range(len(program.ops)):
                 kind = program.kind(op)
@@ -123,7 +115,7 @@ class _Padding:
                     self._use(op, 0, program.values[program.ops[op].operands[0]].type.shape)
                 elif kind == "argument":
                     continue
-                elif kind in _OF_REGIONS:
+                elif kind in mlir.OF_REGIONS:
                     (value,) = program.ops[op].results
                     for index in range(len(program.ops[op].operands)):
                         self._use(op, index, self._stored(value))
@@ -140,7 +132,7 @@ class _Padding:
         kind = program.kind(op)
         if kind == "argument":
             return shape
-        if kind not in _OF_REGIONS:
+        if kind not in mlir.OF_REGIONS:
             rule = self._analysis.rules[program.ops[op].signature]
             dims = rule.results[program.ops[op].results.index(value)]
             return _padded_shape(self._larger(op), dims, shape)

@@ -18,6 +18,8 @@ from toast.frontend.mlir.manual_computation import (
     read_region,
 )
 from toast.frontend.mlir.modules import (
+    OF_REGIONS,
+    WITH_REGIONS,
     attribute_texts,
     bytecode,
     clone,
@@ -76,6 +78,8 @@ from toast.frontend.mlir.shardy import (
 __all__ = [
     "CONSTRAINTS",
     "DEVICES",
+    "OF_REGIONS",
+    "WITH_REGIONS",
     "AttributeReader",
     "ModuleSource",
     "Propagated",

@@ -16,6 +16,14 @@ from toast.errors import TargetError
 from toast.program import TensorType
 from toast.units import listed
 
+#: Operations whose results are values of their regions.
+WITH_REGIONS = frozenset({
+    "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.optimization_barrier",
+})  # fmt: skip
+
+#: Kinds of a program's ops that are parts of such an operation, or of the function.
+OF_REGIONS = frozenset({"carry", "yield", "join", "argument", "return", "optimization_barrier"})
+
 
 class _Context(ir.Context):  # type: ignore[misc]
     """A context without dialects; the base class of the bindings would load all of them."""
