@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from toast.cost.axis_sets import SCATTER, Axes, axes_of
 from toast.cost.entities import Bools, Dims, Floats, Ints
+from toast.cost.loops import Loops, looped_gathers, looped_sums
 from toast.cost.reshard_routes import Routes, routes, trading
 from toast.cost.tables import Tables
 from toast.hardware import Collectives, Hardware
@@ -18,12 +20,6 @@ from toast.space import NONE, States
 
 #: ``[S, K, A]`` the factor of an op class that holds an axis; F for none.
 Held = npt.NDArray[np.intp]
-#: Sets of mesh axes: axis ``a`` is bit ``a``, as in :meth:`toast.hardware.Collectives.seconds`.
-Axes = npt.NDArray[np.uint8]
-
-#: Kinds of collectives, as :data:`toast.hardware.COLLECTIVES` numbers them.
-GATHER, REDUCE, SCATTER, ALL_TO_ALL, PERMUTE = range(5)
-
 #: Devices up to which XLA unrolls the loop of a product that is summed in parts.
 UNROLLED = 4
 
@@ -75,7 +71,8 @@ class Machine:
         ``collective`` and ``group`` are columns of value classes.
         """
         peaks = np.array([self.hardware.peak(dtype) for dtype in tables.dtypes])
-        return tables.on_hardware(peaks, self._may_pad(tables), collective, group)
+        devices = float(self.devices[-1])
+        return tables.on_hardware(peaks, devices, self._may_pad(tables), collective, group)
 
     def _may_pad(self, tables: Tables) -> Bools:
         """``[C]`` whether some sharding pads a value class; small classes are not padded."""
@@ -263,6 +260,16 @@ class Layout(LocalLayout):
         return np.asarray(whole)
 
     @functools.cached_property
+    def looped_gathers(self) -> Loops:
+        """``[S, U]`` all-gathers in place of which products become loops."""
+        return looped_gathers(self)
+
+    @functools.cached_property
+    def looped_sums(self) -> Loops:
+        """``[S, C]`` reduce-scatters in place of which products become loops."""
+        return looped_sums(self)
+
+    @functools.cached_property
     def major(self) -> Ints:
         """``[S, A]`` how often each axis stays while another of its dimension is gathered.
 
@@ -347,19 +354,6 @@ class Layout(LocalLayout):
         size, sizes = size.copy(), self.tables.values.sizes[values[padded]]
         size[:, padded] *= self.machine.lane_padding(sizes, dims[:, padded])
         return size
-
-
-def axes_of(condition: Bools) -> Axes:
-    """``[...]`` the sets of axes for which ``condition`` (``[..., A]``) holds."""
-    axes = condition[..., 0].astype(np.uint8)
-    for axis in range(1, condition.shape[-1]):
-        axes |= condition[..., axis].astype(np.uint8) << np.uint8(axis)
-    return axes
-
-
-def axis_numbers(axes: int) -> list[int]:
-    """The axes of a set."""
-    return [axis for axis in range(axes.bit_length()) if axes >> axis & 1]
 
 
 def held_by(tables: Tables, states: States) -> Held:

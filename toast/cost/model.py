@@ -24,15 +24,9 @@ from typing import Literal
 import numpy as np
 
 from toast.cost import bound, gathering, table_cache
+from toast.cost.axis_sets import axis_numbers
 from toast.cost.entities import OP_SCOPES, Entity, Floats
-from toast.cost.layout import (
-    Held,
-    Layout,
-    LocalLayout,
-    Machine,
-    axis_numbers,
-    held_by,
-)
+from toast.cost.layout import Held, Layout, LocalLayout, Machine, held_by
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
 from toast.cost.region_collectives import stated_collectives
 from toast.cost.tables import Tables
@@ -75,11 +69,14 @@ class CostModel:
         terms: Sequence[Term] = DEFAULT_TERMS,
         like: CostModel | None = None,
         keep: bool = False,
+        loops: bool | None = None,
     ) -> None:
         """``terms`` are the summands of a price, each with a name of its own.
 
         ``like`` is a model of the same program on another mesh; its tables are used again.
-        ``keep`` caches tables on disk.  Raises :class:`toast.errors.SearchError` for an unknown
+        ``keep`` caches tables on disk.  ``loops`` is whether products whose operands are gathered,
+        or whose results are scattered, may be computed shard by shard beside permutes; by default,
+        if TOAST lowers the program itself.  Raises :class:`toast.errors.SearchError` for an unknown
         ``overlap``, ``ValueError`` for invalid terms.
         """
         if overlap not in typing.get_args(Overlap):
@@ -91,13 +88,22 @@ class CostModel:
         check(self.terms)
         collectives = Collectives(hardware, space.mesh)
         self.machine = Machine(hardware, collectives, space.axis_sizes.astype(np.float64))
-        alike = like is not None and like.hardware == hardware and like.terms == self.terms
+        #: Without overlap, loops have no use; with all of it, gathers take no time either.
+        self.loops = overlap == "partial" and (
+            space.analysis.lowering == "local" if loops is None else loops
+        )
+        alike = (
+            like is not None
+            and (like.hardware, like.terms, like.loops) == (hardware, self.terms, self.loops)
+        )  # fmt: skip
         if like is not None and alike and space.same_classes(like.space):
             tables = like.tables
         else:
             # Only tables of the default terms are cached.
             gather = table_cache.tables if keep and self.terms == DEFAULT_TERMS else gathering.build
-            tables = gather(space, self.terms, product_operands=hardware.product_operands)
+            tables = gather(
+                space, self.terms, product_operands=hardware.product_operands, loops=self.loops
+            )
         self.tables: Tables = self.machine.tables(tables, *stated_collectives(space, tables))
         first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])

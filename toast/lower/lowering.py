@@ -26,6 +26,7 @@ from toast.lower.composite_shardings import body_sharding
 from toast.lower.emitter import Emitter
 from toast.lower.local_forms import LOCAL_FORMS, is_body, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
+from toast.lower.product_loops import Shards, looped_gather, looped_sum, scattered_dimension
 from toast.program import Program, Shardings, Spec, TensorType, element_bytes, has_collective
 from toast.space import BOUNDARY, matched_axes, split_axes
 
@@ -143,6 +144,17 @@ class _Copy(NamedTuple):
     collectives: range
 
 
+class _GatherLoop(NamedTuple):
+    """A product that uses the shards of an operand one after the other."""
+
+    op: int
+    operand: int
+    #: The dimension of the operand that would be gathered, and along which axis.
+    dimension: int
+    axis: str
+    key: tuple[int, Spec, Spec, Any]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Purpose:
     """What a reshard or a sum is for."""
@@ -179,6 +191,8 @@ class _Lowering:
         self._gathered: list[GatheredOp] = []
         #: Resharded values by value, both shardings and block: alike uses share one.
         self._copies: dict[tuple[int, Spec, Spec, Any], _Copy] = {}
+        #: The shards of which products make loops instead of such a copy.
+        self._shards: dict[tuple[int, Spec, Spec, Any], Shards] = {}
         #: The types of values on a device.
         self._types: dict[tuple[TensorType, Spec], ir.Type] = {}
         self._names = analysis.program.value_names
@@ -332,12 +346,22 @@ class _Lowering:
             self._gathered.append(GatheredOp(op, labels))
         lowered = planned.whole_along(whole)
         specs = zip(planned.operands, lowered.operands, strict=True)
+        loop = None
         for index, (wanted, needed) in enumerate(specs):
-            self._reshard_use(op, index, wanted, needed)
+            if (op, index) in self._factors.looped_gathers:
+                loop = self._begin_loop(op, index, wanted)
+            if loop is None or loop.operand != index:
+                self._reshard_use(op, index, wanted, needed)
         own = list(operation.results)
         # The local form may use the op's own results, so these uses are those of the program.
         uses = [[(use.owner, use.operand_number) for use in result.uses] for result in own]
-        last, results = operation, self._local_results(operation, lowered)
+        last = operation
+        if loop is not None:
+            results = [self._looped_gather(operation, loop)]
+        elif op in self._factors.looped_sums:
+            results = [self._looped_sum(operation, lowered)]
+        else:
+            results = self._local_results(operation, lowered)
         if gathered := self._gathered_sums(lowered):
             last, results = self._combined(operation, lowered, results)
         for index, current in enumerate(results):
@@ -350,6 +374,8 @@ class _Lowering:
             if combiner == "add":
                 partial -= self._left
             steps = sum_steps(lowered.results[index], stored, partial)
+            if op in self._factors.looped_sums:
+                steps = steps[1:]  # the loop has scattered the sum
             if steps:
                 if not isinstance(current.owner, ir.Block):
                     last = current.owner
@@ -360,6 +386,50 @@ class _Lowering:
         replaced = all(current.owner != operation for current in results)
         if replaced and not any(use for result in operation.results for use in result.uses):
             operation.erase()
+
+    def _begin_loop(self, op: int, index: int, wanted: Spec) -> _GatherLoop | None:
+        """Reshards an operand of a product up to the gather that becomes a loop.
+
+        There is no loop if another op has gathered the operand.
+        """
+        value = self._program.ops[op].operands[index]
+        operation, stored = self._source.operations[op], self._shardings.of(self._program, value)
+        key = value, stored, wanted, operation.block
+        if key in self._copies or key in self._shards:
+            return None
+        *first, gather = self._reshard_steps(value, stored, wanted)
+        (axis,) = gather.axes
+        with self._emitter.before(operation):
+            operation.operands[index] = self._run(
+                operation.operands[index], first, _Purpose(value, op)
+            )
+        dimension = scattered_dimension(gather.before, gather.after)
+        return _GatherLoop(op, index, dimension, axis, key)
+
+    def _looped_gather(self, operation: Any, loop: _GatherLoop) -> Any:
+        """The result of a product that uses the shards of an operand one after the other."""
+        with self._emitter.before(operation), self._emitter.named(self._reason_of_loop(loop.op)):
+            result, self._shards[loop.key] = looped_gather(
+                self._emitter, operation, loop.operand, loop.dimension, loop.axis
+            )
+        self._record_exchanges(loop.op)
+        return result
+
+    def _looped_sum(self, operation: Any, lowered: OpSharding) -> Any:
+        """The scattered result of a product whose partial sums go around the devices."""
+        op = lowered.op
+        stored = self._shardings.of(self._program, self._program.ops[op].results[0])
+        (partial,) = lowered.partial(0).values()
+        scatter, *_ = sum_steps(lowered.results[0], stored, partial)
+        (axis,) = scatter.axes
+        dimension = scattered_dimension(scatter.before, scatter.after)
+        with self._emitter.before(operation), self._emitter.named(self._reason_of_loop(op)):
+            result = looped_sum(self._emitter, operation, dimension, axis)
+        self._record_exchanges(op)
+        return result
+
+    def _reason_of_loop(self, op: int) -> str:
+        return f"loop of {self._program.kind(op)} {op}"
 
     def _lower_body(self, operation: Any, planned: OpSharding) -> frozenset[int]:
         """Gives a composite a local decomposition; returns the factors along which it runs whole.
@@ -491,6 +561,10 @@ class _Lowering:
             if before == after:
                 continue
             key = value, before, after, operation.block
+            if key in self._shards and key not in self._copies:
+                with self._emitter.before(operation):
+                    whole = self._shards[key].gathered(self._emitter)
+                self._copies[key] = _Copy(whole, range(0))
             if key not in self._copies:
                 first, steps = len(self._collectives), self._reshard_steps(value, before, after)
                 with self._emitter.before(operation):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Entity, Floats, Ints
-from toast.cost.layout import Layout, LocalLayout, axes_of, slot_dims
+from toast.cost.layout import Layout, LocalLayout, slot_dims
 from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.program import QUANTITIES
 
