@@ -75,18 +75,20 @@ class Buffered(Protocol):
         """When its buffers are alive; ``None`` for a term without buffers."""
 
 
-def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = "") -> Tables:
+def build(
+    space: Space, terms: Sequence[Buffered], *, product_operands: str = "", lanes: int = 1
+) -> Tables:
     """Gather the tables of a decision space.
 
     ``terms`` are those of the price: the timeline has a block of columns for each term with
     buffers.  ``product_operands`` is the element type to which products round float32 operands, or
-    empty.
+    empty; ``lanes`` are the elements of a row of the device's tiles, 1 for none.
     """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
     slots = _Slots(space)
     value_slot, use_slot = slots.of_values(), slots.of_uses()
-    live = liveness(program, names.use_op, names.use_value)
+    live = liveness(program, names.use_op, names.use_value, lanes=lanes)
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
     grouped = _group_values(

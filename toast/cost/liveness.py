@@ -25,8 +25,11 @@ BARRIERS = PRODUCTS | {
     "scatter", "sort", "custom_call", "fft", "cholesky", "triangular_solve", "while", "case", "if",
     "rng_bit_generator", "rng", "select_and_scatter", "chlo_top_k", "optimization_barrier",
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute", "composite",
-    "carry", "yield",
+    "carry", "yield", "relayout",
 }  # fmt: skip
+
+#: Rows of the tiles in which devices with lanes keep arrays.
+_SUBLANES = 8
 
 #: Ops that fuse their operands and whose results are in memory.
 _ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatenate", "gather"})
@@ -144,11 +147,17 @@ class LiveRanges:
         return Lifetimes(use_class, start, end, value)
 
 
-def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
-    """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order."""
+def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1) -> Liveness:
+    """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order.
+
+    ``lanes`` are the elements of a row of the device's tiles, 1 for none.
+    """
     count = len(program.values)
     kinds = [signature.kind for signature in program.signatures]
     kind_of_op = [kinds[op.signature] for op in program.ops]
+    if lanes > 1:
+        for number in _relayouts(program, kind_of_op):
+            kind_of_op[number] = "relayout"
     uses: list[list[int]] = [[] for _ in range(count)]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         uses[value].append(op)
@@ -185,6 +194,24 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     _share_passed_on(program, kind_of_op, exists, aliased, end, use_op, use_end)
     late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
     return Liveness(exists, aliased, start, in_place, end, use_end, early, late)
+
+
+def _relayouts(program: Program, kinds: list[str]) -> list[int]:
+    """Reshapes that a kernel of their own computes, because tiles change.
+
+    They split the last dimension, or merge others into it, and the parts are no whole rows of
+    tiles: a group norm of 64 channels in 32 groups reshapes ``64`` to ``32, 2`` and back.
+    """
+    found = []
+    for number, op in enumerate(program.ops):
+        if kinds[number] != "reshape":
+            continue
+        shapes = [program.values[v].type.shape for v in (*op.operands, *op.results)]
+        if all(shapes):
+            few, many = sorted((shape[-1] for shape in shapes))
+            if 1 < few < many and many % few == 0 and few % _SUBLANES:
+                found.append(number)
+    return found
 
 
 def _earliest(program: Program, kinds: list[str]) -> Ints:

@@ -97,7 +97,9 @@ class CostModel:
         else:
             # Only tables of the default terms are cached.
             gather = table_cache.tables if keep and self.terms == DEFAULT_TERMS else gathering.build
-            tables = gather(space, self.terms, product_operands=hardware.product_operands)
+            tables = gather(
+                space, self.terms, product_operands=hardware.product_operands, lanes=hardware.lanes
+            )
         self.tables: Tables = self.machine.tables(tables, *stated_collectives(space, tables))
         first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])

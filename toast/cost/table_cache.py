@@ -28,7 +28,9 @@ _KIND = "tables"
 _LEAST_OPS = 1000
 
 
-def tables(space: Space, terms: Sequence[Buffered], *, product_operands: str = "") -> Tables:
+def tables(
+    space: Space, terms: Sequence[Buffered], *, product_operands: str = "", lanes: int = 1
+) -> Tables:
     """:func:`toast.cost.gathering.build`, with a cache on disk.
 
     ``terms`` must always be the same: the key contains only their code.  If the tables cannot be
@@ -37,20 +39,20 @@ def tables(space: Space, terms: Sequence[Buffered], *, product_operands: str = "
     key = None
     if disk_cache.enabled() and len(space.analysis.program.ops) >= _LEAST_OPS:
         with contextlib.suppress(OSError):
-            key = _key(space, product_operands)
+            key = _key(space, f"{product_operands} {lanes}")
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
             if entry := disk_cache.load(_KIND, key):
                 unpacked: Tables = _unpacked(*entry)
                 _check(unpacked, space)
                 return unpacked
-    built = build(space, terms, product_operands=product_operands)
+    built = build(space, terms, product_operands=product_operands, lanes=lanes)
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")
     return built
 
 
-def _key(space: Space, product_operands: str) -> bytes:
+def _key(space: Space, options: str) -> bytes:
     analysis, classes = space.analysis, space.classes
     names = analysis.names
     arrays = (
@@ -58,7 +60,7 @@ def _key(space: Space, product_operands: str) -> bytes:
         classes.representative, classes.count, classes.divisor,
     )  # fmt: skip
     return disk_cache.digest([
-        _FORMAT, np.__version__, importlib.metadata.version("scipy"), _code(), product_operands,
+        _FORMAT, np.__version__, importlib.metadata.version("scipy"), _code(), options,
         analysis.program.digest, repr(analysis.program.repeats), repr(analysis.rules),
         *(part for array in arrays for part in (str(array.dtype), array.tobytes())),
     ])  # fmt: skip
