@@ -1,12 +1,12 @@
 """Predictions for programs that prices were not tuned on, against XLA's TPU compiler.
 
     python benchmarks/strangers.py [--seeds 0:40] [--plans 2] [--limit 120]
-    python benchmarks/strangers.py --report
+    python benchmarks/strangers.py --report [--price]
 
 The grammar of ``grammar.py`` draws each program from a seed.  Even seeds are open: whoever mends
 the cost model may look at them.  Odd seeds are held out: they are only reported.  Each program has
 several plans (found, experts', random), and each plan a row in benchmarks/strangers.csv; programs
-with rows are not compiled again.
+with rows are not compiled again.  ``--price`` predicts all rows again, without compiling.
 
 This needs libtpu, but no TPU, and a minute or two for a program.  A plan that the compiler refuses
 or does not finish has a row that says so.
@@ -15,6 +15,7 @@ or does not finish has a row that says so.
 from __future__ import annotations
 
 import argparse
+import base64
 import collections
 import csv
 import dataclasses
@@ -22,6 +23,7 @@ import gc
 import pathlib
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 
 import grammar
@@ -86,6 +88,8 @@ class Row:
     xla_collectives: str
     compile_s: float
     program: str
+    #: The state of the space, compressed, as text.
+    state: str
 
     @property
     def held_out(self) -> bool:
@@ -102,6 +106,12 @@ class Row:
         """Whether we predict that it fits."""
         return self.peak_gib <= self.limit_gib
 
+
+#: The columns that depend on prices.
+PREDICTED = (
+    "arguments_gib", "peak_gib", "sent_mib", "step_ms", "products_ms", "memory_ms",
+    "collectives_ms", "exposed_ms", "collectives",
+)  # fmt: skip
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
 
@@ -138,9 +148,20 @@ def moved(collectives: Sequence[Collective | Communication]) -> str:
     )
 
 
+def packed(state: States) -> str:
+    """A state as text."""
+    return base64.b64encode(zlib.compress(state.tobytes(), 9)).decode()
+
+
+def unpacked(text: str, like: States) -> States:
+    """The state of a text; ``like`` is another state of its space."""
+    data = zlib.decompress(base64.b64decode(text))
+    return np.frombuffer(data, dtype=like.dtype).reshape(like.shape)
+
+
 def row_of(
     stranger: grammar.Stranger, plan: str, found: bool, limit: float, predicted: Prediction,
-    verdict: Verdict | None, error: str,
+    verdict: Verdict | None, error: str, state: str,
 ) -> Row:  # fmt: skip
     """The row of a plan."""
     nan = float("nan")
@@ -163,6 +184,7 @@ def row_of(
         1e3 * predicted.collective_seconds, 1e3 * collectives, 1e3 * exposed,
         1e3 * (step - kernels), moved(predicted.collectives),
         moved(verdict.collectives) if verdict else "", seconds, ", ".join(stranger.words),
+        state,
     )  # fmt: skip
 
 
@@ -209,7 +231,22 @@ def rows_of(stranger: grammar.Stranger, others: int, limit_s: float) -> Iterator
             verdict = judge(analysis.program, shardings, hardware, full=full, timeout=COMPILE_S)
         except ToastError as problem:
             error = str(problem)
-        yield row_of(stranger, plan, found, limit, predicted, verdict, error)
+        yield row_of(stranger, plan, found, limit, predicted, verdict, error, packed(state))
+
+
+def priced(rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows of one program with present predictions."""
+    stranger = grammar.draw(rows[0].seed)
+    hardware = load(stranger.hardware)
+    analysis = toast.analyze(stranger.model, platform=hardware.platform)
+    model = CostModel(Space(analysis, Mesh.parse(stranger.mesh)), hardware)
+    for row in rows:
+        state = unpacked(row.state, model.space.initial)
+        new = row_of(
+            stranger, row.plan, bool(row.found), 0.0, Prediction.of(model.price(state[None])),
+            None, "", row.state,
+        )  # fmt: skip
+        yield dataclasses.replace(row, **{name: getattr(new, name) for name in PREDICTED})
 
 
 # -- the report ------------------------------------------------------------------------------------
@@ -309,7 +346,8 @@ def main() -> None:
         "--limit", type=float, default=120.0, help="seconds of full compilations of a program"
     )
     parser.add_argument("--table", type=pathlib.Path, default=TABLE)
-    parser.add_argument("--report", action="store_true", help="only print the figures")
+    parser.add_argument("--report", action="store_true", help="compile nothing")
+    parser.add_argument("--price", action="store_true", help="predict all rows again")
     options = parser.parse_args()
     rows = read(options.table)
     done = {row.seed for row in rows}
@@ -331,11 +369,18 @@ def main() -> None:
             nan = float("nan")
             empty = Prediction(nan, nan, nan, nan, nan, ())
             print(f"  lost: {type(problem).__name__}: {problem}", flush=True)
-            new.append(row_of(stranger, "none", False, nan, empty, None, f"lost: {problem}"))
+            new.append(row_of(stranger, "none", False, nan, empty, None, f"lost: {problem}", ""))
         rows += new
         write(rows, options.table)
         jax.clear_caches()
         gc.collect()
+    if options.price:
+        rows = [
+            row
+            for seed in sorted({row.seed for row in rows})
+            for row in priced([row for row in rows if row.seed == seed and row.state])
+        ]
+        write(rows, options.table)
     print(report(rows))
 
 

@@ -562,6 +562,7 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
     """
     sizes = np.ones((len(products), 3))
     groups = np.full((len(products), factors + 1), 3, dtype=np.int64)
+    vector = np.zeros(len(products), dtype=bool)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]
@@ -586,7 +587,13 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
             groups[row, f] = group
             if group < 3:
                 sizes[row, group] *= extent.get(f, factor.size)
-    return Products(products, sizes, groups)
+        vector[row] = (
+            signature.kind == "dot_general"
+            and sizes[row, :2].min() == 1 < sizes[row, :2].max()
+            and sizes[row, 2] > 1
+            and any(rule.factors[f].size > 1 for f in left & right & result)
+        )
+    return Products(products, sizes, groups, vector)
 
 
 def _operands(
