@@ -13,12 +13,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from toast.models import Model, Strategies
 from toast.models.optimizers import (

@@ -1,12 +1,15 @@
 """Predictions for programs that prices were not tuned on, against XLA's TPU compiler.
 
     python benchmarks/strangers.py [--seeds 0:40] [--plans 2] [--limit 120]
-    python benchmarks/strangers.py --report [--price]
+    python benchmarks/strangers.py --report [--price] [--page]
 
 The grammar of ``grammar.py`` draws each program from a seed.  Even seeds are open: whoever mends
 the cost model may look at them.  Odd seeds are held out: they are only reported.  Each program has
 several plans (found, experts', random), and each plan a row in benchmarks/strangers.csv; programs
-with rows are not compiled again.  ``--price`` predicts all rows again, without compiling.
+with rows are not compiled again.
+
+``--price`` predicts all rows again with present prices.  ``--page`` writes the figures into
+docs/fidelity.md.
 
 This needs libtpu, but no TPU, and a minute or two for a program.  A plan that the compiler refuses
 or does not finish has a row that says so.
@@ -43,6 +46,8 @@ from toast.plan.shard import shardings_of
 from toast.search import Settings, find
 from toast.space import Space, States
 
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "fidelity.md"
+BEGIN, END = "<!-- strangers: begin -->\n", "<!-- strangers: end -->\n"
 TABLE = pathlib.Path(__file__).resolve().parent / "strangers.csv"
 MIB, GIB = 2.0**20, 2.0**30
 
@@ -347,6 +352,7 @@ def main() -> None:
     )
     parser.add_argument("--table", type=pathlib.Path, default=TABLE)
     parser.add_argument("--report", action="store_true", help="compile nothing")
+    parser.add_argument("--page", action="store_true", help="write the figures into the docs")
     parser.add_argument("--price", action="store_true", help="predict all rows again")
     options = parser.parse_args()
     rows = read(options.table)
@@ -381,7 +387,12 @@ def main() -> None:
             for row in priced([row for row in rows if row.seed == seed and row.state])
         ]
         write(rows, options.table)
-    print(report(rows))
+    text = report(rows)
+    print(text)
+    if options.page:
+        head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+        page = head + BEGIN + text + "\n" + END + rest.split(END)[1]
+        PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
