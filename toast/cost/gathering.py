@@ -243,8 +243,8 @@ def _value_classes(
         sizes=np.array([
             (*type_.shape, *(1,) * (max(widest, 1) - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
-        written=live.exists[values] & ~product & ~in_place & ~priced[maker]
-        & ~host.inside[values] & ~host.moved[values],
+        written=live.exists[values] & ~live.by_product[values] & ~product & ~in_place
+        & ~priced[maker] & ~host.inside[values] & ~host.moved[values],
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
         transcendentals=_transcendentals(program, grouped),

@@ -61,6 +61,8 @@ class Liveness:
     exists: Bools
     #: ``[values]`` whether the value overwrites a donated argument's buffer.
     aliased: Bools
+    #: ``[values]`` whether a product's kernel also computes the value, and writes it meanwhile.
+    by_product: Bools
     #: ``[values]`` op before which the value must have its own memory.
     start: Ints
     #: ``[values]`` whether the value may overwrite an operand that its kernel is the last to read.
@@ -200,7 +202,9 @@ def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1)
     _extend_shared(program, kind_of_op, aliased, end)
     _share_passed_on(program, kind_of_op, exists, aliased, end, use_op, use_end)
     late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
-    return Liveness(exists, aliased, start, in_place, end, use_end, early, late)
+    by_product = np.zeros(count, dtype=bool)
+    by_product[[softmax.exponential for softmax in softmaxes]] = True
+    return Liveness(exists, aliased, by_product, start, in_place, end, use_end, early, late)
 
 
 def _relayouts(program: Program, kinds: list[str]) -> list[int]:
