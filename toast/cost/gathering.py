@@ -76,19 +76,25 @@ class Buffered(Protocol):
 
 
 def build(
-    space: Space, terms: Sequence[Buffered], *, product_operands: str = "", loops: bool = False
+    space: Space,
+    terms: Sequence[Buffered],
+    *,
+    product_operands: str = "",
+    lanes: int = 1,
+    loops: bool = False,
 ) -> Tables:
     """Gather the tables of a decision space.
 
     ``terms`` are those of the price: the timeline has a block of columns for each term with
     buffers.  ``product_operands`` is the element type to which products round float32 operands, or
-    empty.  With ``loops``, products may be computed shard by shard beside permutes.
+    empty; ``lanes`` are the elements of a row of the device's tiles, 1 for none.  With ``loops``,
+    products may be computed shard by shard beside permutes.
     """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
     slots = _Slots(space)
     value_slot, use_slot = slots.of_values(), slots.of_uses()
-    live = liveness(program, names.use_op, names.use_value)
+    live = liveness(program, names.use_op, names.use_value, lanes=lanes)
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
     grouped = _group_values(
@@ -256,8 +262,8 @@ def _value_classes(
         sizes=np.array([
             (*type_.shape, *(1,) * (max(widest, 1) - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
-        written=live.exists[values] & ~product & ~in_place & ~priced[maker]
-        & ~host.inside[values] & ~host.moved[values],
+        written=live.exists[values] & ~live.by_product[values] & ~product & ~in_place
+        & ~priced[maker] & ~host.inside[values] & ~host.moved[values],
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
         transcendentals=_transcendentals(program, grouped),
@@ -577,6 +583,7 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
     """
     sizes = np.ones((len(products), 3))
     groups = np.full((len(products), factors + 1), 3, dtype=np.int64)
+    vector = np.zeros(len(products), dtype=bool)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]
@@ -601,7 +608,13 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
             groups[row, f] = group
             if group < 3:
                 sizes[row, group] *= extent.get(f, factor.size)
-    return Products(products, sizes, groups)
+        vector[row] = (
+            signature.kind == "dot_general"
+            and sizes[row, :2].min() == 1 < sizes[row, :2].max()
+            and sizes[row, 2] > 1
+            and any(rule.factors[f].size > 1 for f in left & right & result)
+        )
+    return Products(products, sizes, groups, vector)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,9 @@ _FEW = 8
 #: A product is summed whole if it takes less than this share of the transfer of its parts.
 _SHORT = 0.4
 
+#: Rows of the tiles in which devices with lanes keep arrays.
+ROWS = 8
+
 #: Values smaller than this fraction of all memory do not affect the peak.
 NEGLIGIBLE = 1e-6
 
@@ -52,7 +55,9 @@ class Machine:
     def lane_padding(self, sizes: Ints, dims: Dims) -> Floats:
         """Padded bytes over bytes of tensors sharded along ``dims``: ``[...]``.
 
-        The dimension with the least padding is padded to a multiple of the hardware's lanes.
+        Arrays are in tiles of 8 rows with the hardware's lanes: one dimension is padded to a
+        multiple of the lanes, and another to one of 8, or to a power of two below.  These are the
+        two with the least padding.
         ``dims`` is ``[..., A]``, ``sizes`` (elements, unsharded) ``[R]`` or ``[X, R]``.
         """
         lanes = self.hardware.lanes
@@ -63,7 +68,19 @@ class Machine:
             here = dims[..., axis, None] == np.arange(sizes.shape[-1])
             local = np.where(here, local / devices, local)
         local = np.maximum(local, 1.0)
-        return np.asarray((np.ceil(local / lanes) * lanes / local).min(axis=-1))
+        wide = np.ceil(local / lanes) * lanes / local
+        rows = np.minimum(2.0 ** np.ceil(np.log2(local)), ROWS)
+        tall = np.ceil(local / rows) * rows / local
+        # Ones at the end are no dimensions, but tables have them.
+        real = np.cumsum(sizes[..., ::-1] > 1, axis=-1)[..., ::-1] > 0
+        tall = np.where(np.broadcast_to(real, tall.shape), tall, np.inf)
+        every = np.arange(sizes.shape[-1])
+        padded = [
+            wide[..., d] * tall[..., every != d].min(axis=-1, initial=np.inf)
+            for d in every.tolist()
+        ]
+        alone = real.sum(axis=-1) < 2
+        return np.asarray(np.where(alone, wide.min(axis=-1), np.min(padded, axis=0)))
 
     def tables(self, tables: Tables, collective: Ints, group: Ints) -> Tables:
         """``tables`` with the columns that depend on hardware and mesh.

@@ -102,7 +102,11 @@ class CostModel:
             # Only tables of the default terms are cached.
             gather = table_cache.tables if keep and self.terms == DEFAULT_TERMS else gathering.build
             tables = gather(
-                space, self.terms, product_operands=hardware.product_operands, loops=self.loops
+                space,
+                self.terms,
+                product_operands=hardware.product_operands,
+                lanes=hardware.lanes,
+                loops=self.loops,
             )
         self.tables: Tables = self.machine.tables(tables, *stated_collectives(space, tables))
         first = self.price(space.unsharded[None])

@@ -29,7 +29,12 @@ _LEAST_OPS = 1000
 
 
 def tables(
-    space: Space, terms: Sequence[Buffered], *, product_operands: str = "", loops: bool = False
+    space: Space,
+    terms: Sequence[Buffered],
+    *,
+    product_operands: str = "",
+    lanes: int = 1,
+    loops: bool = False,
 ) -> Tables:
     """:func:`toast.cost.gathering.build`, with a cache on disk.
 
@@ -39,20 +44,20 @@ def tables(
     key = None
     if disk_cache.enabled() and len(space.analysis.program.ops) >= _LEAST_OPS:
         with contextlib.suppress(OSError):
-            key = _key(space, product_operands, loops)
+            key = _key(space, f"{product_operands} {lanes} {loops}")
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
             if entry := disk_cache.load(_KIND, key):
                 unpacked: Tables = _unpacked(*entry)
                 _check(unpacked, space)
                 return unpacked
-    built = build(space, terms, product_operands=product_operands, loops=loops)
+    built = build(space, terms, product_operands=product_operands, lanes=lanes, loops=loops)
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")
     return built
 
 
-def _key(space: Space, product_operands: str, loops: bool) -> bytes:
+def _key(space: Space, options: str) -> bytes:
     analysis, classes = space.analysis, space.classes
     names = analysis.names
     arrays = (
@@ -60,8 +65,7 @@ def _key(space: Space, product_operands: str, loops: bool) -> bytes:
         classes.representative, classes.count, classes.divisor,
     )  # fmt: skip
     return disk_cache.digest([
-        _FORMAT, np.__version__, importlib.metadata.version("scipy"), _code(), product_operands,
-        str(loops),
+        _FORMAT, np.__version__, importlib.metadata.version("scipy"), _code(), options,
         analysis.program.digest, repr(analysis.program.repeats), repr(analysis.rules),
         *(part for array in arrays for part in (str(array.dtype), array.tobytes())),
     ])  # fmt: skip

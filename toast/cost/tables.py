@@ -66,6 +66,7 @@ class Products(EntityTable):
     op_class: Ints
     size: Floats  # [P, 3] rows, columns and depth of one product
     group: Ints  # [P, F + 1] which of these a factor shards: 0, 1, 2, or 3 for none
+    vector: Bools  # a batch of products of a vector and a matrix
 
 
 @dataclasses.dataclass(frozen=True)
