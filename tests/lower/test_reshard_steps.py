@@ -118,7 +118,7 @@ def test_prices_are_those_of_the_steps(mesh: str) -> None:
     random = np.random.default_rng(0)
     for _ in range(30):
         state = random_state(model.space, random)
-        assert lowered_state(model, state).counts() == model.reshards(state)
+        assert lowered_state(model, state).counts() == model.local_collectives(state)
 
 
 @functools.cache

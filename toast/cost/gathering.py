@@ -395,7 +395,9 @@ class _Slots:
                 # Of minor factors, only those of manual regions hold axes.
                 dims[slot, list(stack)] = d
             if not side:
-                for stack, size in zip(tensor, signature.operands[index].shape, strict=True):
+                # A halo is as large a part of other operands as of operand 0.
+                like = 0 if tensor == rule.operands[0] else index
+                for stack, size in zip(tensor, signature.operands[like].shape, strict=True):
                     halo[slot, stack[0]] = _halo(rule, tensor, stack[0]) / max(size, 1)
             for turning in rule.rings:
                 if turning.tensor == (-1 - index if side else index):

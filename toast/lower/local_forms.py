@@ -27,6 +27,7 @@ from toast.lower.sliding_forms import (
     local_pad,
     local_reduce_window,
     local_reverse,
+    local_select_and_scatter,
     local_slice,
     local_update,
     slides,
@@ -397,6 +398,7 @@ LOCAL_FORMS: dict[str, LocalForm] = {
     "reduce_window": local_reduce_window,
     "reverse": local_reverse,
     "scatter": _scatter,
+    "select_and_scatter": local_select_and_scatter,
     "slice": local_slice,
     "torch_index_select": _torch_index_select,
 }

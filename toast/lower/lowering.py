@@ -80,26 +80,14 @@ class LocalProgram:
     def counts(self) -> collections.Counter[tuple[str, tuple[str, ...], float]]:
         """How often each planned collective runs in a step, by kind, axes and bytes.
 
-        This equals :meth:`toast.cost.CostModel.reshards` of the plan's state.  As there, exchanges
-        of edges are not counted, nor collectives around ops without a local form.
+        This equals :meth:`toast.cost.CostModel.local_collectives` of the plan's state.  As there,
+        collectives around ops without a local form are not counted.
         """
         counts: collections.Counter[tuple[str, tuple[str, ...], float]] = collections.Counter()
         for collective in self.collectives:
-            if not (collective.gathers or collective.edges):
+            if collective.bytes and not collective.gathers:
                 counts[collective.kind, collective.axes, collective.bytes] += collective.repeats
         return counts
-
-    def edges(self) -> collections.Counter[tuple[str, ...]]:
-        """Bytes in a step that devices send to have the edges of their neighbours, by axes.
-
-        :meth:`toast.cost.CostModel.edges` predicts them for the widest edge of each op: edges of
-        different widths are as wide as the widest, and one op may have several exchanges.
-        """
-        sent: collections.Counter[tuple[str, ...]] = collections.Counter()
-        for collective in self.collectives:
-            if collective.edges and not collective.gathers:
-                sent[collective.axes] += int(collective.bytes) * collective.repeats
-        return sent
 
 
 def lower(analysis: Analysis, shardings: Shardings, factors: OpFactors) -> LocalProgram:
