@@ -145,6 +145,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
         reads=grouped.use_reads,
         free=open_windows.free(Entity.USE_CLASS),
         share=_rounded(program, names.use_op, names.use_value, grouped, product_operands),
+        loop=grouped.use_loop,
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -451,6 +452,7 @@ class _Grouped:
     use_slot: Ints
     use_count: Floats
     use_reads: Floats
+    use_loop: Ints
     pairs: CopyPairs
 
 
@@ -528,7 +530,7 @@ def _group_values(
     return _Grouped(
         of_value, of_use, representative, count, use_value, slots,
         np.array([r[2] for r in rows], dtype=np.float64),
-        np.array([r[3] for r in rows], dtype=np.float64), CopyPairs(*pairs),
+        np.array([r[3] for r in rows], dtype=np.float64), loop_of, CopyPairs(*pairs),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from toast.cost import bound, gathering, table_cache
 from toast.cost.entities import OP_SCOPES, Entity, Floats
 from toast.cost.layout import (
+    ExactLayout,
     Held,
     Layout,
     LocalLayout,
@@ -343,7 +344,9 @@ class CostModel:
         program states itself.
         """
         number: Counter[tuple[str, tuple[str, ...], float]] = Counter()
-        for traffic in self.traffic(self.layout(state[None])):
+        held = held_by(self.tables, state[None])
+        layout = ExactLayout(self.tables, self.machine, held, self.space.major)
+        for traffic in self.traffic(layout):
             if traffic.term.label in ("edges", "manual"):
                 continue
             kind = COLLECTIVES[traffic.kind if traffic.stated is None else traffic.stated]

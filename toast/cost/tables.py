@@ -141,6 +141,7 @@ class UseClasses(EntityTable):
     reads: Floats  # reads by memory-bound kernels in a step
     free: Floats  # share of products that may run beside a reshard
     share: Floats  # bytes of an element at the use over those of the value's element
+    loop: Ints  # in whose body it is: loops that use the value, numbered from 0
 
     @functools.cached_property
     def first(self) -> Ints:

@@ -48,8 +48,7 @@ def unsupported(op: OpSharding) -> frozenset[int]:
     whole, kind = set(), op.signature.kind
     for number in op.sharded:
         factor = op.factor(number)
-        unknown = factor.combiner and factor.combiner not in COMBINERS
-        unknown = unknown and (kind != "reduce" or factor.combiner == "replace")
+        unknown = factor.combiner and factor.combiner not in COMBINERS and kind != "reduce"
         ring = any(each.factor == number for each in op.rule.rings)
         moves = (factor.permutation or factor.halo) and not (ring or slides(op))
         if moves or factor.need_replication or unknown:

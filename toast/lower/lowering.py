@@ -124,6 +124,21 @@ def _without_ones(shardings: Shardings) -> Shardings:
     )
 
 
+def _before_branches(operation: Any, operand: Any) -> Any:
+    """The op that uses ``operand``, or the outermost branching op around it that does so, too.
+
+    What several branches need is resharded once, before them.
+    """
+    owner = operand.owner
+    defining = owner if isinstance(owner, ir.Block) else owner.operation.block
+    while operation.block != defining:
+        around = operation.block.owner.operation
+        if around.name not in ("stablehlo.case", "stablehlo.if"):
+            break
+        operation = around
+    return operation
+
+
 class _Copy(NamedTuple):
     """A resharded value, and its collectives by number."""
 
@@ -478,13 +493,13 @@ class _Lowering:
         for before, after, gathers in ((stored, wanted, False), (wanted, needed, True)):
             if before == after:
                 continue
-            key = value, before, after, operation.block
+            operand = operation.operands[place]
+            user = _before_branches(operation, operand)
+            key = value, before, after, user.block
             if key not in self._copies:
                 first, steps = len(self._collectives), self._reshard_steps(value, before, after)
-                with self._emitter.before(operation):
-                    copied = self._run(
-                        operation.operands[place], steps, _Purpose(value, op, gathers)
-                    )
+                with self._emitter.before(user):
+                    copied = self._run(operand, steps, _Purpose(value, op, gathers))
                 self._copies[key] = _Copy(copied, range(first, len(self._collectives)))
             operation.operands[place] = self._copies[key].value
             if not gathers:  # planned, even if an op without a local form came first
