@@ -84,10 +84,10 @@ def lower(
     with progress() as show:
         show("lowering")
         local = plan.lowered()
-        predicted = plan.model.reshards(plan.state)
+        predicted = plan.model.local_collectives(plan.state)
         if output:
             write_all({output: local.text}, PlanError)
-    console().print(report.lowering_tables(local, predicted, plan.model.edges(plan.state)))
+    console().print(report.lowering_tables(local, predicted))
     if output:
         print(f"written to {output}")
     if local.gathered or local.counts() != predicted:

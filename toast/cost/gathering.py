@@ -157,6 +157,7 @@ def build(
         sums=reduces[slot_table.op_class[grouped.use_slot]] & looped.operands.any(axis=1)[:, None],
         result_bytes=looped.result_bytes,
         independent_s=np.zeros(len(grouped.use_value)),
+        loop=grouped.use_loop,
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -418,7 +419,9 @@ class _Slots:
                 # Of minor factors, only those of manual regions hold axes.
                 dims[slot, list(stack)] = d
             if not side:
-                for stack, size in zip(tensor, signature.operands[index].shape, strict=True):
+                # A halo is as large a part of other operands as of operand 0.
+                like = 0 if tensor == rule.operands[0] else index
+                for stack, size in zip(tensor, signature.operands[like].shape, strict=True):
                     halo[slot, stack[0]] = _halo(rule, tensor, stack[0]) / max(size, 1)
             for turning in rule.rings:
                 if turning.tensor == (-1 - index if side else index):
@@ -472,6 +475,7 @@ class _Grouped:
     use_slot: Ints
     use_count: Floats
     use_reads: Floats
+    use_loop: Ints
     pairs: CopyPairs
 
 
@@ -549,7 +553,7 @@ def _group_values(
     return _Grouped(
         of_value, of_use, representative, count, use_value, slots,
         np.array([r[2] for r in rows], dtype=np.float64),
-        np.array([r[3] for r in rows], dtype=np.float64), CopyPairs(*pairs),
+        np.array([r[3] for r in rows], dtype=np.float64), loop_of, CopyPairs(*pairs),
     )  # fmt: skip
 
 

@@ -150,6 +150,7 @@ class UseClasses(EntityTable):
     sums: Bools  # [U, F + 1] factors over which such a product sums
     result_bytes: Floats  # of such a product, unsharded
     independent_s: Floats  # as of :class:`ValueClasses`, for a reshard
+    loop: Ints  # in whose body it is: loops that use the value, numbered from 0
 
     @functools.cached_property
     def first(self) -> Ints:

@@ -81,26 +81,14 @@ class LocalProgram:
     def counts(self) -> collections.Counter[tuple[str, tuple[str, ...], float]]:
         """How often each planned collective runs in a step, by kind, axes and bytes.
 
-        This equals :meth:`toast.cost.CostModel.reshards` of the plan's state.  As there, exchanges
-        of edges are not counted, nor collectives around ops without a local form.
+        This equals :meth:`toast.cost.CostModel.local_collectives` of the plan's state.  As there,
+        collectives around ops without a local form are not counted.
         """
         counts: collections.Counter[tuple[str, tuple[str, ...], float]] = collections.Counter()
         for collective in self.collectives:
-            if not (collective.gathers or collective.edges):
+            if collective.bytes and not collective.gathers:
                 counts[collective.kind, collective.axes, collective.bytes] += collective.repeats
         return counts
-
-    def edges(self) -> collections.Counter[tuple[str, ...]]:
-        """Bytes in a step that devices send to have the edges of their neighbours, by axes.
-
-        :meth:`toast.cost.CostModel.edges` predicts them for the widest edge of each op: edges of
-        different widths are as wide as the widest, and one op may have several exchanges.
-        """
-        sent: collections.Counter[tuple[str, ...]] = collections.Counter()
-        for collective in self.collectives:
-            if collective.edges and not collective.gathers:
-                sent[collective.axes] += int(collective.bytes) * collective.repeats
-        return sent
 
 
 def lower(analysis: Analysis, shardings: Shardings, factors: OpFactors) -> LocalProgram:
@@ -135,6 +123,21 @@ def _without_ones(shardings: Shardings) -> Shardings:
         {value: real(spec) for value, spec in shardings.sums.items()},
         shardings.manual_axes,
     )
+
+
+def _before_branches(operation: Any, operand: Any) -> Any:
+    """The op that uses ``operand``, or the outermost branching op around it that does so, too.
+
+    What several branches need is resharded once, before them.
+    """
+    owner = operand.owner
+    defining = owner if isinstance(owner, ir.Block) else owner.operation.block
+    while operation.block != defining:
+        around = operation.block.owner.operation
+        if around.name not in ("stablehlo.case", "stablehlo.if"):
+            break
+        operation = around
+    return operation
 
 
 class _Copy(NamedTuple):
@@ -390,12 +393,14 @@ class _Lowering:
     def _begin_loop(self, op: int, index: int, wanted: Spec) -> _GatherLoop | None:
         """Reshards an operand of a product up to the gather that becomes a loop.
 
-        There is no loop if another op has gathered the operand.
+        There is no loop if another op has gathered the operand, or inside a branch, which may share
+        the copy with other branches.
         """
         value = self._program.ops[op].operands[index]
         operation, stored = self._source.operations[op], self._shardings.of(self._program, value)
         key = value, stored, wanted, operation.block
-        if key in self._copies or key in self._shards:
+        branches = _before_branches(operation, operation.operands[index]) != operation
+        if branches or key in self._copies or key in self._shards:
             return None
         *first, gather = self._reshard_steps(value, stored, wanted)
         (axis,) = gather.axes
@@ -560,17 +565,17 @@ class _Lowering:
         for before, after, gathers in ((stored, wanted, False), (wanted, needed, True)):
             if before == after:
                 continue
-            key = value, before, after, operation.block
+            operand = operation.operands[place]
+            user = _before_branches(operation, operand)
+            key = value, before, after, user.block
             if key in self._shards and key not in self._copies:
                 with self._emitter.before(operation):
                     whole = self._shards[key].gathered(self._emitter)
                 self._copies[key] = _Copy(whole, range(0))
             if key not in self._copies:
                 first, steps = len(self._collectives), self._reshard_steps(value, before, after)
-                with self._emitter.before(operation):
-                    copied = self._run(
-                        operation.operands[place], steps, _Purpose(value, op, gathers)
-                    )
+                with self._emitter.before(user):
+                    copied = self._run(operand, steps, _Purpose(value, op, gathers))
                 self._copies[key] = _Copy(copied, range(first, len(self._collectives)))
             operation.operands[place] = self._copies[key].value
             if not gathers:  # planned, even if an op without a local form came first

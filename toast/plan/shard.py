@@ -37,7 +37,7 @@ def op_factors(model: CostModel, state: States, steps: Ints) -> OpFactors:
     """
     from toast import lower
 
-    layout, tables, names = model.layout(state[None]), model.tables, model.space.analysis.names
+    layout, tables, names = model.exact_layout(state), model.tables, model.space.analysis.names
     uses = np.flatnonzero(layout.looped_gathers.axes[0][tables.use_class])
     values = np.flatnonzero(layout.looped_sums.axes[0][tables.value_class])
     ops = [model.space.analysis.program.values[value].op for value in values.tolist()]
