@@ -86,6 +86,7 @@ def separate(module: ir.Module, origin: str) -> tuple[tuple[Program, ...], tuple
     shapes.  Raises :class:`toast.errors.TargetError` if it can read none.
     """
     programs, errors = [], {}
+    mlir.read_annotations(module)
     with module.context:
         for name, function in mlir.functions_of(module).items():
             try:
@@ -156,6 +157,7 @@ def inlined(module: ir.Module, origin: str) -> Any:
 
     ``origin`` names the module in errors.
     """
+    mlir.read_annotations(module)
     with module.context:
         mlir.inline_calls(module, origin)
         mlir.drop_idle_ops(module)
@@ -166,6 +168,7 @@ def inlined(module: ir.Module, origin: str) -> Any:
 
 def inlined_public(module: ir.Module, origin: str) -> None:
     """Inlines the calls of every public function of a module in place, as :func:`inlined`."""
+    mlir.read_annotations(module)
     with module.context:
         mlir.inline_public(module, origin)
         mlir.drop_idle_ops(module)
@@ -414,7 +417,11 @@ class _Reader:
         name, constraint = mlir.take_name(operation), mlir.constraint(operation)
         if name:
             self._labels[self._builder.next_value] = name
-        if annotation := mlir.take_annotation(operation):
+        try:
+            annotation = mlir.take_annotation(operation)
+        except TargetError as error:
+            raise TargetError(f"{self._at(operation)}: {error}") from None
+        if annotation:
             self._annotations[number] = annotation
         if constraint:
             self._constraints[number] = constraint

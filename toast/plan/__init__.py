@@ -18,6 +18,7 @@ from toast.plan.prediction import Collective, NumberChange, Prediction
 from toast.plan.program_notes import loop_notes, program_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
 from toast.plan.reasons import (
+    AnnotationExplanation,
     ArgumentExplanation,
     Cause,
     CollectiveExplanation,
@@ -30,6 +31,7 @@ __all__ = [
     "VERSION",
     "ActionChange",
     "Alternative",
+    "AnnotationExplanation",
     "Applied",
     "ArgumentChange",
     "ArgumentExplanation",

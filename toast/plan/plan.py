@@ -22,7 +22,11 @@ from toast.files import write_all
 from toast.hardware import Hardware, Mesh
 from toast.plan.origin import Origin
 from toast.plan.prediction import NumberChange, Prediction
-from toast.plan.reasons import ArgumentExplanation, CollectiveExplanation
+from toast.plan.reasons import (
+    AnnotationExplanation,
+    ArgumentExplanation,
+    CollectiveExplanation,
+)
 from toast.plan.step_reshards import StepReshard, step_reshards
 from toast.program import Shardings, Spec
 from toast.records import Record, late
@@ -365,6 +369,11 @@ class Plan(Record):
         ``number`` is its position in :meth:`explain_collectives`, from 1.  Raises
         :class:`toast.errors.PlanError` if there is no collective with this number.
         """
+        raise NotImplementedError
+
+    @late
+    def explain_annotations(self) -> tuple[AnnotationExplanation, ...]:
+        """Explain every annotation of the program: its sharding, and the collectives it causes."""
         raise NotImplementedError
 
     @late

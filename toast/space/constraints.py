@@ -23,7 +23,7 @@ import numpy.typing as npt
 from toast.errors import PinError
 from toast.hardware import Mesh
 from toast.paths import matches, near
-from toast.space.annotated import annotated_spec, annotation_call
+from toast.space.annotated import annotated_spec, annotation_label
 from toast.space.manual_axes import FREE, RegionHolders, acyclic, hold, place_of_region
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def _annotations(analysis: Analysis, mesh: Mesh, regions: RegionHolders) -> list
     program, pins = analysis.program, []
     for op, text in program.annotations.items():
         (value,) = program.ops[op].results
-        what = f"{annotation_call(text)} at {program.location(op)}"
+        what = annotation_label(program, op)
         row = regions.holders[op]
         taken = [name for name, held in zip(mesh.real.names, row, strict=True) if held != FREE]
         spec = annotated_spec(text, mesh, what, taken)

@@ -106,6 +106,10 @@ class _Padding:
         """Pads the whole program; returns the module."""
         program = self._program
         with self._module.context, ir.Location.unknown():
+            for op, text in program.annotations.items():
+                mlir.mark(self._source.operations[op], annotation=text)
+            for value, name in program.labels.items():
+                mlir.mark(self._source.operations[program.values[value].op], name=name)
             for operation, values in self._source.results:
                 if operation.name in mlir.WITH_REGIONS:
                     self._set_types_of_region(operation, values)
