@@ -27,6 +27,7 @@ def lowered_state(model: CostModel, state: States) -> LocalProgram:
 
     held = model.space.of_ops(state)
     factors = lower.OpFactors(model.space.mesh.names, held, np.zeros(held.shape, dtype=np.int64))
+    factors.check(model.space.analysis, model.space.full_mesh)
     return lower.lower(model.space.analysis, shardings_of(model, state), factors)
 
 
