@@ -213,7 +213,7 @@ def load_plan(
     ).on(machine)  # fmt: skip
     with progress() as show:
         analysis = program_source.analysis(show, module=module)
-        if is_file and analysis.program.digest != saved.digest:
+        if is_file and analysis.program.origin_digest != saved.digest:
             raise PlanError(
                 f"{saved.name}: {named} is not the program of the plan; add TARGET after the file "
                 "name"

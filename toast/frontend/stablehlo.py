@@ -33,9 +33,11 @@ def from_file(path: str | pathlib.Path, *, function: str = "") -> Program:
     return from_module(module, name=printable(function or path.stem), file=str(path))
 
 
-def _reread(data: bytes, calling: Any, file: str, here: Any = None) -> mlir.ModuleSource:
+def _reread(
+    data: bytes, calling: Any, file: str, here: Any = None, whole: Any = None
+) -> mlir.ModuleSource:
     source: mlir.ModuleSource = from_module(mlir.parse(data, file), name="", calling=calling).source
-    return dataclasses.replace(source, file=file, here=here)
+    return dataclasses.replace(source, file=file, here=here, whole=whole)
 
 
 def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
@@ -47,7 +49,7 @@ def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
     calling = source.calling
     choices = [calling, calling and dataclasses.replace(calling, static={}, callbacks=()), None]
     calling = next(choice for choice in choices if _pickles(choice))
-    return _reread, (mlir.bytecode(source.module), calling, source.file, source.here)
+    return _reread, (mlir.bytecode(source.module), calling, source.file, source.here, source.whole)
 
 
 def _pickles(value: Any) -> bool:

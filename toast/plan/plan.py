@@ -28,7 +28,7 @@ from toast.plan.reasons import (
     CollectiveExplanation,
 )
 from toast.plan.step_reshards import StepReshard, step_reshards
-from toast.program import Shardings, Spec
+from toast.program import PaddedDimension, Shardings, Spec
 from toast.records import Record, late
 from toast.search import MeshResult, Round
 from toast.space import Action, Constraints, Resolving, States
@@ -132,6 +132,11 @@ class Plan(Record):
     def lowering(self) -> Lowering:
         """What partitions the program: XLA (``"xla"``), or TOAST (``"local"``, :meth:`lowered`)."""
         return self.analysis.lowering
+
+    @property
+    def padding(self) -> tuple[PaddedDimension, ...]:
+        """The dimensions that are padded because the axes do not divide them."""
+        return self.analysis.program.padding
 
     @property
     def constraints(self) -> Constraints:
