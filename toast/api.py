@@ -305,13 +305,26 @@ def plan(
             raise PlanError(f"{remarks[mesh][0]}; start from another plan")
         return Job(model, limit, settings, stages, (actions,))
 
+    options: dict[str, Any] = {
+        "overlap": overlap, "resolution": resolution, "settings": settings, "stages": stages,
+        "memory_bytes": limit, "constraints": constraints, "progress": progress,
+    }  # fmt: skip
     tried: tuple[MeshResult, ...] = ()
     with noted_interrupts(), older_objects_stay():  # until the plan is complete
         begin = time.perf_counter()
         if devices is None:
             if progress:
                 progress("decision space")
-            model, _, _, _, starts, _ = prepare(meshes[0])
+            try:
+                model, _, _, _, starts, _ = prepare(meshes[0])
+            except PinError:  # padding may let an annotation or the pin of a named value hold
+                forced = _padded_plan(
+                    None, analysis, meshes[0], machine, share, (), begin, start=None, **options
+                ) if share else None  # fmt: skip
+                if forced is None:
+                    raise
+                _check_memory(forced, memory_bytes, forced.after.peak_bytes, meshes, devices)
+                return forced
             seconds["decision space"] = time.perf_counter() - begin
             begin = time.perf_counter()
             if progress:
@@ -349,21 +362,14 @@ def plan(
     kept = saved.padding if saved and not analysis.program.padding else ()
     if share and (gain or kept) and result.stopped != "interrupt":
         best = _padded_plan(
-            best, share, kept, begin, start=start if kept else None, overlap=overlap,
-            resolution=resolution, settings=settings, stages=stages, memory_bytes=limit,
-            constraints=constraints, progress=progress,
-        )  # fmt: skip
+            best, analysis, best.mesh, machine, share, kept, begin,
+            start=start if kept else None, **options,
+        ) or best  # fmt: skip
     if not best.padding:
         _check_axes(best.analysis, best.mesh)
     if gain and gain.small and best.padding == analysis.program.padding:
         best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, gain.text])))
-    if memory_bytes is not None and not best.fits:
-        where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
-        raise SearchError(
-            f"memory limit of {limit / 2**30:.4g} GiB per device: no plan on {where} fits; "
-            f"the smallest peak found is {result.smallest_peak / 2**30:.4g} GiB; raise the limit "
-            "or use a larger mesh"
-        )
+    _check_memory(best, memory_bytes, result.smallest_peak, meshes, devices)
     return best
 
 
@@ -471,6 +477,24 @@ def _notes(settings: Settings, result: SearchResult) -> list[str]:
     return [*several, *ended.get(result.stopped, []), *result.notes]
 
 
+def _check_memory(
+    best: Plan,
+    memory_bytes: float | None,
+    smallest_peak: float,
+    meshes: Sequence[Mesh],
+    devices: int | None,
+) -> None:
+    """Refuses a plan that needs more memory than the user allows."""
+    if memory_bytes is None or best.fits:
+        return
+    where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
+    raise SearchError(
+        f"memory limit of {best.memory_bytes / 2**30:.4g} GiB per device: no plan on {where} fits; "
+        f"the smallest peak found is {smallest_peak / 2**30:.4g} GiB; raise the limit or use a "
+        "larger mesh"
+    )
+
+
 def _can_be_padded(program: Program) -> bool:
     """Whether a program has a module, and no code for single devices."""
     regions = any(signature.kind.startswith("manual_") for signature in program.signatures)
@@ -482,7 +506,10 @@ _MOST_SUBSETS = 3
 
 
 def _padded_plan(
-    whole: Plan,
+    whole: Plan | None,
+    original: Analysis,
+    mesh: Mesh,
+    machine: Hardware,
     share: float,
     kept: tuple[PaddedDimension, ...],
     searching: float,
@@ -492,18 +519,18 @@ def _padded_plan(
     memory_bytes: float,
     constraints: Constraints | None,
     **parameters: Any,
-) -> Plan:
-    """The best plan of the program with padded dimensions, or ``whole`` if this is better.
+) -> Plan | None:
+    """The best plan of the program with padded dimensions; ``None`` if ``whole`` is as good.
 
-    Padding may pay for some dimensions only.  All are padded first, or those of the plan that the
-    search starts from (``kept``); then those alone that the best plan needs; then, one after the
-    other, is left out what makes the plan better.  ``searching`` is when the search of ``whole``
-    began, on the clock of ``time.perf_counter``; the other parameters are those of :func:`plan`.
+    ``whole`` is the plan of the program without padding, or ``None`` if there is none.  Padding may
+    pay for some dimensions only.  All are padded first, or those of the plan that the search starts
+    from (``kept``); then those alone that the best plan needs; then, one after the other, is left
+    out what makes the plan better.  ``searching`` is when the search of ``whole`` began, on the
+    clock of ``time.perf_counter``; the other parameters are those of :func:`plan`.
     """
-    original = whole.analysis
-    if not _can_be_padded(original.program):
-        return whole
-    machine = dataclasses.replace(whole.hardware, memory_limit_bytes=memory_bytes)
+    if not _can_be_padded(original.program) or original.program.padding:
+        return None
+    machine = dataclasses.replace(machine, memory_limit_bytes=memory_bytes)
     known: dict[frozenset[PaddedDimension], tuple[Plan, PaddedProgram] | None] = {}
 
     def planned(only: Sequence[PaddedDimension] | None) -> tuple[Plan, PaddedProgram] | None:
@@ -514,20 +541,20 @@ def _padded_plan(
             left -= time.perf_counter() - searching
             if left <= 0 and only != kept:
                 return None
-        larger = padded_program(original, whole.mesh, share, only=only)
+        larger = padded_program(original, mesh, share, only=only)
         if larger is None:
             return None
         key, found = frozenset(larger.program.padding), None
         if key in known:
             return known[key]
         analysis = analyzed(
-            larger.program, rules=original.rule_files, lowering=whole.lowering,
+            larger.program, rules=original.rule_files, lowering=original.lowering,
             progress=parameters["progress"] or (lambda _: None),
         )  # fmt: skip
         limited = settings if left is None else dataclasses.replace(settings, budget=max(0.0, left))
         try:
             found = plan(
-                analysis, mesh=whole.mesh, hardware=machine, uneven=0, settings=limited,
+                analysis, mesh=mesh, hardware=machine, uneven=0, settings=limited,
                 start=start if only == kept else None, constraints=constraints, **parameters,
             ), larger  # fmt: skip
         except (PinError, MeshError):  # constraints may name what padding replaces
@@ -555,11 +582,11 @@ def _padded_plan(
         if rank(better[0]) == rank(best[0]) and len(better[1].dimensions) >= len(dimensions):
             break
         best = better
-    if best is None or rank(whole) <= rank(best[0]):
-        return whole
+    if best is None or (whole is not None and rank(whole) <= rank(best[0])):
+        return None
     chosen, larger = best
-    note = "\n".join(filter(None, [padding_note(chosen, larger, whole), chosen.note]))
-    return dataclasses.replace(chosen, note=note, meshes=whole.meshes)
+    note = "\n".join(filter(None, [padding_note(chosen, larger, original, whole), chosen.note]))
+    return dataclasses.replace(chosen, note=note, meshes=whole.meshes if whole else ())
 
 
 def _padding_gain(

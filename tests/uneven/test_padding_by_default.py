@@ -229,9 +229,35 @@ def test_a_budget_limits_all_searches() -> None:
     assert "stopped at its budget" in plan.note
 
 
-def test_an_annotation_of_an_uneven_dimension_is_one_line() -> None:
-    with pytest.raises(PinError, match="do not divide dimension 0 of 7 elements"):
-        toast.plan(lambda x: toast.split(x, 0, "a") * 2, f32(7, 8), mesh="a=4", hardware="tpu-v5e")
+@pytest.mark.parametrize("lowering", ["xla", "local"])
+def test_annotations_of_uneven_dimensions_hold_by_padding(lowering: str) -> None:
+    """As in GShard, and pins of named values: the price does not matter."""
+    from jax.ad_checkpoint import checkpoint_name
+
+    def step(x: Any) -> Any:
+        rows = toast.split(jnp.tanh(x), 0, "a")
+        return checkpoint_name(rows * 2, "rows") @ jnp.ones((8, 3)), rows.max(0)
+
+    plan = toast.plan(
+        step, f32(7, 8), mesh="a=4", hardware="tpu-v5e", lowering=lowering,
+        constraints=toast.Constraints(pin={"rows": "P('a')"}),
+    )  # fmt: skip
+    assert [str(d) for d in plan.padding] == ["x:0 from 7 to 8 elements (+14 %)"]
+    assert "without it, no plan satisfies the pins and annotations" in plan.note
+    assert [row.spec for row in plan.explain_annotations()] == [(("a",), ())]
+    x = np.random.default_rng(0).normal(size=(7, 8)).astype("f4")
+    for result, expected in zip(plan.jit()(x), step(x), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("uneven", [0, 0.1, None])
+def test_annotations_that_padding_does_not_help_are_one_line(uneven: float | None) -> None:
+    rows = 3 if uneven is None else 7
+    with pytest.raises(PinError, match=f"do not divide dimension 0 of {rows} elements"):
+        toast.plan(
+            lambda x: toast.split(x, 0, "a") * 2, f32(rows, 8), mesh="a=8", hardware="tpu-v5e",
+            uneven=uneven,
+        )  # fmt: skip
 
 
 def test_prices_include_padding() -> None:

@@ -160,16 +160,21 @@ def _places(larger: PaddedProgram, original: Analysis) -> tuple[Ints, Ints]:
     return ops, np.arange(names.count) - names.first_name[names.name_op]
 
 
-def padding_note(plan: Plan, larger: PaddedProgram, whole: Plan) -> str:
+def padding_note(plan: Plan, larger: PaddedProgram, original: Analysis, whole: Plan | None) -> str:
     """A note in one line: what is padded, what it costs, and what it saves.
 
-    ``whole`` is the plan of the program without padding.
+    ``whole`` is the plan of the program without padding, or ``None`` if there is none; the other
+    arguments are those of :func:`needed`.
     """
-    spent = padding_seconds(plan, larger, whole.analysis)
+    spent = padding_seconds(plan, larger, original)
     shown = listed([str(d.record) for d in larger.dimensions], _NAMED)
-    return (
+    text = (
         f"padded, as the axes do not divide them: {shown}. Padding takes about {time_text(spent)} "
-        f"of a step of {time_text(plan.after.step_seconds)}; without it, a step takes "
-        f"{time_text(whole.after.step_seconds)}, with a peak of "
+        f"of a step of {time_text(plan.after.step_seconds)}"
+    )
+    if whole is None:
+        return f"{text}; without it, no plan satisfies the pins and annotations"
+    return (
+        f"{text}; without it, a step takes {time_text(whole.after.step_seconds)}, with a peak of "
         f"{size_text(whole.after.peak_bytes)} instead of {size_text(plan.after.peak_bytes)}"
     )
