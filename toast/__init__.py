@@ -95,6 +95,7 @@ records.provide({
     "Plan.explain_argument": "toast.explain.arguments:explain_argument",
     "Plan.explain_collectives": "toast.explain.collective_causes:explain_collectives",
     "Plan.explain_collective": "toast.explain.collective_causes:explain_collective",
+    "Plan.explain_annotations": "toast.explain.annotated_values:explain_annotations",
     "Plan.why_not": "toast.explain.alternatives:why_not",
 })  # fmt: skip
 

@@ -9,15 +9,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from toast import inputs, ports
 from toast.analysis import Analysis, analyzed, lowering_of
 from toast.cost import CostModel, Overlap
-from toast.errors import MeshError, PlanError, SearchError, TargetError
+from toast.errors import MeshError, PinError, PlanError, SearchError, TargetError
 from toast.garbage import older_objects_stay
 from toast.hardware import Hardware, Mesh, check_size
 from toast.inputs import AnyHardware, AnyMesh
 from toast.plan import (
+    MOST_ADDED,
     Applied,
+    Padding,
     Plan,
     Saved,
     apply_saved,
@@ -25,15 +29,17 @@ from toast.plan import (
     check_program,
     make_plan,
     may_gain,
+    needed,
     padded,
     padding_gain,
+    padding_note,
     program_notes,
     provenance,
     read,
     saved_start,
     start_actions,
 )
-from toast.program import Program, with_trip_counts
+from toast.program import PaddedDimension, Program, with_trip_counts
 from toast.search import (
     DEFAULT_STAGES,
     Job,
@@ -51,7 +57,7 @@ from toast.search import (
     search_meshes,
 )
 from toast.space import Constraints, Resolving, Space, region_notes
-from toast.uneven import padded_program
+from toast.uneven import PaddedProgram, padded_program, padded_sizes
 from toast.units import listed, size_text
 
 #: The search for what padding gains begins with the plan and tries whole colors only.
@@ -193,7 +199,7 @@ def plan(
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
     resolution: Resolving = "compatible",
-    uneven: float = 0.0,
+    uneven: float | None = None,
     start: Plan | str | pathlib.Path | None = None,
     settings: Settings | None = None,
     stages: Sequence[Stage] = DEFAULT_STAGES,
@@ -220,9 +226,10 @@ def plan(
     :param resolution: ``"independent"`` resolves compatible conflicts one by one (section 3.5):
         there are more actions, and sometimes a better plan.
     :param uneven: the largest share of elements that padding may add to a dimension that the axes
-        do not divide, such as 0.5.  The program is then planned a second time with padded
-        dimensions, and the better plan is returned; its ``note`` has the padded sizes.  Arguments
-        and results keep their shapes.
+        do not divide (a half by default).  If a search for what padding would gain finds a
+        twentieth, programs with padded dimensions are planned as well, and the best plan is
+        returned; :attr:`Plan.padding` has what it pads.  Arguments and results keep their shapes.
+        With 0, nothing is padded.
     :param start: an earlier plan or baseline, or its JSON file, with which the search begins.  The
         result costs no more.  For the same program and mesh the search begins with its exact
         shardings, for others with those of its actions that have a counterpart; the ``note`` of the
@@ -255,7 +262,7 @@ def plan(
     machine = inputs.machine_of(hardware)
     meshes = inputs.candidate_meshes(mesh, devices, machine)
     limit = inputs.limit_of(memory_bytes, machine)
-    uneven = inputs.uneven_share(uneven)
+    share = inputs.uneven_share(uneven)
     settings = Settings() if settings is None else settings
     if not isinstance(settings, Settings):
         raise SearchError(
@@ -287,8 +294,7 @@ def plan(
 
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
-        if not uneven:
-            _check_axes(analysis, mesh)
+        _check_axes(analysis, mesh, share if devices is None else 0)
         at = None if saved is None else saved_start(saved, space, resolution)
         model = CostModel(at.space if at else space, machine, overlap=overlap, like=like)
         begin_with_fixed(model)
@@ -299,13 +305,26 @@ def plan(
             raise PlanError(f"{remarks[mesh][0]}; start from another plan")
         return Job(model, limit, settings, stages, (actions,))
 
+    options: dict[str, Any] = {
+        "overlap": overlap, "resolution": resolution, "settings": settings, "stages": stages,
+        "memory_bytes": limit, "constraints": constraints, "progress": progress,
+    }  # fmt: skip
     tried: tuple[MeshResult, ...] = ()
     with noted_interrupts(), older_objects_stay():  # until the plan is complete
         begin = time.perf_counter()
         if devices is None:
             if progress:
                 progress("decision space")
-            model, _, _, _, starts, _ = prepare(meshes[0])
+            try:
+                model, _, _, _, starts, _ = prepare(meshes[0])
+            except PinError:  # padding may let an annotation or the pin of a named value hold
+                forced = _padded_plan(
+                    None, analysis, meshes[0], machine, share, (), begin, start=None, **options
+                ) if share else None  # fmt: skip
+                if forced is None:
+                    raise
+                _check_memory(forced, memory_bytes, forced.after.peak_bytes, meshes, devices)
+                return forced
             seconds["decision space"] = time.perf_counter() - begin
             begin = time.perf_counter()
             if progress:
@@ -331,7 +350,7 @@ def plan(
             resolution=resolution,
         )  # fmt: skip
         more = [reshard.text for reshard in best.step_reshards]
-        more += _padding_notes(best, settings, overlap, searching=begin)
+        gain = _padding_gain(best, share or MOST_ADDED, settings, overlap, searching=begin)
         if more:
             best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *more])))
     if not best.fits:
@@ -340,18 +359,17 @@ def plan(
             f"limit is {size_text(limit)}"
         )
         best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, missing])))
-    if uneven:
-        best = _better_padded(
-            best, uneven, overlap=overlap, resolution=resolution, settings=settings, stages=stages,
-            memory_bytes=limit, constraints=constraints, progress=progress,
-        )  # fmt: skip
-    if memory_bytes is not None and not best.fits:
-        where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
-        raise SearchError(
-            f"memory limit of {limit / 2**30:.4g} GiB per device: no plan on {where} fits; "
-            f"the smallest peak found is {result.smallest_peak / 2**30:.4g} GiB; raise the limit "
-            "or use a larger mesh"
-        )
+    kept = saved.padding if saved and not analysis.program.padding else ()
+    if share and (gain or kept) and result.stopped != "interrupt":
+        best = _padded_plan(
+            best, analysis, best.mesh, machine, share, kept, begin,
+            start=start if kept else None, **options,
+        ) or best  # fmt: skip
+    if not best.padding:
+        _check_axes(best.analysis, best.mesh)
+    if gain and gain.small and best.padding == analysis.program.padding:
+        best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, gain.text])))
+    _check_memory(best, memory_bytes, result.smallest_peak, meshes, devices)
     return best
 
 
@@ -459,46 +477,134 @@ def _notes(settings: Settings, result: SearchResult) -> list[str]:
     return [*several, *ended.get(result.stopped, []), *result.notes]
 
 
-def _better_padded(best: Plan, most_added: float, **parameters: Any) -> Plan:
-    """The plan of the program with padded dimensions if it is better than ``best``, else this.
+def _check_memory(
+    best: Plan,
+    memory_bytes: float | None,
+    smallest_peak: float,
+    meshes: Sequence[Mesh],
+    devices: int | None,
+) -> None:
+    """Refuses a plan that needs more memory than the user allows."""
+    if memory_bytes is None or best.fits:
+        return
+    where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
+    raise SearchError(
+        f"memory limit of {best.memory_bytes / 2**30:.4g} GiB per device: no plan on {where} fits; "
+        f"the smallest peak found is {smallest_peak / 2**30:.4g} GiB; raise the limit or use a "
+        "larger mesh"
+    )
 
-    ``parameters`` are those of :func:`plan`.
+
+def _can_be_padded(program: Program) -> bool:
+    """Whether a program has a module, and no code for single devices."""
+    regions = any(signature.kind.startswith("manual_") for signature in program.signatures)
+    return program.source is not None and hasattr(program.source, "operations") and not regions
+
+
+#: The most padded dimensions of which subsets are planned.
+_MOST_SUBSETS = 3
+
+
+def _padded_plan(
+    whole: Plan | None,
+    original: Analysis,
+    mesh: Mesh,
+    machine: Hardware,
+    share: float,
+    kept: tuple[PaddedDimension, ...],
+    searching: float,
+    *,
+    start: Any,
+    settings: Settings,
+    memory_bytes: float,
+    constraints: Constraints | None,
+    **parameters: Any,
+) -> Plan | None:
+    """The best plan of the program with padded dimensions; ``None`` if ``whole`` is as good.
+
+    ``whole`` is the plan of the program without padding, or ``None`` if there is none.  Padding may
+    pay for some dimensions only.  All are padded first, or those of the plan that the search starts
+    from (``kept``); then those alone that the best plan needs; then, one after the other, is left
+    out what makes the plan better.  ``searching`` is when the search of ``whole`` began, on the
+    clock of ``time.perf_counter``; the other parameters are those of :func:`plan`.
     """
-    padded_to = padded_program(best.analysis, best.mesh, most_added)
-    if padded_to is None:
-        return best
-    analysis = analyzed(
-        padded_to.program, rules=best.analysis.rule_files, lowering=best.lowering,
-        progress=parameters["progress"] or (lambda _: None),
-    )  # fmt: skip
-    limit = parameters.pop("memory_bytes")
-    machine = dataclasses.replace(best.hardware, memory_limit_bytes=limit)
-    other = plan(analysis, mesh=best.mesh, hardware=machine, **parameters)
+    if not _can_be_padded(original.program) or original.program.padding:
+        return None
+    machine = dataclasses.replace(machine, memory_limit_bytes=memory_bytes)
+    known: dict[frozenset[PaddedDimension], tuple[Plan, PaddedProgram] | None] = {}
+
+    def planned(only: Sequence[PaddedDimension] | None) -> tuple[Plan, PaddedProgram] | None:
+        if only is not None and (not only or frozenset(only) in known):
+            return known.get(frozenset(only))
+        left = settings.budget
+        if left is not None:
+            left -= time.perf_counter() - searching
+            if left <= 0 and only != kept:
+                return None
+        larger = padded_program(original, mesh, share, only=only)
+        if larger is None:
+            return None
+        key, found = frozenset(larger.program.padding), None
+        if key in known:
+            return known[key]
+        analysis = analyzed(
+            larger.program, rules=original.rule_files, lowering=original.lowering,
+            progress=parameters["progress"] or (lambda _: None),
+        )  # fmt: skip
+        limited = settings if left is None else dataclasses.replace(settings, budget=max(0.0, left))
+        try:
+            found = plan(
+                analysis, mesh=mesh, hardware=machine, uneven=0, settings=limited,
+                start=start if only == kept else None, constraints=constraints, **parameters,
+            ), larger  # fmt: skip
+        except (PinError, MeshError):  # constraints may name what padding replaces
+            found = None
+        known[key] = found
+        return found
 
     def rank(candidate: Plan) -> tuple[bool, float]:
         price = candidate.after
         return not candidate.fits, price.step_seconds if candidate.fits else price.peak_bytes
 
-    if rank(best) <= rank(other):
-        return best
-    return dataclasses.replace(other, note="\n".join(filter(None, [padded_to.text, other.note])))
+    best = planned(kept or None)
+    while best is not None:
+        dimensions = best[1].program.padding
+        used = needed(*best, original)
+        subsets = [used]
+        if len(used) <= _MOST_SUBSETS:
+            subsets += [tuple(d for d in used if d != left_out) for left_out in used]
+        others = [
+            other for subset in subsets if subset != dimensions and (other := planned(subset))
+        ]
+        better = min(others, key=lambda other: rank(other[0]), default=None)
+        if better is None or rank(better[0]) > rank(best[0]):
+            break
+        if rank(better[0]) == rank(best[0]) and len(better[1].dimensions) >= len(dimensions):
+            break
+        best = better
+    if best is None or (whole is not None and rank(whole) <= rank(best[0])):
+        return None
+    chosen, larger = best
+    note = "\n".join(filter(None, [padding_note(chosen, larger, original, whole), chosen.note]))
+    return dataclasses.replace(chosen, note=note, meshes=whole.meshes if whole else ())
 
 
-def _padding_notes(
-    best: Plan, settings: Settings, overlap: Overlap, *, searching: float
-) -> list[str]:
-    """A note if padding would gain: a short search from the plan, in the time that is left.
+def _padding_gain(
+    best: Plan, share: float, settings: Settings, overlap: Overlap, *, searching: float
+) -> Padding | None:
+    """What padding would gain, by a short search from the plan, in the time that is left.
 
-    ``searching`` is when the search began, on the clock of ``time.perf_counter``.
+    ``share`` is the largest share of elements that padding may add to a dimension.  ``searching``
+    is when the search began, on the clock of ``time.perf_counter``.
     """
 
     def left() -> float | None:
         end = None if settings.budget is None else searching + settings.budget
         return None if end is None else max(0.0, end - time.perf_counter())
 
-    larger = None if left() == 0 else padded(best.analysis, best.mesh)
+    larger = None if left() == 0 else padded(best.analysis, best.mesh, share)
     if larger is None:
-        return []
+        return None
     space = Space(
         larger, best.model.space.full_mesh, constraints=best.constraints,
         resolution=best.resolution,
@@ -506,7 +612,7 @@ def _padding_notes(
     model = CostModel(space, best.hardware, overlap=overlap, like=best.model)
     begin_with_fixed(model)
     if not may_gain(model, best.cost):
-        return []
+        return None
     once = dataclasses.replace(settings, rounds=1, restarts=1, processes=1, budget=left())
     # Sizes may distinguish op classes; refinements, which name op classes, are then left out.
     same = bool((space.classes.of_op == best.model.space.classes.of_op).all())
@@ -515,13 +621,12 @@ def _padding_notes(
         start=[tuple(action for action in best.actions if same or not action.part)],
     )  # fmt: skip
     prices = model.price(result.state[None])
-    gain = padding_gain(
+    return padding_gain(
         model, result.state,
         seconds=(best.after.step_seconds, float(prices.seconds[0])),
         peaks=(best.after.peak_bytes, float(prices.peak_bytes[0])),
         costs=(best.cost, float(model.cost(prices, best.memory_bytes)[0])),
     )  # fmt: skip
-    return [] if gain is None else [gain.text]
 
 
 def _foreign_axes(analysis: Analysis, mesh: Mesh) -> list[str]:
@@ -566,10 +671,16 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     )
 
 
-def _check_axes(analysis: Analysis, mesh: Mesh) -> None:
-    """Checks that every axis of more than one device divides some dimension."""
+def _check_axes(analysis: Analysis, mesh: Mesh, share: float = 0.0) -> None:
+    """Checks that every axis of more than one device divides some dimension, perhaps padded.
+
+    ``share`` is the largest share of elements that padding may add.
+    """
     names = analysis.names
     divisors = names.divisor[names.shardable]
+    if share:
+        larger = padded_sizes(analysis, mesh, share)[names.shardable]
+        divisors = np.concatenate([divisors, larger])
     for axis, size in mesh.axes:
         if size > 1 and not (divisors % size == 0).any():
             largest = int(divisors.max(initial=1))

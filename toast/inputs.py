@@ -77,11 +77,17 @@ def limit_of(memory_bytes: float | None, hardware: Hardware) -> float:
     return float(limit)
 
 
+#: The largest share of elements that padding may add to a dimension by default.
+_UNEVEN = 0.5
+
+
 def uneven_share(share: Any) -> float:
-    """The largest share of elements that padding may add to a dimension.
+    """The largest share of elements that padding may add to a dimension; a half for ``None``.
 
     Raises :class:`toast.errors.SearchError` unless it is a number from 0 to 1.
     """
+    if share is None:
+        return _UNEVEN
     if not is_number(share) or not 0 <= share <= 1:
         raise SearchError(
             f"uneven={share!r}: use a share of added elements from 0 to 1, such as 0.5"

@@ -190,9 +190,9 @@ def test_bad_input_is_one_line(folder: pathlib.Path, tmp_path: pathlib.Path) -> 
             "memory limit of 0.01 GiB per device: ",
         ),
         (("apply", plan, "mlp", "--mesh", "a=3,b"), "is not axis=size"),
-        (("explain", plan), "is a plan; use --argument, --collective or --why-not"),
+        (("explain", plan), "is a plan; use --argument, --collective, --annotations or --why-not"),
         (("explain", plan, "--conflict", 0, "--argument", "x"), "or a TARGET that is not a plan"),
-        (("explain", "t2b", "--argument", "x"), "need a plan; use a JSON file"),
+        (("explain", "t2b", "--argument", "x"), "plan; use a JSON file written by"),
         (("explain", plan, "--argument", "tokns"), "tokns: no such argument; did you mean tokens"),
         (
             ("explain", plan, "--argument", "tokens", "--hardware", "h100"),

@@ -19,6 +19,7 @@ from tests.helpers import f32
 from tests.regions.programs import CASES, RING, Case, shard_map
 from toast.apply import annotate, collectives_in
 from toast.evaluation.oracle.explicit import explicit_collectives
+from toast.hardware import Mesh, load
 from toast.search import TreeSearch
 
 
@@ -256,3 +257,38 @@ def test_regions_that_split_dimensions_in_contradictory_orders(mesh: str) -> Non
     assert found.collectives == predicted
     (moved,) = {e.why for e in plan.explain_collectives()}
     assert moved.startswith("a region needs shards in another order of ")
+
+
+@pytest.mark.parametrize("lowering", ["xla", "local"])
+def test_a_program_that_is_manual_over_some_axes_is_planned_over_the_others(lowering: Any) -> None:
+    """A train step: gradients are summed by hand over ``data``; the search shards ``model``."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
+
+    def step(weights: Any, x: jax.Array, y: jax.Array) -> Any:
+        def by_hand(weights: Any, x: jax.Array, y: jax.Array) -> Any:
+            def loss(weights: Any) -> jax.Array:
+                return jnp.mean((jnp.tanh(x @ weights[0]) @ weights[1] - y) ** 2)
+
+            weights = jax.tree.map(lambda w: jax.lax.pcast(w, "data", to="varying"), weights)
+            return jax.tree.map(lambda g: jax.lax.pmean(g, "data"), jax.grad(loss)(weights))
+
+        gradients = jax.shard_map(
+            by_hand, mesh=mesh, in_specs=(P(), P("data"), P("data")), out_specs=P(),
+            axis_names={"data"},
+        )(weights, x, y)  # fmt: skip
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+    random = np.random.default_rng(0)
+    shapes = ((16, 64), (64, 16)), (8, 16), (8, 16)
+    arguments = jax.tree.map(
+        lambda shape: random.normal(size=shape).astype("f4"), shapes,
+        is_leaf=lambda leaf: isinstance(leaf[0], int),
+    )  # fmt: skip
+    analysis = toast.analyze(step, *arguments, lowering=lowering)
+    hardware = toast.api.small_scale(analysis, Mesh.parse("data=4,model=2"), load("tpu-v5e"))
+    plan = toast.plan(analysis, mesh="data=4,model=2", hardware=hardware)
+    assert "model" in {axis for axes in plan.arguments["weights[0]"] for axis in axes}
+    assert "manual over data at " in plan.note
+    for result, expected in zip(plan.jit(mesh)(*arguments), step(*arguments), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert plan.lowered().counts() == plan.model.reshards(plan.state)

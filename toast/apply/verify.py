@@ -118,6 +118,8 @@ def verify(
     mesh, with values outside of the regions whole on every device.  If there are fewer devices, it
     runs on a mesh of the axes that its regions take.
 
+    A padded program is compared with the program without padding.
+
     :param seed: the seed of the random arguments.
     :param rtol: the largest relative error of equal outputs; by default :data:`TOLERANCE`.
     :param module_of: writes the sharded module, as for :class:`toast.apply.Runnable`.
@@ -147,7 +149,8 @@ def verify(
         sharded = Runnable(program, shardings, module_of=module_of)
         arguments = random_arguments(program, seed)
         with word_size(program):
-            expected = _reference(program, program.source)(*arguments)
+            source = program.source.whole or program.source
+            expected = _reference(program, source)(*arguments)
         actual = sharded.run_flat(arguments)
     except ToastError:
         raise

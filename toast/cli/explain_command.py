@@ -11,6 +11,7 @@ import typer
 
 from toast.cli.common import JsonOption, Source, command, console, group, progress
 from toast.cli.plan_file_commands import (
+    AnnotationsOption,
     ArgumentOption,
     CollectiveOption,
     WhyNotBudget,
@@ -60,6 +61,7 @@ def explain(
     ] = None,
     argument: ArgumentOption = None,
     collective: CollectiveOption = None,
+    annotations: AnnotationsOption = False,
     why_not: WhyNotOption = None,
     budget: WhyNotBudget = None,
     output: WhyNotOutput = None,
@@ -80,26 +82,30 @@ def explain(
     check_writable((json_file, output), ExplainError)
     if output is not None and why_not is None:
         raise ExplainError(f"--output {output}: writes the plan of --why-not; add --why-not")
-    asked_of_plan = [option for option in (argument, collective, why_not) if option is not None]
+    asked_of_plan = [
+        option for option in (argument, collective, annotations or None, why_not)
+        if option is not None
+    ]  # fmt: skip
     plan_file = is_plan(source.target)
     if asked_of_plan or plan_file:
         if not plan_file:
             raise ExplainError(
-                f"{source.target}: --argument, --collective and --why-not need a plan; use a JSON "
-                "file written by toast plan --json"
+                f"{source.target}: --argument, --collective, --annotations and --why-not need a "
+                "plan; use a JSON file written by toast plan --json"
             )
         others = (conflict, mesh, axis, conflicts or None)
         if not asked_of_plan or len(dimensions or ()) > 1 or any(o is not None for o in others):
             raise ExplainError(
-                f"{source.target}: is a plan; use --argument, --collective or --why-not, or a "
-                "TARGET that is not a plan"
+                f"{source.target}: is a plan; use --argument, --collective, --annotations or "
+                "--why-not, or a TARGET that is not a plan"
             )
         if budget is not None and why_not is None:
             raise ExplainError(f"--budget {budget:g}: needs --why-not; add --why-not")
         applied = load_plan(source, *(dimensions or ()), hardware=hardware, module=False)
         explain_plan(
-            applied.plan, argument=argument, collective=collective, alternative=why_not,
-            budget=10.0 if budget is None else budget, json_file=json_file, output=output,
+            applied.plan, argument=argument, collective=collective, annotations=annotations,
+            alternative=why_not, budget=10.0 if budget is None else budget, json_file=json_file,
+            output=output,
         )  # fmt: skip
         return
     _check(dimensions, conflict, conflicts, mesh, axis, hardware)

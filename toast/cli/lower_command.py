@@ -51,7 +51,7 @@ def lower(
     from toast import api, report
     from toast.errors import PlanError
     from toast.files import check_writable, is_plan, write_all
-    from toast.hardware import load
+    from toast.hardware import Collectives, load
     from toast.search import Settings
 
     check_writable((output,), PlanError)
@@ -87,7 +87,10 @@ def lower(
         predicted = plan.model.local_collectives(plan.state)
         if output:
             write_all({output: local.text}, PlanError)
-    console().print(report.lowering_tables(local, predicted))
+    prices = Collectives(plan.hardware, plan.mesh)
+    console().print(report.lowering_tables(
+        local, predicted, lambda c: prices.cheapest(c.kind, c.bytes, c.axes).seconds(c.bytes),
+    ))  # fmt: skip
     if output:
         print(f"written to {output}")
     if local.gathered or local.counts() != predicted:

@@ -52,6 +52,14 @@ CollectiveOption = Annotated[
         "--collective", help="For a plan: explain the collective with this number, or all."
     ),
 ]
+AnnotationsOption = Annotated[
+    bool,
+    typer.Option(
+        "--annotations",
+        help="For a plan: list the annotations in its program (toast.split and others), with their "
+        "shardings and collectives.",
+    ),
+]
 WhyNotOption = Annotated[
     str | None,
     typer.Option(
@@ -205,7 +213,7 @@ def load_plan(
     ).on(machine)  # fmt: skip
     with progress() as show:
         analysis = program_source.analysis(show, module=module)
-        if is_file and analysis.program.digest != saved.digest:
+        if is_file and analysis.program.origin_digest != saved.digest:
             raise PlanError(
                 f"{saved.name}: {named} is not the program of the plan; add TARGET after the file "
                 "name"
@@ -241,12 +249,17 @@ def explain_plan(
     *,
     argument: str | None = None,
     collective: str | None = None,
+    annotations: bool = False,
     alternative: str | None = None,
     budget: float = 10.0,
     json_file: pathlib.Path | None = None,
     output: pathlib.Path | None = None,
 ) -> None:
-    """Print explanations of a plan: an argument, a collective (number or all), an alternative."""
+    """Print explanations of a plan.
+
+    They are of an ``argument``, of a ``collective`` (its number, or all), of all ``annotations``,
+    and of an ``alternative``.
+    """
     from toast import report
     from toast.errors import PlanError
     from toast.files import write_all
@@ -265,6 +278,10 @@ def explain_plan(
         every = plan.explain_collectives()
         explanations += every
         shown.append(report.collectives_table(every))
+    if annotations:
+        annotated = plan.explain_annotations()
+        explanations += annotated
+        shown.append(report.annotations_table(annotated))
     if alternative is not None:
         pattern, equals, spec = alternative.rpartition("=P")
         if not pattern or not equals:

@@ -146,13 +146,14 @@ def plan(
         ),
     ] = ResolutionChoice.compatible,
     uneven: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--uneven",
-            help="Plan with padded dimensions as well: the largest share of elements that padding "
-            "may add to a dimension that the axes do not divide, such as 0.5.",
+            help="The largest share of elements that padding may add to a dimension that the axes "
+            "do not divide; 0 pads nothing.",
+            show_default="0.5",
         ),
-    ] = 0.0,
+    ] = None,
     lowering: LoweringOption = Partitioner.xla,
     start: Annotated[
         pathlib.Path | None,

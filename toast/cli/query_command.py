@@ -230,7 +230,7 @@ def _solved(
         plan = api.plan(
             analysis, mesh=parsed, hardware=machine, settings=Settings(seed=seed), progress=show
         )
-        return analysis, plan.vocabulary
+        return plan.analysis, plan.vocabulary
 
 
 def _print(frame: pd.DataFrame, limit: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost.entities import Bools, Dims
+from toast.cost.entities import Bools, Ints
 
 #: Sets of mesh axes: axis ``a`` is bit ``a``, as in :meth:`toast.hardware.Collectives.seconds`.
 Axes = npt.NDArray[np.uint8]
@@ -28,10 +28,10 @@ def axis_numbers(axes: int) -> list[int]:
 
 
 #: ``[256]`` the axis of each set of one axis; -1 for other sets.
-_ALONE: Dims = np.full(256, -1, dtype=np.int8)
+_ALONE: Ints = np.full(256, -1)
 _ALONE[1 << np.arange(8)] = np.arange(8)
 
 
-def single_axis(axes: Axes) -> Dims:
+def single_axis(axes: Axes) -> Ints:
     """``[...]`` the axis of each set of one axis; -1 for other sets."""
     return np.asarray(_ALONE[axes])

@@ -82,7 +82,7 @@ def looped_gathers(layout: Layout) -> Loops:
     gather = layout.before_axes & ~layout.used_axes
     axis = single_axis(gather)
     state, use = np.nonzero((axis >= 0) & (layout.differs == gather) & ~layout.shared & may)
-    axis = axis[state, use].astype(np.int64)
+    axis = axis[state, use]
     op_class = t.slots.op_class[t.uses.slot[use]]
     # The sums of a product that is a partial sum may become a loop themselves.
     held = layout.held[state, op_class]
@@ -109,7 +109,7 @@ def looped_sums(layout: Layout) -> Loops:
     axis = single_axis(scattered)
     moved = axes_of(layout.settled != layout.defined)
     state, value = np.nonzero((axis >= 0) & (moved == scattered) & may)
-    axis = axis[state, value].astype(np.int64)
+    axis = axis[state, value]
     here = t.values.looped[value, layout.settled[state, value, axis]]
     size, devices = layout.value_bytes[state, value], layout.machine.axis_sizes[axis]
     group = scattered[state, value]

@@ -154,6 +154,7 @@ def compare(
         "toast": lambda: api.plan(
             analysis, mesh=mesh, hardware=hardware, overlap=overlap,
             constraints=constraints, settings=settings, progress=announce,
+            uneven=0,  # no other method pads
         ),
         "manual": lambda: manual(
             analysis, mesh, hardware, strategies or {}, overlap=overlap, constraints=constraints,

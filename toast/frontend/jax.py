@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from toast.errors import TargetError
+from toast.errors import TargetError, ToastError
 from toast.frontend import jax_libraries, mlir
 from toast.frontend.jax_lowering import check_platform, lower, read
 from toast.frontend.mlir.absent_devices import abstract_device, traced_for
@@ -169,7 +169,7 @@ def _program(
             )  # fmt: skip
             traced = jitted.trace(*arguments, **keywords)
             lowering = lower(traced, name, platform)
-        except TargetError:
+        except ToastError:  # also that of an annotation
             raise
         except Exception as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else ""

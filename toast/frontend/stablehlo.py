@@ -33,9 +33,11 @@ def from_file(path: str | pathlib.Path, *, function: str = "") -> Program:
     return from_module(module, name=printable(function or path.stem), file=str(path))
 
 
-def _reread(data: bytes, calling: Any, file: str, here: Any = None) -> mlir.ModuleSource:
+def _reread(
+    data: bytes, calling: Any, file: str, here: Any = None, whole: Any = None
+) -> mlir.ModuleSource:
     source: mlir.ModuleSource = from_module(mlir.parse(data, file), name="", calling=calling).source
-    return dataclasses.replace(source, file=file, here=here)
+    return dataclasses.replace(source, file=file, here=here, whole=whole)
 
 
 def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
@@ -47,7 +49,7 @@ def _reduced(source: mlir.ModuleSource) -> tuple[Any, ...]:
     calling = source.calling
     choices = [calling, calling and dataclasses.replace(calling, static={}, callbacks=()), None]
     calling = next(choice for choice in choices if _pickles(choice))
-    return _reread, (mlir.bytecode(source.module), calling, source.file, source.here)
+    return _reread, (mlir.bytecode(source.module), calling, source.file, source.here, source.whole)
 
 
 def _pickles(value: Any) -> bool:
@@ -86,6 +88,7 @@ def separate(module: ir.Module, origin: str) -> tuple[tuple[Program, ...], tuple
     shapes.  Raises :class:`toast.errors.TargetError` if it can read none.
     """
     programs, errors = [], {}
+    mlir.read_annotations(module)
     with module.context:
         for name, function in mlir.functions_of(module).items():
             try:
@@ -156,6 +159,7 @@ def inlined(module: ir.Module, origin: str) -> Any:
 
     ``origin`` names the module in errors.
     """
+    mlir.read_annotations(module)
     with module.context:
         mlir.inline_calls(module, origin)
         mlir.drop_idle_ops(module)
@@ -166,6 +170,7 @@ def inlined(module: ir.Module, origin: str) -> Any:
 
 def inlined_public(module: ir.Module, origin: str) -> None:
     """Inlines the calls of every public function of a module in place, as :func:`inlined`."""
+    mlir.read_annotations(module)
     with module.context:
         mlir.inline_public(module, origin)
         mlir.drop_idle_ops(module)
@@ -414,7 +419,11 @@ class _Reader:
         name, constraint = mlir.take_name(operation), mlir.constraint(operation)
         if name:
             self._labels[self._builder.next_value] = name
-        if annotation := mlir.take_annotation(operation):
+        try:
+            annotation = mlir.take_annotation(operation)
+        except TargetError as error:
+            raise TargetError(f"{self._at(operation)}: {error}") from None
+        if annotation:
             self._annotations[number] = annotation
         if constraint:
             self._constraints[number] = constraint

@@ -103,6 +103,7 @@ def lower(analysis: Analysis, shardings: Shardings, factors: OpFactors) -> Local
     if not isinstance(program.source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no program to lower")
     shardings.check(program)
+    factors.check(analysis, shardings.mesh)
     return _Lowering(analysis, _without_ones(shardings), factors).run()
 
 
@@ -258,7 +259,10 @@ class _Lowering:
             elif kind in mlir.OF_REGIONS:
                 self._reshard_uses_of_region(op)
             else:
-                self._lower(op)
+                try:
+                    self._lower(op)
+                except (ir.MLIRError, ValueError, KeyError, IndexError) as error:
+                    raise self._impossible(op, error) from error
 
     # -- ops ---------------------------------------------------------------------------------
 
@@ -640,10 +644,34 @@ class _Lowering:
 
     # -- the module --------------------------------------------------------------------------
 
+    def _impossible(self, op: int, error: Exception) -> PlanError:
+        """The error for an op that has no valid local form in its state."""
+        program = self._program
+        rule = self._analysis.rules[program.ops[op].signature]
+        held = [
+            f"factor {rule.factors[number].label} ({', '.join(sorted(axes))})"
+            for number, axes in self._factors.of(op).items()
+        ]
+        reason = shortened(" ".join(str(error).split()), 200)
+        return PlanError(
+            f"{program.name}: {program.describe(op)} has no local form along "
+            f"{', '.join(held) or 'its operands'}: {reason}; pin its operands to other shardings, "
+            "or correct its rule (toast rules check)"
+        )
+
     def _verify(self) -> None:
         try:
             self._module.operation.verify()
         except ir.MLIRError as error:
+            for op, operation in enumerate(self._source.operations):
+                if operation is None or self._program.kind(op) in mlir.WITH_REGIONS:
+                    continue
+                try:
+                    operation.verify()
+                except ir.MLIRError as of_op:
+                    raise self._impossible(op, of_op) from None
+                except Exception:  # the lowering has replaced and erased it
+                    continue
             raise PlanError(
                 f"{self._program.name}: the lowered program is not valid: "
                 f"{shortened(str(error).replace(chr(10), ' '), 300)}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from toast.analysis import Factor, SignatureRule
+from toast.analysis import Analysis, Factor, SignatureRule
+from toast.errors import PlanError
+from toast.hardware import Mesh
 from toast.program import Program, Shardings, Signature, Spec
 
 
@@ -39,6 +42,31 @@ class OpFactors:
             if factor >= 0:
                 factors[factor] = factors.get(factor, frozenset()) | {axis}
         return factors
+
+    def check(self, analysis: Analysis, mesh: Mesh) -> None:
+        """Checks that every op has the factors, and that their axes divide them.
+
+        Raises :class:`toast.errors.PlanError`, which names the op and the factor.
+        """
+        program, sizes = analysis.program, dict(mesh.axes)
+        for op in np.flatnonzero((self.held >= 0).any(axis=1)).tolist():
+            rule = analysis.rules[program.ops[op].signature]
+            for number, axes in self.of(op).items():
+                along = ", ".join(sorted(axes))
+                if number >= len(rule.factors):
+                    raise PlanError(
+                        f"{program.name}: {program.describe(op)} has {len(rule.factors)} factors, "
+                        f"and the state shards its factor {number} along {along}; check that it is "
+                        "a state of this program"
+                    )
+                factor = rule.factors[number]
+                shards = math.prod(sizes[axis] for axis in axes)
+                if factor.divisor % shards:
+                    raise PlanError(
+                        f"{program.name}: {program.describe(op)}: {shards} devices ({along}) do "
+                        f"not divide factor {factor.label} of {factor.divisor} elements; use "
+                        "another sharding, or plan with uneven=1"
+                    )
 
     def causes(self, ops: tuple[int, ...], axes: frozenset[str]) -> tuple[int, ...]:
         """The numbers of the steps that gave ``axes`` to ``ops``, ascending."""

@@ -12,12 +12,21 @@ from toast.plan.files import VERSION, Origin, Saved, read, schema
 from toast.plan.kernel_notes import kernel_notes
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.make_plan import make_plan
-from toast.plan.padding import Padding, may_gain, padded, padding_gain
+from toast.plan.padding import (
+    MOST_ADDED,
+    Padding,
+    may_gain,
+    needed,
+    padded,
+    padding_gain,
+    padding_note,
+)
 from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
 from toast.plan.prediction import Collective, NumberChange, Prediction
 from toast.plan.program_notes import loop_notes, program_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
 from toast.plan.reasons import (
+    AnnotationExplanation,
     ArgumentExplanation,
     Cause,
     CollectiveExplanation,
@@ -27,9 +36,11 @@ from toast.plan.reasons import (
 from toast.plan.starting_plan import check_program, saved_start, start_actions
 
 __all__ = [
+    "MOST_ADDED",
     "VERSION",
     "ActionChange",
     "Alternative",
+    "AnnotationExplanation",
     "Applied",
     "ArgumentChange",
     "ArgumentExplanation",
@@ -63,8 +74,10 @@ __all__ = [
     "loop_notes",
     "make_plan",
     "may_gain",
+    "needed",
     "padded",
     "padding_gain",
+    "padding_note",
     "place_of",
     "program_notes",
     "read",

@@ -13,6 +13,7 @@ from toast.plan.prediction import Prediction, reason_of
 from toast.plan.shard import shardings_of
 from toast.search import MeshResult, SearchResult
 from toast.space import Resolving
+from toast.space.annotated import annotation_labels
 
 
 def make_plan(
@@ -50,8 +51,9 @@ def make_plan(
         reason_of(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
     ]
     own = ("the program's own shardings",) if space.constraints.keep else ()
+    pinning = *space.constraints.pin, *own, *annotation_labels(space.analysis.program)
     pins = [
-        Step((*space.constraints.pin, *own), "", (), after, f"pinned: {reason}")
+        Step(pinning, "", (), after, f"pinned: {reason}")
         for after, reason in zip(predictions[1 : 1 + pinned], reasons, strict=False)
     ]
     steps = tuple(pins) + tuple(

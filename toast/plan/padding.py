@@ -10,16 +10,21 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import numpy.typing as npt
 
 from toast.analysis import Analysis
 from toast.cost import CostModel
 from toast.hardware import Mesh
+from toast.plan.plan import Plan
+from toast.program import PaddedDimension
 from toast.space import States
-from toast.uneven import elements_of_names, padded_sizes
+from toast.uneven import PaddedProgram, elements_of_names, padded_sizes
 from toast.units import listed, size_text, time_text
 
-#: The largest share of elements that padding may add.
-_MOST_ADDED = 0.02
+Ints = npt.NDArray[np.int64]
+
+#: The largest share of elements that padding adds in notes.
+MOST_ADDED = 0.02
 
 #: The least share of the cost that padding must save.
 _LEAST_SAVED = 0.05
@@ -40,6 +45,11 @@ class Padding:
     bytes: tuple[float, float]
 
     @property
+    def small(self) -> bool:
+        """Whether it adds at most 2 % to each dimension."""
+        return all(to <= (1 + MOST_ADDED) * size for _, size, to in self.dimensions)
+
+    @property
     def text(self) -> str:
         """A note in one line: the dimensions, the new sizes and the prices."""
         named = [f"{name} has {size:,} elements; pad it to {to:,}"
@@ -52,13 +62,13 @@ class Padding:
         )
 
 
-def padded(analysis: Analysis, mesh: Mesh) -> Analysis | None:
+def padded(analysis: Analysis, mesh: Mesh, most_added: float = MOST_ADDED) -> Analysis | None:
     """The analysis as if dimensions that the axes of the mesh do not divide were padded.
 
-    All axes together divide the new size or, if that adds more than 2 %, as many devices as
-    possible.  ``None`` if there is no such dimension.
+    All axes together divide the new size or, if that adds more than a share ``most_added`` of the
+    elements, as many devices as possible.  ``None`` if there is no such dimension.
     """
-    larger = padded_sizes(analysis, mesh, _MOST_ADDED)
+    larger = padded_sizes(analysis, mesh, most_added)
     if (larger == analysis.names.divisor).all():
         return None
     return dataclasses.replace(analysis, names=dataclasses.replace(analysis.names, divisor=larger))
@@ -108,3 +118,63 @@ def padding_gain(
         for name in sorted(map(int, first))
     )
     return Padding(dimensions, seconds, peaks) if dimensions else None
+
+
+def needed(plan: Plan, larger: PaddedProgram, original: Analysis) -> tuple[PaddedDimension, ...]:
+    """The padded dimensions that ``plan`` shards along axes that do not divide them unpadded.
+
+    ``larger`` is the program of the plan, ``original`` the analysis of it without padding.
+    """
+    sizes = np.array(plan.model.space.mesh.sizes, dtype=np.int64)
+    ops, factors = _places(larger, original)
+    held = plan.op_state[ops]  # [names, axes]
+    shards = np.where(held == factors[:, None], sizes, 1).prod(axis=1)
+    used = (ops >= 0) & (original.names.divisor % shards > 0)
+    return tuple(d.record for d in larger.dimensions if (d.names & used).any())
+
+
+def padding_seconds(plan: Plan, larger: PaddedProgram, original: Analysis) -> float:
+    """About how much of the time of a step padding takes, without collectives.
+
+    These are the ops that pad, cut and mask, and the share of elements that padding adds to others.
+    The arguments are those of :func:`needed`.
+    """
+    seconds = plan.breakdown.product_seconds + plan.breakdown.memory_seconds
+    share = np.ones(len(seconds))
+    share[: len(original.program.arguments)] = 0.0
+    ops, _ = _places(larger, original)
+    here = ops >= 0
+    share[ops[here]] = 0.0
+    logs = np.zeros(len(seconds))
+    for dimension in larger.dimensions:
+        record = dimension.record
+        np.add.at(logs, ops[here & dimension.names], np.log(record.elements / record.padded))
+    share[ops[here]] = 1.0 - np.exp(logs[ops[here]])
+    return float((seconds * share).sum())
+
+
+def _places(larger: PaddedProgram, original: Analysis) -> tuple[Ints, Ints]:
+    """``[names]`` the op of the padded program with each name, or -1, and its factor there."""
+    names = original.names
+    ops = np.array(larger.ops, dtype=np.int64)[names.name_op]
+    return ops, np.arange(names.count) - names.first_name[names.name_op]
+
+
+def padding_note(plan: Plan, larger: PaddedProgram, original: Analysis, whole: Plan | None) -> str:
+    """A note in one line: what is padded, what it costs, and what it saves.
+
+    ``whole`` is the plan of the program without padding, or ``None`` if there is none; the other
+    arguments are those of :func:`needed`.
+    """
+    spent = padding_seconds(plan, larger, original)
+    shown = listed([str(d.record) for d in larger.dimensions], _NAMED)
+    text = (
+        f"padded, as the axes do not divide them: {shown}. Padding takes about {time_text(spent)} "
+        f"of a step of {time_text(plan.after.step_seconds)}"
+    )
+    if whole is None:
+        return f"{text}; without it, no plan satisfies the pins and annotations"
+    return (
+        f"{text}; without it, a step takes {time_text(whole.after.step_seconds)}, with a peak of "
+        f"{size_text(whole.after.peak_bytes)} instead of {size_text(plan.after.peak_bytes)}"
+    )

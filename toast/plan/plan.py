@@ -22,9 +22,13 @@ from toast.files import write_all
 from toast.hardware import Hardware, Mesh
 from toast.plan.origin import Origin
 from toast.plan.prediction import NumberChange, Prediction
-from toast.plan.reasons import ArgumentExplanation, CollectiveExplanation
+from toast.plan.reasons import (
+    AnnotationExplanation,
+    ArgumentExplanation,
+    CollectiveExplanation,
+)
 from toast.plan.step_reshards import StepReshard, step_reshards
-from toast.program import Shardings, Spec
+from toast.program import PaddedDimension, Shardings, Spec
 from toast.records import Record, late
 from toast.search import MeshResult, Round
 from toast.space import Action, Constraints, Resolving, States
@@ -128,6 +132,11 @@ class Plan(Record):
     def lowering(self) -> Lowering:
         """What partitions the program: XLA (``"xla"``), or TOAST (``"local"``, :meth:`lowered`)."""
         return self.analysis.lowering
+
+    @property
+    def padding(self) -> tuple[PaddedDimension, ...]:
+        """The dimensions that are padded because the axes do not divide them."""
+        return self.analysis.program.padding
 
     @property
     def constraints(self) -> Constraints:
@@ -365,6 +374,11 @@ class Plan(Record):
         ``number`` is its position in :meth:`explain_collectives`, from 1.  Raises
         :class:`toast.errors.PlanError` if there is no collective with this number.
         """
+        raise NotImplementedError
+
+    @late
+    def explain_annotations(self) -> tuple[AnnotationExplanation, ...]:
+        """Explain every annotation of the program: its sharding, and the collectives it causes."""
         raise NotImplementedError
 
     @late

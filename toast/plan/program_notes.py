@@ -13,7 +13,7 @@ from toast.program import (
     has_callback_functions,
     uncounted_loops,
 )
-from toast.space.annotated import annotation_call
+from toast.space.annotated import annotation_labels
 from toast.units import listed, size_text
 
 #: The most arguments and arrays that a note names.
@@ -54,13 +54,8 @@ def program_notes(analysis: Analysis) -> list[str]:
     ]
     if unused:
         notes.append(f"unused arguments: {listed(unused, _NAMED)}")
-    if program.annotations:
-        calls = dict.fromkeys(
-            f"{annotation_call(text)} at {program.location(op).shown_file}:"
-            f"{program.location(op).line}"
-            for op, text in program.annotations.items()
-        )
-        notes.append(f"annotations that hold: {listed([*calls], _NAMED)}")
+    if calls := annotation_labels(program):
+        notes.append(f"annotations that hold: {listed(calls, _NAMED)}")
     return [*notes, *_callback_notes(program), *kernel_notes(analysis), *loop_notes(program)]
 
 

@@ -41,6 +41,7 @@ from toast.program import Program, Spec
 from toast.records import Record
 from toast.search import SearchResult
 from toast.space import NONE, Action, Constraints, Space, States
+from toast.uneven import padded_program
 from toast.units import listed, size_text, time_text
 
 if TYPE_CHECKING:
@@ -135,13 +136,19 @@ def apply_saved(
     """
     begin = time.perf_counter()
     report_stage = progress or (lambda _stage: None)
-    program = analysis.program
-    if analysis.lowering != saved.lowering:
+    program, padding_notes = analysis.program, []
+    if saved.padding and not program.padding:
+        larger = padded_program(analysis, mesh, 1.0, only=saved.padding)
+        program = larger.program if larger else program
+        lost_padding = [str(d) for d in saved.padding if d not in program.padding]
+        if lost_padding:
+            padding_notes.append(f"not padded, as in the plan: {listed(lost_padding, 3)}")
+    if analysis.lowering != saved.lowering or program is not analysis.program:
         analysis = analyzed(
             program, rules=analysis.rule_files, progress=report_stage, lowering=saved.lowering
         )
     report_stage("decision space")
-    same = saved.digest == program.digest
+    same = saved.is_of(program)
     check_axes(saved, mesh)
     space, notes = _space(saved, analysis, mesh)
     exact = same and mesh.real.axes == saved.mesh.real.axes and not notes
@@ -173,7 +180,7 @@ def apply_saved(
             f"{saved.name} is a plan of {saved.program} and does not match {program.name}: no "
             "argument, action or sharded op is the same; use the program of the plan"
         )
-    notes = [*_setting_notes(saved, program, mesh, hardware), *notes]
+    notes = [*padding_notes, *_setting_notes(saved, program, mesh, hardware), *notes]
     report_stage("prices")
     price = _Pricing(saved, actions, hardware, memory_bytes, cache)
     best = price(space, work.state)
@@ -316,10 +323,10 @@ def _setting_notes(saved: Saved, program: Program, mesh: Mesh, hardware: Hardwar
     """Notes on the differences between the settings of the plan and the current ones."""
     if not saved.digest:
         yield "the file does not state the program of the plan (version 1 of plan files)"
-    elif saved.digest != program.digest:
+    elif saved.digest != program.origin_digest:
         yield (
             f"the plan is for another program (hash {saved.digest[:_HASH]}): {program.name} (hash "
-            f"{program.digest[:_HASH]}) has other ops, types or arguments"
+            f"{program.origin_digest[:_HASH]}) has other ops, types or arguments"
         )
     if program.arguments and not saved.arguments:
         yield f"{saved.name} has no arguments: they get the shardings of the actions"

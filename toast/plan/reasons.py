@@ -137,3 +137,27 @@ class CollectiveExplanation(Record):
     def to_dict(self) -> dict[str, Any]:
         """The explanation as plain data, for JSON."""
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnotationExplanation(Record):
+    """An annotation of the program (``toast.split`` and others) in a plan."""
+
+    #: The user's call, such as ``split(0, 'data')``, and its source line.
+    call: str
+    place: str
+    #: The value that is annotated.
+    value: str
+    #: Its sharding in the plan, and that of the value before the annotation.
+    spec: Spec
+    before: Spec
+    #: The numbers of the collectives that reshard the value for the annotation, or the annotated
+    #: value for its uses.
+    moved_by: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"<AnnotationExplanation of {self.call} at {self.place}: {spec_text(self.spec)}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as plain data, for JSON."""
+        return dataclasses.asdict(self)

@@ -27,6 +27,7 @@ def lowered_state(model: CostModel, state: States) -> LocalProgram:
 
     steps = np.zeros(model.space.of_ops(state).shape, dtype=np.int64)
     factors = op_factors(model, state, steps)
+    factors.check(model.space.analysis, model.space.full_mesh)
     return lower.lower(model.space.analysis, shardings_of(model, state), factors)
 
 

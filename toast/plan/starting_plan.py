@@ -62,7 +62,11 @@ def check_program(saved: Saved, program: Program) -> None:
     An unrelated program has another name and shares too few arguments (path and rank) with the
     plan.
     """
-    if program.name == saved.program or program.digest == saved.digest or not saved.arguments:
+    if (
+        program.name == saved.program
+        or program.origin_digest == saved.digest
+        or not saved.arguments
+    ):
         return
     ranks = {
         (folded(path), len(program.values[value].type.shape))
@@ -79,7 +83,7 @@ def check_program(saved: Saved, program: Program) -> None:
 def saved_start(saved: Saved, space: Space, resolution: Resolving) -> Start:
     """The shardings of a plan in ``space``; a space with more classes uses ``resolution``."""
     program = space.analysis.program
-    exact = saved.digest == program.digest and dict(saved.mesh.real.axes) == dict(space.mesh.axes)
+    exact = saved.is_of(program) and dict(saved.mesh.real.axes) == dict(space.mesh.axes)
     if not exact and saved.replayed:
         none = np.zeros(0, dtype=bool)
         return Start(saved, space, exact, None, none, none)
@@ -142,7 +146,7 @@ def _other_program_note(start: Start, wanted: int, missing: Sequence[str]) -> st
     saved, space = start.saved, start.space
     program = space.analysis.program
     what = f"mesh {saved.mesh}"
-    if saved.digest != program.digest:
+    if not saved.is_of(program):
         what = "another program" if saved.program == program.name else saved.program
     if not saved.replayed:
         return f"plan for {what}; values that match are sharded as in the plan"

@@ -76,6 +76,22 @@ class Location:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PaddedDimension:
+    """The dimensions of one color and size that a padded program has with more elements."""
+
+    #: The first of them in the program without padding: ``params['embed']:0``.
+    dimension: str
+    elements: int
+    padded: int
+
+    def __str__(self) -> str:
+        share = 100 * (self.padded / self.elements - 1)
+        return (
+            f"{self.dimension} from {self.elements:,} to {self.padded:,} elements (+{share:.2g} %)"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Signature:
     """All inputs of an op's sharding rule; ops with equal signatures share one solved rule."""
 
@@ -145,6 +161,10 @@ class Program:
     foreign: bool = dataclasses.field(default=False, repr=False, compare=False)
     #: The platform that JAX lowered it for, such as ``cpu`` or ``tpu``; empty if unknown.
     platform: str = dataclasses.field(default="", repr=False, compare=False)
+    #: What was padded in it, and the digest of the program without padding
+    #: (:mod:`toast.uneven`).
+    padding: tuple[PaddedDimension, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    whole_digest: str = dataclasses.field(default="", repr=False, compare=False)
     #: The MLIR module of the program and the places of its ops in it, or its locations only.
     source: Any = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -198,6 +218,11 @@ class Program:
             if known[op.signature]
         }
         return {op: math.prod(t.shape) * element_bytes(t.dtype) for op, t in types.items()}
+
+    @property
+    def origin_digest(self) -> str:
+        """The :attr:`digest` of the program without padding."""
+        return self.whole_digest or self.digest
 
     @functools.cached_property
     def digest(self) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from toast.report.lowering_tables import lowering_tables
     from toast.report.plan_tables import (
+        annotations_table,
         applied_tables,
         argument_explanation,
         collective_explanation,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "analysis_table",
+    "annotations_table",
     "answer_table",
     "applied_tables",
     "argument_explanation",
@@ -90,6 +92,7 @@ lazy.package(
             "rule_list",
         ),
         "plan_tables": (
+            "annotations_table",
             "applied_tables",
             "argument_explanation",
             "collective_explanation",

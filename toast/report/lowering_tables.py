@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from toast.lower import LocalProgram
+from toast.lower import LocalCollective, LocalProgram
 from toast.plan import describe_value, folded
 from toast.report.titled_tables import MOST_ROWS, add_rest, titled_table
 from toast.text_tables import TextTable
-from toast.units import size_text
+from toast.units import size_text, time_text
 
 #: Maximum number of rows with causes.
 _CAUSES = 12
 
 
 def lowering_tables(
-    local: LocalProgram, predicted: Counter[tuple[str, tuple[str, ...], float]]
+    local: LocalProgram,
+    predicted: Counter[tuple[str, tuple[str, ...], float]],
+    seconds_of: Callable[[LocalCollective], float],
 ) -> RenderableType:
     """The output of ``toast lower``: collectives in the program and predicted, and their causes.
 
     :param local: the device-local program.
     :param predicted: the result of :meth:`toast.cost.CostModel.local_collectives` for its plan.
+    :param seconds_of: the predicted time of one run of a collective.
     """
     emitted = local.counts()
     columns = "kind", "axes", "bytes", "predicted", "in the program"
@@ -49,7 +53,7 @@ def lowering_tables(
     if local.collectives:
         parts += [Text(), _causes(local)]
     if local.gathered:
-        parts += [Text(), _gathered(local)]
+        parts += [Text(), _gathered(local), Text(_not_in_the_price(local, seconds_of))]
     return Group(*parts)
 
 
@@ -73,6 +77,20 @@ def _causes(local: LocalProgram) -> TextTable:
     for row, _ in moved.most_common(_CAUSES):
         table.add_row(*row[:3], str(times[row]), *row[3:])
     return add_rest(table, len(moved), _CAUSES)
+
+
+def _not_in_the_price(local: LocalProgram, seconds_of: Callable[[LocalCollective], float]) -> str:
+    """The collectives around ops without a local form, which the plan does not predict."""
+    added = [collective for collective in local.collectives if collective.gathers]
+    if not added:
+        return "They need no collectives. The price has their time on shards, not whole."
+    size = sum(collective.bytes * collective.repeats for collective in added)
+    seconds = sum(seconds_of(collective) * collective.repeats for collective in added)
+    count = sum(collective.repeats for collective in added)
+    return (
+        f"The price does not have their collectives: {count:,} in a step, {size_text(size)}, about "
+        f"{time_text(seconds)}; nor the time that the ops take whole."
+    )
 
 
 def _gathered(local: LocalProgram) -> TextTable:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from toast.plan import (
     Alternative,
+    AnnotationExplanation,
     Applied,
     ArgumentExplanation,
     Cause,
@@ -235,6 +236,20 @@ def collective_explanation(explanation: CollectiveExplanation) -> RenderableType
     for cause in explanation.causes:
         table.add_row(cause.axis, _cause(cause))
     return Group(table)
+
+
+def annotations_table(rows: Sequence[AnnotationExplanation]) -> RenderableType:
+    """The output of ``toast explain PLAN --annotations``: every annotation of the program."""
+    if not rows:
+        return Text("the program has no annotations (toast.replicate, toast.split, toast.shard)")
+    columns = "annotation", "at", "value", "sharding before", "sharding", "collectives"
+    table = titled_table("Annotations in the program", *columns)
+    for row in rows[:MOST_ROWS]:
+        table.add_row(
+            row.call, row.place.partition(" ")[0], row.value, spec_text(row.before),
+            spec_text(row.spec), ", ".join(map(str, row.moved_by)) or "-",
+        )  # fmt: skip
+    return add_rest(table, len(rows))
 
 
 def collectives_table(rows: Sequence[CollectiveExplanation]) -> RenderableType:

@@ -12,6 +12,7 @@ import numpy as np
 
 from toast.errors import PinError
 from toast.hardware import Mesh
+from toast.program import Program
 
 _Spec = tuple[tuple[str, ...] | None, ...]
 
@@ -19,6 +20,18 @@ _Spec = tuple[tuple[str, ...] | None, ...]
 def annotation_call(text: str) -> str:
     """The call in an annotation's text, such as ``split(0, 'data')``."""
     return str(json.loads(text)["call"])
+
+
+def annotation_label(program: Program, op: int) -> str:
+    """The call of an annotation and its source line: ``split(0, 'data') at model.py:12``."""
+    place = program.location(op)
+    where = f"{place.shown_file}:{place.line}" if place.file else str(place)
+    return f"{annotation_call(program.annotations[op])} at {where}"
+
+
+def annotation_labels(program: Program) -> tuple[str, ...]:
+    """The labels of a program's annotations, each once."""
+    return tuple(dict.fromkeys(annotation_label(program, op) for op in program.annotations))
 
 
 def annotated_spec(text: str, mesh: Mesh, where: str, taken: Collection[str] = ()) -> _Spec:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from toast.errors import PinError
 from toast.hardware import Mesh
 from toast.paths import matches, near
-from toast.space.annotated import annotated_spec, annotation_call
+from toast.space.annotated import annotated_spec, annotation_label
 from toast.space.manual_axes import FREE, RegionHolders, acyclic, hold, place_of_region
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def _annotations(analysis: Analysis, mesh: Mesh, regions: RegionHolders) -> list
     program, pins = analysis.program, []
     for op, text in program.annotations.items():
         (value,) = program.ops[op].results
-        what = f"{annotation_call(text)} at {program.location(op)}"
+        what = annotation_label(program, op)
         row = regions.holders[op]
         taken = [name for name, held in zip(mesh.real.names, row, strict=True) if held != FREE]
         spec = annotated_spec(text, mesh, what, taken)
@@ -319,8 +319,7 @@ def _whole(analysis: Analysis, pin: _Pin) -> Spec:
 
 def _real(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Spec:
     """The spec without axes of one device; raises PinError for unknown and repeated axes."""
-    type_ = analysis.program.values[pin.value].type
-    where = f"{pin.what}: {_label(analysis, pin.value, pin.op)} {type_}"
+    where = _where(analysis, pin)
     listed = [axis for axes in pin.spec for axis in axes or ()]
     own = pin.what.startswith(_OWN)
     _axes(mesh, listed, where, "name the mesh's axes as the program does" if own else "")
@@ -468,9 +467,9 @@ def _spec(wanted: Any, pattern: str) -> Spec:
 def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
     """``[axes]`` the factor of the op that holds each axis under the pin."""
     names, program = analysis.names, analysis.program
-    op, value, spec, what = pin
+    op, value, spec, _ = pin
     shape = program.values[value].type.shape
-    where = f"{what}: {_label(analysis, value, op)} {program.values[value].type}"
+    where = _where(analysis, pin)
     at = _names_at(analysis, op, value)
     # Axes that are not in the spec must not be used, unless a dimension is open.
     row = np.full(len(mesh.axes), FREE if None in spec else -1, dtype=np.int8)
@@ -481,11 +480,20 @@ def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
         shards = math.prod(dict(mesh.axes)[axis] for axis in axes or ())
         if shape[d] % shards:
             raise PinError(
-                f"{where}: {shards} devices ({', '.join(axes or ())}) do not divide dimension {d}"
+                f"{where}: {shards} devices ({', '.join(axes or ())}) do not divide dimension {d} "
+                f"of {shape[d]} elements; use axes that divide it, or pad it"
             )
     if any(spec) and not math.prod(shape):
         raise PinError(f"{where} has no elements to shard; remove the pin")
     return row
+
+
+def _where(analysis: Analysis, pin: _Pin) -> str:
+    """The beginning of a message on a pin: what it is, and the value."""
+    type_ = analysis.program.values[pin.value].type
+    if pin.op in analysis.program.annotations:  # it names its place itself
+        return f"{pin.what}: {type_}"
+    return f"{pin.what}: {_label(analysis, pin.value, pin.op)} {type_}"
 
 
 def _axes(mesh: Mesh, axes: Any, what: str, remedy: str = "") -> list[int]:

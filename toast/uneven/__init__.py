@@ -2,6 +2,21 @@
 
 from toast.uneven.padded_forms import identity
 from toast.uneven.padded_program import PaddedProgram, padded_program
-from toast.uneven.padded_sizes import elements_of_names, padded_sizes
+from toast.uneven.padded_sizes import (
+    UnevenDimension,
+    elements_of_names,
+    padded_sizes,
+    recorded_dimensions,
+    uneven_dimensions,
+)
 
-__all__ = ["PaddedProgram", "elements_of_names", "identity", "padded_program", "padded_sizes"]
+__all__ = [
+    "PaddedProgram",
+    "UnevenDimension",
+    "elements_of_names",
+    "identity",
+    "padded_program",
+    "padded_sizes",
+    "recorded_dimensions",
+    "uneven_dimensions",
+]

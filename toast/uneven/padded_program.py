@@ -19,7 +19,7 @@ from toast.frontend import mlir
 from toast.frontend import stablehlo as frontend
 from toast.frontend.mlir import ModuleSource
 from toast.hardware import Mesh
-from toast.program import Program
+from toast.program import PaddedDimension, Program
 from toast.uneven.padded_forms import (
     can_be_padded,
     cut,
@@ -28,8 +28,11 @@ from toast.uneven.padded_forms import (
     padded,
     resize_attributes,
 )
-from toast.uneven.padded_sizes import padded_sizes
-from toast.units import listed
+from toast.uneven.padded_sizes import (
+    UnevenDimension,
+    recorded_dimensions,
+    uneven_dimensions,
+)
 
 Shape = tuple[int, ...]
 
@@ -39,25 +42,25 @@ class PaddedProgram:
     """A program with padded dimensions."""
 
     program: Program
-    #: Pairs of a number of elements and that after padding, in ascending order.
-    sizes: tuple[tuple[int, int], ...]
-
-    @property
-    def text(self) -> str:
-        """A note in one line: the sizes."""
-        named = [f"{size:,} to {larger:,}" for size, larger in self.sizes]
-        return (
-            f"dimensions are padded where the axes do not divide them: from {listed(named, 5)} "
-            "elements"
-        )
+    #: The dimensions of the program without padding, those of :attr:`Program.padding`.
+    dimensions: tuple[UnevenDimension, ...]
+    #: The op of the padded program for each op of the program without padding; -1 for none.
+    ops: tuple[int, ...]
 
 
-def padded_program(analysis: Analysis, mesh: Mesh, most_added: float) -> PaddedProgram | None:
+def padded_program(
+    analysis: Analysis,
+    mesh: Mesh,
+    most_added: float,
+    *,
+    only: Sequence[PaddedDimension] | None = None,
+) -> PaddedProgram | None:
     """The program with padded dimensions.
 
     :param analysis: the analysis of the program.
     :param mesh: the mesh whose axes divide the padded sizes.
     :param most_added: the largest share of elements that padding may add to a dimension.
+    :param only: the dimensions to pad, and to which size, whatever the mesh and the share.
     :returns: the program; ``None`` if padding changes no dimension.
     :raises toast.errors.PlanError: if the program has no module, or code for single devices.
     """
@@ -69,7 +72,13 @@ def padded_program(analysis: Analysis, mesh: Mesh, most_added: float) -> PaddedP
             f"{program.name} has shard_map regions, whose shards have fixed sizes; it cannot be "
             "padded"
         )
-    sizes = padded_sizes(analysis, mesh, most_added)
+    if only is None:
+        dimensions = uneven_dimensions(analysis, mesh, most_added)
+    else:
+        dimensions = recorded_dimensions(analysis, only)
+    sizes = analysis.names.divisor.copy()
+    for dimension in dimensions:
+        sizes[dimension.names] = dimension.record.padded
     if (sizes == analysis.names.divisor).all():
         return None
     padding = _Padding(analysis, sizes.tolist())
@@ -82,11 +91,37 @@ def padded_program(analysis: Analysis, mesh: Mesh, most_added: float) -> PaddedP
     result = frontend.flattened(
         module, function, name=program.name, file=source.file, calling=source.calling
     )
+    dimensions = tuple(
+        dimension for dimension in dimensions
+        if (dimension.record.elements, dimension.record.padded) in padding.changes
+    )  # fmt: skip
     result = dataclasses.replace(
         result, arguments=program.arguments, results=program.results, platform=program.platform,
-        source=dataclasses.replace(result.source, here=source.here),
+        padding=tuple(dimension.record for dimension in dimensions),
+        whole_digest=program.digest,
+        source=dataclasses.replace(result.source, here=source.here, whole=source),
     )  # fmt: skip
-    return PaddedProgram(result, tuple(sorted(padding.changes)))
+    return PaddedProgram(result, dimensions, _same_ops(padding.operations, result))
+
+
+def _same_ops(operations: Sequence[Any], padded: Program) -> tuple[int, ...]:
+    """The op of a padded program for each of the program's ``operations``; -1 for none."""
+    numbers: dict[Any, int] = {}
+    for number, operation in enumerate(padded.source.operations):
+        if operation is not None:
+            numbers[operation] = -1 if operation in numbers else number
+    return tuple(
+        numbers.get(operation, -1) if operation is not None and _is_left(operation) else -1
+        for operation in operations
+    )
+
+
+def _is_left(operation: Any) -> bool:
+    """Whether an operation has not been erased."""
+    try:
+        return bool(operation.name)
+    except RuntimeError:
+        return False
 
 
 class _Padding:
@@ -102,10 +137,19 @@ class _Padding:
         #: The padded sizes: from which, and to which.
         self.changes: set[tuple[int, int]] = set()
 
+    @property
+    def operations(self) -> tuple[Any, ...]:
+        """The operation of each op of the program without padding."""
+        return self._source.operations
+
     def run(self) -> Any:
         """Pads the whole program; returns the module."""
         program = self._program
         with self._module.context, ir.Location.unknown():
+            for op, text in program.annotations.items():
+                mlir.mark(self._source.operations[op], annotation=text)
+            for value, name in program.labels.items():
+                mlir.mark(self._source.operations[program.values[value].op], name=name)
             for operation, values in self._source.results:
                 if operation.name in mlir.WITH_REGIONS:
                     self._set_types_of_region(operation, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from toast.analysis import Analysis
 from toast.hardware import Mesh
+from toast.program import PaddedDimension
 
 #: Tiles of matrix units have 128 columns; padded sizes are multiples of this if it adds little.
 _TILE = 128
@@ -20,6 +22,71 @@ _MOST_FOR_TILES = 0.02
 Ints = npt.NDArray[np.int64]
 
 
+@dataclasses.dataclass(frozen=True)
+class UnevenDimension:
+    """The dimensions of one color and size that are padded together."""
+
+    record: PaddedDimension
+    #: ``[names]`` whether a name is one of them.
+    names: npt.NDArray[np.bool_] = dataclasses.field(repr=False, compare=False)
+
+
+def uneven_dimensions(
+    analysis: Analysis, mesh: Mesh, most_added: float
+) -> tuple[UnevenDimension, ...]:
+    """The dimensions that padding changes, those of arguments first.
+
+    ``mesh`` and ``most_added`` are as for :func:`padded_sizes`.
+    """
+    divisor, larger = analysis.names.divisor, padded_sizes(analysis, mesh, most_added)
+    changed = np.flatnonzero(larger != divisor)
+    rows = np.stack([analysis.color[changed], divisor[changed], larger[changed]])
+    return _of_kinds(analysis, [
+        (color, size, to) for color, size, to in np.unique(rows, axis=1).T.tolist()
+    ])  # fmt: skip
+
+
+def recorded_dimensions(
+    analysis: Analysis, records: Sequence[PaddedDimension]
+) -> tuple[UnevenDimension, ...]:
+    """The dimensions of these records in a program, as far as it has them."""
+    sizes = {record.elements for record in records}
+    names = analysis.names
+    chosen = np.flatnonzero(_whole_names(analysis) & np.isin(names.divisor, [*sizes]))
+    kinds = np.unique(np.stack([analysis.color[chosen], names.divisor[chosen]]), axis=1).T
+    to = {(record.dimension, record.elements): record.padded for record in records}
+    found = []
+    for color, size in kinds.tolist():
+        (first,) = _of_kinds(analysis, [(color, size, size)])
+        if larger := to.get((first.record.dimension, size)):
+            record = dataclasses.replace(first.record, padded=larger)
+            found.append(dataclasses.replace(first, record=record))
+    return tuple(found)
+
+
+def _of_kinds(
+    analysis: Analysis, kinds: Sequence[tuple[int, int, int]]
+) -> tuple[UnevenDimension, ...]:
+    """The dimensions of each color and size, padded to a third number."""
+    whole, names = _whole_names(analysis), analysis.names
+    found = []
+    for color, size, to in kinds:
+        mask = whole & (analysis.color == color) & (names.divisor == size)
+        first = int(np.argmax(mask))
+        record = PaddedDimension(analysis.name_label(first), size, to)
+        found.append((first, UnevenDimension(record, mask)))
+    return tuple(dimension for _, dimension in sorted(found, key=lambda pair: pair[0]))
+
+
+def _whole_names(analysis: Analysis) -> npt.NDArray[np.bool_]:
+    """``[names]`` whether a dimension can be padded: no part of it has a size of its own."""
+    divisor = analysis.names.divisor
+    whole: npt.NDArray[np.bool_] = (
+        analysis.names.shardable & (elements_of_names(analysis) == divisor) & (divisor > 1)
+    )
+    return whole
+
+
 def padded_sizes(analysis: Analysis, mesh: Mesh, most_added: float) -> Ints:
     """``[names]``: the divisors, with the padded sizes where axes do not divide them.
 
@@ -28,7 +95,7 @@ def padded_sizes(analysis: Analysis, mesh: Mesh, most_added: float) -> Ints:
     """
     divisor, sizes = analysis.names.divisor, mesh.real.sizes
     larger = divisor.copy()
-    stuck = analysis.names.shardable & (elements_of_names(analysis) == divisor) & (divisor > 1)
+    stuck = _whole_names(analysis)
     for devices in _products(sizes):
         stuck &= divisor % devices > 0
         for multiple, most in (

@@ -17,6 +17,7 @@ from toast.frontend.mlir.manual_computation import (
     names_devices,
     read_region,
 )
+from toast.frontend.mlir.marks import mark, read_annotations, take_annotation, take_name
 from toast.frontend.mlir.modules import (
     OF_REGIONS,
     WITH_REGIONS,
@@ -70,8 +71,6 @@ from toast.frontend.mlir.shardy import (
     constraint,
     forget_shardings_of_ops,
     keeping_names,
-    take_annotation,
-    take_name,
     without_shardings,
 )
 
@@ -119,6 +118,7 @@ __all__ = [
     "location",
     "main_function",
     "make_entry",
+    "mark",
     "module_name",
     "module_of_ops",
     "names_devices",
@@ -128,6 +128,7 @@ __all__ = [
     "parse",
     "portable_artifact",
     "public_functions",
+    "read_annotations",
     "read_region",
     "resize_splat",
     "run_passes",

@@ -420,6 +420,8 @@ class ModuleSource:
     file: str = ""
     #: The program for this machine's platform, if the module is for another one.
     here: Any = None
+    #: The source of the program without padding, if this one is padded.
+    whole: ModuleSource | None = None
 
     def location(self, op: int) -> Location:
         """The source location of an op of the program."""

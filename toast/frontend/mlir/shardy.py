@@ -8,20 +8,14 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-from toast.boundary.printable import printable
 from toast.frontend.mlir.manual_computation import REGION, Regions
+from toast.frontend.mlir.marks import ANNOTATION, NAME, marked
 from toast.frontend.mlir.modules import clone, main_function, walk
 from toast.frontend.mlir.ops import call_target
 from toast.frontend.mlir.python_calls import is_callback
 
 #: Mesh axes of each dimension, major to minor.
 Spec = tuple[tuple[str, ...], ...]
-
-#: The attribute with the name that ``checkpoint_name`` gives a value.
-_NAME = "toast_name"
-
-#: The attribute with the text of an annotation.
-_ANNOTATION = "toast_annotation"
 
 #: Ops that constrain the sharding of their result.
 CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
@@ -30,49 +24,24 @@ CONSTRAINTS = frozenset({"sdy.sharding_constraint", "sdy.reshard"})
 def keeping_names() -> Any:
     """JAX's lowering parameters that keep names of ``checkpoint_name``, and annotations.
 
-    JAX lowers both to no op.  Here it becomes a sharding constraint without axes, so that users can
-    pin the value.
+    JAX lowers the former to no op, and the latter to composites.  Here they become sharding
+    constraints without axes, so that users can pin the value.
     """
     from jax._src.ad_checkpoint import name_p
     from jax._src.interpreters import mlir as jax_mlir
 
     from toast.frontend.mlir.annotations import annotation_p, annotation_text
 
-    def constraint_with(value: Any, key: str, text: str) -> list[Any]:
-        anything = sdy.DimensionShardingAttr.get([], is_closed=False)
-        rank = ir.RankedTensorType(value.type).rank
-        sharding = sdy.TensorShardingAttr.get(sdy.MeshAttr.get([]), [anything] * rank)
-        constraint = sdy.ShardingConstraintOp(value, sharding)
-        constraint.operation.attributes[key] = ir.StringAttr.get(text)
-        return [constraint.result]
-
     def named(_context: Any, value: Any, *, name: str) -> list[Any]:
-        return constraint_with(value, _NAME, name)
+        return [marked(value, NAME, name)]
 
     def annotated(_context: Any, value: Any, **parameters: Any) -> list[Any]:
-        return constraint_with(value, _ANNOTATION, annotation_text(**parameters))
+        rank = ir.RankedTensorType(value.type).rank
+        return [marked(value, ANNOTATION, annotation_text(rank=rank, **parameters))]
 
     return jax_mlir.LoweringParameters(
         override_lowering_rules=((name_p, named), (annotation_p, annotated))
     )
-
-
-def take_annotation(operation: Any) -> str:
-    """Removes and returns the annotation of an op that :func:`keeping_names` wrote; or empty."""
-    if _ANNOTATION not in operation.attributes:
-        return ""
-    text = str(operation.attributes[_ANNOTATION].value)
-    del operation.attributes[_ANNOTATION]
-    return text
-
-
-def take_name(operation: Any) -> str:
-    """Removes and returns the name that :func:`keeping_names` gave an op; empty for none."""
-    if _NAME not in operation.attributes:
-        return ""
-    name = printable(str(operation.attributes[_NAME].value), breaks=False)
-    del operation.attributes[_NAME]
-    return name
 
 
 def constraint(operation: Any) -> tuple[tuple[str, ...] | None, ...] | None:

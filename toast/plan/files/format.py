@@ -57,6 +57,14 @@ class OriginEntry(_Entry, frozen=True, kw_only=True):
     ] = {}
 
 
+class PaddingEntry(_Entry, frozen=True, kw_only=True):
+    """Dimensions of one color and size that are padded together."""
+
+    dimension: Annotated[str, Meta(description="The first of them: params['embed']:0.")]
+    elements: Annotated[Several, Meta(description="Their elements in the program.")]
+    padded: Annotated[Several, Meta(description="Their elements in the plan.")]
+
+
 class ConstraintsEntry(_Entry, frozen=True, kw_only=True):
     """The constraints of the user."""
 
@@ -261,7 +269,7 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
     program_hash: Annotated[
         str,
         Meta(pattern="^[0-9a-f]{64}$", description="Hash of the ops, types and paths, without "
-             "source lines and the name."),
+             "padding, source lines and the name."),
     ]  # fmt: skip
     origin: Annotated[
         OriginEntry | None,
@@ -291,6 +299,10 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
         Literal["xla", "local"],
         Meta(description="What partitions the program: XLA, or TOAST into device-local code."),
     ] = "xla"
+    padding: Annotated[
+        tuple[PaddingEntry, ...],
+        Meta(description="Dimensions that are padded because the axes do not divide them."),
+    ] = ()
     constraints: ConstraintsEntry
     op_classes: Annotated[
         Literal["alike", "single"],

@@ -37,6 +37,7 @@ from toast.plan.files.writing import plan_data
 from toast.plan.origin import Origin
 from toast.plan.plan import Plan
 from toast.plan.prediction import Collective, Prediction
+from toast.program import PaddedDimension
 from toast.search import Round
 from toast.space import Constraints
 
@@ -174,6 +175,7 @@ def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -
         overlap=file.overlap,
         resolution=file.resolution,
         lowering=file.lowering,
+        padding=tuple(PaddedDimension(**msgspec.structs.asdict(p)) for p in file.padding),
         constraints=_constraints(file.constraints),
         single=file.op_classes == "single",
         arguments={

@@ -10,7 +10,7 @@ from toast.analysis import Lowering
 from toast.hardware import Mesh
 from toast.plan.origin import Origin
 from toast.plan.prediction import Prediction
-from toast.program import Spec
+from toast.program import PaddedDimension, Program, Spec
 from toast.search import Round
 from toast.space import Constraints
 from toast.units import time_text
@@ -110,7 +110,7 @@ class Saved:
     #: The name in messages: the path, or the program's name.
     name: str
     program: str
-    #: Hash of the program; empty in version 1.
+    #: Hash of the program without padding; empty in version 1.
     digest: str
     origin: Origin | None
     method: str
@@ -122,6 +122,8 @@ class Saved:
     overlap: str
     resolution: str
     lowering: Lowering
+    #: What the plan pads in the program.
+    padding: tuple[PaddedDimension, ...]
     constraints: Constraints
     #: Whether every op is its own class.
     single: bool
@@ -142,6 +144,10 @@ class Saved:
     rounds: tuple[Round, ...] = ()
     #: The path of the file, if any.
     path: pathlib.Path | None = None
+
+    def is_of(self, program: Program) -> bool:
+        """Whether the plan is for a program, with the same padding."""
+        return self.digest == program.origin_digest and self.padding == program.padding
 
     def __repr__(self) -> str:
         return (

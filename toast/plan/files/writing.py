@@ -27,7 +27,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     return {
         "version": VERSION,
         "program": program.name,
-        "program_hash": program.digest,
+        "program_hash": program.origin_digest,
         "origin": None if plan.origin is None else dataclasses.asdict(plan.origin),
         "method": plan.method,
         "note": plan.note,
@@ -39,6 +39,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "overlap": plan.model.overlap,
         "resolution": plan.resolution,
         "lowering": plan.lowering,
+        "padding": [dataclasses.asdict(dimension) for dimension in plan.padding],
         "constraints": constraints_data(plan.constraints),
         "op_classes": "single" if _single(plan.model.space) else "alike",
         "fits": plan.fits,
