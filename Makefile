@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test quick lint docs bench prove clean
+.PHONY: demo test quick lint docs bench validate prove clean
 
 demo: $(VENV)/.installed
 	$(BIN)/toast plan t2b --mesh data=4,model=4 --hardware tpu-v5e
@@ -35,6 +35,10 @@ bench: $(VENV)/.tested
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/ask.py
 	$(BIN)/python benchmarks/dispatch.py
+
+# Published training steps against predictions; fails if an error has grown by more than two points.
+validate: $(VENV)/.installed
+	$(BIN)/python benchmarks/published.py
 
 prove: $(VENV)/.tested $(VENV)/.libraries
 	$(PYTEST) -m slow

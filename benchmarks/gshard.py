@@ -70,7 +70,7 @@ def scaling(rows: list[Row]) -> str:
     ]
     for row in rows:
         after = row.plan.after
-        equal = row.local.counts() == row.plan.model.reshards(row.plan.state)
+        equal = row.local.counts() == row.plan.model.local_collectives(row.plan.state)
         lines.append(
             f"| {row.experts} | {row.parameters / 1e9:.0f}B | "
             f"{after.argument_bytes / 2**30:.2f} GiB | {after.peak_bytes / 2**30:.2f} GiB | "

@@ -72,10 +72,10 @@ def measure(name: str, mesh: str, count: int, seed: int) -> dict[str, object]:
     for state in (None, *states):
         try:
             if state is None:
-                local, predicted = plan.lowered(), plan.model.reshards(plan.state)
+                local, predicted = plan.lowered(), plan.model.local_collectives(plan.state)
             else:
                 local = lowered_state(model, state)
-                predicted = model.reshards(state)
+                predicted = model.local_collectives(state)
             check = verify(
                 analysis.program, local.shardings, module_of=lambda *_, m=local.module: m
             )

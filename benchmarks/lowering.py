@@ -76,7 +76,7 @@ def verdicts(model: CostModel, state: States, *, full: bool) -> tuple[Verdict, V
     local = lowered_state(model, state)
     xla = judge(program, shardings, model.hardware, full=full)
     ours = judge(program, shardings, model.hardware, local=local.module, full=full)
-    return xla, ours, local.counts() == model.reshards(state), len(local.gathered)
+    return xla, ours, local.counts() == model.local_collectives(state), len(local.gathered)
 
 
 def measure(name: str, mesh: str, plans: int, *, full: bool) -> Iterator[dict[str, object]]:

@@ -1,106 +1,308 @@
-"""Compare predicted training steps with published ones: a table of docs/fidelity.md.
+"""Predict published training steps: the cases of validation/, and the table of docs/fidelity.md.
 
-    python benchmarks/published.py
+    python benchmarks/published.py [--only PART] [--record]
 
-Every run is FSDP over all devices.  The options are those of the zoo's models that describe it.
+A case is a folder ``validation/SOURCE/CASE``.  Its ``case.toml`` has the configuration as the
+source states it, the cited numbers, and the program that is planned: a model of the zoo with
+options, or ``program.py`` with a function ``build(batch, sequence)`` and ``STRATEGIES``.
+``predicted.toml`` has the prediction that was recorded last.
+
+The exit code is 1 if the error of a step or of a peak has grown by more than two points since, and
+2 for a case without its configuration.  ``--record`` writes the predictions and the table.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import importlib.util
 import math
 import pathlib
 import statistics
 import sys
-from collections.abc import Mapping
-from typing import Any
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import jax
+from msgspec import Meta, Struct, structs
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(TOP))
 
 import toast
+from toast.boundary.typed import Misfit, checked
+from toast.errors import PlanError, ToastError
 from toast.evaluation.baselines import manual
-from toast.hardware import load
-from toast.models import ZOO, build
+from toast.hardware import Mesh, load
+from toast.models import ZOO, Model, Strategies, build
 
-#: Pages with the configurations and the measured times.
-SOURCES = {
-    "toolbox": "https://github.com/NVIDIA/JAX-Toolbox/blob/main/docs/frameworks/maxtext/README.md",
-    "recipes": "https://github.com/AI-Hypercomputer/tpu-recipes/tree/main/training/trillium",
-    "maxtext": "https://github.com/AI-Hypercomputer/maxtext/blob/main/docs/guides/"
-    "monitoring_and_debugging/understand_logs_and_metrics.md",
-    "torchtitan": "https://github.com/pytorch/torchtitan/blob/main/benchmarks/"
-    "llama3_h100_202412_torchtitan.md",
-}
+CASES = TOP / "validation"
+PAGE = TOP / "docs" / "fidelity.md"
+BEGIN, END = "<!-- published: begin -->\n", "<!-- published: end -->\n"
+GIB = 2.0**30
 
-#: What MaxText's recipes for TPUs keep in the memory of the host.
-_OFFLOADED = {"remat": "full", "offload": "layer_input+query+key+value+attention_output"}
+#: By how much an error may grow before the run fails.
+MOST_GROWTH = 0.02
+
+Text = Annotated[str, Meta(pattern=r"\S", title="a printable text")]
+Count = Annotated[int, Meta(ge=1, title="a whole number from 1")]
+Positive = Annotated[float, Meta(gt=0, title="a positive number")]
+
+
+class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table with these keys and no others."""
+
+
+class Configuration(_Table, frozen=True, kw_only=True):
+    """``[configuration]``: what the source says of the run."""
+
+    model: Text
+    #: The name of a hardware file.
+    hardware: Text
+    devices: Count
+    sequence: Count
+    sequences_per_device: Count
+    parallelism: Text
+    precision: Text
+    recomputation: Text
+
+
+class Cited(_Table, frozen=True, kw_only=True):
+    """``[cited]``: what was measured, and where it stands."""
+
+    seconds: Positive
+    url: Annotated[str, Meta(pattern=r"^https://", title="an address")]
+    peak_gib: Positive | None = None
+
+
+class Program(_Table, frozen=True, kw_only=True):
+    """``[program]``: what is planned; without ``model``, the case has a ``program.py``."""
+
+    mesh: Text
+    strategy: Text = "FSDP"
+    model: str = ""
+    options: Mapping[str, str | int | float] = {}
+
+
+class Case(_Table, frozen=True, kw_only=True):
+    """``case.toml``."""
+
+    configuration: Configuration
+    cited: Cited
+    program: Program
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step."""
+        return self.configuration.devices * self.configuration.sequences_per_device
+
+
+_TABLES: Mapping[str, type[_Table]] = {
+    "configuration": Configuration, "cited": Cited, "program": Program,
+}  # fmt: skip
+
+
+def _required(table: type[_Table]) -> tuple[str, ...]:
+    """The keys without defaults."""
+    return tuple(field.name for field in structs.fields(table) if field.required)
+
+
+class Predicted(_Table, frozen=True, kw_only=True):
+    """``predicted.toml``: the prediction that was recorded last."""
+
+    seconds: Positive
+    peak_gib: Positive
+    jax: Text
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """A published run: a model, its options, and what was measured."""
+class Result:
+    """A case, its prediction, and the one that was recorded."""
 
-    model: str
-    hardware: str
-    devices: int
-    options: Mapping[str, Any]
-    seconds: float
-    source: str
-    #: Published bytes at the peak, if they are.
-    peak_bytes: float = 0.0
+    name: str
+    case: Case
+    predicted: Predicted
+    recorded: Predicted | None
 
+    def errors(self, of: Predicted) -> dict[str, float]:
+        """The errors of a prediction, by what was measured."""
+        cited = self.case.cited
+        found = {"step": abs(of.seconds / cited.seconds - 1)}
+        if cited.peak_gib:
+            found["peak"] = abs(of.peak_gib / cited.peak_gib - 1)
+        return found
 
-RUNS = (
-    Run("llama2-7b", "h100", 8, {
-        "batch": 16, "sequence": 4096, "unroll": 1, "loss_parts": 1,
-        "remat": "query+key+value+attention+attention_output+gate+up",
-    }, 0.721, "toolbox"),
-    Run("llama3.1-8b", "h100-96gb-500w", 8, {
-        "batch": 16, "remat": "query+value+attention+gate", "loss": "materialised",
-        "gradients": "f32",
-    }, 16384 / 6667, "torchtitan", 77.0 * 2**30),
-    Run("llama3.1-8b", "tpu-v6e", 8, {"batch": 24, **_OFFLOADED}, 3.443, "recipes"),
-    Run("llama3.1-8b", "tpu-v6e", 32, {"batch": 96, **_OFFLOADED}, 3.495, "recipes"),
-    Run("llama3.1-8b", "tpu-v6e", 128, {"batch": 512, **_OFFLOADED}, 4.602, "recipes"),
-    Run("mistral-7b", "tpu-v6e", 8, {"batch": 48, **_OFFLOADED}, 6.320, "recipes"),
-    Run("mixtral-8x7b", "tpu-v6e", 256, {
-        "batch": 3072, "sequence": 4096, **_OFFLOADED,
-    }, 13.484, "recipes"),
-    Run("gemma3-12b", "tpu-v6e", 256, {
-        "batch": 256, "sequence": 32768, "remat": "layer_input", "loss_parts": 16,
-    }, 7.318, "recipes"),
-    Run("deepseek-v2-lite", "tpu-v5p", 4, {
-        "batch": 96, "sequence": 2048, "remat": "full",
-    }, 5.667, "maxtext", 44.5e9 + 55.9e9),
-)  # fmt: skip
+    def grown(self) -> list[str]:
+        """What has become worse by more than :data:`MOST_GROWTH`."""
+        if self.recorded is None:
+            return []
+        before = self.errors(self.recorded)
+        return [
+            f"{self.name}: the error of the {what} has grown from {before[what]:.1%} to {now:.1%}"
+            for what, now in self.errors(self.predicted).items()
+            if now > before[what] + MOST_GROWTH
+        ]
 
 
-def main() -> None:
-    print(
-        "| model | hardware | tokens per device | published step | predicted | ratio | "
-        "published peak | predicted | source |"
-    )
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
-    ratios = []
-    for run in RUNS:
-        model = build(run.model, **run.options)
-        analysis = toast.analyze(model, platform=load(run.hardware).platform)
-        plan = manual(
-            analysis, f"fsdp={run.devices}", run.hardware,
-            {"FSDP": ZOO[run.model].strategies["FSDP"]}, memory_bytes=2.0**50,
-        )  # fmt: skip
-        tokens = math.prod(model.arguments[-1].shape) // run.devices
-        predicted = plan.after.step_seconds
-        ratios.append(predicted / run.seconds)
-        peak = f"{run.peak_bytes / 2**30:.1f} GiB" if run.peak_bytes else "-"
-        print(
-            f"| {run.model} | {run.devices} {run.hardware} | {tokens} | {run.seconds:.3g} s | "
-            f"{predicted:.3g} s | {ratios[-1]:.2f} | {peak} | "
-            f"{plan.after.peak_bytes / 2**30:.1f} GiB | [{run.source}]({SOURCES[run.source]}) |",
-            flush=True,
+def read_case(folder: pathlib.Path) -> Case:
+    """The case in a folder; raises :class:`toast.errors.PlanError` with what is missing."""
+    place = "/".join(folder.parts[-3:])
+    try:
+        text = (folder / "case.toml").read_text(encoding="utf-8")
+    except OSError:
+        raise PlanError(f"{place}: no configuration; write a case.toml") from None
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{place}/case.toml: {error}") from None
+    missing = [
+        f"[{name}] {key}"
+        for name, table in _TABLES.items()
+        for key in _required(table)
+        if key not in data.get(name, {})
+    ]
+    if missing:
+        raise PlanError(f"{place}/case.toml: the source's {', '.join(missing)} is missing")
+    try:
+        case = checked(data, Case)
+    except Misfit as error:
+        raise PlanError(f"{place}/case.toml: {error}") from None
+    devices = math.prod(Mesh.parse(case.program.mesh).sizes)
+    if devices != case.configuration.devices:
+        raise PlanError(
+            f"{place}/case.toml: mesh {case.program.mesh} has {devices} devices, the "
+            f"configuration {case.configuration.devices}"
         )
-    print(f"\nMedian of the ratios: {statistics.median(ratios):.2f}.")
+    if not case.program.model and not (folder / "program.py").exists():
+        raise PlanError(f"{place}: [program] has no model, and there is no program.py")
+    return case
+
+
+def program_of(folder: pathlib.Path, case: Case) -> tuple[Model, Strategies]:
+    """The program of a case, and its expert strategies."""
+    sizes: dict[str, Any] = {"batch": case.batch, "sequence": case.configuration.sequence}
+    if case.program.model:
+        options: dict[str, Any] = {**sizes, **case.program.options}
+        model = build(case.program.model, **options)
+        return model, ZOO[case.program.model].strategies
+    path = folder / "program.py"
+    spec = importlib.util.spec_from_file_location("validated_program", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.build(**sizes), module.STRATEGIES
+
+
+def predict(folder: pathlib.Path, case: Case) -> Predicted:
+    """The prediction for the case's plan."""
+    model, strategies = program_of(folder, case)
+    hardware = load(case.configuration.hardware)
+    plan = manual(
+        toast.analyze(model, platform=hardware.platform), case.program.mesh, hardware.name,
+        {case.program.strategy: strategies[case.program.strategy]}, memory_bytes=2.0**50,
+    )  # fmt: skip
+    seconds, peak = plan.after.step_seconds, plan.after.peak_bytes / GIB
+    return Predicted(
+        seconds=float(f"{seconds:.4g}"), peak_gib=float(f"{peak:.4g}"), jax=jax.__version__
+    )
+
+
+def recorded(folder: pathlib.Path) -> Predicted | None:
+    """The prediction in a folder, if there is one."""
+    path = folder / "predicted.toml"
+    if not path.exists():
+        return None
+    return checked(tomllib.loads(path.read_text(encoding="utf-8")), Predicted)
+
+
+def record(folder: pathlib.Path, found: Predicted) -> None:
+    """Write a prediction into a folder."""
+    (folder / "predicted.toml").write_text(
+        "# Written by benchmarks/published.py --record.\n"
+        f'seconds = {found.seconds}\npeak_gib = {found.peak_gib}\njax = "{found.jax}"\n',
+        encoding="utf-8",
+    )
+
+
+def folders(only: str = "") -> list[pathlib.Path]:
+    """The folders of all cases, or of those with ``only`` in their names."""
+    return sorted(
+        path for path in CASES.glob("*/*") if path.is_dir() and only in "/".join(path.parts[-2:])
+    )
+
+
+def results(cases: Sequence[tuple[pathlib.Path, Case]]) -> Iterator[Result]:
+    """The results of cases."""
+    for folder, case in cases:
+        name = "/".join(folder.parts[-2:])
+        yield Result(name, case, predict(folder, case), recorded(folder))
+
+
+HEADER = (
+    "| case | devices | tokens per device | published step | predicted | ratio | "
+    "published peak | predicted |\n"
+    "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+)
+
+
+def line(result: Result) -> str:
+    """The row of a result."""
+    c, cited, ours = result.case.configuration, result.case.cited, result.predicted
+    peak = f"{cited.peak_gib:.1f} GiB" if cited.peak_gib else "-"
+    return (
+        f"| [{result.name}]({cited.url}) | {c.devices} {c.hardware} | "
+        f"{c.sequence * c.sequences_per_device} | {cited.seconds:.3g} s | {ours.seconds:.3g} s | "
+        f"{ours.seconds / cited.seconds:.2f} | {peak} | {ours.peak_gib:.1f} GiB |"
+    )
+
+
+def summary(found: Sequence[Result]) -> str:
+    """The figures of all cases."""
+    errors = [result.errors(result.predicted)["step"] for result in found]
+    ratios = [result.predicted.seconds / result.case.cited.seconds for result in found]
+    return (
+        f"{len(found)} cases; steps: median of the ratios {statistics.median(ratios):.2f}, mean "
+        f"error {statistics.mean(errors):.1%}, worst {max(errors):.1%}."
+    )
+
+
+def write_page(text: str) -> None:
+    """Put the table into docs/fidelity.md."""
+    head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(head + BEGIN + text + "\n" + END + rest.split(END)[1], encoding="utf-8")
+
+
+def main() -> int:
+    """Print the table; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="a part of the names of cases")
+    parser.add_argument("--record", action="store_true", help="write predictions and the table")
+    options = parser.parse_args()
+    try:
+        cases = [(folder, read_case(folder)) for folder in folders(options.only)]
+        if not cases:
+            raise PlanError(f"no case in validation/ has {options.only!r} in its name")
+        print(HEADER)
+        found = []
+        for result in results(cases):
+            found.append(result)
+            print(line(result), flush=True)
+    except ToastError as error:
+        print(f"published.py: {error}", file=sys.stderr)
+        return 2
+    print(f"\n{summary(found)}")
+    if options.record:
+        for (folder, _), result in zip(cases, found, strict=True):
+            record(folder, result.predicted)
+        if not options.only:
+            write_page("\n".join([HEADER, *map(line, found), "", summary(found)]))
+        return 0
+    grown = [text for result in found for text in result.grown()]
+    print(*grown, sep="\n", file=sys.stderr, end="\n" if grown else "")
+    return int(bool(grown))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -33,6 +33,7 @@ PAGES = {
     "rules": "rules/README.md",
     "facts": "facts/README.md",
     "hardware": "hardware/README.md",
+    "validation": "validation/README.md",
     "contributing": "CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
 }

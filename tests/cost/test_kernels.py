@@ -54,16 +54,20 @@ def kernel_seconds(model: CostModel, state: States) -> float:
     return float(break_down(model, state).term_seconds["kernels"].sum())
 
 
-def test_groups_add_no_work_to_ragged_products() -> None:
+def test_xla_computes_ragged_products_once_for_each_group() -> None:
     rows, weights = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8192, 4096), (8, 4096, 8192)))
     plan = toast.plan(
         jax.lax.ragged_dot, rows, weights, jax.ShapeDtypeStruct((8,), "int32"),
         mesh="data=4", hardware="tpu-v5e",
     )  # fmt: skip
     assert plan.analysis.program.platform == "tpu"  # CPUs have another form
-    assert plan.before.matmul_seconds == pytest.approx(2 * 8192 * 4096 * 8192 / PEAK)
+    assert plan.before.matmul_seconds == pytest.approx(8 * 2 * 8192 * 4096 * 8192 / PEAK)
     assert plan.after.matmul_seconds == pytest.approx(plan.before.matmul_seconds / 4)
     assert plan.arguments[next(iter(plan.arguments))] == ((), ())
+    # The results of all groups are in memory until they are added up.
+    weights_bytes, result_bytes = 8 * 4096 * 8192 * 2, 8192 * 8192 * 2
+    arguments = 8192 * 4096 * 2 + weights_bytes
+    assert plan.before.peak_bytes == pytest.approx(arguments + 8 * result_bytes, rel=1e-3)
 
 
 def test_a_kernel_is_a_roofline(tmp_path: pathlib.Path) -> None:

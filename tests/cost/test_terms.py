@@ -19,8 +19,9 @@ from toast.cost import (
     Traffic,
     break_down,
 )
+from toast.cost.axis_sets import GATHER
 from toast.cost.entities import Entity, Floats
-from toast.cost.layout import GATHER, Layout, LocalLayout
+from toast.cost.layout import Layout, LocalLayout
 from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.terms import check
 from toast.evaluation.joint_bounds import joint_bounds

@@ -41,7 +41,7 @@ def random_states(space: Space, count: int, seed: int) -> list[States]:
 def assert_as_predicted(model: CostModel, state: States, local: LocalProgram) -> None:
     """The collectives and the numbers of a device-local program."""
     assert not local.gathered
-    assert local.counts() == model.reshards(state)
+    assert local.counts() == model.local_collectives(state)
     program = local.program
     check = verify(program, local.shardings, module_of=lambda *_: local.module)
     assert check.equal, [output for output in check.outputs if not output.equal]
@@ -71,7 +71,7 @@ def test_manual_regions_are_inlined(name: str, mesh: str) -> None:
     plan = toast.plan(case.function, *case.arguments, mesh=mesh, hardware="tpu-v5e")
     local = plan.lowered()
     assert local.text.count("sdy.manual_computation") == 1
-    assert local.counts() == plan.model.reshards(plan.state)
+    assert local.counts() == plan.model.local_collectives(plan.state)
     random = np.random.default_rng(0)
     arguments = jax.tree.map(lambda a: random.normal(size=a.shape).astype(a.dtype), case.arguments)
     expected, actual = plan.jit()(*arguments), plan.jit(lowering="local")(*arguments)
@@ -175,7 +175,7 @@ def test_devices_agree_on_the_condition_of_a_loop() -> None:
     np.testing.assert_allclose(plan.jit(lowering="local")(x, limit), expected, rtol=1e-5)
     local = plan.lowered()
     assert {gathered.factors for gathered in local.gathered} == {("condition",)}
-    assert local.counts() == plan.model.reshards(plan.state)
+    assert local.counts() == plan.model.local_collectives(plan.state)
 
 
 def test_unknown_lowerings_are_refused() -> None:

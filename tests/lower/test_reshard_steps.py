@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import toast
 from tests.helpers import f32
+from tests.lower.test_lowering import assert_as_predicted
 from toast import api
 from toast.apply.execute import flat_jit, on_devices
 from toast.assurance.local_proofs import random_state
@@ -118,7 +120,45 @@ def test_prices_are_those_of_the_steps(mesh: str) -> None:
     random = np.random.default_rng(0)
     for _ in range(30):
         state = random_state(model.space, random)
-        assert lowered_state(model, state).counts() == model.reshards(state)
+        assert lowered_state(model, state).counts() == model.local_collectives(state)
+
+
+def branching(x: jax.Array, n: jax.Array) -> jax.Array:
+    """Branches that use the same values, next to a use outside of them, and one in another branch."""
+
+    def nested(x: jax.Array) -> jax.Array:
+        return jax.lax.cond(n > 2, jnp.tanh, lambda x: x * 2 + y, x)
+
+    y = jnp.exp(x)
+    chosen = jax.lax.switch(n, [jnp.sin, lambda x: jnp.cos(x) + y, nested, lambda x: y], x)
+    return chosen + jnp.sqrt(x)
+
+
+def many_uses(x: jax.Array, ws: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.tanh(x) @ w for w in ws]
+
+
+#: Programs in which several uses need the same copy.
+SHARING = {
+    "branches": (branching, f32(8, 24), jax.ShapeDtypeStruct((), "int32")),
+    "many_uses": (many_uses, f32(16, 8), [f32(8, 4 * n) for n in range(2, 16)]),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_uses_that_need_the_same_copy_share_it(name: str) -> None:
+    """Also more of them than prices compare, and uses in branches."""
+    function, *shapes = SHARING[name]
+    model = CostModel(
+        Space(toast.analyze(function, *shapes), Mesh.parse("a=4,b=2")), load("tpu-v5e")
+    )
+    random = np.random.default_rng(0)
+    for number in range(12):
+        state = random_state(model.space, random)
+        local = lowered_state(model, state)
+        assert local.counts() == model.local_collectives(state)
+        if number < 2:
+            assert_as_predicted(model, state, local)
 
 
 @functools.cache

@@ -304,6 +304,8 @@ def flat_jit(
     :raises toast.errors.PlanError: if the program calls Python functions of another process.
     """
     callbacks = callbacks_in(program)
+    if _platform(mesh) == "tpu":
+        module = mlir.without_unset(module)
     types = [program.values[v].type for v in program.argument_values]
     outs = [aval(program.values[v].type) for v in program.result_values]
 

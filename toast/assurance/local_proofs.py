@@ -179,7 +179,7 @@ class _Batch:
         places = _ops_of_results(analysis.program, [len(c.expected) for c in self.cases])
         described = [_described(analysis, model.space, state, op) for op in places]
         try:
-            local, predicted = lowered_state(model, state), model.reshards(state)
+            local, predicted = lowered_state(model, state), model.local_collectives(state)
             if (emitted := local.counts()) != predicted:
                 more, less = emitted - predicted, predicted - emitted
                 self.differing.append(

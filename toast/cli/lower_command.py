@@ -84,13 +84,12 @@ def lower(
     with progress() as show:
         show("lowering")
         local = plan.lowered()
-        predicted = plan.model.reshards(plan.state)
+        predicted = plan.model.local_collectives(plan.state)
         if output:
             write_all({output: local.text}, PlanError)
     prices = Collectives(plan.hardware, plan.mesh)
     console().print(report.lowering_tables(
-        local, predicted, plan.model.edges(plan.state),
-        lambda c: prices.cheapest(c.kind, c.bytes, c.axes).seconds(c.bytes),
+        local, predicted, lambda c: prices.cheapest(c.kind, c.bytes, c.axes).seconds(c.bytes),
     ))  # fmt: skip
     if output:
         print(f"written to {output}")

@@ -23,7 +23,7 @@ from toast.cost.liveness import (
     LiveRanges,
     liveness,
 )
-from toast.cost.overlap import windows
+from toast.cost.overlap import Windows, windows
 from toast.cost.tables import (
     Columns,
     CopyPairs,
@@ -75,30 +75,37 @@ class Buffered(Protocol):
         """When its buffers are alive; ``None`` for a term without buffers."""
 
 
-def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = "") -> Tables:
+def build(
+    space: Space,
+    terms: Sequence[Buffered],
+    *,
+    product_operands: str = "",
+    lanes: int = 1,
+    loops: bool = False,
+) -> Tables:
     """Gather the tables of a decision space.
 
     ``terms`` are those of the price: the timeline has a block of columns for each term with
     buffers.  ``product_operands`` is the element type to which products round float32 operands, or
-    empty.
+    empty; ``lanes`` are the elements of a row of the device's tiles, 1 for none.  With ``loops``,
+    products may be computed shard by shard beside permutes.
     """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
     slots = _Slots(space)
     value_slot, use_slot = slots.of_values(), slots.of_uses()
-    live = liveness(program, names.use_op, names.use_value)
+    live = liveness(program, names.use_op, names.use_value, lanes=lanes)
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
     grouped = _group_values(
         program, names.use_op, names.use_value, value_slot, use_slot, live, priced, host
     )
+    slot_table = slots.table(classes.divisor.shape[1])
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
     ops, dtypes = _op_classes(space, rules)
     factors = classes.divisor.shape[1]
-    reduces = np.zeros((len(rules), factors + 1), dtype=bool)
-    for k, rule in enumerate(rules):
-        reduces[k, : len(rule.factors)] = [bool(factor.combiner) for factor in rule.factors]
+    reduces = _summed_factors(rules, factors)
     # A result that has a reduced factor as a dimension (a gradient of attention) is no sum over it.
     has = slots.has_factor(factors + 1)[value_slot]
     summed_over: Bools = reduces[op_class_of_value] & ~has
@@ -128,9 +135,10 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     )  # fmt: skip
     free = open_windows.free(Entity.VALUE_CLASS)
     gathered = _gathered(program, rules, op_class_of_value, summed_over)
+    looped = _loopable(analysis, grouped, open_windows) if loops else _no_loops(analysis, grouped)
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
-        priced, _workspace_terms(rules, factors + 1), scratch, host,
+        priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -145,6 +153,11 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
         reads=grouped.use_reads,
         free=open_windows.free(Entity.USE_CLASS),
         share=_rounded(program, names.use_op, names.use_value, grouped, product_operands),
+        looped=looped.operands,
+        sums=reduces[slot_table.op_class[grouped.use_slot]] & looped.operands.any(axis=1)[:, None],
+        result_bytes=looped.result_bytes,
+        independent_s=np.zeros(len(grouped.use_value)),
+        loop=grouped.use_loop,
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -154,7 +167,7 @@ def build(space: Space, terms: Sequence[Buffered], *, product_operands: str = ""
     columns = Columns.of([(term.name, sizes[term.scope]) for term, _ in lifetimes])
     events = _events([(columns[term.name].start, lives) for term, lives in lifetimes])
     return Tables(
-        slots=slots.table(factors),
+        slots=slot_table,
         ops=ops,
         products=_products(space.analysis, classes.representative, products, factors),
         tensors=slots.tensors(products),
@@ -196,6 +209,14 @@ def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses
     return table, dtypes
 
 
+def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:
+    """``[rules, factors + 1]`` whether an op reduces over a factor."""
+    reduces = np.zeros((len(rules), factors + 1), dtype=bool)
+    for k, rule in enumerate(rules):
+        reduces[k, : len(rule.factors)] = [bool(factor.combiner) for factor in rule.factors]
+    return reduces
+
+
 def _gathered(
     program: Program, rules: Sequence[SignatureRule], op_class_of_value: Ints, summed_over: Bools
 ) -> Bools:
@@ -222,6 +243,7 @@ def _value_classes(
     workspace: tuple[Floats, Bools],
     scratch: Bools,
     host: HostMemory,
+    looped: Bools,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
@@ -241,8 +263,8 @@ def _value_classes(
         sizes=np.array([
             (*type_.shape, *(1,) * (max(widest, 1) - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
-        written=live.exists[values] & ~product & ~in_place & ~priced[maker]
-        & ~host.inside[values] & ~host.moved[values],
+        written=live.exists[values] & ~live.by_product[values] & ~product & ~in_place
+        & ~priced[maker] & ~host.inside[values] & ~host.moved[values],
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
         transcendentals=_transcendentals(program, grouped),
@@ -257,6 +279,8 @@ def _value_classes(
         group=np.zeros(len(values), dtype=np.int64),
         workspace=amount[op_class_of_value[values]] * scratch[values][:, None],
         workspace_over=over[op_class_of_value[values]],
+        looped=looped,
+        independent_s=np.zeros(len(values)),
     )  # fmt: skip
 
 
@@ -395,7 +419,9 @@ class _Slots:
                 # Of minor factors, only those of manual regions hold axes.
                 dims[slot, list(stack)] = d
             if not side:
-                for stack, size in zip(tensor, signature.operands[index].shape, strict=True):
+                # A halo is as large a part of other operands as of operand 0.
+                like = 0 if tensor == rule.operands[0] else index
+                for stack, size in zip(tensor, signature.operands[like].shape, strict=True):
                     halo[slot, stack[0]] = _halo(rule, tensor, stack[0]) / max(size, 1)
             for turning in rule.rings:
                 if turning.tensor == (-1 - index if side else index):
@@ -449,6 +475,7 @@ class _Grouped:
     use_slot: Ints
     use_count: Floats
     use_reads: Floats
+    use_loop: Ints
     pairs: CopyPairs
 
 
@@ -526,7 +553,7 @@ def _group_values(
     return _Grouped(
         of_value, of_use, representative, count, use_value, slots,
         np.array([r[2] for r in rows], dtype=np.float64),
-        np.array([r[3] for r in rows], dtype=np.float64), CopyPairs(*pairs),
+        np.array([r[3] for r in rows], dtype=np.float64), loop_of, CopyPairs(*pairs),
     )  # fmt: skip
 
 
@@ -560,6 +587,7 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
     """
     sizes = np.ones((len(products), 3))
     groups = np.full((len(products), factors + 1), 3, dtype=np.int64)
+    vector = np.zeros(len(products), dtype=bool)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
         rule, signature = analysis.rules[number], analysis.program.signatures[number]
@@ -584,7 +612,58 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
             groups[row, f] = group
             if group < 3:
                 sizes[row, group] *= extent.get(f, factor.size)
-    return Products(products, sizes, groups)
+        vector[row] = (
+            signature.kind == "dot_general"
+            and sizes[row, :2].min() == 1 < sizes[row, :2].max()
+            and sizes[row, 2] > 1
+            and any(rule.factors[f].size > 1 for f in left & right & result)
+        )
+    return Products(products, sizes, groups, vector)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Looped:
+    """The dimensions along which products may be computed shard by shard, beside permutes."""
+
+    operands: Bools  # [U, R] of use classes
+    result_bytes: Floats  # [U] of the products that use them
+    results: Bools  # [C, R] of value classes
+
+
+def _no_loops(analysis: Analysis, grouped: _Grouped) -> _Looped:
+    rank, uses = _rank(analysis.program), len(grouped.use_value)
+    of_values = np.zeros((len(grouped.representative), rank), dtype=bool)
+    return _Looped(np.zeros((uses, rank), dtype=bool), np.zeros(uses), of_values)
+
+
+def _loopable(analysis: Analysis, grouped: _Grouped, windows: Windows) -> _Looped:
+    """Dimensions that one operand and the result have in common (GShard, 3.3.2).
+
+    Of a product's operands, only one may be looped over: the one beside whose gather fewer other
+    products may run, or the larger one.
+    """
+    program, names = analysis.program, analysis.names
+    looped = _no_loops(analysis, grouped)
+    free, excluded = windows.free(Entity.USE_CLASS), np.zeros(len(looped.operands), dtype=bool)
+    first = np.searchsorted(names.use_op, np.arange(len(program.ops)))
+    for number, op in enumerate(program.ops):
+        if program.kind(number) != "dot_general":
+            continue
+        rule = analysis.rules[names.signature[number]]
+        result = {f: d for d, factors in enumerate(rule.results[0]) for f in factors}
+        own = [{f for factors in operand for f in factors} for operand in rule.operands]
+        uses = grouped.of_use[first[number] : first[number] + 2].tolist()
+        size = [math.prod(program.values[v].type.shape) for v in op.operands]
+        _, _, chosen = min((free[u], -size[index], index) for index, u in enumerate(uses))
+        excluded[uses[1 - chosen]] = True
+        type_ = program.values[op.results[0]].type
+        looped.result_bytes[uses[chosen]] = math.prod(type_.shape) * element_bytes(type_.dtype)
+        for d, factors in enumerate(rule.operands[chosen]):
+            if all(f in result and f not in own[1 - chosen] for f in factors):
+                looped.operands[uses[chosen], d] = True
+        looped.results[grouped.of_value[op.results[0]], list(result.values())] = True
+    looped.operands[excluded] = False
+    return looped
 
 
 def _operands(
@@ -595,7 +674,7 @@ def _operands(
     grouped: _Grouped,
 ) -> ProductOperands:
     """Pairs of value classes: an operand of products, and their result."""
-    rank = max(1, max((len(value.type.shape) for value in program.values), default=0))
+    rank = _rank(program)
     along: dict[tuple[int, int], Bools] = {}
     for op in products:
         rule, result = rules[signature[op]], program.ops[op].results[0]
@@ -610,6 +689,10 @@ def _operands(
     return ProductOperands(
         value, result_class, np.array([along[key] for key in keys], dtype=bool).reshape(-1, rank)
     )
+
+
+def _rank(program: Program) -> int:
+    return max(1, max((len(value.type.shape) for value in program.values), default=0))
 
 
 def _transcendentals(program: Program, grouped: _Grouped) -> Floats:

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from toast.cost.axis_sets import SCATTER, Axes, axes_of
 from toast.cost.entities import Bools, Dims, Floats, Ints
+from toast.cost.loops import Loops, looped_gathers, looped_sums
 from toast.cost.reshard_routes import Routes, routes, trading
 from toast.cost.tables import Tables
 from toast.hardware import Collectives, Hardware
@@ -18,12 +20,6 @@ from toast.space import NONE, States
 
 #: ``[S, K, A]`` the factor of an op class that holds an axis; F for none.
 Held = npt.NDArray[np.intp]
-#: Sets of mesh axes: axis ``a`` is bit ``a``, as in :meth:`toast.hardware.Collectives.seconds`.
-Axes = npt.NDArray[np.uint8]
-
-#: Kinds of collectives, as :data:`toast.hardware.COLLECTIVES` numbers them.
-GATHER, REDUCE, SCATTER, ALL_TO_ALL, PERMUTE = range(5)
-
 #: Devices up to which XLA unrolls the loop of a product that is summed in parts.
 UNROLLED = 4
 
@@ -32,6 +28,9 @@ _FEW = 8
 
 #: A product is summed whole if it takes less than this share of the transfer of its parts.
 _SHORT = 0.4
+
+#: Rows of the tiles in which devices with lanes keep arrays.
+ROWS = 8
 
 #: Values smaller than this fraction of all memory do not affect the peak.
 NEGLIGIBLE = 1e-6
@@ -56,7 +55,9 @@ class Machine:
     def lane_padding(self, sizes: Ints, dims: Dims) -> Floats:
         """Padded bytes over bytes of tensors sharded along ``dims``: ``[...]``.
 
-        The dimension with the least padding is padded to a multiple of the hardware's lanes.
+        Arrays are in tiles of 8 rows with the hardware's lanes: one dimension is padded to a
+        multiple of the lanes, and another to one of 8, or to a power of two below.  These are the
+        two with the least padding.
         ``dims`` is ``[..., A]``, ``sizes`` (elements, unsharded) ``[R]`` or ``[X, R]``.
         """
         lanes = self.hardware.lanes
@@ -67,7 +68,19 @@ class Machine:
             here = dims[..., axis, None] == np.arange(sizes.shape[-1])
             local = np.where(here, local / devices, local)
         local = np.maximum(local, 1.0)
-        return np.asarray((np.ceil(local / lanes) * lanes / local).min(axis=-1))
+        wide = np.ceil(local / lanes) * lanes / local
+        rows = np.minimum(2.0 ** np.ceil(np.log2(local)), ROWS)
+        tall = np.ceil(local / rows) * rows / local
+        # Ones at the end are no dimensions, but tables have them.
+        real = np.cumsum(sizes[..., ::-1] > 1, axis=-1)[..., ::-1] > 0
+        tall = np.where(np.broadcast_to(real, tall.shape), tall, np.inf)
+        every = np.arange(sizes.shape[-1])
+        padded = [
+            wide[..., d] * tall[..., every != d].min(axis=-1, initial=np.inf)
+            for d in every.tolist()
+        ]
+        alone = real.sum(axis=-1) < 2
+        return np.asarray(np.where(alone, wide.min(axis=-1), np.min(padded, axis=0)))
 
     def tables(self, tables: Tables, collective: Ints, group: Ints) -> Tables:
         """``tables`` with the columns that depend on hardware and mesh.
@@ -75,7 +88,8 @@ class Machine:
         ``collective`` and ``group`` are columns of value classes.
         """
         peaks = np.array([self.hardware.peak(dtype) for dtype in tables.dtypes])
-        return tables.on_hardware(peaks, self._may_pad(tables), collective, group)
+        devices = float(self.devices[-1])
+        return tables.on_hardware(peaks, devices, self._may_pad(tables), collective, group)
 
     def _may_pad(self, tables: Tables) -> Bools:
         """``[C]`` whether some sharding pads a value class; small classes are not padded."""
@@ -263,6 +277,16 @@ class Layout(LocalLayout):
         return np.asarray(whole)
 
     @functools.cached_property
+    def looped_gathers(self) -> Loops:
+        """``[S, U]`` all-gathers in place of which products become loops."""
+        return looped_gathers(self)
+
+    @functools.cached_property
+    def looped_sums(self) -> Loops:
+        """``[S, C]`` reduce-scatters in place of which products become loops."""
+        return looped_sums(self)
+
+    @functools.cached_property
     def major(self) -> Ints:
         """``[S, A]`` how often each axis stays while another of its dimension is gathered.
 
@@ -349,17 +373,21 @@ class Layout(LocalLayout):
         return size
 
 
-def axes_of(condition: Bools) -> Axes:
-    """``[...]`` the sets of axes for which ``condition`` (``[..., A]``) holds."""
-    axes = condition[..., 0].astype(np.uint8)
-    for axis in range(1, condition.shape[-1]):
-        axes |= condition[..., axis].astype(np.uint8) << np.uint8(axis)
-    return axes
+class ExactLayout(Layout):
+    """A layout of one state in which all uses that need the same copy share it.
 
+    A :class:`Layout` compares only uses that are near one another, in a fraction of the time.
+    """
 
-def axis_numbers(axes: int) -> list[int]:
-    """The axes of a set."""
-    return [axis for axis in range(axes.bit_length()) if axes >> axis & 1]
+    @functools.cached_property
+    def shared(self) -> Bools:
+        """``[1, U]`` whether an earlier use class already made the same copy."""
+        uses = self.tables.uses
+        keys = np.column_stack([uses.value, uses.loop, self.used[0]])
+        _, first = np.unique(keys, axis=0, return_index=True)
+        shared = np.ones((1, len(uses)), dtype=bool)
+        shared[0, first] = False
+        return shared
 
 
 def held_by(tables: Tables, states: States) -> Held:

@@ -25,8 +25,11 @@ BARRIERS = PRODUCTS | {
     "scatter", "sort", "custom_call", "fft", "cholesky", "triangular_solve", "while", "case", "if",
     "rng_bit_generator", "rng", "select_and_scatter", "chlo_top_k", "optimization_barrier",
     "all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_permute", "composite",
-    "carry", "yield",
+    "carry", "yield", "relayout",
 }  # fmt: skip
+
+#: Rows of the tiles in which devices with lanes keep arrays.
+_SUBLANES = 8
 
 #: Ops that fuse their operands and whose results are in memory.
 _ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatenate", "gather"})
@@ -58,6 +61,8 @@ class Liveness:
     exists: Bools
     #: ``[values]`` whether the value overwrites a donated argument's buffer.
     aliased: Bools
+    #: ``[values]`` whether a product's kernel also computes the value, and writes it meanwhile.
+    by_product: Bools
     #: ``[values]`` op before which the value must have its own memory.
     start: Ints
     #: ``[values]`` whether the value may overwrite an operand that its kernel is the last to read.
@@ -144,16 +149,23 @@ class LiveRanges:
         return Lifetimes(use_class, start, end, value)
 
 
-def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
-    """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order."""
+def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1) -> Liveness:
+    """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order.
+
+    ``lanes`` are the elements of a row of the device's tiles, 1 for none.
+    """
     count = len(program.values)
     kinds = [signature.kind for signature in program.signatures]
     kind_of_op = [kinds[op.signature] for op in program.ops]
+    if lanes > 1:
+        for number in _relayouts(program, kind_of_op):
+            kind_of_op[number] = "relayout"
     uses: list[list[int]] = [[] for _ in range(count)]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         uses[value].append(op)
     early = _earliest(program, kind_of_op)
-    exists, merged = _existing(program, kind_of_op, uses, early)
+    softmaxes = _softmaxes(program, kind_of_op, uses) if lanes > 1 else []
+    exists, merged = _existing(program, kind_of_op, uses, early, softmaxes)
     place = np.arange(len(program.ops))
     place[merged] = early[merged]
     last = len(program.ops)
@@ -179,12 +191,38 @@ def liveness(program: Program, use_op: Ints, use_value: Ints) -> Liveness:
     kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
     use_end = kernel_end[use_op]
     # A loop starts in the buffer of its initial value, if nothing else needs it.
-    use_end[np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)] -= 1
+    initial = np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)
+    use_end[initial] -= 1
     np.maximum.at(end, use_value, use_end)
+    # What a loop reads from outside stays until its last iteration.
+    maker = np.array([value.op for value in program.values], dtype=np.int64)[use_value]
+    for begin, stop in _loops(program, kind_of_op):
+        read = (use_end >= begin) & (use_end <= stop) & (maker < begin) & ~initial
+        np.maximum.at(end, use_value[read], stop)
     _extend_shared(program, kind_of_op, aliased, end)
     _share_passed_on(program, kind_of_op, exists, aliased, end, use_op, use_end)
     late = _kernel_ends(program, kind_of_op, uses, exists, np.arange(len(program.ops)))
-    return Liveness(exists, aliased, start, in_place, end, use_end, early, late)
+    by_product = np.zeros(count, dtype=bool)
+    by_product[[softmax.exponential for softmax in softmaxes]] = True
+    return Liveness(exists, aliased, by_product, start, in_place, end, use_end, early, late)
+
+
+def _relayouts(program: Program, kinds: list[str]) -> list[int]:
+    """Reshapes that a kernel of their own computes, because tiles change.
+
+    They split the last dimension, or merge others into it, and the parts are no whole rows of
+    tiles: a group norm of 64 channels in 32 groups reshapes ``64`` to ``32, 2`` and back.
+    """
+    found = []
+    for number, op in enumerate(program.ops):
+        if kinds[number] != "reshape":
+            continue
+        shapes = [program.values[v].type.shape for v in (*op.operands, *op.results)]
+        if all(shapes):
+            few, many = sorted(shape[-1] for shape in shapes)
+            if 1 < few < many and many % few == 0 and few % _SUBLANES:
+                found.append(number)
+    return found
 
 
 def _earliest(program: Program, kinds: list[str]) -> Ints:
@@ -197,8 +235,70 @@ def _earliest(program: Program, kinds: list[str]) -> Ints:
     return early
 
 
+@dataclasses.dataclass(frozen=True)
+class _Softmax:
+    """Scores of attention, of which XLA's kernel for TPUs writes only the exponentials."""
+
+    product: int
+    #: Values between the product and the exponential, both excluded.
+    between: frozenset[int]
+    exponential: int
+
+
+def _softmaxes(program: Program, kinds: list[str], uses: list[list[int]]) -> list[_Softmax]:
+    """Products whose kernel also computes ``exp(x - max(x))`` of its rows.
+
+    Nothing else may need the scores: they go through elementwise ops to the exponential and to the
+    maximum that is subtracted.
+    """
+    found = []
+    for number, value in enumerate(program.values):
+        if kinds[value.op] != "exponential":
+            continue
+        difference = program.ops[value.op].operands[0]
+        if kinds[program.values[difference].op] != "subtract":
+            continue
+        chain: list[int] = []
+        here = difference
+        while kinds[program.values[here].op] not in _STORED:
+            chain.append(here)
+            same = [
+                v for v in program.ops[program.values[here].op].operands
+                if _scores(program, kinds, v, math.prod(value.type.shape))
+            ]  # fmt: skip
+            if len(same) != 1:
+                break
+            here = same[0]
+        if kinds[program.values[here].op] not in PRODUCTS:
+            continue
+        inside = {program.values[v].op for v in chain} | {value.op}
+        users = {user for v in (here, *chain) for user in uses[v]} - inside
+        if users and all(kinds[user] == "reduce" for user in users):
+            found.append(_Softmax(here, frozenset(chain), number))
+    return found
+
+
+def _scores(program: Program, kinds: list[str], value: int, size: int) -> bool:
+    """Whether a value of so many elements follows from a product by elementwise ops."""
+    while math.prod(program.values[value].type.shape) == size:
+        kind = kinds[program.values[value].op]
+        if kind in _STORED | SOURCES:
+            return kind in PRODUCTS
+        operands = program.ops[program.values[value].op].operands
+        # select(mask, scores, constant): the mask is another value.
+        wide = [v for v in operands if program.values[v].type.dtype != "i1"]
+        value = next((v for v in wide if math.prod(program.values[v].type.shape) == size), value)
+        if value not in wide:
+            return False
+    return False
+
+
 def _existing(
-    program: Program, kinds: list[str], uses: list[list[int]], early: Ints
+    program: Program,
+    kinds: list[str],
+    uses: list[list[int]],
+    early: Ints,
+    softmaxes: Sequence[_Softmax] = (),
 ) -> tuple[Bools, list[int]]:
     """Which values are in memory, and the ops that are computed in a product's kernel.
 
@@ -213,6 +313,10 @@ def _existing(
         and (kinds[v.op] in _STORED or any(kinds[u] in _NEEDING for u in uses[number]))
         for number, v in enumerate(values)
     ], dtype=bool)  # fmt: skip
+    inside: set[int] = set()
+    for softmax in softmaxes:
+        exists[softmax.product], exists[softmax.exponential] = False, True
+        inside |= {softmax.product, *softmax.between}
     # Large values that each value depends on, from the first op to the last.
     inputs: list[frozenset[int]] = [frozenset()] * len(values)
     costly = np.zeros(len(values), dtype=bool)
@@ -226,7 +330,7 @@ def _existing(
         )
     # Kernels that compute each value, from the last op to the first.
     kernels: list[frozenset[int]] = [frozenset()] * len(values)
-    merged: list[int] = []
+    merged = [values[softmax.exponential].op for softmax in softmaxes]
     for number in range(len(values) - 1, -1, -1):
         computed_in: set[int] = set()
         for user in uses[number]:
@@ -235,6 +339,8 @@ def _existing(
             computed_in |= kernels[results[0]] if fused else {user}
         kernels[number] = frozenset(computed_in)
         kind = kinds[values[number].op]
+        if number in inside:
+            continue
         if kind in PRODUCTS and len(computed_in) == 1:
             # A product fuses its only consumer, an elementwise kernel whose other operands are
             # ready.
@@ -266,6 +372,20 @@ def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> N
             and kinds[program.values[op.operands[0]].op] != "argument"
         ):
             aliased[op.results[0]] = True
+
+
+def _loops(program: Program, kinds: list[str]) -> list[tuple[int, int]]:
+    """The first op and the last of each loop: a ``carry`` and a ``yield``."""
+    loops: list[tuple[int, int]] = []
+    previous = (-2, -2)
+    for end, begin in program.ties:
+        if (kinds[end], kinds[begin]) != ("yield", "carry"):
+            continue
+        follows = (end, begin) == (previous[0] + 1, previous[1] + 1)
+        first = loops.pop()[0] if follows else begin
+        loops.append((first, end))
+        previous = end, begin
+    return loops
 
 
 def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints) -> None:

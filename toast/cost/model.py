@@ -24,17 +24,12 @@ from typing import Literal
 import numpy as np
 
 from toast.cost import bound, gathering, table_cache
+from toast.cost.axis_sets import axis_numbers
 from toast.cost.entities import OP_SCOPES, Entity, Floats
-from toast.cost.layout import (
-    Held,
-    Layout,
-    LocalLayout,
-    Machine,
-    axis_numbers,
-    held_by,
-)
+from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, Machine, held_by
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
 from toast.cost.region_collectives import stated_collectives
+from toast.cost.sliding_windows import EXCHANGING, exchanges
 from toast.cost.tables import Tables
 from toast.cost.terms import DEFAULT_TERMS, LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.timeline import Timeline
@@ -75,11 +70,14 @@ class CostModel:
         terms: Sequence[Term] = DEFAULT_TERMS,
         like: CostModel | None = None,
         keep: bool = False,
+        loops: bool | None = None,
     ) -> None:
         """``terms`` are the summands of a price, each with a name of its own.
 
         ``like`` is a model of the same program on another mesh; its tables are used again.
-        ``keep`` caches tables on disk.  Raises :class:`toast.errors.SearchError` for an unknown
+        ``keep`` caches tables on disk.  ``loops`` is whether products whose operands are gathered,
+        or whose results are scattered, may be computed shard by shard beside permutes; by default,
+        if TOAST lowers the program itself.  Raises :class:`toast.errors.SearchError` for an unknown
         ``overlap``, ``ValueError`` for invalid terms.
         """
         if overlap not in typing.get_args(Overlap):
@@ -91,13 +89,26 @@ class CostModel:
         check(self.terms)
         collectives = Collectives(hardware, space.mesh)
         self.machine = Machine(hardware, collectives, space.axis_sizes.astype(np.float64))
-        alike = like is not None and like.hardware == hardware and like.terms == self.terms
+        #: Without overlap, loops have no use; with all of it, gathers take no time either.
+        self.loops = overlap == "partial" and (
+            space.analysis.lowering == "local" if loops is None else loops
+        )
+        alike = (
+            like is not None
+            and (like.hardware, like.terms, like.loops) == (hardware, self.terms, self.loops)
+        )  # fmt: skip
         if like is not None and alike and space.same_classes(like.space):
             tables = like.tables
         else:
             # Only tables of the default terms are cached.
             gather = table_cache.tables if keep and self.terms == DEFAULT_TERMS else gathering.build
-            tables = gather(space, self.terms, product_operands=hardware.product_operands)
+            tables = gather(
+                space,
+                self.terms,
+                product_operands=hardware.product_operands,
+                lanes=hardware.lanes,
+                loops=self.loops,
+            )
         self.tables: Tables = self.machine.tables(tables, *stated_collectives(space, tables))
         first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])
@@ -114,6 +125,11 @@ class CostModel:
         """Shardings of all value and use classes in ``states``: ``[S, classes, axes]``."""
         held = held_by(self.tables, states)
         return Layout(self.tables, self.machine, held, self.space.major)
+
+    def exact_layout(self, state: States) -> ExactLayout:
+        """:meth:`layout` of one state (``[classes, axes]``), with all copies that uses share."""
+        held = held_by(self.tables, state[None])
+        return ExactLayout(self.tables, self.machine, held, self.space.major)
 
     # -- prices ------------------------------------------------------------------------------
 
@@ -342,7 +358,7 @@ class CostModel:
         program states itself.
         """
         number: Counter[tuple[str, tuple[str, ...], float]] = Counter()
-        for traffic in self.traffic(self.layout(state[None])):
+        for traffic in self.traffic(self.exact_layout(state)):
             if traffic.term.label in ("edges", "manual"):
                 continue
             kind = COLLECTIVES[traffic.kind if traffic.stated is None else traffic.stated]
@@ -353,18 +369,36 @@ class CostModel:
                 number[kind, self.axis_names(traffic.axes[0, x]), float(size[x])] += int(times[x])
         return number
 
-    def edges(self, state: States) -> Counter[tuple[str, ...]]:
-        """Bytes in a step that devices send to have the edges of their neighbours, by axes.
+    def local_collectives(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
+        """How often each collective occurs in the device-local program of one state, as planned.
 
-        Those under one state (``[classes, axes]``), in the element types of the program.
+        By kind, axes and bytes: those of :meth:`reshards` and of :meth:`edges`.
         """
-        sent: Counter[tuple[str, ...]] = Counter()
-        for traffic in self.traffic(self.layout(state[None])):
-            if traffic.term.label == "edges":
-                size = (traffic.size / traffic.rounded * (traffic.axes > 0) * traffic.times)[0]
-                for x in np.flatnonzero(size).tolist():
-                    sent[self.axis_names(traffic.axes[0, x])] += int(size[x])
-        return sent
+        return self.reshards(state) + self.edges(state)
+
+    def edges(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
+        """How often devices exchange edges of shards under one state (``[classes, axes]``).
+
+        By kind, axes and bytes, as :meth:`reshards`: the exchanges of the device-local program, one
+        by one.  Prices have one exchange for each dimension instead, with the bytes of all.
+        """
+        counts: Counter[tuple[str, tuple[str, ...], float]] = Counter()
+        analysis, classes = self.space.analysis, self.space.classes
+        held, sizes = self.layout(state[None]).held[0], self.machine.axis_sizes.astype(int)
+        none = self.tables.slots.dim.shape[1] - 1
+        signatures = analysis.program.signatures
+        for k, number in enumerate(analysis.names.signature[classes.representative].tolist()):
+            if signatures[number].kind not in EXCHANGING:
+                continue
+            axes: dict[int, list[int]] = {}
+            for axis in np.flatnonzero(held[k] < none).tolist():
+                axes.setdefault(int(held[k, axis]), []).append(axis)
+            shards = {factor: int(sizes[of].prod()) for factor, of in axes.items()}
+            times = int(self.tables.ops.count[k])
+            for each in exchanges(signatures[number], analysis.rules[number], shards):
+                names = tuple(self.space.mesh.names[axis] for axis in axes[each.factor])
+                counts["collective_permute", names, each.bytes] += times
+        return counts
 
     def axis_names(self, axes: int) -> tuple[str, ...]:
         """The names of a set of axes."""

@@ -21,14 +21,21 @@ from toast.program import QUANTITIES
 from toast.space import Space
 
 #: Version of the entries; a new one invalidates all.
-_FORMAT = "3"
+_FORMAT = "4"
 _KIND = "tables"
 
 #: Ops below which building the tables is faster than reading a file.
 _LEAST_OPS = 1000
 
 
-def tables(space: Space, terms: Sequence[Buffered], *, product_operands: str = "") -> Tables:
+def tables(
+    space: Space,
+    terms: Sequence[Buffered],
+    *,
+    product_operands: str = "",
+    lanes: int = 1,
+    loops: bool = False,
+) -> Tables:
     """:func:`toast.cost.gathering.build`, with a cache on disk.
 
     ``terms`` must always be the same: the key contains only their code.  If the tables cannot be
@@ -37,20 +44,20 @@ def tables(space: Space, terms: Sequence[Buffered], *, product_operands: str = "
     key = None
     if disk_cache.enabled() and len(space.analysis.program.ops) >= _LEAST_OPS:
         with contextlib.suppress(OSError):
-            key = _key(space, product_operands)
+            key = _key(space, f"{product_operands} {lanes} {loops}")
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
             if entry := disk_cache.load(_KIND, key):
                 unpacked: Tables = _unpacked(*entry)
                 _check(unpacked, space)
                 return unpacked
-    built = build(space, terms, product_operands=product_operands)
+    built = build(space, terms, product_operands=product_operands, lanes=lanes, loops=loops)
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")
     return built
 
 
-def _key(space: Space, product_operands: str) -> bytes:
+def _key(space: Space, options: str) -> bytes:
     analysis, classes = space.analysis, space.classes
     names = analysis.names
     arrays = (
@@ -58,7 +65,7 @@ def _key(space: Space, product_operands: str) -> bytes:
         classes.representative, classes.count, classes.divisor,
     )  # fmt: skip
     return disk_cache.digest([
-        _FORMAT, np.__version__, importlib.metadata.version("scipy"), _code(), product_operands,
+        _FORMAT, np.__version__, importlib.metadata.version("scipy"), _code(), options,
         analysis.program.digest, repr(analysis.program.repeats), repr(analysis.rules),
         *(part for array in arrays for part in (str(array.dtype), array.tobytes())),
     ])  # fmt: skip
@@ -172,6 +179,8 @@ def _check(tables: Tables, space: Space) -> None:
         (tables.products.group, (products, width)), (tables.values.reduces, (values, width)),
         (tables.kernels.over, (len(tables.kernels), width)),
         (tables.values.workspace_over, (*tables.values.workspace.shape, width)),
+        (tables.values.looped, (values, ranks)), (tables.uses.looped, (uses, ranks)),
+        (tables.uses.sums, (uses, width)),
         (tables.operands.along, (len(tables.operands), ranks)), (windows.bins, (bins,)),
         (windows.of_value, (count, values)), (windows.of_use, (count, uses)),
         (windows.beside_maker, (count, values)), (windows.beside_user, (count, uses)),

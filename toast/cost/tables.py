@@ -66,6 +66,7 @@ class Products(EntityTable):
     op_class: Ints
     size: Floats  # [P, 3] rows, columns and depth of one product
     group: Ints  # [P, F + 1] which of these a factor shards: 0, 1, 2, or 3 for none
+    vector: Bools  # a batch of products of a vector and a matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +128,10 @@ class ValueClasses(EntityTable):
     group: Ints
     workspace: Floats  # [C, W] bytes that the kernel which computes it needs meanwhile, by term
     workspace_over: Bools  # [C, W, F + 1] whether sharding a factor divides such a term
+    looped: Bools  # [C, R] dimensions of a product whose parts may be summed around the devices
+    #: Seconds of independent products that may run beside its sums, if all devices share products
+    #: evenly; 0 before :meth:`Tables.on_hardware`.
+    independent_s: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +146,11 @@ class UseClasses(EntityTable):
     reads: Floats  # reads by memory-bound kernels in a step
     free: Floats  # share of products that may run beside a reshard
     share: Floats  # bytes of an element at the use over those of the value's element
+    looped: Bools  # [U, R] dimensions of which a product may use one shard after the other
+    sums: Bools  # [U, F + 1] factors over which such a product sums
+    result_bytes: Floats  # of such a product, unsharded
+    independent_s: Floats  # as of :class:`ValueClasses`, for a reshard
+    loop: Ints  # in whose body it is: loops that use the value, numbered from 0
 
     @functools.cached_property
     def first(self) -> Ints:
@@ -264,16 +274,22 @@ class Tables:
         slots = self.slots.op_class[self.uses.slot]
         return np.asarray(slots if entity is Entity.USE_CLASS else slots[self.pairs.later])
 
-    def on_hardware(self, peaks: Floats, may_pad: Bools, collective: Ints, group: Ints) -> Tables:
+    def on_hardware(
+        self, peaks: Floats, devices: float, may_pad: Bools, collective: Ints, group: Ints
+    ) -> Tables:
         """With the columns that depend on hardware and mesh.
 
-        ``peaks`` (``[dtypes]``) are in FLOP/s; the others are columns of :class:`ValueClasses`.
+        ``peaks`` (``[dtypes]``) are in FLOP/s, ``devices`` are those of the mesh; the others are
+        columns of :class:`ValueClasses`.
         """
         seconds = np.where(self.ops.product, self.ops.flops / peaks[self.ops.dtype], 0.0)
+        even = float((seconds * self.ops.count).sum()) / devices
         return dataclasses.replace(
             self,
             ops=dataclasses.replace(self.ops, peak_seconds=seconds),
             values=dataclasses.replace(
-                self.values, may_pad=may_pad, collective=collective, group=group
+                self.values, may_pad=may_pad, collective=collective, group=group,
+                independent_s=self.values.free * even,
             ),
-        )
+            uses=dataclasses.replace(self.uses, independent_s=self.uses.free * even),
+        )  # fmt: skip

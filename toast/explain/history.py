@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from toast.lower import LocalProgram, OpFactors, lower
-from toast.plan import Cause, Plan
+from toast.plan import Cause, Plan, shard
 from toast.space import FREE, States, place_of_region
 
 
@@ -67,15 +67,13 @@ def op_factors(plan: Plan) -> OpFactors:
 
     A step is that after which a factor keeps an axis until the end of the plan.
     """
-    space = plan.model.space
     states = np.stack(History(plan).states)
     differs = states != plan.state
     # The last state that differs comes just before the step; none differs if nothing was chosen.
     after_last = len(states) - np.argmax(differs[::-1], axis=0)
     steps = np.where(differs.any(axis=0) & ~differs[-1], after_last, 0)
     steps[steps > len(plan.steps)] = 0
-    of_op = space.classes.of_op
-    return OpFactors(space.mesh.names, plan.op_state, steps[of_op])
+    return shard.op_factors(plan.model, plan.state, steps[plan.model.space.classes.of_op])
 
 
 def lowered(plan: Plan) -> LocalProgram:

@@ -86,6 +86,9 @@ class Hardware:
     product_operands: str = ""
     #: Exponentials, logarithms and similar functions per second.
     transcendentals_per_s: float = math.inf
+    #: Multiplications and additions per second in products of a vector and a matrix for each
+    #: element of a batch, which the vector unit computes.
+    vector_products_per_s: float = math.inf
     #: Fraction of the peak that kernels of attention reach: products with exponentials between.
     #: ``None`` for that of other products.
     attention_efficiency: float | None = None

@@ -109,6 +109,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     max_devices: Count = 10**6
     product_operands: Literal["bf16", "f16"] | None = None
     transcendentals_per_s: FlopsPerS = math.inf
+    vector_products_per_s: FlopsPerS = math.inf
     product_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
     memory: MemoryTable
@@ -258,6 +259,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         lanes=file.memory.lanes,
         product_operands=file.product_operands or "",
         transcendentals_per_s=file.transcendentals_per_s,
+        vector_products_per_s=file.vector_products_per_s,
         max_devices=file.max_devices,
         platform=file.platform or "",
         device_kind=file.device_kind or "",
@@ -343,9 +345,10 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
     if flops[best] > _MOST_FLOPS_PER_BYTE * memory.bandwidth_bytes_per_s:
         reason = f"{best} exceeds {_MOST_FLOPS_PER_BYTE:.0f} FLOP per byte of memory traffic"
         yield _Fault("flops_per_s", best, reason, "check the units of both")
-    if flops[best] < file.transcendentals_per_s < math.inf:
-        reason = "transcendentals_per_s exceeds the peak of matrix products"
-        yield _Fault("", "transcendentals_per_s", reason, "check the unit")
+    for key in ("transcendentals_per_s", "vector_products_per_s"):
+        if flops[best] < getattr(file, key) < math.inf:
+            reason = f"{key} exceeds the peak of matrix products"
+            yield _Fault("", key, reason, "check the unit")
 
 
 def _collective_faults(file: DeviceFile) -> Iterator[_Fault]:

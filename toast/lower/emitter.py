@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from toast.cost.reshard_steps import RESTORED, ReshardStep
-from toast.frontend.mlir import TypeReader, splat
+from toast.frontend.mlir import UNSET, TypeReader, splat
 from toast.hardware import Mesh
 from toast.lower.device_groups import groups, moves, tiles
 from toast.lower.jax_functions import JaxFunctions
@@ -106,6 +106,12 @@ class Emitter:
     def splat(self, number: float, shape: Sequence[int], element: Any) -> Any:
         """A constant of equal elements of an element type."""
         return splat(number, shape, element)
+
+    def unset(self, shape: Sequence[int], element: Any) -> Any:
+        """A value whose elements are all set later: zeros, unless a platform can do without."""
+        value = self.splat(0, shape, element)
+        value.owner.attributes[UNSET] = ir.UnitAttr.get()
+        return value
 
     def reshape(self, value: Any, shape: Sequence[int]) -> Any:
         """``value`` with another shape; ``value`` itself if it has this shape."""
@@ -229,6 +235,7 @@ class Emitter:
     def passed_on(self, value: Any, axes: Sequence[str], distance: int, tensor: int) -> Any:
         """The value of the device that is ``distance`` tiles before this one; the last come first.
 
+        :param distance: negative for a device after this one.
         :param tensor: the tensor of the op whose shards go around, as in :class:`Exchange`.
         """
         shards = self.shards(axes)

@@ -27,6 +27,7 @@ from toast.lower.sliding_forms import (
     local_pad,
     local_reduce_window,
     local_reverse,
+    local_select_and_scatter,
     local_slice,
     local_update,
     slides,
@@ -47,8 +48,7 @@ def unsupported(op: OpSharding) -> frozenset[int]:
     whole, kind = set(), op.signature.kind
     for number in op.sharded:
         factor = op.factor(number)
-        unknown = factor.combiner and factor.combiner not in COMBINERS
-        unknown = unknown and (kind != "reduce" or factor.combiner == "replace")
+        unknown = factor.combiner and factor.combiner not in COMBINERS and kind != "reduce"
         ring = any(each.factor == number for each in op.rule.rings)
         moves = (factor.permutation or factor.halo) and not (ring or slides(op))
         if moves or factor.need_replication or unknown:
@@ -397,6 +397,7 @@ LOCAL_FORMS: dict[str, LocalForm] = {
     "reduce_window": local_reduce_window,
     "reverse": local_reverse,
     "scatter": _scatter,
+    "select_and_scatter": local_select_and_scatter,
     "slice": local_slice,
     "torch_index_select": _torch_index_select,
 }

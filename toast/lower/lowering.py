@@ -26,6 +26,7 @@ from toast.lower.composite_shardings import body_sharding
 from toast.lower.emitter import Emitter
 from toast.lower.local_forms import LOCAL_FORMS, is_body, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
+from toast.lower.product_loops import Shards, looped_gather, looped_sum, scattered_dimension
 from toast.program import Program, Shardings, Spec, TensorType, element_bytes, has_collective
 from toast.space import BOUNDARY, matched_axes, split_axes
 
@@ -80,26 +81,14 @@ class LocalProgram:
     def counts(self) -> collections.Counter[tuple[str, tuple[str, ...], float]]:
         """How often each planned collective runs in a step, by kind, axes and bytes.
 
-        This equals :meth:`toast.cost.CostModel.reshards` of the plan's state.  As there, exchanges
-        of edges are not counted, nor collectives around ops without a local form.
+        This equals :meth:`toast.cost.CostModel.local_collectives` of the plan's state.  As there,
+        collectives around ops without a local form are not counted.
         """
         counts: collections.Counter[tuple[str, tuple[str, ...], float]] = collections.Counter()
         for collective in self.collectives:
-            if not (collective.gathers or collective.edges):
+            if collective.bytes and not collective.gathers:
                 counts[collective.kind, collective.axes, collective.bytes] += collective.repeats
         return counts
-
-    def edges(self) -> collections.Counter[tuple[str, ...]]:
-        """Bytes in a step that devices send to have the edges of their neighbours, by axes.
-
-        :meth:`toast.cost.CostModel.edges` predicts them for the widest edge of each op: edges of
-        different widths are as wide as the widest, and one op may have several exchanges.
-        """
-        sent: collections.Counter[tuple[str, ...]] = collections.Counter()
-        for collective in self.collectives:
-            if collective.edges and not collective.gathers:
-                sent[collective.axes] += int(collective.bytes) * collective.repeats
-        return sent
 
 
 def lower(analysis: Analysis, shardings: Shardings, factors: OpFactors) -> LocalProgram:
@@ -137,11 +126,37 @@ def _without_ones(shardings: Shardings) -> Shardings:
     )
 
 
+def _before_branches(operation: Any, operand: Any) -> Any:
+    """The op that uses ``operand``, or the outermost branching op around it that does so, too.
+
+    What several branches need is resharded once, before them.
+    """
+    owner = operand.owner
+    defining = owner if isinstance(owner, ir.Block) else owner.operation.block
+    while operation.block != defining:
+        around = operation.block.owner.operation
+        if around.name not in ("stablehlo.case", "stablehlo.if"):
+            break
+        operation = around
+    return operation
+
+
 class _Copy(NamedTuple):
     """A resharded value, and its collectives by number."""
 
     value: Any
     collectives: range
+
+
+class _GatherLoop(NamedTuple):
+    """A product that uses the shards of an operand one after the other."""
+
+    op: int
+    operand: int
+    #: The dimension of the operand that would be gathered, and along which axis.
+    dimension: int
+    axis: str
+    key: tuple[int, Spec, Spec, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,6 +195,8 @@ class _Lowering:
         self._gathered: list[GatheredOp] = []
         #: Resharded values by value, both shardings and block: alike uses share one.
         self._copies: dict[tuple[int, Spec, Spec, Any], _Copy] = {}
+        #: The shards of which products make loops instead of such a copy.
+        self._shards: dict[tuple[int, Spec, Spec, Any], Shards] = {}
         #: The types of values on a device.
         self._types: dict[tuple[TensorType, Spec], ir.Type] = {}
         self._names = analysis.program.value_names
@@ -336,12 +353,22 @@ class _Lowering:
             self._gathered.append(GatheredOp(op, labels))
         lowered = planned.whole_along(whole)
         specs = zip(planned.operands, lowered.operands, strict=True)
+        loop = None
         for index, (wanted, needed) in enumerate(specs):
-            self._reshard_use(op, index, wanted, needed)
+            if (op, index) in self._factors.looped_gathers:
+                loop = self._begin_loop(op, index, wanted)
+            if loop is None or loop.operand != index:
+                self._reshard_use(op, index, wanted, needed)
         own = list(operation.results)
         # The local form may use the op's own results, so these uses are those of the program.
         uses = [[(use.owner, use.operand_number) for use in result.uses] for result in own]
-        last, results = operation, self._local_results(operation, lowered)
+        last = operation
+        if loop is not None:
+            results = [self._looped_gather(operation, loop)]
+        elif op in self._factors.looped_sums:
+            results = [self._looped_sum(operation, lowered)]
+        else:
+            results = self._local_results(operation, lowered)
         if gathered := self._gathered_sums(lowered):
             last, results = self._combined(operation, lowered, results)
         for index, current in enumerate(results):
@@ -354,6 +381,8 @@ class _Lowering:
             if combiner == "add":
                 partial -= self._left
             steps = sum_steps(lowered.results[index], stored, partial)
+            if op in self._factors.looped_sums:
+                steps = steps[1:]  # the loop has scattered the sum
             if steps:
                 if not isinstance(current.owner, ir.Block):
                     last = current.owner
@@ -364,6 +393,52 @@ class _Lowering:
         replaced = all(current.owner != operation for current in results)
         if replaced and not any(use for result in operation.results for use in result.uses):
             operation.erase()
+
+    def _begin_loop(self, op: int, index: int, wanted: Spec) -> _GatherLoop | None:
+        """Reshards an operand of a product up to the gather that becomes a loop.
+
+        There is no loop if another op has gathered the operand, or inside a branch, which may share
+        the copy with other branches.
+        """
+        value = self._program.ops[op].operands[index]
+        operation, stored = self._source.operations[op], self._shardings.of(self._program, value)
+        key = value, stored, wanted, operation.block
+        branches = _before_branches(operation, operation.operands[index]) != operation
+        if branches or key in self._copies or key in self._shards:
+            return None
+        *first, gather = self._reshard_steps(value, stored, wanted)
+        (axis,) = gather.axes
+        with self._emitter.before(operation):
+            operation.operands[index] = self._run(
+                operation.operands[index], first, _Purpose(value, op)
+            )
+        dimension = scattered_dimension(gather.before, gather.after)
+        return _GatherLoop(op, index, dimension, axis, key)
+
+    def _looped_gather(self, operation: Any, loop: _GatherLoop) -> Any:
+        """The result of a product that uses the shards of an operand one after the other."""
+        with self._emitter.before(operation), self._emitter.named(self._reason_of_loop(loop.op)):
+            result, self._shards[loop.key] = looped_gather(
+                self._emitter, operation, loop.operand, loop.dimension, loop.axis
+            )
+        self._record_exchanges(loop.op)
+        return result
+
+    def _looped_sum(self, operation: Any, lowered: OpSharding) -> Any:
+        """The scattered result of a product whose partial sums go around the devices."""
+        op = lowered.op
+        stored = self._shardings.of(self._program, self._program.ops[op].results[0])
+        (partial,) = lowered.partial(0).values()
+        scatter, *_ = sum_steps(lowered.results[0], stored, partial)
+        (axis,) = scatter.axes
+        dimension = scattered_dimension(scatter.before, scatter.after)
+        with self._emitter.before(operation), self._emitter.named(self._reason_of_loop(op)):
+            result = looped_sum(self._emitter, operation, dimension, axis)
+        self._record_exchanges(op)
+        return result
+
+    def _reason_of_loop(self, op: int) -> str:
+        return f"loop of {self._program.kind(op)} {op}"
 
     def _lower_body(self, operation: Any, planned: OpSharding) -> frozenset[int]:
         """Gives a composite a local decomposition; returns the factors along which it runs whole.
@@ -494,13 +569,17 @@ class _Lowering:
         for before, after, gathers in ((stored, wanted, False), (wanted, needed, True)):
             if before == after:
                 continue
-            key = value, before, after, operation.block
+            operand = operation.operands[place]
+            user = _before_branches(operation, operand)
+            key = value, before, after, user.block
+            if key in self._shards and key not in self._copies:
+                with self._emitter.before(operation):
+                    whole = self._shards[key].gathered(self._emitter)
+                self._copies[key] = _Copy(whole, range(0))
             if key not in self._copies:
                 first, steps = len(self._collectives), self._reshard_steps(value, before, after)
-                with self._emitter.before(operation):
-                    copied = self._run(
-                        operation.operands[place], steps, _Purpose(value, op, gathers)
-                    )
+                with self._emitter.before(user):
+                    copied = self._run(operand, steps, _Purpose(value, op, gathers))
                 self._copies[key] = _Copy(copied, range(first, len(self._collectives)))
             operation.operands[place] = self._copies[key].value
             if not gathers:  # planned, even if an op without a local form came first

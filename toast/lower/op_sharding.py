@@ -26,6 +26,10 @@ class OpFactors:
     held: npt.NDArray[np.int8] = dataclasses.field(repr=False)
     #: ``[ops, axes]`` the number of the plan's step that gave the axis to it, from 1; 0 for none.
     steps: npt.NDArray[np.int64] = dataclasses.field(repr=False)
+    #: Products, and the operand of each, that use the shards of a gather one after the other.
+    looped_gathers: frozenset[tuple[int, int]] = frozenset()
+    #: Products whose scattered sums go around the devices.
+    looped_sums: frozenset[int] = frozenset()
 
     def renamed(self, names: Mapping[str, str]) -> OpFactors:
         """The same with other names of axes."""

@@ -13,14 +13,19 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from toast.cost.sliding_windows import SlidingWindow, sliding_windows
 from toast.lower.device_groups import tiles
-from toast.lower.emitter import Emitter
+from toast.lower.emitter import COMBINERS, Emitter
 from toast.lower.op_sharding import OpSharding
-from toast.lower.windows import Window, dilated, inside_of, windowed
+from toast.lower.windows import dilated, inside_of, taken, windowed
+from toast.program import Signature
+from toast.uneven import identity
 
 
 def slides(op: OpSharding) -> bool:
     """Whether an op has a local form along factors of which elements move."""
+    if op.signature.kind == "select_and_scatter":
+        return _selects(op.signature)
     return op.signature.kind in SLIDING
 
 
@@ -50,31 +55,27 @@ def _set(operation: Any, name: str, numbers: list[int]) -> None:
     operation.attributes[name] = ir.DenseI64ArrayAttr.get(numbers)
 
 
-def _window(emitter: Emitter, op: OpSharding, d: int, low: int, length: int, stride: int) -> Window:
-    """The window of dimension ``d`` of the operand, for a part of this dimension of the result.
-
-    Result ``y`` needs ``length`` elements from ``stride * y - low``.
-    """
-    axes = op.operands[0][d]
-    local = op.signature.results[0].shape[d] // emitter.shards(op.results[0][d])
-    first = np.arange(emitter.shards(axes)) * local * stride - low
-    size = op.signature.operands[0].shape[d]
-    return Window(d, axes, size, first, (local - 1) * stride + length)
+def _windows(op: OpSharding, emitter: Emitter) -> dict[tuple[int, int], SlidingWindow]:
+    """What a device needs, by operand and dimension, in the order of the exchanges."""
+    shards = {number: emitter.shards(tuple(axes)) for number, axes in op.axes.items()}
+    windows = sliding_windows(op.signature, op.rule, shards)
+    return {(window.operand, window.dimension): window for window in windows}
 
 
 def local_slice(emitter: Emitter, operation: Any, op: OpSharding) -> None:
     """A slice: the wanted elements, then its stride."""
     rank = operation.operands[0].type.rank
     starts = _integers(operation, "start_indices", rank, 0)
-    strides = _integers(operation, "strides", rank, 1)
     limits = _integers(operation, "limit_indices", rank, 0)
     shape = op.signature.operands[0].shape
-    moving = [*_moving(op)]
+    windows = _windows(op, emitter)
     for d in range(rank):
-        if d in moving:
-            window = _window(emitter, op, d, -starts[d], 1, strides[d])
+        if (0, d) in windows:
+            window = windows[0, d]
             with emitter.before(operation):
-                operation.operands[0] = windowed(emitter, operation.operands[0], window)
+                operation.operands[0] = windowed(
+                    emitter, operation.operands[0], op.operands[0][d], window
+                )
             starts[d], limits[d] = 0, window.length
         elif operation.operands[0].type.shape[d] != shape[d]:
             limits[d] = int(operation.operands[0].type.shape[d])
@@ -89,14 +90,11 @@ def local_pad(emitter: Emitter, operation: Any, op: OpSharding) -> None:
         _integers(operation, name, rank, 0)
         for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
     )
-    for d in _moving(op):
-        window = _window(emitter, op, d, low[d], 1, 1)
+    for (_, d), window in _windows(op, emitter).items():
+        value, fill = operation.operands
+        take = dilated if between[d] else windowed
         with emitter.before(operation):
-            value, fill = operation.operands
-            operation.operands[0] = (
-                dilated(emitter, value, window, between[d] + 1, fill) if between[d]
-                else windowed(emitter, value, window, fill)
-            )  # fmt: skip
+            operation.operands[0] = take(emitter, value, op.operands[0][d], window, fill)
         low[d] = high[d] = between[d] = 0
     _set(operation, "interior_padding", between)
     _set(operation, "edge_padding_low", low)
@@ -116,16 +114,15 @@ def local_concatenate(emitter: Emitter, operation: Any, op: OpSharding) -> list[
     axes = op.results[0][d]
     if not axes:
         return None
-    local = op.signature.results[0].shape[d] // emitter.shards(axes)
-    tile = np.arange(emitter.shards(axes)) * local
-    start, result = 0, None
+    windows = _windows(op, emitter)
+    result = None
     with emitter.before(operation):
-        for operand, type_ in zip(operation.operands, op.signature.operands, strict=True):
-            size = type_.shape[d]
-            window = Window(d, axes, size, tile - start, local)
-            part = windowed(emitter, operand, window)
-            result = part if result is None else inside_of(emitter, part, window, 0, size, result)
-            start += size
+        for number, operand in enumerate(operation.operands):
+            window = windows[number, d]
+            part = windowed(emitter, operand, axes, window)
+            result = part if result is None else inside_of(
+                emitter, part, axes, d, window.first, 0, window.size, result
+            )  # fmt: skip
     return [result]
 
 
@@ -137,51 +134,23 @@ def local_convolution(emitter: Emitter, operation: Any, op: OpSharding) -> None:
     """
     numbers = stablehlo.ConvDimensionNumbers(operation.attributes["dimension_numbers"])
     count = len(numbers.input_spatial_dimensions)
-    strides = _integers(operation, "window_strides", count, 1)
     spreads = _integers(operation, "lhs_dilation", count, 1)
-    gaps = _integers(operation, "rhs_dilation", count, 1)
     padding = _padding(operation, count)
-    sharded = [
-        n for n, d in enumerate(numbers.input_spatial_dimensions) if any(op.operands[0][d])
-    ]  # fmt: skip
-    for n in sharded:
-        d = numbers.input_spatial_dimensions[n]
-        axes, size = op.operands[0][d], op.signature.operands[0].shape[d]
-        tile = np.arange(emitter.shards(axes))
-        kernel, places = numbers.kernel_spatial_dimensions[n], numbers.output_spatial_dimensions[n]
-        local_kernel, local_places = (
-            type_.shape[e] // emitter.shards(spec[e])
-            for e, type_, spec in (
-                (kernel, op.signature.operands[1], op.operands[1]),
-                (places, op.signature.results[0], op.results[0]),
-            )
-        )
-        moved = tile * local_kernel * gaps[n] if op.operands[1][kernel] else (
-            tile * local_places * strides[n]
-        )  # fmt: skip
-        # Positions are those of the dilated input.
-        first = moved - padding[n][0]
-        extent = (local_places - 1) * strides[n] + (local_kernel - 1) * gaps[n] + 1
-        begin = -(-first // spreads[n])
-        offsets = begin * spreads[n] - first
-        offset = int(offsets[0])
-        length = (extent - offset - 1) // spreads[n] + 1
-        if (offsets != offset).any():  # windows begin at different places between elements
-            with emitter.before(operation):
-                zero = emitter.splat(0, [], operation.operands[0].type.element_type)
-                window = Window(d, axes, size, first, extent)
-                operation.operands[0] = dilated(
-                    emitter, operation.operands[0], window, spreads[n], zero
-                )
-            spreads[n], padding[n] = 1, [0, 0]
-            continue
+    windows = _windows(op, emitter)
+    for (_, d), window in windows.items():
+        n, axes = list(numbers.input_spatial_dimensions).index(d), op.operands[0][d]
         with emitter.before(operation):
-            zero = emitter.splat(0, [], operation.operands[0].type.element_type)
-            operation.operands[0] = windowed(
-                emitter, operation.operands[0], Window(d, axes, size, begin, length), zero
-            )
-        padding[n] = [offset, extent - offset - (length - 1) * spreads[n] - 1]
-    if sharded:
+            value = operation.operands[0]
+            zero = emitter.splat(0, [], value.type.element_type)
+            if not window.aligned:  # windows begin at different places between elements
+                operation.operands[0] = dilated(emitter, value, axes, window, zero)
+                spreads[n], padding[n] = 1, [0, 0]
+                continue
+            operation.operands[0] = windowed(emitter, value, axes, window, zero)
+        offset = int(window.begin[0]) * window.spread - int(window.first[0])
+        behind = window.length - offset - (window.count - 1) * window.spread - 1
+        padding[n] = [offset, behind]
+    if windows:
         _set(operation, "lhs_dilation", spreads)
         _set_padding(operation, padding)
 
@@ -189,24 +158,82 @@ def local_convolution(emitter: Emitter, operation: Any, op: OpSharding) -> None:
 def local_reduce_window(emitter: Emitter, operation: Any, op: OpSharding) -> None:
     """A window reduction: beyond the ends of the operand are initial values."""
     rank = operation.operands[0].type.rank
-    sizes = _integers(operation, "window_dimensions", rank, 1)
-    strides = _integers(operation, "window_strides", rank, 1)
-    gaps = _integers(operation, "window_dilations", rank, 1)
     spreads = _integers(operation, "base_dilations", rank, 1)
     padding, count = _padding(operation, rank), len(operation.results)
-    for d in _moving(op):
-        length = (sizes[d] - 1) * gaps[d] + 1
-        window = _window(emitter, op, d, padding[d][0], length, strides[d])
+    windows = _windows(op, emitter)
+    for (place, d), window in windows.items():
+        value, fill = operation.operands[place], operation.operands[count + place]
+        take = dilated if window.spread > 1 else windowed
         with emitter.before(operation):
-            for place in range(count):
-                value, fill = operation.operands[place], operation.operands[count + place]
-                operation.operands[place] = (
-                    dilated(emitter, value, window, spreads[d], fill) if spreads[d] > 1
-                    else windowed(emitter, value, window, fill)
-                )  # fmt: skip
+            operation.operands[place] = take(emitter, value, op.operands[place][d], window, fill)
         padding[d], spreads[d] = [0, 0], 1
-    _set(operation, "base_dilations", spreads)
+    if windows:
+        _set(operation, "base_dilations", spreads)
+        _set_padding(operation, padding)
+
+
+#: The comparisons of a window's selection, and the combiner whose identity they never select.
+_NEVER_SELECTED = {"ge": "maximum", "gt": "maximum", "le": "minimum", "lt": "minimum"}
+
+
+def _selects(signature: Signature) -> bool:
+    """Whether a select_and_scatter selects a largest or smallest element, and adds up or alike."""
+    return (
+        signature.attribute("selects") in _NEVER_SELECTED
+        and signature.attribute("combiner") in COMBINERS
+    )
+
+
+def local_select_and_scatter(emitter: Emitter, operation: Any, op: OpSharding) -> list[Any] | None:
+    """A select_and_scatter: all windows that have elements of the shard, which is cut out then.
+
+    Beyond the ends of the operand are elements that a window does not select, and beyond those of
+    the scattered values the identity of the combiner.
+    """
+    windows = _windows(op, emitter)
+    if not windows:
+        return None
+    signature, axes_of = op.signature, op.operands[0]
+    rank = operation.operands[0].type.rank
+    sizes = _integers(operation, "window_dimensions", rank, 1)
+    strides = _integers(operation, "window_strides", rank, 1)
+    padding = _padding(operation, rank)
+    shape = emitter.local_shape(signature.results[0].shape, op.results[0])
+    element = operation.operands[0].type.element_type
+    combiners = (
+        _NEVER_SELECTED[str(signature.attribute("selects"))],
+        signature.attribute("combiner"),
+    )
+    # Elements that can be compared by size have all identities.
+    fills = [identity(str(combiner), element) or 0 for combiner in combiners]
+    begin = operation.operands[2]
+    with emitter.before(operation):
+        unselected, nothing = (emitter.splat(fill, [], element) for fill in fills)
+        for (place, d), window in windows.items():
+            if place:
+                continue
+            axes = axes_of[d]
+            value, source, _ = operation.operands
+            operation.operands[0] = windowed(emitter, value, axes, window, unselected)
+            low = padding[d][0]
+            number = (window.first + low) // strides[d]
+            count = (window.length - sizes[d]) // strides[d] + 1
+            scattered = windows.get((1, d))
+            operation.operands[1] = (
+                taken(emitter, source, axes, d, number, count, nothing) if scattered is None
+                else windowed(emitter, source, axes, scattered, nothing)
+            )  # fmt: skip
+            padding[d] = [0, 0]
     _set_padding(operation, padding)
+    result = operation.results[0]
+    wide = [windows[0, d].length if (0, d) in windows else size for d, size in enumerate(shape)]
+    result.set_type(ir.RankedTensorType.get(wide, element))
+    with emitter.after(operation):
+        for (place, d), window in windows.items():
+            if not place:
+                own = np.arange(len(window.first)) * shape[d] - window.first
+                result = taken(emitter, result, axes_of[d], d, own, shape[d], begin)
+    return [result]
 
 
 def _padding(operation: Any, count: int) -> list[list[int]]:

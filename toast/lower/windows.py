@@ -8,78 +8,32 @@ behind the last one are filled.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from toast.cost.sliding_windows import Ints, ShardPart, SlidingWindow
 from toast.lower.device_groups import tiles
 from toast.lower.emitter import Emitter
 
-Ints = npt.NDArray[np.int64]
+#: The axes that shard a dimension.
+Axes = tuple[str, ...]
 
 
-class ShardPart(NamedTuple):
-    """Elements ``start`` to ``stop`` of the shard that is ``shift`` tiles further."""
-
-    shift: int
-    start: int
-    stop: int
-
-
-def shard_parts(size: int, first: Ints, length: int) -> list[ShardPart]:
-    """What a device receives to have ``length`` elements, in order and without gaps.
-
-    :param size: the number of elements of a shard.
-    :param first: ``[tiles]`` the position of the first wanted element, by tile of the result.
-    """
-    count = len(first)
-    wanted: dict[int, tuple[int, int]] = {}
-    for tile, position in enumerate(first.tolist()):
-        for source in range(count):
-            start = max(position - source * size, 0)
-            stop = min(position + length - source * size, size)
-            if start < stop:
-                low, high = wanted.get(source - tile, (size, 0))
-                wanted[source - tile] = min(low, start), max(high, stop)
-    if not wanted:
-        return []
-    nearest, furthest = min(wanted), max(wanted)
-    return [
-        ShardPart(
-            shift,
-            wanted[shift][0] if shift == nearest else 0,
-            wanted[shift][1] if shift == furthest else size,
-        )
-        for shift in range(nearest, furthest + 1)
-    ]
-
-
-class Window(NamedTuple):
-    """The elements of a dimension that a device wants."""
-
-    #: The dimension, and its axes.
-    dimension: int
-    axes: tuple[str, ...]
-    #: The number of its elements on all devices.
-    size: int
-    #: ``[tiles]`` the position of the first wanted element; negative if it is before the first one.
-    first: Ints
-    #: The number of wanted elements.
-    length: int
-
-
-def windowed(emitter: Emitter, value: Any, window: Window, fill: Any = None) -> Any:
+def windowed(
+    emitter: Emitter, value: Any, axes: Axes, window: SlidingWindow, fill: Any = None
+) -> Any:
     """The elements of ``value`` in a window; beyond the ends of the dimension is ``fill``.
 
-    ``fill`` is a scalar of the element type; without it, elements beyond the ends are arbitrary.
+    Of a dilated dimension, these are its own elements.  ``fill`` is a scalar of the element type;
+    without it, elements beyond the ends are arbitrary.
     """
-    d, axes, size, first, length = window
+    d, first, length = window.dimension, window.begin, window.count
     shard = int(value.type.shape[d])
     parts = []
-    received = shard_parts(shard, first, length)
+    received = window.received()
     for piece in received:
         part = _part(value, d, piece.start, piece.stop)
         parts.append(emitter.shifted(part, axes, piece.shift) if piece.shift else part)
@@ -91,36 +45,26 @@ def windowed(emitter: Emitter, value: Any, window: Window, fill: Any = None) -> 
     low = max(0, -int(begin.min()))
     high = max(0, int(begin.max()) + length - int(joined.type.shape[d]))
     if low or high:
-        joined = _padded(emitter, joined, d, low, high)
-    begin = begin + low
-    if (begin == begin[0]).all():
-        result = _part(joined, d, int(begin[0]), int(begin[0]) + length)
-    else:
-        zero = emitter.splat(0, [], ir.IntegerType.get_signless(32))
-        starts = [zero] * joined.type.rank
-        starts[d] = emitter.row(begin[tiles(emitter.mesh, axes)])
-        sizes = list(joined.type.shape)
-        sizes[d] = length
-        result = stablehlo.dynamic_slice(joined, starts, sizes)
-    if fill is None or (first.min() >= 0 and first.max() + length <= size):
+        zero = emitter.splat(0, [], value.type.element_type)
+        joined = _padded(joined, d, low, high, zero)
+    result = _own_part(emitter, joined, axes, d, begin + low, length)
+    if fill is None or (first.min() >= 0 and first.max() + length <= window.size):
         return result
-    return inside_of(emitter, result, window, 0, size, fill)
+    return inside_of(emitter, result, axes, d, first, 0, window.size, fill)
 
 
-def dilated(emitter: Emitter, value: Any, window: Window, spread: int, fill: Any) -> Any:
+def dilated(emitter: Emitter, value: Any, axes: Axes, window: SlidingWindow, fill: Any) -> Any:
     """The elements in a window of ``value`` with ``spread - 1`` times ``fill`` between elements.
 
-    ``window`` has positions in the dilated dimension, which may be at different places between
-    elements on different devices; its ``size`` is that of the dimension before it is dilated.
+    The window may be at different places between elements on different devices.
     """
-    d, axes, size, first, length = window
-    begin = -(-first // spread)
-    count = int((-(-(first + length) // spread) - begin).max())
+    d, spread, first, length = window.dimension, window.spread, window.first, window.length
+    begin, count = window.begin, window.count
     if not count:
         shape = list(value.type.shape)
         shape[d] = length
         return emitter.broadcast(fill, shape, [])
-    part = windowed(emitter, value, Window(d, axes, size, begin, count), fill)
+    part = windowed(emitter, value, axes, window, fill)
     # The first element has spread - 1 times fill before it.
     skipped = first - begin * spread + spread - 1
     rank = value.type.rank
@@ -136,14 +80,41 @@ def dilated(emitter: Emitter, value: Any, window: Window, spread: int, fill: Any
     return stablehlo.dynamic_slice(wide, starts, sizes)
 
 
-def inside_of(
-    emitter: Emitter, value: Any, window: Window, start: int, stop: int, other: Any
+def taken(
+    emitter: Emitter, value: Any, axes: Axes, d: int, first: Ints, length: int, fill: Any
 ) -> Any:
-    """``value`` at positions ``start`` to ``stop`` of a window, and ``other`` elsewhere.
+    """``length`` elements from ``first`` of a dimension that every device has, by its tile.
 
-    ``other`` is a scalar, or has the shape of ``value``.
+    :param first: ``[tiles]`` the position, by tile of ``axes``; before the first and behind the
+        last element is ``fill``, a scalar.
     """
-    d, axes, _, first, _ = window
+    low = max(0, -int(first.min()))
+    high = max(0, int(first.max()) + length - int(value.type.shape[d]))
+    if low or high:
+        value = _padded(value, d, low, high, fill)
+    return _own_part(emitter, value, axes, d, first + low, length)
+
+
+def _own_part(emitter: Emitter, value: Any, axes: Axes, d: int, begin: Ints, length: int) -> Any:
+    """``length`` elements of a dimension, from position ``begin`` of each tile."""
+    if (begin == begin[0]).all():
+        return _part(value, d, int(begin[0]), int(begin[0]) + length)
+    zero = emitter.splat(0, [], ir.IntegerType.get_signless(32))
+    starts = [zero] * value.type.rank
+    starts[d] = emitter.row(begin[tiles(emitter.mesh, axes)])
+    sizes = list(value.type.shape)
+    sizes[d] = length
+    return stablehlo.dynamic_slice(value, starts, sizes)
+
+
+def inside_of(
+    emitter: Emitter, value: Any, axes: Axes, d: int, first: Ints, start: int, stop: int, other: Any
+) -> Any:
+    """``value`` at positions ``start`` to ``stop`` of a dimension, and ``other`` elsewhere.
+
+    :param first: ``[tiles]`` the position of its first element, by tile of ``axes``.
+    :param other: a scalar, or a value of the same shape.
+    """
     shape = list(value.type.shape)
     signed = ir.IntegerType.get_signless(32)
     type_ = ir.RankedTensorType.get(shape, signed)
@@ -171,9 +142,8 @@ def _part(value: Any, d: int, start: int, stop: int) -> Any:
     return stablehlo.slice(value, starts, stops, [1] * len(shape))
 
 
-def _padded(emitter: Emitter, value: Any, d: int, low: int, high: int) -> Any:
+def _padded(value: Any, d: int, low: int, high: int, fill: Any) -> Any:
     rank = value.type.rank
     before, behind = [0] * rank, [0] * rank
     before[d], behind[d] = low, high
-    zero = emitter.splat(0, [], value.type.element_type)
-    return stablehlo.pad(value, zero, before, behind, [0] * rank)
+    return stablehlo.pad(value, fill, before, behind, [0] * rank)

@@ -13,7 +13,7 @@ from toast.program import Shardings, Spec
 from toast.space import States
 
 if TYPE_CHECKING:
-    from toast.lower import LocalProgram
+    from toast.lower import LocalProgram, OpFactors
 
 Ints = npt.NDArray[np.int64]
 
@@ -25,10 +25,28 @@ def lowered_state(model: CostModel, state: States) -> LocalProgram:
     """
     from toast import lower
 
-    held = model.space.of_ops(state)
-    factors = lower.OpFactors(model.space.mesh.names, held, np.zeros(held.shape, dtype=np.int64))
+    steps = np.zeros(model.space.of_ops(state).shape, dtype=np.int64)
+    factors = op_factors(model, state, steps)
     factors.check(model.space.analysis, model.space.full_mesh)
     return lower.lower(model.space.analysis, shardings_of(model, state), factors)
+
+
+def op_factors(model: CostModel, state: States, steps: Ints) -> OpFactors:
+    """What the lowering of ``state`` (``[classes, axes]``) needs besides the shardings.
+
+    ``steps`` (``[ops, axes]``) has the number of the plan's step that gave each op each axis.
+    """
+    from toast import lower
+
+    layout, tables, names = model.exact_layout(state), model.tables, model.space.analysis.names
+    uses = np.flatnonzero(layout.looped_gathers.axes[0][tables.use_class])
+    values = np.flatnonzero(layout.looped_sums.axes[0][tables.value_class])
+    ops = [model.space.analysis.program.values[value].op for value in values.tolist()]
+    return lower.OpFactors(
+        model.space.mesh.names, model.space.of_ops(state), steps,
+        frozenset(zip(names.use_op[uses].tolist(), names.use_index[uses].tolist(), strict=True)),
+        frozenset(ops),
+    )  # fmt: skip
 
 
 def shardings_of(model: CostModel, state: States) -> Shardings:

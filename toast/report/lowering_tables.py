@@ -21,14 +21,12 @@ _CAUSES = 12
 def lowering_tables(
     local: LocalProgram,
     predicted: Counter[tuple[str, tuple[str, ...], float]],
-    edges: Counter[tuple[str, ...]],
     seconds_of: Callable[[LocalCollective], float],
 ) -> RenderableType:
     """The output of ``toast lower``: collectives in the program and predicted, and their causes.
 
     :param local: the device-local program.
-    :param predicted: the result of :meth:`toast.cost.CostModel.reshards` for its plan.
-    :param edges: the result of :meth:`toast.cost.CostModel.edges` for its plan.
+    :param predicted: the result of :meth:`toast.cost.CostModel.local_collectives` for its plan.
     :param seconds_of: the predicted time of one run of a collective.
     """
     emitted = local.counts()
@@ -52,29 +50,11 @@ def lowering_tables(
         more, less = (emitted - predicted).total(), (predicted - emitted).total()
         verdict = f"{more:,} collectives are not predicted, and {less:,} predicted ones are absent."
     parts: list[RenderableType] = [table, Text(verdict)] if keys else [Text(verdict)]
-    if edges or local.edges():
-        parts += [Text(), _edges(local, edges)]
     if local.collectives:
         parts += [Text(), _causes(local)]
     if local.gathered:
         parts += [Text(), _gathered(local), Text(_not_in_the_price(local, seconds_of))]
     return Group(*parts)
-
-
-def _edges(local: LocalProgram, predicted: Counter[tuple[str, ...]]) -> TextTable:
-    """The bytes of edges that neighbours exchange: predicted, and in the program."""
-    columns = "axes", "predicted", "in the program", "collective_permutes"
-    table = titled_table("Bytes of edges in a step", *columns, right=columns[1:])
-    emitted = local.edges()
-    times = Counter[tuple[str, ...]]()
-    for collective in local.collectives:
-        if collective.edges and not collective.gathers:
-            times[collective.axes] += collective.repeats
-    for axes in sorted({*emitted, *predicted}):
-        table.add_row(
-            " x ".join(axes), size_text(predicted[axes]), size_text(emitted[axes]), str(times[axes])
-        )
-    return table
 
 
 def _causes(local: LocalProgram) -> TextTable:

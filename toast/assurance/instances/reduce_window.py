@@ -55,20 +55,24 @@ def _select_and_scatter(draw: Draw) -> Instance:
         moves = pieces.flag(draw)
         window = pieces.count(draw, 1, min(3, size)) if moves else 1
         stride = pieces.count(draw, 1, 3) if moves else 1
-        rows.append((window, stride, pieces.windows(size, 0, 0, window, stride)))
-    windows, strides, result_shape = pieces.columns(rows, 3)
+        low, high = (pieces.count(draw, 0, window - 1), pieces.count(draw, 0, window - 1))
+        places = pieces.windows(size, low, high, window, stride)
+        rows.append((window, stride, (low, high), places))
+    windows, strides, pads, result_shape = pieces.columns(rows, 4)
+    direction = draw(st.sampled_from(("GE", "GE", "GT", "LE", "LT")))
     scalar = mlir.type_text(TensorType((), "f32"))
     select = (
         f"^bb0(%a0: {scalar}, %a1: {scalar}):\n"
         '  %c = "stablehlo.compare"(%a0, %a1) <{comparison_direction = '
-        f"#stablehlo<comparison_direction GE>}}> : ({scalar}, {scalar}) -> tensor<i1>\n"
+        f"#stablehlo<comparison_direction {direction}>}}> : ({scalar}, {scalar}) -> tensor<i1>\n"
         '  "stablehlo.return"(%c) : (tensor<i1>) -> ()\n}, {\n'
     )
     whole = TensorType(shape, "f32")
     return Instance(
         "stablehlo.select_and_scatter",
         (whole, TensorType(tuple(result_shape), "f32"), TensorType((), "f32")), (whole,),
-        f"window_dimensions = {pieces.array(windows)}, window_strides = {pieces.array(strides)}",
+        f"window_dimensions = {pieces.array(windows)}, window_strides = {pieces.array(strides)}, "
+        f"padding = {pieces.pairs(pads)}",
         select + pieces.body("f32", "add"),
     )  # fmt: skip
 

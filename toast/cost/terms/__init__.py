@@ -22,6 +22,8 @@ from toast.cost.terms.kernels import (
 from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.terms.traffic import (
     Halos,
+    LoopedGathers,
+    LoopedSums,
     RegionCollectives,
     Reshards,
     Rings,
@@ -34,7 +36,8 @@ from toast.cost.terms.traffic import (
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), KernelWork(), Writes(), Transcendentals(), Reads(), HostTransfers(),
-    Sums(), Reshards(), Halos(), Rings(), RingSums(), RegionCollectives(),
+    Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
+    LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), SharedCopies(), WholeSums(), MergedSums(),
     SecondBuffers(), Workspaces(), RingBuffers(),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Entity, Floats
-from toast.cost.layout import UNROLLED, Layout, axes_of
+from toast.cost.layout import UNROLLED, Layout
 from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.terms.term import Term
 

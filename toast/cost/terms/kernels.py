@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Entity, Floats, Ints
-from toast.cost.layout import Layout, LocalLayout, axes_of, slot_dims
+from toast.cost.layout import Layout, LocalLayout, slot_dims
 from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.program import QUANTITIES
 
@@ -14,8 +15,9 @@ class ProductWork(LocalTerm):
     """Matrix products and convolutions: the larger of FLOPs over peak and bytes over bandwidth.
 
     The FLOPs include the padding to the tiles of the matrix unit.  If a product sums nothing, XLA
-    does not use that unit, so the product is bound by memory.  Every product takes some
-    microseconds besides, so small ones reach a small part of the peak.
+    does not use that unit, so the product is bound by memory.  Batches of products of a vector and
+    a matrix (a token that attends to a cache) run on the vector unit, at its rate.  Every product
+    takes some microseconds besides, so small ones reach a small part of the peak.
     """
 
     name, scope, part = "products", Entity.PRODUCT, StepPart.PRODUCTS
@@ -29,6 +31,10 @@ class ProductWork(LocalTerm):
         summed = t.products.size[:, 2] > 1
         whole = np.where(summed, (t.ops.peak_seconds * t.ops.count)[op_class], 0.0)
         flops = whole / shards * self.padding(layout)
+        rate = layout.machine.hardware.vector_products_per_s
+        if rate < np.inf and t.products.vector.any():
+            sums = (t.ops.flops / 2 * t.ops.count)[op_class] / rate
+            flops = np.where(t.products.vector, sums / shards, flops)
         dims = slot_dims(t, layout.held, t.tensors.slot)
         tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from toast.cost.axis_sets import ALL_TO_ALL, Axes
 from toast.cost.entities import OP_SCOPES, Dims, Entity, Floats
-from toast.cost.layout import ALL_TO_ALL, Axes, Layout, LocalLayout
+from toast.cost.layout import Layout, LocalLayout
 from toast.cost.liveness import Lifetimes, LiveRanges
 
 
@@ -111,6 +112,7 @@ class Traffic:
     spared: Floats | float = 0.0  # [S, X] or [X] share of them that XLA saves
     rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
     stated: int | None = None  # the kind in the program, if XLA uses another
+    behind: Floats | float = 0.0  # [S, X] seconds of each that the op that needs it hides
 
     @functools.cached_property
     def count(self) -> Floats:
@@ -130,10 +132,10 @@ class Traffic:
 
     @functools.cached_property
     def once(self) -> Floats:
-        """``[S, X]`` seconds of one collective."""
+        """``[S, X]`` seconds of one collective, without those that its op hides."""
         links = self.layout.machine.collectives
         seconds = (links.seconds(kind, self.size, self.axes) for kind in self.kinds)
-        return functools.reduce(np.maximum, seconds)
+        return np.asarray(functools.reduce(np.maximum, seconds) - self.behind)
 
     @property
     def seconds(self) -> Floats:

@@ -6,19 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from toast.cost.axis_sets import ALL_TO_ALL, GATHER, PERMUTE, REDUCE, SCATTER, Axes, axes_of
 from toast.cost.entities import Dims, Entity, Floats, Ints
-from toast.cost.layout import (
-    ALL_TO_ALL,
-    GATHER,
-    PERMUTE,
-    REDUCE,
-    SCATTER,
-    UNROLLED,
-    Axes,
-    Layout,
-    axes_of,
-    changes_places,
-)
+from toast.cost.layout import UNROLLED, Layout, changes_places
 from toast.cost.reshard_routes import Routes
 from toast.cost.terms.term import OrderedTerm, Term, Traffic
 from toast.space import NONE
@@ -35,6 +25,8 @@ class Sums(Term):
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         size, times = layout.value_bytes, layout.tables.values.count.astype(np.float64)
         scattered, reduced = layout.scattered, layout.partial & ~layout.settled_axes
+        if layout.looped_sums.some:
+            scattered = scattered & ~layout.looped_sums.axes
         gathered = layout.tables.values.gathered
         if gathered.any():
             axes = gathered * reduced
@@ -108,6 +100,7 @@ class Reshards(Term):
         was, now = layout.before_axes, layout.used_axes
         gather, exchange = was & ~now, was & now & layout.differs
         gather[layout.traded] = exchange[layout.traded] = 0
+        gather &= ~layout.looped_gathers.axes
         local = _moved(layout)
         if exchange.any():
             yield _resharding(self, layout, ALL_TO_ALL, exchange, local, layout.use_bytes)
@@ -223,6 +216,41 @@ def _around(layout: Layout, slot: Ints) -> tuple[Axes, Floats]:
     # The number of shards before a device's own one that it needs; products are not exact.
     passes = np.minimum(np.ceil(reach.max(axis=2) * shards - 1e-9), shards - 1)
     return axes, np.asarray(passes)
+
+
+class LoopedGathers(Term):
+    """Operands of which products use one shard after the other (:mod:`toast.cost.loops`)."""
+
+    name, scope, label = "looped gathers", Entity.USE_CLASS, "loop"
+
+    def seconds(self, layout: Layout) -> Floats | None:
+        loops = layout.looped_gathers
+        return loops.longer * layout.tables.uses.count if loops.some else None
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        uses, loops = layout.tables.uses, layout.looped_gathers
+        if loops.some:
+            size = np.take(layout.value_bytes, uses.value, axis=1) * uses.share
+            yield Traffic(
+                self, layout, PERMUTE, loops.axes, size, size, loops.passes * uses.count,
+                rounded=uses.share, behind=loops.hidden,
+            )  # fmt: skip
+
+
+class LoopedSums(Term):
+    """Partial sums of products that go around the devices (:mod:`toast.cost.loops`)."""
+
+    name, scope, label = "looped sums", Entity.VALUE_CLASS, "loop"
+
+    def seconds(self, layout: Layout) -> Floats | None:
+        loops = layout.looped_sums
+        return loops.longer * layout.tables.values.count if loops.some else None
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        values, loops = layout.tables.values, layout.looped_sums
+        if loops.some:
+            size, times = layout.value_bytes, loops.passes * values.count
+            yield Traffic(self, layout, PERMUTE, loops.axes, size, size, times, behind=loops.hidden)
 
 
 class RegionCollectives(Term):

@@ -6,7 +6,7 @@ the functions of this package.
 """
 
 from toast.frontend.mlir.captured_arrays import open_captured_arrays
-from toast.frontend.mlir.constants import is_splat, resize_splat, splat
+from toast.frontend.mlir.constants import UNSET, is_splat, resize_splat, splat, without_unset
 from toast.frontend.mlir.inline import drop_dead_ops, inline_calls, inline_public
 from toast.frontend.mlir.manual_computation import (
     DEVICES,
@@ -78,6 +78,7 @@ __all__ = [
     "CONSTRAINTS",
     "DEVICES",
     "OF_REGIONS",
+    "UNSET",
     "WITH_REGIONS",
     "AttributeReader",
     "ModuleSource",
@@ -141,4 +142,5 @@ __all__ = [
     "type_text",
     "walk_order",
     "without_shardings",
+    "without_unset",
 ]  # fmt: skip

@@ -9,6 +9,8 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from toast.frontend.mlir.modules import clone, walk
+
 
 def splat(number: float, shape: Sequence[int], element: Any) -> Any:
     """A constant of equal elements of an MLIR element type, at the current insertion point."""
@@ -16,6 +18,28 @@ def splat(number: float, shape: Sequence[int], element: Any) -> Any:
         parts = (splat(part, shape, element.element_type) for part in (number, 0))
         return stablehlo.complex(*parts)
     return stablehlo.ConstantOp(_splat_attribute(number, shape, element)).result
+
+
+#: Marks a constant of which every element is set later: what it holds does not matter.
+UNSET = "toast.unset"
+
+
+def without_unset(module: ir.Module) -> ir.Module:
+    """``module``, with buffers in place of the constants that are marked as :data:`UNSET`.
+
+    XLA allocates such a buffer on TPUs without writing it.  The module is copied if it has any.
+    """
+    if not any(UNSET in op.attributes for op in walk(module.body)):
+        return module
+    module = clone(module)
+    with module.context:
+        for op in [op for op in walk(module.body) if UNSET in op.attributes]:
+            (value,) = op.results
+            with op.location, ir.InsertionPoint(op):
+                buffer = stablehlo.CustomCallOp([value.type], [], "AllocateBuffer")
+            value.replace_all_uses_with(buffer.results[0])
+            op.erase()
+    return module
 
 
 def _splat_attribute(number: float, shape: Sequence[int], element: Any) -> Any:

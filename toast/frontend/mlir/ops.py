@@ -205,9 +205,13 @@ class AttributeReader:
             if pairs is None:
                 pairs = self._cache[name, attribute] = tuple(_read_attribute(name, attribute))
             entries.extend(pairs)
-        for region in operation.regions:
-            entries.append(("combiner", _combiner(region)))
-            break
+        if operation.name == "stablehlo.select_and_scatter":
+            select, scatter = operation.regions
+            entries += [("selects", _comparison(select)), ("combiner", _combiner(scatter))]
+        else:
+            for region in operation.regions:
+                entries.append(("combiner", _combiner(region)))
+                break
         if operation.name == "stablehlo.concatenate" and _joins_slices(operation):
             entries.append(("of_slices", 1))
         if call_target(operation) == "X64Combine" and any(
@@ -330,6 +334,24 @@ def _combiner(region: Any) -> str:
         name, operands = definitions.get(value, ("other", []))
         names.add(name if operands in (list(pair), list(pair)[::-1]) else "other")
     return names.pop() if len(names) == 1 else "other"
+
+
+def _comparison(region: Any) -> str:
+    """The direction in which a region compares its two arguments; ``other`` for other regions."""
+    blocks = list(region.blocks)
+    if len(blocks) != 1:
+        return "other"
+    operations = [op.operation for op in blocks[0].operations]
+    if len(operations) != 2 or operations[0].name != "stablehlo.compare":
+        return "other"
+    compare, finish = operations
+    if list(compare.operands) != list(blocks[0].arguments):
+        return "other"
+    if list(finish.operands) != list(compare.results):
+        return "other"
+    return str(
+        dict(_read_attribute("direction", compare.attributes["comparison_direction"]))["direction"]
+    )
 
 
 #: Kinds of locations and their predicates in jaxlib 0.10.0; in later versions they are classes.

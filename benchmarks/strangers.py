@@ -1,0 +1,399 @@
+"""Predictions for programs that prices were not tuned on, against XLA's TPU compiler.
+
+    python benchmarks/strangers.py [--seeds 0:40] [--plans 2] [--limit 120]
+    python benchmarks/strangers.py --report [--price] [--page]
+
+The grammar of ``grammar.py`` draws each program from a seed.  Even seeds are open: whoever mends
+the cost model may look at them.  Odd seeds are held out: they are only reported.  Each program has
+several plans (found, experts', random), and each plan a row in benchmarks/strangers.csv; programs
+with rows are not compiled again.
+
+``--price`` predicts all rows again with present prices.  ``--page`` writes the figures into
+docs/fidelity.md.
+
+This needs libtpu, but no TPU, and a minute or two for a program.  A plan that the compiler refuses
+or does not finish has a row that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import collections
+import csv
+import dataclasses
+import gc
+import pathlib
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+
+import grammar
+import jax
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import toast
+from toast.cost import CostModel
+from toast.errors import ToastError
+from toast.evaluation.baselines import manual_states
+from toast.evaluation.oracle import Communication, Verdict, judge
+from toast.hardware import Mesh, load
+from toast.plan.prediction import Collective, Prediction
+from toast.plan.shard import shardings_of
+from toast.search import Settings, find
+from toast.space import Space, States
+
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "fidelity.md"
+BEGIN, END = "<!-- strangers: begin -->\n", "<!-- strangers: end -->\n"
+TABLE = pathlib.Path(__file__).resolve().parent / "strangers.csv"
+MIB, GIB = 2.0**20, 2.0**30
+
+#: Seconds of a search; without a limit, the few largest programs take most of the time.
+SEARCH_S = 30.0
+#: Seconds of a compilation.
+COMPILE_S = 240.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A plan of a program: what was predicted, and what the compiler says; per device."""
+
+    seed: int
+    plan: str
+    #: ``compiled``, ``out of memory``, or why there is no verdict.
+    verdict: str
+    hardware: str
+    mesh: str
+    limit_gib: float
+    #: Of the plan that the search found, also if it has other names.
+    found: int
+    arguments_gib: float
+    xla_arguments_gib: float
+    peak_gib: float
+    xla_peak_gib: float
+    xla_live_gib: float
+    sent_mib: float
+    xla_sent_mib: float
+    step_ms: float
+    xla_step_ms: float
+    #: Kernels: products and memory traffic.
+    products_ms: float
+    memory_ms: float
+    xla_kernels_ms: float
+    #: All collectives, and the time for which nothing else runs.
+    collectives_ms: float
+    xla_collectives_ms: float
+    exposed_ms: float
+    xla_exposed_ms: float
+    #: Number, kind and MiB of collectives.
+    collectives: str
+    xla_collectives: str
+    compile_s: float
+    program: str
+    #: The state of the space, compressed, as text.
+    state: str
+
+    @property
+    def held_out(self) -> bool:
+        """Whether nobody looks at the program."""
+        return self.seed % 2 == 1
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the compiler made a program that fits."""
+        return self.verdict == "compiled"
+
+    @property
+    def fits(self) -> bool:
+        """Whether we predict that it fits."""
+        return self.peak_gib <= self.limit_gib
+
+
+#: The columns that depend on prices.
+PREDICTED = (
+    "arguments_gib", "peak_gib", "sent_mib", "step_ms", "products_ms", "memory_ms",
+    "collectives_ms", "exposed_ms", "collectives",
+)  # fmt: skip
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
+
+
+def read(path: pathlib.Path = TABLE) -> list[Row]:
+    """The rows of a table."""
+    if not path.exists():
+        return []
+    types = {field.name: {"int": int, "float": float}.get(str(field.type), str) for field in
+             dataclasses.fields(Row)}  # fmt: skip
+    with path.open(newline="") as file:
+        return [Row(**{k: types[k](v) for k, v in row.items()}) for row in csv.DictReader(file)]
+
+
+def write(rows: Sequence[Row], path: pathlib.Path = TABLE) -> None:
+    """Write the table, sorted by seeds."""
+    lines: list[list[object]] = [[*COLUMNS]]
+    for row in sorted(rows, key=lambda row: row.seed):
+        values = dataclasses.astuple(row)
+        lines.append([f"{v:.5g}" if isinstance(v, float) else v for v in values])
+    with path.with_suffix(".new").open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+    path.with_suffix(".new").replace(path)
+
+
+def moved(collectives: Sequence[Collective | Communication]) -> str:
+    """Number, kind and MiB of collectives."""
+    kinds: dict[str, tuple[float, float]] = {}
+    for c in collectives:
+        count, size = kinds.get(c.kind, (0.0, 0.0))
+        kinds[c.kind] = count + c.count, size + c.bytes
+    return "; ".join(
+        f"{count:.0f} {kind} {size / MIB:.1f}" for kind, (count, size) in kinds.items() if count
+    )
+
+
+def packed(state: States) -> str:
+    """A state as text."""
+    return base64.b64encode(zlib.compress(state.tobytes(), 9)).decode()
+
+
+def unpacked(text: str, like: States) -> States:
+    """The state of a text; ``like`` is another state of its space."""
+    data = zlib.decompress(base64.b64decode(text))
+    return np.frombuffer(data, dtype=like.dtype).reshape(like.shape)
+
+
+def row_of(
+    stranger: grammar.Stranger, plan: str, found: bool, limit: float, predicted: Prediction,
+    verdict: Verdict | None, error: str, state: str,
+) -> Row:  # fmt: skip
+    """The row of a plan."""
+    nan = float("nan")
+    step = kernels = collectives = arguments = peak = live = sent = seconds = nan
+    if verdict is not None:
+        error = "out of memory" if verdict.out_of_memory else "compiled"
+        peak, seconds = verdict.peak_bytes / GIB, verdict.seconds
+        if not verdict.out_of_memory:
+            arguments, live = verdict.argument_bytes / GIB, verdict.live_bytes / GIB
+            sent = sum(c.sent_bytes for c in verdict.collectives) / MIB
+        if verdict.schedule is not None:
+            step, kernels = verdict.schedule.seconds, verdict.schedule.compute_seconds
+            collectives = verdict.schedule.collective_seconds
+    exposed = predicted.collective_seconds - predicted.hidden_seconds
+    return Row(
+        stranger.seed, plan, error, stranger.hardware, stranger.mesh, limit / GIB, int(found),
+        predicted.argument_bytes / GIB, arguments, predicted.peak_bytes / GIB, peak, live,
+        predicted.sent_bytes / MIB, sent, 1e3 * predicted.step_seconds, 1e3 * step,
+        1e3 * predicted.matmul_seconds, 1e3 * predicted.memory_seconds, 1e3 * kernels,
+        1e3 * predicted.collective_seconds, 1e3 * collectives, 1e3 * exposed,
+        1e3 * (step - kernels), moved(predicted.collectives),
+        moved(verdict.collectives) if verdict else "", seconds, ", ".join(stranger.words),
+        state,
+    )  # fmt: skip
+
+
+def plans_of(
+    model: CostModel, stranger: grammar.Stranger, others: int
+) -> Iterator[tuple[str, bool, States]]:
+    """Distinct states with names, and whether the search found them; the most telling ones first.
+
+    The random ones are changes of the plan found, and of the unsharded program: near the best
+    plans, and far from them.
+    """
+    space = model.space
+    settings = Settings(seed=stranger.seed, budget=SEARCH_S)
+    best = find(model, memory_bytes=model.hardware.memory_limit_bytes, settings=settings).state
+    plans = [("found", best)]
+    experts = [*manual_states(model, stranger.strategies)]
+    random = np.random.default_rng((23, stranger.seed))
+    drawn: list[tuple[str, States]] = []
+    for number in range(others if space.actions else 0):
+        state = best if number % 2 == 0 else space.initial
+        for chosen in random.permutation(len(space.actions))[: int(random.integers(1, 4))].tolist():
+            state = space.apply(state, space.actions[chosen])
+        drawn.append((f"random {number}", state))
+    plans += [*experts[:4], *drawn, *experts[4:]]
+    seen: set[bytes] = set()
+    for number, (name, state) in enumerate(plans):
+        if state.tobytes() not in seen:
+            seen.add(state.tobytes())
+            yield name, number == 0, state
+
+
+def rows_of(stranger: grammar.Stranger, others: int, limit_s: float) -> Iterator[Row]:
+    """The rows of a program; plans after ``limit_s`` seconds have no steps, which take longest."""
+    begin = time.monotonic()
+    hardware = load(stranger.hardware)
+    limit = hardware.memory_limit_bytes
+    analysis = toast.analyze(stranger.model, platform=hardware.platform)
+    model = CostModel(Space(analysis, Mesh.parse(stranger.mesh)), hardware)
+    for plan, found, state in plans_of(model, stranger, others):
+        predicted = Prediction.of(model.price(state[None]))
+        full = time.monotonic() - begin < limit_s
+        verdict, error, shardings = None, "", shardings_of(model, state)
+        try:
+            verdict = judge(analysis.program, shardings, hardware, full=full, timeout=COMPILE_S)
+        except ToastError as problem:
+            error = str(problem)
+        yield row_of(stranger, plan, found, limit, predicted, verdict, error, packed(state))
+
+
+def priced(rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows of one program with present predictions."""
+    stranger = grammar.draw(rows[0].seed)
+    hardware = load(stranger.hardware)
+    analysis = toast.analyze(stranger.model, platform=hardware.platform)
+    model = CostModel(Space(analysis, Mesh.parse(stranger.mesh)), hardware)
+    for row in rows:
+        state = unpacked(row.state, model.space.initial)
+        new = row_of(
+            stranger, row.plan, bool(row.found), 0.0, Prediction.of(model.price(state[None])),
+            None, "", row.state,
+        )  # fmt: skip
+        yield dataclasses.replace(row, **{name: getattr(new, name) for name in PREDICTED})
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def errors(pairs: Sequence[tuple[float, float]]) -> str:
+    """Median, 90th percentile and worst of the relative errors of (predicted, compiler's)."""
+    found = [ours / theirs - 1 for ours, theirs in pairs if theirs > 0]
+    if not found:
+        return "-"
+    sizes = np.abs(found)
+    worst = found[int(np.argmax(sizes))]
+    return f"{np.median(sizes):.1%} | {np.quantile(sizes, 0.9):.1%} | {worst:+.0%}"
+
+
+def regrets(rows: Sequence[Row]) -> dict[int, float]:
+    """By seed: the compiler's step of the plan that we rank first, over the best of the set.
+
+    Only plans with steps count, and programs with two of them.  Plans that fit come first, as in
+    the search.  Infinite if the plan ranked first does not fit for the compiler.
+    """
+    found: dict[int, float] = {}
+    programs: dict[int, list[Row]] = collections.defaultdict(list)
+    for row in rows:
+        if row.compiled or row.verdict == "out of memory":
+            programs[row.seed].append(row)
+    for seed, plans in programs.items():
+        plans = [row for row in plans if not row.compiled or row.xla_step_ms > 0]
+        steps = [row.xla_step_ms for row in plans if row.compiled]
+        if len(steps) > 1:
+            first = min(plans, key=lambda row: (not row.fits, row.step_ms))
+            found[seed] = first.xla_step_ms / min(steps) if first.compiled else float("inf")
+    return found
+
+
+def report(rows: Sequence[Row]) -> str:
+    """The figures of both halves, as a table in Markdown, and what was lost."""
+    halves = {
+        "open": [row for row in rows if not row.held_out],
+        "held out": [row for row in rows if row.held_out],
+    }
+    columns: list[list[str]] = []
+    for half in halves.values():
+        done = [row for row in half if row.compiled]
+        timed = [row for row in done if row.xla_step_ms > 0]
+        judged = [row for row in half if row.compiled or row.verdict == "out of memory"]
+        said = [row for row in judged if row.fits]
+        wrongly = sum(not row.compiled for row in said)
+        timid = sum(row.compiled and not row.fits for row in judged)
+        exact = [abs(row.arguments_gib / row.xla_arguments_gib - 1) < 1e-3 for row in done]
+        ranks = np.array([*regrets(half).values()])
+        finite = ranks[np.isfinite(ranks)]
+        columns.append([
+            f"{len({row.seed for row in half})} ({len(half)})",
+            f"{len(done)}",
+            f"{np.mean(exact):.1%}" if done else "-",
+            errors([(row.peak_gib, row.xla_peak_gib) for row in done]),
+            errors([(row.step_ms, row.xla_step_ms) for row in timed]),
+            errors([(row.products_ms + row.memory_ms, row.xla_kernels_ms) for row in timed]),
+            errors([(row.sent_mib, row.xla_sent_mib) for row in done if row.xla_sent_mib > 1]),
+            f"{wrongly} of {len(said)}",
+            f"{timid} of {len(judged)}",
+            f"{finite.mean():.3f} | {np.quantile(finite, 0.95):.2f} | {finite.max():.2f}"
+            if finite.size else "-",
+            f"{len(ranks) - finite.size} of {len(ranks)}",
+            f"{sum(row.verdict not in ('compiled', 'out of memory') for row in half)}",
+        ])  # fmt: skip
+    names = (
+        "programs (plans)", "plans compiled", "arguments exact",
+        "peak: median, 90th percentile, worst error", "step: the same", "kernels: the same",
+        "bytes sent: the same", "said to fit, and do not", "said not to fit, and do",
+        "regret: mean, 95th percentile, worst", "plan ranked first does not fit", "plans lost",
+    )  # fmt: skip
+    lines = ["| | " + " | ".join(halves) + " |", "| --- |" + " --- |" * len(halves)]
+    for number, name in enumerate(names):
+        cells = (column[number].replace(" | ", ", ") for column in columns)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    reasons = collections.Counter(
+        row.verdict[:100] for row in rows if row.verdict not in ("compiled", "out of memory")
+    )
+    if reasons:
+        lines += ["", "Plans lost:", *(f"* {n}: {reason}" for reason, n in reasons.most_common())]
+    return "\n".join(lines)
+
+
+def seeds_in(text: str) -> range:
+    """The seeds of a text such as ``0:40``."""
+    first, last = text.split(":")
+    return range(int(first), int(last))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=seeds_in, default=range(40), help="such as 0:40")
+    parser.add_argument("--plans", type=int, default=2, help="random plans of each program")
+    parser.add_argument(
+        "--limit", type=float, default=120.0, help="seconds of full compilations of a program"
+    )
+    parser.add_argument("--table", type=pathlib.Path, default=TABLE)
+    parser.add_argument("--report", action="store_true", help="compile nothing")
+    parser.add_argument("--page", action="store_true", help="write the figures into the docs")
+    parser.add_argument("--price", action="store_true", help="predict all rows again")
+    options = parser.parse_args()
+    rows = read(options.table)
+    done = {row.seed for row in rows}
+    for seed in () if options.report else options.seeds:
+        if seed in done:
+            continue
+        stranger = grammar.draw(seed)
+        print(f"{seed}: {stranger.hardware}, {stranger.mesh}: {', '.join(stranger.words)}")
+        new: list[Row] = []
+        try:
+            for row in rows_of(stranger, options.plans, options.limit):
+                new.append(row)
+                print(
+                    f"  {row.plan}: {row.verdict}; peak {row.peak_gib:.2f} and "
+                    f"{row.xla_peak_gib:.2f} GiB, step {row.step_ms:.1f} and "
+                    f"{row.xla_step_ms:.1f} ms, {row.compile_s:.0f} s", flush=True,
+                )  # fmt: skip
+        except Exception as problem:  # a program that TOAST does not take is a finding, too
+            nan = float("nan")
+            empty = Prediction(nan, nan, nan, nan, nan, ())
+            print(f"  lost: {type(problem).__name__}: {problem}", flush=True)
+            new.append(row_of(stranger, "none", False, nan, empty, None, f"lost: {problem}", ""))
+        rows += new
+        write(rows, options.table)
+        jax.clear_caches()
+        gc.collect()
+    if options.price:
+        rows = [
+            row
+            for seed in sorted({row.seed for row in rows})
+            for row in priced([row for row in rows if row.seed == seed and row.state])
+        ]
+        write(rows, options.table)
+    text = report(rows)
+    print(text)
+    if options.page:
+        head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+        page = head + BEGIN + text + "\n" + END + rest.split(END)[1]
+        PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

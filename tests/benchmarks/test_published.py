@@ -1,0 +1,107 @@
+"""Published steps: cases without their configuration are refused, errors that grow are reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+
+import pytest
+
+from tests.benchmarks.test_evaluation import loaded
+from toast.errors import PlanError
+
+published = loaded("published")
+CASE = "torchtitan/llama3.1-8b-h100-8"
+
+
+def copied(tmp_path: pathlib.Path, old: str = "", new: str = "") -> pathlib.Path:
+    folder = tmp_path / "validation" / CASE
+    shutil.copytree(published.CASES / CASE, folder)
+    text = (folder / "case.toml").read_text()
+    assert old in text
+    (folder / "case.toml").write_text(text.replace(old, new))
+    return folder
+
+
+def test_every_case_can_be_read_and_has_a_recorded_prediction() -> None:
+    folders = published.folders()
+    assert len(folders) >= 14
+    for folder in folders:
+        case = published.read_case(folder)
+        assert published.recorded(folder), folder
+        assert case.cited.url in (published.TOP / "docs" / "fidelity.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "sequence = 8192\n", "",
+            f"validation/{CASE}/case.toml: the source's [configuration] sequence is missing",
+        ),
+        (
+            "[cited]", "[quoted]",
+            f"validation/{CASE}/case.toml: the source's [cited] seconds, [cited] url is missing",
+        ),
+        (
+            'mesh = "fsdp=8"', 'mesh = "fsdp=4"',
+            f"validation/{CASE}/case.toml: mesh fsdp=4 has 4 devices, the configuration 8",
+        ),
+        (
+            'model = "llama3.1-8b"\n', "",
+            f"validation/{CASE}: [program] has no model, and there is no program.py",
+        ),
+        ("devices = 8", "devices = [", f"validation/{CASE}/case.toml: Invalid value"),
+        (
+            "devices = 8", "devices = 0",
+            f"validation/{CASE}/case.toml: in 'configuration', 'devices', 0: expected",
+        ),
+    ],
+)  # fmt: skip
+def test_a_case_without_its_configuration_is_refused_in_one_line(
+    tmp_path: pathlib.Path, old: str, new: str, message: str
+) -> None:
+    with pytest.raises(PlanError) as raised:
+        published.read_case(copied(tmp_path, old, new))
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_without_a_case_is_refused(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "validation" / "page" / "case"
+    folder.mkdir(parents=True)
+    with pytest.raises(PlanError, match="validation/page/case: no configuration"):
+        published.read_case(folder)
+
+
+def test_only_an_error_that_grows_by_more_than_two_points_is_reported() -> None:
+    case = published.read_case(published.CASES / CASE)
+    cited = case.cited
+
+    def result(step: float, peak: float) -> object:
+        def of(step: float, peak: float) -> object:
+            return published.Predicted(
+                seconds=step * cited.seconds, peak_gib=peak * cited.peak_gib, jax="1"
+            )
+
+        return published.Result(CASE, case, of(step, peak), of(0.9, 0.9))
+
+    assert result(0.9, 0.9).grown() == []  # type: ignore[attr-defined]
+    assert result(0.885, 1.1).grown() == []  # type: ignore[attr-defined]
+    assert result(1.0, 1.0).grown() == []  # type: ignore[attr-defined]
+    assert result(0.87, 0.9).grown() == [  # type: ignore[attr-defined]
+        f"{CASE}: the error of the step has grown from 10.0% to 13.0%"
+    ]
+    both = result(1.2, 1.2)
+    assert len(both.grown()) == 2  # type: ignore[attr-defined]
+    assert dataclasses.replace(both, recorded=None).grown() == []  # type: ignore[type-var]
+
+
+def test_the_page_has_the_recorded_predictions() -> None:
+    page = (published.TOP / "docs" / "fidelity.md").read_text()
+    for folder in published.folders():
+        found = published.recorded(folder)
+        case = published.read_case(folder)
+        row = published.line(published.Result("/".join(folder.parts[-2:]), case, found, found))
+        assert row in page

@@ -1,0 +1,66 @@
+"""The corpus of unknown programs: drawn by seeds, and the figures of its report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+
+import jax
+import pytest
+
+from tests.benchmarks.test_evaluation import loaded
+
+grammar, strangers = loaded("grammar"), loaded("strangers")
+
+
+def row(seed: int, plan: str, ours: float, theirs: float, **changes: object) -> object:
+    values = {
+        field.name: {"int": 0, "float": 1.0}.get(field.type, "") for field in
+        dataclasses.fields(strangers.Row)
+    }  # fmt: skip
+    values |= {"seed": seed, "plan": plan, "step_ms": ours, "xla_step_ms": theirs}
+    return strangers.Row(**values | {"verdict": "compiled", "limit_gib": 2.0} | changes)
+
+
+def test_a_seed_decides_everything() -> None:
+    first, second = grammar.draw(3), grammar.draw(3)
+    assert first.words == second.words
+    assert (first.mesh, first.hardware) == (second.mesh, second.hardware)
+    assert str(jax.eval_shape(first.model.function, *first.model.arguments)) == str(
+        jax.eval_shape(second.model.function, *second.model.arguments)
+    )
+    assert len({grammar.draw(seed).words for seed in range(20)}) == 20
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 2))
+def test_programs_can_be_traced_and_experts_find_their_arguments(seed: int) -> None:
+    stranger = grammar.draw(seed)
+    jax.eval_shape(stranger.model.function, *stranger.model.arguments)
+    assert all(stranger.strategies.values())
+
+
+def test_regret_is_that_of_the_plan_that_we_rank_first() -> None:
+    rows = [row(0, "a", 2.0, 3.0), row(0, "b", 1.0, 4.0), row(0, "c", 3.0, 2.0)]
+    assert strangers.regrets(rows) == {0: 2.0}
+    # A plan that we do not think to fit comes last, and one that cannot run is no reference.
+    rows[1] = dataclasses.replace(rows[1], peak_gib=3.0)
+    assert strangers.regrets(rows) == {0: 1.5}
+    rows[2] = dataclasses.replace(rows[2], verdict="out of memory", xla_step_ms=math.nan)
+    assert strangers.regrets(rows) == {0: 1.0}
+    rows[0] = dataclasses.replace(rows[0], verdict="out of memory", xla_step_ms=math.nan)
+    rows.append(row(0, "d", 5.0, 5.0, peak_gib=3.0))
+    assert strangers.regrets(rows) == {0: math.inf}
+    assert strangers.regrets(rows[:1]) == {}
+
+
+def test_the_report_keeps_both_halves_apart(tmp_path: pathlib.Path) -> None:
+    rows = [row(0, "a", 1.1, 1.0), row(0, "b", 2.0, 2.0), row(1, "a", 3.0, 2.0),
+            row(1, "b", 4.0, 4.0), row(3, "a", 1.0, 1.0, verdict="the compiler died")]  # fmt: skip
+    text = strangers.report(rows)
+    assert "| programs (plans) | 1 (2) | 2 (3) |" in text
+    assert "| step: the same | 5.0%, 9.0%, +10% | 25.0%, 45.0%, +50% |" in text
+    assert "* 1: the compiler died" in text
+    path = tmp_path / "rows.csv"
+    strangers.write(rows, path)
+    assert strangers.read(path) == rows

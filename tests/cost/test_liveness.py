@@ -1,0 +1,119 @@
+"""Which values XLA's TPU compiler keeps in memory, as seen in programs of the corpus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from toast.cost import CostModel
+from toast.cost.liveness import Liveness, liveness
+from toast.hardware import Mesh, load
+from toast.space import Space
+
+
+def shape(*sizes: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
+
+
+def analyzed(function: Any, *arguments: Any) -> toast.Analysis:
+    return toast.analyze(function, *arguments, platform="tpu", cache=False)
+
+
+def live(analysis: toast.Analysis, lanes: int) -> Liveness:
+    names = analysis.names
+    return liveness(analysis.program, names.use_op, names.use_value, lanes=lanes)
+
+
+def stored(analysis: toast.Analysis, lanes: int) -> list[tuple[str, str]]:
+    """Kinds and element types of the values in memory, without arguments."""
+    program, exists = analysis.program, live(analysis, lanes).exists
+    return [
+        (program.kind(value.op), value.type.dtype)
+        for number, value in enumerate(program.values)
+        if exists[number] and program.kind(value.op) != "argument"
+    ]
+
+
+@pytest.mark.parametrize(("channels", "copied"), [(64, True), (512, False)])
+def test_a_reshape_that_changes_tiles_is_a_copy(channels: int, copied: bool) -> None:
+    """32 groups of 2 channels are no whole rows of tiles; 32 groups of 16 are."""
+
+    def normed(x: jax.Array) -> jax.Array:
+        wide = x.reshape(16, 8, 8, 32, -1)
+        return (wide - wide.mean((1, 2, 4), keepdims=True)).reshape(x.shape) * 2.0
+
+    analysis = analyzed(normed, shape(16, 8, 8, channels, dtype="float32"))
+    assert (("reshape", "f32") in stored(analysis, 128)) == copied
+    assert ("reshape", "f32") not in stored(analysis, 1), "other devices have no tiles"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_tpu_stores_the_exponentials_of_scores(masked: bool) -> None:
+    def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        scores = jnp.einsum("bsnk,btnk->bnst", query, key).astype(jnp.float32) * 0.1
+        if masked:
+            scores = jnp.where(jnp.tril(jnp.ones((64, 64), bool)), scores, -1e30)
+        weights = jax.nn.softmax(scores, -1).astype(query.dtype)
+        return jnp.einsum("bnst,btnk->bsnk", weights, value)
+
+    analysis = analyzed(attention, *[shape(2, 64, 4, 32)] * 3)
+    on_tpu, elsewhere = stored(analysis, 128), stored(analysis, 1)
+    # The last product is fused with the transposition after it.
+    products = [values.count(("dot_general", "bf16")) for values in (on_tpu, elsewhere)]
+    assert products == [0, 1]
+    assert ("exponential", "f32") in on_tpu
+    assert ("exponential", "f32") not in elsewhere
+
+
+def test_scores_that_something_else_needs_are_stored() -> None:
+    def attention(query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scores = jnp.einsum("bsnk,btnk->bnst", query, key).astype(jnp.float32)
+        return jax.nn.softmax(scores, -1), scores
+
+    assert ("convert", "f32") in stored(analyzed(attention, *[shape(2, 64, 4, 32)] * 2), 128)
+
+
+def test_what_a_loop_reads_stays_until_its_last_iteration() -> None:
+    def backward(x: jax.Array, stack: jax.Array) -> jax.Array:
+        kept = jnp.sort(stack, -1)  # in memory
+        return jax.lax.scan(lambda x, row: (jnp.tanh(x @ row), None), x, kept)[0]
+
+    analysis = analyzed(backward, shape(64, 64), shape(8, 64, 64))
+    program, found = analysis.program, live(analysis, 128)
+    (kept,) = (n for n, v in enumerate(program.values) if program.kind(v.op) == "sort")
+    last = max(n for n in range(len(program.ops)) if program.kind(n) == "yield")
+    assert found.end[kept] >= last
+
+
+def test_a_token_attends_to_a_cache_on_the_vector_unit() -> None:
+    def decode(query: jax.Array, cache: jax.Array) -> jax.Array:
+        return jnp.einsum("bsnk,btnk->bnst", query, cache)
+
+    def seconds(queries: int) -> float:
+        analysis = analyzed(decode, shape(8, queries, 16, 128), shape(8, 4096, 16, 128))
+        model = CostModel(Space(analysis, Mesh.parse("data=4")), load("tpu-v5e"))
+        return float(model.price(model.space.initial[None]).matmul_seconds[0])
+
+    work = 8 * 4096 * 16 * 128
+    assert seconds(1) == pytest.approx(work / load("tpu-v5e").vector_products_per_s, rel=0.01)
+    assert seconds(8) < seconds(1) / 2, "the matrix unit computes several rows at once"
+
+
+def test_arrays_are_padded_in_two_dimensions() -> None:
+    space = Space(analyzed(lambda x: x + 1, shape(16, 16)), Mesh.parse("data=4"))
+    machine = CostModel(space, load("tpu-v5e")).machine
+
+    def padding(*sizes: int) -> float:
+        return float(machine.lane_padding(np.array(sizes), np.full((1, 1), -1))[0])
+
+    assert padding(110, 197, 588) == pytest.approx(200 * 640 / (197 * 588))
+    assert padding(6, 3072) == pytest.approx(8 / 6)
+    assert padding(4, 64, 1024) == 1
+    assert padding(3, 1024) == pytest.approx(4 / 3)
+    assert padding(1000) == pytest.approx(1.024)
+    assert padding(1000, 1, 1) == pytest.approx(1.024), "tables have ones for missing dimensions"
