@@ -18,7 +18,7 @@ from tests.cli.test_cli import run
 from tests.helpers import f32
 from toast import api
 from toast.cost import CostModel
-from toast.errors import PinError
+from toast.errors import PinError, PlanError
 from toast.hardware import Mesh, load
 from toast.space import Space
 from toast.uneven import padded_program, uneven_dimensions
@@ -119,6 +119,15 @@ def test_plan_files_of_padded_plans() -> None:
     assert plan.explain_argument("q").held == ()
     assert len(plan.query("color(D,C)")) > 0
     assert plan.explain_collectives() == applied.plan.explain_collectives()
+
+
+@pytest.mark.parametrize("to", [11, 12, 25, 10**15])
+def test_files_with_padding_that_is_none(to: int) -> None:
+    function, shapes = CASES["12 heads on 8"][:2]
+    data = toast.plan(function, *shapes, mesh="a=8", hardware="tpu-v5e").to_dict()
+    data["padding"][0]["padded"] = to
+    with pytest.raises(PlanError, match=f"in 'padding', 12 elements are padded to {to}"):
+        toast.apply_plan(data, function, *shapes)
 
 
 def test_a_changed_program_is_padded_as_far_as_it_matches() -> None:

@@ -17,6 +17,7 @@ from toast.hardware import Mesh
 from toast.plan.files.format import (
     ActionEntry,
     ConstraintsEntry,
+    PaddingEntry,
     PartEntry,
     PlanFile,
     PredictionEntry,
@@ -175,7 +176,7 @@ def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -
         overlap=file.overlap,
         resolution=file.resolution,
         lowering=file.lowering,
-        padding=tuple(PaddedDimension(**msgspec.structs.asdict(p)) for p in file.padding),
+        padding=tuple(map(_padding, file.padding)),
         constraints=_constraints(file.constraints),
         single=file.op_classes == "single",
         arguments={
@@ -198,6 +199,15 @@ def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -
         rounds=tuple(map(_round, file.search.rounds)) if file.search else (),
         path=path,
     )
+
+
+def _padding(entry: PaddingEntry) -> PaddedDimension:
+    if not entry.elements < entry.padded <= 2 * entry.elements:
+        raise Misfit(
+            f"in 'padding', {entry.elements} elements are padded to {entry.padded}; expected more, "
+            "and at most twice as many"
+        )
+    return PaddedDimension(entry.dimension, entry.elements, entry.padded)
 
 
 def _round(entry: RoundEntry) -> Round:
