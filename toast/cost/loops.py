@@ -12,15 +12,18 @@ are smaller, must take less time than a collective that other products hide as f
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from toast.cost.axis_sets import GATHER, PERMUTE, SCATTER, Axes, axes_of, single_axis
-from toast.cost.entities import Floats, Ints
+from toast.cost.entities import Bools, Dims, Floats, Ints
+from toast.cost.tables import Tables
 
 if TYPE_CHECKING:
-    from toast.cost.layout import Layout
+    import numpy.typing as npt
+
+    from toast.hardware import Collectives, Hardware
 
 #: Devices up to which a loop is written; it has one product per device.
 _MOST = 16
@@ -28,6 +31,52 @@ _MOST = 16
 #: Accesses of a result in memory that a loop adds.  Its parts are no longer fused with the op that
 #: uses the result, which is written and read.  Of a sum, each addition reads two and writes one.
 _UNFUSED, _ADDED = 2, 3
+
+
+class _Machine(Protocol):
+    """The part of :class:`toast.cost.layout.Machine` that is needed here."""
+
+    @property
+    def hardware(self) -> Hardware: ...
+    @property
+    def collectives(self) -> Collectives: ...
+    @property
+    def axis_sizes(self) -> Floats: ...
+    @property
+    def devices(self) -> Floats: ...
+
+
+class _Layout(Protocol):
+    """The part of :class:`toast.cost.layout.Layout` that is needed here."""
+
+    @property
+    def tables(self) -> Tables: ...
+    @property
+    def machine(self) -> _Machine: ...
+    @property
+    def held(self) -> npt.NDArray[np.intp]: ...
+    @property
+    def devices(self) -> Floats: ...
+    @property
+    def used(self) -> Dims: ...
+    @property
+    def before(self) -> Dims: ...
+    @property
+    def defined(self) -> Dims: ...
+    @property
+    def settled(self) -> Dims: ...
+    @property
+    def before_axes(self) -> Axes: ...
+    @property
+    def used_axes(self) -> Axes: ...
+    @property
+    def differs(self) -> Axes: ...
+    @property
+    def scattered(self) -> Axes: ...
+    @property
+    def shared(self) -> Bools: ...
+    @property
+    def value_bytes(self) -> Floats: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +122,7 @@ class _Candidates:
         )
 
 
-def looped_gathers(layout: Layout) -> Loops:
+def looped_gathers(layout: _Layout) -> Loops:
     """``[S, U]`` the loops in place of all-gathers."""
     t, shape = layout.tables, layout.used.shape[:2]
     may = t.uses.looped.any(axis=1)
@@ -99,7 +148,7 @@ def looped_gathers(layout: Layout) -> Loops:
     return _profitable(layout, found, shape)
 
 
-def looped_sums(layout: Layout) -> Loops:
+def looped_sums(layout: _Layout) -> Loops:
     """``[S, C]`` the loops in place of reduce-scatters."""
     t, shape = layout.tables, layout.settled.shape[:2]
     may = t.values.looped.any(axis=1)
@@ -122,7 +171,7 @@ def looped_sums(layout: Layout) -> Loops:
     return _profitable(layout, found, shape)
 
 
-def _profitable(layout: Layout, found: _Candidates, shape: tuple[int, int]) -> Loops:
+def _profitable(layout: _Layout, found: _Candidates, shape: tuple[int, int]) -> Loops:
     """The loops among candidates that are faster than their collectives."""
     t, machine, hardware = layout.tables, layout.machine, layout.machine.hardware
     devices = machine.axis_sizes[found.axis]

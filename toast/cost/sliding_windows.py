@@ -11,13 +11,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from toast.analysis import SignatureRule
 from toast.program import Signature, element_bytes
+
+if TYPE_CHECKING:
+    from toast.analysis import SignatureRule
 
 Ints = npt.NDArray[np.int64]
 
