@@ -25,9 +25,11 @@ def lowered_state(model: CostModel, state: States) -> LocalProgram:
     """
     from toast import lower
 
-    steps = np.zeros(model.space.of_ops(state).shape, dtype=np.int64)
+    held = model.space.of_ops(state)
+    steps = np.zeros(held.shape, dtype=np.int64)
+    plain = lower.OpFactors(model.space.mesh.names, held, steps)
+    plain.check(model.space.analysis, model.space.full_mesh)  # before it has a layout
     factors = op_factors(model, state, steps)
-    factors.check(model.space.analysis, model.space.full_mesh)
     return lower.lower(model.space.analysis, shardings_of(model, state), factors)
 
 
