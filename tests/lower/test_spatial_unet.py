@@ -47,10 +47,10 @@ def test_gshard_4_4_the_search_shards_space_if_the_batch_is_smaller_than_the_mes
     }  # fmt: skip
     plan = toast.plan(gradients(LARGE), *arguments(LARGE), mesh="data=2,space=4", **options)
     assert plan.arguments["images"] == (("data",), ("space",), (), ())
-    assert {axes for _, axes, _ in plan.model.edges(plan.state)} == {("space",)}
+    assert any(axes == ("space",) for _, axes, _ in plan.model.edges(plan.state))
     of_batch = toast.plan(gradients(LARGE), *arguments(LARGE), mesh="data=2", **options)
     assert plan.after.step_seconds < 0.3 * of_batch.after.step_seconds
-    assert plan.after.peak_bytes < 0.4 * of_batch.after.peak_bytes
+    assert plan.after.peak_bytes < 0.3 * of_batch.after.peak_bytes
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_gshard_a_4_images_in_parts_equal_one_device(mesh: str, lowering: str) -
         local = plan.lowered()
         assert not local.gathered
         assert local.counts() == plan.model.local_collectives(plan.state)
-        assert {axes for _, axes, _ in plan.model.edges(plan.state)} == {("space",)}
+        assert any(each.edges and each.axes == ("space",) for each in local.collectives)

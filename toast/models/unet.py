@@ -238,7 +238,7 @@ ENTRIES: dict[str, Entry] = {
         "unet",
         "the paper's U-Net: train step with Adam of a diffusion model",
         (UNET, TINY),
-        ("batch",),
+        ("batch", "blocks", "channels", "heads", "image"),
         STRATEGIES,
     ),
 }

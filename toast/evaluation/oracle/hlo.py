@@ -34,6 +34,8 @@ _PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+#: The largest integer stands for a kernel whose cycles the compiler does not know.
+_UNKNOWN_CYCLES = 2**62
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
@@ -97,7 +99,8 @@ class Instruction:
     def cycles(self) -> int:
         """The compiler's estimate of the cycles of the kernel; 0 if there is none."""
         match = _CYCLES.search(self.line)
-        return int(match[1]) if match else 0
+        estimated = int(match[1]) if match else 0
+        return estimated if estimated < _UNKNOWN_CYCLES else 0
 
     @property
     def ring(self) -> int:
