@@ -49,7 +49,7 @@ def test_gshard_4_4_the_search_shards_space_if_the_batch_is_smaller_than_the_mes
     assert plan.arguments["images"] == (("data",), ("space",), (), ())
     assert any(axes == ("space",) for _, axes, _ in plan.model.edges(plan.state))
     of_batch = toast.plan(gradients(LARGE), *arguments(LARGE), mesh="data=2", **options)
-    assert plan.after.step_seconds < 0.4 * of_batch.after.step_seconds
+    assert plan.after.step_seconds < 0.3 * of_batch.after.step_seconds
     assert plan.after.peak_bytes < 0.4 * of_batch.after.peak_bytes
 
 

@@ -291,4 +291,4 @@ def test_a_program_that_is_manual_over_some_axes_is_planned_over_the_others(lowe
     assert "manual over data at " in plan.note
     for result, expected in zip(plan.jit(mesh)(*arguments), step(*arguments), strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
-    assert plan.lowered().counts() == plan.model.reshards(plan.state)
+    assert plan.lowered().counts() == plan.model.local_collectives(plan.state)

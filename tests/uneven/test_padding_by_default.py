@@ -95,7 +95,7 @@ def test_padded_plans_run(name: str, lowering: str) -> None:
         np.testing.assert_allclose(local, expected, rtol=1e-5, atol=1e-5)
     verification = plan.verify()
     assert verification.equal
-    assert plan.lowered().counts() == plan.model.reshards(plan.state)
+    assert plan.lowered().counts() == plan.model.local_collectives(plan.state)
 
 
 def test_plan_files_of_padded_plans() -> None:

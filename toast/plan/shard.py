@@ -27,8 +27,8 @@ def lowered_state(model: CostModel, state: States) -> LocalProgram:
 
     held = model.space.of_ops(state)
     steps = np.zeros(held.shape, dtype=np.int64)
-    unchecked = lower.OpFactors(model.space.mesh.names, held, steps)
-    unchecked.check(model.space.analysis, model.space.full_mesh)
+    plain = lower.OpFactors(model.space.mesh.names, held, steps)
+    plain.check(model.space.analysis, model.space.full_mesh)  # before it has a layout
     factors = op_factors(model, state, steps)
     return lower.lower(model.space.analysis, shardings_of(model, state), factors)
 
