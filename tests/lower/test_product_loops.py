@@ -108,3 +108,25 @@ def test_buffers_that_are_set_later_are_not_written_on_tpus(looped: toast.Plan) 
     replaced = str(mlir.without_unset(module))
     assert "toast.unset" not in replaced
     assert "AllocateBuffer" in replaced
+
+
+def test_branches_share_the_shards_of_a_loop() -> None:
+    """The shards are passed on before the branches, each of which may use them."""
+
+    def either(x: Any, up: Any, gate: Any, down: Any, flag: Any) -> Any:
+        hidden = jax.lax.cond(
+            flag, lambda: jax.nn.relu(x @ up), lambda: jnp.tanh(x @ gate) * (x @ up)
+        )  # fmt: skip
+        return hidden @ down
+
+    pins = {"x": ROWS, "up": COLUMNS, "gate": COLUMNS, "down": ROWS, "result": ROWS}
+    shapes = (256, 64), (64, 128), (64, 128), (128, 64)
+    plan = toast.plan(
+        either, *(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes),
+        jax.ShapeDtypeStruct((), "bool"), mesh="data=2,model=4", hardware=quick_memory(),
+        lowering="local", constraints=toast.Constraints(pin=pins),
+    )  # fmt: skip
+    local = plan.lowered()
+    assert "loop of dot_general" in local.text
+    assert local.counts() == plan.model.local_collectives(plan.state)
+    assert plan.verify(lowering="local").equal

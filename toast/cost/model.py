@@ -384,7 +384,7 @@ class CostModel:
         """
         counts: Counter[tuple[str, tuple[str, ...], float]] = Counter()
         analysis, classes = self.space.analysis, self.space.classes
-        held, sizes = self.layout(state[None]).held[0], self.machine.axis_sizes.astype(int)
+        held, sizes = held_by(self.tables, state[None])[0], self.machine.axis_sizes.astype(int)
         none = self.tables.slots.dim.shape[1] - 1
         signatures = analysis.program.signatures
         for k, number in enumerate(analysis.names.signature[classes.representative].tolist()):

@@ -176,7 +176,7 @@ def _why(what: str, kind: str, factors: tuple[tuple[str, str, str], ...], maker:
     if what == "ring":
         return f"shards of {held} go around the devices, each of which needs those of others"
     if what == "loop":
-        return f"{_named('the product')} is computed shard by shard, while others are on their way"
+        return "the product is computed shard by shard, while other shards are on their way"
     if what == "manual":
         along = ", ".join(axis for axis, _, _ in factors)
         if maker in BOUNDARY:

@@ -26,7 +26,7 @@ from toast.lower.composite_shardings import body_sharding
 from toast.lower.emitter import Emitter
 from toast.lower.local_forms import LOCAL_FORMS, is_body, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
-from toast.lower.product_loops import Shards, looped_gather, looped_sum, scattered_dimension
+from toast.lower.product_loops import Shards, changed_dimension, looped_gather, looped_sum
 from toast.program import Program, Shardings, Spec, TensorType, element_bytes, has_collective
 from toast.space import BOUNDARY, matched_axes, split_axes
 
@@ -151,12 +151,8 @@ class _Copy(NamedTuple):
 class _GatherLoop(NamedTuple):
     """A product that uses the shards of an operand one after the other."""
 
-    op: int
     operand: int
-    #: The dimension of the operand that would be gathered, and along which axis.
-    dimension: int
-    axis: str
-    key: tuple[int, Spec, Spec, Any]
+    shards: Shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,7 +360,8 @@ class _Lowering:
         uses = [[(use.owner, use.operand_number) for use in result.uses] for result in own]
         last = operation
         if loop is not None:
-            results = [self._looped_gather(operation, loop)]
+            with self._emitter.before(operation), self._emitter.named(self._reason_of_loop(op)):
+                results = [looped_gather(self._emitter, operation, loop.operand, loop.shards)]
         elif op in self._factors.looped_sums:
             results = [self._looped_sum(operation, lowered)]
         else:
@@ -395,34 +392,28 @@ class _Lowering:
             operation.erase()
 
     def _begin_loop(self, op: int, index: int, wanted: Spec) -> _GatherLoop | None:
-        """Reshards an operand of a product up to the gather that becomes a loop.
+        """The shards of an operand in place of the gather that becomes a loop of a product.
 
-        There is no loop if another op has gathered the operand, or inside a branch, which may share
-        the copy with other branches.
+        They are passed on where the copy would be made, before branches that may share it.
+        ``None`` if another op has gathered the operand.
         """
         value = self._program.ops[op].operands[index]
         operation, stored = self._source.operations[op], self._shardings.of(self._program, value)
-        key = value, stored, wanted, operation.block
-        branches = _before_branches(operation, operation.operands[index]) != operation
-        if branches or key in self._copies or key in self._shards:
+        operand = operation.operands[index]
+        user = _before_branches(operation, operand)
+        key = value, stored, wanted, user.block
+        if key in self._copies or key in self._shards:
             return None
         *first, gather = self._reshard_steps(value, stored, wanted)
         (axis,) = gather.axes
-        with self._emitter.before(operation):
-            operation.operands[index] = self._run(
-                operation.operands[index], first, _Purpose(value, op)
-            )
-        dimension = scattered_dimension(gather.before, gather.after)
-        return _GatherLoop(op, index, dimension, axis, key)
-
-    def _looped_gather(self, operation: Any, loop: _GatherLoop) -> Any:
-        """The result of a product that uses the shards of an operand one after the other."""
-        with self._emitter.before(operation), self._emitter.named(self._reason_of_loop(loop.op)):
-            result, self._shards[loop.key] = looped_gather(
-                self._emitter, operation, loop.operand, loop.dimension, loop.axis
-            )
-        self._record_exchanges(loop.op)
-        return result
+        with self._emitter.before(user):
+            own = self._run(operand, first, _Purpose(value, op))
+            with self._emitter.named(self._reason_of_loop(op)):
+                dimension = changed_dimension(gather.before, gather.after)
+                shards = Shards.passed_on(self._emitter, own, dimension, axis, index)
+        self._record_exchanges(op)
+        self._shards[key] = shards
+        return _GatherLoop(index, shards)
 
     def _looped_sum(self, operation: Any, lowered: OpSharding) -> Any:
         """The scattered result of a product whose partial sums go around the devices."""
@@ -431,7 +422,7 @@ class _Lowering:
         (partial,) = lowered.partial(0).values()
         scatter, *_ = sum_steps(lowered.results[0], stored, partial)
         (axis,) = scatter.axes
-        dimension = scattered_dimension(scatter.before, scatter.after)
+        dimension = changed_dimension(scatter.before, scatter.after)
         with self._emitter.before(operation), self._emitter.named(self._reason_of_loop(op)):
             result = looped_sum(self._emitter, operation, dimension, axis)
         self._record_exchanges(op)
@@ -573,7 +564,7 @@ class _Lowering:
             user = _before_branches(operation, operand)
             key = value, before, after, user.block
             if key in self._shards and key not in self._copies:
-                with self._emitter.before(operation):
+                with self._emitter.before(user):
                     whole = self._shards[key].gathered(self._emitter)
                 self._copies[key] = _Copy(whole, range(0))
             if key not in self._copies:

@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -27,6 +26,18 @@ class Shards:
     dimension: int
     axis: str
 
+    @staticmethod
+    def passed_on(emitter: Emitter, own: Any, dimension: int, axis: str, tensor: int) -> Shards:
+        """All shards along ``axis`` of the device's ``own`` one, of an operand ``tensor``."""
+        arrived = [(0, own)]
+        for side in (1, -1):
+            shard = own
+            for step in range(1, _steps(emitter.shards((axis,)), side) + 1):
+                shard = emitter.passed_on(shard, (axis,), side, tensor)
+                arrived.append((side * step, shard))
+        arrived.sort(key=lambda item: abs(item[0]))
+        return Shards(tuple(arrived), dimension, axis)
+
     def gathered(self, emitter: Emitter) -> Any:
         """The whole value."""
         (_, own), *_ = self.arrived
@@ -38,31 +49,22 @@ class Shards:
         return whole
 
 
-def looped_gather(
-    emitter: Emitter, operation: Any, operand: int, dimension: int, axis: str
-) -> tuple[Any, Shards]:
-    """The result of a product of all shards of an operand, and these shards.
+def looped_gather(emitter: Emitter, operation: Any, operand: int, shards: Shards) -> Any:
+    """The result of a product of all shards of an operand, one after the other.
 
-    :param operation: a ``dot_general`` whose operand is a shard along ``axis``.
-    :param dimension: the sharded dimension of the operand, which the result has, too.
+    :param operation: a ``dot_general`` whose result has the sharded dimension of the operand, too.
     """
     numbers = _DotDimensions.of(operation)
-    along = numbers.result_of(operand, dimension)
-    devices = emitter.shards((axis,))
-    arrived = [(0, operation.operands[operand])]
-    for side in (1, -1):
-        shard = operation.operands[operand]
-        for step in range(1, _steps(devices, side) + 1):
-            shard = emitter.passed_on(shard, (axis,), side, operand)
-            arrived.append((side * step, shard))
-    arrived.sort(key=lambda item: abs(item[0]))
+    along = numbers.result_of(operand, shards.dimension)
+    (_, own), *_ = shards.arrived
+    operation.operands[operand] = own
     part = numbers.result_shape(operation)
-    shape = [size * devices if d == along else size for d, size in enumerate(part)]
+    shape = [size * len(shards.arrived) if d == along else size for d, size in enumerate(part)]
     result = emitter.unset(shape, operation.results[0].type.element_type)
-    for distance, shard in arrived:
+    for distance, shard in shards.arrived:
         product = _product(operation, {operand: shard}, part)
-        result = _placed(emitter, result, product, along, axis, -distance)
-    return result, Shards(tuple(arrived), dimension, axis)
+        result = _placed(emitter, result, product, along, shards.axis, -distance)
+    return result
 
 
 def looped_sum(emitter: Emitter, operation: Any, dimension: int, axis: str) -> Any:
@@ -183,9 +185,7 @@ class _DotDimensions:
         ]  # fmt: skip
 
 
-def scattered_dimension(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> int:
-    """The dimension along which one of two shardings has more axes."""
-    (dimension,) = np.flatnonzero(
-        [len(old) != len(new) for old, new in zip(before, after, strict=True)]
-    ).tolist()
-    return int(dimension)
+def changed_dimension(before: Sequence[Sequence[str]], after: Sequence[Sequence[str]]) -> int:
+    """The dimension whose axes differ between two shardings."""
+    (dimension,) = (d for d, axes in enumerate(before) if axes != after[d])
+    return dimension
