@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from toast.cost.entities import Entity, Floats
-from toast.cost.layout import LocalLayout, Machine, held_by
+from toast.cost.layout import LocalLayout, held_by
+from toast.cost.machine import Machine
 from toast.cost.tables import Tables
 from toast.cost.terms import LocalTerm, Term
 from toast.space import States

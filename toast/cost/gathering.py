@@ -12,7 +12,6 @@ from scipy import sparse
 
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.host_memory import HostMemory, host_memory
-from toast.cost.layout import NEGLIGIBLE
 from toast.cost.liveness import (
     BARRIERS,
     EXPENSIVE,
@@ -22,7 +21,9 @@ from toast.cost.liveness import (
     Liveness,
     LiveRanges,
     liveness,
+    loops_of,
 )
+from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
 from toast.cost.tables import (
     Columns,
@@ -252,7 +253,7 @@ def _value_classes(
     kinds = [program.kind(program.values[v].op) for v in values.tolist()]
     product = ops.product[op_class_of_value[values]]
     in_place = np.array([kind in _IN_PLACE for kind in kinds], dtype=bool)
-    widest = max((len(type_.shape) for type_ in types), default=0)
+    rank = _rank(program)
     arguments = grouped.of_value[list(program.argument_values)]
     return ValueClasses(
         slot=value_slot[values],
@@ -261,7 +262,7 @@ def _value_classes(
             math.prod(type_.shape) * element_bytes(type_.dtype) for type_ in types
         ], dtype=np.float64),
         sizes=np.array([
-            (*type_.shape, *(1,) * (max(widest, 1) - len(type_.shape))) for type_ in types
+            (*type_.shape, *(1,) * (rank - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
         written=live.exists[values] & ~live.by_product[values] & ~product & ~in_place
         & ~priced[maker] & ~host.inside[values] & ~host.moved[values],
@@ -559,16 +560,7 @@ def _group_values(
 
 def _loops(program: Program) -> list[int]:
     """``[ops]`` the loop in whose body an op uses its operands: its last ``carry``; -1 for none."""
-    ends: dict[int, int] = {}  # the last yield of each loop, by its last carry
-    kinds = {"carry", "yield"}
-    previous = (-2, -2)
-    for end, begin in program.ties:
-        if {program.kind(end), program.kind(begin)} != kinds:
-            continue
-        if (end, begin) == (previous[0] + 1, previous[1] + 1):
-            del ends[previous[1]]
-        ends[begin] = end
-        previous = end, begin
+    ends = {loop.last_carry: loop.end for loop in loops_of(program)}
     loops, around = [], [-1]
     for op in range(len(program.ops)):
         while around[-1] >= 0 and op > ends[around[-1]]:

@@ -10,16 +10,17 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost.axis_sets import SCATTER, Axes, axes_of
+from toast.cost.axis_sets import GATHER, SCATTER, Axes, axes_of, single_axis
 from toast.cost.entities import Bools, Dims, Floats, Ints
-from toast.cost.loops import Loops, looped_gathers, looped_sums
+from toast.cost.loops import ADDED, UNFUSED, LoopCandidates, Loops, faster_loops
+from toast.cost.machine import Machine
 from toast.cost.reshard_routes import Routes, routes, trading
 from toast.cost.tables import Tables
-from toast.hardware import Collectives, Hardware
 from toast.space import NONE, States
 
 #: ``[S, K, A]`` the factor of an op class that holds an axis; F for none.
 Held = npt.NDArray[np.intp]
+
 #: Devices up to which XLA unrolls the loop of a product that is summed in parts.
 UNROLLED = 4
 
@@ -28,84 +29,6 @@ _FEW = 8
 
 #: A product is summed whole if it takes less than this share of the transfer of its parts.
 _SHORT = 0.4
-
-#: Rows of the tiles in which devices with lanes keep arrays.
-ROWS = 8
-
-#: Values smaller than this fraction of all memory do not affect the peak.
-NEGLIGIBLE = 1e-6
-
-#: Maximum number of shardings of a value that are enumerated.
-_SPLITS = 2048
-
-
-@dataclasses.dataclass(frozen=True)
-class Machine:
-    """Hardware and a mesh."""
-
-    hardware: Hardware
-    collectives: Collectives
-    axis_sizes: Floats  # [A] devices along each axis
-
-    @functools.cached_property
-    def devices(self) -> Floats:
-        """``[2 ** A]`` devices on each set of axes."""
-        return self.collectives.devices.astype(np.float64)
-
-    def lane_padding(self, sizes: Ints, dims: Dims) -> Floats:
-        """Padded bytes over bytes of tensors sharded along ``dims``: ``[...]``.
-
-        Arrays are in tiles of 8 rows with the hardware's lanes: one dimension is padded to a
-        multiple of the lanes, and another to one of 8, or to a power of two below.  These are the
-        two with the least padding.
-        ``dims`` is ``[..., A]``, ``sizes`` (elements, unsharded) ``[R]`` or ``[X, R]``.
-        """
-        lanes = self.hardware.lanes
-        if lanes == 1:
-            return np.ones(dims.shape[:-1])
-        local = np.broadcast_to(sizes, (*dims.shape[:-1], sizes.shape[-1])).astype(np.float64)
-        for axis, devices in enumerate(self.axis_sizes.tolist()):
-            here = dims[..., axis, None] == np.arange(sizes.shape[-1])
-            local = np.where(here, local / devices, local)
-        local = np.maximum(local, 1.0)
-        wide = np.ceil(local / lanes) * lanes / local
-        rows = np.minimum(2.0 ** np.ceil(np.log2(local)), ROWS)
-        tall = np.ceil(local / rows) * rows / local
-        # Ones at the end are no dimensions, but tables have them.
-        real = np.cumsum(sizes[..., ::-1] > 1, axis=-1)[..., ::-1] > 0
-        tall = np.where(np.broadcast_to(real, tall.shape), tall, np.inf)
-        every = np.arange(sizes.shape[-1])
-        padded = [
-            wide[..., d] * tall[..., every != d].min(axis=-1, initial=np.inf)
-            for d in every.tolist()
-        ]
-        alone = real.sum(axis=-1) < 2
-        return np.asarray(np.where(alone, wide.min(axis=-1), np.min(padded, axis=0)))
-
-    def tables(self, tables: Tables, collective: Ints, group: Ints) -> Tables:
-        """``tables`` with the columns that depend on hardware and mesh.
-
-        ``collective`` and ``group`` are columns of value classes.
-        """
-        peaks = np.array([self.hardware.peak(dtype) for dtype in tables.dtypes])
-        devices = float(self.devices[-1])
-        return tables.on_hardware(peaks, devices, self._may_pad(tables), collective, group)
-
-    def _may_pad(self, tables: Tables) -> Bools:
-        """``[C]`` whether some sharding pads a value class; small classes are not padded."""
-        values = tables.values
-        padded = np.zeros(len(values), dtype=bool)
-        large = np.flatnonzero(values.bytes > NEGLIGIBLE * (values.bytes * values.count).sum())
-        if self.hardware.lanes == 1 or not len(large):
-            return padded
-        sizes, axes = values.sizes[large], len(self.axis_sizes)
-        if (sizes.shape[1] + 1) ** axes > _SPLITS:
-            padded[large] = True  # too many to check
-            return padded
-        for split in itertools.product(range(-1, sizes.shape[1]), repeat=axes):
-            dims = np.broadcast_to(np.array(split, dtype=np.int8), (1, len(large), axes))
-            padded[large] |= (self.lane_padding(sizes, dims) > 1)[0]
-        return padded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,12 +202,62 @@ class Layout(LocalLayout):
     @functools.cached_property
     def looped_gathers(self) -> Loops:
         """``[S, U]`` all-gathers in place of which products become loops."""
-        return looped_gathers(self)
+        t, shape = self.tables, self.used.shape[:2]
+        may = t.uses.looped.any(axis=1)
+        if not may.any():
+            return Loops.none(shape)
+        gather = self.before_axes & ~self.used_axes
+        axis = single_axis(gather)
+        state, use = np.nonzero((axis >= 0) & (self.differs == gather) & ~self.shared & may)
+        dimension = self.before[state, use, axis[state, use]]
+        op_class = t.slots.op_class[t.uses.slot[use]]
+        # The sums of a product that is a partial sum may become a loop themselves.
+        held = self.held[state, op_class]
+        partial = np.take_along_axis(t.uses.sums[use], held, axis=1).any(axis=1)
+        here = t.uses.looped[use, dimension] & ~partial
+        state, use, op_class = state[here], use[here], op_class[here]
+        group = gather[state, use]
+        size = t.values.bytes[t.uses.value[use]] * t.uses.share[use]
+        return faster_loops(shape, self.machine, LoopCandidates(
+            state, use, group,
+            size=size / self.devices[self.before_axes[state, use]],
+            seconds=self.machine.collectives.seconds(
+                GATHER, size / self.devices[self.used_axes[state, use]], group
+            ),
+            product=self._product_seconds(state, op_class),
+            independent=t.uses.independent_s[use],
+            accessed=UNFUSED * t.uses.result_bytes[use] / self._shards(state, op_class),
+        ))  # fmt: skip
 
     @functools.cached_property
     def looped_sums(self) -> Loops:
         """``[S, C]`` reduce-scatters in place of which products become loops."""
-        return looped_sums(self)
+        t, shape = self.tables, self.settled.shape[:2]
+        may = t.values.looped.any(axis=1)
+        if not may.any():
+            return Loops.none(shape)
+        axis, moved = single_axis(self.scattered), axes_of(self.settled != self.defined)
+        state, value = np.nonzero((axis >= 0) & (moved == self.scattered) & may)
+        here = t.values.looped[value, self.settled[state, value, axis[state, value]]]
+        state, value = state[here], value[here]
+        group, size = self.scattered[state, value], self.value_bytes[state, value]
+        devices = self.devices[group]
+        return faster_loops(shape, self.machine, LoopCandidates(
+            state, value, group, size,
+            seconds=self.machine.collectives.seconds(SCATTER, size * devices, group),
+            product=self._product_seconds(state, t.slots.op_class[t.values.slot[value]]),
+            independent=t.values.independent_s[value],
+            accessed=ADDED * (devices - 1) * size,
+        ))  # fmt: skip
+
+    def _shards(self, state: Ints, op_class: Ints) -> Floats:
+        """``[M]`` the devices that share an op of each class in each state."""
+        held = self.held[state, op_class]
+        return self.devices[axes_of(held < self.tables.slots.dim.shape[1] - 1)]
+
+    def _product_seconds(self, state: Ints, op_class: Ints) -> Floats:
+        """``[M]`` seconds of a product of each class on a device."""
+        return np.asarray(self.tables.ops.peak_seconds[op_class] / self._shards(state, op_class))
 
     @functools.cached_property
     def major(self) -> Ints:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,14 @@ PASSED_ON = BOUNDARY | {"optimization_barrier"}
 
 #: Ops that are computed where their results are needed, never in memory.
 SOURCES = frozenset({"constant", "iota"})
+
+
+class LoopOps(NamedTuple):
+    """A loop: its first ``carry``, its last one, and its last ``yield``."""
+
+    begin: int
+    last_carry: int
+    end: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +204,7 @@ def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1)
     np.maximum.at(end, use_value, use_end)
     # What a loop reads from outside stays until its last iteration.
     maker = np.array([value.op for value in program.values], dtype=np.int64)[use_value]
-    for begin, stop in _loops(program, kind_of_op):
+    for begin, _, stop in loops_of(program):
         read = (use_end >= begin) & (use_end <= stop) & (maker < begin) & ~initial
         np.maximum.at(end, use_value[read], stop)
     _extend_shared(program, kind_of_op, aliased, end)
@@ -374,17 +382,16 @@ def _share_loop_buffers(program: Program, kinds: list[str], aliased: Bools) -> N
             aliased[op.results[0]] = True
 
 
-def _loops(program: Program, kinds: list[str]) -> list[tuple[int, int]]:
-    """The first op and the last of each loop: a ``carry`` and a ``yield``."""
-    loops: list[tuple[int, int]] = []
-    previous = (-2, -2)
+def loops_of(program: Program) -> list[LoopOps]:
+    """The loops of a program, inner ones first where they are nested."""
+    loops: list[LoopOps] = []
     for end, begin in program.ties:
-        if (kinds[end], kinds[begin]) != ("yield", "carry"):
+        if (program.kind(end), program.kind(begin)) != ("yield", "carry"):
             continue
-        follows = (end, begin) == (previous[0] + 1, previous[1] + 1)
-        first = loops.pop()[0] if follows else begin
-        loops.append((first, end))
-        previous = end, begin
+        if loops and (end, begin) == (loops[-1].end + 1, loops[-1].last_carry + 1):
+            loops[-1] = loops[-1]._replace(last_carry=begin, end=end)
+        else:
+            loops.append(LoopOps(begin, begin, end))
     return loops
 
 

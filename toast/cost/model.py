@@ -26,7 +26,8 @@ import numpy as np
 from toast.cost import bound, gathering, table_cache
 from toast.cost.axis_sets import axis_numbers
 from toast.cost.entities import OP_SCOPES, Entity, Floats
-from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, Machine, held_by
+from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, held_by
+from toast.cost.machine import Machine
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
 from toast.cost.region_collectives import stated_collectives
 from toast.cost.sliding_windows import EXCHANGING, exchanges
