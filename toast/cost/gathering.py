@@ -135,6 +135,7 @@ def build(
         np.array([bool(rule.rings) for rule in analysis.rules])[names.signature],
     )  # fmt: skip
     free = open_windows.free(Entity.VALUE_CLASS)
+    summed_by_op: Bools = reduces[slot_table.op_class[grouped.use_slot]]
     gathered = _gathered(program, rules, op_class_of_value, summed_over)
     looped = _loopable(analysis, grouped, open_windows) if loops else _no_loops(analysis, grouped)
     values = _value_classes(
@@ -155,7 +156,7 @@ def build(
         free=open_windows.free(Entity.USE_CLASS),
         share=_rounded(program, names.use_op, names.use_value, grouped, product_operands),
         looped=looped.operands,
-        sums=reduces[slot_table.op_class[grouped.use_slot]] & looped.operands.any(axis=1)[:, None],
+        sums=summed_by_op & np.asarray(looped.operands.any(axis=1))[:, None],
         result_bytes=looped.result_bytes,
         independent_s=np.zeros(len(grouped.use_value)),
         loop=grouped.use_loop,
