@@ -3,107 +3,167 @@
     python benchmarks/lowering.py [--programs mlp,convnet] [--plans 6] [--memory]
 
 This needs libtpu, but no TPU.  Every plan is compiled twice: as annotations that XLA partitions,
-and as the program of one device that TOAST writes.  The script writes a row per plan to
-benchmarks/lowering.csv and prints the totals; rows that are there already are not compiled again.
-``--memory`` ends each compilation after buffer assignment, so that there are no steps.
+and as the program of one device that TOAST writes; each form has its own prediction.  The plan
+``best of each`` is the plan that the search finds for XLA beside the one for the device-local
+program, if these differ.  The script writes a row per plan to benchmarks/lowering.csv and prints
+the totals; rows that are there already are not made again.  With ``--again`` they are, with
+present prices: compilations of before are cached.  ``--memory`` ends each compilation after buffer
+assignment, so that there are no steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import fidelity
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast.cost import CostModel
 from toast.errors import ToastError
-from toast.evaluation.oracle import Verdict, judge
+from toast.evaluation.oracle import judge
 from toast.evaluation.validate import states_to_compare
 from toast.hardware import Mesh, load
 from toast.models import ZOO, build
 from toast.plan.prediction import Prediction
 from toast.plan.shard import lowered_state, shardings_of
+from toast.search import Settings, find
 from toast.space import Space, States
 
 HARDWARE = "tpu-v5e"
 TABLE = pathlib.Path(__file__).resolve().parent / "lowering.csv"
 COLUMNS = (
-    "program", "mesh", "plan", "equal", "whole", "predicted GiB", "xla GiB", "local GiB",
-    "predicted ms", "xla ms", "local ms",
+    "program", "mesh", "plan", "equal", "whole", "loops",
+    "xla predicted GiB", "xla GiB", "local predicted GiB", "local GiB",
+    "xla predicted ms", "xla ms", "local predicted ms", "local ms",
 )  # fmt: skip
 
 #: Models of the zoo, with the options that make them small enough to compile often.
 MODELS: dict[str, dict[str, Any]] = {
+    "itx-decode": {"layers": 1},
+    "itx": {"layers": 1},
+    "gns": {"layers": 2},
+    "moe": {"layers": 2, "experts": 16},
     "t2b": {"layers": 1},
     "t2b-scan": {"layers": 2},
-    "gns": {"layers": 2},
-    "itx": {"layers": 1},
-    "itx-decode": {"layers": 1},
-    "moe": {"layers": 2, "experts": 16},
-    "unet": {"channels": 64, "blocks": 1, "image": 512, "batch": 8, "heads": 4},
     "llama3.1-8b": {"layers": 1},
-    "mamba2-1.3b": {"layers": 1},
     "vit-l": {"layers": 1},
+    "mamba2-1.3b": {"layers": 1},
     "resnet50": {},
+    "unet": {"channels": 32, "blocks": 1, "image": 512, "batch": 2, "heads": 4},
 }
-MESHES: dict[str, tuple[str, ...]] = dict.fromkeys(MODELS, ("data=4,model=4",)) | {
+MESHES: dict[str, tuple[str, ...]] = {
+    "mlp": ("data=4,model=4",),
     "residual MLP": fidelity.MESHES,
     "convnet": fidelity.MESHES,
+    **dict.fromkeys(MODELS, ("data=4,model=4",)),
+    "unet": ("data=2,space=4",),
 }
 
 #: Differences of steps below this share are ties.
 TIE = 0.03
 
 
-def program_of(name: str) -> toast.Analysis:
-    """The analysis of a program of this benchmark."""
+#: Shardings of an MLP whose weights have the axis that also shards its rows: loops of products.
+LOOPED = {
+    "x": P(("data", "model"), None), "up": P(None, "model"), "down": P("model", None),
+    "result": P(("data", "model"), None),
+}  # fmt: skip
+
+
+def mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+    """Two layers."""
+    return jax.nn.relu(x @ up) @ down
+
+
+def analysis_of(name: str, lowering: str = "xla") -> toast.Analysis:
+    """The analysis of a program of this benchmark for XLA's partitioner, or for ours."""
     if name in MODELS:
-        return toast.analyze(build(name, **MODELS[name]))
+        return toast.analyze(build(name, **MODELS[name]), lowering=lowering)
+    if name == "mlp":
+        shapes = (16384, 4096), (4096, 16384), (16384, 4096)
+        arguments = (fidelity.shape(*shape, dtype=jnp.bfloat16) for shape in shapes)
+        return toast.analyze(mlp, *arguments, lowering=lowering)
     return fidelity.programs()[name]
 
 
-def verdicts(model: CostModel, state: States, *, full: bool) -> tuple[Verdict, Verdict, bool, int]:
-    """XLA's results, whether collectives are as predicted, and the number of ops that run whole."""
-    program, shardings = model.space.analysis.program, shardings_of(model, state)
-    local = lowered_state(model, state)
-    xla = judge(program, shardings, model.hardware, full=full)
-    ours = judge(program, shardings, model.hardware, local=local.module, full=full)
-    return xla, ours, local.counts() == model.local_collectives(state), len(local.gathered)
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A plan of the annotated program, and one of the device-local program, often the same."""
+
+    name: str
+    xla: CostModel
+    xla_state: States
+    local: CostModel
+    local_state: States
 
 
-def measure(name: str, mesh: str, plans: int, *, full: bool) -> Iterator[dict[str, object]]:
-    """The rows of a program on a mesh."""
-    analysis = program_of(name)
-    model = CostModel(Space(analysis, Mesh.parse(mesh)), load(HARDWARE))
-    strategies = ZOO[name].strategies if name in ZOO else {}
-    for plan, state in states_to_compare(model, plans=plans, strategies=strategies):
+def compared(name: str, mesh: str, plans: int) -> Iterator[Compared]:
+    """The plans of a program on a mesh.  Each form has its own prices: only ours has loops."""
+    hardware, analysis = load(HARDWARE), analysis_of(name)
+    space = Space(analysis, Mesh.parse(mesh))
+    xla, local = (CostModel(space, hardware, loops=loops) for loops in (False, True))
+    strategies = ZOO[name].strategies if name in MODELS else {}
+    if name == "mlp":
+        pinned = Space(analysis, Mesh.parse(mesh), constraints=toast.Constraints(pin=LOOPED))
+        first, second = (CostModel(pinned, hardware, loops=loops) for loops in (False, True))
+        best = find(second, memory_bytes=hardware.memory_limit_bytes, settings=Settings(seed=0))
+        yield Compared("pinned rows", first, best.state, second, best.state)
+    for number, (plan, state) in enumerate(
+        states_to_compare(xla, plans=plans, strategies=strategies)
+    ):
+        yield Compared(plan, xla, state, local, state)
+        if number == 0 and name in MODELS:
+            own = CostModel(Space(analysis_of(name, "local"), Mesh.parse(mesh)), hardware)
+            best = find(own, memory_bytes=hardware.memory_limit_bytes, settings=Settings(seed=0))
+            if best.state.tobytes() != state.tobytes():
+                yield Compared("best of each", xla, state, own, best.state)
+
+
+def row_of(name: str, mesh: str, pair: Compared, *, full: bool) -> dict[str, object]:
+    """The row of a plan; raises :class:`ToastError` if it cannot be lowered or compiled."""
+    hardware = pair.xla.hardware
+    local = lowered_state(pair.local, pair.local_state)
+    verdicts = (
+        judge(
+            pair.xla.space.analysis.program, shardings_of(pair.xla, pair.xla_state), hardware,
+            full=full,
+        ),
+        judge(
+            pair.local.space.analysis.program, shardings_of(pair.local, pair.local_state),
+            hardware, local=local.module, full=full,
+        ),
+    )  # fmt: skip
+    row: dict[str, object] = {
+        "program": name,
+        "mesh": mesh,
+        "plan": pair.name,
+        "equal": int(local.counts() == pair.local.local_collectives(pair.local_state)),
+        "whole": len(local.gathered),
+        "loops": local.text.count("loop of "),
+    }
+    states = (pair.xla, pair.xla_state), (pair.local, pair.local_state)
+    for form, (model, state), verdict in zip(("xla", "local"), states, verdicts, strict=True):
         predicted = Prediction.of(model.price(state[None]))
-        try:
-            xla, ours, equal, whole = verdicts(model, state, full=full)
-        except ToastError as error:
-            print(f"{name} on {mesh}, {plan}: {error}", file=sys.stderr)
-            continue
-        steps = [v.schedule.seconds if v.schedule else float("nan") for v in (xla, ours)]
-        peaks = [predicted.peak_bytes, xla.peak_bytes, ours.peak_bytes]
-        fits = [not v.out_of_memory for v in (xla, ours)]
-        numbers = (
-            *(f"{peak / 2**30:.3f}" for peak in peaks),
-            *(f"{1e3 * t:.3f}" for t in (predicted.step_seconds, *steps)),
-        )
-        row = (name, mesh, plan, int(equal), whole, *numbers)
-        yield dict(zip(COLUMNS, row, strict=True)) | (
-            {}
-            if all(fits)
-            else {"xla ms": fits[0] or "does not fit", "local ms": fits[1] or "does not fit"}
-        )
+        step = verdict.schedule.seconds if verdict.schedule else float("nan")
+        row |= {
+            f"{form} predicted GiB": f"{predicted.peak_bytes / 2**30:.3f}",
+            f"{form} GiB": f"{verdict.peak_bytes / 2**30:.3f}",
+            f"{form} predicted ms": f"{1e3 * predicted.step_seconds:.3f}",
+            f"{form} ms": "does not fit" if verdict.out_of_memory else f"{1e3 * step:.3f}",
+        }
+    return {column: row[column] for column in COLUMNS}
 
 
 def totals(rows: list[dict[str, object]]) -> str:
@@ -127,8 +187,8 @@ def totals(rows: list[dict[str, object]]) -> str:
         )
     for form in ("xla", "local"):
         errors = np.array([
-            number(r, "predicted GiB") / number(r, f"{form} GiB") - 1
-            for r in rows if "fit" not in f"{r['xla ms']}{r['local ms']}"
+            number(r, f"{form} predicted GiB") / number(r, f"{form} GiB") - 1
+            for r in rows if "fit" not in str(r[f"{form} ms"])
         ])  # fmt: skip
         errors = np.abs(errors[np.isfinite(errors)])
         if errors.size:
@@ -143,24 +203,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--programs", default=",".join(MESHES), help="separated by commas")
     parser.add_argument("--plans", type=int, default=6, help="others than TOAST's and experts'")
+    parser.add_argument("--again", action="store_true", help="also rows that are there already")
     parser.add_argument("--memory", action="store_true", help="memory only, which is faster")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
     if TABLE.exists():
         with TABLE.open(newline="") as file:
             rows = [*csv.DictReader(file)]
-    done = {(row["program"], row["mesh"]) for row in rows}
-    for name in options.programs.split(","):
+    chosen = options.programs.split(",")
+    if options.again:
+        rows = [row for row in rows if row["program"] not in chosen]
+    done = {(row["program"], row["mesh"], row["plan"]) for row in rows}
+    for name in chosen:
         for mesh in MESHES[name]:
-            if (name, mesh) in done:
-                continue
-            for row in measure(name, mesh, options.plans, full=not options.memory):
+            for pair in compared(name, mesh, options.plans):
+                if (name, mesh, pair.name) in done:
+                    continue
+                try:
+                    row = row_of(name, mesh, pair, full=not options.memory)
+                except ToastError as error:
+                    print(f"{name} on {mesh}, {pair.name}: {error}", file=sys.stderr)
+                    continue
                 rows.append(row)
                 print(*row.values(), flush=True)
-            with TABLE.open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                writer.writeheader()
-                writer.writerows(rows)
+                with TABLE.open("w", newline="") as file:
+                    writer = csv.DictWriter(file, COLUMNS)
+                    writer.writeheader()
+                    writer.writerows(rows)
     print(totals(rows))
 
 

@@ -32,7 +32,16 @@ from toast.cost.prices import Prices, Transfer, Worth, highest, joined
 from toast.cost.region_collectives import stated_collectives
 from toast.cost.sliding_windows import EXCHANGING, exchanges
 from toast.cost.tables import Tables
-from toast.cost.terms import DEFAULT_TERMS, LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
+from toast.cost.terms import (
+    DEFAULT_TERMS,
+    LOCAL_TERMS,
+    LocalTerm,
+    OrderedTerm,
+    StepPart,
+    Term,
+    Traffic,
+    check,
+)
 from toast.cost.timeline import Timeline
 from toast.errors import SearchError
 from toast.hardware import COLLECTIVES, Collectives, Hardware
@@ -68,32 +77,35 @@ class CostModel:
         hardware: Hardware,
         *,
         overlap: Overlap = "partial",
-        terms: Sequence[Term] = DEFAULT_TERMS,
+        terms: Sequence[Term] | None = None,
         like: CostModel | None = None,
         keep: bool = False,
         loops: bool | None = None,
     ) -> None:
-        """``terms`` are the summands of a price, each with a name of its own.
+        """A model of ``space`` on ``hardware``.
 
+        ``terms`` are the summands of a price, each with a name of its own; by default, those of
+        the form that is run: annotated (``DEFAULT_TERMS``) or device-local (``LOCAL_TERMS``).
         ``like`` is a model of the same program on another mesh; its tables are used again.
-        ``keep`` caches tables on disk.  ``loops`` is whether products whose operands are gathered,
-        or whose results are scattered, may be computed shard by shard beside permutes; by default,
-        if TOAST lowers the program itself.  Raises :class:`toast.errors.SearchError` for an unknown
-        ``overlap``, ``ValueError`` for invalid terms.
+        ``keep`` caches tables on disk.  ``loops`` is whether to price the device-local program, in
+        which products whose operands are gathered, or whose results are scattered, may be computed
+        shard by shard beside permutes; by default, if TOAST lowers the program itself.  Raises
+        :class:`toast.errors.SearchError` for an unknown ``overlap``, ``ValueError`` for invalid
+        terms.
         """
         if overlap not in typing.get_args(Overlap):
             raise SearchError(f"overlap {overlap!r}: use none, partial or full")
         self.space = space
         self.overlap = overlap
         self.hardware = hardware
-        self.terms = tuple(terms)
+        local = space.analysis.lowering == "local" if loops is None else loops
+        default = LOCAL_TERMS if local else DEFAULT_TERMS
+        self.terms = tuple(default if terms is None else terms)
         check(self.terms)
         collectives = Collectives(hardware, space.mesh)
         self.machine = Machine(hardware, collectives, space.axis_sizes.astype(np.float64))
         #: Without overlap, loops have no use; with all of it, gathers take no time either.
-        self.loops = overlap == "partial" and (
-            space.analysis.lowering == "local" if loops is None else loops
-        )
+        self.loops = local and overlap == "partial"
         alike = (
             like is not None
             and (like.hardware, like.terms, like.loops) == (hardware, self.terms, self.loops)
@@ -101,8 +113,9 @@ class CostModel:
         if like is not None and alike and space.same_classes(like.space):
             tables = like.tables
         else:
-            # Only tables of the default terms are cached.
-            gather = table_cache.tables if keep and self.terms == DEFAULT_TERMS else gathering.build
+            # Only tables of our own terms are cached.
+            own = self.terms in (DEFAULT_TERMS, LOCAL_TERMS)
+            gather = table_cache.tables if keep and own else gathering.build
             tables = gather(
                 space,
                 self.terms,

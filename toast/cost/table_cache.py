@@ -38,13 +38,14 @@ def tables(
 ) -> Tables:
     """:func:`toast.cost.gathering.build`, with a cache on disk.
 
-    ``terms`` must always be the same: the key contains only their code.  If the tables cannot be
-    stored, a :class:`toast.errors.CacheWarning` is issued.
+    ``terms`` must be TOAST's own: the key contains only their names and their code.  If the tables
+    cannot be stored, a :class:`toast.errors.CacheWarning` is issued.
     """
     key = None
     if disk_cache.enabled() and len(space.analysis.program.ops) >= _LEAST_OPS:
         with contextlib.suppress(OSError):
-            key = _key(space, f"{product_operands} {lanes} {loops}")
+            names = " ".join(term.name for term in terms)
+            key = _key(space, f"{product_operands} {lanes} {loops} {names}")
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
             if entry := disk_cache.load(_KIND, key):

@@ -5,6 +5,7 @@ from toast.cost.terms.buffers import (
     Copies,
     MergedSums,
     RingBuffers,
+    ScatteredSums,
     SecondBuffers,
     SharedCopies,
     Values,
@@ -21,6 +22,7 @@ from toast.cost.terms.kernels import (
 )
 from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.terms.traffic import (
+    ExplicitSums,
     Halos,
     LoopedGathers,
     LoopedSums,
@@ -43,4 +45,21 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     SecondBuffers(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 
-__all__ = ["DEFAULT_TERMS", "LocalTerm", "OrderedTerm", "StepPart", "Term", "Traffic", "check"]
+#: Those of a device-local program: XLA partitions none of its sums, and adds no loops.
+LOCAL_TERMS: tuple[Term, ...] = tuple(
+    ExplicitSums() if type(term) is Sums
+    else ScatteredSums() if isinstance(term, WholeSums)
+    else term
+    for term in DEFAULT_TERMS if not isinstance(term, SecondBuffers)
+)  # fmt: skip
+
+__all__ = [
+    "DEFAULT_TERMS",
+    "LOCAL_TERMS",
+    "LocalTerm",
+    "OrderedTerm",
+    "StepPart",
+    "Term",
+    "Traffic",
+    "check",
+]

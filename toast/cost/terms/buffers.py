@@ -105,15 +105,43 @@ class WholeSums(Term):
         return layout.value_memory * ((layout.devices[layout.scattered] - 1) * layout.whole)
 
 
+class ScatteredSums(Term):
+    """Operands of the reduce-scatters of a device-local program: whole sums, which are in memory.
+
+    A sum that goes around the devices instead is never whole: two of its parts are under way.
+    """
+
+    name, scope, label = "scattered sums", Entity.VALUE_CLASS, "sum"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        large = ranges.summed
+        start = ranges.maker[large]
+        return Lifetimes(ranges.value_class[large], start, start + 1, large)
+
+    def bytes(self, layout: Layout) -> Floats:
+        parts = layout.devices[layout.scattered] * (layout.scattered > 0)
+        if layout.looped_sums.some:
+            parts = np.where(layout.looped_sums.axes > 0, 2.0, parts)
+        return np.asarray(layout.value_memory * parts)
+
+
 class MergedSums(Term):
-    """Results of products that are not fused with their consumer, because they are summed."""
+    """Results of products that are not fused with their consumer, because they are summed.
+
+    A consumer whose result is as large overwrites the sum, so that it has no memory of its own.
+    """
 
     name, scope, label = "merged sums", Entity.VALUE_CLASS, "sum"
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         merged = ranges.summed[~ranges.live.exists[ranges.summed]]
-        last = np.zeros(len(ranges.value_class), dtype=np.int64)
+        last, written = np.zeros((2, len(ranges.value_class)), dtype=np.int64)
         np.maximum.at(last, ranges.use_value, ranges.use_op)
+        results = ranges.program.ops
+        kernel = ranges.live.late[ranges.use_op].tolist()
+        size = [ranges.size[list(results[op].results)].max(initial=0.0) for op in kernel]
+        np.maximum.at(written, ranges.use_value, np.array(size, dtype=np.int64))
+        merged = merged[written[merged] < ranges.size[merged]]
         return Lifetimes(ranges.value_class[merged], ranges.maker[merged], last[merged] + 1, merged)
 
     def bytes(self, layout: Layout) -> Floats:

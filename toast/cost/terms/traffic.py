@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -54,6 +55,23 @@ class Sums(Term):
 
     def sent_share(self, traffic: Traffic) -> Floats | float:
         return _sent_in_parts(traffic.layout) if traffic.kind == SCATTER else 1.0
+
+
+class ExplicitSums(Sums):
+    """:class:`Sums` of a device-local program: what is scattered is never summed whole."""
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        for traffic in super().traffic(layout):
+            if traffic.stated is not None:
+                continue
+            if traffic.kind == SCATTER:
+                times = layout.tables.values.count.astype(np.float64)
+                yield dataclasses.replace(traffic, times=times)
+            else:
+                yield traffic
+
+    def sent_share(self, traffic: Traffic) -> Floats | float:
+        return 1.0
 
 
 def _joint(layout: Layout, axes: Axes, scattered: bool) -> Floats:
