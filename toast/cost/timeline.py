@@ -19,7 +19,7 @@ class Buffer:
     value: int
     #: Bytes per device.
     bytes: float
-    #: ``value``; ``copy``, resharded; ``sum``, what a sum takes besides the part that a device keeps;
+    #: ``value``; ``copy``, resharded; ``sum``, what it takes besides the part that a device keeps;
     #: ``second``, a value that cannot overwrite its operand; ``workspace`` of the kernel that
     #: computes it; or ``ring``, its parts that go around the devices.
     what: str
