@@ -35,7 +35,7 @@ from toast.errors import ToastError
 from toast.evaluation.oracle import judge
 from toast.evaluation.validate import states_to_compare
 from toast.hardware import Mesh, load
-from toast.models import ZOO, build
+from toast.models import ZOO, build, unet
 from toast.plan.prediction import Prediction
 from toast.plan.shard import lowered_state, shardings_of
 from toast.search import Settings, find
@@ -61,7 +61,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "vit-l": {"layers": 1},
     "mamba2-1.3b": {"layers": 1},
     "resnet50": {},
-    "unet": {"channels": 32, "blocks": 1, "image": 512, "batch": 2, "heads": 4},
+    "unet": {},
 }
 MESHES: dict[str, tuple[str, ...]] = {
     "mlp": ("data=4,model=4",),
@@ -74,6 +74,11 @@ MESHES: dict[str, tuple[str, ...]] = {
 #: Differences of steps below this share are ties.
 TIE = 0.03
 
+
+#: A U-Net for images of 512x512, fewer than devices, with attention over 64x64 positions.
+LARGE_IMAGES = unet.UNetConfig(
+    channels=32, multipliers=(1, 1, 1, 2), blocks=1, heads=4, groups=8, image=512, batch=2
+)
 
 #: Shardings of an MLP whose weights have the axis that also shards its rows: loops of products.
 LOOPED = {
@@ -90,7 +95,8 @@ def mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
 def analysis_of(name: str, lowering: str = "xla") -> toast.Analysis:
     """The analysis of a program of this benchmark for XLA's partitioner, or for ours."""
     if name in MODELS:
-        return toast.analyze(build(name, **MODELS[name]), lowering=lowering)
+        model = unet.model(LARGE_IMAGES, name) if name == "unet" else build(name, **MODELS[name])
+        return toast.analyze(model, lowering=lowering)
     if name == "mlp":
         shapes = (16384, 4096), (4096, 16384), (16384, 4096)
         arguments = (fidelity.shape(*shape, dtype=jnp.bfloat16) for shape in shapes)
@@ -203,12 +209,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--programs", default=",".join(MESHES), help="separated by commas")
     parser.add_argument("--plans", type=int, default=6, help="others than TOAST's and experts'")
+    parser.add_argument("--table", type=pathlib.Path, default=TABLE)
     parser.add_argument("--again", action="store_true", help="also rows that are there already")
     parser.add_argument("--memory", action="store_true", help="memory only, which is faster")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
-    if TABLE.exists():
-        with TABLE.open(newline="") as file:
+    if options.table.exists():
+        with options.table.open(newline="") as file:
             rows = [*csv.DictReader(file)]
     chosen = options.programs.split(",")
     if options.again:
@@ -226,7 +233,7 @@ def main() -> None:
                     continue
                 rows.append(row)
                 print(*row.values(), flush=True)
-                with TABLE.open("w", newline="") as file:
+                with options.table.open("w", newline="") as file:
                     writer = csv.DictWriter(file, COLUMNS)
                     writer.writeheader()
                     writer.writerows(rows)

@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import toast
 from tests.helpers import action, analyzed, f32
 from toast.cost import CostModel
 from toast.evaluation.optimum import random_legal
 from toast.hardware import Mesh, load
+from toast.search import find
 from toast.space import Space
 
 
@@ -78,3 +80,43 @@ def test_arrays_are_padded_to_lanes(hardware: str) -> None:
     assert model.price(height[None]).argument_bytes[0] == image / 16 + kernel
     assert model.price(channel[None]).argument_bytes[0] == image + twice * kernel / 16
     assert model.timeline(batch).argument_bytes == twice * image / 16 + kernel
+
+
+def test_a_summed_product_is_overwritten_by_a_consumer_as_large() -> None:
+    """XLA sums a product in place, and the elementwise op after it needs no other buffer."""
+
+    def same(x: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sin(x @ w + y)
+
+    def smaller(x: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sin(x @ w + y).astype(jnp.bfloat16)
+
+    rows = []
+    for function in (same, smaller):
+        analysis = toast.analyze(function, *[f32(1024, 1024)] * 3)
+        model = CostModel(Space(analysis, Mesh.parse("m=4"), min_dimensions=0), load("tpu-v5e"))
+        events, merged = model.tables.events, model.tables.columns["merged sums"]
+        rows.append(((events.column >= merged.start) & (events.column < merged.stop)).any())
+    assert rows == [False, True]
+
+
+def test_a_local_program_has_a_whole_sum_until_it_is_scattered() -> None:
+    """XLA's partitioner sums the parts in a loop; a reduce-scatter has a whole operand."""
+
+    def step(x: jax.Array, w: jax.Array) -> jax.Array:
+        return x @ w
+
+    pins = {"x": P(None, "m"), "w": P("m", None), "result": P("m", None)}
+    analysis = toast.analyze(step, f32(64, 64), f32(64, 64))
+    mesh, constraints = Mesh.parse("m=8"), toast.Constraints(pin=pins)
+    space = Space(analysis, mesh, constraints=constraints, min_dimensions=0)
+    hardware = load("tpu-v5e")
+    forms = CostModel(space, hardware, loops=True), CostModel(space, hardware, loops=False)
+    state = find(forms[0], memory_bytes=2**30, settings=toast.Settings()).state
+    names = [{term.name for term in model.buffers} for model in forms]
+    assert names[0] - names[1] == {"scattered sums"}
+    assert names[1] - names[0] == {"whole sums", "second buffers"}
+    assert [*forms[0].local_collectives(state)] == [("reduce_scatter", ("m",), 16384.0)]
+    (buffer,) = [b for b in forms[0].timeline(state).at_peak if b.what == "sum"]
+    assert buffer.bytes >= 64 * 64 * 4
+    assert buffer.end == buffer.start + 1
