@@ -34,7 +34,7 @@ import numpy as np
 
 import toast
 from toast import api
-from toast.apply.verify import Reference, Verification
+from toast.apply.verify import UnshardedRun, Verification
 from toast.cost import CostModel
 from toast.errors import ToastError
 from toast.hardware import Mesh, load
@@ -85,7 +85,9 @@ def findings(local: LocalProgram, predicted: Collectives, check: Verification) -
         yield f"{op} runs whole along {', '.join(gathered.factors)}"
 
 
-def measure(reference: Reference, mesh: str, count: int, seed: int, name: str) -> dict[str, object]:
+def measure(
+    reference: UnshardedRun, mesh: str, count: int, seed: int, name: str
+) -> dict[str, object]:
     """The row of a model and a mesh."""
     begin = time.perf_counter()
     analysis = toast.analyze(reference.program, lowering="local")
@@ -108,7 +110,7 @@ def measure(reference: Reference, mesh: str, count: int, seed: int, name: str) -
             lowered = time.perf_counter()
             own = reference  # a padded plan has a program of its own
             if local.program is not reference.program:
-                own = Reference.of(local.program)
+                own = UnshardedRun.of(local.program)
             check = own.verify(local.shardings, module_of=lambda *_, m=local.module: m, count=False)
         except ToastError as error:
             errors += 1
@@ -154,7 +156,7 @@ def main() -> None:
             if (same, mesh) in there:
                 row = {**there[same, mesh], "model": name}
             else:
-                reference = reference or Reference.of(program)
+                reference = reference or UnshardedRun.of(program)
                 row = measure(reference, mesh, options.states, options.seed, name)
             there[name, mesh] = row
             rows.append(row)

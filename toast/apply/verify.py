@@ -127,12 +127,12 @@ def verify(
     :raises toast.errors.PlanError: if the program is a fact base or too large for this machine, if
         there are too few devices, or if XLA cannot run it on CPU devices.
     """
-    reference = Reference.of(program, seed)
+    reference = UnshardedRun.of(program, seed)
     return reference.verify(shardings, rtol=rtol, module_of=module_of)
 
 
 @dataclasses.dataclass(frozen=True)
-class Reference:
+class UnshardedRun:
     """What a program computes from random arguments without shardings, to compare plans with."""
 
     program: Program
@@ -141,7 +141,7 @@ class Reference:
     expected: list[Any] = dataclasses.field(repr=False)
 
     @staticmethod
-    def of(program: Program, seed: int = 0) -> Reference:
+    def of(program: Program, seed: int = 0) -> UnshardedRun:
         """Runs ``program`` unsharded.  Parameters and errors are those of :func:`verify`."""
         _check_runs(program)
         assert isinstance(program.source, ModuleSource)
@@ -149,7 +149,7 @@ class Reference:
         with _named_errors(program), word_size(program):
             source = program.source.whole or program.source
             expected = _reference(program, source)(*arguments)
-        return Reference(program, arguments, [np.asarray(array) for array in expected])
+        return UnshardedRun(program, arguments, [np.asarray(array) for array in expected])
 
     def verify(
         self,
