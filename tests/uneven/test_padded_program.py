@@ -135,6 +135,24 @@ def test_gshard_3_3_1_padded_programs(name: str, mesh: str) -> None:
         assert_as_predicted(model, state, lowered_state(model, state))
 
 
+def test_conditions_of_loops_read_no_padding() -> None:
+    """Elements of the padding, which are arbitrary, do not decide how often a loop runs."""
+
+    def grow(x: Any) -> Any:
+        return lax.while_loop(
+            lambda state: (state[0].min() < 9) & (state[1] < 50),
+            lambda state: (state[0] * 1.5, state[1] + 1),
+            (x, 0),
+        )
+
+    padded = padded_program(toast.analyze(grow, f32(7, 13)), Mesh.parse("a=4"), 1.0)
+    assert padded is not None
+    (x,) = arrays((f32(7, 13),))
+    results = _reference(padded.program, padded.program.source)(x)
+    for result, value in zip(results, jax.jit(grow)(x), strict=True):
+        np.testing.assert_allclose(result, value, rtol=1e-5)
+
+
 def test_plans_pad_where_it_pays() -> None:
     """Padding lets a product of matrices with odd dimensions be sharded."""
     shapes = f32(4097, 2049), f32(2049, 4097), f32(8)
