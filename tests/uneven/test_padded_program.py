@@ -114,8 +114,6 @@ def arrays(shapes: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_gshard_3_3_1_padded_programs(name: str, mesh: str) -> None:
     """The padded program equals the program, and random states of it run as priced."""
-    if name == "reshape" and "," in mesh:
-        pytest.skip("two axes that change places take a permute that the price does not have")
     function, shapes = CASES[name]
     padded = padded_program(toast.analyze(function, *shapes), Mesh.parse(mesh), 1.0)
     assert padded is not None
