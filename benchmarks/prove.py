@@ -25,7 +25,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiling takes most of the time.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+    "--xla_llvm_disable_expensive_passes=true",
 )
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 

@@ -60,7 +60,8 @@ from toast.space import Constraints, Resolving, Space, region_notes
 from toast.uneven import PaddedProgram, padded_program, padded_sizes
 from toast.units import listed, size_text
 
-#: The search for what padding gains begins with the plan and tries whole colors only.
+#: The search that decides whether programs with padded dimensions are planned begins with the plan
+#: and tries whole colors only.
 _PADDING_STAGES: tuple[Stage, ...] = (TreeSearch(effort=128), Polishing())
 
 #: Called with the name of each stage when it begins, and with each round of the search.
@@ -350,7 +351,11 @@ def plan(
             resolution=resolution,
         )  # fmt: skip
         more = [reshard.text for reshard in best.step_reshards]
-        gain = _padding_gain(best, share or MOST_ADDED, settings, overlap, searching=begin)
+        # Without padding, the note has its result, which no search of a padded program improves.
+        gain = _padding_gain(
+            best, share or MOST_ADDED, settings, overlap,
+            searching=begin, stages=_PADDING_STAGES if share else stages,
+        )  # fmt: skip
         if more:
             best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *more])))
     if not best.fits:
@@ -590,9 +595,10 @@ def _padded_plan(
 
 
 def _padding_gain(
-    best: Plan, share: float, settings: Settings, overlap: Overlap, *, searching: float
-) -> Padding | None:
-    """What padding would gain, by a short search from the plan, in the time that is left.
+    best: Plan, share: float, settings: Settings, overlap: Overlap, *,
+    searching: float, stages: Sequence[Stage],
+) -> Padding | None:  # fmt: skip
+    """What padding would gain, by one round of ``stages`` from the plan, in the time that is left.
 
     ``share`` is the largest share of elements that padding may add to a dimension.  ``searching``
     is when the search began, on the clock of ``time.perf_counter``.
@@ -617,7 +623,7 @@ def _padding_gain(
     # Sizes may distinguish op classes; refinements, which name op classes, are then left out.
     same = bool((space.classes.of_op == best.model.space.classes.of_op).all())
     result = find(
-        model, memory_bytes=best.memory_bytes, settings=once, stages=_PADDING_STAGES,
+        model, memory_bytes=best.memory_bytes, settings=once, stages=stages,
         start=[tuple(action for action in best.actions if same or not action.part)],
     )  # fmt: skip
     prices = model.price(result.state[None])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -126,6 +127,58 @@ def verify(
     :raises toast.errors.PlanError: if the program is a fact base or too large for this machine, if
         there are too few devices, or if XLA cannot run it on CPU devices.
     """
+    reference = UnshardedRun.of(program, seed)
+    return reference.verify(shardings, rtol=rtol, module_of=module_of)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnshardedRun:
+    """What a program computes from random arguments without shardings, to compare plans with."""
+
+    program: Program
+    arguments: list[Any] = dataclasses.field(repr=False)
+    #: The results, flat.
+    expected: list[Any] = dataclasses.field(repr=False)
+
+    @staticmethod
+    def of(program: Program, seed: int = 0) -> UnshardedRun:
+        """Runs ``program`` unsharded.  Parameters and errors are those of :func:`verify`."""
+        _check_runs(program)
+        assert isinstance(program.source, ModuleSource)
+        arguments = random_arguments(program, seed)
+        with _named_errors(program), word_size(program):
+            source = program.source.whole or program.source
+            expected = _reference(program, source)(*arguments)
+        return UnshardedRun(program, arguments, [np.asarray(array) for array in expected])
+
+    def verify(
+        self,
+        shardings: Shardings,
+        *,
+        rtol: float | None = None,
+        module_of: Callable[[Program, Shardings], Any] = annotate,
+        count: bool = True,
+    ) -> Verification:
+        """Runs the program sharded, and compares the outputs.
+
+        Parameters and errors are those of :func:`verify`; without ``count``, the collectives of the
+        compiled program are not counted, which spares compiling it once more.
+        """
+        program = self.program
+        with _named_errors(program):
+            sharded = Runnable(program, shardings, module_of=module_of)
+            actual = sharded.run_flat(self.arguments)
+        limit = tolerance(program) if rtol is None else rtol
+        outputs = tuple(
+            check_output(path, np.asarray(a), e, limit)
+            for path, a, e in zip(program.results, actual, self.expected, strict=True)
+        )
+        collectives = collectives_in(sharded.compiled_text()) if count else {}
+        return Verification(outputs, collectives)
+
+
+def _check_runs(program: Program) -> None:
+    """Raises :class:`toast.errors.PlanError` if a program cannot run on this machine."""
     if not isinstance(program.source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no program to run")
     waits = next((s.kind for s in program.signatures if s.kind in _WAITS), None)
@@ -145,25 +198,19 @@ def verify(
             f"{program.name} has {size / 2**30:.3g} GiB of arguments and results, which is too "
             "much for CPU devices; verify a smaller form"
         )
+
+
+@contextlib.contextmanager
+def _named_errors(program: Program) -> Iterator[None]:
+    """Errors of XLA, for example of an op or a custom call that it lacks on CPU, in one line."""
     try:
-        sharded = Runnable(program, shardings, module_of=module_of)
-        arguments = random_arguments(program, seed)
-        with word_size(program):
-            source = program.source.whole or program.source
-            expected = _reference(program, source)(*arguments)
-        actual = sharded.run_flat(arguments)
+        yield
     except ToastError:
         raise
-    except Exception as error:  # for example an op or a custom call that XLA lacks on CPU
+    except Exception as error:
         raise PlanError(
             f"{program.name}: XLA cannot run it on CPU devices: {shortened(str(error), 300)}"
         ) from error
-    limit = tolerance(program) if rtol is None else rtol
-    outputs = tuple(
-        check_output(path, np.asarray(a), np.asarray(e), limit)
-        for path, a, e in zip(program.results, actual, expected, strict=True)
-    )
-    return Verification(outputs, collectives_in(sharded.compiled_text()))
 
 
 def _reference(program: Program, source: ModuleSource) -> Any:

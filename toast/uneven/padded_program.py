@@ -211,6 +211,17 @@ class _Padding:
             if operation.name == "stablehlo.while":
                 for region in operation.regions:
                     region.blocks[0].arguments[index].set_type(local)
+                self._cut_for_condition(operation, index, type_.shape)
+
+    def _cut_for_condition(self, loop: Any, index: int, shape: Shape) -> None:
+        """Cuts the padding off what the condition of a loop uses: its elements are arbitrary."""
+        (block,) = loop.regions[0].blocks
+        uses = [(use.owner, use.operand_number) for use in block.arguments[index].uses]
+        if uses:
+            with loop.location, ir.InsertionPoint.at_block_begin(block):
+                whole = cut(block.arguments[index], shape)
+            for owner, place in uses:
+                owner.operands[place] = whole
 
     def _use(self, op: int, index: int, shape: Shape) -> None:
         """Gives an operand a shape: pads it, or cuts the padding off."""
