@@ -37,6 +37,7 @@ from toast.plan import (
     provenance,
     read,
     saved_start,
+    small_collective_notes,
     start_actions,
 )
 from toast.program import PaddedDimension, Program, with_trip_counts
@@ -350,7 +351,10 @@ def plan(
             ]), meshes=tried,
             resolution=resolution,
         )  # fmt: skip
-        more = [reshard.text for reshard in best.step_reshards]
+        more = [
+            *(reshard.text for reshard in best.step_reshards),
+            *small_collective_notes(best.transfers, best.after.step_seconds),
+        ]
         # Without padding, the note has its result, which no search of a padded program improves.
         gain = _padding_gain(
             best, share or MOST_ADDED, settings, overlap,

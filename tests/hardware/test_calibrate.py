@@ -52,9 +52,10 @@ def test_kinds_without_rows_are_kept() -> None:
     ]
 
 
-def test_the_shipped_fit_is_of_a_node() -> None:
-    """Nothing is faster than the datasheet; all four collectives of h100.toml are measured."""
-    machine = load("h100")
+@pytest.mark.parametrize("name", ["h100", "a100", "a100-80gb"])
+def test_the_shipped_fit_is_of_a_node(name: str) -> None:
+    """Nothing is faster than the datasheet; all four collectives of the file are measured."""
+    machine = load(name)
     assert {m.kind for m in machine.measured} == set(KINDS)
     link = machine.interconnect
     for m in machine.measured:

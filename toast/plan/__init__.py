@@ -33,6 +33,7 @@ from toast.plan.reasons import (
     FreeAxis,
     HeldAxis,
 )
+from toast.plan.small_collectives import small_collective_notes
 from toast.plan.starting_plan import check_program, saved_start, start_actions
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "read",
     "saved_start",
     "schema",
+    "small_collective_notes",
     "spec_text",
     "start_actions",
 ]
