@@ -29,7 +29,7 @@ def small_collective_notes(transfers: Sequence[Transfer], step_seconds: float) -
     for transfer in transfers:
         if 0 < transfer.bytes <= _TINY_BYTES and transfer.count > 0:
             kinds.setdefault(transfer.kind, []).append(transfer)
-    found: list[tuple[float, str]] = []
+    costly: list[tuple[float, str]] = []
     for kind, tiny in kinds.items():
         count = sum(transfer.count for transfer in tiny)
         seconds = sum(transfer.count * transfer.seconds for transfer in tiny)
@@ -37,14 +37,14 @@ def small_collective_notes(transfers: Sequence[Transfer], step_seconds: float) -
             continue
         mean = sum(transfer.count * transfer.bytes for transfer in tiny) / count
         plural = kind.replace("_", "-") + "s"
-        found.append((
+        costly.append((
             seconds,
             f"{round(count):,} {plural} of {size_text(mean)} on average "
             f"take {time_text(seconds)}",
         ))  # fmt: skip
-    if not found:
+    if not costly:
         return []
-    texts = [text for _, text in sorted(found, reverse=True)]
+    texts = [text for _, text in sorted(costly, reverse=True)]
     return [
         f"tiny collectives: {listed(texts, _NAMED)}; most of it is their fixed cost: keep small "
         "arrays whole (pin them), or stack them into one"

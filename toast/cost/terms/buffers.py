@@ -137,9 +137,9 @@ class MergedSums(Term):
         merged = ranges.summed[~ranges.live.exists[ranges.summed]]
         last, written = np.zeros((2, len(ranges.value_class)), dtype=np.int64)
         np.maximum.at(last, ranges.use_value, ranges.use_op)
-        results = ranges.program.ops
+        ops = ranges.program.ops
         kernel = ranges.live.late[ranges.use_op].tolist()
-        size = [ranges.size[list(results[op].results)].max(initial=0.0) for op in kernel]
+        size = [ranges.size[list(ops[op].results)].max(initial=0.0) for op in kernel]
         np.maximum.at(written, ranges.use_value, np.array(size, dtype=np.int64))
         merged = merged[written[merged] < ranges.size[merged]]
         return Lifetimes(ranges.value_class[merged], ranges.maker[merged], last[merged] + 1, merged)
