@@ -20,9 +20,10 @@ from toast.hardware import Hardware, load
 ROWS, COLUMNS = P("model", None), P(None, "model")
 
 
-def quick_memory() -> Hardware:
-    """Hardware on which writing a small result takes no time."""
-    return dataclasses.replace(load("tpu-v5e"), memory_bytes_per_s=1e30)
+def slow_products() -> Hardware:
+    """Hardware on which small products hide their permutes, and writing results takes no time."""
+    slow = {"bf16": 2e12, "f32": 2e12}
+    return dataclasses.replace(load("tpu-v5e"), memory_bytes_per_s=1e30, flops_per_s=slow)
 
 
 def layer(x: Any, up: Any, down: Any) -> Any:
@@ -30,24 +31,29 @@ def layer(x: Any, up: Any, down: Any) -> Any:
 
 
 def planned(
-    function: Callable[..., Any], shapes: Any, pins: dict[str, P], mesh: str = "data=2,model=4"
+    function: Callable[..., Any],
+    shapes: Any,
+    pins: dict[str, P],
+    mesh: str = "model=4",
+    overlap: float = 1.0,
 ) -> toast.Plan:
+    hardware = dataclasses.replace(slow_products(), overlap_efficiency=overlap)
     return toast.plan(
         function, *(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes), mesh=mesh,
-        hardware=quick_memory(), lowering="local", constraints=toast.Constraints(pin=pins),
+        hardware=hardware, lowering="local", constraints=toast.Constraints(pin=pins),
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def looped() -> toast.Plan:
     pins = {"x": ROWS, "up": COLUMNS, "down": ROWS, "result": ROWS}
-    return planned(layer, ((256, 64), (64, 128), (128, 64)), pins)
+    return planned(layer, ((1024, 64), (64, 512), (512, 64)), pins)
 
 
 def test_3_3_2_windowed_einsum(looped: toast.Plan) -> None:
     """The operand goes around the four devices, and then the parts of the sum."""
     local = looped.lowered()
-    assert dict(local.counts()) == {("collective_permute", ("model",), 16384.0): 6}
+    assert dict(local.counts()) == {("collective_permute", ("model",), 65536.0): 6}
     assert local.counts() == looped.model.local_collectives(looped.state)
     assert looped.verify(lowering="local").equal
     assert "loop of dot_general" in local.text
@@ -58,13 +64,13 @@ def test_uses_share_the_shards_of_a_loop() -> None:
 
     def gated(x: Any, gate: Any, up: Any, down: Any) -> Any:
         hidden = (x @ up) * jnp.tanh(x @ gate)
-        return hidden @ down, x.sum()
+        return toast.split(hidden, 1, "model") @ down, x.sum()
 
-    shapes = (256, 64), (64, 128), (64, 128), (128, 64)
+    shapes = (1024, 64), (64, 512), (64, 512), (512, 64)
     pins = {"x": ROWS, "gate": COLUMNS, "up": COLUMNS, "down": ROWS, "result[0]": ROWS}
-    plan = planned(gated, shapes, pins)
+    plan = planned(gated, shapes, pins, overlap=0.1)  # else, one product hides the other's gather
     counts = plan.lowered().counts()
-    assert counts["collective_permute", ("model",), 16384.0] == 6
+    assert counts["collective_permute", ("model",), 65536.0] == 6
     assert counts == plan.model.local_collectives(plan.state)
     assert plan.verify(lowering="local").equal
 
@@ -74,21 +80,23 @@ def test_batches_of_products() -> None:
         return jnp.einsum("bsd,dhk->bhsk", x, w)
 
     pins = {"x": P("data", "model", None), "w": P(None, "model", None)}
-    plan = planned(heads, ((4, 32, 16), (16, 8, 4)), pins)
+    plan = planned(heads, ((4, 256, 64), (64, 8, 64)), pins, mesh="data=2,model=4")
     counts = plan.lowered().counts()
-    assert counts["collective_permute", ("model",), 1024.0] == 3
+    assert counts["collective_permute", ("model",), 32768.0] == 3
     assert counts == plan.model.local_collectives(plan.state)
     assert plan.verify(lowering="local").equal
 
 
 def test_price_decides(looped: toast.Plan) -> None:
-    """A product that takes less time than its permutes has no loop, nor has one for XLA."""
+    """A product that hides little of its permutes has no loop, nor has one for XLA."""
     space, hardware = looped.model.space, looped.hardware
     assert looped.model.loops
     slow_memory = dataclasses.replace(hardware, memory_bytes_per_s=1e9)
+    quick_products = dataclasses.replace(hardware, flops_per_s=load("tpu-v5e").flops_per_s)
     whole = CostModel(space, hardware, loops=False)
     for model in (
-        whole, CostModel(space, slow_memory), CostModel(space, hardware, overlap="none"),
+        whole, CostModel(space, slow_memory), CostModel(space, quick_products),
+        CostModel(space, hardware, overlap="none"),
     ):  # fmt: skip
         kinds = {kind for kind, *_ in model.reshards(looped.state)}
         assert kinds == {"all_gather", "reduce_scatter"}
@@ -117,13 +125,13 @@ def test_branches_share_the_shards_of_a_loop() -> None:
         hidden = jax.lax.cond(
             flag, lambda: jax.nn.relu(x @ up), lambda: jnp.tanh(x @ gate) * (x @ up)
         )  # fmt: skip
-        return hidden @ down
+        return toast.split(hidden, 1, "model") @ down
 
     pins = {"x": ROWS, "up": COLUMNS, "gate": COLUMNS, "down": ROWS, "result": ROWS}
-    shapes = (256, 64), (64, 128), (64, 128), (128, 64)
+    shapes = (1024, 64), (64, 512), (64, 512), (512, 64)
     plan = toast.plan(
         either, *(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes),
-        jax.ShapeDtypeStruct((), "bool"), mesh="data=2,model=4", hardware=quick_memory(),
+        jax.ShapeDtypeStruct((), "bool"), mesh="model=4", hardware=slow_products(),
         lowering="local", constraints=toast.Constraints(pin=pins),
     )  # fmt: skip
     local = plan.lowered()

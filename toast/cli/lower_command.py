@@ -75,7 +75,7 @@ def lower(
             )
         machine = load(hardware)
         with progress() as show:
-            analysis = source.on(machine).analysis(show)
+            analysis = source.on(machine).analysis(show, partitioner="local")
             plan = api.plan(
                 analysis, mesh=mesh, hardware=machine,
                 settings=Settings(seed=seed, budget=budget), progress=show,

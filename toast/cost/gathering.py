@@ -62,6 +62,9 @@ _SUMMED_WHOLE = frozenset({"gather", "scatter"})
 #: Ops that commute with a sum over devices.
 _LINEAR = frozenset({"convert", "transpose", "reshape"})
 
+#: The kind of op that may become a loop of products (:mod:`toast.cost.loops`).
+_LOOPED = "dot_general"
+
 #: Maximum distance of two use classes of a value class that share a copy.
 _FARTHEST = 8
 
@@ -129,10 +132,12 @@ def build(
         np.array([bool(rule.rings) for rule in analysis.rules])[names.signature[names.use_op]],
         host.inside,
     )  # fmt: skip
+    around: Bools = np.array([bool(rule.rings) for rule in analysis.rules])[names.signature]
+    if loops:
+        around |= [program.kind(op) == _LOOPED for op in range(len(program.ops))]
     open_windows = windows(
         program, names.use_op, names.use_value, working.tolist(), work,
-        grouped.of_value, grouped.of_use,
-        np.array([bool(rule.rings) for rule in analysis.rules])[names.signature],
+        grouped.of_value, grouped.of_use, around,
     )  # fmt: skip
     free = open_windows.free(Entity.VALUE_CLASS)
     summed_by_op: Bools = reduces[slot_table.op_class[grouped.use_slot]]
@@ -640,7 +645,7 @@ def _loopable(analysis: Analysis, grouped: _Grouped, windows: Windows) -> _Loope
     free, excluded = windows.free(Entity.USE_CLASS), np.zeros(len(looped.operands), dtype=bool)
     first = np.searchsorted(names.use_op, np.arange(len(program.ops)))
     for number, op in enumerate(program.ops):
-        if program.kind(number) != "dot_general":
+        if program.kind(number) != _LOOPED:
             continue
         rule = analysis.rules[names.signature[number]]
         result = {f: d for d, factors in enumerate(rule.results[0]) for f in factors}

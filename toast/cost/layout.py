@@ -256,8 +256,16 @@ class Layout(LocalLayout):
         return self.devices[axes_of(held < self.tables.slots.dim.shape[1] - 1)]
 
     def _product_seconds(self, state: Ints, op_class: Ints) -> Floats:
-        """``[M]`` seconds of a product of each class on a device."""
-        return np.asarray(self.tables.ops.peak_seconds[op_class] / self._shards(state, op_class))
+        """``[M]`` seconds of a product of each class on a device.
+
+        Shards that go around are rounded before, so that the product has the rate of their type.
+        """
+        ops, hardware = self.tables.ops, self.machine.hardware
+        seconds = ops.peak_seconds[op_class]
+        if hardware.product_operands:
+            rounded = ops.flops[op_class] / hardware.peak(hardware.product_operands)
+            seconds = np.minimum(seconds, rounded)
+        return np.asarray(seconds / self._shards(state, op_class))
 
     @functools.cached_property
     def major(self) -> Ints:

@@ -3,10 +3,12 @@
 If an operand of a product would be gathered along a dimension that the result has, too, each device
 multiplies its own shard while those of its neighbours are on their way: half of them go around in
 each direction.  If a result would be scattered, the parts of the sums go around in the same way.
-The permutes then take time only as far as the product is shorter.
+The permutes run beside the product, as other collectives may.
 
-A product becomes a loop if that is faster: its permutes that are not hidden, and its kernels, which
-are smaller, must take less time than a collective that other products hide as far as they can.
+A product becomes a loop if that is clearly faster: its permutes that are not hidden, and its
+kernels, which are smaller, must take at most half the time of a collective that other products hide
+as far as they can.  A loop that gains less can lose: its permutes keep links and a product busy
+that other collectives need, too.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from toast.cost.machine import Machine
 #: Devices up to which a loop is written; it has one product per device.
 _MOST = 16
 
+#: Time of a loop over that of its collective, at most.
+_CLEARLY = 0.5
+
 #: Accesses of a result in memory that a loop adds.  Its parts are no longer fused with the op that
 #: uses the result, which is written and read.  Of a sum, each addition reads two and writes one.
 UNFUSED, ADDED = 2, 3
@@ -35,8 +40,8 @@ class Loops:
     axes: Axes
     #: ``[S, X]`` how many shards each device receives.
     passes: Floats
-    #: ``[S, X]`` seconds of a permute that the product hides.
-    hidden: Floats
+    #: ``[S, X]`` seconds of a permute that run beside one in the other direction.
+    both_ways: Floats
     #: ``[S, X]`` seconds that the parts of a product take longer than all of it at once.
     longer: Floats
 
@@ -77,11 +82,11 @@ def faster_loops(shape: tuple[int, int], machine: Machine, candidates: LoopCandi
     longer = passes * hardware.product_latency_s + accessing
     beside = np.minimum(candidates.seconds, candidates.independent)
     exposed = candidates.seconds - hardware.overlap_efficiency * beside
-    faster = (waiting + longer < exposed) & (devices <= _MOST)
+    faster = (waiting + longer < _CLEARLY * exposed) & (devices <= _MOST)
     loops = Loops.none(shape)
     where = candidates.state[faster], candidates.entity[faster]
     loops.axes[where] = candidates.axis[faster]
     loops.passes[where] = passes[faster]
-    loops.hidden[where] = (once - waiting / passes)[faster]
+    loops.both_ways[where] = (once * (1 - devices // 2 / passes))[faster]
     loops.longer[where] = longer[faster]
     return loops

@@ -112,7 +112,7 @@ class Traffic:
     spared: Floats | float = 0.0  # [S, X] or [X] share of them that XLA saves
     rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
     stated: int | None = None  # the kind in the program, if XLA uses another
-    behind: Floats | float = 0.0  # [S, X] seconds of each that the op that needs it hides
+    behind: Floats | float = 0.0  # [S, X] seconds of each beside another of them
 
     @functools.cached_property
     def count(self) -> Floats:
@@ -132,7 +132,7 @@ class Traffic:
 
     @functools.cached_property
     def once(self) -> Floats:
-        """``[S, X]`` seconds of one collective, without those that its op hides."""
+        """``[S, X]`` seconds of one collective, without those beside another of them."""
         links = self.layout.machine.collectives
         seconds = (links.seconds(kind, self.size, self.axes) for kind in self.kinds)
         return np.asarray(functools.reduce(np.maximum, seconds) - self.behind)

@@ -239,7 +239,7 @@ def _around(layout: Layout, slot: Ints) -> tuple[Axes, Floats]:
 class LoopedGathers(Term):
     """Operands of which products use one shard after the other (:mod:`toast.cost.loops`)."""
 
-    name, scope, label = "looped gathers", Entity.USE_CLASS, "loop"
+    name, scope, label, beside_op = "looped gathers", Entity.USE_CLASS, "loop", True
 
     def seconds(self, layout: Layout) -> Floats | None:
         loops = layout.looped_gathers
@@ -251,14 +251,14 @@ class LoopedGathers(Term):
             size = np.take(layout.value_bytes, uses.value, axis=1) * uses.share
             yield Traffic(
                 self, layout, PERMUTE, loops.axes, size, size, loops.passes * uses.count,
-                rounded=uses.share, behind=loops.hidden,
+                rounded=uses.share, behind=loops.both_ways,
             )  # fmt: skip
 
 
 class LoopedSums(Term):
     """Partial sums of products that go around the devices (:mod:`toast.cost.loops`)."""
 
-    name, scope, label = "looped sums", Entity.VALUE_CLASS, "loop"
+    name, scope, label, beside_op = "looped sums", Entity.VALUE_CLASS, "loop", True
 
     def seconds(self, layout: Layout) -> Floats | None:
         loops = layout.looped_sums
@@ -268,7 +268,9 @@ class LoopedSums(Term):
         values, loops = layout.tables.values, layout.looped_sums
         if loops.some:
             size, times = layout.value_bytes, loops.passes * values.count
-            yield Traffic(self, layout, PERMUTE, loops.axes, size, size, times, behind=loops.hidden)
+            yield Traffic(
+                self, layout, PERMUTE, loops.axes, size, size, times, behind=loops.both_ways
+            )
 
 
 class RegionCollectives(Term):
