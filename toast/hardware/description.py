@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from toast.hardware.product_prices import ProductPrices
+
 
 @dataclasses.dataclass(frozen=True)
 class Interconnect:
@@ -77,8 +79,8 @@ class Hardware:
     #: Achievable bytes per second of the device's memory.
     memory_bytes_per_s: float
     interconnect: Interconnect
-    #: Rows, columns and depth of a tile of the matrix unit; products are padded to whole tiles.
-    tile: tuple[int, int, int] = (1, 1, 1)
+    #: How the time of products depends on their size.
+    products: ProductPrices = dataclasses.field(default_factory=ProductPrices)
     #: One dimension of every array in memory is padded to a multiple of this number of elements.
     lanes: int = 1
     #: The element type that float32 operands of products are rounded to before they are stored or

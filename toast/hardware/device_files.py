@@ -17,6 +17,7 @@ from toast.boundary.regular_files import read_text
 from toast.boundary.typed import Misfit, checked
 from toast.errors import HardwareError
 from toast.hardware.description import Hardware, Interconnect, Measured
+from toast.hardware.product_prices import ProductPrices
 from toast.resources import directory
 
 # The range of a figure catches a wrong unit, such as 16 for 16e9 bytes.  Titles go into messages.
@@ -54,6 +55,18 @@ class TileTable(_Table, frozen=True, kw_only=True):
     m: Count
     n: Count
     k: Count
+
+
+class ProductsTable(_Table, frozen=True, kw_only=True):
+    """``[products]``: the time of products by size, on devices with several matrix units."""
+
+    units: Count
+    tiles: Annotated[tuple[tuple[Count, Count], ...], Meta(min_length=1, max_length=16,
+        title="pairs of rows and columns, for example [[128, 256], [128, 128]]")]  # fmt: skip
+    ramp: Annotated[float, Meta(ge=0, le=10**5, title="elements, for example 128")]
+    parts: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8,
+        title="numbers of parts, for example [1, 4]")] = (1,)  # fmt: skip
+    memory: Fraction | None = None
 
 
 class EfficiencyTable(_Table, frozen=True, kw_only=True):
@@ -113,7 +126,8 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     product_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
     memory: MemoryTable
-    tile: TileTable = TileTable(m=1, n=1, k=1)
+    tile: TileTable | None = None
+    products: ProductsTable | None = None
     interconnect: TorusTable | SwitchTable
     host: HostTable | None = None
     efficiency: EfficiencyTable
@@ -123,7 +137,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
 #: The tables of a file but ``[[collective]]``; the keys of two of them depend on the file.
 _TABLES = {
     "flops_per_s": _Table, "memory": MemoryTable, "tile": TileTable, "efficiency": EfficiencyTable,
-    "interconnect": _Table, "host": HostTable,
+    "interconnect": _Table, "host": HostTable, "products": ProductsTable,
 }  # fmt: skip
 #: The algorithms that can be measured, by collective.
 _ALGORITHMS = {
@@ -255,7 +269,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         memory_limit_bytes=file.memory.limit_bytes,
         memory_bytes_per_s=file.memory.bandwidth_bytes_per_s * file.efficiency.memory,
         interconnect=interconnect,
-        tile=(file.tile.m, file.tile.n, file.tile.k),
+        products=_products(file),
         lanes=file.memory.lanes,
         product_operands=file.product_operands or "",
         transcendentals_per_s=file.transcendentals_per_s,
@@ -265,6 +279,21 @@ def _hardware(file: DeviceFile) -> Hardware:
         device_kind=file.device_kind or "",
         measured=tuple(Measured(**msgspec.structs.asdict(entry)) for entry in file.collective),
     )
+
+
+def _products(file: DeviceFile) -> ProductPrices:
+    """The prices of products: by waves of tiles, or padded to the tile of one unit."""
+    if (table := file.products) is not None:
+        return ProductPrices(
+            tiles=table.tiles,
+            units=table.units,
+            ramp=table.ramp,
+            parts=table.parts,
+            memory_share=(table.memory or file.efficiency.memory) / file.efficiency.memory,
+        )
+    if (tile := file.tile) is not None:
+        return ProductPrices(tiles=((tile.m, tile.n),), depth=tile.k)
+    return ProductPrices()
 
 
 class _Fault(NamedTuple):
@@ -284,7 +313,9 @@ def _table_faults(data: Mapping[str, Any]) -> Iterator[_Fault]:
         if isinstance(value, dict | list) and name not in (*_TABLES, "collective"):
             yield _Fault(name, "", f"unknown table {name}", _hint(name, _TABLES))
     for name in _TABLES:
-        if not isinstance(data.get(name, {} if name in ("tile", "host") else None), dict):
+        if not isinstance(
+            data.get(name, {} if name in ("tile", "host", "products") else None), dict
+        ):
             yield _Fault("", name, f"missing table {name}", f"add [{name}]")
     entries = data.get("collective", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
@@ -301,11 +332,13 @@ def _fault(misfit: Misfit, data: Mapping[str, Any]) -> _Fault:
     if key := misfit.unknown_key:
         known = [name for name in _keys(misfit.place, data) if misfit.place or name not in _TABLES]
         return _Fault(_table_name(misfit.place), key, f"unknown key {key}", _hint(key, known))
-    *place, key = map(str, misfit.place)
+    # The value of a key is wrong as a whole, also if it is a list.
+    of_key = misfit.place[:2] if misfit.place[0] in _TABLES else misfit.place
+    *place, key = map(str, of_key)
     value: Any = data
-    for step in misfit.place:
+    for step in of_key:
         value = value[step]
-    remedy = f"write {_expected(misfit.place[:-1], key, data)}"
+    remedy = f"write {_expected(of_key[:-1], key, data)}"
     return _Fault(_table_name(place), key, f"{key} is {_shown(value)}", remedy)
 
 
@@ -321,6 +354,8 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
     for key, text in (("name", file.name), ("description", file.description)):
         if not text.isprintable():
             yield _Fault("", key, f"{key} is {_shown(text)}", "write a printable text")
+    if file.tile is not None and file.products is not None:
+        yield _Fault("tile", "", "[tile] and [products] are both there", "remove [tile]")
     yield from _collective_faults(file)
     memory, link, flops = file.memory, file.interconnect, file.flops_per_s
     if memory.limit_bytes > memory.capacity_bytes:

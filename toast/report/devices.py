@@ -51,6 +51,8 @@ def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableTy
         table.add_row(f"{dtype} products", f"{reached / 1e12:.4g} of {flops / 1e12:.4g} TFLOP/s")
     if machine.attention_efficiency is not None:
         table.add_row("attention", f"{machine.attention_efficiency:.4g} of the peak")
+    if machine.products.units > 1:
+        table.add_row("  tiles at once", str(machine.products.units))
     if machine.product_latency_s:
         table.add_row("a product, besides", time_text(machine.product_latency_s))
     if machine.overlap_efficiency < 1:
