@@ -38,6 +38,18 @@ def test_a_fit_finds_what_made_the_table() -> None:
     assert {m.kind for m in found.measured} == set(KINDS)
 
 
+def test_protocols_are_fitted_where_the_library_chooses_them() -> None:
+    rows = table("a100-80gb", noise=0.03)
+    rows = rows[rows["collective"] == "all_gather"]
+    found = calibrate(load("a100-80gb"), rows)
+    assert {m.protocol for m in found.measured if m.kind == "all_gather"} == {
+        "LL",
+        "LL128",
+        "Simple",
+    }
+    assert found.errors["mean"].max() < 0.06
+
+
 def test_the_same_table_gives_the_same_fit() -> None:
     rows = table()
     rows = rows[rows["collective"] == "reduce_scatter"]

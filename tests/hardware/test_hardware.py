@@ -86,6 +86,16 @@ def test_a_tile_and_waves_of_tiles_exclude_each_other(tmp_path: pathlib.Path) ->
     assert str(error.value) == f"{path}:{line}: [tile] and [products] are both there; remove [tile]"
 
 
+PROTOCOL = """
+[[protocol]]
+name = "LL"
+algorithm = "ring"
+latency_s = 1e-6
+step_latency_s = 1e-6
+bandwidth_bytes_per_s = 1e9
+"""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -95,10 +105,20 @@ def test_a_tile_and_waves_of_tiles_exclude_each_other(tmp_path: pathlib.Path) ->
             "tiles is [[128, 256, 64], [128, 128], [64, 64]]; write pairs of rows and columns, for example [[128, 256], [128, 128]]",
         ),
         ("units = 132", "units = 0", "units is 0; write a whole number from 1 to 1000000"),
+        (
+            "[efficiency]",
+            "[[protocol]]\nname = 'LL'\n[efficiency]",
+            'missing key algorithm; add it: "ring"',
+        ),
+        (
+            "[efficiency]",
+            PROTOCOL + PROTOCOL + "[efficiency]",
+            "duplicate ring LL; remove it, or set another name",
+        ),
         ("parts = [1, 4]", "parts = []", "parts is []; write numbers of parts, for example [1, 4]"),
     ],
 )
-def test_bad_waves(old: str, new: str, message: str, tmp_path: pathlib.Path) -> None:
+def test_bad_waves_and_protocols(old: str, new: str, message: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text((directory("hardware") / "h100.toml").read_text().replace(old, new))
     with pytest.raises(HardwareError) as error:

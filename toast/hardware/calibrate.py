@@ -7,7 +7,7 @@ import decimal
 import pathlib
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from scipy.optimize import least_squares
 
 from toast.boundary.regular_files import read_text
 from toast.errors import HardwareError
-from toast.hardware.collective_prices import Collectives, steps, wire_share
-from toast.hardware.description import Hardware, Measured
+from toast.hardware.collective_prices import Collectives, sizes_by_protocol, steps, wire_share
+from toast.hardware.description import Hardware, Measured, Protocol
 from toast.hardware.device_files import load, parse
 from toast.hardware.mesh import Mesh
 from toast.resources import directory
@@ -43,6 +43,9 @@ _PROTOCOLS = {
 
 #: Figures of one variant: a fit needs as many sizes, and as many rows for every further variant.
 _FIGURES = 4
+
+#: The rows that a second line of a protocol needs.
+_MANY = 16
 
 #: Every further variant must reduce the loss by this factor.
 _WORTH = 0.95
@@ -193,7 +196,13 @@ def errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fitted(hardware: Hardware, kind: str, rows: pd.DataFrame) -> list[Measured]:
-    """The fit with the fewest variants that describes the rows well."""
+    """The fit with the fewest variants that describes the rows well.
+
+    If the library chooses among protocols, each is fitted to the rows for which it is chosen.
+    """
+    protocols = [p for p in hardware.protocols if p.algorithm in _ALGORITHMS[kind]]
+    if protocols:
+        return list(_by_protocol(hardware, kind, rows, protocols))
     best: tuple[float, list[Measured]] | None = None
     for extra in _ALGORITHMS[kind]:
         for count in _PROTOCOLS:
@@ -207,6 +216,29 @@ def _fitted(hardware: Hardware, kind: str, rows: pd.DataFrame) -> list[Measured]
                 best = (loss, variants)
     assert best is not None
     return best[1]
+
+
+def _by_protocol(
+    hardware: Hardware, kind: str, rows: pd.DataFrame, protocols: list[Protocol]
+) -> Iterator[Measured]:
+    """The lines of each protocol, one or two."""
+    for protocol in protocols:
+        chosen = np.zeros(len(rows), dtype=bool)
+        for devices in rows["devices"].unique():
+            sizes = sizes_by_protocol(kind, int(devices), protocols)
+            least, most = sizes.get(protocol, (np.inf, np.inf))
+            size = rows["bytes"].to_numpy()
+            chosen |= (rows["devices"].to_numpy() == devices) & (least <= size) & (size < most)
+        here = rows[chosen]
+        fits = [
+            _fit(hardware, kind, here, [protocol.algorithm] * count)
+            for count in (1, 2)
+            if len(here) >= (1 if count == 1 else _MANY)
+        ]
+        if fits:
+            losses = [loss / _WORTH**count for count, (loss, _) in enumerate(fits, 1)]
+            for line in fits[int(np.argmin(losses))][1]:
+                yield dataclasses.replace(line, protocol=protocol.name)
 
 
 def _fit(

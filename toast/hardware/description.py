@@ -61,6 +61,23 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True)
+class Protocol:
+    """A protocol of a library of collectives, with the library's own estimate of its time.
+
+    The library runs the protocol with the shortest estimate, which is not always the fastest: the
+    times of its algorithms are those of :class:`Measured`.  The estimate is ``latency_s + steps *
+    step_latency_s + wire_share * bytes / bandwidth``.
+    """
+
+    name: str
+    #: As in :class:`Measured`.
+    algorithm: str
+    latency_s: float
+    step_latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Hardware:
     """One kind of device.  Rates are achievable ones: those of the datasheet times efficiency.
 
@@ -111,6 +128,8 @@ class Hardware:
     max_devices: int = 10**6
     #: Measured collectives inside a node; the times of other kinds follow from the links.
     measured: tuple[Measured, ...] = ()
+    #: The protocols among which the library chooses by size; it has all others at every size.
+    protocols: tuple[Protocol, ...] = ()
 
     @property
     def attention_share(self) -> float:

@@ -16,7 +16,7 @@ from msgspec import Meta
 from toast.boundary.regular_files import read_text
 from toast.boundary.typed import Misfit, checked
 from toast.errors import HardwareError
-from toast.hardware.description import Hardware, Interconnect, Measured
+from toast.hardware.description import Hardware, Interconnect, Measured, Protocol
 from toast.hardware.product_prices import ProductPrices
 from toast.resources import directory
 
@@ -112,6 +112,16 @@ class CollectiveTable(_Table, frozen=True, kw_only=True):
     link_bandwidth_bytes_per_s: BytesPerS
 
 
+class ProtocolTable(_Table, frozen=True, kw_only=True):
+    """``[[protocol]]``: the library's estimate of the time of one of its protocols."""
+
+    name: Text
+    algorithm: Literal["ring", "recursive doubling", "tree", "in-switch", "direct"]
+    latency_s: Seconds
+    step_latency_s: Seconds
+    bandwidth_bytes_per_s: BytesPerS
+
+
 class DeviceFile(_Table, frozen=True, kw_only=True):
     """A hardware file."""
 
@@ -132,9 +142,12 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     host: HostTable | None = None
     efficiency: EfficiencyTable
     collective: tuple[CollectiveTable, ...] = ()
+    protocol: tuple[ProtocolTable, ...] = ()
 
 
-#: The tables of a file but ``[[collective]]``; the keys of two of them depend on the file.
+#: The tables of which a file may have several.
+_LISTS = {"collective": CollectiveTable, "protocol": ProtocolTable}
+#: The other tables of a file; the keys of two of them depend on the file.
 _TABLES = {
     "flops_per_s": _Table, "memory": MemoryTable, "tile": TileTable, "efficiency": EfficiencyTable,
     "interconnect": _Table, "host": HostTable, "products": ProductsTable,
@@ -278,6 +291,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         platform=file.platform or "",
         device_kind=file.device_kind or "",
         measured=tuple(Measured(**msgspec.structs.asdict(entry)) for entry in file.collective),
+        protocols=tuple(Protocol(**msgspec.structs.asdict(entry)) for entry in file.protocol),
     )
 
 
@@ -310,17 +324,17 @@ class _Fault(NamedTuple):
 def _table_faults(data: Mapping[str, Any]) -> Iterator[_Fault]:
     """Wrong tables: they come first, as the keys of a table without header belong to another."""
     for name, value in data.items():
-        if isinstance(value, dict | list) and name not in (*_TABLES, "collective"):
+        if isinstance(value, dict | list) and name not in (*_TABLES, *_LISTS):
             yield _Fault(name, "", f"unknown table {name}", _hint(name, _TABLES))
     for name in _TABLES:
         if not isinstance(
             data.get(name, {} if name in ("tile", "host", "products") else None), dict
         ):
             yield _Fault("", name, f"missing table {name}", f"add [{name}]")
-    entries = data.get("collective", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        reason = "collective is not a list of tables"
-        yield _Fault("", "collective", reason, "write [[collective]]")
+    for name in _LISTS:
+        entries = data.get(name, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            yield _Fault("", name, f"{name} is not a list of tables", f"write [[{name}]]")
 
 
 def _fault(misfit: Misfit, data: Mapping[str, Any]) -> _Fault:
@@ -390,6 +404,12 @@ def _collective_faults(file: DeviceFile) -> Iterator[_Fault]:
     if file.collective and isinstance(file.interconnect, TorusTable):
         reason = "a torus cannot have measured collectives"
         yield _Fault("collective#0", "", reason, "remove them")
+    chosen: set[tuple[str, str]] = set()
+    for number, protocol in enumerate(file.protocol):
+        if (protocol.algorithm, protocol.name) in chosen:
+            reason = f"duplicate {protocol.algorithm} {protocol.name}"
+            yield _Fault(f"protocol#{number}", "", reason, "remove it, or set another name")
+        chosen.add((protocol.algorithm, protocol.name))
     earlier: set[tuple[str, str, str]] = set()
     for number, entry in enumerate(file.collective):
         table = f"collective#{number}"
@@ -401,7 +421,8 @@ def _collective_faults(file: DeviceFile) -> Iterator[_Fault]:
             reason = f"protocol is {_shown(entry.protocol)}"
             yield _Fault(table, "protocol", reason, "write a printable text")
         variant = entry.kind, entry.algorithm, entry.protocol
-        if variant in earlier:
+        # Several lines may describe the time of a protocol that is chosen by its estimate.
+        if variant in earlier and variant[1:] not in chosen:
             reason = f"duplicate {' '.join(filter(None, variant))}"
             yield _Fault(table, "", reason, "remove it, or set another protocol")
         earlier.add(variant)
@@ -415,9 +436,10 @@ def _keys(place: Sequence[str | int], data: Mapping[str, Any]) -> dict[str, Any]
     """The keys of the table at ``place`` with their types."""
     if not place:
         hints = get_type_hints(DeviceFile, include_extras=True)
-        return {key: hint for key, hint in hints.items() if key != "collective"}
+        return {key: hint for key, hint in hints.items() if key not in _LISTS}
     if place[0] != "interconnect":
-        return get_type_hints(_TABLES.get(str(place[0]), CollectiveTable), include_extras=True)
+        tables = {**_TABLES, **_LISTS}
+        return get_type_hints(tables[str(place[0])], include_extras=True)
     topology = str(data["interconnect"].get("topology"))
     table = {"torus": TorusTable, "switch": SwitchTable}.get(topology, _Table)
     hints = get_type_hints(table, include_extras=True)
@@ -442,11 +464,14 @@ def _table_name(place: Sequence[str | int]) -> str:
 def _line(lines: list[str], table: str, key: str) -> int:
     """The line of a key, or of its table if it has none (or is inside braces), else 1."""
     wanted = f"{table}.{key}" if table and key else key
-    current, table_line, collectives = "", 1, 0
+    current, table_line = "", 1
+    entries = dict.fromkeys(_LISTS, 0)
     for number, line in enumerate(lines, 1):
         plain = re.sub(r"[\s\"']", "", line.split("#")[0])
-        if plain == "[[collective]]":
-            current, collectives = f"collective#{collectives}", collectives + 1
+        entry = re.fullmatch(r"\[\[(\w+)\]\]", plain)
+        if entry and entry[1] in entries:
+            current = f"{entry[1]}#{entries[entry[1]]}"
+            entries[entry[1]] += 1
             table_line = number if current == table else table_line
             if wanted == current:
                 return number
