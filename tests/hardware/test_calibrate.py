@@ -11,7 +11,8 @@ import pytest
 
 from toast.errors import HardwareError
 from toast.hardware import Collectives, Mesh, load
-from toast.hardware.calibrate import COLUMNS, calibrate, errors, file_text, read_table
+from toast.hardware.calibrate import calibrate, errors, file_text
+from toast.hardware.measured_tables import COLUMNS, read_table
 from toast.resources import directory
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")

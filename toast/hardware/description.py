@@ -96,6 +96,8 @@ class Hardware:
     #: Achievable bytes per second of the device's memory.
     memory_bytes_per_s: float
     interconnect: Interconnect
+    #: The rate above over that of the datasheet.
+    memory_efficiency: float = 1.0
     #: How the time of products depends on their size.
     products: ProductPrices = dataclasses.field(default_factory=ProductPrices)
     #: One dimension of every array in memory is padded to a multiple of this number of elements.

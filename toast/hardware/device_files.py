@@ -168,7 +168,7 @@ _LARGEST_BYTES = 2**20
 #: The number of characters of a wrong value that messages repeat.
 _SHOWN = 60
 #: StableHLO element types as the program representation writes them.
-_ELEMENT_TYPE = re.compile(r"bf16|f16|f32|f64|u?i(2|4|8|16|32|64)|c64|c128|f[468]e\dm\d\w*")
+ELEMENT_TYPE = re.compile(r"bf16|f16|f32|f64|u?i(2|4|8|16|32|64)|c64|c128|f[468]e\dm\d\w*")
 
 
 def names() -> list[str]:
@@ -282,6 +282,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         memory_limit_bytes=file.memory.limit_bytes,
         memory_bytes_per_s=file.memory.bandwidth_bytes_per_s * file.efficiency.memory,
         interconnect=interconnect,
+        memory_efficiency=file.efficiency.memory,
         products=_products(file),
         lanes=file.memory.lanes,
         product_operands=file.product_operands or "",
@@ -359,7 +360,7 @@ def _fault(misfit: Misfit, data: Mapping[str, Any]) -> _Fault:
 def _faults(file: DeviceFile) -> Iterator[_Fault]:
     """What types cannot say: figures that are in range but contradict each other."""
     for key in file.flops_per_s:
-        if not _ELEMENT_TYPE.fullmatch(key):
+        if not ELEMENT_TYPE.fullmatch(key):
             reason = f"{key} is not an element type"
             yield _Fault("flops_per_s", key, reason, "write for example bf16")
     if not file.flops_per_s:
