@@ -107,7 +107,9 @@ def calibrate_products(hardware: Hardware, table: pd.DataFrame) -> ProductCalibr
             ("products", "memory")]  # fmt: skip
     figures = dict(zip((key for key, use in zip(keys, free, strict=True) if use), found.tolist(),
                        strict=True))  # fmt: skip
-    fitted = machine(np.log(found))
+    all_figures = start.copy()
+    all_figures[free] = found
+    fitted = _with(hardware, all_figures, several)
     return ProductCalibration(fitted, figures, product_errors(fitted, table))
 
 
