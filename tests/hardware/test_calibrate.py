@@ -11,7 +11,8 @@ import pytest
 
 from toast.errors import HardwareError
 from toast.hardware import Collectives, Mesh, load
-from toast.hardware.calibrate import COLUMNS, calibrate, errors, file_text, read_table
+from toast.hardware.calibrate import calibrate, errors, file_text
+from toast.hardware.measured_tables import COLUMNS, read_table
 from toast.resources import directory
 
 KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
@@ -36,6 +37,18 @@ def test_a_fit_finds_what_made_the_table() -> None:
     assert worst["64 MB and more"] < 0.1
     assert worst["1 to 64 MB"] < 0.3
     assert {m.kind for m in found.measured} == set(KINDS)
+
+
+def test_protocols_are_fitted_where_the_library_chooses_them() -> None:
+    rows = table("a100-80gb", noise=0.03)
+    rows = rows[rows["collective"] == "all_gather"]
+    found = calibrate(load("a100-80gb"), rows)
+    assert {m.protocol for m in found.measured if m.kind == "all_gather"} == {
+        "LL",
+        "LL128",
+        "Simple",
+    }
+    assert found.errors["mean"].max() < 0.06
 
 
 def test_the_same_table_gives_the_same_fit() -> None:

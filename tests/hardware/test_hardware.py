@@ -44,7 +44,7 @@ def test_every_figure_has_a_source_with_an_address(name: str) -> None:
         if line.startswith("#"):
             above += line
             continue
-        if re.match(r"\w+ = [\d.]", line):
+        if re.match(r"\w+ = [\d.[]", line):
             figures += 1
             comment = above + line.partition("#")[2]
             found = set(re.findall(r"\[([\w-]+)\]", comment))
@@ -66,7 +66,7 @@ def test_peaks_fall_back_to_float32() -> None:
 def test_attention_has_the_rate_of_products_unless_the_file_states_its_own() -> None:
     assert load("p100").attention_share == 1
     machine = load("h100")
-    assert machine.attention_share == pytest.approx(0.48 / 0.73)
+    assert machine.attention_share == pytest.approx(0.48 / 0.745)
 
 
 def test_rates_are_achievable_ones() -> None:
@@ -74,6 +74,56 @@ def test_rates_are_achievable_ones() -> None:
     assert machine.interconnect.bandwidth_bytes_per_s == pytest.approx(46.6e9)
     assert machine.memory_bytes_per_s == pytest.approx(0.9 * 819e9)
     assert machine.memory_limit_bytes == 15.75 * 2**30
+
+
+def test_a_tile_and_waves_of_tiles_exclude_each_other(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "mine.toml"
+    text = (directory("hardware") / "h100.toml").read_text()
+    path.write_text(text + "\n[tile]\nm = 128\nn = 128\nk = 32\n")
+    line = text.count("\n") + 2
+    with pytest.raises(HardwareError) as error:
+        load(path)
+    assert str(error.value) == f"{path}:{line}: [tile] and [products] are both there; remove [tile]"
+
+
+PROTOCOL = """
+[[protocol]]
+name = "LL"
+algorithm = "ring"
+latency_s = 1e-6
+step_latency_s = 1e-6
+bandwidth_bytes_per_s = 1e9
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "[[128, 256], ",
+            "[[128, 256, 64], ",
+            "tiles is [[128, 256, 64], [128, 128], [64, 64]]; write pairs of rows and columns, for example [[128, 256], [128, 128]]",
+        ),
+        ("units = 132", "units = 0", "units is 0; write a whole number from 1 to 1000000"),
+        (
+            "[efficiency]",
+            "[[protocol]]\nname = 'LL'\n[efficiency]",
+            'missing key algorithm; add it: "ring"',
+        ),
+        (
+            "[efficiency]",
+            PROTOCOL + PROTOCOL + "[efficiency]",
+            "duplicate ring LL; remove it, or set another name",
+        ),
+        ("parts = [1, 4]", "parts = []", "parts is []; write numbers of parts, for example [1, 4]"),
+    ],
+)
+def test_bad_waves_and_protocols(old: str, new: str, message: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text((directory("hardware") / "h100.toml").read_text().replace(old, new))
+    with pytest.raises(HardwareError) as error:
+        load(path)
+    assert message in str(error.value)
 
 
 #: A change to tpu-v5e.toml, the line (of the old text) that is reported, and the message.

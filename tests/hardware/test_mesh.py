@@ -425,3 +425,42 @@ def scaled(machine: Hardware, factor: float) -> Hardware:
             network_bandwidth_bytes_per_s=factor * link.network_bandwidth_bytes_per_s,
         ),
     )
+
+
+def chosen(name: str, collective: str, devices: int, size: float) -> str:
+    return Collectives(load(name), Mesh((("x", devices),))).cheapest(collective, size, ["x"]).name
+
+
+@pytest.mark.parametrize(("devices", "first", "then"), [(2, 2**20, 2**21), (4, 2**20, 2**21)])
+def test_a_library_may_not_choose_the_fastest_protocol(devices: int, first: int, then: int) -> None:
+    """NCCL leaves LL for Simple between 1 and 2 MiB on A100, where LL128 would be faster."""
+    assert chosen("a100-80gb", "all_gather", devices, first) == "ring, LL"
+    assert chosen("a100-80gb", "all_gather", devices, then) == "ring, Simple"
+    costs = Collectives(load("a100-80gb"), Mesh((("x", devices),)))
+    lines = [a for a in costs.algorithms("all_gather", ["x"]) if a.name == "ring, LL"]
+    assert costs.cheapest("all_gather", then, ["x"]).seconds(then) > min(
+        a.seconds(then) for a in lines
+    )
+
+
+def test_a_protocol_that_is_never_chosen_is_not_priced() -> None:
+    costs = Collectives(load("a100-80gb"), Mesh((("x", 2),)))
+    assert "ring, LL128" not in {a.name for a in costs.algorithms("all_gather", ["x"])}
+    assert chosen("a100-80gb", "all_gather", 8, 8 * 2**20) == "ring, LL128"
+
+
+def test_two_levels_keep_the_choice_inside_a_node() -> None:
+    costs = Collectives(load("a100-80gb"), Mesh.parse("x=16"))
+    for size in 2.0 ** np.arange(10, 30):
+        assert costs.cheapest("all_reduce", size, ["x"]).seconds(size) > 0
+        inside = [a for a in costs.algorithms("all_reduce", ["x"]) if "two-level" in a.name]
+        assert any(a.least_bytes <= size < a.most_bytes for a in inside)
+
+
+def test_without_the_collectives_of_a_protocol_the_others_run_at_all_sizes() -> None:
+    machine = load("a100-80gb")
+    only = dataclasses.replace(
+        machine, measured=tuple(m for m in machine.measured if m.protocol == "Simple")
+    )
+    (line,) = Collectives(only, Mesh.parse("x=2")).algorithms("all_gather", ["x"])
+    assert (line.least_bytes, line.most_bytes) == (0, np.inf)

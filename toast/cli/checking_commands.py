@@ -75,6 +75,7 @@ class Reference(enum.StrEnum):
 
     tpu = "tpu"
     cpu = "cpu"
+    gpu = "gpu"
 
 
 @command(app)
@@ -87,7 +88,8 @@ def validate(
         typer.Option(
             "--oracle",
             help="tpu: compile with XLA's TPU compiler. cpu: run on CPU devices (a model in its "
-            "small form) and compare the collectives.",
+            "small form) and compare the collectives. gpu: compile for the GPUs of this machine, "
+            "which must be those of --hardware, and time the plans.",
         ),
     ] = Reference.tpu,
     plans: Annotated[
@@ -132,6 +134,10 @@ def validate(
     from toast import api
     from toast.evaluation import validate as stage
 
+    if oracle is Reference.gpu:  # before minutes of analysis
+        from toast.evaluation.oracle import check_devices
+
+        check_devices(machine, parsed)
     small = oracle is Reference.cpu
     with progress() as show:
         analysis = (source if small else source.on(machine)).analysis(

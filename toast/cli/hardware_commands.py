@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from toast.cli.common import command, console, group, progress
+from toast.cli.common import command, console, group, progress, use_cpu_devices
 
 app = group("List, show and calibrate hardware descriptions.")
 Device = Annotated[str, typer.Argument(metavar="NAME", help="Device name or hardware file.")]
@@ -40,12 +40,30 @@ def hardware_show(
 def hardware_calibrate(
     device: Device,
     collectives: Annotated[
-        pathlib.Path,
+        pathlib.Path | None,
         typer.Option(
             help="CSV file of measured times with columns collective,devices,bytes,seconds; bytes "
             "are counted as in nccl-tests."
         ),
-    ],
+    ] = None,
+    products: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="CSV file of measured times of matrix products with columns m,n,k,dtype,seconds, "
+            "or tflops_per_s in place of seconds."
+        ),
+    ] = None,
+    run: Annotated[
+        bool,
+        typer.Option(
+            "--run",
+            help="Measure products, memory and collectives on the devices of this machine, and "
+            "write the tables beside the hardware file.",
+        ),
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="Time for --run, in seconds.")
+    ] = 120,
     output: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -56,19 +74,60 @@ def hardware_calibrate(
         str, typer.Option("--source", help="Source to record for the fitted figures.")
     ] = "Measured",
 ) -> None:
-    """Fit the collectives of a switched device to measurements and write a hardware file."""
+    """Fit a device's products and collectives to measurements and write a hardware file.
+
+    Only switched devices have measured collectives. With --run, the devices must be those of the
+    hardware file.
+    """
     from toast import report
     from toast.errors import HardwareError
     from toast.files import check_writable, write_all
-    from toast.hardware import calibrate, load
+    from toast.hardware import calibrate, load, measured_tables, product_fit
 
-    machine, times = load(device), calibrate.read_table(collectives)
+    if run and (collectives or products):
+        raise HardwareError("--run measures both tables; remove --collectives and --products")
+    if not (run or collectives or products):
+        raise HardwareError("nothing to fit; add --collectives FILE, --products FILE or --run")
+    machine = load(device)
+    times = measured_tables.read_table(collectives) if collectives else None
+    gemms = measured_tables.read_products(products) if products else None
     place = output or pathlib.Path(f"{pathlib.Path(device).stem}-calibrated.toml")
     if place.suffix != ".toml":
         raise HardwareError(f"--output {place}: the name of a hardware file must end in .toml")
-    check_writable((place,), HardwareError)
+    tables = {
+        kind: place.with_name(f"{place.stem}-{kind}.csv") for kind in ("products", "collectives")
+    }
+    check_writable((place, *(tables.values() if run else ())), HardwareError)
+    texts: dict[str | pathlib.Path, str] = {}
+    figures: dict[tuple[str, str], float] = {}
     with progress() as show:
-        fitted = calibrate.calibrate(machine, times, progress=show)
-    write_all({place: calibrate.file_text(device, fitted, source)}, HardwareError)
-    console().print(report.calibration_table(fitted))
-    print(f"written to {place}")
+        if run:
+            if machine.platform == "cpu":
+                use_cpu_devices(machine.interconnect.devices_per_node or 1)
+            from toast.evaluation.measure import measure
+
+            found = measure(machine, seconds=seconds, progress=show)
+            gemms, times = found.products, found.collectives
+            note = f"{source}: {found.devices} {found.device_kind}, toast hardware calibrate --run"
+            peak = machine.memory_bytes_per_s / machine.memory_efficiency
+            figures["efficiency", "memory"] = min(1.0, found.memory_bytes_per_s / peak)
+            for kind, table in (("products", gemms), ("collectives", times)):
+                if len(table):
+                    texts[tables[kind]] = measured_tables.table_text(table, note)
+            write_all(texts, HardwareError)  # also if there are too few rows to fit
+            times = times if len(times) else None
+        if gemms is not None:
+            show("fitting products")
+            fitted_products = product_fit.calibrate_products(machine, gemms)
+            figures |= fitted_products.figures
+        fitted = None
+        if times is not None:
+            fitted = calibrate.calibrate(machine, times, progress=show)
+    text = calibrate.file_text(device, fitted, source, figures)
+    write_all({place: text}, HardwareError)
+    if gemms is not None:
+        console().print(report.product_calibration_table(fitted_products))
+    if fitted is not None:
+        console().print(report.calibration_table(fitted))
+    for path in (*texts, place):
+        print(f"written to {path}")

@@ -578,13 +578,13 @@ def _loops(program: Program) -> list[int]:
 
 
 def _products(analysis: Analysis, representative: Ints, products: Ints, factors: int) -> Products:
-    """Rows, columns and depth of products, and which of them each factor belongs to.
+    """Rows, columns, depth and batch of products, and which of them each factor belongs to.
 
     Factors of the left operand alone are rows, of the right operand columns; summed factors (and
     the window of a convolution) are depth; factors of both operands and the result are a batch.
     """
-    sizes = np.ones((len(products), 3))
-    groups = np.full((len(products), factors + 1), 3, dtype=np.int64)
+    sizes = np.ones((len(products), 4))
+    groups = np.full((len(products), factors + 1), 4, dtype=np.int64)
     vector = np.zeros(len(products), dtype=bool)
     for row, k in enumerate(products.tolist()):
         number = analysis.names.signature[representative[k]]
@@ -606,9 +606,10 @@ def _products(analysis: Analysis, representative: Ints, products: Ints, factors:
             group = {
                 (True, False, True): 0, (False, True, True): 1, (True, True, False): 2,
                 (False, True, False): 2,  # the window of a convolution
-            }.get((f in left, f in right, f in result), 3)  # fmt: skip
+                (True, True, True): 3,
+            }.get((f in left, f in right, f in result), 4)  # fmt: skip
             groups[row, f] = group
-            if group < 3:
+            if group < 4:
                 sizes[row, group] *= extent.get(f, factor.size)
         vector[row] = (
             signature.kind == "dot_general"

@@ -155,7 +155,7 @@ def _check(tables: Tables, space: Space) -> None:
                 raise ValueError(f"{field.name}: columns of different lengths")
     for array, end in (
         (tables.slots.op_class, ops), (tables.slots.dim, ranks), (tables.products.op_class, ops),
-        (tables.ops.dtype, len(tables.dtypes)), (tables.products.group, 4),
+        (tables.ops.dtype, len(tables.dtypes)), (tables.products.group, 5),
         (tables.tensors.product, products), (tables.tensors.slot, slots),
         (tables.kernels.op_class, ops), (tables.kernels.quantity, len(QUANTITIES)),
         (tables.kernels.queries, width),
@@ -176,7 +176,7 @@ def _check(tables: Tables, space: Space) -> None:
     names = space.analysis.names
     for column, shape in (
         (tables.slots.halo, (slots, width)), (tables.slots.ring, (slots, width)),
-        (tables.products.size, (products, 3)),
+        (tables.products.size, (products, 4)),
         (tables.products.group, (products, width)), (tables.values.reduces, (values, width)),
         (tables.kernels.over, (len(tables.kernels), width)),
         (tables.values.workspace_over, (*tables.values.workspace.shape, width)),

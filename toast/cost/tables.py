@@ -64,8 +64,8 @@ class Products(EntityTable):
     """``[P]`` op classes that are matrix products or convolutions."""
 
     op_class: Ints
-    size: Floats  # [P, 3] rows, columns and depth of one product
-    group: Ints  # [P, F + 1] which of these a factor shards: 0, 1, 2, or 3 for none
+    size: Floats  # [P, 4] rows, columns and depth of one product, and products in a batch
+    group: Ints  # [P, F + 1] which of these a factor shards: 0 to 3, or 4 for none
     vector: Bools  # a batch of products of a vector and a matrix
 
 

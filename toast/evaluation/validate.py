@@ -18,7 +18,14 @@ from toast.apply import Verification
 from toast.cost import CostModel
 from toast.errors import PlanError
 from toast.evaluation.baselines import manual_states
-from toast.evaluation.oracle import Communication, Verdict, check, judge
+from toast.evaluation.oracle import (
+    Communication,
+    Verdict,
+    check,
+    check_devices,
+    judge,
+    judge_here,
+)
 from toast.hardware import Hardware, Mesh
 from toast.models import Strategies
 from toast.plan.prediction import Collective, Prediction
@@ -28,8 +35,9 @@ from toast.space import Space, States
 from toast.text_tables import TextTable
 from toast.units import size_text, time_text
 
-#: The reference: the TPU compiler, or execution on CPU devices (results, kinds of collectives).
-Oracle = Literal["tpu", "cpu"]
+#: The reference: the TPU compiler, execution on CPU devices (results, kinds of collectives), or the
+#: GPUs of this machine, on which plans are timed.
+Oracle = Literal["tpu", "cpu", "gpu"]
 
 #: Step times with a smaller relative difference are ties: schedules are not more exact.
 TIE = 0.15
@@ -165,6 +173,8 @@ def validate(
     actions and random legal states in turn, drawn with ``seed``.  ``oracle="tpu"`` compiles for a
     TPU; with ``full``, the compilation runs to the end, which gives the time of the schedule.
     ``oracle="cpu"`` runs the program on CPU devices; JAX must have at least as many as the mesh.
+    ``oracle="gpu"`` compiles for the GPUs of this machine, which must be those of ``hardware``, and
+    times the plans; ``timeout`` does not apply.
     With ``lowering="local"``, both get the device-local program (:mod:`toast.lower`).
     ``timeout`` is in seconds per plan.  ``progress`` is called with messages.
 
@@ -175,12 +185,14 @@ def validate(
         raise PlanError(f"{analysis.program.name} is a fact base and has no program to compile")
     if oracle == "tpu":
         check(hardware)
+    if oracle == "gpu":
+        check_devices(hardware, mesh)
     local = lowering_of(lowering) == "local"
     model = CostModel(Space(analysis, mesh), hardware)
     rows = []
     for name, state in states_to_compare(model, plans=plans, strategies=strategies, seed=seed):
         if progress:
-            progress(f"compiling {name}" if oracle == "tpu" else f"running {name}")
+            progress(f"running {name}" if oracle == "cpu" else f"compiling {name}")
         row = StateComparison(name, Prediction.of(model.price(state[None])))
         program, shardings = analysis.program, shardings_of(model, state)
         try:
@@ -189,6 +201,9 @@ def validate(
                 verdict = judge(
                     program, shardings, hardware, local=module, full=full, timeout=timeout
                 )
+                row = dataclasses.replace(row, verdict=verdict)
+            elif oracle == "gpu":
+                verdict = judge_here(program, shardings, hardware, local=module, seed=seed)
                 row = dataclasses.replace(row, verdict=verdict)
             else:
                 verification = apply.verify(

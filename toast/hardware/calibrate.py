@@ -7,7 +7,7 @@ import decimal
 import pathlib
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -16,18 +16,14 @@ from scipy.optimize import least_squares
 
 from toast.boundary.regular_files import read_text
 from toast.errors import HardwareError
-from toast.hardware.collective_prices import Collectives, steps, wire_share
-from toast.hardware.description import Hardware, Measured
+from toast.hardware.collective_prices import Collectives, sizes_by_protocol, steps, wire_share
+from toast.hardware.description import Hardware, Measured, Protocol
 from toast.hardware.device_files import load, parse
+from toast.hardware.measured_tables import COLUMNS
 from toast.hardware.mesh import Mesh
 from toast.resources import directory
 
-#: A time above _SLOW seconds plus the bytes at _SLOW_RATE bytes per second has a wrong unit.
-_SLOW, _SLOW_RATE = 1e-2, 1e8
-
 Floats = npt.NDArray[np.float64]
-
-COLUMNS = ("collective", "devices", "bytes", "seconds")
 
 #: The algorithms that are fitted for each collective; NCCL uses these.
 _ALGORITHMS = {
@@ -44,13 +40,13 @@ _PROTOCOLS = {
 #: Figures of one variant: a fit needs as many sizes, and as many rows for every further variant.
 _FIGURES = 4
 
+#: The rows that a second line of a protocol needs.
+_MANY = 16
+
 #: Every further variant must reduce the loss by this factor.
 _WORTH = 0.95
 #: Random starts of a fit.
 _STARTS = 24
-
-#: The largest table that is read, in bytes and in rows: every fit uses each row.
-_LARGEST_BYTES, _MOST_ROWS = 2**24, 5000
 
 #: Bytes from which a row weighs 3 and 2: programs move megabytes.
 _LARGE, _MIDDLE = 64e6, 1e6
@@ -66,78 +62,13 @@ class Calibration:
     errors: pd.DataFrame
 
 
-def read_table(path: str | pathlib.Path) -> pd.DataFrame:
-    """Reads measured times from a CSV file: columns ``collective, devices, bytes, seconds``.
-
-    Other columns, empty lines and lines that start with ``#`` are ignored.  The result has one row
-    per measured time.
-
-    Raises :class:`toast.errors.HardwareError` with file and line of the first invalid row.
-    """
-    path = pathlib.Path(path)
-    text = read_text(path, HardwareError, most=_LARGEST_BYTES, encoding="utf-8-sig")
-    lines = text.splitlines()
-    rows: list[tuple[str, int, float, float]] = []
-    columns: list[str] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        cells = [cell.strip().strip('"') for cell in line.split(",")]
-        if not columns:
-            columns = cells
-            if repeated := [c for c in COLUMNS if cells.count(c) > 1]:
-                raise HardwareError(
-                    f"{path}:{number}: column {repeated[0]} occurs twice; remove one"
-                )
-            if missing := [c for c in COLUMNS if c not in cells]:
-                raise HardwareError(
-                    f"{path}:{number}: column {missing[0]} is missing; the columns are "
-                    f"{','.join(COLUMNS)}"
-                )
-            continue
-        try:
-            cell = dict(zip(columns, cells, strict=True))
-            row = (
-                cell["collective"].replace("-", "_"), int(cell["devices"]),
-                float(cell["bytes"]), float(cell["seconds"]),
-            )  # fmt: skip
-        except ValueError:
-            raise HardwareError(
-                f"{path}:{number}: '{line}' is not {','.join(COLUMNS)}; write for example "
-                "all_gather,8,1048576,1.7e-05"
-            ) from None
-        if row[0] not in _ALGORITHMS:
-            raise HardwareError(
-                f"{path}:{number}: unknown collective {row[0]}; known: {', '.join(_ALGORITHMS)}"
-            )
-        if not (row[1] > 1 and 0 < row[2] < np.inf and 0 < row[3] < np.inf):
-            raise HardwareError(
-                f"{path}:{number}: '{line}': devices must be at least 2, and bytes and seconds "
-                "positive"
-            )
-        if row[3] > _SLOW + row[2] / _SLOW_RATE:
-            raise HardwareError(
-                f"{path}:{number}: '{line}': {row[3]:g} s is implausibly slow; use seconds, "
-                "not microseconds as in nccl-tests"
-            )
-        rows.append(row)
-        if len(rows) > _MOST_ROWS:
-            raise HardwareError(
-                f"{path}:{number}: more than {_MOST_ROWS:,} times; keep one for each collective, "
-                "number of devices and size"
-            )
-    if not rows:
-        raise HardwareError(f"{path}: no measured times; write rows of {','.join(COLUMNS)}")
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
-
 def calibrate(
     hardware: Hardware, table: pd.DataFrame, *, progress: Callable[[str], None] | None = None
 ) -> Calibration:
     """Fits latency and bandwidth of every collective and algorithm to measured times of one node.
 
     :param hardware: the device; its figures limit the fitted rates.
-    :param table: the times, as :func:`read_table` returns them.
+    :param table: the times, as :func:`toast.hardware.measured_tables.read_table` returns them.
     :param progress: a function that is called with a text before each fit.
     :returns: the device with the fitted collectives.  Collectives without rows keep their figures.
         The same table gives the same result.
@@ -193,7 +124,13 @@ def errors(hardware: Hardware, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fitted(hardware: Hardware, kind: str, rows: pd.DataFrame) -> list[Measured]:
-    """The fit with the fewest variants that describes the rows well."""
+    """The fit with the fewest variants that describes the rows well.
+
+    If the library chooses among protocols, each is fitted to the rows for which it is chosen.
+    """
+    protocols = [p for p in hardware.protocols if p.algorithm in _ALGORITHMS[kind]]
+    if protocols:
+        return list(_by_protocol(hardware, kind, rows, protocols))
     best: tuple[float, list[Measured]] | None = None
     for extra in _ALGORITHMS[kind]:
         for count in _PROTOCOLS:
@@ -207,6 +144,29 @@ def _fitted(hardware: Hardware, kind: str, rows: pd.DataFrame) -> list[Measured]
                 best = (loss, variants)
     assert best is not None
     return best[1]
+
+
+def _by_protocol(
+    hardware: Hardware, kind: str, rows: pd.DataFrame, protocols: list[Protocol]
+) -> Iterator[Measured]:
+    """The lines of each protocol, one or two."""
+    for protocol in protocols:
+        chosen = np.zeros(len(rows), dtype=bool)
+        for devices in rows["devices"].unique():
+            sizes = sizes_by_protocol(kind, int(devices), protocols)
+            least, most = sizes.get(protocol, (np.inf, np.inf))
+            size = rows["bytes"].to_numpy()
+            chosen |= (rows["devices"].to_numpy() == devices) & (least <= size) & (size < most)
+        here = rows[chosen]
+        fits = [
+            _fit(hardware, kind, here, [protocol.algorithm] * count)
+            for count in (1, 2)
+            if len(here) >= (1 if count == 1 else _MANY)
+        ]
+        if fits:
+            losses = [loss / _WORTH**count for count, (loss, _) in enumerate(fits, 1)]
+            for line in fits[int(np.argmin(losses))][1]:
+                yield dataclasses.replace(line, protocol=protocol.name)
 
 
 def _fit(
@@ -274,12 +234,18 @@ def _named(lines: list[Measured]) -> list[Measured]:
     return variants
 
 
-def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
+def file_text(
+    name_or_path: str,
+    calibration: Calibration | None,
+    note: str,
+    figures: Mapping[tuple[str, str], float] | None = None,
+) -> str:
     """The text of a hardware file in which the fitted collectives replace the old ones.
 
     :param name_or_path: the device whose file is changed.
     :param calibration: the fit.  The text of other collectives stays as it is.
     :param note: the source, written beside every fitted figure.
+    :param figures: other fitted figures, by table (empty for the top level) and key.
     :raises toast.errors.HardwareError: if the note has several lines, or the text would not load.
     """
     if "\n" in note or "\r" in note:
@@ -288,8 +254,18 @@ def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
     if path.suffix != ".toml":
         path = directory("hardware") / f"{name_or_path}.toml"
     load(str(path))
+    text = read_text(path, HardwareError, encoding="utf-8-sig")
+    for (table, key), value in (figures or {}).items():
+        text = _with_figure(text, table, key, f"{key} = {value:.4g}  # {note}")
+    if calibration is not None:
+        text = _with_collectives(text, calibration, note)
+    parse(path, text)
+    return text
+
+
+def _with_collectives(text: str, calibration: Calibration, note: str) -> str:
     fitted = set(calibration.errors["collective"])
-    rest, old_blocks = _collective_blocks(read_text(path, HardwareError, encoding="utf-8-sig"))
+    rest, old_blocks = _collective_blocks(text)
     blocks = [block for kind, block in old_blocks if kind not in fitted]
     for m in (m for m in calibration.measured if m.kind in fitted):
         rows = calibration.errors[calibration.errors["collective"] == m.kind]
@@ -303,9 +279,31 @@ def file_text(name_or_path: str, calibration: Calibration, note: str) -> str:
                 if value != ""
             )
         )
-    text = rest.rstrip("\n") + "\n\n" + "\n".join(blocks)
-    parse(path, text)
-    return text
+    return rest.rstrip("\n") + "\n\n" + "\n".join(blocks)
+
+
+def _with_figure(text: str, table: str, key: str, line: str) -> str:
+    """``text`` with the line of a key of a table (of the top level if it is empty).
+
+    The comment above the old line goes: it is the source of the old figure.
+    """
+    lines, current, first = text.splitlines(), "", None
+    for number, old in enumerate(lines):
+        plain = re.sub(r"[\s\"']", "", old.split("#")[0])
+        if header := re.fullmatch(r"\[+([^\[\]=]+)\]+", plain):
+            if first is None and not table:
+                first = number - 1 if not lines[number - 1].strip() else number
+            current = header[1]
+            if current == table:
+                first = number + 1
+        elif current == table and plain.startswith(f"{key}="):
+            start = number
+            while start and lines[start - 1].startswith("#"):
+                start -= 1
+            return "\n".join([*lines[:start], line, *lines[number + 1 :]]) + "\n"
+    if first is None:
+        return f"{text.rstrip(chr(10))}\n\n[{table}]\n{line}\n"
+    return "\n".join([*lines[:first], line, *lines[first:]]) + "\n"
 
 
 def _collective_blocks(text: str) -> tuple[str, list[tuple[str, str]]]:

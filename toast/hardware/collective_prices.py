@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.errors import MeshError
-from toast.hardware.description import Hardware, Interconnect
+from toast.hardware.description import Hardware, Interconnect, Protocol
 from toast.hardware.links import MeshOnLinks, Ring, lay_out
 from toast.hardware.mesh import Mesh
 
@@ -37,6 +37,9 @@ class Algorithm:
     name: str
     latency_s: float
     seconds_per_byte: float
+    #: The sizes at which it may run: from the first one to below the second.
+    least_bytes: float = 0.0
+    most_bytes: float = math.inf
 
     def seconds(self, size: float) -> float:
         """Time for ``size`` bytes."""
@@ -61,10 +64,12 @@ class Collectives:
             [_algorithms(hardware, kind, layout, tuple(reversed(mask))) for mask in masks]
             for kind in COLLECTIVES
         ]
-        least = [[_envelope(lines) for lines in kind] for kind in self._groups]
-        most = max(len(lines) for kind in least for lines in kind)
+        least = [[_pieces(lines) for lines in kind] for kind in self._groups]
+        most = max(len(pieces) for kind in least for pieces in kind)
         shape = len(COLLECTIVES), len(masks), most
-        self._latency: Floats = np.full(shape, np.inf)
+        # A group's lines by size; each holds from its start to that of the next.
+        self._start: Floats = np.full(shape, np.inf)
+        self._latency: Floats = np.zeros(shape)
         self._slope: Floats = np.zeros(shape)
         #: Devices on each group of axes.
         self.devices: Ints = np.array([
@@ -74,23 +79,24 @@ class Collectives:
         part = (self.devices - 1) / self.devices
         self._sent: Floats = np.stack([part, 2 * part, part, part, np.ones(len(masks))])
         for k, kind in enumerate(least):
-            for g, lines in enumerate(kind):
-                for i, line in enumerate(lines):
+            for g, pieces in enumerate(kind):
+                for i, (start, line) in enumerate(pieces):
+                    self._start[k, g, i] = start
                     self._latency[k, g, i] = line.latency_s
                     self._slope[k, g, i] = line.seconds_per_byte
 
     def seconds(self, kind: int, size: Floats, group: npt.NDArray[np.integer[Any]]) -> Floats:
-        """Seconds of a collective with the fastest algorithm; 0 on a group of one device.
+        """Seconds of a collective with the algorithm that runs; 0 on a group of one device.
 
         ``kind`` is an index into :data:`COLLECTIVES`.  ``size`` (in bytes) and ``group`` have the
         same shape, which is also that of the result.  Bit ``a`` of a group's number says whether
         the group includes axis ``a`` of :attr:`mesh`.
         """
-        least = self._latency[kind, group, 0] + size * self._slope[kind, group, 0]
+        seconds = self._latency[kind, group, 0] + size * self._slope[kind, group, 0]
         for line in range(1, self._latency.shape[2]):
             other = self._latency[kind, group, line] + size * self._slope[kind, group, line]
-            np.minimum(least, other, out=least)
-        return np.asarray(least)
+            seconds = np.where(size >= self._start[kind, group, line], other, seconds)
+        return np.asarray(seconds)
 
     def sent_share(self, kind: int, group: npt.NDArray[np.integer[Any]]) -> Floats:
         """The bytes that a device sends on a ring, divided by the bytes of the collective.
@@ -106,11 +112,30 @@ class Collectives:
 
     def cheapest(self, kind: str, size: float, axes: Sequence[str]) -> Algorithm:
         """The algorithm that :meth:`seconds` uses for ``size`` bytes."""
-        return min(self.algorithms(kind, axes), key=lambda line: line.seconds(size))
+        lines = self.algorithms(kind, axes)
+        here = [line for line in lines if line.least_bytes <= size < line.most_bytes]
+        return min(here, key=lambda line: line.seconds(size))
+
+
+def _pieces(lines: Sequence[Algorithm]) -> list[tuple[float, Algorithm]]:
+    """The algorithms that run, and the size from which each does, from small to large sizes."""
+    ends = {end for line in lines for end in (line.least_bytes, line.most_bytes)}
+    pieces: list[tuple[float, Algorithm]] = []
+    for start, end in itertools.pairwise(sorted({0.0, math.inf, *ends})):
+        here = [line for line in lines if line.least_bytes <= start < line.most_bytes]
+        before: Algorithm | None = None
+        for line in reversed(_envelope(here)):
+            since = max(start, _meet(line, before)) if before else start
+            before = line
+            if since < end:
+                if pieces and pieces[-1][0] == since:
+                    pieces.pop()
+                pieces.append((since, line))
+    return pieces
 
 
 def _envelope(lines: Sequence[Algorithm]) -> list[Algorithm]:
-    """The algorithms that are the fastest for some size: the lower envelope of their lines."""
+    """The algorithms that are the fastest for some size, from large to small sizes."""
     fastest: list[Algorithm] = []
     for line in sorted(lines, key=lambda line: (line.seconds_per_byte, line.latency_s)):
         if fastest and line.latency_s >= fastest[-1].latency_s:
@@ -264,23 +289,59 @@ def _on_switch(kind: str, inside: int, outside: int, hardware: Hardware) -> Iter
     within = ["reduce_scatter", "all_gather"] if kind == "all_reduce" else [kind]
     for outer in across:
         for parts in itertools.product(*(list(_in_node(k, inside, hardware)) for k in within)):
-            yield Algorithm(
-                f"two-level: {parts[0].name} in a node, {outer.name} between",
-                sum(p.latency_s for p in parts) + outer.latency_s,
-                sum(p.seconds_per_byte for p in parts) + outer.seconds_per_byte / inside,
-            )
+            least, most = max(p.least_bytes for p in parts), min(p.most_bytes for p in parts)
+            if least < most:
+                yield Algorithm(
+                    f"two-level: {parts[0].name} in a node, {outer.name} between",
+                    sum(p.latency_s for p in parts) + outer.latency_s,
+                    sum(p.seconds_per_byte for p in parts) + outer.seconds_per_byte / inside,
+                    least, most,
+                )  # fmt: skip
+
+
+def sizes_by_protocol(
+    kind: str, devices: int, protocols: Sequence[Protocol]
+) -> dict[Protocol, tuple[float, float]]:
+    """The sizes at which the library chooses each protocol: from the first to below the second.
+
+    It chooses the one with the shortest estimate.  Protocols that it never chooses are left out.
+    """
+    estimates = {
+        Algorithm(
+            f"{number}",
+            p.latency_s + steps(kind, p.algorithm, devices) * p.step_latency_s,
+            wire_share(kind, p.algorithm, devices) / p.bandwidth_bytes_per_s,
+        ): p
+        for number, p in enumerate(protocols)
+    }
+    pieces = _pieces(list(estimates))
+    ends = [*(start for start, _ in pieces[1:]), math.inf][: len(pieces)]
+    return {estimates[line]: (start, end) for (start, line), end in zip(pieces, ends, strict=True)}
 
 
 def _in_node(kind: str, devices: int, hardware: Hardware) -> Iterator[Algorithm]:
-    """The measured algorithms if the file has some of this kind; otherwise those of the links."""
+    """The measured algorithms if the file has some of this kind; otherwise those of the links.
+
+    If the file has estimates of protocols, each runs at the sizes at which the library chooses it.
+    """
     link = hardware.interconnect
     measured = [m for m in hardware.measured if m.kind == kind]
+    variants = {(m.algorithm, m.protocol) for m in measured}
+    protocols = [p for p in hardware.protocols if (p.algorithm, p.name) in variants]
+    sizes = {
+        (p.algorithm, p.name): range_
+        for p, range_ in sizes_by_protocol(kind, devices, protocols).items()
+    }
+    never = {(p.algorithm, p.name) for p in protocols} - set(sizes)
     for m in measured:
+        if (m.algorithm, m.protocol) in never:
+            continue
         yield Algorithm(
             m.algorithm + (f", {m.protocol}" if m.protocol else ""),
             m.latency_s + steps(kind, m.algorithm, devices) * m.step_latency_s,
             1 / m.memory_bandwidth_bytes_per_s
             + wire_share(kind, m.algorithm, devices) / m.link_bandwidth_bytes_per_s,
+            *sizes.get((m.algorithm, m.protocol), (0.0, math.inf)),
         )
     if measured:
         return

@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from toast.hardware.product_prices import ProductPrices
+
 
 @dataclasses.dataclass(frozen=True)
 class Interconnect:
@@ -59,6 +61,23 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True)
+class Protocol:
+    """A protocol of a library of collectives, with the library's own estimate of its time.
+
+    The library runs the protocol with the shortest estimate, which is not always the fastest: the
+    times of its algorithms are those of :class:`Measured`.  The estimate is ``latency_s + steps *
+    step_latency_s + wire_share * bytes / bandwidth``.
+    """
+
+    name: str
+    #: As in :class:`Measured`.
+    algorithm: str
+    latency_s: float
+    step_latency_s: float
+    bandwidth_bytes_per_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Hardware:
     """One kind of device.  Rates are achievable ones: those of the datasheet times efficiency.
 
@@ -77,8 +96,10 @@ class Hardware:
     #: Achievable bytes per second of the device's memory.
     memory_bytes_per_s: float
     interconnect: Interconnect
-    #: Rows, columns and depth of a tile of the matrix unit; products are padded to whole tiles.
-    tile: tuple[int, int, int] = (1, 1, 1)
+    #: The rate above over that of the datasheet.
+    memory_efficiency: float = 1.0
+    #: How the time of products depends on their size.
+    products: ProductPrices = dataclasses.field(default_factory=ProductPrices)
     #: One dimension of every array in memory is padded to a multiple of this number of elements.
     lanes: int = 1
     #: The element type that float32 operands of products are rounded to before they are stored or
@@ -109,6 +130,8 @@ class Hardware:
     max_devices: int = 10**6
     #: Measured collectives inside a node; the times of other kinds follow from the links.
     measured: tuple[Measured, ...] = ()
+    #: The protocols among which the library chooses by size; it has all others at every size.
+    protocols: tuple[Protocol, ...] = ()
 
     @property
     def attention_share(self) -> float:

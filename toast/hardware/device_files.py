@@ -16,7 +16,8 @@ from msgspec import Meta
 from toast.boundary.regular_files import read_text
 from toast.boundary.typed import Misfit, checked
 from toast.errors import HardwareError
-from toast.hardware.description import Hardware, Interconnect, Measured
+from toast.hardware.description import Hardware, Interconnect, Measured, Protocol
+from toast.hardware.product_prices import ProductPrices
 from toast.resources import directory
 
 # The range of a figure catches a wrong unit, such as 16 for 16e9 bytes.  Titles go into messages.
@@ -54,6 +55,18 @@ class TileTable(_Table, frozen=True, kw_only=True):
     m: Count
     n: Count
     k: Count
+
+
+class ProductsTable(_Table, frozen=True, kw_only=True):
+    """``[products]``: the time of products by size, on devices with several matrix units."""
+
+    units: Count
+    tiles: Annotated[tuple[tuple[Count, Count], ...], Meta(min_length=1, max_length=16,
+        title="pairs of rows and columns, for example [[128, 256], [128, 128]]")]  # fmt: skip
+    ramp: Annotated[float, Meta(ge=0, le=10**5, title="elements, for example 128")]
+    parts: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=8,
+        title="numbers of parts, for example [1, 4]")] = (1,)  # fmt: skip
+    memory: Fraction | None = None
 
 
 class EfficiencyTable(_Table, frozen=True, kw_only=True):
@@ -99,6 +112,16 @@ class CollectiveTable(_Table, frozen=True, kw_only=True):
     link_bandwidth_bytes_per_s: BytesPerS
 
 
+class ProtocolTable(_Table, frozen=True, kw_only=True):
+    """``[[protocol]]``: the library's estimate of the time of one of its protocols."""
+
+    name: Text
+    algorithm: Literal["ring", "recursive doubling", "tree", "in-switch", "direct"]
+    latency_s: Seconds
+    step_latency_s: Seconds
+    bandwidth_bytes_per_s: BytesPerS
+
+
 class DeviceFile(_Table, frozen=True, kw_only=True):
     """A hardware file."""
 
@@ -113,17 +136,21 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     product_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
     memory: MemoryTable
-    tile: TileTable = TileTable(m=1, n=1, k=1)
+    tile: TileTable | None = None
+    products: ProductsTable | None = None
     interconnect: TorusTable | SwitchTable
     host: HostTable | None = None
     efficiency: EfficiencyTable
     collective: tuple[CollectiveTable, ...] = ()
+    protocol: tuple[ProtocolTable, ...] = ()
 
 
-#: The tables of a file but ``[[collective]]``; the keys of two of them depend on the file.
+#: The tables of which a file may have several.
+_LISTS = {"collective": CollectiveTable, "protocol": ProtocolTable}
+#: The other tables of a file; the keys of two of them depend on the file.
 _TABLES = {
     "flops_per_s": _Table, "memory": MemoryTable, "tile": TileTable, "efficiency": EfficiencyTable,
-    "interconnect": _Table, "host": HostTable,
+    "interconnect": _Table, "host": HostTable, "products": ProductsTable,
 }  # fmt: skip
 #: The algorithms that can be measured, by collective.
 _ALGORITHMS = {
@@ -141,7 +168,7 @@ _LARGEST_BYTES = 2**20
 #: The number of characters of a wrong value that messages repeat.
 _SHOWN = 60
 #: StableHLO element types as the program representation writes them.
-_ELEMENT_TYPE = re.compile(r"bf16|f16|f32|f64|u?i(2|4|8|16|32|64)|c64|c128|f[468]e\dm\d\w*")
+ELEMENT_TYPE = re.compile(r"bf16|f16|f32|f64|u?i(2|4|8|16|32|64)|c64|c128|f[468]e\dm\d\w*")
 
 
 def names() -> list[str]:
@@ -255,7 +282,8 @@ def _hardware(file: DeviceFile) -> Hardware:
         memory_limit_bytes=file.memory.limit_bytes,
         memory_bytes_per_s=file.memory.bandwidth_bytes_per_s * file.efficiency.memory,
         interconnect=interconnect,
-        tile=(file.tile.m, file.tile.n, file.tile.k),
+        memory_efficiency=file.efficiency.memory,
+        products=_products(file),
         lanes=file.memory.lanes,
         product_operands=file.product_operands or "",
         transcendentals_per_s=file.transcendentals_per_s,
@@ -264,7 +292,23 @@ def _hardware(file: DeviceFile) -> Hardware:
         platform=file.platform or "",
         device_kind=file.device_kind or "",
         measured=tuple(Measured(**msgspec.structs.asdict(entry)) for entry in file.collective),
+        protocols=tuple(Protocol(**msgspec.structs.asdict(entry)) for entry in file.protocol),
     )
+
+
+def _products(file: DeviceFile) -> ProductPrices:
+    """The prices of products: by waves of tiles, or padded to the tile of one unit."""
+    if (table := file.products) is not None:
+        return ProductPrices(
+            tiles=table.tiles,
+            units=table.units,
+            ramp=table.ramp,
+            parts=table.parts,
+            memory_share=(table.memory or file.efficiency.memory) / file.efficiency.memory,
+        )
+    if (tile := file.tile) is not None:
+        return ProductPrices(tiles=((tile.m, tile.n),), depth=tile.k)
+    return ProductPrices()
 
 
 class _Fault(NamedTuple):
@@ -281,15 +325,17 @@ class _Fault(NamedTuple):
 def _table_faults(data: Mapping[str, Any]) -> Iterator[_Fault]:
     """Wrong tables: they come first, as the keys of a table without header belong to another."""
     for name, value in data.items():
-        if isinstance(value, dict | list) and name not in (*_TABLES, "collective"):
+        if isinstance(value, dict | list) and name not in (*_TABLES, *_LISTS):
             yield _Fault(name, "", f"unknown table {name}", _hint(name, _TABLES))
     for name in _TABLES:
-        if not isinstance(data.get(name, {} if name in ("tile", "host") else None), dict):
+        if not isinstance(
+            data.get(name, {} if name in ("tile", "host", "products") else None), dict
+        ):
             yield _Fault("", name, f"missing table {name}", f"add [{name}]")
-    entries = data.get("collective", [])
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        reason = "collective is not a list of tables"
-        yield _Fault("", "collective", reason, "write [[collective]]")
+    for name in _LISTS:
+        entries = data.get(name, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            yield _Fault("", name, f"{name} is not a list of tables", f"write [[{name}]]")
 
 
 def _fault(misfit: Misfit, data: Mapping[str, Any]) -> _Fault:
@@ -301,18 +347,20 @@ def _fault(misfit: Misfit, data: Mapping[str, Any]) -> _Fault:
     if key := misfit.unknown_key:
         known = [name for name in _keys(misfit.place, data) if misfit.place or name not in _TABLES]
         return _Fault(_table_name(misfit.place), key, f"unknown key {key}", _hint(key, known))
-    *place, key = map(str, misfit.place)
+    # The value of a key is wrong as a whole, also if it is a list.
+    of_key = misfit.place[:2] if misfit.place[0] in _TABLES else misfit.place
+    *place, key = map(str, of_key)
     value: Any = data
-    for step in misfit.place:
+    for step in of_key:
         value = value[step]
-    remedy = f"write {_expected(misfit.place[:-1], key, data)}"
+    remedy = f"write {_expected(of_key[:-1], key, data)}"
     return _Fault(_table_name(place), key, f"{key} is {_shown(value)}", remedy)
 
 
 def _faults(file: DeviceFile) -> Iterator[_Fault]:
     """What types cannot say: figures that are in range but contradict each other."""
     for key in file.flops_per_s:
-        if not _ELEMENT_TYPE.fullmatch(key):
+        if not ELEMENT_TYPE.fullmatch(key):
             reason = f"{key} is not an element type"
             yield _Fault("flops_per_s", key, reason, "write for example bf16")
     if not file.flops_per_s:
@@ -321,6 +369,8 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
     for key, text in (("name", file.name), ("description", file.description)):
         if not text.isprintable():
             yield _Fault("", key, f"{key} is {_shown(text)}", "write a printable text")
+    if file.tile is not None and file.products is not None:
+        yield _Fault("tile", "", "[tile] and [products] are both there", "remove [tile]")
     yield from _collective_faults(file)
     memory, link, flops = file.memory, file.interconnect, file.flops_per_s
     if memory.limit_bytes > memory.capacity_bytes:
@@ -355,6 +405,12 @@ def _collective_faults(file: DeviceFile) -> Iterator[_Fault]:
     if file.collective and isinstance(file.interconnect, TorusTable):
         reason = "a torus cannot have measured collectives"
         yield _Fault("collective#0", "", reason, "remove them")
+    chosen: set[tuple[str, str]] = set()
+    for number, protocol in enumerate(file.protocol):
+        if (protocol.algorithm, protocol.name) in chosen:
+            reason = f"duplicate {protocol.algorithm} {protocol.name}"
+            yield _Fault(f"protocol#{number}", "", reason, "remove it, or set another name")
+        chosen.add((protocol.algorithm, protocol.name))
     earlier: set[tuple[str, str, str]] = set()
     for number, entry in enumerate(file.collective):
         table = f"collective#{number}"
@@ -366,7 +422,8 @@ def _collective_faults(file: DeviceFile) -> Iterator[_Fault]:
             reason = f"protocol is {_shown(entry.protocol)}"
             yield _Fault(table, "protocol", reason, "write a printable text")
         variant = entry.kind, entry.algorithm, entry.protocol
-        if variant in earlier:
+        # Several lines may describe the time of a protocol that is chosen by its estimate.
+        if variant in earlier and variant[1:] not in chosen:
             reason = f"duplicate {' '.join(filter(None, variant))}"
             yield _Fault(table, "", reason, "remove it, or set another protocol")
         earlier.add(variant)
@@ -380,9 +437,10 @@ def _keys(place: Sequence[str | int], data: Mapping[str, Any]) -> dict[str, Any]
     """The keys of the table at ``place`` with their types."""
     if not place:
         hints = get_type_hints(DeviceFile, include_extras=True)
-        return {key: hint for key, hint in hints.items() if key != "collective"}
+        return {key: hint for key, hint in hints.items() if key not in _LISTS}
     if place[0] != "interconnect":
-        return get_type_hints(_TABLES.get(str(place[0]), CollectiveTable), include_extras=True)
+        tables = {**_TABLES, **_LISTS}
+        return get_type_hints(tables[str(place[0])], include_extras=True)
     topology = str(data["interconnect"].get("topology"))
     table = {"torus": TorusTable, "switch": SwitchTable}.get(topology, _Table)
     hints = get_type_hints(table, include_extras=True)
@@ -407,11 +465,14 @@ def _table_name(place: Sequence[str | int]) -> str:
 def _line(lines: list[str], table: str, key: str) -> int:
     """The line of a key, or of its table if it has none (or is inside braces), else 1."""
     wanted = f"{table}.{key}" if table and key else key
-    current, table_line, collectives = "", 1, 0
+    current, table_line = "", 1
+    entries = dict.fromkeys(_LISTS, 0)
     for number, line in enumerate(lines, 1):
         plain = re.sub(r"[\s\"']", "", line.split("#")[0])
-        if plain == "[[collective]]":
-            current, collectives = f"collective#{collectives}", collectives + 1
+        entry = re.fullmatch(r"\[\[(\w+)\]\]", plain)
+        if entry and entry[1] in entries:
+            current = f"{entry[1]}#{entries[entry[1]]}"
+            entries[entry[1]] += 1
             table_line = number if current == table else table_line
             if wanted == current:
                 return number

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from toast import lazy
 
 if TYPE_CHECKING:
-    from toast.report.devices import calibration_table, hardware_list, hardware_tables
+    from toast.report.devices import (
+        calibration_table,
+        hardware_list,
+        hardware_tables,
+        product_calibration_table,
+    )
     from toast.report.explanations import (
         chain_text,
         conflict_list,
@@ -65,6 +70,7 @@ __all__ = [
     "model_list",
     "plan_tables",
     "predicate_list",
+    "product_calibration_table",
     "proof_table",
     "resolution_tables",
     "rule_list",
@@ -103,6 +109,7 @@ lazy.package(
         "lowering_tables": ("lowering_tables",),
         "devices": (
             "calibration_table",
+            "product_calibration_table",
             "hardware_list",
             "hardware_tables",
         ),

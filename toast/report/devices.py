@@ -11,6 +11,7 @@ from rich.text import Text
 
 from toast.hardware import COLLECTIVES, Collectives, Hardware, Mesh
 from toast.hardware.calibrate import Calibration
+from toast.hardware.product_fit import ProductCalibration
 from toast.text_tables import TextTable
 from toast.units import rate_text, size_text, time_text
 
@@ -51,6 +52,8 @@ def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableTy
         table.add_row(f"{dtype} products", f"{reached / 1e12:.4g} of {flops / 1e12:.4g} TFLOP/s")
     if machine.attention_efficiency is not None:
         table.add_row("attention", f"{machine.attention_efficiency:.4g} of the peak")
+    if machine.products.units > 1:
+        table.add_row("  tiles at once", str(machine.products.units))
     if machine.product_latency_s:
         table.add_row("a product, besides", time_text(machine.product_latency_s))
     if machine.overlap_efficiency < 1:
@@ -114,3 +117,17 @@ def calibration_table(fitted: Calibration) -> RenderableType:
     kinds = set(fitted.errors["collective"])
     lines = Text(f"{sum(m.kind in kinds for m in fitted.measured)} algorithms fitted")
     return Group(table, lines)
+
+
+def product_calibration_table(fitted: ProductCalibration) -> RenderableType:
+    """The fitted figures of products, and the errors of the fit."""
+    table = TextTable("products", "FLOPs", "rows", "mean error", "worst error")
+    for row in fitted.errors.to_dict("records"):
+        table.add_row(
+            str(row["dtype"]), str(row["flops"]), str(row["rows"]),
+            f"{row['mean']:.1%}", f"{row['max']:.1%}",
+        )  # fmt: skip
+    figures = (
+        f"{'.'.join(filter(None, place))} = {value:.3g}" for place, value in fitted.figures.items()
+    )
+    return Group(table, Text(f"fitted: {', '.join(figures)}"))

@@ -14,10 +14,12 @@ from toast.program import QUANTITIES
 class ProductWork(LocalTerm):
     """Matrix products and convolutions: the larger of FLOPs over peak and bytes over bandwidth.
 
-    The FLOPs include the padding to the tiles of the matrix unit.  If a product sums nothing, XLA
-    does not use that unit, so the product is bound by memory.  Batches of products of a vector and
-    a matrix (a token that attends to a cache) run on the vector unit, at its rate.  Every product
-    takes some microseconds besides, so small ones reach a small part of the peak.
+    The rate of FLOPs depends on the size of a device's part; see
+    :class:`toast.hardware.ProductPrices`.
+    If a product sums nothing, XLA does not use the matrix unit, so the product is bound by memory.
+    Batches of products of a vector and a matrix (a token that attends to a cache) run on the vector
+    unit, at its rate.  Every product takes some microseconds besides, so small ones reach a small
+    part of the peak.
     """
 
     name, scope, part = "products", Entity.PRODUCT, StepPart.PRODUCTS
@@ -26,36 +28,39 @@ class ProductWork(LocalTerm):
         t, op_class = layout.tables, layout.tables.products.op_class
         if not len(t.products):
             return np.zeros((len(layout.held), 0))
+        hardware = layout.machine.hardware
         held = np.take(layout.held, op_class, axis=1)
         shards = layout.devices[axes_of(held < t.slots.dim.shape[1] - 1)]
         summed = t.products.size[:, 2] > 1
         whole = np.where(summed, (t.ops.peak_seconds * t.ops.count)[op_class], 0.0)
-        flops = whole / shards * self.padding(layout)
-        rate = layout.machine.hardware.vector_products_per_s
+        flops = hardware.products.seconds(
+            self.local_size(layout, held), whole / shards, hardware.memory_bytes_per_s
+        )
+        rate = hardware.vector_products_per_s
         if rate < np.inf and t.products.vector.any():
             sums = (t.ops.flops / 2 * t.ops.count)[op_class] / rate
             flops = np.where(t.products.vector, sums / shards, flops)
         dims = slot_dims(t, layout.held, t.tensors.slot)
         tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
-        moved = np.add.reduceat(tensors, first, axis=1)
-        moving = moved * t.ops.count[op_class] / layout.machine.hardware.memory_bytes_per_s
-        latency = layout.machine.hardware.product_latency_s * t.ops.count[op_class]
+        moved: Floats = np.add.reduceat(tensors, first, axis=1) * t.ops.count[op_class]
+        moving = hardware.products.moving_seconds(moved, hardware.memory_bytes_per_s)
+        latency = hardware.product_latency_s * t.ops.count[op_class]
         return np.asarray(np.maximum(flops, moving) + latency)
 
-    def padding(self, layout: LocalLayout) -> Floats:
-        """``[S, P]`` FLOPs with padding to tiles, over FLOPs without."""
+    def local_size(self, layout: LocalLayout, held: Ints) -> Floats:
+        """``[S, P, 4]`` rows, columns and depth of a device's part of each product, and its batch.
+
+        ``held`` (``[S, P, A]``) is the factor of each product that each axis shards.
+        """
         products = layout.tables.products
-        held = np.take(layout.held, products.op_class, axis=1)
         size = np.broadcast_to(products.size, (len(held), *products.size.shape)).copy()
         rows = np.arange(len(products))
         for axis, devices in enumerate(layout.machine.axis_sizes.tolist()):
             group = products.group[rows, held[..., axis]]
-            for side in range(3):
+            for side in range(size.shape[-1]):
                 size[..., side] /= np.where(group == side, devices, 1.0)
-        size = np.maximum(size, 1.0)  # for products without elements
-        tile = np.array(layout.machine.hardware.tile, dtype=np.float64)
-        return np.asarray((np.ceil(size / tile) * tile / size).prod(axis=2))
+        return np.asarray(np.maximum(size, 1.0))  # for products without elements
 
 
 class KernelWork(LocalTerm):

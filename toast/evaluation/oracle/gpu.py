@@ -1,0 +1,102 @@
+"""The devices of this machine as the reference: a plan is compiled for them, run and timed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from toast.apply import annotate
+from toast.apply.execute import aval, flat_jit, jax_mesh, platform_of
+from toast.apply.verify import random_arguments
+from toast.errors import HardwareError, PlanError
+from toast.evaluation.measure import devices_of
+from toast.evaluation.oracle.hlo import communication_in
+from toast.evaluation.oracle.schedule import Schedule
+from toast.evaluation.oracle.tpu import Verdict
+from toast.frontend.mlir import ModuleSource
+from toast.hardware import Hardware, Mesh
+from toast.program import Program, Shardings
+
+#: Timed runs of a plan, after one that is not timed.
+_RUNS = 5
+#: What XLA's errors say if memory does not suffice.
+_EXHAUSTED = "RESOURCE_EXHAUSTED"
+
+
+def check_devices(hardware: Hardware, mesh: Mesh) -> list[Any]:
+    """The devices of this machine that a mesh of ``hardware`` takes.
+
+    Raises :class:`toast.errors.HardwareError` for other devices than those of the hardware file,
+    and for TPUs; :class:`toast.errors.PlanError` for too few devices.
+    """
+    if hardware.platform == "tpu":
+        raise HardwareError(f"{hardware.name} is not a GPU; use --oracle tpu, which needs no TPU")
+    devices = devices_of(hardware)
+    if len(devices) < mesh.devices:
+        raise PlanError(
+            f"mesh {mesh} needs {mesh.devices} devices, but there are {len(devices)} "
+            f"{devices[0].device_kind} here; use a smaller mesh"
+        )
+    return devices[: mesh.devices]
+
+
+def judge_here(
+    program: Program,
+    shardings: Shardings,
+    hardware: Hardware,
+    *,
+    local: Any = None,
+    seed: int = 0,
+) -> Verdict:
+    """Compile ``program`` with ``shardings`` for the devices here, and time its runs.
+
+    The schedule of the verdict has the median time of a step; its other times are unknown (NaN).
+    ``local`` is the MLIR module of the device-local program, as for
+    :func:`toast.evaluation.oracle.judge`; ``seed`` is that of the random arguments.  Raises
+    :class:`toast.errors.PlanError` for a fact base and if XLA fails, and the errors of
+    :func:`check_devices`.
+    """
+    if not isinstance(program.source, ModuleSource):
+        raise PlanError(f"{program.name} is a fact base and has no program to compile")
+    devices = check_devices(hardware, shardings.mesh)
+    start = time.perf_counter()
+    try:
+        mesh = jax_mesh(shardings, devices)
+        module = annotate(program, shardings) if local is None else local
+        function = flat_jit(program, module, mesh, shardings)
+        arguments = [aval(program.values[v].type) for v in program.argument_values]
+        lowered = function.trace(*arguments).lower(lowering_platforms=(platform_of(mesh),))
+        compiled = lowered.compile()
+        memory, taken = compiled.memory_analysis(), time.perf_counter() - start
+        used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+        try:
+            seconds = _step_seconds(compiled, random_arguments(program, seed))
+        except jax.errors.JaxRuntimeError as error:
+            if _EXHAUSTED not in str(error):
+                raise
+            return Verdict(0.0, 0.0, 0.0, float(used), float(used), True, (), taken)
+    except jax.errors.JaxRuntimeError as error:
+        raise PlanError(f"XLA failed: {' '.join(str(error).split())[:300]}") from None
+    return Verdict(
+        float(memory.argument_size_in_bytes), float(memory.output_size_in_bytes),
+        float(memory.alias_size_in_bytes), float(memory.temp_size_in_bytes),
+        float(used), False, communication_in(compiled.as_text()), taken,
+        Schedule(seconds, float("nan"), float("nan")),
+    )  # fmt: skip
+
+
+def _step_seconds(compiled: Any, arguments: Sequence[Any]) -> float:
+    """The median time of a step; arguments are placed each time, as runs may overwrite them."""
+    shardings = compiled.input_shardings[0]
+    times = []
+    for _ in range(_RUNS + 1):
+        placed = [jax.device_put(a, s) for a, s in zip(arguments, shardings, strict=True)]
+        jax.block_until_ready(placed)
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*placed))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])

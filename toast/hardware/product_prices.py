@@ -1,0 +1,76 @@
+"""The time of matrix products by size: tiles, waves of blocks, and the depth of their loops.
+
+A device has a number of units (the matrix unit of a TPU core; the multiprocessors of a GPU), and
+each computes one tile of a result at a time.  A product whose tiles do not fill the last wave of
+units takes as long as one whose tiles do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+#: Bytes that one element of a partial result moves: it is written and read, in float32.
+_PARTIAL_BYTES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductPrices:
+    """How a kind of device computes matrix products; one unit with one tile by default."""
+
+    #: Rows and columns of the tiles that kernels offer; the library picks the fastest.
+    tiles: tuple[tuple[int, int], ...] = ((1, 1),)
+    #: The depth of products is padded to a multiple of this number of elements.
+    depth: int = 1
+    #: Tiles that the device computes at once.
+    units: int = 1
+    #: Elements of depth that the start and the end of a tile take, besides its own depth.
+    ramp: float = 0.0
+    #: Numbers of parts that the depth of a product may be divided into, for more tiles at once.
+    parts: tuple[int, ...] = (1,)
+    #: The rate of products that are bound by memory, over the rate of other kernels.
+    memory_share: float = 1.0
+
+    def seconds(self, size: Floats, at_peak: Floats, memory_bytes_per_s: float) -> Floats:
+        """Seconds of products without those that memory bounds: ``[...]``.
+
+        ``size`` is ``[..., 4]``: rows, columns and depth of one product, and the number of products
+        in a batch.  ``at_peak`` (``[...]``) are the seconds that their FLOPs take at the rate of
+        endless products; ``memory_bytes_per_s`` is the rate of other kernels.
+        """
+        rows, columns, depth, batch = np.moveaxis(size, -1, 0)
+        padded = np.ceil(depth / self.depth) * self.depth
+        useful = rows * columns * depth * batch
+        adding = _PARTIAL_BYTES * rows * columns * batch / self._memory_rate(memory_bytes_per_s)
+        best = np.full(np.broadcast_shapes(rows.shape, at_peak.shape), np.inf)
+        for tile_rows, tile_columns in self._shapes():
+            blocks = batch * np.ceil(rows / tile_rows) * np.ceil(columns / tile_columns)
+            area = tile_rows * tile_columns
+            for parts in self.parts:
+                waves = blocks * parts
+                if self.units > 1:
+                    waves = np.ceil(waves / self.units) * self.units
+                seconds = at_peak * (waves * area * (padded / parts + self.ramp) / useful)
+                if parts > 1:
+                    seconds = seconds + parts * adding
+                np.minimum(best, seconds, out=best)
+        return np.asarray(best)
+
+    def moving_seconds(self, moved_bytes: Floats, memory_bytes_per_s: float) -> Floats:
+        """Seconds that products take to move their operands and results."""
+        return moved_bytes / self._memory_rate(memory_bytes_per_s)
+
+    def _memory_rate(self, memory_bytes_per_s: float) -> float:
+        return self.memory_share * memory_bytes_per_s
+
+    def _shapes(self) -> tuple[tuple[int, int], ...]:
+        """The tiles; those of several units lie either way round."""
+        if self.units == 1:
+            return self.tiles
+        return tuple(dict.fromkeys(
+            shape for rows, columns in self.tiles for shape in ((rows, columns), (columns, rows))
+        ))  # fmt: skip
