@@ -125,6 +125,13 @@ def apply(
             "error if the plan does not fit.",
         ),
     ] = None,
+    safety: Annotated[
+        float | None,
+        typer.Option(
+            "--safety",
+            help="Odds with which XLA's memory must be within the limit; default: the plan's.",
+        ),
+    ] = None,
     json_file: JsonOption = None,
     output: OutputOption = None,
     html: ReportOption = None,
@@ -149,8 +156,8 @@ def apply(
         analysis = source.on(machine).analysis(show)
         applied = api.apply_plan(
             saved, analysis, mesh=mesh, hardware=hardware,
-            memory_bytes=None if memory is None else memory * 2**30, progress=show,
-            cache=source.cache,
+            memory_bytes=None if memory is None else memory * 2**30, safety=safety,
+            progress=show, cache=source.cache,
         )  # fmt: skip
     if memory is not None and not applied.plan.fits:
         raise PlanError(

@@ -25,7 +25,7 @@ import numpy as np
 
 from toast.cost import bound, gathering, table_cache
 from toast.cost.axis_sets import axis_numbers
-from toast.cost.entities import OP_SCOPES, Entity, Floats
+from toast.cost.entities import OP_SCOPES, Bools, Entity, Floats
 from toast.cost.error_bars import ErrorBars, Number, at_ratio, made_of
 from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, held_by
 from toast.cost.machine import Machine
@@ -131,6 +131,7 @@ class CostModel:
         self.initial_seconds = float(first.seconds[0])
         self.initial_peak = float(first.peak_bytes[0])
         self._unsharded = first
+        #: The odds with which a plan must fit, if any.
         self.safety = safety
         self._factor = 1.0 if safety is None else self.error_bars.factor(safety)
 
@@ -227,6 +228,11 @@ class CostModel:
     def error_bars(self) -> ErrorBars:
         """How far predictions for this program may be off."""
         return ErrorBars.of(self.made_of, self.hardware.platform)
+
+    def fits(self, prices: Prices | Worth, memory_bytes: float) -> Bools:
+        """Whether states fit in ``memory_bytes``, with the odds :attr:`safety` if it is set."""
+        needed = self.needed_bytes(prices.argument_bytes, prices.peak_bytes)
+        return np.asarray(needed <= memory_bytes)
 
     def needed_bytes(self, argument_bytes: Number, peak_bytes: Number) -> Number:
         """The memory to compare with the limit, of one state or of ``[S]``.
