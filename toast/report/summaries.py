@@ -167,6 +167,10 @@ def _prediction(plan: Plan) -> TextTable:
     table = _table("Predicted, per device", "", "unsharded", "plan", right=("unsharded", "plan"))
     before, after = plan.before, plan.after
     interval = f"  with odds of {odds_text(ODDS)}"
+    fits = (
+        fit_text(plan.needed_bytes(p) <= plan.memory_bytes, p.fit_probability)
+        for p in (before, after)
+    )
     rows = (
         ("step time", time_text(before.step_seconds), time_text(after.step_seconds)),
         (interval, *(interval_text(p.step_interval, time_text) for p in (before, after))),
@@ -179,8 +183,7 @@ def _prediction(plan: Plan) -> TextTable:
         ("peak memory", size_text(before.peak_bytes), size_text(after.peak_bytes)),
         (interval, *(interval_text(p.peak_interval, size_text) for p in (before, after))),
         ("  arguments", size_text(before.argument_bytes), size_text(after.argument_bytes)),
-        (f"limit of {size_text(plan.memory_bytes)}", *(fit_text(plan.needed_bytes(p) <= plan.memory_bytes, p.fit_probability)
-               for p in (before, after))),
+        (f"limit of {size_text(plan.memory_bytes)}", *fits),
     )  # fmt: skip
     for row in rows:
         table.add_row(*row)

@@ -44,6 +44,7 @@ from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
 from toast.report.memory import peak_groups
 from toast.report.summaries import interval_text, plan_cost_before
+from toast.units import size_text, time_text
 
 #: Version of the embedded data.
 VERSION = 1
