@@ -59,8 +59,8 @@ BEGIN, END = "<!-- error bars: begin -->\n", "<!-- error bars: end -->\n"
 FREEDOM = 4.0
 #: Weight of the squares of effects, against the likelihood of one program.
 RIDGE = 1.0
-#: The least gain of likelihood, per program, of another effect.
-GAIN = 0.02
+#: The least gain of log-likelihood, of all programs together, that another effect must have.
+GAIN = 1.0
 #: The bandwidth that smooths quantiles.
 SMOOTH = 0.15
 #: How much wider intervals are on platforms without a corpus.
@@ -120,6 +120,12 @@ def samples() -> Iterator[Sample]:
 # -- the fit ---------------------------------------------------------------------------------------
 
 
+def equal_weights(program: npt.NDArray[np.int64]) -> Floats:
+    """``[N]`` weights of plans, by the seeds of their programs: every program counts the same."""
+    _, which, count = np.unique(program, return_inverse=True, return_counts=True)
+    return np.asarray(1.0 / count[which])
+
+
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Logarithms of ratios, with what plans are made of."""
@@ -131,9 +137,8 @@ class Data:
 
     @property
     def weight(self) -> Floats:
-        """``[N]`` weights: every program counts the same."""
-        _, which, count = np.unique(self.program, return_inverse=True, return_counts=True)
-        return np.asarray(1.0 / count[which])
+        """``[N]`` weights of plans."""
+        return equal_weights(self.program)
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> Data:
         """Some of the plans."""
@@ -224,7 +229,7 @@ def learned(data: Data) -> Law:
             name: left_out(data.only([*chosen, name])) for name in data.names if name not in chosen
         }
         name = max(tried, key=lambda name: tried[name][1])
-        if tried[name][1] < best + GAIN:
+        if tried[name][1] < best + GAIN / len(np.unique(data.program)):
             break
         chosen.append(name)
         place, best = tried[name]
@@ -289,11 +294,14 @@ def bars_of(plan: Sample) -> ErrorBars:
 
 
 def coverage(plans: Sequence[Sample]) -> list[str]:
-    """The cells of a half: coverage and width of intervals, and how plans that surely fit do."""
+    """The cells of a half: coverage and width of intervals, and how plans that surely fit do.
+
+    Coverage is that of a plan of a new program: every program counts the same.
+    """
     cells = [f"{len({plan.row.seed for plan in plans})} ({len(plans)})"]
     for what in ("memory", "step"):
         for odds in (0.5, 0.8, 0.95):
-            within, above, width = [], [], []
+            within, above, width, seeds = [], [], [], []
             for plan in plans:
                 bars, ours = bars_of(plan), plan.predicted
                 if what == "memory":
@@ -308,12 +316,15 @@ def coverage(plans: Sequence[Sample]) -> list[str]:
                         continue
                     low, high = bars.step_interval(ours.step_seconds, plan.made["exposed"], odds)
                     width.append((high - low) / ours.step_seconds)
+                seeds.append(plan.row.seed)
                 within.append(low <= theirs <= high)
                 above.append(theirs > high)
-            cells.append(
-                f"{np.mean(within):.0%}, {np.mean(above):.0%} above, width {np.median(width):.0%}"
-                if within else "-"
-            )  # fmt: skip
+            if not within:
+                cells.append("-")
+                continue
+            weight = equal_weights(np.array(seeds))
+            inside, over = (np.average(part, weights=weight) for part in (within, above))
+            cells.append(f"{inside:.0%}, {over:.0%} above, width {np.median(width):.0%}")
     said, wrong, brier = 0, 0, []
     for plan in plans:
         limit = plan.row.limit_gib * strangers.GIB
