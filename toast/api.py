@@ -30,7 +30,6 @@ from toast.plan import (
     make_plan,
     may_gain,
     needed,
-    odds_text,
     padded,
     padding_gain,
     padding_note,
@@ -511,7 +510,7 @@ def _check_memory(
     if memory_bytes is None or best.fits:
         return
     where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
-    surely = "" if best.safety is None else f" with odds of {odds_text(best.safety)}"
+    surely = "" if best.safety is None else f" with odds of {100 * best.safety:g} %"
     raise SearchError(
         f"memory limit of {best.memory_bytes / 2**30:.4g} GiB per device: no plan on {where} "
         f"fits{surely}; "

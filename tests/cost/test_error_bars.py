@@ -64,7 +64,12 @@ def test_a_plan_that_needs_no_more_than_its_safety_allows_fits_with_these_odds(
 
 @given(made, platforms, sizes, sizes, odds, st.floats(0, 1))
 def test_intervals_are_nested_and_never_below_the_arguments(
-    made: dict[str, float], platform: str, arguments: float, more: float, level: float, exposed: float
+    made: dict[str, float],
+    platform: str,
+    arguments: float,
+    more: float,
+    level: float,
+    exposed: float,
 ) -> None:
     bars = ErrorBars.of(made, platform)
     inner = bars.peak_interval(arguments, arguments + more, level / 2)
@@ -132,9 +137,7 @@ def test_a_safety_is_one_factor_of_all_prices() -> None:
         odds = bars.fit_probability(float(arguments), float(peak), limit)
         assert fits == (odds >= SURE - 1e-9)
     # Without a safety, costs are as before.
-    np.testing.assert_array_equal(
-        model.cost(prices, limit), _cost(model, prices, limit)
-    )
+    np.testing.assert_array_equal(model.cost(prices, limit), _cost(model, prices, limit))
 
 
 def _cost(model: CostModel, prices: Prices, limit: float) -> np.ndarray:

@@ -150,9 +150,9 @@ class Plan(Record):
         """Why the plan does not fit with the odds :attr:`safety`, if its peak is in the limit."""
         odds, needed = self.after.fit_probability or 0.0, self.needed_bytes(self.after)
         return (
-            f"may not fit: the odds are {odds_text(odds)}, and {odds_text(self.safety or 0.0)} are "
-            f"asked for; so sure a plan may need {size_text(needed)} per device, and the limit is "
-            f"{size_text(self.memory_bytes)}"
+            f"may not fit: the odds are {odds_text(odds)}, and {100 * (self.safety or 0.0):g} % "
+            f"are asked for; with these odds, it needs up to {size_text(needed)} per device, and "
+            f"the limit is {size_text(self.memory_bytes)}"
         )
 
     @property

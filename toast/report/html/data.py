@@ -111,7 +111,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "memory_bytes": plan.memory_bytes,
         "fits": plan.fits,
         "fit": fit_text(plan.fits, plan.after.fit_probability),
-        "safety": None if plan.safety is None else odds_text(plan.safety),
+        "safety": None if plan.safety is None else f"{100 * plan.safety:g} %",
         "odds": odds_text(ODDS),
         "step_range": interval_text(plan.after.step_interval, time_text),
         "peak_range": interval_text(plan.after.peak_interval, size_text),
