@@ -66,7 +66,7 @@ Number = TypeVar("Number", float, Floats)
 
 
 class Interval(NamedTuple):
-    """A range that contains XLA's figure with some odds."""
+    """A range that contains XLA's figure with some odds, and the prediction."""
 
     low: float
     high: float
@@ -201,7 +201,8 @@ class ErrorBars:
     def step_interval(self, seconds: float, exposed: float = 0.0, odds: float = ODDS) -> Interval:
         """The interval of a step; ``exposed`` is the share of it for which only collectives run."""
         spread = self._step.of({**self.made, "exposed": exposed}, wider=self._wider)
-        return Interval(*(seconds * spread.ratio(level) for level in _ends(odds)))
+        low, high = (seconds * spread.ratio(level) for level in _ends(odds))
+        return Interval(min(low, seconds), max(high, seconds))
 
     def peak_interval(
         self, argument_bytes: float, peak_bytes: float, odds: float = ODDS
@@ -210,7 +211,7 @@ class ErrorBars:
         low, high = (
             at_ratio(argument_bytes, peak_bytes, self.memory.ratio(level)) for level in _ends(odds)
         )
-        return Interval(max(low, argument_bytes), max(high, argument_bytes))
+        return Interval(min(max(low, argument_bytes), peak_bytes), max(high, peak_bytes))
 
     def fit_probability(
         self, argument_bytes: float, peak_bytes: float, memory_bytes: float
