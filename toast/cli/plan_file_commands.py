@@ -160,10 +160,12 @@ def apply(
             progress=show, cache=source.cache,
         )  # fmt: skip
     if memory is not None and not applied.plan.fits:
+        wanting = f"needs {size_text(applied.plan.after.peak_bytes)}"
+        if applied.plan.after.peak_bytes <= applied.plan.memory_bytes:
+            wanting = applied.plan.unsafe_text.replace(";", ",")
         raise PlanError(
-            f"memory limit of {memory:g} GiB per device: {plan} needs "
-            f"{size_text(applied.plan.after.peak_bytes)}; raise the limit, or search with "
-            "toast plan --memory"
+            f"memory limit of {memory:g} GiB per device: {plan} {wanting}; raise the limit, or "
+            "search with toast plan --memory"
         )
     hardware_name = hardware or (saved.origin.hardware if saved.origin else "") or saved.hardware
     result = dataclasses.replace(applied.plan, origin=source.origin(hardware_name))
