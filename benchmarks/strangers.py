@@ -8,6 +8,8 @@ the cost model may look at them.  Odd seeds are held out: they are only reported
 several plans (found, experts', random), and each plan a row in benchmarks/strangers.csv; programs
 with rows are not compiled again.
 
+``error_bars.py`` learns error bars from the table.
+
 ``--price`` predicts all rows again with present prices.  ``--page`` writes the figures into
 docs/fidelity.md.
 

@@ -198,6 +198,7 @@ def plan(
     trip_counts: Any = None,
     rules: Sequence[str | pathlib.Path] = (),
     memory_bytes: float | None = None,
+    safety: float | None = None,
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
     resolution: Resolving = "compatible",
@@ -222,6 +223,8 @@ def plan(
         :class:`Hardware`.
     :param rules: further rule files, or folders of rule files.
     :param memory_bytes: the memory limit per device; by default that of the hardware.
+    :param safety: the odds, such as 0.95, with which XLA's peak must be within the limit.  By
+        default, the predicted peak must, and the odds are those of :attr:`Plan.after`.
     :param overlap: which collectives run beside products (:mod:`toast.cost.model`): ``"none"``,
         ``"partial"`` or ``"full"``.
     :param constraints: shardings that the plan must have (:class:`toast.Constraints`).
@@ -264,6 +267,7 @@ def plan(
     machine = inputs.machine_of(hardware)
     meshes = inputs.candidate_meshes(mesh, devices, machine)
     limit = inputs.limit_of(memory_bytes, machine)
+    safety = inputs.safety_of(safety)
     share = inputs.uneven_share(uneven)
     settings = Settings() if settings is None else settings
     if not isinstance(settings, Settings):
@@ -298,7 +302,9 @@ def plan(
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
         _check_axes(analysis, mesh, share if devices is None else 0)
         at = None if saved is None else saved_start(saved, space, resolution)
-        model = CostModel(at.space if at else space, machine, overlap=overlap, like=like)
+        model = CostModel(
+            at.space if at else space, machine, overlap=overlap, like=like, safety=safety
+        )
         begin_with_fixed(model)
         if at is None:
             return Job(model, limit, settings, stages)
@@ -309,7 +315,8 @@ def plan(
 
     options: dict[str, Any] = {
         "overlap": overlap, "resolution": resolution, "settings": settings, "stages": stages,
-        "memory_bytes": limit, "constraints": constraints, "progress": progress,
+        "memory_bytes": limit, "safety": safety, "constraints": constraints,
+        "progress": progress,
     }  # fmt: skip
     tried: tuple[MeshResult, ...] = ()
     with noted_interrupts(), older_objects_stay():  # until the plan is complete
@@ -367,6 +374,8 @@ def plan(
             f"does not fit: the plan needs {size_text(best.after.peak_bytes)} per device, and the "
             f"limit is {size_text(limit)}"
         )
+        if best.after.peak_bytes <= limit:  # but not with the odds that are asked for
+            missing = best.unsafe_text
         best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, missing])))
     kept = saved.padding if saved and not analysis.program.padding else ()
     if share and (gain or kept) and result.stopped != "interrupt":
@@ -389,6 +398,7 @@ def apply_plan(
     mesh: AnyMesh | None = None,
     hardware: AnyHardware | None = None,
     memory_bytes: float | None = None,
+    safety: float | None = None,
     donate: int | Sequence[int] | None = (),
     platform: Any = None,
     trip_counts: Any = None,
@@ -409,6 +419,7 @@ def apply_plan(
     :param hardware: as for :func:`plan`; by default that of the plan.
     :param memory_bytes: the memory limit per device; by default that of the plan, or of another
         ``hardware``.
+    :param safety: as for :func:`plan`; by default that of the plan.
     :param progress: a function that is called with the name of each stage when it begins.
     :returns: the new plan with new prices, and what did not match.  For the program of the plan, it
         is the same plan.
@@ -434,6 +445,7 @@ def apply_plan(
     if memory_bytes is None and machine.name == saved.hardware:
         memory_bytes = saved.memory_bytes
     limit = inputs.limit_of(memory_bytes, machine)
+    safety = inputs.safety_of(saved.safety if safety is None else safety)
     if isinstance(target, Analysis):
         _check_unused(
             target, arguments, keywords, donate=donate, rules=rules, platform=platform,
@@ -451,6 +463,7 @@ def apply_plan(
         mesh=parsed,
         hardware=machine,
         memory_bytes=limit,
+        safety=safety,
         progress=progress,
         cache=keywords.get("cache") is not False,
     )
@@ -497,8 +510,10 @@ def _check_memory(
     if memory_bytes is None or best.fits:
         return
     where = f"mesh {meshes[0]}" if devices is None else f"any mesh of {devices} devices"
+    surely = "" if best.safety is None else f" with odds of {100 * best.safety:g} %"
     raise SearchError(
-        f"memory limit of {best.memory_bytes / 2**30:.4g} GiB per device: no plan on {where} fits; "
+        f"memory limit of {best.memory_bytes / 2**30:.4g} GiB per device: no plan on {where} "
+        f"fits{surely}; "
         f"the smallest peak found is {smallest_peak / 2**30:.4g} GiB; raise the limit or use a "
         "larger mesh"
     )
@@ -619,7 +634,9 @@ def _padding_gain(
         larger, best.model.space.full_mesh, constraints=best.constraints,
         resolution=best.resolution,
     )  # fmt: skip
-    model = CostModel(space, best.hardware, overlap=overlap, like=best.model)
+    model = CostModel(
+        space, best.hardware, overlap=overlap, like=best.model, safety=best.safety
+    )  # fmt: skip
     begin_with_fixed(model)
     if not may_gain(model, best.cost):
         return None

@@ -95,6 +95,21 @@ def uneven_share(share: Any) -> float:
     return float(share)
 
 
+def safety_of(safety: Any) -> float | None:
+    """The odds with which a plan must fit; ``None`` for no demand.
+
+    Raises :class:`toast.errors.SearchError` unless they are between 0 and 1.
+    """
+    if safety is None:
+        return None
+    if not is_number(safety) or not 0 < safety < 1:  # nor NaN
+        raise SearchError(
+            f"safety {safety!r}: use the odds with which the plan must fit, between 0 and 1, such "
+            "as 0.95"
+        )
+    return float(safety)
+
+
 def is_whole(value: Any) -> bool:
     """Whether a value is an integer of Python or numpy, but not a boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)

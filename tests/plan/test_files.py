@@ -382,7 +382,7 @@ def complaint(data: Any, plan: Plan) -> str:
 #: What reading does without.
 OPTIONAL = {
     "origin", "hardware_hash", "lowering", "fits", "reshards", "memory", "bound_seconds", "analysis", "search",
-    "meshes", "seconds", "padding",
+    "meshes", "seconds", "padding", "safety", "error_bars",
 }  # fmt: skip
 
 

@@ -139,6 +139,14 @@ LimitOption = Annotated[
 MemoryOption = Annotated[
     float | None, typer.Option("--memory", help="Memory limit per device in GiB.")
 ]
+SafetyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--safety",
+        help="Odds with which XLA's memory must be within the limit, such as 0.95. Default: the "
+        "predicted peak must be.",
+    ),
+]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", help="Time limit of each compilation in seconds.")
 ]

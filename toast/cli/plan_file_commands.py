@@ -125,6 +125,13 @@ def apply(
             "error if the plan does not fit.",
         ),
     ] = None,
+    safety: Annotated[
+        float | None,
+        typer.Option(
+            "--safety",
+            help="Odds with which XLA's memory must be within the limit; default: the plan's.",
+        ),
+    ] = None,
     json_file: JsonOption = None,
     output: OutputOption = None,
     html: ReportOption = None,
@@ -149,14 +156,16 @@ def apply(
         analysis = source.on(machine).analysis(show)
         applied = api.apply_plan(
             saved, analysis, mesh=mesh, hardware=hardware,
-            memory_bytes=None if memory is None else memory * 2**30, progress=show,
-            cache=source.cache,
+            memory_bytes=None if memory is None else memory * 2**30, safety=safety,
+            progress=show, cache=source.cache,
         )  # fmt: skip
     if memory is not None and not applied.plan.fits:
+        wanting = f"needs {size_text(applied.plan.after.peak_bytes)}"
+        if applied.plan.after.peak_bytes <= applied.plan.memory_bytes:
+            wanting = applied.plan.unsafe_text.replace(";", ",")
         raise PlanError(
-            f"memory limit of {memory:g} GiB per device: {plan} needs "
-            f"{size_text(applied.plan.after.peak_bytes)}; raise the limit, or search with "
-            "toast plan --memory"
+            f"memory limit of {memory:g} GiB per device: {plan} {wanting}; raise the limit, or "
+            "search with toast plan --memory"
         )
     hardware_name = hardware or (saved.origin.hardware if saved.origin else "") or saved.hardware
     result = dataclasses.replace(applied.plan, origin=source.origin(hardware_name))

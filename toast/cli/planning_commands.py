@@ -20,6 +20,7 @@ from toast.cli.common import (
     OutputOption,
     Partitioner,
     ReportOption,
+    SafetyOption,
     SeedOption,
     Source,
     SourcesOption,
@@ -129,6 +130,7 @@ def plan(
             "--memory", help="Memory limit per device in GiB; it is an error if no plan fits."
         ),
     ] = None,
+    safety: SafetyOption = None,
     budget: BudgetOption = None,
     overlap: OverlapOption = OverlapChoice.partial,
     seed: SeedOption = 0,
@@ -176,6 +178,7 @@ def plan(
 
     machine = load(hardware)
     inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
+    inputs.safety_of(safety)
     check_writable((json_file, output, html), PlanError)
     with progress() as show:
         analysis = source.on(machine).analysis(show, partitioner=lowering.value)
@@ -185,6 +188,7 @@ def plan(
             devices=devices,
             hardware=machine,
             memory_bytes=None if memory is None else memory * 2**30,
+            safety=safety,
             overlap=overlap.value,
             constraints=_constraints(pin, forbid, fix, keep_constraints),
             resolution=resolution.value,
@@ -306,6 +310,7 @@ def compare(
     limit: LimitOption = 60.0,
     budget: BudgetOption = None,
     memory: MemoryOption = None,
+    safety: SafetyOption = None,
     overlap: OverlapOption = OverlapChoice.partial,
     pin: PinOption = None,
     forbid: ForbidOption = None,
@@ -350,7 +355,7 @@ def compare(
             rows, interrupted = stage.compare(
                 analysis, parsed, machine, wanted,
                 strategies=source.strategies,
-                limit=limit, memory_bytes=memory_bytes, overlap=overlap.value,
+                limit=limit, memory_bytes=memory_bytes, safety=safety, overlap=overlap.value,
                 constraints=constraints,
                 settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
                 oracle=oracle.value if oracle else None, timeout=timeout, progress=show,
@@ -364,8 +369,8 @@ def compare(
     if json_file:
         data = {
             "version": 1, "program": analysis.program.name, "mesh": dict(parsed.axes),
-            "hardware": machine.name, "memory_bytes": memory_bytes, "limit_seconds": limit,
-            "budget_seconds": budget, "overlap": overlap.value,
+            "hardware": machine.name, "memory_bytes": memory_bytes, "safety": safety,
+            "limit_seconds": limit, "budget_seconds": budget, "overlap": overlap.value,
             "constraints": dataclasses.asdict(constraints),
             "methods": [row.to_dict() for row in rows],
         }  # fmt: skip

@@ -12,6 +12,7 @@ from toast.cli.common import (
     HardwareOption,
     LimitOption,
     MemoryOption,
+    SafetyOption,
     SeedOption,
     Source,
     SourcesOption,
@@ -51,6 +52,7 @@ def report(
     ] = "toast",
     limit: LimitOption = 60.0,
     memory: MemoryOption = None,
+    safety: SafetyOption = None,
     seed: SeedOption = 0,
     sources: SourcesOption = None,
 ) -> None:
@@ -93,7 +95,7 @@ def report(
         rows = stage.compare(
             analysis, parsed, machine, wanted,
             strategies=source.strategies, limit=limit,
-            memory_bytes=None if memory is None else memory * 2**30,
+            memory_bytes=None if memory is None else memory * 2**30, safety=safety,
             settings=Settings(seed=seed), progress=show,
         )  # fmt: skip
         show("writing the report")
@@ -107,7 +109,7 @@ def _refuse(context: typer.Context, plan: str) -> None:
     """Reject options whose values a plan file already has."""
     from toast.errors import PlanError
 
-    for name in ("mesh", "methods", "limit", "memory", "seed"):
+    for name in ("mesh", "methods", "limit", "memory", "safety", "seed"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise PlanError(

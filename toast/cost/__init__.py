@@ -2,6 +2,7 @@
 
 from toast.cost.breakdown import Breakdown, OpCollective, break_down
 from toast.cost.entities import Entity
+from toast.cost.error_bars import ErrorBars, Interval
 from toast.cost.layout import Layout
 from toast.cost.memo import Memo
 from toast.cost.model import CostModel, Overlap
@@ -14,6 +15,8 @@ __all__ = [
     "Breakdown",
     "Buffer",
     "CostModel", "Entity",
+    "ErrorBars",
+    "Interval",
     "Layout",
     "LocalTerm",
     "Memo",

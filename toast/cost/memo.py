@@ -102,11 +102,11 @@ class Memo:
             parts[term.part] += seconds.sum(axis=1)
         hidden = self._model.hidden(parts[StepPart.PRODUCTS], spent[:, 0], spent[:, 1:])
         busy, waiting = self._model.step_seconds(parts, spent[:, 0], hidden)
+        arguments = sums[:, _RESIDENT] + self._model.captured_bytes
         return Worth(
             seconds=busy + waiting,
-            peak_bytes=sums[:, _RESIDENT]
-            + self._model.captured_bytes
-            + highest(self._grown.total(chosen)),
+            peak_bytes=arguments + highest(self._grown.total(chosen)),
+            argument_bytes=arguments,
         )
 
     # -- neighbourhoods ----------------------------------------------------------------------

@@ -25,7 +25,8 @@ import numpy as np
 
 from toast.cost import bound, gathering, table_cache
 from toast.cost.axis_sets import axis_numbers
-from toast.cost.entities import OP_SCOPES, Entity, Floats
+from toast.cost.entities import OP_SCOPES, Bools, Entity, Floats
+from toast.cost.error_bars import ErrorBars, Number, at_ratio, made_of
 from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, held_by
 from toast.cost.machine import Machine
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
@@ -81,6 +82,7 @@ class CostModel:
         like: CostModel | None = None,
         keep: bool = False,
         loops: bool | None = None,
+        safety: float | None = None,
     ) -> None:
         """A model of ``space`` on ``hardware``.
 
@@ -89,9 +91,10 @@ class CostModel:
         ``like`` is a model of the same program on another mesh; its tables are used again.
         ``keep`` caches tables on disk.  ``loops`` is whether to price the device-local program, in
         which products whose operands are gathered, or whose results are scattered, may be computed
-        shard by shard beside permutes; by default, if TOAST lowers the program itself.  Raises
-        :class:`toast.errors.SearchError` for an unknown ``overlap``, ``ValueError`` for invalid
-        terms.
+        shard by shard beside permutes; by default, if TOAST lowers the program itself.
+        ``safety`` are the odds with which a plan must fit (:meth:`needed_bytes`); by default, its
+        predicted peak must.  Raises :class:`toast.errors.SearchError` for an unknown ``overlap``,
+        ``ValueError`` for invalid terms.
         """
         if overlap not in typing.get_args(Overlap):
             raise SearchError(f"overlap {overlap!r}: use none, partial or full")
@@ -127,6 +130,10 @@ class CostModel:
         first = self.price(space.unsharded[None])
         self.initial_seconds = float(first.seconds[0])
         self.initial_peak = float(first.peak_bytes[0])
+        self._unsharded = first
+        #: The odds with which a plan must fit, if any.
+        self.safety = safety
+        self._factor = 1.0 if safety is None else self.error_bars.factor(safety)
 
     def for_search(self) -> CostModel:
         """A copy without the program, which prices states and can be sent to a process."""
@@ -202,8 +209,39 @@ class CostModel:
         # Programs without time or memory must not divide by zero.
         tiny = np.finfo(np.float64).tiny
         time = (prices.seconds + tiny) / (self.initial_seconds + tiny)
-        over = np.maximum(prices.peak_bytes - memory_bytes, 0.0) / max(self.initial_peak, 1.0)
+        needed = self.needed_bytes(prices.argument_bytes, prices.peak_bytes)
+        over = np.maximum(needed - memory_bytes, 0.0) / max(self.initial_peak, 1.0)
         return np.asarray(time + MEMORY_WEIGHT * over)
+
+    # -- error bars ------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def made_of(self) -> dict[str, float]:
+        """What the program is made of: shares of :data:`toast.cost.error_bars.MADE_OF`."""
+        seconds = np.zeros(len(self.tables.ops))
+        for term, spent in self.work(self.layout(self.space.unsharded[None])):
+            np.add.at(seconds, self.tables.op_class(term.scope), spent[0])
+        program, one = self.space.analysis.program, self.space.classes.representative
+        return made_of(program, one, seconds, self._unsharded)
+
+    @functools.cached_property
+    def error_bars(self) -> ErrorBars:
+        """How far predictions for this program may be off."""
+        return ErrorBars.of(self.made_of, self.hardware.platform)
+
+    def fits(self, prices: Prices | Worth, memory_bytes: float) -> Bools:
+        """Whether states fit in ``memory_bytes``, with the odds :attr:`safety` if it is set."""
+        needed = self.needed_bytes(prices.argument_bytes, prices.peak_bytes)
+        return np.asarray(needed <= memory_bytes)
+
+    def needed_bytes(self, argument_bytes: Number, peak_bytes: Number) -> Number:
+        """The memory to compare with the limit, of one state or of ``[S]``.
+
+        It is the predicted peak; with :attr:`safety`, what XLA needs at most with these odds.
+        """
+        if self._factor == 1.0:
+            return peak_bytes
+        return at_ratio(argument_bytes, peak_bytes, self._factor)
 
     # -- terms -------------------------------------------------------------------------------
 

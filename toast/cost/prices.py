@@ -51,6 +51,7 @@ class Worth(NamedTuple):
 
     seconds: Floats  # [S] step time
     peak_bytes: Floats  # [S]
+    argument_bytes: Floats  # [S]
 
 
 def highest(growth: Floats) -> Floats:

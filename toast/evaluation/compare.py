@@ -35,6 +35,8 @@ class MethodResult:
     step_seconds: float = float("nan")
     peak_bytes: float = float("nan")
     fits: bool = False
+    #: The odds that it fits.
+    fit_probability: float | None = None
     #: A lower bound of the step time of every plan of the method: a roofline without collectives.
     #: (Not all methods satisfy constraints.)
     bound_seconds: float = float("nan")
@@ -104,6 +106,7 @@ def compare(
     strategies: Strategies | None = None,
     limit: float = 60.0,
     memory_bytes: float | None = None,
+    safety: float | None = None,
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
     settings: Settings | None = None,
@@ -116,7 +119,8 @@ def compare(
     ``strategies`` are the expert strategies of the program; without them, the row of ``manual`` has
     an error.  ``limit``, in seconds, ends AutoMap and Alpa with their best plan so far; they finish
     a propagation in progress and the construction of Alpa's program.  ``memory_bytes`` is the limit
-    per device (default: the hardware's).  ``settings`` are those of TOAST's search; AutoMap uses
+    per device (default: the hardware's), and ``safety`` the odds with which plans must fit, as for
+    :func:`toast.plan`.  ``settings`` are those of TOAST's search; AutoMap uses
     their seed.  ``progress`` is called with messages.
 
     ``constraints`` apply to all methods.  TOAST, ``manual`` and ``alpa`` satisfy them.  ``automap``
@@ -136,6 +140,7 @@ def compare(
     # A plan that does not fit also has a row, so the limit becomes that of the device.
     limit_bytes = inputs.limit_of(memory_bytes, hardware)
     hardware = dataclasses.replace(hardware, memory_limit_bytes=limit_bytes)
+    safety = inputs.safety_of(safety)
     if oracle:
         check(hardware)
     api.check_mesh(analysis, mesh, hardware)
@@ -152,24 +157,24 @@ def compare(
 
     makers: dict[str, Callable[[], Plan]] = {
         "toast": lambda: api.plan(
-            analysis, mesh=mesh, hardware=hardware, overlap=overlap,
+            analysis, mesh=mesh, hardware=hardware, safety=safety, overlap=overlap,
             constraints=constraints, settings=settings, progress=announce,
             uneven=0,  # no other method pads
         ),
         "manual": lambda: manual(
-            analysis, mesh, hardware, strategies or {}, overlap=overlap, constraints=constraints,
-            progress=announce,
-        ),
-        "automap": lambda: automap(
-            analysis, mesh, hardware, seed=settings.seed, budget=limit, overlap=overlap,
+            analysis, mesh, hardware, strategies or {}, safety=safety, overlap=overlap,
             constraints=constraints, progress=announce,
         ),
+        "automap": lambda: automap(
+            analysis, mesh, hardware, safety=safety, seed=settings.seed, budget=limit,
+            overlap=overlap, constraints=constraints, progress=announce,
+        ),
         "alpa": lambda: alpa(
-            analysis, mesh, hardware, time_limit=limit, overlap=overlap, constraints=constraints,
-            progress=announce,
+            analysis, mesh, hardware, safety=safety, time_limit=limit, overlap=overlap,
+            constraints=constraints, progress=announce,
         ),
         "shardy": lambda: shardy(
-            analysis, mesh, hardware, overlap=overlap, constraints=constraints,
+            analysis, mesh, hardware, safety=safety, overlap=overlap, constraints=constraints,
         ),
     }  # fmt: skip
     rows: list[MethodResult] = []
@@ -215,6 +220,7 @@ def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Met
         step_seconds=plan.after.step_seconds,
         peak_bytes=plan.after.peak_bytes,
         fits=plan.fits,
+        fit_probability=plan.after.fit_probability,
         bound_seconds=plan.bound_seconds,
         cost=plan.cost,
         states=plan.states,

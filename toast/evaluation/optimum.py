@@ -145,7 +145,7 @@ def _optimum(
         cost=float(model.cost(prices, memory_bytes)[0]),
         seconds=float(prices.seconds[0]),
         peak_bytes=float(prices.peak_bytes[0]),
-        fits=bool(prices.peak_bytes[0] <= memory_bytes),
+        fits=bool(model.fits(prices, memory_bytes)[0]),
         actions=actions,
         states=states,
         priced=priced,
@@ -183,7 +183,7 @@ class _Branching:
         self._offer(known[None])
         prices = model.price(known[None])
         # Better states take no longer, if the known state fits.
-        fits = prices.peak_bytes[0] <= memory_bytes
+        fits = model.fits(prices, memory_bytes)[0]
         room = float(prices.seconds[0]) if fits else math.inf
         try:
             self._terms = joint_bounds(model, room, most=_TABLE)
@@ -226,9 +226,8 @@ class _Branching:
         if not len(states):
             return
         prices = self._model.price(states)
-        rank = self._model.cost(prices, self._memory) + OVER_LIMIT * (
-            prices.peak_bytes > self._memory
-        )
+        over = ~self._model.fits(prices, self._memory)
+        rank = self._model.cost(prices, self._memory) + OVER_LIMIT * over
         self._priced += len(states)
         best = int(np.argmin(rank))
         if rank[best] < self._rank:

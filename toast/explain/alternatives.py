@@ -68,7 +68,7 @@ def why_not(
     try:
         space = Space(analysis, plan.mesh, constraints=constraints, resolution=plan.resolution)
         pinned = _pinned_plan(plan, space, names, Constraints(pin={argument: spec}))
-        model = CostModel(space, plan.hardware, overlap=plan.model.overlap, like=plan.model)
+        model = _model(plan, space)
         begin_with_fixed(model)
     except PinError as error:
         return WhyNot(argument, text, now, impossible=str(error))
@@ -130,9 +130,16 @@ def _pinned_plan(plan: Plan, space: Space, names: Sequence[str], pins: Constrain
             collapse=False,
         )  # fmt: skip
         state = op_state
-    model = CostModel(space, plan.hardware, overlap=plan.model.overlap, like=plan.model)
+    model = _model(plan, space)
     cost = float(model.cost(model.price(state[None]), plan.memory_bytes)[0])
     return _plan_of(plan, model, SearchResult((), state, cost, 1, 0.0, ()))
+
+
+def _model(plan: Plan, space: Space) -> CostModel:
+    """The plan's cost model for another space."""
+    return CostModel(
+        space, plan.hardware, overlap=plan.model.overlap, like=plan.model, safety=plan.safety
+    )
 
 
 def _start_of(plan: Plan, space: Space) -> tuple[Action, ...]:

@@ -143,7 +143,7 @@ def _free(plan: Plan, history: History, op: int, d: int, axis: int) -> FreeAxis:
         return FreeAxis(d, label, "constraint", "a pin or forbid excludes it")
     prices = plan.model.price(np.stack(after))
     best = int(np.argmin(plan.model.cost(prices, plan.memory_bytes)))
-    then = Prediction.of(prices, best)
+    then = Prediction.of(prices, best).with_error_bars(plan.model, plan.memory_bytes)
     if (after[best] == plan.state).all():
         why = "an action for this axis changes nothing"
         return FreeAxis(d, label, "price", why, then)
@@ -163,7 +163,7 @@ def _effect(plan: Plan, then: Prediction) -> str:
     was = plan.after
     parts = [f"step {time_text(was.step_seconds)} to {time_text(then.step_seconds)}"]
     parts.append(f"peak {size_text(was.peak_bytes)} to {size_text(then.peak_bytes)}")
-    if was.peak_bytes <= plan.memory_bytes < then.peak_bytes:
+    if plan.needed_bytes(was) <= plan.memory_bytes < plan.needed_bytes(then):
         parts[-1] += ", over the limit"
     paid = [
         f"{new.count - old.count:+} {new.kind}"

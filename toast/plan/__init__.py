@@ -22,7 +22,7 @@ from toast.plan.padding import (
     padding_note,
 )
 from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
-from toast.plan.prediction import Collective, NumberChange, Prediction
+from toast.plan.prediction import Collective, NumberChange, Prediction, fit_text, odds_text
 from toast.plan.program_notes import loop_notes, program_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
 from toast.plan.reasons import (
@@ -69,6 +69,7 @@ __all__ = [
     "describe_value",
     "diff",
     "dimension_labels",
+    "fit_text",
     "folded",
     "is_plan",
     "kernel_notes",
@@ -76,6 +77,7 @@ __all__ = [
     "make_plan",
     "may_gain",
     "needed",
+    "odds_text",
     "padded",
     "padding_gain",
     "padding_note",

@@ -153,6 +153,7 @@ def _setting(saved: Saved) -> dict[str, str]:
         "hardware": saved.hardware,
         "hardware's figures": saved.hardware_digest,
         "memory limit": f"{saved.memory_bytes / 2**30:.4g} GiB",
+        "safety": "" if saved.safety is None else f"{saved.safety:g}",
         "overlap": saved.overlap,
         "resolution": saved.resolution,
         "lowering": saved.lowering,

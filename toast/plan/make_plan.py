@@ -46,9 +46,12 @@ def make_plan(
     if (states[-1] != result.state).any():
         states.append(result.state)  # the state of a baseline, which actions do not reach
     prices = model.price(np.stack(states))
-    predictions = [Prediction.of(prices, i) for i in range(len(states))]
+    predictions = [
+        Prediction.of(prices, i).with_error_bars(model, memory_bytes) for i in range(len(states))
+    ]
     reasons = [
-        reason_of(before, after, memory_bytes) for before, after in itertools.pairwise(predictions)
+        reason_of(before, after, memory_bytes, model)
+        for before, after in itertools.pairwise(predictions)
     ]
     own = ("the program's own shardings",) if space.constraints.keep else ()
     pinning = *space.constraints.pin, *own, *annotation_labels(space.analysis.program)

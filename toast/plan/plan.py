@@ -16,12 +16,12 @@ import numpy.typing as npt
 from toast import apply, ports
 from toast.analysis import Analysis, Lowering, lowering_of
 from toast.analysis.query import Relations, evaluate, prepare
-from toast.cost import Breakdown, CostModel, Timeline, Transfer, break_down
+from toast.cost import Breakdown, CostModel, ErrorBars, Timeline, Transfer, break_down
 from toast.errors import PlanError
 from toast.files import write_all
 from toast.hardware import Hardware, Mesh
 from toast.plan.origin import Origin
-from toast.plan.prediction import NumberChange, Prediction
+from toast.plan.prediction import NumberChange, Prediction, fit_text, odds_text
 from toast.plan.reasons import (
     AnnotationExplanation,
     ArgumentExplanation,
@@ -120,13 +120,40 @@ class Plan(Record):
             f"<{what} for {self.analysis.program.name} on mesh {self.mesh} of "
             f"{self.hardware.name}: step {time_text(self.after.step_seconds)}, peak "
             f"{size_text(self.after.peak_bytes)} of {size_text(self.memory_bytes)}, "
-            f"{'fits' if self.fits else 'does not fit'}>"
+            f"{fit_text(self.fits, self.after.fit_probability)}>"
         )
 
     @property
     def fits(self) -> bool:
-        """Whether the predicted peak is within the memory limit."""
-        return self.after.peak_bytes <= self.memory_bytes
+        """Whether the predicted peak is within the memory limit, with the odds :attr:`safety`.
+
+        ``after.fit_probability`` has the odds that XLA's peak is.
+        """
+        return self.needed_bytes(self.after) <= self.memory_bytes
+
+    @property
+    def safety(self) -> float | None:
+        """The odds with which the plan had to fit; ``None`` if its predicted peak had to."""
+        return self.model.safety
+
+    @property
+    def error_bars(self) -> ErrorBars:
+        """How far predictions for the program may be off: intervals for any odds."""
+        return self.model.error_bars
+
+    def needed_bytes(self, prediction: Prediction) -> float:
+        """The memory of a state to compare with the limit: more than its peak with a safety."""
+        return self.model.needed_bytes(prediction.argument_bytes, prediction.peak_bytes)
+
+    @property
+    def unsafe_text(self) -> str:
+        """Why the plan does not fit with the odds :attr:`safety`, if its peak is in the limit."""
+        odds, needed = self.after.fit_probability or 0.0, self.needed_bytes(self.after)
+        return (
+            f"may not fit: the odds are {odds_text(odds)}, and {100 * (self.safety or 0.0):g} % "
+            f"are asked for; with these odds, it needs up to {size_text(needed)} per device, and "
+            f"the limit is {size_text(self.memory_bytes)}"
+        )
 
     @property
     def lowering(self) -> Lowering:
@@ -465,7 +492,7 @@ class Alternative:
 
     @property
     def fits(self) -> bool:
-        """Whether the predicted peak is within the memory limit."""
+        """Whether the predicted peak is within the memory limit, with the plan's safety."""
         return self.plan.fits
 
     def to_dict(self) -> dict[str, Any]:

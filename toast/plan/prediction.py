@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from toast.cost import Prices
+from toast.cost import CostModel, Interval, Prices
+from toast.cost.error_bars import SURE, exposed_share
 from toast.hardware import COLLECTIVES
 from toast.units import size_text, time_text
 
@@ -37,10 +38,15 @@ class Prediction:
     sent_bytes: float = 0.0
     #: The bytes of results, including those in donated arguments.
     output_bytes: float = 0.0
+    #: The ranges of XLA's step time and of its peak, with odds of 80 %; ``None`` if unknown.
+    step_interval: Interval | None = None
+    peak_interval: Interval | None = None
+    #: The odds that XLA's peak is within the memory limit; ``None`` if unknown.
+    fit_probability: float | None = None
 
     @staticmethod
     def of(prices: Prices, index: int = 0) -> Prediction:
-        """The prediction of state ``index`` of a batch of prices."""
+        """The prediction of state ``index`` of a batch of prices, without error bars."""
         return Prediction(
             step_seconds=float(prices.seconds[index]),
             matmul_seconds=float(prices.matmul_seconds[index]),
@@ -61,14 +67,56 @@ class Prediction:
             output_bytes=float(prices.output_bytes[index]),
         )
 
+    def with_error_bars(self, model: CostModel, memory_bytes: float) -> Prediction:
+        """The prediction with the error bars of its model; ``memory_bytes`` is the limit."""
+        bars, memory = model.error_bars, (self.argument_bytes, self.peak_bytes)
+        exposed = exposed_share(self.step_seconds, self.collective_seconds, self.hidden_seconds)
+        return dataclasses.replace(
+            self,
+            step_interval=bars.step_interval(self.step_seconds, exposed),
+            peak_interval=bars.peak_interval(*memory),
+            fit_probability=bars.fit_probability(*memory, memory_bytes),
+        )
+
     @property
     def collective_seconds(self) -> float:
         """The seconds of all collectives."""
         return sum(c.seconds for c in self.collectives)
 
 
-def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str:
-    """The gain and the price of an action, in one line; ``memory_bytes`` is the limit."""
+def fit_text(fits: bool, odds: float | None = None) -> str:
+    """Whether a plan fits, with the odds: ``fits (97 %)``, ``may not fit (62 %)``.
+
+    ``fits`` is what the prediction says.  Only odds of 95 % confirm it; only odds of 5 % or less
+    confirm that a plan does not fit.
+
+    >>> fit_text(True, 0.97), fit_text(True, 0.62), fit_text(False, 0.03)
+    ('fits (97 %)', 'may not fit (62 %)', 'does not fit (3 %)')
+    """
+    if odds is None:
+        return "fits" if fits else "does not fit"
+    if odds >= SURE and fits:
+        words = "fits"
+    else:
+        words = "does not fit" if odds <= 1 - SURE and not fits else "may not fit"
+    return f"{words} ({odds_text(odds)})"
+
+
+def odds_text(odds: float) -> str:
+    """A probability in percent; only certainty is 0 or 100: ``97 %``, ``> 99 %``, ``< 1 %``."""
+    if 0.99 < odds < 1:
+        return "> 99 %"
+    return "< 1 %" if 0 < odds < 0.01 else f"{100 * odds:.0f} %"
+
+
+def reason_of(
+    before: Prediction, after: Prediction, memory_bytes: float, model: CostModel | None = None
+) -> str:
+    """The gain and the price of an action, in one line.
+
+    ``memory_bytes`` is the limit; predicted peaks must be within it, with the odds of the
+    ``model`` if it has any.
+    """
     gains = {
         "matrix products": before.matmul_seconds - after.matmul_seconds,
         "memory traffic": before.memory_seconds - after.memory_seconds,
@@ -85,8 +133,12 @@ def reason_of(before: Prediction, after: Prediction, memory_bytes: float) -> str
         parts.append(f"saves {time_text(gains[best])} of {best}")
     was, now = before.peak_bytes, after.peak_bytes
     peak = f"peak {size_text(was)} to {size_text(now)}"
-    if was > memory_bytes and now < was:
-        parts.append(f"{peak}, {'now fits' if now <= memory_bytes else 'still over the limit'}")
+    needed = [was, now]
+    if model is not None:
+        needed = [model.needed_bytes(p.argument_bytes, p.peak_bytes) for p in (before, after)]
+    if needed[0] > memory_bytes and now < was:
+        fits = needed[1] <= memory_bytes
+        parts.append(f"{peak}, {'now fits' if fits else 'still over the limit'}")
     elif now < 0.98 * was:
         parts.append(peak)
     moved = _moved(before, after)

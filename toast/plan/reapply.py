@@ -125,12 +125,14 @@ def apply_saved(
     mesh: Mesh,
     hardware: Hardware,
     memory_bytes: float,
+    safety: float | None = None,
     progress: Callable[[str], None] | None = None,
     cache: bool = True,
 ) -> Applied:
     """Apply a saved plan to a program.
 
-    ``memory_bytes`` is the limit per device.  ``progress`` is called with the name of each stage.
+    ``memory_bytes`` is the limit per device, ``safety`` the odds with which the plan must fit, if
+    any.  ``progress`` is called with the name of each stage.
     ``cache`` enables the cache of cost tables.  Raises :class:`toast.errors.PlanError` if nothing
     matches, or if the mesh has none of the plan's axes.
     """
@@ -182,7 +184,7 @@ def apply_saved(
         )
     notes = [*padding_notes, *_setting_notes(saved, program, mesh, hardware), *notes]
     report_stage("prices")
-    price = _Pricing(saved, actions, hardware, memory_bytes, cache)
+    price = _Pricing(saved, actions, hardware, memory_bytes, safety, cache)
     best = price(space, work.state)
     if matches and not exact:
         anew = Work(saved, space, initial.copy(), exact)
@@ -236,8 +238,9 @@ def here(plan: Plan) -> Plan:
     analysis = analyzed(program, lowering=plan.lowering)
     limit = plan.memory_bytes
     applied = apply_saved(
-        read(plan), analysis, mesh=plan.mesh, hardware=plan.hardware, memory_bytes=limit
-    )
+        read(plan), analysis, mesh=plan.mesh, hardware=plan.hardware, memory_bytes=limit,
+        safety=plan.safety,
+    )  # fmt: skip
     return applied.plan
 
 
@@ -269,18 +272,23 @@ class _Pricing:
         actions: tuple[Action, ...],
         hardware: Hardware,
         memory_bytes: float,
+        safety: float | None,
         cache: bool,
     ) -> None:
         self._saved, self._actions, self._cache = saved, actions, cache
-        self._hardware, self._memory = hardware, memory_bytes
+        self._hardware, self._memory, self._safety = hardware, memory_bytes, safety
 
     def __call__(self, space: Space, op_state: OpState, like: CostModel | None = None) -> _Priced:
         space, state, actions = _classed(op_state, space, self._actions, resolution_of(self._saved))
         overlap: Any = self._saved.overlap
-        model = CostModel(space, self._hardware, overlap=overlap, like=like, keep=self._cache)
+        model = CostModel(
+            space, self._hardware, overlap=overlap, like=like, keep=self._cache,
+            safety=self._safety,
+        )  # fmt: skip
         prices = model.price(state[None])
         cost = float(model.cost(prices, self._memory)[0])
-        return _Priced(model, state, actions, (bool(prices.peak_bytes[0] > self._memory), cost))
+        over = not model.fits(prices, self._memory)[0]
+        return _Priced(model, state, actions, (over, cost))
 
 
 def resolution_of(saved: Saved) -> Any:

@@ -18,6 +18,7 @@ from toast.plan import (
     NumberChange,
     Plan,
     WhyNot,
+    fit_text,
     spec_text,
 )
 from toast.plan.labels import shown_labels
@@ -109,7 +110,7 @@ def _steps(caption: str, steps: Sequence[ChainStep]) -> str:
 def plan_html(plan: Plan) -> str:
     """The view of a plan: arguments, actions with reasons, predictions, collectives."""
     before, after = plan.before, plan.after
-    verdict = "fits" if plan.fits else "does not fit"
+    verdict = fit_text(plan.fits, after.fit_probability)
     summary = (
         f"step {time_text(after.step_seconds)} (unsharded {time_text(before.step_seconds)}), peak "
         f"{size_text(after.peak_bytes)} of {size_text(plan.memory_bytes)} per device: {verdict}"

@@ -17,6 +17,7 @@ from toast.plan import (
     Difference,
     NumberChange,
     WhyNot,
+    fit_text,
     spec_text,
 )
 from toast.plan.labels import folded, shown_labels
@@ -179,9 +180,8 @@ def applied_tables(applied: Applied) -> RenderableType:
         ("  arguments", "bytes", was.argument_bytes, now.argument_bytes),
     ):
         table.add_row(what, _number(first, unit), _number(second, unit), _change(first, second))
-    fits = ("yes" if p.peak_bytes <= m else "no"
-            for p, m in ((was, saved.memory_bytes), (now, plan.memory_bytes)))  # fmt: skip
-    table.add_row("fits", *fits, "")
+    before = fit_text(was.peak_bytes <= saved.memory_bytes, was.fit_probability)
+    table.add_row("limit", before, fit_text(plan.fits, now.fit_probability), "")
     parts.append(table)
     return Group(*parts)
 
@@ -308,5 +308,6 @@ def _alternative(title: str, other: Alternative) -> list[RenderableType]:
                 row.value, row.use or "-",
             )  # fmt: skip
         parts.append(add_rest(table, len(rows)))
-    parts.append(Text(f"fits: {'yes' if other.fits else 'no'}, cost {other.plan.cost:.4g}"))
+    fits = fit_text(other.fits, other.plan.after.fit_probability)
+    parts.append(Text(f"{fits}, cost {other.plan.cost:.4g}"))
     return parts

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from toast.analysis import Analysis
+from toast.cost import Interval
+from toast.cost.error_bars import ODDS, SURE
 from toast.hardware import Hardware, Mesh, load, names
-from toast.plan import Plan, kernel_notes, loop_notes, place_of, spec_text
+from toast.plan import Plan, fit_text, kernel_notes, loop_notes, odds_text, place_of, spec_text
 from toast.plan.labels import shown_labels
 from toast.report.memory import peak_groups
 from toast.report.suggested_rules import suggested_rule
@@ -73,7 +75,7 @@ def plan_tables(plan: Plan) -> RenderableType:
     shown = plan.steps or plan.method == "toast"
     return Group(
         *misfit(plan), title, Text(), _arguments(plan), *([_actions(plan)] if shown else []),
-        _prediction(plan), _collectives(plan), _memory(plan),
+        _prediction(plan), *_error_notes(plan), _collectives(plan), _memory(plan),
         *([_meshes(plan)] if plan.meshes else []),
         Text(f"{how}, cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"),
         *(Text(f"Note: {note}") for note in notes),
@@ -89,7 +91,7 @@ def misfit(plan: Plan) -> list[Text]:
     """A message with remedies if the plan does not fit; otherwise empty."""
     if plan.fits:
         return []
-    peak, limit = plan.after.peak_bytes, plan.memory_bytes
+    peak, limit = plan.needed_bytes(plan.after), plan.memory_bytes
     devices = plan.mesh.devices * 2 ** math.ceil(math.log2(max(peak / max(limit, 1.0), 1.0)))
     remedies = []
     if devices <= plan.hardware.max_devices:
@@ -106,10 +108,13 @@ def misfit(plan: Plan) -> list[Text]:
         "a smaller batch or a shorter sequence",
         "recomputation of activations: jax.checkpoint around a layer",
     ]
-    message = (
-        f"Does not fit: the plan needs {size_text(peak)} per device, {size_text(peak - limit)} "
-        f"more than the limit of {size_text(limit)}. Remedies:"
-    )
+    if plan.after.peak_bytes <= limit:
+        message = f"{plan.unsafe_text[0].upper()}{plan.unsafe_text[1:]}. Remedies:"
+    else:
+        message = (
+            f"Does not fit: the plan needs {size_text(peak)} per device, {size_text(peak - limit)} "
+            f"more than the limit of {size_text(limit)}. Remedies:"
+        )
     return [
         Text(message, style="bold red"), *(Text(f"  * {remedy}") for remedy in remedies), Text(),
     ]  # fmt: skip
@@ -161,8 +166,14 @@ def _actions(plan: Plan) -> TextTable:
 def _prediction(plan: Plan) -> TextTable:
     table = _table("Predicted, per device", "", "unsharded", "plan", right=("unsharded", "plan"))
     before, after = plan.before, plan.after
+    interval = f"  with odds of {odds_text(ODDS)}"
+    fits = (
+        fit_text(plan.needed_bytes(p) <= plan.memory_bytes, p.fit_probability)
+        for p in (before, after)
+    )
     rows = (
         ("step time", time_text(before.step_seconds), time_text(after.step_seconds)),
+        (interval, *(interval_text(p.step_interval, time_text) for p in (before, after))),
         ("  matrix products", time_text(before.matmul_seconds), time_text(after.matmul_seconds)),
         ("  memory traffic", time_text(before.memory_seconds), time_text(after.memory_seconds)),
         ("  collectives", time_text(before.collective_seconds),
@@ -170,8 +181,9 @@ def _prediction(plan: Plan) -> TextTable:
         ("  overlapped with matrix products", time_text(before.hidden_seconds),
          time_text(after.hidden_seconds)),
         ("peak memory", size_text(before.peak_bytes), size_text(after.peak_bytes)),
+        (interval, *(interval_text(p.peak_interval, size_text) for p in (before, after))),
         ("  arguments", size_text(before.argument_bytes), size_text(after.argument_bytes)),
-        ("fits", *("yes" if p.peak_bytes <= plan.memory_bytes else "no" for p in (before, after))),
+        (f"limit of {size_text(plan.memory_bytes)}", *fits),
     )  # fmt: skip
     for row in rows:
         table.add_row(*row)
@@ -183,6 +195,24 @@ def _prediction(plan: Plan) -> TextTable:
         bound = f"{time_text(plan.bound_seconds)}; plan: {ratio}"
         table.add_row("lower bound (roofline, no collectives)", "", bound)
     return table
+
+
+def _error_notes(plan: Plan) -> list[Text]:
+    """What intervals stand on, if not on the platform of the plan; and what makes a plan safer."""
+    bars, odds = plan.error_bars, plan.after.fit_probability
+    lines = [f"Intervals and odds: {bars.basis}"] if bars.borrowed else []
+    if plan.fits and plan.safety is None and odds is not None and odds < SURE:
+        lines.append(f"For a plan that fits with odds of {odds_text(SURE)}: --safety {SURE:g}")
+    return [Text(line) for line in lines]
+
+
+def interval_text(interval: Interval | None, text: Callable[[float], str]) -> str:
+    """The ends of an interval, such as ``12.1 to 13.9 GiB``; the unit once if both have it."""
+    if interval is None:
+        return "-"
+    low, high = map(text, interval)
+    same = low.rpartition(" ")[2] == high.rpartition(" ")[2]
+    return f"{low.rpartition(' ')[0] if same else low} to {high}"
 
 
 def _collectives(plan: Plan) -> TextTable:
@@ -251,7 +281,7 @@ def _meshes(plan: Plan) -> TextTable:
             continue
         table.add_row(
             str(row.mesh), f"{row.cost or 0.0:.4g}", time_text(row.step_seconds or 0.0),
-            size_text(row.peak_bytes or 0.0), "yes" if row.fits else "no",
+            size_text(row.peak_bytes or 0.0), fit_text(bool(row.fits), row.fit_probability),
             "in full" if row.full else "in part",
         )  # fmt: skip
     return table
@@ -337,7 +367,7 @@ def comparison_table(
             cells = [
                 time_text(row.step_seconds), "-" if math.isnan(ratio) else f"{ratio:.2f}x",
                 multiple(row.step_seconds / bound) if bound else "-",
-                size_text(row.peak_bytes), "yes" if row.fits else "OOM",
+                size_text(row.peak_bytes), fit_text(row.fits, row.fit_probability),
             ]  # fmt: skip
         rest = ["-", "-"] if row.error else [str(row.states), f"{row.cost:.4g}"]
         table.add_row(

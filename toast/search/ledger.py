@@ -102,7 +102,7 @@ class Ledger:
             part = new[start : start + _BATCH]
             prices = self._priced(states[rows[start : start + _BATCH]])
             costs = self.model.cost(prices, self.memory_bytes)
-            fits = prices.peak_bytes <= self.memory_bytes
+            fits = self.model.fits(prices, self.memory_bytes)
             self.smallest_peak = min(self.smallest_peak, float(prices.peak_bytes.min()))
             self._fits.update(zip(part, fits.tolist(), strict=True))
             self._cost.update(zip(part, costs.tolist(), strict=True))  # last: marks them as priced

@@ -37,6 +37,8 @@ class MeshResult:
     step_seconds: float | None = None
     peak_bytes: float | None = None
     fits: bool | None = None
+    #: The odds that it fits.
+    fit_probability: float | None = None
     #: Why it has no plan; empty if it has one.
     skipped: str = ""
 
@@ -166,11 +168,15 @@ def _prepared(
 def _row(job: Job, mesh: Mesh, result: SearchResult, *, full: bool = False) -> MeshResult:
     prices = job.model.price(result.state[None])
     peak = float(prices.peak_bytes[0])
+    odds = job.model.error_bars.fit_probability(
+        float(prices.argument_bytes[0]), peak, job.memory_bytes
+    )
     return MeshResult(
         mesh=mesh,
         full=full,
         cost=result.cost,
         step_seconds=float(prices.seconds[0]),
         peak_bytes=peak,
-        fits=peak <= job.memory_bytes,
+        fits=bool(job.model.fits(prices, job.memory_bytes)[0]),
+        fit_probability=odds,
     )

@@ -97,6 +97,7 @@ def alpa(
     hardware: AnyHardware,
     *,
     memory_bytes: float | None = None,
+    safety: float | None = None,
     time_limit: float = 60.0,
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
@@ -107,10 +108,11 @@ def alpa(
 
     ``time_limit`` is in seconds from the call: the solver gets the time that remains after building
     the program, and runs at least once.  ``memory_bytes`` is the limit per device (default: the
-    hardware's).  ``constraints`` hold: a constrained op chooses among the strategies that they
-    allow; ``fix`` means the dimension, not its color.  With ``collapse``, the program has one op
-    per class of :class:`toast.space.Space`, unlike Alpa's.  ``Plan.note`` has the status of the
-    solver.  ``progress`` is called with messages.
+    hardware's), and ``safety`` the odds with which a plan must fit.  ``constraints`` hold: a
+    constrained op chooses among the strategies that they allow; ``fix`` means the dimension, not
+    its color.  With ``collapse``, the program has one op per class of
+    :class:`toast.space.Space`, unlike Alpa's.  ``Plan.note`` has the status of the solver.
+    ``progress`` is called with messages.
 
     Raises :class:`toast.errors.SearchError` for an invalid time limit.
     """
@@ -124,7 +126,7 @@ def alpa(
     begin = time.perf_counter()
     report_stage("decision space")
     space = Space(analysis, mesh, constraints=constraints, collapse=collapse)
-    model = CostModel(space, hardware, overlap=overlap)
+    model = CostModel(space, hardware, overlap=overlap, safety=safety)
     begin_with_fixed(model)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
@@ -146,7 +148,8 @@ class _Candidate:
     state: States
     note: str
     cost: float
-    peak: float
+    #: Bytes to compare with the limit.
+    needed: float
     fits: bool
 
     @property
@@ -157,10 +160,11 @@ class _Candidate:
 
 def _priced(model: CostModel, states: States, limit: float, note: str) -> list[_Candidate]:
     prices = model.price(states)
-    costs, peaks = model.cost(prices, limit).tolist(), prices.peak_bytes.tolist()
+    costs = model.cost(prices, limit).tolist()
+    needed = model.needed_bytes(prices.argument_bytes, prices.peak_bytes).tolist()
     return [
-        _Candidate(state, note, cost, peak, peak <= limit)
-        for state, cost, peak in zip(states, costs, peaks, strict=True)
+        _Candidate(state, note, cost, size, size <= limit)
+        for state, cost, size in zip(states, costs, needed, strict=True)
     ]
 
 
@@ -207,7 +211,7 @@ def _best(
                 rows[moment] = problem.memory(moment)
                 continue
             # Leave memory for what the rows miss.
-            accepted, over = room, candidates[-1].peak - limit
+            accepted, over = room, candidates[-1].needed - limit
         room = max(accepted - over, (accepted + refused) / 2)
         if accepted - room < _FINEST * limit:
             break

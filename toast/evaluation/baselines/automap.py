@@ -52,6 +52,7 @@ def automap(
     hardware: AnyHardware,
     *,
     memory_bytes: float | None = None,
+    safety: float | None = None,
     seed: int = 0,
     budget: float | None = None,
     trajectories: int = 64,
@@ -61,7 +62,8 @@ def automap(
 ) -> Plan:
     """The best plan of AutoMap's search over shardings of arguments.
 
-    ``memory_bytes`` is the limit per device (default: the hardware's).  The search ends after two
+    ``memory_bytes`` is the limit per device (default: the hardware's), and ``safety`` the odds with
+    which a plan must fit.  The search ends after two
     rounds of ``trajectories`` without improvement (TOAST's after one), or ``budget`` seconds after
     the call, when the propagation in progress is finished; the note of the plan then states this.
     Without a budget, the same seed gives the same plan.  ``progress`` is called after each round.
@@ -73,7 +75,7 @@ def automap(
     """
     begin = time.perf_counter()
     settings = Settings(seed=seed, budget=budget, patience=2)
-    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes, constraints)
+    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes, safety, constraints)
     if budget is not None:  # the budget includes the setup
         left = max(budget - (time.perf_counter() - begin), 0.0)
         settings = dataclasses.replace(settings, budget=left)
@@ -90,6 +92,7 @@ def shardy(
     *,
     batch: Mapping[str, int] | None = None,
     memory_bytes: float | None = None,
+    safety: float | None = None,
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
 ) -> Plan:
@@ -97,13 +100,13 @@ def shardy(
 
     ``batch`` maps patterns of argument paths to their batch dimension.  The default is dimension 0
     of the inputs: of the arguments that are not donated, if there are donated ones; otherwise of
-    the integer arguments, or else of the first argument.  ``memory_bytes`` and ``constraints`` are
-    as for :func:`automap`.
+    the integer arguments, or else of the first argument.  ``memory_bytes``, ``safety`` and
+    ``constraints`` are as for :func:`automap`.
 
     Raises :class:`toast.errors.PlanError` if a pattern matches no argument dimension, or if the
     program is a fact base.
     """
-    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes, constraints)
+    setting = _setting(analysis, mesh, hardware, overlap, memory_bytes, safety, constraints)
     begin = time.perf_counter()
     space, program = setting.space, analysis.program
     dimensions = _batch(analysis, batch)
@@ -153,13 +156,14 @@ def _setting(
     hardware: AnyHardware,
     overlap: Overlap,
     memory_bytes: float | None,
+    safety: float | None,
     constraints: Constraints | None,
 ) -> _Setting:
     mesh, hardware = inputs.system_of(mesh, hardware)
     limit = inputs.limit_of(memory_bytes, hardware)
     begin = time.perf_counter()
     space = Space(analysis, mesh, collapse=False)
-    model = CostModel(space, hardware, overlap=overlap)
+    model = CostModel(space, hardware, overlap=overlap, safety=safety)
     propagator = Propagator(space)
     spent = time.perf_counter() - begin
     seconds = {**analysis.seconds, "decision space": spent}
@@ -256,7 +260,8 @@ def _plan(
     analysis = plan.analysis
     before, steps = plan.before, []
     for action, sharded in path:
-        after = Prediction.of(setting.model.price(sharded.state[None]))
+        prices = setting.model.price(sharded.state[None])
+        after = Prediction.of(prices).with_error_bars(setting.model, setting.memory_bytes)
         members = np.flatnonzero(analysis.argument_group == action.group).tolist()
         labels = [f"{folded(analysis.program.arguments[i])}:{action.dimension}" for i in members]
         steps.append(
@@ -265,7 +270,7 @@ def _plan(
                 axis=setting.space.mesh.names[action.axis],
                 resolution=(),
                 after=after,
-                reason=reason_of(before, after, setting.memory_bytes),
+                reason=reason_of(before, after, setting.memory_bytes, setting.model),
             )
         )
         before = after
@@ -408,7 +413,7 @@ class _Search:
         if node is None:
             prices = self._setting.model.price(sharded.state[None])
             cost = float(self._setting.model.cost(prices, self._setting.memory_bytes)[0])
-            fits = bool(prices.peak_bytes[0] <= self._setting.memory_bytes)
+            fits = bool(self._setting.model.fits(prices, self._setting.memory_bytes)[0])
             node = self._nodes[key] = _AutomapNode(sharded, self._actions(sharded), cost, fits)
         return node
 

@@ -75,6 +75,7 @@ def manual(
     strategies: Strategies,
     *,
     memory_bytes: float | None = None,
+    safety: float | None = None,
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
     progress: Callable[[str], None] | None = None,
@@ -84,8 +85,9 @@ def manual(
     Each axis may have any components in any order, as in section 5.1.1: for a transformer, data
     parallelism, FSDP, Megatron and sequence parallelism.  From the third axis on, only the best
     combinations of the earlier axes are extended.  Strategies come after ``constraints``, which
-    hold.  ``memory_bytes`` is the limit per device (default: the hardware's); plans that fit rank
-    first.  ``Plan.note`` names the best strategy.  ``progress`` is called with messages.
+    hold.  ``memory_bytes`` is the limit per device (default: the hardware's); plans that fit, with
+    the odds ``safety`` if they are set, rank first.  ``Plan.note`` names the best strategy.
+    ``progress`` is called with messages.
 
     Raises :class:`toast.errors.PlanError` without strategies.
     """
@@ -100,7 +102,8 @@ def manual(
     seconds = dict(analysis.seconds)
     begin = time.perf_counter()
     report_stage("decision space")
-    model = CostModel(Space(analysis, mesh, constraints=constraints), hardware, overlap=overlap)
+    space = Space(analysis, mesh, constraints=constraints)
+    model = CostModel(space, hardware, overlap=overlap, safety=safety)
     begin_with_fixed(model)
     seconds["decision space"] = time.perf_counter() - begin
     begin = time.perf_counter()
@@ -148,7 +151,7 @@ class _Ranking:
             part = new[start : start + _BATCH]
             prices = self._model.price(np.stack([distinct[key][1] for key in part]))
             costs = self._model.cost(prices, self._limit).tolist()
-            over = (prices.peak_bytes > self._limit).tolist()
+            over = (~self._model.fits(prices, self._limit)).tolist()
             for key, *rank in zip(part, over, costs, strict=True):
                 self._ranks[key] = (rank[0], rank[1])
                 if self._ranks[key] < self._best_rank:

@@ -19,6 +19,7 @@ _FINITE = sys.float_info.max
 
 Amount = Annotated[float, Meta(ge=0, le=_FINITE)]
 Count = Annotated[int, Meta(ge=0)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
 Several = Annotated[int, Meta(ge=1)]
 Axis = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
 Axes = tuple[Axis, ...]
@@ -172,6 +173,15 @@ class PredictionEntry(_Entry, frozen=True, kw_only=True):
     output_bytes: Annotated[
         Amount, Meta(description="Bytes of results, including those in donated arguments.")
     ] = 0.0
+    step_interval: Annotated[
+        tuple[Amount, Amount] | None, Meta(description="Range of XLA's step, with odds of 80 %.")
+    ] = None
+    peak_interval: Annotated[
+        tuple[Amount, Amount] | None, Meta(description="Range of XLA's peak, with odds of 80 %.")
+    ] = None
+    fit_probability: Annotated[
+        Probability | None, Meta(description="Odds that XLA's peak is within the limit.")
+    ] = None
 
 
 class ActionEntry(_Entry, frozen=True, kw_only=True):
@@ -287,6 +297,10 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
     hardware: Annotated[str, Meta(description="Name of the device.")]
     hardware_hash: Annotated[str, Meta(description="Hash of the device's figures.")] = ""
     memory_bytes: Annotated[float, Meta(gt=0, le=_FINITE, description="Limit per device.")]
+    safety: Annotated[
+        Probability | None,
+        Meta(description="Odds with which the plan had to fit; null if its peak had to."),
+    ] = None
     overlap: Annotated[
         Literal["none", "partial", "full"],
         Meta(description="The collectives that overlap with matrix products."),
@@ -326,7 +340,10 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
     before: PredictionEntry
     after: PredictionEntry
     # The following keys are for people and other tools; TOAST also reads files without them.
-    fits: Annotated[bool, Meta(description="Whether the peak is within the limit.")] = False
+    fits: Annotated[
+        bool, Meta(description="Whether the peak is within the limit, with the odds of safety.")
+    ] = False
+    error_bars: Annotated[str, Meta(description="What intervals and odds stand on.")] = ""
     reshards: Annotated[
         Count, Meta(description="Number of uses whose sharding differs from the definition.")
     ] = 0

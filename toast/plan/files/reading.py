@@ -12,6 +12,7 @@ import msgspec
 
 from toast.boundary.regular_files import read_text
 from toast.boundary.typed import Misfit, checked, kind_text
+from toast.cost import Interval
 from toast.errors import PlanError, ToastError
 from toast.hardware import Mesh
 from toast.plan.files.format import (
@@ -173,6 +174,7 @@ def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -
         hardware=file.hardware,
         hardware_digest=file.hardware_hash,
         memory_bytes=file.memory_bytes,
+        safety=file.safety,
         overlap=file.overlap,
         resolution=file.resolution,
         lowering=file.lowering,
@@ -239,7 +241,14 @@ def _action(entry: ActionEntry) -> SavedAction:
 
 def _prediction(entry: PredictionEntry) -> Prediction:
     collectives = (Collective(c.kind, c.count, c.bytes, c.seconds) for c in entry.collectives)
-    return Prediction(**{**msgspec.structs.asdict(entry), "collectives": tuple(collectives)})
+    step, peak = (
+        None if ends is None else Interval(*ends)
+        for ends in (entry.step_interval, entry.peak_interval)
+    )
+    return Prediction(**{
+        **msgspec.structs.asdict(entry), "collectives": tuple(collectives),
+        "step_interval": step, "peak_interval": peak,
+    })  # fmt: skip
 
 
 def _constraints(entry: ConstraintsEntry) -> Constraints:

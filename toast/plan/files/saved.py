@@ -119,6 +119,7 @@ class Saved:
     hardware: str
     hardware_digest: str
     memory_bytes: float
+    safety: float | None
     overlap: str
     resolution: str
     lowering: Lowering

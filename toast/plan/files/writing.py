@@ -36,6 +36,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "hardware": plan.hardware.name,
         "hardware_hash": hardware_digest(plan.hardware),
         "memory_bytes": plan.memory_bytes,
+        "safety": plan.safety,
         "overlap": plan.model.overlap,
         "resolution": plan.resolution,
         "lowering": plan.lowering,
@@ -43,6 +44,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "constraints": constraints_data(plan.constraints),
         "op_classes": "single" if _single(plan.model.space) else "alike",
         "fits": plan.fits,
+        "error_bars": plan.error_bars.basis,
         "cost": plan.cost,
         "seed": plan.seed,
         "arguments": {

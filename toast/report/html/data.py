@@ -34,15 +34,17 @@ import numpy as np
 
 from toast.analysis import Analysis
 from toast.cost import Breakdown, Timeline
+from toast.cost.error_bars import ODDS
 from toast.evaluation.compare import MethodResult
 from toast.explain.collective_causes import numbered
-from toast.plan import Origin, Plan, Prediction, folded, spec_text
+from toast.plan import Origin, Plan, Prediction, fit_text, folded, odds_text, spec_text
 from toast.plan.labels import shown_label
 from toast.program import Program
 from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
 from toast.report.memory import peak_groups
-from toast.report.summaries import plan_cost_before
+from toast.report.summaries import interval_text, plan_cost_before
+from toast.units import size_text, time_text
 
 #: Version of the embedded data.
 VERSION = 1
@@ -83,7 +85,11 @@ def gather(
         },
         "rounds": [dataclasses.asdict(r) for r in plan.rounds],
         "meshes": [
-            {**dataclasses.asdict(tried), "mesh": str(tried.mesh)}
+            {
+                **dataclasses.asdict(tried),
+                "mesh": str(tried.mesh),
+                "fit": fit_text(bool(tried.fits), tried.fit_probability),
+            }
             for tried in sorted(plan.meshes, key=lambda tried: tried.order)
         ],
         "compared": [_compared(row) for row in compared],
@@ -104,6 +110,13 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "argument_bytes": plan.after.argument_bytes,
         "memory_bytes": plan.memory_bytes,
         "fits": plan.fits,
+        "fit": fit_text(plan.fits, plan.after.fit_probability),
+        "safety": None if plan.safety is None else f"{100 * plan.safety:g} %",
+        "odds": odds_text(ODDS),
+        "step_range": interval_text(plan.after.step_interval, time_text),
+        "peak_range": interval_text(plan.after.peak_interval, size_text),
+        "error_bars": plan.error_bars.basis,
+        "borrowed": plan.error_bars.borrowed,
         "bound_seconds": bound,
         "over_bound": max(1.0, step / bound) if bound > 0 else None,
         "collective_seconds": plan.after.collective_seconds,
@@ -299,6 +312,7 @@ def _memory(program: Program, line: Timeline, places: SourcePlaces) -> dict[str,
 def _compared(row: MethodResult) -> dict[str, Any]:
     data = row.to_dict()
     del data["arguments"]
+    data["fit"] = fit_text(row.fits, row.fit_probability)
     for name in ("matmul_seconds", "memory_seconds", "collective_seconds", "hidden_seconds"):
         data[name] = getattr(row.plan.after, name) if row.plan else None
     return data
