@@ -7,8 +7,9 @@ and as the program of one device that TOAST writes; each form has its own predic
 ``best of each`` is the plan that the search finds for XLA beside the one for the device-local
 program, if these differ.  The script writes a row per plan to benchmarks/lowering.csv and prints
 the totals; rows that are there already are not made again.  With ``--again`` they are, with
-present prices: compilations of before are cached.  ``--memory`` ends each compilation after buffer
-assignment, so that there are no steps.
+present prices: compilations of before are cached.  ``--price`` compiles nothing: it predicts the
+rows again, and removes those of plans that may have changed.  ``--memory`` ends each compilation
+after buffer assignment, so that there are no steps.
 """
 
 from __future__ import annotations
@@ -70,6 +71,9 @@ MESHES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(MODELS, ("data=4,model=4",)),
     "unet": ("data=2,space=4",),
 }
+
+#: Plans that the search finds with the prices of device-local programs.
+FOUND_FOR_LOCAL = ("best of each", "pinned rows")
 
 #: Differences of steps below this share are ties.
 TIE = 0.03
@@ -137,6 +141,33 @@ def compared(name: str, mesh: str, plans: int) -> Iterator[Compared]:
                 yield Compared("best of each", xla, state, own, best.state)
 
 
+def predictions(pair: Compared) -> dict[str, object]:
+    """The predicted columns."""
+    states = (pair.xla, pair.xla_state), (pair.local, pair.local_state)
+    row: dict[str, object] = {}
+    for form, (model, state) in zip(("xla", "local"), states, strict=True):
+        predicted = Prediction.of(model.price(state[None]))
+        row[f"{form} predicted GiB"] = f"{predicted.peak_bytes / 2**30:.3f}"
+        row[f"{form} predicted ms"] = f"{1e3 * predicted.step_seconds:.3f}"
+    return row
+
+
+def priced(rows: list[dict[str, object]], plans: int) -> list[dict[str, object]]:
+    """The rows with present predictions, but for those whose device-local programs may differ."""
+    left = []
+    for name, mesh in dict.fromkeys((str(row["program"]), str(row["mesh"])) for row in rows):
+        pairs = {pair.name: pair for pair in compared(name, mesh, plans)}
+        for row in rows:
+            pair = pairs.get(str(row["plan"]))
+            if (row["program"], row["mesh"]) != (name, mesh) or pair is None:
+                continue
+            local = lowered_state(pair.local, pair.local_state)
+            loops = local.text.count("loop of ")
+            if str(loops) == str(row["loops"]) and pair.name not in FOUND_FOR_LOCAL:
+                left.append({**row, **predictions(pair)})
+    return left
+
+
 def row_of(name: str, mesh: str, pair: Compared, *, full: bool) -> dict[str, object]:
     """The row of a plan; raises :class:`ToastError` if it cannot be lowered or compiled."""
     hardware = pair.xla.hardware
@@ -159,16 +190,11 @@ def row_of(name: str, mesh: str, pair: Compared, *, full: bool) -> dict[str, obj
         "whole": len(local.gathered),
         "loops": local.text.count("loop of "),
     }
-    states = (pair.xla, pair.xla_state), (pair.local, pair.local_state)
-    for form, (model, state), verdict in zip(("xla", "local"), states, verdicts, strict=True):
-        predicted = Prediction.of(model.price(state[None]))
+    row |= predictions(pair)
+    for form, verdict in zip(("xla", "local"), verdicts, strict=True):
         step = verdict.schedule.seconds if verdict.schedule else float("nan")
-        row |= {
-            f"{form} predicted GiB": f"{predicted.peak_bytes / 2**30:.3f}",
-            f"{form} GiB": f"{verdict.peak_bytes / 2**30:.3f}",
-            f"{form} predicted ms": f"{1e3 * predicted.step_seconds:.3f}",
-            f"{form} ms": "does not fit" if verdict.out_of_memory else f"{1e3 * step:.3f}",
-        }
+        row[f"{form} GiB"] = f"{verdict.peak_bytes / 2**30:.3f}"
+        row[f"{form} ms"] = "does not fit" if verdict.out_of_memory else f"{1e3 * step:.3f}"
     return {column: row[column] for column in COLUMNS}
 
 
@@ -205,12 +231,20 @@ def totals(rows: list[dict[str, object]]) -> str:
     return "\n".join(text)
 
 
+def write(rows: list[dict[str, object]], table: pathlib.Path) -> None:
+    with table.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--programs", default=",".join(MESHES), help="separated by commas")
     parser.add_argument("--plans", type=int, default=6, help="others than TOAST's and experts'")
     parser.add_argument("--table", type=pathlib.Path, default=TABLE)
     parser.add_argument("--again", action="store_true", help="also rows that are there already")
+    parser.add_argument("--price", action="store_true", help="predict all rows again")
     parser.add_argument("--memory", action="store_true", help="memory only, which is faster")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
@@ -220,6 +254,9 @@ def main() -> None:
     chosen = options.programs.split(",")
     if options.again:
         rows = [row for row in rows if row["program"] not in chosen]
+    if options.price:
+        rows, chosen = priced(rows, options.plans), []
+        write(rows, options.table)
     done = {(row["program"], row["mesh"], row["plan"]) for row in rows}
     for name in chosen:
         for mesh in MESHES[name]:
@@ -233,10 +270,7 @@ def main() -> None:
                     continue
                 rows.append(row)
                 print(*row.values(), flush=True)
-                with options.table.open("w", newline="") as file:
-                    writer = csv.DictWriter(file, COLUMNS)
-                    writer.writeheader()
-                    writer.writerows(rows)
+                write(rows, options.table)
     print(totals(rows))
 
 
