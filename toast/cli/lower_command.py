@@ -44,9 +44,9 @@ def lower(
 ) -> None:
     """Write the program that one device runs, with every collective as an op.
 
-    TARGET is planned first, unless it is a plan file. The output compares the collectives of the
-    program with those that the plan predicts. Exits with code 1 if they differ, or if an op has no
-    local form and runs whole.
+    TARGET is planned first, as by toast plan --lowering local, unless it is a plan file. The output
+    compares the collectives of the program with those that the plan predicts. Exits with code 1 if
+    they differ, or if an op has no local form and runs whole.
     """
     from toast import api, report
     from toast.errors import PlanError

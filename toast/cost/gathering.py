@@ -125,16 +125,17 @@ def build(
     ], dtype=np.float64)  # fmt: skip
     work = ops.flops[classes.of_op[working]] * np.array(program.repeats)[working]
     scratch = _workspaces(program, rules, op_class_of_value)
+    rings: Bools = np.array([bool(rule.rings) for rule in analysis.rules])[names.signature]
     ranges = LiveRanges(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
-        np.array([bool(rule.rings) for rule in analysis.rules])[names.signature[names.use_op]],
+        rings[names.use_op],
         host.inside,
     )  # fmt: skip
-    around: Bools = np.array([bool(rule.rings) for rule in analysis.rules])[names.signature]
+    around = rings
     if loops:
-        around |= [program.kind(op) == _LOOPED for op in range(len(program.ops))]
+        around = rings | [program.kind(op) == _LOOPED for op in range(len(program.ops))]
     open_windows = windows(
         program, names.use_op, names.use_value, working.tolist(), work,
         grouped.of_value, grouped.of_use, around,

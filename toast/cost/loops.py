@@ -25,7 +25,7 @@ from toast.cost.machine import Machine
 _MOST = 16
 
 #: Time of a loop over that of its collective, at most.
-_CLEARLY = 0.5
+_LARGEST_SHARE = 0.5
 
 #: Accesses of a result in memory that a loop adds.  Its parts are no longer fused with the op that
 #: uses the result, which is written and read.  Of a sum, each addition reads two and writes one.
@@ -82,7 +82,7 @@ def faster_loops(shape: tuple[int, int], machine: Machine, candidates: LoopCandi
     longer = passes * hardware.product_latency_s + accessing
     beside = np.minimum(candidates.seconds, candidates.independent)
     exposed = candidates.seconds - hardware.overlap_efficiency * beside
-    faster = (waiting + longer < _CLEARLY * exposed) & (devices <= _MOST)
+    faster = (waiting + longer < _LARGEST_SHARE * exposed) & (devices <= _MOST)
     loops = Loops.none(shape)
     where = candidates.state[faster], candidates.entity[faster]
     loops.axes[where] = candidates.axis[faster]
