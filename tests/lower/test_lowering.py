@@ -14,9 +14,9 @@ import toast
 from tests.helpers import analyzed, f32, mlp
 from tests.regions.programs import CASES
 from toast.apply import verify
-from toast.cost import CostModel
+from toast.cost import CostModel, Memo
 from toast.errors import PlanError
-from toast.hardware import Mesh, load
+from toast.hardware import COLLECTIVES, Mesh, load
 from toast.lower import LocalProgram, local_forms
 from toast.models import build
 from toast.plan.shard import lowered_state
@@ -159,7 +159,7 @@ def test_gshard_3_3_2_partial_results_are_combined(name: str, mesh: str) -> None
 
 
 def test_devices_agree_on_the_condition_of_a_loop() -> None:
-    """It needs the largest element of all devices; the arrays that it uses are gathered and named."""
+    """It needs the largest element of all devices; the arrays that it uses are gathered."""
 
     def halved(x: jax.Array, limit: jax.Array) -> jax.Array:
         return jax.lax.while_loop(
@@ -174,8 +174,32 @@ def test_devices_agree_on_the_condition_of_a_loop() -> None:
     expected = halved(x, limit)
     np.testing.assert_allclose(plan.jit(lowering="local")(x, limit), expected, rtol=1e-5)
     local = plan.lowered()
-    assert {gathered.factors for gathered in local.gathered} == {("condition",)}
     assert local.counts() == plan.model.local_collectives(plan.state)
+    # The condition of a loop without a trip count runs twice, its body once.
+    assert local.counts()["all_gather", ("a", "b"), 64 * 8 * 4.0] == 3
+
+
+@pytest.mark.parametrize("trips", [3, 7])
+def test_gathers_for_the_condition_of_a_loop_are_priced(trips: int) -> None:
+    """Each time that it runs; XLA needs none of them.  So the plan gathers before the loop."""
+
+    def step(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda x: jnp.max(x) > 0, lambda x: x - 1, x)
+
+    counts = {}
+    for lowering in ("xla", "local"):
+        plan = toast.plan(
+            step, f32(64, 8), mesh="a=4", hardware="tpu-v5e", trip_counts=trips,
+            lowering=lowering, constraints=toast.Constraints(pin={"x": PartitionSpec("a")}),
+        )  # fmt: skip
+        space = plan.model.space
+        states = np.stack([space.apply(space.initial, action) for action in space.actions])
+        prices = plan.model.price(states)
+        gathers = prices.collective_count[:, COLLECTIVES.index("all_gather")]
+        planned = sum(c.count for c in plan.after.collectives if c.kind == "all_gather")
+        counts[lowering] = int(gathers.max()), planned
+        np.testing.assert_allclose(Memo(plan.model).price(states).seconds, prices.seconds)
+    assert counts == {"xla": (0, 0), "local": (1 + trips, 1)}
 
 
 def test_unknown_lowerings_are_refused() -> None:

@@ -288,6 +288,7 @@ def _value_classes(
         workspace=amount[op_class_of_value[values]] * scratch[values][:, None],
         workspace_over=over[op_class_of_value[values]],
         looped=looped,
+        condition_reads=grouped.condition_reads,
         independent_s=np.zeros(len(values)),
     )  # fmt: skip
 
@@ -485,6 +486,7 @@ class _Grouped:
     use_reads: Floats
     use_loop: Ints
     pairs: CopyPairs
+    condition_reads: Floats
 
 
 def _group_values(
@@ -528,13 +530,18 @@ def _group_values(
         reads[value][key] = (max(most, times), read + times * counted)
     repeats = [program.repeats[value.op] for value in program.values]
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
+    tests = [0] * len(program.values)
+    for number, carry in program.condition_reads:
+        tests[number] += program.condition_runs(carry)
     numbers: dict[object, int] = {}
     of_value = np.array([
         numbers.setdefault(
-            (slot, bool(exists), bool(aliased), place, times, tuple(items.items())), len(numbers)
+            (slot, bool(exists), bool(aliased), place, times, tested, tuple(items.items())),
+            len(numbers),
         )
-        for slot, exists, aliased, place, times, items in zip(
-            value_slot.tolist(), live.exists, live.aliased, places, repeats, reads, strict=True
+        for slot, exists, aliased, place, times, tested, items in zip(
+            value_slot.tolist(), live.exists, live.aliased, places, repeats, tests, reads,
+            strict=True,
         )
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
@@ -562,6 +569,7 @@ def _group_values(
         of_value, of_use, representative, count, use_value, slots,
         np.array([r[2] for r in rows], dtype=np.float64),
         np.array([r[3] for r in rows], dtype=np.float64), loop_of, CopyPairs(*pairs),
+        members * np.array(tests, dtype=np.float64)[representative],
     )  # fmt: skip
 
 

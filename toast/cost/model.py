@@ -17,7 +17,7 @@ import math
 import os
 import typing
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -36,6 +36,7 @@ from toast.cost.tables import Tables
 from toast.cost.terms import (
     DEFAULT_TERMS,
     LOCAL_TERMS,
+    ConditionGathers,
     LocalTerm,
     OrderedTerm,
     StepPart,
@@ -64,6 +65,9 @@ _BLOCK = 64
 
 #: Axes of a mesh up to which the lower bound takes a fraction of a second, for any program.
 _QUICK_AXES = 3
+
+#: Labels of collectives that the partitioner does not insert as reshards.
+_NOT_RESHARDS = ("edges", "manual", "condition")
 
 #: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
 MEMORY_WEIGHT = 10.0
@@ -409,10 +413,12 @@ class CostModel:
         edges are not counted: the partitioner adds them to ops.  Nor are the collectives that the
         program states itself.
         """
+        moved = self.traffic(self.exact_layout(state))
+        return self._counted(each for each in moved if each.term.label not in _NOT_RESHARDS)
+
+    def _counted(self, moved: Iterable[Traffic]) -> Counter[tuple[str, tuple[str, ...], float]]:
         number: Counter[tuple[str, tuple[str, ...], float]] = Counter()
-        for traffic in self.traffic(self.exact_layout(state)):
-            if traffic.term.label in ("edges", "manual"):
-                continue
+        for traffic in moved:
             kind = COLLECTIVES[traffic.kind if traffic.stated is None else traffic.stated]
             size = (traffic.size / traffic.rounded)[0]
             # XLA shards no empty arrays.
@@ -424,9 +430,11 @@ class CostModel:
     def local_collectives(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
         """How often each collective occurs in the device-local program of one state, as planned.
 
-        By kind, axes and bytes: those of :meth:`reshards` and of :meth:`edges`.
+        By kind, axes and bytes: those of :meth:`reshards` and of :meth:`edges`, and the gathers for
+        conditions of loops.
         """
-        return self.reshards(state) + self.edges(state)
+        conditions = self._counted(ConditionGathers().traffic(self.layout(state[None])))
+        return self.reshards(state) + self.edges(state) + conditions
 
     def edges(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
         """How often devices exchange edges of shards under one state (``[classes, axes]``).

@@ -21,7 +21,7 @@ from toast.program import QUANTITIES
 from toast.space import Space
 
 #: Version of the entries; a new one invalidates all.
-_FORMAT = "4"
+_FORMAT = "5"
 _KIND = "tables"
 
 #: Ops below which building the tables is faster than reading a file.
@@ -67,7 +67,8 @@ def _key(space: Space, options: str) -> bytes:
     )  # fmt: skip
     return disk_cache.digest([
         _FORMAT, np.__version__, importlib.metadata.version("scipy"), _code(), options,
-        analysis.program.digest, repr(analysis.program.repeats), repr(analysis.rules),
+        analysis.program.digest, repr(analysis.program.repeats),
+        repr(analysis.program.condition_reads), repr(analysis.rules),
         *(part for array in arrays for part in (str(array.dtype), array.tobytes())),
     ])  # fmt: skip
 

@@ -129,6 +129,7 @@ class ValueClasses(EntityTable):
     workspace: Floats  # [C, W] bytes that the kernel which computes it needs meanwhile, by term
     workspace_over: Bools  # [C, W, F + 1] whether sharding a factor divides such a term
     looped: Bools  # [C, R] dimensions of a product whose parts may be summed around the devices
+    condition_reads: Floats  # by conditions of loops, of all its values in a step
     #: Seconds of independent products that may run beside its sums, if all devices share products
     #: evenly; 0 before :meth:`Tables.on_hardware`.
     independent_s: Floats

@@ -26,7 +26,7 @@ from toast.program import Attribute, Location, Op, Program, Signature, TensorTyp
 from toast.program.soundness import unsound
 
 #: The version of the entries' format; a new version invalidates older entries.
-_FORMAT = "5"
+_FORMAT = "7"
 _KIND = "program"
 
 #: What changes how JAX lowers a function: its settings, and the default platform.
@@ -121,7 +121,7 @@ def _packed(program: Program) -> tuple[dict[str, Any], disk_cache.Arrays]:
         "labels": [*program.labels.items()],
         "constraints": [*program.constraints.items()],
         "annotations": [*program.annotations.items()],
-        "condition_values": sorted(program.condition_values),
+        "condition_reads": program.condition_reads,
         "foreign": program.foreign,
         "platform": program.platform,
         "types": [[type_.shape, type_.dtype] for type_ in types],
@@ -147,7 +147,7 @@ class _ProgramEntry(msgspec.Struct, forbid_unknown_fields=True):
     labels: list[tuple[int, str]]
     constraints: list[tuple[int, list[list[str] | None]]]
     annotations: list[tuple[int, str]]
-    condition_values: list[_Number]
+    condition_reads: list[tuple[_Number, _Number]]
     foreign: bool
     platform: str
     types: list[tuple[list[_Number], str]]
@@ -200,7 +200,7 @@ def _unpacked(data: Any, arrays: disk_cache.Arrays) -> Program:
         labels=dict(plain.labels),
         constraints={op: _tuples(dimensions) for op, dimensions in plain.constraints},
         annotations=dict(plain.annotations),
-        condition_values=frozenset(plain.condition_values),
+        condition_reads=tuple(plain.condition_reads),
         foreign=plain.foreign,
         platform=plain.platform,
         source=CachedLocations(chosen(column["location"], places)),

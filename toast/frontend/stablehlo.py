@@ -225,7 +225,7 @@ class _Reader:
         self._labels: dict[int, str] = {}
         self._constraints: dict[int, tuple[tuple[str, ...] | None, ...]] = {}
         self._annotations: dict[int, str] = {}
-        self._condition_values: set[int] = set()
+        self._condition_reads: list[tuple[int, int]] = []
         #: The manual regions around the current op, and their axes.
         self._regions: tuple[mlir.Region, ...] = ()
         self._manual_axes: tuple[str, ...] = ()
@@ -282,7 +282,7 @@ class _Reader:
         return self._builder.build(
             name, arguments, results, aliases, labels=self._labels,
             constraints=self._constraints, annotations=self._annotations, source=source,
-            foreign=bool(self._file), condition_values=self._condition_values,
+            foreign=bool(self._file), condition_reads=self._condition_reads,
         )  # fmt: skip
 
     def _refuse_several_platforms(self, attributes: Any) -> None:
@@ -531,11 +531,10 @@ class _Reader:
         end = list(body.operations)[-1].operation
         values = [self._numbers[value] for value in operation.operands]
         condition = self._only_block(operation.regions[0])
-        self._condition_values |= {
-            value
-            for argument, value in zip(condition.arguments, values, strict=True)
+        read = [
+            index for index, argument in enumerate(condition.arguments)
             if any(True for _ in argument.uses)
-        }
+        ]  # fmt: skip
         carried = [
             index for index, argument in enumerate(body.arguments)
             if end.operands[index] != argument
@@ -557,6 +556,8 @@ class _Reader:
             new = self._numbers[end.operands[index]]
             (values[index],) = self._add(operation, "yield", (new,), (types[index],), (), repeats)
             self._builder.tie(number, carries[index])
+        if carries:
+            self._condition_reads += [(values[index], min(carries.values())) for index in read]
         self._define(operation, values)
 
 

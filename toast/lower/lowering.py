@@ -168,6 +168,8 @@ class _Purpose:
     combiner: str = ""
     #: The type of what is moved, if it is not that of the value.
     of: TensorType | None = None
+    #: How often it runs in a step, if not as often as the op.
+    times: int | None = None
 
 
 class _Lowering:
@@ -277,19 +279,24 @@ class _Lowering:
 
     def _gather_for_condition(self, loop: Any, values: Sequence[int]) -> None:
         """Gathers what the condition of a loop uses: devices must run equally many iterations."""
+        program, ties = self._program, dict(self._program.ties)
+        ends = [program.values[value].op for value in values]
+        # An earlier loop may end with other values of this one.
+        runs = program.condition_runs(max(ties[op] for op in ends if program.kind(op) == "yield"))
         (block,) = loop.regions[0].blocks
         for argument, value in zip(block.arguments, values, strict=True):
-            spec = self._shardings.of(self._program, value)
+            spec = self._shardings.of(program, value)
             uses = [(use.owner, use.operand_number) for use in argument.uses]
             if not uses or not any(spec):
                 continue
-            op = self._program.values[value].op
+            op = program.values[value].op
             with self._emitter.at_begin(block):
                 whole = self._run(
-                    argument, reshard_steps(spec, ((),) * len(spec)), _Purpose(value, op, True)
+                    argument,
+                    reshard_steps(spec, ((),) * len(spec)),
+                    _Purpose(value, op, times=runs),
                 )
             self._replace(uses, whole)
-            self._gathered.append(GatheredOp(op, ("condition",)))
 
     def _reshard_uses_of_region(self, op: int) -> None:
         """The reshards of values that enter or leave a region, and of returned values."""
@@ -612,7 +619,7 @@ class _Lowering:
             element_bytes(type_.dtype) * float(math.prod(
                 self._emitter.local_shape(type_.shape, spec)
             )),
-            self._program.repeats[purpose.op],
+            self._program.repeats[purpose.op] if purpose.times is None else purpose.times,
             purpose.value,
             purpose.op,
             self._factors.causes(ops, step.axes),

@@ -46,7 +46,8 @@ def program_notes(analysis: Analysis) -> list[str]:
             f"captured arrays: every device holds {total} whole: {listed(types, _NAMED)}; pass "
             "them as arguments to shard them"
         )
-    used = {value for op in program.ops for value in op.operands} | program.condition_values
+    used = {value for op in program.ops for value in op.operands}
+    used |= {value for value, _ in program.condition_reads}
     unused = [
         name
         for name, value in zip(program.arguments, program.argument_values, strict=True)

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 #: The value of an op's attribute.
@@ -155,8 +155,9 @@ class Program:
     )
     #: Annotations of shardings (``toast.split`` and others) by op, as JSON.
     annotations: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
-    #: Values that the conditions of loops use; these have no ops.
-    condition_values: frozenset[int] = dataclasses.field(default=frozenset(), repr=False)
+    #: Values that the conditions of loops read, each with the first ``carry`` of the loop; the
+    #: conditions have no ops.
+    condition_reads: tuple[tuple[int, int], ...] = dataclasses.field(default=(), repr=False)
     #: Whether it was read from a file, so that its names, sizes and depth are untrusted.
     foreign: bool = dataclasses.field(default=False, repr=False, compare=False)
     #: The platform that JAX lowered it for, such as ``cpu`` or ``tpu``; empty if unknown.
@@ -179,6 +180,14 @@ class Program:
     def kind(self, op: int) -> str:
         """The kind of an op, such as ``dot_general``."""
         return self.signatures[self.ops[op].signature].kind
+
+    def condition_runs(self, carry: int) -> int:
+        """How often in a step the condition of the loop with the op ``carry`` runs.
+
+        It runs once more than the body, which counts once if its trip count is unknown.
+        """
+        trips = self.signatures[self.ops[carry].signature].attribute("trip_count")
+        return self.repeats[carry] * (1 + max(1, int(str(trips))))
 
     def location(self, op: int) -> Location:
         """The source location of an op; unknown for arguments, results and fact bases."""
@@ -353,7 +362,7 @@ class Builder:
         labels: Mapping[int, str] | None = None,
         constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] | None = None,
         annotations: Mapping[int, str] | None = None,
-        condition_values: Iterable[int] = (),
+        condition_reads: Sequence[tuple[int, int]] = (),
         source: Any = None,
         foreign: bool = False,
     ) -> Program:
@@ -376,7 +385,7 @@ class Builder:
             labels=labels or {},
             constraints=constraints or {},
             annotations=annotations or {},
-            condition_values=frozenset(condition_values),
+            condition_reads=tuple(condition_reads),
             foreign=foreign,
             source=source,
         )

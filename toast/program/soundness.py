@@ -47,8 +47,11 @@ def unsound(program: Program) -> str:
         return "ties"
     if not _within(program.labels, 0, len(values)) or not _within(program.constraints, 0, count):
         return "labels or constraints"
-    if not _within(program.condition_values, 0, len(values)):
-        return "condition values"
+    reads = program.condition_reads
+    if not _within((value for value, _ in reads), 0, len(values)):
+        return "values that conditions read"
+    if not all(0 <= op < count and kinds[op] == "carry" for _, op in reads):
+        return "loops whose conditions read values"
     return ""
 
 

@@ -22,6 +22,7 @@ from toast.cost.terms.kernels import (
 )
 from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.terms.traffic import (
+    ConditionGathers,
     ExplicitSums,
     Halos,
     LoopedGathers,
@@ -46,16 +47,20 @@ DEFAULT_TERMS: tuple[Term, ...] = (
 )  # fmt: skip
 
 #: Those of a device-local program: XLA partitions none of its sums, and adds no loops.
-LOCAL_TERMS: tuple[Term, ...] = tuple(
-    ExplicitSums() if type(term) is Sums
-    else ScatteredSums() if isinstance(term, WholeSums)
-    else term
-    for term in DEFAULT_TERMS if not isinstance(term, SecondBuffers)
+LOCAL_TERMS: tuple[Term, ...] = (
+    *(
+        ExplicitSums() if type(term) is Sums
+        else ScatteredSums() if isinstance(term, WholeSums)
+        else term
+        for term in DEFAULT_TERMS if not isinstance(term, SecondBuffers)
+    ),
+    ConditionGathers(),
 )  # fmt: skip
 
 __all__ = [
     "DEFAULT_TERMS",
     "LOCAL_TERMS",
+    "ConditionGathers",
     "LocalTerm",
     "OrderedTerm",
     "StepPart",

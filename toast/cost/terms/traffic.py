@@ -294,6 +294,22 @@ class RegionCollectives(Term):
             yield Traffic(self, layout, kind, axes, size, layout.value_bytes, times)
 
 
+class ConditionGathers(Term):
+    """Arrays that conditions of loops read: in a device-local program, every device reads all.
+
+    So all devices run equally many iterations.
+    """
+
+    name, scope, label = "condition gathers", Entity.VALUE_CLASS, "condition"
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        reads = layout.tables.values.condition_reads
+        if reads.any():
+            axes = np.where(reads > 0, layout.settled_axes, np.uint8(0))
+            size = np.broadcast_to(layout.tables.values.bytes, axes.shape)
+            yield Traffic(self, layout, GATHER, axes, size, size, reads)
+
+
 class SumPlaces(OrderedTerm):
     """Scattered sums whose shards change places because of the order of the axes."""
 
