@@ -100,7 +100,7 @@ def test_a_token_attends_to_a_cache_on_the_vector_unit() -> None:
         return float(model.price(model.space.initial[None]).matmul_seconds[0])
 
     work = 8 * 4096 * 16 * 128
-    assert seconds(1) == pytest.approx(work / load("tpu-v5e").vector_products_per_s, rel=0.01)
+    assert seconds(1) == pytest.approx(work / load("tpu-v5e").vector_products_per_s, rel=0.1)
     assert seconds(8) < seconds(1) / 2, "the matrix unit computes several rows at once"
 
 

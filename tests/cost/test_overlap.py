@@ -185,7 +185,11 @@ def test_products_are_padded_to_tiles() -> None:
         analysis = toast.analyze(lambda a, b: a @ b, *(
             jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1 << 16, 4096), (4096, columns))
         ))  # fmt: skip
-        hardware = dataclasses.replace(load("tpu-v5e"), memory_bytes_per_s=1e18)
+        machine = load("tpu-v5e")
+        products = dataclasses.replace(machine.products, results_per_s=1e30)
+        hardware = dataclasses.replace(
+            machine, memory_bytes_per_s=1e18, products=products, product_latency_s=0.0
+        )
         model = CostModel(Space(analysis, Mesh.parse("a=2")), hardware)
         return float(ProductWork().seconds(model.layout(model.space.initial[None]))[0, 0])
 

@@ -78,3 +78,22 @@ def test_a_product_is_never_faster_than_its_flops(name):
 def test_large_products_reach_almost_the_rate_of_endless_ones(name):
     (large,) = seconds(load(name).products, (16384, 16384, 16384, 1))
     assert 1 < large < 1.05
+
+
+def test_kernels_compute_store_and_move_at_once_but_not_wholly() -> None:
+    prices = ProductPrices(results_per_s=100.0, window_bytes=20.0, order=3.0)
+    one = np.ones(1)
+
+    def seconds(computing: float, stored: float, moved: float, count: float = 1.0) -> float:
+        parts = computing * one, stored * one, moved * one, count * one
+        return float(prices.kernel_seconds(*parts, 10.0)[0])
+
+    assert seconds(5, 0, 0) == 5
+    assert seconds(5, 500, 0) == pytest.approx(5 * 2 ** (1 / 3))
+    assert seconds(0, 0, 10) == pytest.approx(1 + 1), "a kernel of one window only waits for it"
+    assert seconds(0, 0, 1000) == pytest.approx(100 + 2)
+    assert seconds(0, 0, 1000, count=10) == pytest.approx(100 + 20)
+    assert seconds(0, 0, 0) == 0
+    # More bytes never take less time.
+    times = [seconds(5, 300, moved) for moved in (0, 1, 10, 100, 1000)]
+    assert times == sorted(times)

@@ -115,7 +115,9 @@ def build(
     summed_over: Bools = reduces[op_class_of_value] & ~has
     summed: Bools = np.asarray(summed_over.any(axis=1))
     product_ops = np.flatnonzero(ops.product[classes.of_op]).tolist()
-    products = np.flatnonzero(ops.product)
+    products = _products(
+        space.analysis, classes.representative, np.flatnonzero(ops.product), factors
+    )
     kernels = _kernel_terms(rules, factors + 1)
     working = np.flatnonzero((ops.flops > 0)[classes.of_op])
     operands = _operands(program, analysis.rules, names.signature, product_ops, grouped)
@@ -146,7 +148,8 @@ def build(
     looped = _loopable(analysis, grouped, open_windows) if loops else _no_loops(analysis, grouped)
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
-        priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results,
+        priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
+        rules,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -177,8 +180,8 @@ def build(
     return Tables(
         slots=slot_table,
         ops=ops,
-        products=_products(space.analysis, classes.representative, products, factors),
-        tensors=slots.tensors(products),
+        products=products,
+        tensors=slots.tensors(products.op_class),
         kernels=kernels,
         kernel_tensors=slots.kernel_tensors(np.unique(kernels.op_class), rules),
         values=values,
@@ -252,6 +255,8 @@ def _value_classes(
     scratch: Bools,
     host: HostMemory,
     looped: Bools,
+    products: Products,
+    rules: Sequence[SignatureRule],
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
@@ -262,6 +267,9 @@ def _value_classes(
     in_place = np.array([kind in _IN_PLACE for kind in kinds], dtype=bool)
     rank = _rank(program)
     arguments = grouped.of_value[list(program.argument_values)]
+    size, group, operands, side = _of_products(
+        program, np.where(product, maker, -1), op_class_of_value[values], products, rules
+    )
     return ValueClasses(
         slot=value_slot[values],
         count=grouped.count,
@@ -289,8 +297,36 @@ def _value_classes(
         workspace_over=over[op_class_of_value[values]],
         looped=looped,
         condition_reads=grouped.condition_reads,
+        product_size=size,
+        product_group=group,
+        product_bytes=operands,
+        product_side=side,
         independent_s=np.zeros(len(values)),
     )  # fmt: skip
+
+
+def _of_products(
+    program: Program,
+    maker: Ints,
+    op_class: Ints,
+    products: Products,
+    rules: Sequence[SignatureRule],
+) -> tuple[Floats, Ints, Floats, Ints]:
+    """The ``product_*`` columns of value classes, from the products (or -1) that compute them."""
+    values, rank = len(maker), _rank(program)
+    size, operands = np.ones((values, 4)), np.zeros((values, 2))
+    group = np.full((values, products.group.shape[1]), 4, dtype=np.int64)
+    side = np.full((values, rank), 4, dtype=np.int64)
+    computed = np.flatnonzero(maker >= 0)
+    row = np.searchsorted(products.op_class, op_class[computed])
+    size[computed], group[computed] = products.size[row], products.group[row]
+    for c in computed.tolist():
+        for index, value in enumerate(program.ops[maker[c]].operands[:2]):
+            type_ = program.values[value].type
+            operands[c, index] = math.prod(type_.shape) * element_bytes(type_.dtype)
+        for d, stack in enumerate(rules[op_class[c]].results[0]):
+            side[c, d] = group[c, stack[0]] if stack else 4
+    return size, group, operands, side
 
 
 def _working(rule: SignatureRule) -> tuple[KernelCost, ...]:

@@ -21,7 +21,7 @@ from toast.program import QUANTITIES
 from toast.space import Space
 
 #: Version of the entries; a new one invalidates all.
-_FORMAT = "5"
+_FORMAT = "6"
 _KIND = "tables"
 
 #: Ops below which building the tables is faster than reading a file.

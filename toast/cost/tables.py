@@ -130,6 +130,12 @@ class ValueClasses(EntityTable):
     workspace_over: Bools  # [C, W, F + 1] whether sharding a factor divides such a term
     looped: Bools  # [C, R] dimensions of a product whose parts may be summed around the devices
     condition_reads: Floats  # by conditions of loops, of all its values in a step
+    #: Of a product that computes it: sizes, and which of them a factor shards, as in
+    #: :class:`Products`; bytes of the two operands; which of the sizes has each dimension.
+    product_size: Floats  # [C, 4], 1 without a product
+    product_group: Ints  # [C, F + 1], 4 without a product
+    product_bytes: Floats  # [C, 2], 0 without a product
+    product_side: Ints  # [C, R], 4 without a product
     #: Seconds of independent products that may run beside its sums, if all devices share products
     #: evenly; 0 before :meth:`Tables.on_hardware`.
     independent_s: Floats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import math
 import pathlib
@@ -55,6 +56,12 @@ class TileTable(_Table, frozen=True, kw_only=True):
     m: Count
     n: Count
     k: Count
+    results_per_s: (
+        Annotated[float, Meta(ge=1e6, le=1e18, title="elements per second, for example 1e11")]
+        | None
+    ) = None
+    window_bytes: Annotated[float, Meta(ge=0, le=10**9, title="bytes, for example 2e6")] = 0.0
+    memory: Fraction | None = None
 
 
 class ProductsTable(_Table, frozen=True, kw_only=True):
@@ -161,6 +168,8 @@ _ALGORITHMS = {
 }
 #: More FLOP per byte of memory traffic than any device has: real devices have some hundred.
 _MOST_FLOPS_PER_BYTE = 1e4
+#: The order of the norm of a product's times (:class:`ProductPrices`), fitted to XLA on TPUs.
+_PARTS_AT_ONCE = 3.0
 #: The least fraction of the memory that a program may use.
 _LEAST_LIMIT = 0.01
 #: The size of the largest file that is read.
@@ -307,7 +316,13 @@ def _products(file: DeviceFile) -> ProductPrices:
             memory_share=(table.memory or file.efficiency.memory) / file.efficiency.memory,
         )
     if (tile := file.tile) is not None:
-        return ProductPrices(tiles=((tile.m, tile.n),), depth=tile.k)
+        prices = ProductPrices(
+            tiles=((tile.m, tile.n),), depth=tile.k, window_bytes=tile.window_bytes,
+            memory_share=(tile.memory or file.efficiency.memory) / file.efficiency.memory,
+        )  # fmt: skip
+        if tile.results_per_s is None:
+            return prices
+        return dataclasses.replace(prices, results_per_s=tile.results_per_s, order=_PARTS_AT_ONCE)
     return ProductPrices()
 
 

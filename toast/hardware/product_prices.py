@@ -8,6 +8,7 @@ units takes as long as one whose tiles do.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,13 @@ class ProductPrices:
     parts: tuple[int, ...] = (1,)
     #: The rate of products that are bound by memory, over the rate of other kernels.
     memory_share: float = 1.0
+    #: Elements of results per second, padded to tiles: a product of little depth waits for them.
+    results_per_s: float = math.inf
+    #: Bytes that a kernel moves before it begins to compute, and after it ends.
+    window_bytes: float = 0.0
+    #: Kernels compute, store results and move bytes at once, but not wholly: their time is the norm
+    #: of this order of the three times.
+    order: float = math.inf
 
     def seconds(self, size: Floats, at_peak: Floats, memory_bytes_per_s: float) -> Floats:
         """Seconds of products without those that memory bounds: ``[...]``.
@@ -59,6 +67,30 @@ class ProductPrices:
                     seconds = seconds + parts * adding
                 np.minimum(best, seconds, out=best)
         return np.asarray(best)
+
+    def kernel_seconds(
+        self,
+        computing: Floats,
+        stored: Floats,
+        moved: Floats,
+        count: Floats,
+        memory_bytes_per_s: float,
+    ) -> Floats:
+        """Seconds of products, from those that they compute: ``[...]``.
+
+        ``stored`` are elements of results of the matrix unit and ``moved`` bytes of operands and
+        results, both of all products; ``count`` is the number of products.
+        """
+        moving = self.moving_seconds(moved, memory_bytes_per_s)
+        if math.isinf(self.order):
+            return np.maximum(computing, moving)
+        storing = stored / self.results_per_s
+        most = np.maximum(np.maximum(computing, storing), moving)
+        some = np.maximum(most, np.finfo(np.float64).tiny)
+        powers = sum((part / some) ** self.order for part in (computing, storing, moving))
+        window = np.minimum(moved, count * self.window_bytes)
+        filling = self.moving_seconds(window, memory_bytes_per_s)
+        return np.asarray(most * powers ** (1 / self.order) + filling)
 
     def moving_seconds(self, moved_bytes: Floats, memory_bytes_per_s: float) -> Floats:
         """Seconds that products take to move their operands and results."""

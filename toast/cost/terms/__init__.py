@@ -15,6 +15,7 @@ from toast.cost.terms.buffers import (
 from toast.cost.terms.kernels import (
     HostTransfers,
     KernelWork,
+    PartedProducts,
     ProductWork,
     Reads,
     Transcendentals,
@@ -38,7 +39,8 @@ from toast.cost.terms.traffic import (
 
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
-    ProductWork(), KernelWork(), Writes(), Transcendentals(), Reads(), HostTransfers(),
+    ProductWork(), PartedProducts(), KernelWork(), Writes(), Transcendentals(), Reads(),
+    HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
@@ -46,13 +48,16 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     SecondBuffers(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 
+#: Those that price what XLA's partitioner makes of sums.
+_OF_PARTITIONER = (SecondBuffers, PartedProducts)
+
 #: Those of a device-local program: XLA partitions none of its sums, and adds no loops.
 LOCAL_TERMS: tuple[Term, ...] = (
     *(
         ExplicitSums() if type(term) is Sums
         else ScatteredSums() if isinstance(term, WholeSums)
         else term
-        for term in DEFAULT_TERMS if not isinstance(term, SecondBuffers)
+        for term in DEFAULT_TERMS if not isinstance(term, _OF_PARTITIONER)
     ),
     ConditionGathers(),
 )  # fmt: skip

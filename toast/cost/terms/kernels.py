@@ -6,16 +6,16 @@ import numpy as np
 
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Entity, Floats, Ints
-from toast.cost.layout import Layout, LocalLayout, slot_dims
+from toast.cost.layout import UNROLLED, Layout, LocalLayout, slot_dims
 from toast.cost.terms.term import LocalTerm, StepPart, Term
+from toast.hardware import Hardware
 from toast.program import QUANTITIES
 
 
 class ProductWork(LocalTerm):
-    """Matrix products and convolutions: the larger of FLOPs over peak and bytes over bandwidth.
+    """Matrix products and convolutions: a roofline of FLOPs, results and bytes.
 
-    The rate of FLOPs depends on the size of a device's part; see
-    :class:`toast.hardware.ProductPrices`.
+    It depends on the size of a device's part; see :class:`toast.hardware.ProductPrices`.
     If a product sums nothing, XLA does not use the matrix unit, so the product is bound by memory.
     Batches of products of a vector and a matrix (a token that attends to a cache) run on the vector
     unit, at its rate.  Every product takes some microseconds besides, so small ones reach a small
@@ -33,9 +33,8 @@ class ProductWork(LocalTerm):
         shards = layout.devices[axes_of(held < t.slots.dim.shape[1] - 1)]
         summed = t.products.size[:, 2] > 1
         whole = np.where(summed, (t.ops.peak_seconds * t.ops.count)[op_class], 0.0)
-        flops = hardware.products.seconds(
-            self.local_size(layout, held), whole / shards, hardware.memory_bytes_per_s
-        )
+        size, memory = self.local_size(layout, held), hardware.memory_bytes_per_s
+        flops = hardware.products.seconds(size, whole / shards, memory)
         rate = hardware.vector_products_per_s
         if rate < np.inf and t.products.vector.any():
             sums = (t.ops.flops / 2 * t.ops.count)[op_class] / rate
@@ -43,10 +42,12 @@ class ProductWork(LocalTerm):
         dims = slot_dims(t, layout.held, t.tensors.slot)
         tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
-        moved: Floats = np.add.reduceat(tensors, first, axis=1) * t.ops.count[op_class]
-        moving = hardware.products.moving_seconds(moved, hardware.memory_bytes_per_s)
-        latency = hardware.product_latency_s * t.ops.count[op_class]
-        return np.asarray(np.maximum(flops, moving) + latency)
+        count = t.ops.count[op_class].astype(np.float64)
+        moved: Floats = np.add.reduceat(tensors, first, axis=1) * count
+        on_unit = summed & ~t.products.vector
+        stored = size[..., 0] * size[..., 1] * size[..., 3] * (count * on_unit)
+        seconds = hardware.products.kernel_seconds(flops, stored, moved, count, memory)
+        return np.asarray(seconds + hardware.product_latency_s * count)
 
     def local_size(self, layout: LocalLayout, held: Ints) -> Floats:
         """``[S, P, 4]`` rows, columns and depth of a device's part of each product, and its batch.
@@ -61,6 +62,56 @@ class ProductWork(LocalTerm):
             for side in range(size.shape[-1]):
                 size[..., side] /= np.where(group == side, devices, 1.0)
         return np.asarray(np.maximum(size, 1.0))  # for products without elements
+
+
+class PartedProducts(Term):
+    """Products that XLA computes in parts, because their sums are scattered over many devices.
+
+    XLA makes a loop of such a product: each of its kernels computes the parts of two devices, and
+    reads all of the operand that lacks the scattered dimension.  This is what the kernels take
+    longer than that of the whole product.
+    """
+
+    name, scope, part = "parted products", Entity.VALUE_CLASS, StepPart.PRODUCTS
+
+    def seconds(self, layout: Layout) -> Floats | None:
+        t, hardware = layout.tables, layout.machine.hardware
+        parts = layout.devices[layout.scattered]
+        state, value = np.nonzero(
+            (parts > UNROLLED) & ~layout.whole & (t.values.product_size[:, 2] > 1)
+        )
+        if not len(state):
+            return None
+        op_class = t.slots.op_class[t.values.slot[value]]
+        held = layout.held[state, op_class]
+        group = np.take_along_axis(t.values.product_group[value], held, axis=1)
+        sides = [layout.devices[axes_of(group == side)] for side in range(4)]
+        size = np.maximum(t.values.product_size[value] / np.stack(sides, axis=1), 1.0)
+        rows, columns, depth, batch = sides
+        shared = np.stack([rows, columns], axis=1) * (depth * batch)[:, None]
+        own = t.values.product_bytes[value] / shared
+        result = t.values.bytes[value] / (rows * columns * batch)
+        shards = rows * columns * depth * batch
+        at_peak = t.ops.peak_seconds[op_class] / shards
+        # The side that the scattered sum divides: that of the first dimension that it shards.
+        axis = np.argmax((layout.scattered[state, value, None] >> np.arange(held.shape[1])) & 1, 1)
+        side = t.values.product_side[value, layout.settled[state, value, axis]]
+        kernels = np.ceil(parts[state, value] / 2)
+        once = self._kernel(hardware, size, at_peak, own.sum(axis=1) + result)
+        divided = np.where(np.arange(4) == side[:, None], kernels[:, None], 1.0)
+        moved = (own / divided[:, :2]).sum(axis=1) + result / kernels
+        each = self._kernel(hardware, np.maximum(size / divided, 1.0), at_peak / kernels, moved)
+        longer = kernels * (each + hardware.product_latency_s) - once - hardware.product_latency_s
+        seconds = np.zeros(layout.scattered.shape)
+        seconds[state, value] = np.maximum(longer, 0.0) * t.values.count[value]
+        return seconds
+
+    @staticmethod
+    def _kernel(hardware: Hardware, size: Floats, at_peak: Floats, moved: Floats) -> Floats:
+        products, memory = hardware.products, hardware.memory_bytes_per_s
+        computing = products.seconds(size, at_peak, memory)
+        stored = size[:, 0] * size[:, 1] * size[:, 3]
+        return products.kernel_seconds(computing, stored, moved, np.ones(len(moved)), memory)
 
 
 class KernelWork(LocalTerm):
