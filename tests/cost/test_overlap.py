@@ -48,14 +48,33 @@ def test_independent_products() -> None:
     """Of a chain x needs all, the third weight the two before it not."""
     program, names, products, uses = chain()
     sets, of = independent_products(
-        program, names.use_op, names.use_value, products, np.zeros(len(program.ops), dtype=bool)
-    )
+        program, names.use_op, names.use_value, np.arange(len(names.use_op)), products,
+        np.zeros(len(program.ops), dtype=bool),
+    )  # fmt: skip
     assert not sets[of[program.argument_values[0]]].any()
     of_use = of[len(program.values) :]
     for i, use in enumerate(uses):  # those before may run while it is gathered
         np.testing.assert_array_equal(sets[of_use[use]], np.arange(4) < i)
     activations = names.use_value == program.ops[products[2]].operands[0]
     assert not sets[of_use[activations]].any()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_products_that_share_a_copy_do_not_hide_its_gather(shared: bool) -> None:
+    """The two products of a gated MLP wait for one gather of their input."""
+    analysis = toast.analyze(
+        lambda x, gate, up: (x @ gate) * (x @ up), f32(64, 64), f32(64, 32), f32(64, 32)
+    )
+    program, names = analysis.program, analysis.names
+    products = [o for o in range(len(program.ops)) if program.kind(o) == "dot_general"]
+    inputs = names.use_value == program.argument_values[0]
+    copies = np.where(inputs, 0, 1 + np.arange(len(inputs))) if shared else np.arange(len(inputs))
+    sets, of = independent_products(
+        program, names.use_op, names.use_value, copies, products,
+        np.zeros(len(program.ops), dtype=bool),
+    )  # fmt: skip
+    of_use = of[len(program.values) :]
+    assert sets[of_use[inputs]].sum(axis=1).tolist() == ([0, 0] if shared else [1, 1])
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def windows(
     in_bin[np.arange(len(work)), bin_of] = share
     if around is None:
         around = np.zeros(len(program.ops), dtype=bool)
-    free, set_of = independent_products(program, use_op, use_value, products, around)
+    free, set_of = independent_products(program, use_op, use_value, use_class, products, around)
     room, window_of_set = _merged(free @ in_bin, bins, np.bincount(set_of, minlength=len(free)))
     window = window_of_set[set_of]
     values, uses = len(program.values), len(use_op)
@@ -137,15 +137,19 @@ def independent_products(
     program: Program,
     use_op: Ints,
     use_value: Ints,
+    use_class: Ints,
     products: Sequence[int],
     around: npt.NDArray[np.bool_],
 ) -> tuple[npt.NDArray[np.bool_], Ints]:
     """Sets of ``products`` (ops), and the set that is independent of each value and each use.
 
     A product is independent of what happens to a value between its definition and a use if it is no
-    ancestor of the value and no descendant of the use (for the value itself: of any use).  Returns
-    ``[sets, products]``, and the set of every value and then of every use.  The sets of values that
-    ops in ``around`` make, and of their uses, follow; these have the products of the op itself.
+    ancestor of the value and no descendant of the use (for the value itself: of any use).  Uses of
+    one value in one class wait for the same copy, so it must be no descendant of any of them.
+
+    Returns ``[sets, products]``, and the set of every value and then of every use.  The sets of
+    values that ops in ``around`` make, and of their uses, follow; these have the products of the op
+    itself.
     """
     bit = {op: 1 << number for number, op in enumerate(products)}
     above = [0] * len(program.values)  # products that a value needs
@@ -167,17 +171,17 @@ def independent_products(
         for value in op.operands:
             reached[value] |= reach
     of_value = [above[v] | reached[v] for v in range(len(program.values))]
-    of_use = [
-        above[value] | below[op]
-        for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True)
-    ]
+    uses = [*zip(use_op.tolist(), use_value.tolist(), use_class.tolist(), strict=True)]
+    waiting: dict[tuple[int, int], int] = {}
+    for op, value, copy in uses:
+        waiting[value, copy] = waiting.get((value, copy), 0) | below[op]
+    of_use = [above[value] | waiting[value, copy] for _, value, copy in uses]
     beside = [
         of_value[v] & ~bit.get(value.op, 0)
         for v, value in enumerate(program.values) if around[value.op]
     ]  # fmt: skip
     beside += [
-        (above[value] | below[op]) & ~bit.get(op, 0)
-        for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True) if around[op]
+        of & ~bit.get(op, 0) for of, (op, _, _) in zip(of_use, uses, strict=True) if around[op]
     ]  # fmt: skip
     distinct: dict[int, int] = {}
     set_of = [distinct.setdefault(s, len(distinct)) for s in (*of_value, *of_use, *beside)]
