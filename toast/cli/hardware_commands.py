@@ -29,11 +29,13 @@ def hardware_show(
         str | None, typer.Option("--mesh", help="Mesh for the collectives, such as data=4,model=4.")
     ] = None,
 ) -> None:
-    """Show a device's figures and the cost of collectives on a mesh."""
+    """Show a device's figures, what they stand on, and the cost of collectives on a mesh."""
     from toast import report
     from toast.hardware import Mesh, load
+    from toast.hardware.sources import figure_sources
 
-    console().print(report.hardware_tables(load(device), Mesh.parse(mesh) if mesh else None))
+    machine, shape = load(device), Mesh.parse(mesh) if mesh else None
+    console().print(report.hardware_tables(machine, shape, figure_sources(device)))
 
 
 @command(app, "calibrate")

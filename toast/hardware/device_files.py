@@ -173,7 +173,7 @@ _PARTS_AT_ONCE = 3.0
 #: The least fraction of the memory that a program may use.
 _LEAST_LIMIT = 0.01
 #: The size of the largest file that is read.
-_LARGEST_BYTES = 2**20
+LARGEST_BYTES = 2**20
 #: The number of characters of a wrong value that messages repeat.
 _SHOWN = 60
 #: StableHLO element types as the program representation writes them.
@@ -191,6 +191,15 @@ def load(name_or_path: str | pathlib.Path) -> Hardware:
     Raises :class:`toast.errors.HardwareError`: for an unknown name with the nearest known one, for
     a file as one line ``file:line: reason; what to do``.
     """
+    path = file_of(name_or_path)
+    return parse(path, read_text(path, HardwareError, most=LARGEST_BYTES, encoding="utf-8-sig"))
+
+
+def file_of(name_or_path: str | pathlib.Path) -> pathlib.Path:
+    """The file of a shipped device, or the user's.
+
+    Raises :class:`toast.errors.HardwareError` for an unknown name.
+    """
     if not isinstance(name_or_path, str | pathlib.Path):
         raise HardwareError(
             f"hardware {name_or_path!r}: use a device name or the path of a .toml file"
@@ -205,7 +214,7 @@ def load(name_or_path: str | pathlib.Path) -> Hardware:
                 "or use the path of a .toml file"
             )
         path = directory("hardware") / f"{name_or_path}.toml"
-    return parse(path, read_text(path, HardwareError, most=_LARGEST_BYTES, encoding="utf-8-sig"))
+    return path
 
 
 def parse(path: pathlib.Path, text: str) -> Hardware:

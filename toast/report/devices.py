@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from toast.hardware import COLLECTIVES, Collectives, Hardware, Mesh
+from toast.boundary.printable import printable
+from toast.hardware import COLLECTIVES, Collectives, Hardware, Interconnect, Mesh
 from toast.hardware.calibrate import Calibration
 from toast.hardware.product_fit import ProductCalibration
+from toast.hardware.sources import FigureSources
 from toast.text_tables import TextTable
 from toast.units import rate_text, size_text, time_text
 
@@ -43,47 +45,91 @@ def hardware_list(machines: Iterable[Hardware]) -> RenderableType:
     return table
 
 
-def hardware_tables(machine: Hardware, mesh: Mesh | None = None) -> RenderableType:
-    """The output of ``toast hardware show``, with collectives on ``mesh`` or on a default mesh."""
-    link = machine.interconnect
-    table = TextTable("figure", "value", title=f"{machine.name}: {machine.description}")
+def hardware_tables(
+    machine: Hardware, mesh: Mesh | None = None, sources: FigureSources | None = None
+) -> RenderableType:
+    """The output of ``toast hardware show``, with collectives on ``mesh`` or on a default mesh.
+
+    ``sources`` are those of the hardware file; figures without any have an empty cell.
+    """
+    link, stated = machine.interconnect, sources or FigureSources()
+    table = TextTable(
+        "figure", "value", "stands on", title=f"{machine.name}: {machine.description}"
+    )
+
+    def add(figure: str, value: str, *keys: tuple[str, str]) -> None:
+        table.add_row(figure, value, stated.of(*keys))
+
     for dtype, flops in machine.flops_per_s.items():
         reached = flops * machine.matmul_efficiency
-        table.add_row(f"{dtype} products", f"{reached / 1e12:.4g} of {flops / 1e12:.4g} TFLOP/s")
+        add(
+            f"{dtype} products", f"{reached / 1e12:.4g} of {flops / 1e12:.4g} TFLOP/s",
+            ("flops_per_s", dtype), ("efficiency", "matmul"),
+        )  # fmt: skip
     if machine.attention_efficiency is not None:
-        table.add_row("attention", f"{machine.attention_efficiency:.4g} of the peak")
+        share = f"{machine.attention_efficiency:.4g} of the peak"
+        add("attention", share, ("efficiency", "attention"))
     if machine.products.units > 1:
-        table.add_row("  tiles at once", str(machine.products.units))
+        add("  tiles at once", str(machine.products.units), ("products", "units"))
+    if machine.products.results_per_s < math.inf:
+        results = f"{machine.products.results_per_s:.3g} per second"
+        add("  elements of results", results, ("tile", "results_per_s"))
     if machine.product_latency_s:
-        table.add_row("a product, besides", time_text(machine.product_latency_s))
+        latency = time_text(machine.product_latency_s)
+        add("a product, besides", latency, ("", "product_latency_s"))
     if machine.overlap_efficiency < 1:
         cost = 1 - machine.overlap_efficiency
-        table.add_row("collectives beside products", f"take {cost:.0%} of their time")
-    table.add_row("memory", size_text(machine.memory_capacity_bytes))
-    table.add_row("  for one program", size_text(machine.memory_limit_bytes))
-    table.add_row("  bandwidth", rate_text(machine.memory_bytes_per_s))
+        beside = f"take {cost:.0%} of their time"
+        add("collectives beside products", beside, ("efficiency", "overlap"))
+    add("memory", size_text(machine.memory_capacity_bytes), ("memory", "capacity_bytes"))
+    add("  for one program", size_text(machine.memory_limit_bytes), ("memory", "limit_bytes"))
+    add(
+        "  bandwidth", rate_text(machine.memory_bytes_per_s),
+        ("memory", "bandwidth_bytes_per_s"), ("efficiency", "memory"),
+    )  # fmt: skip
     if machine.allocator_efficiency < 1:
-        table.add_row("  in use at the peak", f"{machine.allocator_efficiency:.0%}")
+        used = f"{machine.allocator_efficiency:.0%}"
+        add("  in use at the peak", used, ("efficiency", "allocator"))
     if machine.host_bytes_per_s < math.inf:
-        table.add_row("  to the host, one direction", rate_text(machine.host_bytes_per_s))
-    table.add_row("topology", link.topology)
-    if link.topology == "torus":
-        table.add_row("  dimensions", str(link.dimensions))
-        table.add_row("  wrap-around links from", f"{link.wraparound_from} devices")
-        table.add_row("  link, one direction", rate_text(link.bandwidth_bytes_per_s))
-        table.add_row("  step", time_text(link.latency_s))
-        default = "x=4,y=4" if link.dimensions == 2 else "x=4,y=4,z=4"
-    else:
-        table.add_row("  devices per node", str(link.devices_per_node))
-        table.add_row("  link in a node", rate_text(link.bandwidth_bytes_per_s))
-        table.add_row("  step in a node", time_text(link.latency_s))
-        table.add_row("  network, per device", rate_text(link.network_bandwidth_bytes_per_s))
-        table.add_row("  step between nodes", time_text(link.network_latency_s))
-        default = f"x={link.devices_per_node}"
+        add(
+            "  to the host, one direction", rate_text(machine.host_bytes_per_s),
+            ("host", "bandwidth_bytes_per_s"), ("efficiency", "host"),
+        )  # fmt: skip
+    default = _add_links(link, add)
     if mesh is None and Mesh.parse(default).devices > machine.max_devices:
         default = f"x={machine.max_devices}"
-    table.add_row("largest system", f"{machine.max_devices} devices")
-    return Group(table, _collectives(machine, mesh or Mesh.parse(default)))
+    add("largest system", f"{machine.max_devices} devices", ("", "max_devices"))
+    parts: list[RenderableType] = [table]
+    if stated.sources:
+        lines = (f"  {s.tag}: {s.title}, {s.address}" for s in stated.sources)
+        parts.append(Text("\n".join(["Sources", *map(printable, lines)])))
+    return Group(*parts, _collectives(machine, mesh or Mesh.parse(default)))
+
+
+def _add_links(link: Interconnect, add: Callable[..., None]) -> str:
+    """Adds the rows of the links; returns the default mesh for the collectives."""
+
+    def of(*keys: str) -> Iterator[tuple[str, str]]:
+        return (("interconnect", key) for key in keys)
+
+    efficiency = ("efficiency", "link")
+    add("topology", link.topology)
+    if link.topology == "torus":
+        add("  dimensions", str(link.dimensions), *of("dimensions"))
+        ends = f"{link.wraparound_from} devices"
+        add("  wrap-around links from", ends, *of("wraparound_from"))
+        rate = rate_text(link.bandwidth_bytes_per_s)
+        add("  link, one direction", rate, *of("link_bandwidth_bytes_per_s"), efficiency)
+        add("  step", time_text(link.latency_s), *of("latency_s"))
+        return "x=4,y=4" if link.dimensions == 2 else "x=4,y=4,z=4"
+    add("  devices per node", str(link.devices_per_node), *of("devices_per_node"))
+    rate = rate_text(link.bandwidth_bytes_per_s)
+    add("  link in a node", rate, *of("node_bandwidth_bytes_per_s"), efficiency)
+    add("  step in a node", time_text(link.latency_s), *of("node_latency_s"))
+    rate = rate_text(link.network_bandwidth_bytes_per_s)
+    add("  network, per device", rate, *of("network_bandwidth_bytes_per_s"), efficiency)
+    add("  step between nodes", time_text(link.network_latency_s), *of("network_latency_s"))
+    return f"x={link.devices_per_node}"
 
 
 def _collectives(machine: Hardware, mesh: Mesh) -> TextTable:
