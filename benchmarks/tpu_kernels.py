@@ -1,42 +1,40 @@
 """Times of single kernels: the estimates of XLA's TPU compiler, and TOAST's predictions.
 
-    python benchmarks/tpu_kernels.py [--hardware tpu-v5e,tpu-v6e] [--summary] [--fit]
+    python benchmarks/tpu_kernels.py [--hardware tpu-v5e,tpu-v6e] [--fit]
 
 This needs libtpu, but no TPU.  For each kind of TPU, it compiles one module with independent
-kernels: matrix products and batches of them, elementwise kernels, reductions, and exponentials.
-The compiler estimates the cycles of every kernel; named scopes tell which kernels belong together.
-The script prints the compiler's time of each kernel, TOAST's prediction with the hardware file, and
-their ratio; then the errors by kind.  ``--summary`` prints only the errors.  A module takes one or
-two minutes to compile; its text is kept in ``--folder``, and is compiled again only if the kernels
-or libtpu change.
+kernels, in some minutes.  The compiler estimates the cycles of every kernel; named scopes tell
+which kernel is which.  The script prints the compiler's time of each kernel, TOAST's prediction,
+and their ratio; then the errors by kind.  Compiled modules are kept in ``--folder``.
 
 ``[tile]``, ``product_latency_s`` and ``[efficiency]`` of the files of TPUs v4, v5e, v5p and v6e
-were fitted to such estimates.  ``--fit`` fits them again, to every second product of each kind, and
-to every second elementwise kernel.  It prints the keys of the hardware file, and the errors of
-products of both halves.  The half that was not fitted to is held out.
+were fitted to such estimates.  ``--fit`` fits them again, to every second kernel of each kind, and
+prints the keys of the hardware file and the errors of both halves; the other half is held out.
 
-* The products in ``LISTED`` have the sizes of layers of open models, and round numbers.  The files
-  were fitted to most of them.  Those in ``drawn()`` are random, and the files do not know them.
-* The order of the norm that joins the times of computing, storing and moving is 3 for all.
-* ``efficiency.matmul`` of v6e is not fitted here.  It is 0.63, fitted to published steps
-  (docs/fidelity.md), and stands for what slows whole steps below the compiler's estimates.  So
-  predictions with the file of v6e are longer than these estimates, and ``--fit`` finds more.
-* Products of vectors run on the vector unit, so that no figure of the fit describes them.
+* ``LISTED`` has sizes of layers of open models, and round numbers.  The files were fitted to most
+  of them.  The sizes of ``drawn`` are random, and the files do not know them.
+* Computing, storing and moving are joined by a norm, whose order is 3 for all kinds of TPU.
+* ``efficiency.matmul`` of v6e is not the fitted one.  It is 0.63, fitted to published steps
+  (docs/fidelity.md), and stands for what slows whole steps below the compiler's estimates.
+* XLA moves some operands into fast memory before their kernel begins, beside others.  The time of
+  the kernel lacks the move.  These kernels have a kind of their own, and the fit leaves out the
+  bytes of such operands.
+* For kernels of one op, the compiler has other, longer estimates than for fusions.  Programs have
+  few of them, so that nothing is fitted to them.  ``efficiency.memory`` is fitted to fusions of
+  float32 of ``LARGE`` bytes.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import dataclasses
 import hashlib
 import importlib.metadata
-import math
 import pathlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +46,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast.cost import CostModel
+from toast.cost.tables import Tables
 from toast.evaluation.oracle import judge
 from toast.evaluation.oracle.hlo import Module
 from toast.evaluation.oracle.schedule import CLOCK_HZ
@@ -57,16 +56,11 @@ from toast.space import Space
 
 Floats = npt.NDArray[np.float64]
 
-#: The smallest slice of each kind; all devices compute the same.
-MESH = "replica=4"
+MESH = Mesh.parse("replica=4")  # a small slice; all devices compute the same
 ORDER = 3.0
-#: Products of these kinds are fitted to.
-FITTED = ("product bf16", "product f32", "batch", "drawn product bf16", "drawn product f32",
-          "drawn batch")  # fmt: skip
-#: Elementwise kernels with fewer bytes do not tell the rate of memory.
 LARGE = 2**25
 
-#: Rows, depth and columns.
+#: Rows, depth and columns, after the number of products in a batch.
 LISTED = (
     (4096, 4096, 14336), (4096, 14336, 4096), (8192, 4096, 1024), (8192, 8192, 8192),
     (16384, 2048, 2048), (4096, 1024, 28672), (2048, 5120, 5120), (1024, 4096, 4096),
@@ -78,32 +72,38 @@ LISTED = (
     (2048, 2048, 2048), (1024, 1024, 1024), (8192, 1024, 4096), (512, 8192, 512), (8, 4096, 14336),
     (64, 4096, 4096), (256, 4096, 4096), (1024, 16384, 1024),
 )  # fmt: skip
-#: Products, and rows, depth and columns of each.
 LISTED_BATCHES = (
     (16, 2048, 128, 2048), (16, 2048, 2048, 128), (64, 512, 64, 512), (64, 512, 512, 64),
     (128, 128, 64, 1024), (8, 4096, 128, 4096), (32, 16, 128, 2048), (256, 256, 256, 256),
     (32, 1024, 128, 1024), (32, 1024, 1024, 128), (32, 1024, 64, 1024), (64, 8, 128, 4096),
 )  # fmt: skip
+VECTORS = (64, 1, 128, 4096), (256, 1, 128, 4096)
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    name: str
+class Kernel(NamedTuple):
+    """A function that XLA compiles to one kernel."""
+
     kind: str
+    name: str
     function: Callable[..., Any]
     arguments: tuple[jax.ShapeDtypeStruct, ...]
+
+
+def kernel(kind: str, name: str, function: Callable[..., Any], number: int, *shape: Any) -> Kernel:
+    """A kernel of ``number`` arrays of ``shape``: sizes, and the element type."""
+    return Kernel(kind, name, function, (jax.ShapeDtypeStruct(shape[:-1], shape[-1]),) * number)
 
 
 def product(kind: str, dtype: str, *size: int) -> Kernel:
     """A product of ``size``: products in a batch (if four numbers), rows, depth and columns."""
     *batch, rows, depth, columns = size
-    shapes = (*batch, rows, depth), (*batch, depth, columns)
-    arguments = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
-    return Kernel("x".join(map(str, size)), kind, jnp.matmul, arguments)
+    left, right = (*batch, rows, depth), (*batch, depth, columns)
+    arguments = jax.ShapeDtypeStruct(left, dtype), jax.ShapeDtypeStruct(right, dtype)
+    return Kernel(kind, "x".join(map(str, size)), jnp.matmul, arguments)
 
 
 def drawn(number: int = 48, seed: int = 0) -> Iterator[Kernel]:
-    """Random products of 1e8 to 1e12 FLOPs and up to 256 MiB; half of the sizes are ragged."""
+    """Random products of 1e8 to 1e12 FLOPs; half of the sizes are ragged."""
     random = np.random.default_rng(seed)
     while number:
         ragged = random.random() < 0.5
@@ -117,11 +117,9 @@ def drawn(number: int = 48, seed: int = 0) -> Iterator[Kernel]:
         if not 1e8 < 2 * batch * rows * depth * columns < 1e12 or elements * 4 > 2**28:
             continue
         number -= 1
-        if batch > 1:
-            yield product("drawn batch", dtype, batch, rows, depth, columns)
-        else:
-            short = {"float32": "f32", "bfloat16": "bf16"}[dtype]
-            yield product(f"drawn product {short}", dtype, rows, depth, columns)
+        kind = "batch" if batch > 1 else "f32" if form == 1 else "bf16"
+        size = [batch] * (batch > 1) + [rows, depth, columns]
+        yield product(f"product, {kind}, drawn", dtype, *size)
 
 
 def adam(p: Any, g: Any, m: Any, v: Any) -> tuple[Any, Any, Any]:
@@ -129,50 +127,45 @@ def adam(p: Any, g: Any, m: Any, v: Any) -> tuple[Any, Any, Any]:
     return p - 1e-3 * first / (jnp.sqrt(second) + 1e-8), first, second
 
 
-def normalized(x: Any, gain: Any) -> Any:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5) * gain
-
-
-def memory_bound() -> Iterator[Kernel]:
-    """Elementwise kernels, reductions, and kernels with exponentials."""
-
-    def kernel(name: str, kind: str, function: Callable[..., Any], *shapes: Any) -> Kernel:
-        arguments = (jax.ShapeDtypeStruct(shape, dtype) for *shape, dtype in shapes)
-        return Kernel(name, kind, function, tuple(arguments))
-
-    wide, long = (4096, 8192, "bfloat16"), (8192, 4096, "float32")
-    square = (4096, 4096, "float32")
-    yield kernel("add f32", "elementwise", jnp.add, square, square)
-    yield kernel("add bf16", "elementwise", jnp.add, wide, wide)
-    yield kernel("scale", "elementwise", lambda x: x * 3, square)
-    yield kernel("round", "elementwise", lambda x: x.astype("bfloat16"), square)
-    yield kernel("adam", "elementwise", adam, *[square] * 4)
-    yield kernel("fused", "elementwise", lambda x, y, z: jnp.maximum(x * y + z, 0), *[wide] * 3)
-    yield kernel("adam, small", "elementwise", adam, *[(2048, 1024, "float32")] * 4)
-    yield kernel("add f32, small", "elementwise", jnp.add, *[(256, 1024, "float32")] * 2)
-    yield kernel("sum of rows", "reduction", lambda x: x.sum(-1), long)
-    yield kernel("sum of columns", "reduction", lambda x: x.sum(0), long)
-    yield kernel("layer norm", "reduction", normalized, (8192, 4096, "bfloat16"),
-                 (4096, "bfloat16"))  # fmt: skip
-    yield kernel("softmax", "exponentials", jax.nn.softmax, (32, 1024, 1024, "float32"))
-    yield kernel("gelu", "exponentials", jax.nn.gelu, wide)
+def elementwise(kind: str, *shape: Any) -> list[Kernel]:
+    return [
+        kernel(kind, "scale", lambda x: x * 3, 1, *shape),
+        kernel(kind, "update", lambda w, g: w - 0.1 * g, 2, *shape),
+        kernel(kind, "gate", lambda x, y, z: jnp.maximum(x * y + z, 0), 3, *shape),
+    ]
 
 
 def all_kernels() -> list[Kernel]:
     """All kernels, in the order of the module."""
+    square, long = (4096, 4096, "float32"), (8192, 4096, "float32")
+    wide, small = (4096, 8192, "bfloat16"), (512, 1024, "float32")
     return [
-        *(product("product bf16", "bfloat16", *size) for size in LISTED),
-        *(product("product f32", "float32", *size) for size in LISTED[::4]),
-        *(product("batch", "bfloat16", *size) for size in LISTED_BATCHES),
-        *(product("products of vectors", "bfloat16", b, 1, 128, 4096) for b in (64, 256)),
+        *(product("product, bf16", "bfloat16", *size) for size in LISTED),
+        *(product("product, f32", "float32", *size) for size in LISTED[::4]),
+        *(product("product, batch", "bfloat16", *size) for size in LISTED_BATCHES),
+        *(product("vectors", "bfloat16", *size) for size in VECTORS),
         *drawn(),
-        *memory_bound(),
+        *elementwise("fused, f32", *square),
+        kernel("fused, f32", "adam", adam, 4, *square),
+        *elementwise("fused, f32", *long)[:2],
+        kernel("fused, f32, small", "adam", adam, 4, *small),
+        *elementwise("fused, f32, small", *small)[1:2],
+        *elementwise("fused, bf16", *wide),
+        kernel("one op", "add f32", jnp.add, 2, *square),
+        kernel("one op", "add bf16", jnp.add, 2, *wide),
+        kernel("one op", "round", lambda x: x.astype("bfloat16"), 1, *square),
+        kernel("one op", "sum of rows", lambda x: x.sum(-1), 1, *long),
+        kernel("fused reduction", "squares of rows", lambda x: (x * x).sum(-1), 1, *long),
+        kernel("fused reduction", "squares of columns", lambda x: (x * x).sum(0), 1, *long),
+        kernel("exponentials", "softmax", jax.nn.softmax, 1, 32, 1024, 1024, "float32"),
+        kernel("exponentials", "gelu", jax.nn.gelu, 1, *wide),
     ]
 
 
-def compiled_seconds(hardware: Hardware, kernels: Sequence[Kernel], folder: pathlib.Path) -> Floats:
-    """``[K]`` seconds of each kernel, from the compiler's estimated cycles."""
+def compiled(
+    hardware: Hardware, kernels: Sequence[Kernel], folder: pathlib.Path
+) -> tuple[Floats, Floats]:
+    """``[K]`` seconds of each kernel by the compiler, and bytes of operands in fast memory."""
 
     def program(*groups: Any) -> list[Any]:
         results = []
@@ -181,160 +174,132 @@ def compiled_seconds(hardware: Hardware, kernels: Sequence[Kernel], folder: path
                 results.append(kernel.function(*group))
         return results
 
+    arguments = [kernel.arguments for kernel in kernels]
+    content = hashlib.sha256(str(jax.make_jaxpr(program)(*arguments)).encode()).hexdigest()[:12]
     version = importlib.metadata.version("libtpu")
-    content = hashlib.sha256(str(jax.make_jaxpr(program)(*(k.arguments for k in kernels))).encode())
-    kept = folder / f"{hardware.name}-libtpu-{version}-{content.hexdigest()[:12]}.txt"
+    kept = folder / f"{hardware.name}-libtpu-{version}-{content}.txt"
     if not kept.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        analysis = toast.analyze(program, *(kernel.arguments for kernel in kernels), platform="tpu")
-        model = CostModel(Space(analysis, Mesh.parse(MESH)), hardware)
+        analysis = toast.analyze(program, *arguments, platform="tpu")
+        model = CostModel(Space(analysis, MESH), hardware)
         shardings = shardings_of(model, model.space.unsharded)
         judge(analysis.program, shardings, hardware, full=True, timeout=1800, keep=kept)
     module = Module.parse(kept.read_text())
-    cycles: collections.Counter[int] = collections.Counter()
-
-    def count(computation: str, times: int) -> None:
-        for instruction in module.computations.get(computation, ()):
-            if instruction.opcode == "while":
-                trips = times * module.trips(instruction)
-                count(instruction.attribute("body") or "", trips)
-                continue
-            scope = re.search(r"\bkernel_(\d+)_", instruction.line)
-            cycles[int(scope[1]) if scope else -1] += times * instruction.cycles
-
-    count(module.entry, 1)
-    if other := cycles.pop(-1, 0):
-        print(f"{hardware.name}: {other / (other + cycles.total()):.1%} of all cycles in no kernel")
-    return np.array([cycles[number] for number in range(len(kernels))]) / CLOCK_HZ[hardware.name]
+    cycles, fast = np.zeros(len(kernels) + 1), np.zeros(len(kernels) + 1)
+    defined = {i.name: i for i in module.computations[module.entry]}
+    for instruction in defined.values():
+        scope = re.search(r"\bkernel_(\d+)_", instruction.line)
+        number = int(scope[1]) if scope else -1
+        cycles[number] += instruction.cycles
+        operands = [defined[name] for name in instruction.operands if name in defined]
+        if instruction.cycles:
+            fast[number] += sum(o.result_bytes for o in operands if "S(1)" in o.type)
+    print(f"\n{hardware.name}: {cycles[-1] / cycles.sum():.1%} of all cycles belong to no kernel")
+    return cycles[:-1] / CLOCK_HZ[hardware.name], fast[:-1]
 
 
-@dataclasses.dataclass(frozen=True)
-class Products:
-    """The work of one product per row, as :class:`toast.cost.terms.kernels.ProductWork` sees it."""
-
-    size: Floats  # [P, 4] rows, columns, depth and products in a batch
-    moved: Floats  # [P] bytes of operands and results
-    f32: npt.NDArray[np.bool_]  # [P]
-
-    def take(self, rows: npt.NDArray[np.bool_]) -> Products:
-        return Products(self.size[rows], self.moved[rows], self.f32[rows])
-
-    def seconds(self, hardware: Hardware) -> Floats:
-        """``[P]`` predicted seconds."""
-        prices, memory = hardware.products, hardware.memory_bytes_per_s
-        peak = np.where(self.f32, hardware.peak("f32"), hardware.peak("bf16"))
-        computing = prices.seconds(self.size, 2 * self.size.prod(axis=1) / peak, memory)
-        stored, one = self.size[:, 0] * self.size[:, 1] * self.size[:, 3], np.ones(len(self.size))
-        seconds = prices.kernel_seconds(computing, stored, self.moved, one, memory)
-        return np.asarray(seconds + hardware.product_latency_s)
-
-
-#: Fitted figures: keys of the hardware file, first guess, lower and upper bound.
+#: Keys of the hardware file with first guess, lower and upper bound.
 FIGURES = {
     "efficiency.matmul": (0.9, 0.4, 1.0), "tile.results_per_s": (1.2e11, 1e10, 1e13),
     "tile.window_bytes": (2e6, 1e3, 4e7), "tile.memory": (0.7, 0.3, 1.0),
-    "product_latency_s": (1e-6, 1e-8, 5e-6), "f32 over bf16": (0.8, 0.3, 1.0),
+    "product_latency_s": (1e-6, 1e-8, 5e-6),
 }  # fmt: skip
 
 
-def with_figures(hardware: Hardware, figures: Sequence[float]) -> Hardware:
-    """The hardware with values of ``FIGURES``."""
-    matmul, results, window, memory, latency, f32 = figures
+def with_figures(hardware: Hardware, figures: Floats) -> Hardware:
+    """The hardware with these values of ``FIGURES``."""
+    matmul, results, window, memory, latency = figures.tolist()
     products = dataclasses.replace(
         hardware.products, results_per_s=results, window_bytes=window, order=ORDER,
         memory_share=memory / hardware.memory_efficiency,
     )  # fmt: skip
-    flops = {**hardware.flops_per_s, "f32": f32 * hardware.flops_per_s["bf16"]}
     return dataclasses.replace(
-        hardware, matmul_efficiency=matmul, products=products, product_latency_s=latency,
-        flops_per_s=flops,
-    )  # fmt: skip
+        hardware, matmul_efficiency=matmul, products=products, product_latency_s=latency
+    )
 
 
-def fitted(hardware: Hardware, work: Products, seconds: Floats) -> dict[str, float]:
-    """The figures with the least errors, in logarithms."""
-    first, low, high = np.log(np.array(list(FIGURES.values()))).T
+def product_seconds(hardware: Hardware, tables: Sequence[Tables], fast: Floats) -> Floats:
+    """``[P]`` seconds of products without moves of ``fast`` bytes: those of ``ProductWork``."""
+    size = np.array([t.products.size[0] for t in tables])
+    peaks = [hardware.peak(t.dtypes[t.ops.dtype[t.products.op_class[0]]]) for t in tables]
+    moved = np.array([t.tensors.bytes.sum() for t in tables])
+    moved = np.maximum(moved - fast, moved / 10)
+    stored, rate = size[:, 0] * size[:, 1] * size[:, 3], hardware.memory_bytes_per_s
+    at_peak = 2 * size.prod(axis=1) / np.array(peaks)
+    computing = hardware.products.seconds(size, at_peak, rate)
+    seconds = hardware.products.kernel_seconds(computing, stored, moved, np.ones(len(size)), rate)
+    return np.asarray(seconds + hardware.product_latency_s)
 
-    def residuals(x: Floats) -> Floats:
-        figures = np.exp(x).tolist()
-        return np.log(work.seconds(with_figures(hardware, figures)) / seconds)
 
-    found = least_squares(residuals, first, bounds=(low, high), loss="soft_l1", f_scale=0.1)
-    return {key: float(f"{x:.3g}") for key, x in zip(FIGURES, np.exp(found.x), strict=True)}
-
-
-HEADER = (
-    "| kernels | number | mean error | worst | median ratio |\n| --- | ---: | ---: | ---: | ---: |"
-)
+def head(*names: str) -> str:
+    return f"\n| {' | '.join(names)} |\n| --- {'| ---: ' * (len(names) - 1)}|"
 
 
 def row(name: str, ratio: Floats) -> str:
     """The errors of predictions, from their ratios to the compiler's times."""
-    off = np.abs(ratio - 1)
-    figures = f"{len(ratio)} | {off.mean():.0%} | {off.max():.0%} | {np.median(ratio):.2f}"
-    return f"| {name} | {figures} |"
+    off = np.abs(ratio - 1) if len(ratio) else np.array([np.nan])
+    middle = np.median(ratio) if len(ratio) else np.nan
+    return f"| {name} | {len(ratio)} | {off.mean():.0%} | {off.max():.0%} | {middle:.2f} |"
 
 
-def report_fit(models: Sequence[CostModel], kinds: npt.NDArray[np.str_], seconds: Floats) -> None:
+ERRORS = head("kernels", "number", "mean error", "worst", "median ratio")
+
+
+def report_fit(models: Sequence[CostModel], kinds: list[str], known: Floats, fast: Floats) -> None:
     """Fit the figures to every second kernel of each kind; print them, and the errors of all."""
-    hardware = models[0].hardware
-    second = np.array([np.count_nonzero(kinds[:i] == kind) % 2 for i, kind in enumerate(kinds)])
-    use = np.isin(kinds, FITTED)
-    tables = [model.tables for model, here in zip(models, use, strict=True) if here]
-    work = Products(
-        np.array([t.products.size[0] for t in tables]),
-        np.array([t.tensors.bytes.sum() for t in tables]),
-        np.array([t.dtypes[t.ops.dtype[t.products.op_class[0]]] == "f32" for t in tables]),
-    )
-    part, known = second[use] == 0, seconds[use]
-    found = fitted(hardware, work.take(part), known[part])
-    large = np.array([m.initial_seconds * hardware.memory_bytes_per_s > LARGE for m in models])
-    ratio = np.array([m.initial_seconds for m in models]) / seconds
-    plain = large & (kinds == "elementwise")
-    share = np.exp(np.log(ratio[plain & (second == 0)]).mean())
-    print(f"\n{hardware.name}, fitted to {part.sum()} products and to large elementwise kernels:")
-    for key, figure in {**found, "efficiency.memory": hardware.memory_efficiency * share}.items():
-        print(f"  {key} = {figure:.3g}")
-    print(HEADER)
-    fit = work.seconds(with_figures(hardware, list(found.values()))) / known
-    for name, rows in (("fitted", part), ("held out", ~part)):
-        print(row(f"products, {name}, by the fit", fit[rows]))
-        print(row(f"products, {name}, by the file", ratio[use][rows]))
-        chosen = plain & (second == (name == "held out"))
-        print(row(f"elementwise, {name}, by the fit", ratio[chosen] / share))
+    file = models[0].hardware
+    second = np.array([kinds[:i].count(kind) % 2 for i, kind in enumerate(kinds)])
+    product = np.array([kind.startswith("product") for kind in kinds])
+    f32 = np.array([", f32" in kind for kind in kinds])
+    ratio = np.array([model.initial_seconds for model in models]) / known
+    fused = f32 & ~product & (fast == 0) & (ratio * known * file.memory_bytes_per_s > LARGE)
+    share = np.exp(np.log(ratio[fused & (second == 0)]).mean())
+
+    def ratios(hardware: Hardware, here: npt.NDArray[np.bool_]) -> Floats:
+        tables = [models[i].tables for i in np.flatnonzero(here)]
+        return product_seconds(hardware, tables, fast[here]) / known[here]
+
+    def residuals(x: Floats) -> Floats:
+        return np.log(ratios(with_figures(file, np.exp(x)), product & (second == 0)))
+
+    guess, low, high = np.log(np.array(list(FIGURES.values()))).T
+    found = least_squares(residuals, guess, bounds=(low, high), loss="soft_l1", f_scale=0.1).x
+    print(f"\nfitted to {sum(product & (second == 0))} products and the fused kernels:\n")
+    for key, figure in zip(FIGURES, np.exp(found), strict=True):
+        print(f"    {key} = {figure:.3g}")
+    print(f"    efficiency.memory = {file.memory_efficiency * share:.3g}\n{ERRORS}")
+    for half, name in enumerate(("fitted", "held out")):
+        for form, here in ("bf16 products", product & ~f32), ("f32 products", product & f32):
+            here = here & (second == half)
+            print(row(f"{form}, {name}, fit", ratios(with_figures(file, np.exp(found)), here)))
+            print(row(f"{form}, {name}, file", ratios(file, here)))
+        print(row(f"fused f32, {name}, fit", ratio[fused & (second == half)] / share))
+        print(row(f"fused f32, {name}, file", ratio[fused & (second == half)]))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--hardware", default=",".join(CLOCK_HZ), help="kinds, with commas")
-    parser.add_argument("--folder", type=pathlib.Path, help="for the compiled modules",
-                        default=pathlib.Path("~/.cache/toast/kernels").expanduser())  # fmt: skip
-    parser.add_argument("--summary", action="store_true", help="print no row per kernel")
+    parser.add_argument("--folder", default="~/.cache/toast/kernels", help="of compiled modules")
     parser.add_argument("--fit", action="store_true", help="fit the figures of hardware files")
     options = parser.parse_args()
-    kernels = all_kernels()
-    kinds = np.array([kernel.kind for kernel in kernels])
-    spaces = [
-        Space(toast.analyze(k.function, *k.arguments, platform="tpu"), Mesh.parse(MESH))
-        for k in kernels
-    ]
+    kernels, folder = all_kernels(), pathlib.Path(options.folder).expanduser()
+    spaces = [Space(toast.analyze(k.function, *k.arguments, platform="tpu"), MESH) for k in kernels]
     for hardware in map(load, options.hardware.split(",")):
-        seconds = compiled_seconds(hardware, kernels, options.folder)
+        seconds, fast = compiled(hardware, kernels, folder)
         models = [CostModel(space, hardware) for space in spaces]
         predicted = np.array([model.initial_seconds for model in models])
-        print(f"\n{hardware.name}")
-        if not options.summary:
-            print("| kernel | compiler, us | predicted, us | ratio |\n| --- | ---: | ---: | ---: |")
-            for kernel, one, other in zip(kernels, seconds * 1e6, predicted * 1e6, strict=True):
-                print(
-                    f"| {kernel.kind} {kernel.name} | {one:.4g} | {other:.4g} | {other / one:.2f} |"
-                )
-            print()
-        print(HEADER)
-        for kind in dict.fromkeys(kinds.tolist()):
-            print(row(kind, (predicted / seconds)[kinds == kind]))
+        print(head("kernel", "compiler, us", "predicted, us", "ratio"))
+        for k, one, other in zip(kernels, seconds * 1e6, predicted * 1e6, strict=True):
+            print(f"| {k.kind}: {k.name} | {one:.4g} | {other:.4g} | {other / one:.2f} |")
+        print(ERRORS)
+        kinds = [k.kind for k in kernels]
+        seen = np.where(fast > 0, "operand in fast memory", kinds)
+        for kind in dict.fromkeys(seen.tolist()):
+            print(row(kind, (predicted / seconds)[seen == kind]))
         if options.fit:
-            report_fit(models, kinds, seconds)
+            report_fit(models, kinds, seconds, fast)
 
 
 if __name__ == "__main__":
