@@ -2,26 +2,22 @@
 
     python benchmarks/tpu_kernels.py [--hardware tpu-v5e,tpu-v6e] [--fit]
 
-This needs libtpu, but no TPU.  For each kind of TPU, it compiles one module with independent
-kernels, in some minutes.  The compiler estimates the cycles of every kernel; named scopes tell
-which kernel is which.  The script prints the compiler's time of each kernel, TOAST's prediction,
-and their ratio; then the errors by kind.  Compiled modules are kept in ``--folder``.
+For each kind of TPU, libtpu compiles one module with independent kernels, without a TPU, in some
+minutes.  It estimates the cycles of every kernel; named scopes tell which is which.  The script
+prints the compiler's time, TOAST's prediction and their ratio, and the errors by kind of kernel.
 
 ``[tile]``, ``product_latency_s`` and ``[efficiency]`` of the files of TPUs v4, v5e, v5p and v6e
 were fitted to such estimates.  ``--fit`` fits them again, to every second kernel of each kind, and
-prints the keys of the hardware file and the errors of both halves; the other half is held out.
+prints keys of the hardware file and the errors of both halves; the other half is held out.
 
 * ``LISTED`` has sizes of layers of open models, and round numbers.  The files were fitted to most
   of them.  The sizes of ``drawn`` are random, and the files do not know them.
-* Computing, storing and moving are joined by a norm, whose order is 3 for all kinds of TPU.
 * ``efficiency.matmul`` of v6e is not the fitted one.  It is 0.63, fitted to published steps
   (docs/fidelity.md), and stands for what slows whole steps below the compiler's estimates.
-* XLA moves some operands into fast memory before their kernel begins, beside others.  The time of
-  the kernel lacks the move.  These kernels have a kind of their own, and the fit leaves out the
-  bytes of such operands.
-* For kernels of one op, the compiler has other, longer estimates than for fusions.  Programs have
-  few of them, so that nothing is fitted to them.  ``efficiency.memory`` is fitted to fusions of
-  float32 of ``LARGE`` bytes.
+* XLA moves some operands into fast memory beside earlier kernels.  The time of their kernel lacks
+  the move: they have a row of their own, and the fit leaves out the bytes of such operands.
+* The compiler's estimates of kernels of one op are longer than those of fusions.  Programs have few
+  of them.  ``efficiency.memory`` is fitted to float32 fusions that move ``LARGE`` bytes or more.
 """
 
 from __future__ import annotations
@@ -57,27 +53,25 @@ from toast.space import Space
 Floats = npt.NDArray[np.float64]
 
 MESH = Mesh.parse("replica=4")  # a small slice; all devices compute the same
-ORDER = 3.0
+ORDER = 3.0  # of the norm that joins computing, storing and moving; not fitted
 LARGE = 2**25
 
 #: Rows, depth and columns, after the number of products in a batch.
-LISTED = (
-    (4096, 4096, 14336), (4096, 14336, 4096), (8192, 4096, 1024), (8192, 8192, 8192),
-    (16384, 2048, 2048), (4096, 1024, 28672), (2048, 5120, 5120), (1024, 4096, 4096),
-    (4096, 4096, 1024), (4096, 512, 4096), (4096, 256, 4096), (4096, 128, 4096), (512, 4096, 512),
-    (1024, 8192, 1024), (256, 1024, 256), (2048, 2048, 512), (8192, 512, 512), (32768, 1024, 1024),
-    (16384, 768, 3072), (16384, 3072, 768), (4096, 768, 768), (128, 4096, 4096), (16, 4096, 4096),
-    (32, 8192, 1024), (768, 16384, 3072), (3072, 16384, 768), (4096, 8192, 4096),
-    (2048, 1024, 50304), (300, 700, 900), (1000, 1000, 1000), (4096, 4096, 4096),
-    (2048, 2048, 2048), (1024, 1024, 1024), (8192, 1024, 4096), (512, 8192, 512), (8, 4096, 14336),
-    (64, 4096, 4096), (256, 4096, 4096), (1024, 16384, 1024),
-)  # fmt: skip
-LISTED_BATCHES = (
-    (16, 2048, 128, 2048), (16, 2048, 2048, 128), (64, 512, 64, 512), (64, 512, 512, 64),
-    (128, 128, 64, 1024), (8, 4096, 128, 4096), (32, 16, 128, 2048), (256, 256, 256, 256),
-    (32, 1024, 128, 1024), (32, 1024, 1024, 128), (32, 1024, 64, 1024), (64, 8, 128, 4096),
-)  # fmt: skip
-VECTORS = (64, 1, 128, 4096), (256, 1, 128, 4096)
+LISTED = """
+    4096x4096x14336 4096x14336x4096 8192x4096x1024 8192x8192x8192 16384x2048x2048
+    4096x1024x28672 2048x5120x5120 1024x4096x4096 4096x4096x1024 4096x512x4096 4096x256x4096
+    4096x128x4096 512x4096x512 1024x8192x1024 256x1024x256 2048x2048x512 8192x512x512
+    32768x1024x1024 16384x768x3072 16384x3072x768 4096x768x768 128x4096x4096 16x4096x4096
+    32x8192x1024 768x16384x3072 3072x16384x768 4096x8192x4096 2048x1024x50304 300x700x900
+    1000x1000x1000 4096x4096x4096 2048x2048x2048 1024x1024x1024 8192x1024x4096 512x8192x512
+    8x4096x14336 64x4096x4096 256x4096x4096 1024x16384x1024
+""".split()  # noqa: SIM905
+BATCHES = """
+    16x2048x128x2048 16x2048x2048x128 64x512x64x512 64x512x512x64 128x128x64x1024
+    8x4096x128x4096 32x16x128x2048 256x256x256x256 32x1024x128x1024 32x1024x1024x128
+    32x1024x64x1024 64x8x128x4096
+""".split()  # noqa: SIM905
+VECTORS = "64x1x128x4096", "256x1x128x4096"
 
 
 class Kernel(NamedTuple):
@@ -94,12 +88,12 @@ def kernel(kind: str, name: str, function: Callable[..., Any], number: int, *sha
     return Kernel(kind, name, function, (jax.ShapeDtypeStruct(shape[:-1], shape[-1]),) * number)
 
 
-def product(kind: str, dtype: str, *size: int) -> Kernel:
+def product(kind: str, dtype: str, size: str) -> Kernel:
     """A product of ``size``: products in a batch (if four numbers), rows, depth and columns."""
-    *batch, rows, depth, columns = size
+    *batch, rows, depth, columns = map(int, size.split("x"))
     left, right = (*batch, rows, depth), (*batch, depth, columns)
     arguments = jax.ShapeDtypeStruct(left, dtype), jax.ShapeDtypeStruct(right, dtype)
-    return Kernel(kind, "x".join(map(str, size)), jnp.matmul, arguments)
+    return Kernel(kind, size, jnp.matmul, arguments)
 
 
 def drawn(number: int = 48, seed: int = 0) -> Iterator[Kernel]:
@@ -118,8 +112,8 @@ def drawn(number: int = 48, seed: int = 0) -> Iterator[Kernel]:
             continue
         number -= 1
         kind = "batch" if batch > 1 else "f32" if form == 1 else "bf16"
-        size = [batch] * (batch > 1) + [rows, depth, columns]
-        yield product(f"product, {kind}, drawn", dtype, *size)
+        size = f"{batch}x" * (batch > 1) + f"{rows}x{depth}x{columns}"
+        yield product(f"product, {kind}, drawn", dtype, size)
 
 
 def adam(p: Any, g: Any, m: Any, v: Any) -> tuple[Any, Any, Any]:
@@ -140,10 +134,10 @@ def all_kernels() -> list[Kernel]:
     square, long = (4096, 4096, "float32"), (8192, 4096, "float32")
     wide, small = (4096, 8192, "bfloat16"), (512, 1024, "float32")
     return [
-        *(product("product, bf16", "bfloat16", *size) for size in LISTED),
-        *(product("product, f32", "float32", *size) for size in LISTED[::4]),
-        *(product("product, batch", "bfloat16", *size) for size in LISTED_BATCHES),
-        *(product("vectors", "bfloat16", *size) for size in VECTORS),
+        *(product("product, bf16", "bfloat16", size) for size in LISTED),
+        *(product("product, f32", "float32", size) for size in LISTED[::4]),
+        *(product("product, batch", "bfloat16", size) for size in BATCHES),
+        *(product("vectors", "bfloat16", size) for size in VECTORS),
         *drawn(),
         *elementwise("fused, f32", *square),
         kernel("fused, f32", "adam", adam, 4, *square),
@@ -202,20 +196,22 @@ def compiled(
 FIGURES = {
     "efficiency.matmul": (0.9, 0.4, 1.0), "tile.results_per_s": (1.2e11, 1e10, 1e13),
     "tile.window_bytes": (2e6, 1e3, 4e7), "tile.memory": (0.7, 0.3, 1.0),
-    "product_latency_s": (1e-6, 1e-8, 5e-6),
+    "product_latency_s": (1e-6, 1e-8, 5e-6), "flops_per_s.f32 over bf16": (0.7, 0.3, 2.0),
 }  # fmt: skip
 
 
 def with_figures(hardware: Hardware, figures: Floats) -> Hardware:
     """The hardware with these values of ``FIGURES``."""
-    matmul, results, window, memory, latency = figures.tolist()
+    matmul, results, window, memory, latency, f32 = figures.tolist()
     products = dataclasses.replace(
         hardware.products, results_per_s=results, window_bytes=window, order=ORDER,
         memory_share=memory / hardware.memory_efficiency,
     )  # fmt: skip
+    flops = {**hardware.flops_per_s, "f32": f32 * hardware.flops_per_s["bf16"]}
     return dataclasses.replace(
-        hardware, matmul_efficiency=matmul, products=products, product_latency_s=latency
-    )
+        hardware, matmul_efficiency=matmul, products=products, product_latency_s=latency,
+        flops_per_s=flops,
+    )  # fmt: skip
 
 
 def product_seconds(hardware: Hardware, tables: Sequence[Tables], fast: Floats) -> Floats:
@@ -249,27 +245,27 @@ def report_fit(models: Sequence[CostModel], kinds: list[str], known: Floats, fas
     """Fit the figures to every second kernel of each kind; print them, and the errors of all."""
     file = models[0].hardware
     second = np.array([kinds[:i].count(kind) % 2 for i, kind in enumerate(kinds)])
-    product = np.array([kind.startswith("product") for kind in kinds])
+    products = np.array([kind.startswith("product") for kind in kinds])
     f32 = np.array([", f32" in kind for kind in kinds])
     ratio = np.array([model.initial_seconds for model in models]) / known
-    fused = f32 & ~product & (fast == 0) & (ratio * known * file.memory_bytes_per_s > LARGE)
+    fused = f32 & ~products & (fast == 0) & (ratio * known * file.memory_bytes_per_s > LARGE)
     share = np.exp(np.log(ratio[fused & (second == 0)]).mean())
 
     def ratios(hardware: Hardware, here: npt.NDArray[np.bool_]) -> Floats:
-        tables = [models[i].tables for i in np.flatnonzero(here)]
+        tables = [models[i].tables for i in np.flatnonzero(here).tolist()]
         return product_seconds(hardware, tables, fast[here]) / known[here]
 
     def residuals(x: Floats) -> Floats:
-        return np.log(ratios(with_figures(file, np.exp(x)), product & (second == 0)))
+        return np.log(ratios(with_figures(file, np.exp(x)), products & (second == 0)))
 
     guess, low, high = np.log(np.array(list(FIGURES.values()))).T
     found = least_squares(residuals, guess, bounds=(low, high), loss="soft_l1", f_scale=0.1).x
-    print(f"\nfitted to {sum(product & (second == 0))} products and the fused kernels:\n")
+    print(f"\nfitted to {sum(products & (second == 0))} products and the fused kernels:\n")
     for key, figure in zip(FIGURES, np.exp(found), strict=True):
         print(f"    {key} = {figure:.3g}")
     print(f"    efficiency.memory = {file.memory_efficiency * share:.3g}\n{ERRORS}")
     for half, name in enumerate(("fitted", "held out")):
-        for form, here in ("bf16 products", product & ~f32), ("f32 products", product & f32):
+        for form, here in ("bf16 products", products & ~f32), ("f32 products", products & f32):
             here = here & (second == half)
             print(row(f"{form}, {name}, fit", ratios(with_figures(file, np.exp(found)), here)))
             print(row(f"{form}, {name}, file", ratios(file, here)))
