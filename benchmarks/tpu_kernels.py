@@ -280,11 +280,14 @@ def main() -> None:
     parser.add_argument("--folder", default="~/.cache/toast/kernels", help="of compiled modules")
     parser.add_argument("--fit", action="store_true", help="fit the figures of hardware files")
     options = parser.parse_args()
-    kernels, folder = all_kernels(), pathlib.Path(options.folder).expanduser()
-    spaces = [Space(toast.analyze(k.function, *k.arguments, platform="tpu"), MESH) for k in kernels]
+    every, folder = all_kernels(), pathlib.Path(options.folder).expanduser()
+    spaces = [Space(toast.analyze(k.function, *k.arguments, platform="tpu"), MESH) for k in every]
     for hardware in map(load, options.hardware.split(",")):
-        seconds, fast = compiled(hardware, kernels, folder)
-        models = [CostModel(space, hardware) for space in spaces]
+        seconds, fast = compiled(hardware, every, folder)
+        # A kernel that XLA renames has no cycles here; one in a loop has none at all.
+        known = np.flatnonzero(seconds).tolist()
+        kernels, seconds, fast = [every[i] for i in known], seconds[known], fast[known]
+        models = [CostModel(spaces[i], hardware) for i in known]
         predicted = np.array([model.initial_seconds for model in models])
         print(head("kernel", "compiler, us", "predicted, us", "ratio"))
         for k, one, other in zip(kernels, seconds * 1e6, predicted * 1e6, strict=True):
