@@ -240,6 +240,23 @@ def test_the_compiler_answers_and_is_remembered(
     assert judge(program, plan.shardings, target, local=local, cache=tmp_path) == verdict
 
 
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is an extra")
+def test_the_scheduled_program_is_kept(plan: toast.Plan, tmp_path: pathlib.Path) -> None:
+    program, target, kept = plan.analysis.program, load("tpu-v5e"), tmp_path / "kept.txt"
+    for _ in range(2):  # a cached verdict has no text
+        verdict = judge(program, plan.shardings, target, full=True, cache=tmp_path, keep=kept)
+        module = Module.parse(kept.read_text())
+        assert module.partitions == 4
+        assert any(i.cycles for i in module.computations[module.entry])
+        assert verdict.schedule is not None
+        kept.unlink()
+
+
+def test_only_full_compilations_schedule(plan: toast.Plan, tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="keep: only a full compilation"):
+        judge(plan.analysis.program, plan.shardings, load("tpu-v5e"), keep=tmp_path / "kept.txt")
+
+
 #: A worker that writes what a compiler does, then does what the test says: the folder is ``job``.
 WORKER = """
 import json, os, pathlib, sys, time

@@ -92,16 +92,22 @@ def judge(
     full: bool = False,
     timeout: float = 600.0,
     cache: pathlib.Path | None = None,
+    keep: pathlib.Path | None = None,
 ) -> Verdict:
     """Compile ``program`` with ``shardings`` for a slice of ``hardware`` with the size of the mesh.
 
     ``local`` is the MLIR module of the device-local program (:func:`toast.lower.lower`); without
     it, XLA partitions the program.  With ``full``, the compiler runs to the end, which gives the
     time of the schedule.  ``timeout`` is in seconds.  Verdicts are cached in the folder ``cache``
-    (default: ``~/.cache/toast``), by program, shardings, target and versions.  Raises
-    :class:`toast.errors.PlanError` if the program is a fact base, ``libtpu`` is not installed or
-    the compiler fails, and :class:`toast.errors.HardwareError` for hardware without a compiler.
+    (default: ``~/.cache/toast``), by program, shardings, target and versions.  ``keep`` is a file
+    for the text of the scheduled program; it needs ``full``, and no cached verdict is used.  No
+    file is written if the program does not fit.  Raises :class:`toast.errors.PlanError` if the
+    program is a fact base, ``libtpu`` is not installed, the compiler fails or the file cannot be
+    written, :class:`toast.errors.HardwareError` for hardware without a compiler, and ``ValueError``
+    for ``keep`` without ``full``.
     """
+    if keep is not None and not full:
+        raise ValueError("keep: only a full compilation schedules the program; add full=True")
     if not isinstance(program.source, ModuleSource):
         raise PlanError(f"{program.name} is a fact base and has no program to compile")
     check(hardware)
@@ -124,19 +130,23 @@ def judge(
     place = _cached("\n".join(texts), job, timed, cache)
     with contextlib.suppress(*DAMAGE):  # missing or damaged
         cached = _read(read_text(place, PlanError, most=2**24))
-        if cached.schedule or cached.out_of_memory or not full:
+        if keep is None and (cached.schedule or cached.out_of_memory or not full):
             return cached
     verdict = _compile(
         job,
         accelerator.format(chips=devices, cores=2 * devices),
         hardware if full else None,
         timeout,
+        keep,
     )
     with contextlib.suppress(OSError, PlanError):  # without the cache, the next call compiles again
         place.parent.mkdir(parents=True, exist_ok=True)
         write_all({place: json.dumps(dataclasses.asdict(verdict))}, PlanError)
     return verdict
 
+
+#: The worker's file with the text of the scheduled program.
+_SCHEDULED = "scheduled.txt"
 
 #: Version of cached verdicts; verdicts of other versions are not used.
 _FORMAT = 6
@@ -167,12 +177,18 @@ def _read(text: str) -> Verdict:
 
 
 def _compile(
-    job: dict[str, Any], accelerator: str, full: Hardware | None, timeout: float
+    job: dict[str, Any],
+    accelerator: str,
+    full: Hardware | None,
+    timeout: float,
+    keep: pathlib.Path | None,
 ) -> Verdict:
     """Run the worker; ``full`` is the hardware for the time of the schedule, or None."""
     try:
         with tempfile.TemporaryDirectory(prefix="toast-oracle-") as name:
-            return _verdict(pathlib.Path(name), full, *_run(job, name, accelerator, full, timeout))
+            folder = pathlib.Path(name)
+            verdict = _verdict(folder, full, *_run(job, name, accelerator, full, timeout))
+            text = (folder / _SCHEDULED).read_text() if keep and verdict.schedule else None
     except OSError as error:
         raise PlanError(
             f"the TPU compiler cannot be run: {error.strerror or error}; check the free space of "
@@ -182,6 +198,9 @@ def _compile(
         raise PlanError(
             f"the TPU compiler's output cannot be read: {type(error).__name__}: {error}"
         ) from error
+    if keep is not None and text is not None:
+        write_all({keep: text}, PlanError)
+    return verdict
 
 
 def _run(
@@ -323,7 +342,7 @@ def _verdict(
         float(result["alias_bytes"]), float(result["temporary_bytes"]),
         dumps.live_bytes, False, collectives, seconds,
         schedule(
-            (folder / "scheduled.txt").read_text(),
+            (folder / _SCHEDULED).read_text(),
             clock_hz=CLOCK_HZ[full.name],
             link_bytes_per_s=full.interconnect.bandwidth_bytes_per_s,
             coordinates=result["coordinates"],

@@ -1,0 +1,103 @@
+"""Products that XLA computes in parts, as their sums are scattered over many devices."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from tests.helpers import action, after_each
+from toast.cost import DEFAULT_TERMS, CostModel, Memo, break_down
+from toast.cost.terms.kernels import PartedProducts
+from toast.evaluation.optimum import random_legal
+from toast.hardware import Mesh, load
+from toast.space import Space, States
+
+NAME = PartedProducts.name
+
+
+def step(w: jax.Array, x: jax.Array) -> jax.Array:
+    """The product of its gradient sums over all rows of ``x``."""
+    loss = jax.grad(lambda w: jnp.sum((x @ w).astype(jnp.float32) ** 2))
+    return w - 0.1 * loss(w)
+
+
+def model_of(mesh: str, lowering: Literal["xla", "local"] = "xla") -> CostModel:
+    shapes = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((4096, 4096), (65536, 4096)))
+    analysis = toast.analyze(step, *shapes, donate=(0,), platform="tpu", lowering=lowering)
+    return CostModel(Space(analysis, Mesh.parse(mesh), min_dimensions=0), load("tpu-v5e"))
+
+
+def scattered(model: CostModel, *axes: str) -> States:
+    """Rows of ``x`` and columns of ``w`` over all axes: sums of the gradient are scattered."""
+    space, state = model.space, model.space.initial
+    for axis in axes:
+        for argument, dimension in (("x", 0), ("w", 1)):
+            state = space.apply(state, action(space, argument, dimension, axis))
+    return state
+
+
+def parted(model: CostModel, state: States) -> float:
+    seconds = break_down(model, state).term_seconds
+    return float(seconds[NAME].sum()) if NAME in seconds else 0.0
+
+
+@pytest.mark.parametrize(("devices", "longer"), [(2, False), (4, False), (8, True), (16, True)])
+def test_a_sum_over_many_devices_takes_longer_than_the_whole_product(
+    devices: int, longer: bool
+) -> None:
+    model = model_of(f"d={devices}")
+    state = scattered(model, "d")
+    assert model.layout(state[None]).scattered.any()
+    assert (parted(model, state) > 0) == longer
+    rest = CostModel(
+        model.space, model.hardware,
+        terms=[term for term in DEFAULT_TERMS if not isinstance(term, PartedProducts)],
+    )  # fmt: skip
+    more = model.price(state[None]).seconds - rest.price(state[None]).seconds
+    assert (more[0] > 0) == longer
+
+
+def test_each_pair_of_devices_has_a_kernel_that_reads_a_whole_operand() -> None:
+    """Over 16 devices, 8 kernels compute an eighth of the columns each, and read all of ``x``."""
+    model = model_of("d=16")
+    rows, columns, kernels, memory = 65536 / 16, 4096, 8, model.hardware.memory_bytes_per_s
+    prices, peak = model.hardware.products, model.hardware.peak("bf16")
+
+    def seconds(width: float) -> float:
+        """Of the product of ``x`` with ``width`` columns of the gradient of ``x @ w``."""
+        size = np.array([[columns, width, rows, 1.0]])
+        computing = prices.seconds(size, np.array([2 * columns * width * rows / peak]), memory)
+        moved = 2 * (rows * columns + rows * width + columns * width)
+        found = prices.kernel_seconds(
+            computing, np.array([columns * width]), np.array([moved]), np.ones(1), memory
+        )
+        return float(found[0]) + model.hardware.product_latency_s
+
+    expected = kernels * seconds(columns / kernels) - seconds(columns)
+    assert parted(model, scattered(model, "d")) == pytest.approx(expected)
+
+
+def test_device_local_programs_have_no_such_loops() -> None:
+    model = model_of("d=16", lowering="local")
+    assert not any(isinstance(term, PartedProducts) for term in model.terms)
+    assert parted(model, scattered(model, "d")) == 0.0
+
+
+@pytest.mark.parametrize("mesh", ["d=16", "d=8,e=2", "d=4,e=4"])
+def test_memo_prices_them_alike(mesh: str) -> None:
+    model = model_of(mesh)
+    axes = model.space.mesh.names
+    near = scattered(model, *axes)
+    batch = np.concatenate([
+        near[None], scattered(model, axes[0])[None], after_each(model.space, near, model.space.actions),
+        random_legal(model.space, 20, np.random.default_rng(0)),
+    ])  # fmt: skip
+    assert any(parted(model, state) > 0 for state in batch)
+    whole, found = model.price(batch), Memo(model).price(batch)
+    np.testing.assert_allclose(found.seconds, whole.seconds, rtol=1e-12)
+    np.testing.assert_allclose(found.peak_bytes, whole.peak_bytes, rtol=1e-12)
