@@ -24,6 +24,9 @@ Held = npt.NDArray[np.intp]
 #: Devices up to which XLA unrolls the loop of a product that is summed in parts.
 UNROLLED = 4
 
+#: Devices up to which XLA makes a loop of such a product; over more, it has one kernel.
+_MOST_PARTS = 32
+
 #: Devices up to which XLA sums the results of gathers and scatters in parts.
 _FEW = 8
 
@@ -198,6 +201,14 @@ class Layout(LocalLayout):
             both = (axes >> np.uint8(a)) & (axes >> np.uint8(b)) & 1
             whole |= (both > 0) & (self.settled[..., a] != self.settled[..., b])
         return np.asarray(whole)
+
+    @functools.cached_property
+    def parted(self) -> Bools:
+        """``[S, C]`` whether XLA's TPU compiler makes a loop of products of parts for a sum."""
+        if self.machine.hardware.platform != "tpu":
+            return np.zeros(self.scattered.shape, dtype=bool)
+        parts = self.devices[self.scattered]
+        return np.asarray((parts > UNROLLED) & (parts <= _MOST_PARTS) & ~self.whole)
 
     @functools.cached_property
     def looped_gathers(self) -> Loops:

@@ -6,7 +6,7 @@ import numpy as np
 
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Entity, Floats
-from toast.cost.layout import UNROLLED, Layout
+from toast.cost.layout import Layout
 from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.terms.term import Term
 
@@ -214,7 +214,7 @@ class SecondBuffers(Term):
         beside = np.zeros(layout.value_memory.shape, dtype=bool)
         if not len(operands):
             return beside
-        loops = (layout.devices[layout.scattered] > UNROLLED) & ~layout.whole
+        loops = layout.parted
         result, rows = operands.result, np.arange(len(operands))
         sliced = np.zeros((len(beside), len(operands)), dtype=bool)
         for axis in range(layout.held.shape[-1]):

@@ -6,7 +6,7 @@ import numpy as np
 
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Entity, Floats, Ints
-from toast.cost.layout import UNROLLED, Layout, LocalLayout, slot_dims
+from toast.cost.layout import Layout, LocalLayout, slot_dims
 from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.hardware import Hardware
 from toast.program import QUANTITIES
@@ -65,7 +65,7 @@ class ProductWork(LocalTerm):
 
 
 class PartedProducts(Term):
-    """Products that XLA computes in parts, because their sums are scattered over many devices.
+    """Products that XLA computes in parts, because their sums are scattered over several devices.
 
     XLA makes a loop of such a product: each of its kernels computes the parts of two devices, and
     reads all of the operand that lacks the scattered dimension.  This is what the kernels take
@@ -77,9 +77,7 @@ class PartedProducts(Term):
     def seconds(self, layout: Layout) -> Floats | None:
         t, hardware = layout.tables, layout.machine.hardware
         parts = layout.devices[layout.scattered]
-        state, value = np.nonzero(
-            (parts > UNROLLED) & ~layout.whole & (t.values.product_size[:, 2] > 1)
-        )
+        state, value = np.nonzero(layout.parted & (t.values.product_size[:, 2] > 1))
         if not len(state):
             return None
         op_class = t.slots.op_class[t.values.slot[value]]
