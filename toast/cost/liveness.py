@@ -46,6 +46,9 @@ _NEEDING = (BARRIERS - PRODUCTS) | {"return"}
 #: Ops whose results are always in memory.
 _STORED = BARRIERS | _ROOTS | {"argument"}
 
+#: Attributes of a scatter: dimensions of its rows, and those that an index determines.
+_SCATTERED_DIMS = ("input_batching_dims", "inserted_window_dims")
+
 #: Ops whose results are their operands: nothing moves.
 PASSED_ON = BOUNDARY | {"optimization_barrier"}
 
@@ -168,6 +171,8 @@ def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1)
     if lanes > 1:
         for number in _relayouts(program, kind_of_op):
             kind_of_op[number] = "relayout"
+        for number in _selecting_scatters(program, kind_of_op):
+            kind_of_op[number] = "select"
     uses: list[list[int]] = [[] for _ in range(count)]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         uses[value].append(op)
@@ -230,6 +235,25 @@ def _relayouts(program: Program, kinds: list[str]) -> list[int]:
             few, many = sorted(shape[-1] for shape in shapes)
             if 1 < few < many and many % few == 0 and few % _SUBLANES:
                 found.append(number)
+    return found
+
+
+def _selecting_scatters(program: Program, kinds: list[str]) -> list[int]:
+    """Scatters that XLA computes as an elementwise op: select(position == index, update, operand).
+
+    Each row has one index, and the index one element: the gradient of the logits of the labels.
+    """
+    found = []
+    for number, op in enumerate(program.ops):
+        if kinds[number] != "scatter" or len(op.results) > 1:
+            continue
+        signature = program.signatures[op.signature]
+        rank = len(signature.results[0].shape)
+        dims = [signature.attribute(name) or () for name in _SCATTERED_DIMS]
+        rows = math.prod(signature.results[0].shape[d] for d in dims[0])  # type: ignore[index, union-attr]
+        updates = math.prod(signature.operands[2].shape)
+        if sum(map(len, dims)) == rank and updates == rows:  # type: ignore[arg-type]
+            found.append(number)
     return found
 
 
