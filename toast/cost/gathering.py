@@ -128,12 +128,14 @@ def build(
     work = ops.flops[classes.of_op[working]] * np.array(program.repeats)[working]
     scratch = _workspaces(program, rules, op_class_of_value)
     rings: Bools = np.array([bool(rule.rings) for rule in analysis.rules])[names.signature]
+    early = _early(program, live, names.use_op, names.use_value, grouped)
     ranges = LiveRanges(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
         rings[names.use_op],
         host.inside,
+        early,
     )  # fmt: skip
     around = rings
     if loops:
@@ -169,6 +171,7 @@ def build(
         result_bytes=looped.result_bytes,
         independent_s=np.zeros(len(grouped.use_value)),
         loop=grouped.use_loop,
+        early=early,
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -218,6 +221,20 @@ def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses
         peak_seconds=np.zeros(len(rules)),
     )  # fmt: skip
     return table, dtypes
+
+
+def _early(
+    program: Program, live: Liveness, use_op: Ints, use_value: Ints, grouped: _Grouped
+) -> Bools:
+    """``[use classes]`` whether a product outside loops uses what depends on arguments alone."""
+    ready = live.early[[value.op for value in program.values]] < len(program.arguments)
+    looped = np.zeros(len(program.ops), dtype=bool)
+    for loop in loops_of(program):
+        looped[loop.begin : loop.end + 1] = True
+    product = np.array([program.kind(op) in PRODUCTS for op in range(len(program.ops))], dtype=bool)
+    early = np.ones(len(grouped.use_value), dtype=bool)
+    np.logical_and.at(early, grouped.of_use, (ready[use_value] & (product & ~looped)[use_op]))
+    return early
 
 
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:

@@ -125,6 +125,7 @@ class LiveRanges:
     scratch: Bools  # [values] whether the defining op has a workspace, counted with this result
     around: Bools  # [uses] whether operands of the op may go around the devices
     host: Bools  # [values] whether the value is in the memory of the host
+    early: Bools  # [use classes] whether a product uses the parameter, which is there from the start
 
     @functools.cached_property
     def maker(self) -> Ints:

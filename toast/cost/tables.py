@@ -158,6 +158,7 @@ class UseClasses(EntityTable):
     result_bytes: Floats  # of such a product, unsharded
     independent_s: Floats  # as of :class:`ValueClasses`, for a reshard
     loop: Ints  # in whose body it is: loops that use the value, numbered from 0
+    early: Bools  # whether a product outside loops uses a value that depends on arguments alone
 
     @functools.cached_property
     def first(self) -> Ints:

@@ -3,6 +3,7 @@
 from toast.cost.terms.buffers import (
     Arguments,
     Copies,
+    EarlyCopies,
     MergedSums,
     RingBuffers,
     ScatteredSums,
@@ -44,7 +45,7 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
-    Arguments(), Values(), Copies(), SharedCopies(), WholeSums(), MergedSums(),
+    Arguments(), Values(), Copies(), EarlyCopies(), SharedCopies(), WholeSums(), MergedSums(),
     SecondBuffers(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 

@@ -47,6 +47,24 @@ class Copies(Term):
         return layout.copies
 
 
+class EarlyCopies(Term):
+    """Gathered parameters that wait for the op that needs them.
+
+    XLA starts the gathers of parameters early enough to hide them.  If a gather takes longer than
+    the product that needs it, it starts with the program.
+    """
+
+    name, scope, label = "early copies", Entity.USE_CLASS, "copy"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        copies = ranges.copies
+        early = copies.take(ranges.early[copies.entity])
+        return Lifetimes(early.entity, np.zeros_like(early.start), early.start, early.value)
+
+    def bytes(self, layout: Layout) -> Floats:
+        return layout.copies * layout.early
+
+
 class SharedCopies(Term):
     """Copies that stay in memory from one use to a later one that shares them.
 
