@@ -65,6 +65,12 @@ _LINEAR = frozenset({"convert", "transpose", "reshape"})
 #: The kind of op that may become a loop of products (:mod:`toast.cost.loops`).
 _LOOPED = "dot_general"
 
+#: Ops after which a value that is still needed does not stay on the chip.
+_NEAR = 100
+
+#: The product of each group of rows with a matrix of its own.
+_GROUPED = "chlo_ragged_dot"
+
 #: Maximum distance of two use classes of a value class that share a copy.
 _FARTHEST = 8
 
@@ -127,12 +133,14 @@ def build(
     ], dtype=np.float64)  # fmt: skip
     work = ops.flops[classes.of_op[working]] * np.array(program.repeats)[working]
     scratch = _workspaces(program, rules, op_class_of_value)
+    masked = _masked(program, scratch, product_operands)
     rings: Bools = np.array([bool(rule.rings) for rule in analysis.rules])[names.signature]
     early = _early(program, live, names.use_op, names.use_value, grouped)
     ranges = LiveRanges(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
+        masked > 0,
         rings[names.use_op],
         host.inside,
         early,
@@ -144,6 +152,8 @@ def build(
         program, names.use_op, names.use_value, working.tolist(), work,
         grouped.of_value, grouped.of_use, around,
     )  # fmt: skip
+    rows = ranges.stored
+    live_stored = Lifetimes(grouped.of_value[rows], live.start[rows], live.end[rows] + 1, rows)
     free = open_windows.free(Entity.VALUE_CLASS)
     summed_by_op: Bools = reduces[slot_table.op_class[grouped.use_slot]]
     gathered = _gathered(program, rules, op_class_of_value, summed_over)
@@ -152,6 +162,7 @@ def build(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
         rules,
+        _near(ranges.value_class[ranges.stored], live_stored, len(grouped.representative)), masked,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -171,6 +182,7 @@ def build(
         result_bytes=looped.result_bytes,
         independent_s=np.zeros(len(grouped.use_value)),
         loop=grouped.use_loop,
+        near=_near(ranges.copies.entity, ranges.copies, len(grouped.use_value)),
         early=early,
     )
     sizes = {
@@ -237,6 +249,13 @@ def _early(
     return early
 
 
+def _near(entity: Ints, lives: Lifetimes, count: int) -> Bools:
+    """``[count]`` whether all buffers of an entity are soon read for the last time."""
+    near = np.ones(count, dtype=bool)
+    np.logical_and.at(near, entity, lives.end - lives.start <= _NEAR)
+    return near
+
+
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:
     """``[rules, factors + 1]`` whether an op reduces over a factor."""
     reduces = np.zeros((len(rules), factors + 1), dtype=bool)
@@ -274,6 +293,8 @@ def _value_classes(
     looped: Bools,
     products: Products,
     rules: Sequence[SignatureRule],
+    near: Bools,
+    masked: Floats,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
@@ -307,6 +328,8 @@ def _value_classes(
         constant=_constant(program)[values],
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
+        masked=masked[values],
+        near=near,
         may_pad=np.zeros(len(values), dtype=bool),
         collective=np.full(len(values), -1, dtype=np.int64),
         group=np.zeros(len(values), dtype=np.int64),
@@ -399,6 +422,23 @@ def _workspaces(program: Program, rules: Sequence[SignatureRule], op_class_of_va
     first = np.array([value.result == 0 for value in program.values], dtype=bool)
     needs = np.array([len(_working(rule)) < len(rule.costs) for rule in rules], dtype=bool)
     return np.asarray(first & needs[op_class_of_value])
+
+
+def _masked(program: Program, scratch: Bools, rounded: str) -> Floats:
+    """``[values]`` bytes of the first operand of grouped products, once for each group.
+
+    Products round float32 operands to the element type ``rounded``, if there is one.
+    """
+    masked = np.zeros(len(program.values))
+    for value in np.flatnonzero(scratch).tolist():
+        op = program.values[value].op
+        if program.kind(op) == _GROUPED:
+            rows, groups = (program.values[v].type for v in program.ops[op].operands[:2])
+            size = element_bytes(rows.dtype)
+            if rounded and rows.dtype == "f32":
+                size = element_bytes(rounded)
+            masked[value] = math.prod(rows.shape) * size * groups.shape[0]
+    return masked
 
 
 class _Slots:

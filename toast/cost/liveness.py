@@ -123,6 +123,7 @@ class LiveRanges:
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces
     scratch: Bools  # [values] whether the defining op has a workspace, counted with this result
+    grouped: Bools  # [values] whether the defining op multiplies groups of rows one by one
     around: Bools  # [uses] whether operands of the op may go around the devices
     host: Bools  # [values] whether the value is in the memory of the host
     early: Bools  # [use classes] whether a product uses the parameter, which is there from the start

@@ -102,6 +102,10 @@ class Hardware:
     products: ProductPrices = dataclasses.field(default_factory=ProductPrices)
     #: One dimension of every array in memory is padded to a multiple of this number of elements.
     lanes: int = 1
+    #: Bytes of memory on the chip, in which XLA keeps small values that are soon read.
+    on_chip_bytes: float = 0.0
+    #: Whether XLA starts the gathers of parameters early enough to hide them.
+    gathers_ahead: bool = False
     #: The element type that float32 operands of products are rounded to before they are stored or
     #: sent; empty if they are not rounded.
     product_operands: str = ""

@@ -42,6 +42,7 @@ class MemoryTable(_Table, frozen=True, kw_only=True):
     limit_bytes: Bytes
     bandwidth_bytes_per_s: BytesPerS
     lanes: Count = 1
+    on_chip_bytes: Bytes | None = None
 
 
 class HostTable(_Table, frozen=True, kw_only=True):
@@ -139,6 +140,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     max_devices: Count = 10**6
     product_operands: Literal["bf16", "f16"] | None = None
     transcendentals_per_s: FlopsPerS = math.inf
+    gathers_ahead: bool = False
     vector_products_per_s: FlopsPerS = math.inf
     product_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
@@ -294,6 +296,8 @@ def _hardware(file: DeviceFile) -> Hardware:
         memory_efficiency=file.efficiency.memory,
         products=_products(file),
         lanes=file.memory.lanes,
+        on_chip_bytes=file.memory.on_chip_bytes or 0.0,
+        gathers_ahead=file.gathers_ahead,
         product_operands=file.product_operands or "",
         transcendentals_per_s=file.transcendentals_per_s,
         vector_products_per_s=file.vector_products_per_s,

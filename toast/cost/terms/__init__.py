@@ -4,6 +4,7 @@ from toast.cost.terms.buffers import (
     Arguments,
     Copies,
     EarlyCopies,
+    MaskedOperands,
     MergedSums,
     RingBuffers,
     ScatteredSums,
@@ -46,7 +47,7 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), SharedCopies(), WholeSums(), MergedSums(),
-    SecondBuffers(), Workspaces(), RingBuffers(),
+    SecondBuffers(), Workspaces(), MaskedOperands(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.

@@ -30,7 +30,7 @@ class Values(Term):
         return Lifetimes(ranges.value_class[rows], live.start[rows], live.end[rows] + 1, rows)
 
     def bytes(self, layout: Layout) -> Floats:
-        return layout.value_memory
+        return layout.stored
 
 
 class Copies(Term):
@@ -187,6 +187,34 @@ class Workspaces(Term):
             amount = t.values.workspace[needing, term]
             size[:, needing] += amount / layout.devices[axes_of(over)]
         return size / layout.machine.hardware.allocator_efficiency
+
+
+class MaskedOperands(Term):
+    """The rows of each group of a grouped product, zero in other rows, if the groups are sharded.
+
+    XLA computes one product for each group.  It masks the shards of the rows before it gathers
+    them, for all groups at once, and keeps the results until they are added up.
+    """
+
+    name, scope, label = "masked operands", Entity.VALUE_CLASS, "workspace"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        values = np.flatnonzero(ranges.grouped)
+        read = np.full(len(ranges.maker), len(ranges.program.ops), dtype=np.int64)
+        np.minimum.at(read, ranges.use_value, ranges.use_op)
+        start = ranges.maker[values]
+        return Lifetimes(ranges.value_class[values], start, read[values] + 1, values)
+
+    def bytes(self, layout: Layout) -> Floats:
+        values, hardware = layout.tables.values, layout.machine.hardware
+        size = np.zeros(layout.value_bytes.shape)
+        grouped = np.flatnonzero(values.masked)
+        if not hardware.gathers_ahead or not len(grouped):
+            return size
+        sharded = (layout.partial | layout.defined_axes)[:, grouped] > 0
+        rows = values.masked[grouped] / layout.devices[layout.partial[:, grouped]]
+        size[:, grouped] = sharded * rows
+        return size
 
 
 class RingBuffers(Term):
