@@ -362,7 +362,7 @@ class Layout(LocalLayout):
         t = self.tables
         early = np.zeros(self.used.shape[:2], dtype=bool)
         may = np.flatnonzero(t.uses.early)
-        if not self.machine.hardware.gathers_ahead or not len(may):
+        if self.machine.hardware.gathers_ahead != "all" or not len(may):
             return early
         gather = self.before_axes[:, may] & ~self.used_axes[:, may]
         seconds = self.machine.collectives.seconds(GATHER, self.use_bytes[:, may], gather)

@@ -104,8 +104,9 @@ class Hardware:
     lanes: int = 1
     #: Bytes of memory on the chip, in which XLA keeps small values that are soon read.
     on_chip_bytes: float = 0.0
-    #: Whether XLA starts the gathers of parameters early enough to hide them.
-    gathers_ahead: bool = False
+    #: What XLA gathers well before it is needed: ``operands`` of all groups of a grouped product;
+    #: ``all``: also parameters that take longer than the product that needs them; or nothing.
+    gathers_ahead: str = ""
     #: The element type that float32 operands of products are rounded to before they are stored or
     #: sent; empty if they are not rounded.
     product_operands: str = ""

@@ -4,7 +4,7 @@ from toast.cost.terms.buffers import (
     Arguments,
     Copies,
     EarlyCopies,
-    MaskedOperands,
+    GroupedProducts,
     MergedSums,
     RingBuffers,
     ScatteredSums,
@@ -47,7 +47,7 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), SharedCopies(), WholeSums(), MergedSums(),
-    SecondBuffers(), Workspaces(), MaskedOperands(), RingBuffers(),
+    SecondBuffers(), Workspaces(), GroupedProducts(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast.cost.axis_sets import axes_of
+from toast.cost.axis_sets import Axes, axes_of
 from toast.cost.entities import Bools, Entity, Floats
 from toast.cost.layout import UNROLLED, Layout
 from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.terms.term import Term
+
+#: Results of groups that are in memory while a grouped product adds them up, and operands that are
+#: gathered for the next groups.
+_FEW = 3
 
 
 class Arguments(Term):
@@ -166,6 +170,11 @@ class MergedSums(Term):
         return layout.value_memory * (layout.tables.values.merged & (layout.partial > 0))
 
 
+def some_scattered(partial: Axes, scattered: Axes) -> Bools:
+    """Whether sums are scattered over some axes, and whole over others."""
+    return np.asarray((scattered > 0) & (scattered != partial))
+
+
 class Workspaces(Term):
     """Memory that kernels need while they run."""
 
@@ -186,17 +195,26 @@ class Workspaces(Term):
             over = t.values.workspace_over[needing, term][rows, held]
             amount = t.values.workspace[needing, term]
             size[:, needing] += amount / layout.devices[axes_of(over)]
+        grouped = np.flatnonzero(t.values.masked)
+        if layout.machine.hardware.lanes > 1 and len(grouped):
+            partial, scattered = layout.partial[:, grouped], layout.scattered[:, grouped]
+            # Sums are added up before they are summed over devices.
+            axes = layout.defined_axes[:, grouped]
+            few = _FEW * t.values.bytes[grouped] / layout.devices[axes]
+            few *= ~some_scattered(partial, scattered)
+            size[:, grouped] = np.where(partial | axes > 0, few, size[:, grouped])
         return size / layout.machine.hardware.allocator_efficiency
 
 
-class MaskedOperands(Term):
-    """The rows of each group of a grouped product, zero in other rows, if the groups are sharded.
+class GroupedProducts(Term):
+    """What XLA keeps of a grouped product whose groups have one product each, until the next op.
 
-    XLA computes one product for each group.  It masks the shards of the rows before it gathers
-    them, for all groups at once, and keeps the results until they are added up.
+    If the operands are sharded, the rows of each group: they are masked before they are gathered,
+    for all groups at once.  If the sums of the groups are scattered over some axes and whole over
+    others, each group has its own collectives, and all results wait until they are added up.
     """
 
-    name, scope, label = "masked operands", Entity.VALUE_CLASS, "workspace"
+    name, scope, label = "grouped products", Entity.VALUE_CLASS, "workspace"
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         values = np.flatnonzero(ranges.grouped)
@@ -209,11 +227,16 @@ class MaskedOperands(Term):
         values, hardware = layout.tables.values, layout.machine.hardware
         size = np.zeros(layout.value_bytes.shape)
         grouped = np.flatnonzero(values.masked)
-        if not hardware.gathers_ahead or not len(grouped):
+        if hardware.lanes == 1 or not len(grouped):
             return size
-        sharded = (layout.partial | layout.defined_axes)[:, grouped] > 0
-        rows = values.masked[grouped] / layout.devices[layout.partial[:, grouped]]
-        size[:, grouped] = sharded * rows
+        partial, scattered = layout.partial[:, grouped], layout.scattered[:, grouped]
+        axes = layout.defined_axes[:, grouped]
+        results = values.workspace[grouped].sum(axis=1)
+        rows = values.masked[grouped] / layout.devices[partial] * (partial | axes > 0)
+        if not hardware.gathers_ahead:
+            rows *= _FEW * values.bytes[grouped] / results
+        results = results / layout.devices[axes]
+        size[:, grouped] = np.where(some_scattered(partial, scattered), results, rows)
         return size
 
 
