@@ -22,6 +22,7 @@ from toast.cost.liveness import (
     LiveRanges,
     liveness,
     loops_of,
+    rounded_stacks,
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
@@ -143,6 +144,7 @@ def build(
         masked > 0,
         rings[names.use_op],
         host.inside,
+        _rounded_stacks(program, product_operands, grouped),
         early,
     )  # fmt: skip
     around = rings
@@ -422,6 +424,13 @@ def _workspaces(program: Program, rules: Sequence[SignatureRule], op_class_of_va
     first = np.array([value.result == 0 for value in program.values], dtype=bool)
     needs = np.array([len(_working(rule)) < len(rule.costs) for rule in rules], dtype=bool)
     return np.asarray(first & needs[op_class_of_value])
+
+
+def _rounded_stacks(program: Program, rounded: str, grouped: _Grouped) -> Lifetimes:
+    """Copies of stacked arguments in the element type ``rounded`` of products, if there is one."""
+    stacks = rounded_stacks(program) if rounded else []
+    value, first, last = np.array(stacks, dtype=np.int64).reshape(-1, 3).T
+    return Lifetimes(grouped.of_value[value], first, last, value)
 
 
 def _masked(program: Program, scratch: Bools, rounded: str) -> Floats:

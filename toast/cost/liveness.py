@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,10 @@ PASSED_ON = BOUNDARY | {"optimization_barrier"}
 
 #: Ops that are computed where their results are needed, never in memory.
 SOURCES = frozenset({"constant", "iota"})
+
+
+#: Ops that change no element.
+_MOVING = frozenset({"reshape", "transpose", "optimization_barrier"})
 
 
 class LoopOps(NamedTuple):
@@ -126,6 +130,7 @@ class LiveRanges:
     grouped: Bools  # [values] whether the defining op multiplies groups of rows one by one
     around: Bools  # [uses] whether operands of the op may go around the devices
     host: Bools  # [values] whether the value is in the memory of the host
+    rounded: Lifetimes  # copies of stacked arguments in the element type of products, by value class
     early: Bools  # [use classes] whether a product uses the parameter, which is there from the start
 
     @functools.cached_property
@@ -419,6 +424,44 @@ def loops_of(program: Program) -> list[LoopOps]:
         else:
             loops.append(LoopOps(begin, begin, end))
     return loops
+
+
+def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
+    """Stacked float32 arguments of which loops only use slices that they round to bfloat16.
+
+    XLA rounds the whole stack before the first such loop, instead of each slice.  Each entry has
+    the argument's value and the first and the last op between which it has the copy.
+    """
+    copies: dict[int, tuple[int, int]] = {}
+    uses: dict[int, list[int]] = {}
+    for number, op in enumerate(program.ops):
+        for value in op.operands:
+            uses.setdefault(value, []).append(number)
+    arguments = {*program.argument_values}
+    for begin, _, end in loops_of(program):
+        for number in range(begin, end):
+            op = program.ops[number]
+            if program.kind(number) != "dynamic_slice" or op.operands[0] not in arguments:
+                continue
+            value = op.operands[0]
+            if program.values[value].type.dtype == "f32" and _rounded(program, uses, number):
+                first, last = copies.get(value, (begin, end))
+                copies[value] = min(first, begin), max(last, end)
+    return [(value, first, last) for value, (first, last) in copies.items()]
+
+
+def _rounded(program: Program, uses: Mapping[int, Sequence[int]], number: int) -> bool:
+    """Whether an op's result has no use but rounded to bfloat16."""
+    users = uses.get(program.ops[number].results[0], ())
+    for user in users:
+        kind = program.kind(user)
+        if kind == "convert":
+            rounded = program.values[program.ops[user].results[0]].type.dtype == "bf16"
+        else:
+            rounded = kind in _MOVING and _rounded(program, uses, user)
+        if not rounded:
+            return False
+    return len(users) > 0
 
 
 def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints) -> None:

@@ -7,6 +7,7 @@ from toast.cost.terms.buffers import (
     GroupedProducts,
     MergedSums,
     RingBuffers,
+    RoundedStacks,
     ScatteredSums,
     SecondBuffers,
     SharedCopies,
@@ -47,7 +48,7 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), SharedCopies(), WholeSums(), MergedSums(),
-    SecondBuffers(), Workspaces(), GroupedProducts(), RingBuffers(),
+    SecondBuffers(), RoundedStacks(), Workspaces(), GroupedProducts(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.

@@ -14,6 +14,9 @@ from toast.cost.terms.term import Term
 #: gathered for the next groups.
 _FEW = 3
 
+#: Bytes of a rounded element over those of a float32.
+_ROUNDED = 0.5
+
 
 class Arguments(Term):
     """Arguments of the program, which are in memory during the whole step."""
@@ -257,6 +260,18 @@ class RingBuffers(Term):
         held = np.take(layout.held, t.slots.op_class[t.uses.slot], axis=1)
         rings = np.take(t.slots.ring, t.uses.slot[:, None] * t.slots.ring.shape[1] + held)
         return np.asarray(2 * layout.use_memory * (rings > 0).any(axis=2))
+
+
+class RoundedStacks(Term):
+    """Stacked float32 arguments in the element type of products, which loops read instead."""
+
+    name, scope, label = "rounded stacks", Entity.VALUE_CLASS, "rounded"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        return ranges.rounded
+
+    def bytes(self, layout: Layout) -> Floats:
+        return layout.value_memory * _ROUNDED
 
 
 class SecondBuffers(Term):
