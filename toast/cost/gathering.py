@@ -141,7 +141,7 @@ def build(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
-        masked > 0,
+        np.flatnonzero(masked),
         rings[names.use_op],
         host.inside,
         _rounded_stacks(program, product_operands, grouped),

@@ -4,7 +4,8 @@ from toast.cost.terms.buffers import (
     Arguments,
     Copies,
     EarlyCopies,
-    GroupedProducts,
+    GroupedOperands,
+    GroupedResults,
     MergedSums,
     RingBuffers,
     RoundedStacks,
@@ -48,7 +49,7 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), SharedCopies(), WholeSums(), MergedSums(),
-    SecondBuffers(), RoundedStacks(), Workspaces(), GroupedProducts(), RingBuffers(),
+    SecondBuffers(), RoundedStacks(), Workspaces(), GroupedOperands(), GroupedResults(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.

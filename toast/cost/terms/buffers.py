@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from toast.cost.axis_sets import Axes, axes_of
-from toast.cost.entities import Bools, Entity, Floats
+from toast.cost.axis_sets import axes_of
+from toast.cost.entities import Bools, Entity, Floats, Ints
 from toast.cost.layout import UNROLLED, Layout
 from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.terms.term import Term
@@ -173,9 +173,15 @@ class MergedSums(Term):
         return layout.value_memory * (layout.tables.values.merged & (layout.partial > 0))
 
 
-def some_scattered(partial: Axes, scattered: Axes) -> Bools:
-    """Whether sums are scattered over some axes, and whole over others."""
-    return np.asarray((scattered > 0) & (scattered != partial))
+def _apart(layout: Layout, grouped: Ints) -> Bools:
+    """``[S, X]`` whether each group of a grouped product has collectives of its own.
+
+    Sums of all groups are added up before they are summed over devices, unless they are scattered
+    over some axes and whole over others, or scattered shard by shard.
+    """
+    partial, scattered = layout.partial[:, grouped], layout.scattered[:, grouped]
+    few = layout.devices[scattered] <= UNROLLED
+    return np.asarray((scattered > 0) & ((scattered != partial) | few))
 
 
 class Workspaces(Term):
@@ -200,31 +206,31 @@ class Workspaces(Term):
             size[:, needing] += amount / layout.devices[axes_of(over)]
         grouped = np.flatnonzero(t.values.masked)
         if layout.machine.hardware.lanes > 1 and len(grouped):
-            partial, scattered = layout.partial[:, grouped], layout.scattered[:, grouped]
-            # Sums are added up before they are summed over devices.
+            partial = layout.partial[:, grouped]
             axes = layout.defined_axes[:, grouped]
             few = _FEW * t.values.bytes[grouped] / layout.devices[axes]
-            few *= ~some_scattered(partial, scattered)
+            few *= ~_apart(layout, grouped)
             size[:, grouped] = np.where(partial | axes > 0, few, size[:, grouped])
         return size / layout.machine.hardware.allocator_efficiency
 
 
-class GroupedProducts(Term):
-    """What XLA keeps of a grouped product whose groups have one product each, until the next op.
+class GroupedOperands(Term):
+    """The rows of each group of a grouped product, if it is sharded.
 
-    If the operands are sharded, the rows of each group: they are masked before they are gathered,
-    for all groups at once.  If the sums of the groups are scattered over some axes and whole over
-    others, each group has its own collectives, and all results wait until they are added up.
+    XLA computes one product for each group.  It masks shards of the rows before it gathers them,
+    for all groups at once.  Products of the same rows share them.
     """
 
-    name, scope, label = "grouped products", Entity.VALUE_CLASS, "workspace"
+    name, scope, label = "grouped operands", Entity.VALUE_CLASS, "workspace"
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
-        values = np.flatnonzero(ranges.grouped)
-        read = np.full(len(ranges.maker), len(ranges.program.ops), dtype=np.int64)
-        np.minimum.at(read, ranges.use_value, ranges.use_op)
-        start = ranges.maker[values]
-        return Lifetimes(ranges.value_class[values], start, read[values] + 1, values)
+        values, ops = ranges.grouped, ranges.program.ops
+        rows = [ops[op].operands[0] for op in ranges.maker[values].tolist()]
+        _, first, shared = np.unique(rows, return_index=True, return_inverse=True)
+        end = np.zeros(len(first), dtype=np.int64)
+        np.maximum.at(end, shared, ranges.first_read[values] + 1)
+        values = values[first]
+        return Lifetimes(ranges.value_class[values], ranges.maker[values], end, values)
 
     def bytes(self, layout: Layout) -> Floats:
         values, hardware = layout.tables.values, layout.machine.hardware
@@ -232,14 +238,33 @@ class GroupedProducts(Term):
         grouped = np.flatnonzero(values.masked)
         if hardware.lanes == 1 or not len(grouped):
             return size
-        partial, scattered = layout.partial[:, grouped], layout.scattered[:, grouped]
-        axes = layout.defined_axes[:, grouped]
-        results = values.workspace[grouped].sum(axis=1)
-        rows = values.masked[grouped] / layout.devices[partial] * (partial | axes > 0)
+        partial, axes = layout.partial[:, grouped], layout.defined_axes[:, grouped]
+        rows = values.masked[grouped] / layout.devices[partial]
         if not hardware.gathers_ahead:
-            rows *= _FEW * values.bytes[grouped] / results
-        results = results / layout.devices[axes]
-        size[:, grouped] = np.where(some_scattered(partial, scattered), results, rows)
+            rows *= _FEW * values.bytes[grouped] / values.workspace[grouped].sum(axis=1)
+        size[:, grouped] = rows * ((partial | axes > 0) & ~_apart(layout, grouped))
+        return size
+
+
+class GroupedResults(Term):
+    """The results of all groups of a grouped product, if each has collectives of its own."""
+
+    name, scope, label = "grouped results", Entity.VALUE_CLASS, "workspace"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        values = ranges.grouped
+        start, end = ranges.maker[values], ranges.first_read[values] + 1
+        return Lifetimes(ranges.value_class[values], start, end, values)
+
+    def bytes(self, layout: Layout) -> Floats:
+        values, hardware = layout.tables.values, layout.machine.hardware
+        size = np.zeros(layout.value_bytes.shape)
+        grouped = np.flatnonzero(values.masked)
+        if hardware.lanes == 1 or not len(grouped):
+            return size
+        axes = layout.defined_axes[:, grouped]
+        results = values.workspace[grouped].sum(axis=1) / layout.devices[axes]
+        size[:, grouped] = results * _apart(layout, grouped)
         return size
 
 
