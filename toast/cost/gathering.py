@@ -164,7 +164,7 @@ def build(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
         rules,
-        _near(ranges.value_class[ranges.stored], live_stored, len(grouped.representative)), masked,
+        _near(program, live_stored.entity, live_stored, len(grouped.representative)), masked,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -184,7 +184,7 @@ def build(
         result_bytes=looped.result_bytes,
         independent_s=np.zeros(len(grouped.use_value)),
         loop=grouped.use_loop,
-        near=_near(ranges.copies.entity, ranges.copies, len(grouped.use_value)),
+        near=_near(program, ranges.copies.entity, ranges.copies, len(grouped.use_value)),
         early=early,
     )
     sizes = {
@@ -251,10 +251,14 @@ def _early(
     return early
 
 
-def _near(entity: Ints, lives: Lifetimes, count: int) -> Bools:
-    """``[count]`` whether all buffers of an entity are soon read for the last time."""
+def _near(program: Program, entity: Ints, lives: Lifetimes, count: int) -> Bools:
+    """``[count]`` whether all buffers of an entity are soon read for the last time.
+
+    Results of the program are not: they are in the main memory.
+    """
     near = np.ones(count, dtype=bool)
-    np.logical_and.at(near, entity, lives.end - lives.start <= _NEAR)
+    returned = lives.end > len(program.ops) - len(program.results)
+    np.logical_and.at(near, entity, (lives.end - lives.start <= _NEAR) & ~returned)
     return near
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.tables import CopyPairs, EntityTable
-from toast.program import Program, element_bytes
+from toast.program import Program, Signature, element_bytes
 from toast.space import BOUNDARY, PRODUCTS
 
 #: Ops that XLA's fusion stops at: their operands and results are in memory.
@@ -130,8 +130,8 @@ class LiveRanges:
     grouped: Ints  # results of products that multiply groups of rows one by one
     around: Bools  # [uses] whether operands of the op may go around the devices
     host: Bools  # [values] whether the value is in the memory of the host
-    rounded: Lifetimes  # copies of stacked arguments in the element type of products, by value class
-    early: Bools  # [use classes] whether a product uses the parameter, which is there from the start
+    rounded: Lifetimes  # rounded copies of stacked arguments, by value class
+    early: Bools  # [use classes] as :attr:`toast.cost.tables.UseClasses.early`
 
     @functools.cached_property
     def maker(self) -> Ints:
@@ -262,13 +262,18 @@ def _selecting_scatters(program: Program, kinds: list[str]) -> list[int]:
         if kinds[number] != "scatter" or len(op.results) > 1:
             continue
         signature = program.signatures[op.signature]
-        rank = len(signature.results[0].shape)
-        dims = [signature.attribute(name) or () for name in _SCATTERED_DIMS]
-        rows = math.prod(signature.results[0].shape[d] for d in dims[0])  # type: ignore[index, union-attr]
-        updates = math.prod(signature.operands[2].shape)
-        if sum(map(len, dims)) == rank and updates == rows:  # type: ignore[arg-type]
+        shape, updates = signature.results[0].shape, math.prod(signature.operands[2].shape)
+        batch, inserted = (_dims(signature, name) for name in _SCATTERED_DIMS)
+        rows = math.prod(shape[d] for d in batch)
+        if len(batch) + len(inserted) == len(shape) and updates == rows:
             found.append(number)
     return found
+
+
+def _dims(signature: Signature, name: str) -> tuple[int, ...]:
+    """The dimensions in an attribute."""
+    dims = signature.attribute(name)
+    return tuple(int(d) for d in dims) if isinstance(dims, tuple) else ()
 
 
 def _earliest(program: Program, kinds: list[str]) -> Ints:

@@ -49,7 +49,8 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), SharedCopies(), WholeSums(), MergedSums(),
-    SecondBuffers(), RoundedStacks(), Workspaces(), GroupedOperands(), GroupedResults(), RingBuffers(),
+    SecondBuffers(), RoundedStacks(), Workspaces(), GroupedOperands(), GroupedResults(),
+    RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.
