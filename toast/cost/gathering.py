@@ -66,9 +66,6 @@ _LINEAR = frozenset({"convert", "transpose", "reshape"})
 #: The kind of op that may become a loop of products (:mod:`toast.cost.loops`).
 _LOOPED = "dot_general"
 
-#: Ops after which a value that is still needed does not stay on the chip.
-_NEAR = 100
-
 #: The product of each group of rows with a matrix of its own.
 _GROUPED = "chlo_ragged_dot"
 
@@ -154,8 +151,6 @@ def build(
         program, names.use_op, names.use_value, working.tolist(), work,
         grouped.of_value, grouped.of_use, around,
     )  # fmt: skip
-    rows = ranges.stored
-    live_stored = Lifetimes(grouped.of_value[rows], live.start[rows], live.end[rows] + 1, rows)
     free = open_windows.free(Entity.VALUE_CLASS)
     summed_by_op: Bools = reduces[slot_table.op_class[grouped.use_slot]]
     gathered = _gathered(program, rules, op_class_of_value, summed_over)
@@ -163,8 +158,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules,
-        _near(program, live_stored.entity, live_stored, len(grouped.representative)), masked,
+        rules, masked,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -184,7 +178,6 @@ def build(
         result_bytes=looped.result_bytes,
         independent_s=np.zeros(len(grouped.use_value)),
         loop=grouped.use_loop,
-        near=_near(program, ranges.copies.entity, ranges.copies, len(grouped.use_value)),
         early=early,
     )
     sizes = {
@@ -251,17 +244,6 @@ def _early(
     return early
 
 
-def _near(program: Program, entity: Ints, lives: Lifetimes, count: int) -> Bools:
-    """``[count]`` whether all buffers of an entity are soon read for the last time.
-
-    Results of the program are not: they are in the main memory.
-    """
-    near = np.ones(count, dtype=bool)
-    returned = lives.end > len(program.ops) - len(program.results)
-    np.logical_and.at(near, entity, (lives.end - lives.start <= _NEAR) & ~returned)
-    return near
-
-
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:
     """``[rules, factors + 1]`` whether an op reduces over a factor."""
     reduces = np.zeros((len(rules), factors + 1), dtype=bool)
@@ -299,7 +281,6 @@ def _value_classes(
     looped: Bools,
     products: Products,
     rules: Sequence[SignatureRule],
-    near: Bools,
     masked: Floats,
 ) -> ValueClasses:
     values = grouped.representative
@@ -335,7 +316,6 @@ def _value_classes(
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
         masked=masked[values],
-        near=near,
         may_pad=np.zeros(len(values), dtype=bool),
         collective=np.full(len(values), -1, dtype=np.int64),
         group=np.zeros(len(values), dtype=np.int64),

@@ -27,9 +27,6 @@ UNROLLED = 4
 #: Devices up to which XLA sums the results of gathers and scatters in parts.
 _FEW = 8
 
-#: Values up to this share of the memory on the chip may be there.
-_ON_CHIP = 0.25
-
 #: A product is summed whole if it takes less than this share of the transfer of its parts.
 _SHORT = 0.4
 
@@ -343,18 +340,7 @@ class Layout(LocalLayout):
     @functools.cached_property
     def copies(self) -> Floats:
         """``[S, U]`` bytes of the resharded copy for a use; 0 if none is needed."""
-        size = self.use_memory
-        return np.asarray(size * ((self.differs > 0) & self._off_chip(size, self.tables.uses.near)))
-
-    def _off_chip(self, size: Floats, near: Bools) -> Bools:
-        """``[S, X]`` whether a buffer is in the main memory: it is large, or not soon read."""
-        return np.asarray((size > _ON_CHIP * self.machine.hardware.on_chip_bytes) | ~near)
-
-    @functools.cached_property
-    def stored(self) -> Floats:
-        """``[S, C]`` bytes of a value in the main memory, if its op stores it."""
-        size = self.value_memory
-        return np.asarray(size * self._off_chip(size, self.tables.values.near))
+        return np.asarray(self.use_memory * (self.differs > 0))
 
     @functools.cached_property
     def early(self) -> Bools:

@@ -102,8 +102,6 @@ class Hardware:
     products: ProductPrices = dataclasses.field(default_factory=ProductPrices)
     #: One dimension of every array in memory is padded to a multiple of this number of elements.
     lanes: int = 1
-    #: Bytes of memory on the chip, in which XLA keeps small values that are soon read.
-    on_chip_bytes: float = 0.0
     #: What XLA gathers well before it is needed: ``operands`` of all groups of a grouped product;
     #: ``all``: also parameters that take longer than the product that needs them; or nothing.
     gathers_ahead: str = ""

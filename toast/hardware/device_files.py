@@ -42,7 +42,6 @@ class MemoryTable(_Table, frozen=True, kw_only=True):
     limit_bytes: Bytes
     bandwidth_bytes_per_s: BytesPerS
     lanes: Count = 1
-    on_chip_bytes: Bytes | None = None
 
 
 class HostTable(_Table, frozen=True, kw_only=True):
@@ -296,7 +295,6 @@ def _hardware(file: DeviceFile) -> Hardware:
         memory_efficiency=file.efficiency.memory,
         products=_products(file),
         lanes=file.memory.lanes,
-        on_chip_bytes=file.memory.on_chip_bytes or 0.0,
         gathers_ahead=file.gathers_ahead or "",
         product_operands=file.product_operands or "",
         transcendentals_per_s=file.transcendentals_per_s,

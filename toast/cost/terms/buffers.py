@@ -37,7 +37,7 @@ class Values(Term):
         return Lifetimes(ranges.value_class[rows], live.start[rows], live.end[rows] + 1, rows)
 
     def bytes(self, layout: Layout) -> Floats:
-        return layout.stored
+        return layout.value_memory
 
 
 class Copies(Term):
