@@ -11,7 +11,7 @@ import pytest
 
 import toast
 from toast.cost import CostModel
-from toast.cost.liveness import Liveness, liveness
+from toast.cost.liveness import Liveness, liveness, rounded_stacks
 from toast.hardware import Mesh, load
 from toast.space import Space
 
@@ -117,3 +117,44 @@ def test_arrays_are_padded_in_two_dimensions() -> None:
     assert padding(3, 1024) == pytest.approx(4 / 3)
     assert padding(1000) == pytest.approx(1.024)
     assert padding(1000, 1, 1) == pytest.approx(1.024), "tables have ones for missing dimensions"
+
+
+def test_a_scatter_of_one_element_per_row_is_elementwise() -> None:
+    def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(logits, labels[:, None], 1).sum()
+
+    def gradient(x: jax.Array, weights: jax.Array, labels: jax.Array) -> jax.Array:
+        return x.T @ jax.grad(loss)(x @ weights, labels)
+
+    arguments = shape(256, 512), shape(512, 1024), shape(256, dtype="int32")
+    analysis = analyzed(gradient, *arguments)
+    kinds = {analysis.program.kind(op) for op in range(len(analysis.program.ops))}
+    assert "scatter" in kinds
+    assert "scatter" not in dict(stored(analysis, 128))
+    assert "scatter" in dict(stored(analysis, 1)), "only seen on TPUs"
+
+
+def test_a_scatter_of_several_rows_is_in_memory() -> None:
+    def gradient(table: jax.Array, tokens: jax.Array) -> jax.Array:
+        return jax.grad(lambda t: (t[tokens] ** 2).sum())(table) * 2
+
+    analysis = analyzed(gradient, shape(1024, 256), shape(64, dtype="int32"))
+    assert "scatter" in dict(stored(analysis, 128))
+
+
+@pytest.mark.parametrize(("rounds", "copies"), [(True, 1), (False, 0)])
+def test_stacked_parameters_are_rounded_before_their_loop(rounds: bool, copies: int) -> None:
+    def scanned(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return (x @ w.astype(jnp.bfloat16) if rounds else x * w.sum(0).astype(x.dtype)), None
+
+        return jax.lax.scan(layer, x, weights)[0]
+
+    program = analyzed(scanned, shape(4, 256, 256, dtype="float32"), shape(64, 256)).program
+    stacks = rounded_stacks(program)
+    assert [value for value, _, _ in stacks] == [program.argument_values[0]] * copies
+
+
+def test_only_some_chips_gather_parameters_ahead() -> None:
+    assert load("tpu-v5e").gathers_ahead == "all"
+    assert load("tpu-v4").gathers_ahead == ""

@@ -22,6 +22,7 @@ from toast.cost.liveness import (
     LiveRanges,
     liveness,
     loops_of,
+    rounded_stacks,
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
@@ -64,6 +65,9 @@ _LINEAR = frozenset({"convert", "transpose", "reshape"})
 
 #: The kind of op that may become a loop of products (:mod:`toast.cost.loops`).
 _LOOPED = "dot_general"
+
+#: The product of each group of rows with a matrix of its own.
+_GROUPED = "chlo_ragged_dot"
 
 #: Maximum distance of two use classes of a value class that share a copy.
 _FARTHEST = 8
@@ -127,13 +131,18 @@ def build(
     ], dtype=np.float64)  # fmt: skip
     work = ops.flops[classes.of_op[working]] * np.array(program.repeats)[working]
     scratch = _workspaces(program, rules, op_class_of_value)
+    masked = _masked(program, scratch, product_operands)
     rings: Bools = np.array([bool(rule.rings) for rule in analysis.rules])[names.signature]
+    early = _early(program, live, names.use_op, names.use_value, grouped)
     ranges = LiveRanges(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
+        np.flatnonzero(masked),
         rings[names.use_op],
         host.inside,
+        _rounded_stacks(program, product_operands, grouped),
+        early,
     )  # fmt: skip
     around = rings
     if loops:
@@ -149,7 +158,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules,
+        rules, masked,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -169,6 +178,7 @@ def build(
         result_bytes=looped.result_bytes,
         independent_s=np.zeros(len(grouped.use_value)),
         loop=grouped.use_loop,
+        early=early,
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -220,6 +230,20 @@ def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses
     return table, dtypes
 
 
+def _early(
+    program: Program, live: Liveness, use_op: Ints, use_value: Ints, grouped: _Grouped
+) -> Bools:
+    """``[use classes]`` whether a product outside loops uses what depends on arguments alone."""
+    ready = live.early[[value.op for value in program.values]] < len(program.arguments)
+    looped = np.zeros(len(program.ops), dtype=bool)
+    for loop in loops_of(program):
+        looped[loop.begin : loop.end + 1] = True
+    product = np.array([program.kind(op) in PRODUCTS for op in range(len(program.ops))], dtype=bool)
+    early = np.ones(len(grouped.use_value), dtype=bool)
+    np.logical_and.at(early, grouped.of_use, (ready[use_value] & (product & ~looped)[use_op]))
+    return early
+
+
 def _summed_factors(rules: Sequence[SignatureRule], factors: int) -> Bools:
     """``[rules, factors + 1]`` whether an op reduces over a factor."""
     reduces = np.zeros((len(rules), factors + 1), dtype=bool)
@@ -257,6 +281,7 @@ def _value_classes(
     looped: Bools,
     products: Products,
     rules: Sequence[SignatureRule],
+    masked: Floats,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
@@ -290,6 +315,7 @@ def _value_classes(
         constant=_constant(program)[values],
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
+        masked=masked[values],
         may_pad=np.zeros(len(values), dtype=bool),
         collective=np.full(len(values), -1, dtype=np.int64),
         group=np.zeros(len(values), dtype=np.int64),
@@ -382,6 +408,30 @@ def _workspaces(program: Program, rules: Sequence[SignatureRule], op_class_of_va
     first = np.array([value.result == 0 for value in program.values], dtype=bool)
     needs = np.array([len(_working(rule)) < len(rule.costs) for rule in rules], dtype=bool)
     return np.asarray(first & needs[op_class_of_value])
+
+
+def _rounded_stacks(program: Program, rounded: str, grouped: _Grouped) -> Lifetimes:
+    """Copies of stacked arguments in the element type ``rounded`` of products, if there is one."""
+    stacks = rounded_stacks(program) if rounded else []
+    value, first, last = np.array(stacks, dtype=np.int64).reshape(-1, 3).T
+    return Lifetimes(grouped.of_value[value], first, last, value)
+
+
+def _masked(program: Program, scratch: Bools, rounded: str) -> Floats:
+    """``[values]`` bytes of the first operand of grouped products, once for each group.
+
+    Products round float32 operands to the element type ``rounded``, if there is one.
+    """
+    masked = np.zeros(len(program.values))
+    for value in np.flatnonzero(scratch).tolist():
+        op = program.values[value].op
+        if program.kind(op) == _GROUPED:
+            rows, groups = (program.values[v].type for v in program.ops[op].operands[:2])
+            size = element_bytes(rows.dtype)
+            if rounded and rows.dtype == "f32":
+                size = element_bytes(rounded)
+            masked[value] = math.prod(rows.shape) * size * groups.shape[0]
+    return masked
 
 
 class _Slots:

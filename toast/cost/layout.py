@@ -353,6 +353,21 @@ class Layout(LocalLayout):
         """``[S, U]`` bytes of the resharded copy for a use; 0 if none is needed."""
         return np.asarray(self.use_memory * (self.differs > 0))
 
+    @functools.cached_property
+    def early(self) -> Bools:
+        """``[S, U]`` whether a copy is gathered from the start: its product is over too soon."""
+        t = self.tables
+        early = np.zeros(self.used.shape[:2], dtype=bool)
+        may = np.flatnonzero(t.uses.early)
+        if self.machine.hardware.gathers_ahead != "all" or not len(may):
+            return early
+        gather = self.before_axes[:, may] & ~self.used_axes[:, may]
+        seconds = self.machine.collectives.seconds(GATHER, self.use_bytes[:, may], gather)
+        op_class = t.slots.op_class[t.uses.slot[may]]
+        shards = self.devices[axes_of(self.held[:, op_class] < t.slots.dim.shape[1] - 1)]
+        early[:, may] = (gather > 0) & (seconds > t.ops.peak_seconds[op_class] / shards)
+        return early
+
     def _padded(self, size: Floats, dims: Dims, values: Ints) -> Floats:
         used = self.machine.hardware.allocator_efficiency
         if used < 1:

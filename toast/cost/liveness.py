@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.tables import CopyPairs, EntityTable
-from toast.program import Program, element_bytes
+from toast.program import Program, Signature, element_bytes
 from toast.space import BOUNDARY, PRODUCTS
 
 #: Ops that XLA's fusion stops at: their operands and results are in memory.
@@ -46,11 +46,18 @@ _NEEDING = (BARRIERS - PRODUCTS) | {"return"}
 #: Ops whose results are always in memory.
 _STORED = BARRIERS | _ROOTS | {"argument"}
 
+#: Attributes of a scatter: dimensions of its rows, and those that an index determines.
+_SCATTERED_DIMS = ("input_batching_dims", "inserted_window_dims")
+
 #: Ops whose results are their operands: nothing moves.
 PASSED_ON = BOUNDARY | {"optimization_barrier"}
 
 #: Ops that are computed where their results are needed, never in memory.
 SOURCES = frozenset({"constant", "iota"})
+
+
+#: Ops that change no element.
+_MOVING = frozenset({"reshape", "transpose", "optimization_barrier"})
 
 
 class LoopOps(NamedTuple):
@@ -120,8 +127,11 @@ class LiveRanges:
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces
     scratch: Bools  # [values] whether the defining op has a workspace, counted with this result
+    grouped: Ints  # results of products that multiply groups of rows one by one
     around: Bools  # [uses] whether operands of the op may go around the devices
     host: Bools  # [values] whether the value is in the memory of the host
+    rounded: Lifetimes  # rounded copies of stacked arguments, by value class
+    early: Bools  # [use classes] as :attr:`toast.cost.tables.UseClasses.early`
 
     @functools.cached_property
     def maker(self) -> Ints:
@@ -134,6 +144,13 @@ class LiveRanges:
         own = self.live.exists & ~self.live.aliased & (self.size > self.floor) & ~self.host
         own[list(self.program.argument_values)] = False
         return np.flatnonzero(own)
+
+    @functools.cached_property
+    def first_read(self) -> Ints:
+        """``[values]`` the first op that uses each value."""
+        first = np.full(len(self.maker), len(self.program.ops), dtype=np.int64)
+        np.minimum.at(first, self.use_value, self.use_op)
+        return first
 
     @functools.cached_property
     def summed(self) -> Ints:
@@ -168,6 +185,8 @@ def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1)
     if lanes > 1:
         for number in _relayouts(program, kind_of_op):
             kind_of_op[number] = "relayout"
+        for number in _selecting_scatters(program, kind_of_op):
+            kind_of_op[number] = "select"
     uses: list[list[int]] = [[] for _ in range(count)]
     for op, value in zip(use_op.tolist(), use_value.tolist(), strict=True):
         uses[value].append(op)
@@ -231,6 +250,30 @@ def _relayouts(program: Program, kinds: list[str]) -> list[int]:
             if 1 < few < many and many % few == 0 and few % _SUBLANES:
                 found.append(number)
     return found
+
+
+def _selecting_scatters(program: Program, kinds: list[str]) -> list[int]:
+    """Scatters that XLA computes as an elementwise op: select(position == index, update, operand).
+
+    Each row has one index, and the index one element: the gradient of the logits of the labels.
+    """
+    found = []
+    for number, op in enumerate(program.ops):
+        if kinds[number] != "scatter" or len(op.results) > 1:
+            continue
+        signature = program.signatures[op.signature]
+        shape, updates = signature.results[0].shape, math.prod(signature.operands[2].shape)
+        batch, inserted = (_dims(signature, name) for name in _SCATTERED_DIMS)
+        rows = math.prod(shape[d] for d in batch)
+        if len(batch) + len(inserted) == len(shape) and updates == rows:
+            found.append(number)
+    return found
+
+
+def _dims(signature: Signature, name: str) -> tuple[int, ...]:
+    """The dimensions in an attribute."""
+    dims = signature.attribute(name)
+    return tuple(int(d) for d in dims) if isinstance(dims, tuple) else ()
 
 
 def _earliest(program: Program, kinds: list[str]) -> Ints:
@@ -393,6 +436,44 @@ def loops_of(program: Program) -> list[LoopOps]:
         else:
             loops.append(LoopOps(begin, begin, end))
     return loops
+
+
+def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
+    """Stacked float32 arguments of which loops only use slices that they round to bfloat16.
+
+    XLA rounds the whole stack before the first such loop, instead of each slice.  Each entry has
+    the argument's value and the first and the last op between which it has the copy.
+    """
+    copies: dict[int, tuple[int, int]] = {}
+    uses: dict[int, list[int]] = {}
+    for number, op in enumerate(program.ops):
+        for value in op.operands:
+            uses.setdefault(value, []).append(number)
+    arguments = {*program.argument_values}
+    for begin, _, end in loops_of(program):
+        for number in range(begin, end):
+            op = program.ops[number]
+            if program.kind(number) != "dynamic_slice" or op.operands[0] not in arguments:
+                continue
+            value = op.operands[0]
+            if program.values[value].type.dtype == "f32" and _rounded(program, uses, number):
+                first, last = copies.get(value, (begin, end))
+                copies[value] = min(first, begin), max(last, end)
+    return [(value, first, last) for value, (first, last) in copies.items()]
+
+
+def _rounded(program: Program, uses: Mapping[int, Sequence[int]], number: int) -> bool:
+    """Whether an op's result has no use but rounded to bfloat16."""
+    users = uses.get(program.ops[number].results[0], ())
+    for user in users:
+        kind = program.kind(user)
+        if kind == "convert":
+            rounded = program.values[program.ops[user].results[0]].type.dtype == "bf16"
+        else:
+            rounded = kind in _MOVING and _rounded(program, uses, user)
+        if not rounded:
+            return False
+    return len(users) > 0
 
 
 def _extend_shared(program: Program, kinds: list[str], aliased: Bools, end: Ints) -> None:

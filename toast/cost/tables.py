@@ -120,6 +120,7 @@ class ValueClasses(EntityTable):
     constant: Bools  # computed from constants alone: no device sends it
     free: Floats  # share of products that may run beside its sums
     arguments: Ints  # number of the program's arguments in it
+    masked: Floats  # bytes of an operand for each group of the grouped product that computes it
     may_pad: Bools  # some sharding pads it to lanes; false before :meth:`Tables.on_hardware`
     #: The kind of collective of a manual region that computes it: index into
     #: ``toast.hardware.COLLECTIVES``, -1 for none; and its axes, axis ``a`` is bit ``a``.  None
@@ -158,6 +159,7 @@ class UseClasses(EntityTable):
     result_bytes: Floats  # of such a product, unsharded
     independent_s: Floats  # as of :class:`ValueClasses`, for a reshard
     loop: Ints  # in whose body it is: loops that use the value, numbered from 0
+    early: Bools  # whether a product outside loops uses a value that depends on arguments alone
 
     @functools.cached_property
     def first(self) -> Ints:

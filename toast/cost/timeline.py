@@ -21,7 +21,8 @@ class Buffer:
     bytes: float
     #: ``value``; ``copy``, resharded; ``sum``, what it takes besides the part that a device keeps;
     #: ``second``, a value that cannot overwrite its operand; ``workspace`` of the kernel that
-    #: computes it; or ``ring``, its parts that go around the devices.
+    #: computes it; ``rounded``, its copy in the element type of products; or ``ring``, its parts
+    #: that go around the devices.
     what: str
     #: Alive from before op ``start`` to before op ``end``.
     start: int

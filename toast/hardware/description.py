@@ -102,6 +102,9 @@ class Hardware:
     products: ProductPrices = dataclasses.field(default_factory=ProductPrices)
     #: One dimension of every array in memory is padded to a multiple of this number of elements.
     lanes: int = 1
+    #: What XLA gathers well before it is needed: ``operands`` of all groups of a grouped product;
+    #: ``all``: also parameters that take longer than the product that needs them; or nothing.
+    gathers_ahead: str = ""
     #: The element type that float32 operands of products are rounded to before they are stored or
     #: sent; empty if they are not rounded.
     product_operands: str = ""

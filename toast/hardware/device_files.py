@@ -139,6 +139,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     max_devices: Count = 10**6
     product_operands: Literal["bf16", "f16"] | None = None
     transcendentals_per_s: FlopsPerS = math.inf
+    gathers_ahead: Literal["operands", "all"] | None = None
     vector_products_per_s: FlopsPerS = math.inf
     product_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
@@ -303,6 +304,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         memory_efficiency=file.efficiency.memory,
         products=_products(file),
         lanes=file.memory.lanes,
+        gathers_ahead=file.gathers_ahead or "",
         product_operands=file.product_operands or "",
         transcendentals_per_s=file.transcendentals_per_s,
         vector_products_per_s=file.vector_products_per_s,

@@ -244,6 +244,7 @@ def _algorithms(plan: Plan, kind: str) -> str:
 _WHAT = {
     "value": "", "copy": "resharded ", "sum": "sum over devices of ",
     "second": "second buffer of ", "workspace": "workspace for ", "ring": "parts under way of ",
+    "rounded": "rounded copy of ",
 }  # fmt: skip
 
 #: Maximum number of groups of values at the peak.

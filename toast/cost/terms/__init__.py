@@ -3,8 +3,12 @@
 from toast.cost.terms.buffers import (
     Arguments,
     Copies,
+    EarlyCopies,
+    GroupedOperands,
+    GroupedResults,
     MergedSums,
     RingBuffers,
+    RoundedStacks,
     ScatteredSums,
     SecondBuffers,
     SharedCopies,
@@ -44,8 +48,9 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
-    Arguments(), Values(), Copies(), SharedCopies(), WholeSums(), MergedSums(),
-    SecondBuffers(), Workspaces(), RingBuffers(),
+    Arguments(), Values(), Copies(), EarlyCopies(), SharedCopies(), WholeSums(), MergedSums(),
+    SecondBuffers(), RoundedStacks(), Workspaces(), GroupedOperands(), GroupedResults(),
+    RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.
