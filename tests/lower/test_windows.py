@@ -113,6 +113,7 @@ EMPTY = {
     "pad": Case(lambda x: lax.pad(x, 1.0, ((-8, -8, 0), (0, 0, 0))), (f32(16, 8),)),
     "reduce_window": Case(lambda x: pool(x, 17, 2, "VALID"), (IMAGE,)),
     "scan": Case(lambda x: lax.associative_scan(jnp.add, x), (f32(16, 8),)),
+    "convolution": Case(lambda x, w: conv(x, w, 1, "VALID"), (f32(4, 4, 16, 4), f32(5, 3, 4, 8))),
 }
 
 
