@@ -190,7 +190,7 @@ class _Lowering:
         self._module = self._source.module
         self._emitter = inside or Emitter(self._module, shardings.mesh)
         self._collectives: list[LocalCollective] = []
-        self._gathered: list[GatheredOp] = []
+        self._gathered_ops: list[GatheredOp] = []
         #: Resharded values by value, both shardings and block: alike uses share one.
         self._copies: dict[tuple[int, Spec, Spec, Any], _Copy] = {}
         #: The shards of which products make loops instead of such a copy.
@@ -228,7 +228,7 @@ class _Lowering:
             self._verify()
         return LocalProgram(
             program, self._shardings, self._module, tuple(self._collectives),
-            tuple(self._gathered),
+            tuple(self._gathered_ops),
         )  # fmt: skip
 
     def run_inside(self, function: Any) -> bool:
@@ -243,7 +243,7 @@ class _Lowering:
         types = [argument.type for argument in block.arguments]
         results = [operand.type for operand in self._end.operands]
         function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, results))
-        return not (self._collectives or self._gathered)
+        return not (self._collectives or self._gathered_ops)
 
     def _lower_ops(self) -> None:
         program = self._program
@@ -378,7 +378,7 @@ class _Lowering:
             whole = self._lower_body(operation, planned)
         if whole:
             labels = tuple(planned.factor(number).label for number in sorted(whole))
-            self._gathered.append(GatheredOp(op, labels))
+            self._gathered_ops.append(GatheredOp(op, labels))
         lowered = planned.whole_along(whole)
         specs = zip(planned.operands, lowered.operands, strict=True)
         loop = None
