@@ -259,7 +259,7 @@ def test_too_few_devices() -> None:
         ((("b",), ("b",)), "axis b shards it twice"),
         ((("q",), ()), "has no axis q"),
         ((("b",),), "has 1 dimensions, but the value has 2"),
-        (((), ("b", "m")), "8 shards along bxm do not divide 100"),
+        (((), ("b", "m")), "8 shards along b x m do not divide 100"),
     ],
 )
 def test_impossible_shardings_are_refused(spec: tuple[tuple[str, ...], ...], message: str) -> None:
@@ -302,6 +302,16 @@ def test_derivatives_of_a_planned_program_are_refused() -> None:
         with pytest.raises(PlanError, match="plan the function that computes the gradient"):
             derivative()
     np.testing.assert_allclose(jax.jit(step)(x), np.tanh(x), rtol=1e-6)
+
+
+def test_vmap_of_a_planned_program_is_refused() -> None:
+    plan = toast.plan(jnp.tanh, f32(64, 32), mesh="d=8", hardware="tpu-v5e")
+    many = jnp.ones((3, 64, 32))
+    for lowering in ("xla", "local"):
+        step = plan.jit(lowering=lowering)
+        for batched in (jax.vmap(step), jax.jit(jax.vmap(step)), jax.vmap(jax.jit(step))):
+            with pytest.raises(PlanError, match="plan the function that vmap returns"):
+                batched(many)
 
 
 def test_nan_in_both_is_named() -> None:

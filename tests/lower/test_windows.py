@@ -107,6 +107,26 @@ def test_gshard(name: str, mesh: str) -> None:
         assert_as_predicted(model, state, lowered_state(model, state))
 
 
+#: Ops whose results are empty, so that devices exchange nothing.
+EMPTY = {
+    "slice": Case(lambda x: (x[16:], x[5:5], x[3:3:2]), (f32(16, 8),)),
+    "pad": Case(lambda x: lax.pad(x, 1.0, ((-8, -8, 0), (0, 0, 0))), (f32(16, 8),)),
+    "reduce_window": Case(lambda x: pool(x, 17, 2, "VALID"), (IMAGE,)),
+    "scan": Case(lambda x: lax.associative_scan(jnp.add, x), (f32(16, 8),)),
+    "convolution": Case(lambda x, w: conv(x, w, 1, "VALID"), (f32(4, 4, 16, 4), f32(5, 3, 4, 8))),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_nobody_exchanges_edges_of_nothing(name: str) -> None:
+    case = EMPTY[name]
+    analysis = toast.analyze(case.function, *case.shapes, lowering="local")
+    model = CostModel(Space(analysis, Mesh.parse("a=2,b=4")), load("tpu-v5e"))
+    states = [model.space.apply(model.space.initial, action) for action in model.space.actions]
+    for state in states[:4]:
+        assert_as_predicted(model, state, lowered_state(model, state))
+
+
 def test_gshard_a_4_2_edges_are_as_wide_as_the_widest() -> None:
     """A window of three elements with stride 1 needs one element of each neighbour."""
     tile = np.arange(4) * 8

@@ -326,24 +326,43 @@ def flat_jit(
     def run(*arguments: Any) -> Any:
         return calling(exported.call(*arguments), callbacks)
 
-    def refuse(primals: Any, tangents: Any) -> Any:
-        # The stub's derivatives, which are zero, would be taken for those of the program.
+    run.__name__ = exported.fun_name
+    if mesh is None or shardings is None:
+        return jax.jit(run)
+    return jax.jit(
+        run,
+        in_shardings=[_named(mesh, shardings.of(program, v)) for v in program.argument_values],
+        out_shardings=[_named(mesh, spec) for spec in shardings.results],
+        donate_argnums=tuple(sorted(program.donated)),
+    )
+
+
+def _untransformed(program: Program, arguments: Sequence[Any]) -> Sequence[Any]:
+    """Arguments of a planned program, for which ``jax.grad`` and ``jax.vmap`` raise a clear error.
+
+    Without it, the derivatives of the stub, which are zero, would be taken for those of the
+    program, and arguments of ``vmap`` would be placed as if they were not mapped.
+    """
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in arguments):
+        return arguments
+
+    def refuse_derivative(primals: Any, tangents: Any) -> Any:
         raise PlanError(
             f"{program.name}: a planned program cannot be differentiated; plan the function that "
             "computes the gradient, such as the train step"
         )
 
-    run.__name__ = exported.fun_name
-    call = jax.custom_jvp(run)
-    call.defjvp(refuse)
-    if mesh is None or shardings is None:
-        return jax.jit(call)
-    return jax.jit(
-        call,
-        in_shardings=[_named(mesh, shardings.of(program, v)) for v in program.argument_values],
-        out_shardings=[_named(mesh, spec) for spec in shardings.results],
-        donate_argnums=tuple(sorted(program.donated)),
-    )
+    def refuse_map(*_: Any) -> Any:
+        raise PlanError(
+            f"{program.name}: jax.vmap cannot map a planned program, whose shapes are fixed; plan "
+            "the function that vmap returns"
+        )
+
+    mapped = jax.custom_batching.custom_vmap(lambda *leaves: leaves)
+    mapped.def_vmap(refuse_map)
+    guard = jax.custom_jvp(lambda *leaves: mapped(*leaves))
+    guard.defjvp(refuse_derivative)
+    return list(guard(*arguments))
 
 
 @contextlib.contextmanager
@@ -422,7 +441,7 @@ class Runnable:
         self._refuse_shared(arguments)
         words = jax.enable_x64(True) if self._is_wide else contextlib.nullcontext()
         with words, _quiet_donation():
-            placed = self._placed(arguments)
+            placed = self._placed(_untransformed(self._program, arguments))
             with self._naming_platforms():
                 return list(self._jit(*placed))
 

@@ -191,12 +191,12 @@ class _Slid:
     ) -> SlidingWindow:
         """What a part of dimension ``d`` of the result needs of this dimension of an operand.
 
-        Result ``y`` needs ``length`` elements from ``stride * y - low``.
+        Result ``y`` needs ``length`` elements from ``stride * y - low``, an empty result none.
         """
         shards = self.shards_of(self.rule.operands[operand][d])
         local = self.signature.results[0].shape[d] // shards
         first = np.arange(shards) * local * stride - low
-        length = (local - 1) * stride + length
+        length = (local - 1) * stride + length if local else 0
         return SlidingWindow(operand, d, self.size(operand, d), first, length, spread)
 
 

@@ -26,7 +26,7 @@ from toast.program import Attribute, Location, Op, Program, Signature, TensorTyp
 from toast.program.soundness import unsound
 
 #: The version of the entries' format; a new version invalidates older entries.
-_FORMAT = "7"
+_FORMAT = "8"
 _KIND = "program"
 
 #: What changes how JAX lowers a function: its settings, and the default platform.

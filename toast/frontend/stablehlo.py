@@ -204,9 +204,10 @@ class _Reader:
     A value that a loop carries has the same sharding before the loop, in the body, at the end of
     the body and after the loop.  It becomes an op ``carry`` before the body (initial value -> body
     argument) and an op ``yield`` after it (new value -> result), which are tied.  A value that the
-    body does not change stays one value.  Each result of ``case`` and ``if`` becomes an op ``join``
-    of the values of the branches.  Each value of an ``optimization_barrier`` becomes an op.  An
-    element of a ``tuple`` is the value that the tuple was built from.
+    body does not change stays one value; if it changes none, the first one is carried.  Each result
+    of ``case`` and ``if`` becomes an op ``join`` of the values of the branches.  Each value of an
+    ``optimization_barrier`` becomes an op.  An element of a ``tuple`` is the value that the tuple
+    was built from.
 
     Each operand of a manual region becomes an op ``manual_entry`` (whole value -> the part in the
     region), each result an op ``manual_exit`` (part -> whole value).  The ops of the body state the
@@ -226,6 +227,7 @@ class _Reader:
         self._constraints: dict[int, tuple[tuple[str, ...] | None, ...]] = {}
         self._annotations: dict[int, str] = {}
         self._condition_reads: list[tuple[int, int]] = []
+        self._captured_reads: list[mlir.CapturedRead] = []
         #: The manual regions around the current op, and their axes.
         self._regions: tuple[mlir.Region, ...] = ()
         self._manual_axes: tuple[str, ...] = ()
@@ -277,7 +279,7 @@ class _Reader:
         self._constrain_arguments(block)
         source = mlir.ModuleSource(
             self._module, tuple(self._operations), self._sites, tuple(self._results), calling,
-            self._file,
+            self._file, captured_reads=tuple(self._captured_reads),
         )  # fmt: skip
         return self._builder.build(
             name, arguments, results, aliases, labels=self._labels,
@@ -538,7 +540,16 @@ class _Reader:
         carried = [
             index for index, argument in enumerate(body.arguments)
             if end.operands[index] != argument
-        ]  # fmt: skip
+        ] or [*range(len(values))][:1]  # fmt: skip
+        captured = mlir.captured_operands(condition)
+        if not values:
+            for reader, place in captured:
+                if self._type(reader.operands[place].type).shape:
+                    raise TargetError(
+                        f"{self._at(operation)}: a loop without values has a condition that reads "
+                        f"an array ({self._type(reader.operands[place].type)}); remove the loop, "
+                        "or make the array one of its values"
+                    )
         carries = {}
         for index, argument in enumerate(body.arguments):
             self._numbers[argument] = values[index]
@@ -557,7 +568,16 @@ class _Reader:
             (values[index],) = self._add(operation, "yield", (new,), (types[index],), (), repeats)
             self._builder.tie(number, carries[index])
         if carries:
-            self._condition_reads += [(values[index], min(carries.values())) for index in read]
+            first = min(carries.values())
+            reads = [
+                mlir.CapturedRead(first, self._numbers[value], reader, place)
+                for reader, place in captured
+                if (value := reader.operands[place]) in self._numbers
+            ]
+            read_values = [values[index] for index in read]
+            read_values += dict.fromkeys(each.value for each in reads)
+            self._condition_reads += [(value, first) for value in read_values]
+            self._captured_reads += reads
         self._define(operation, values)
 
 

@@ -190,7 +190,7 @@ class _Lowering:
         self._module = self._source.module
         self._emitter = inside or Emitter(self._module, shardings.mesh)
         self._collectives: list[LocalCollective] = []
-        self._gathered: list[GatheredOp] = []
+        self._gathered_ops: list[GatheredOp] = []
         #: Resharded values by value, both shardings and block: alike uses share one.
         self._copies: dict[tuple[int, Spec, Spec, Any], _Copy] = {}
         #: The shards of which products make loops instead of such a copy.
@@ -228,7 +228,7 @@ class _Lowering:
             self._verify()
         return LocalProgram(
             program, self._shardings, self._module, tuple(self._collectives),
-            tuple(self._gathered),
+            tuple(self._gathered_ops),
         )  # fmt: skip
 
     def run_inside(self, function: Any) -> bool:
@@ -243,13 +243,15 @@ class _Lowering:
         types = [argument.type for argument in block.arguments]
         results = [operand.type for operand in self._end.operands]
         function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, results))
-        return not (self._collectives or self._gathered)
+        return not (self._collectives or self._gathered_ops)
 
     def _lower_ops(self) -> None:
         program = self._program
         for operation, values in self._source.results:
             if operation.name in mlir.WITH_REGIONS:
                 self._set_types_of_region(operation, values)
+                if operation.name == "stablehlo.while":
+                    self._gather_for_condition(operation, values)
         for op in range(len(program.ops)):
             kind = program.kind(op)
             if kind in BOUNDARY:
@@ -261,6 +263,7 @@ class _Lowering:
                     self._lower(op)
                 except (ir.MLIRError, ValueError, KeyError, IndexError) as error:
                     raise self._impossible(op, error) from error
+        self._gather_captured()
 
     # -- ops ---------------------------------------------------------------------------------
 
@@ -274,8 +277,6 @@ class _Lowering:
             if operation.name == "stablehlo.while":
                 for region in operation.regions:
                     region.blocks[0].arguments[index].set_type(type_)
-        if operation.name == "stablehlo.while":
-            self._gather_for_condition(operation, values)
 
     def _gather_for_condition(self, loop: Any, values: Sequence[int]) -> None:
         """Gathers what the condition of a loop uses: devices must run equally many iterations."""
@@ -289,14 +290,38 @@ class _Lowering:
             uses = [(use.owner, use.operand_number) for use in argument.uses]
             if not uses or not any(spec):
                 continue
-            op = program.values[value].op
+            self._gather_at_begin(block, argument, value, uses, runs)
+
+    def _gather_captured(self) -> None:
+        """Gathers what conditions use from outside of their loops; ops have their local forms."""
+        for block, carry, reads in self._source.conditions():
+            runs = self._program.condition_runs(carry)
+            for value, of_value in reads.items():
+                uses = [(read.operation, read.place) for read in of_value]
+                shape = self._program.values[value].type.shape
+                if 0 in shape:
+                    for operation, place in uses:
+                        self._use_empty(operation, place, shape)
+                elif any(self._shardings.of(self._program, value)):
+                    operation, place = uses[0]
+                    current = operation.operands[place]
+                    self._gather_at_begin(block, current, value, uses, runs)
+
+    def _gather_at_begin(
+        self, block: Any, current: Any, value: int, uses: Sequence[tuple[Any, int]], runs: int
+    ) -> None:
+        """Gathers a value at the begin of a condition, which runs ``runs`` times, for its uses."""
+        spec, op = self._shardings.of(self._program, value), self._program.values[value].op
+        try:
             with self._emitter.at_begin(block):
                 whole = self._run(
-                    argument,
+                    current,
                     reshard_steps(spec, ((),) * len(spec)),
                     _Purpose(value, op, times=runs),
                 )
-            self._replace(uses, whole)
+        except (ir.MLIRError, ValueError, KeyError, IndexError) as error:
+            raise self._impossible(op, error) from error
+        self._replace(uses, whole)
 
     def _reshard_uses_of_region(self, op: int) -> None:
         """The reshards of values that enter or leave a region, and of returned values."""
@@ -353,7 +378,7 @@ class _Lowering:
             whole = self._lower_body(operation, planned)
         if whole:
             labels = tuple(planned.factor(number).label for number in sorted(whole))
-            self._gathered.append(GatheredOp(op, labels))
+            self._gathered_ops.append(GatheredOp(op, labels))
         lowered = planned.whole_along(whole)
         specs = zip(planned.operands, lowered.operands, strict=True)
         loop = None

@@ -106,10 +106,6 @@ class OpSharding:
                 sums[combiner] = sums.get(combiner, frozenset()) | self.axes[number]
         return sums
 
-    def of_operand(self, operand: int, dimension: int) -> frozenset[str]:
-        """The axes of a dimension of an operand."""
-        return frozenset(self.operands[operand][dimension])
-
     def whole_along(self, factors: frozenset[int]) -> OpSharding:
         """The same op with some factors whole."""
         if not factors:

@@ -148,7 +148,8 @@ def local_convolution(emitter: Emitter, operation: Any, op: OpSharding) -> None:
                 continue
             operation.operands[0] = windowed(emitter, value, axes, window, zero)
         offset = int(window.begin[0]) * window.spread - int(window.first[0])
-        behind = window.length - offset - (window.count - 1) * window.spread - 1
+        inside = max((window.count - 1) * window.spread + 1, 0)
+        behind = window.length - offset - inside
         padding[n] = [offset, behind]
     if windows:
         _set(operation, "lhs_dilation", spreads)

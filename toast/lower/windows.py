@@ -31,6 +31,8 @@ def windowed(
     without it, elements beyond the ends are arbitrary.
     """
     d, first, length = window.dimension, window.begin, window.count
+    if not length:
+        return _part(value, d, 0, 0)
     shard = int(value.type.shape[d])
     parts = []
     received = window.received()

@@ -155,8 +155,8 @@ class Program:
     )
     #: Annotations of shardings (``toast.split`` and others) by op, as JSON.
     annotations: Mapping[int, str] = dataclasses.field(default_factory=dict, repr=False)
-    #: Values that the conditions of loops read, each with the first ``carry`` of the loop; the
-    #: conditions have no ops.
+    #: Values that the conditions of loops read, carried or from outside of the loop, each with the
+    #: first ``carry`` of the loop; the conditions have no ops.
     condition_reads: tuple[tuple[int, int], ...] = dataclasses.field(default=(), repr=False)
     #: Whether it was read from a file, so that its names, sizes and depth are untrusted.
     foreign: bool = dataclasses.field(default=False, repr=False, compare=False)

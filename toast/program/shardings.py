@@ -106,6 +106,6 @@ class Shardings:
                     shards *= sizes[axis]
                 if size % shards:
                     raise PlanError(
-                        f"{what}: {shards} shards along {'x'.join(axes)} do not divide {size}; "
+                        f"{what}: {shards} shards along {' x '.join(axes)} do not divide {size}; "
                         "choose another dimension"
                     )

@@ -165,6 +165,7 @@ class _Padding:
                         self._use(op, index, self._stored(value))
                 else:
                     self._pad(op)
+            self._cut_captured()
             self._verify()
         return self._module
 
@@ -222,6 +223,20 @@ class _Padding:
                 whole = cut(block.arguments[index], shape)
             for owner, place in uses:
                 owner.operands[place] = whole
+
+    def _cut_captured(self) -> None:
+        """The same for what a condition uses from outside of its loop."""
+        for block, _, reads in self._source.conditions():
+            for value, of_value in reads.items():
+                shape = self._program.values[value].type.shape
+                operand = of_value[0].operation.operands[of_value[0].place]
+                if not isinstance(operand.type, ir.RankedTensorType):
+                    continue
+                if list(operand.type.shape) != [*shape]:
+                    with block.owner.location, ir.InsertionPoint.at_block_begin(block):
+                        whole = cut(operand, shape)
+                    for read in of_value:
+                        read.operation.operands[read.place] = whole
 
     def _use(self, op: int, index: int, shape: Shape) -> None:
         """Gives an operand a shape: pads it, or cuts the padding off."""

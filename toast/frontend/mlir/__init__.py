@@ -46,10 +46,12 @@ from toast.frontend.mlir.modules import (
 )
 from toast.frontend.mlir.ops import (
     AttributeReader,
+    CapturedRead,
     ModuleSource,
     TypeReader,
     call_target,
     captured,
+    captured_operands,
     is_location,
     is_tuple,
     kind,
@@ -81,6 +83,7 @@ __all__ = [
     "UNSET",
     "WITH_REGIONS",
     "AttributeReader",
+    "CapturedRead",
     "ModuleSource",
     "Propagated",
     "Propagation",
@@ -94,6 +97,7 @@ __all__ = [
     "call_target",
     "callbacks_of",
     "captured",
+    "captured_operands",
     "choose_platform",
     "clone",
     "collective_axes",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, sdy, stablehlo
@@ -403,6 +404,17 @@ def location(operation: Any, text: str = "") -> Location:
     return Location(path, file, line, function)
 
 
+class CapturedRead(NamedTuple):
+    """A use, in the condition of a loop, of a value that is defined outside of the loop."""
+
+    #: The first ``carry`` of the loop, and the value.
+    carry: int
+    value: int
+    #: The MLIR operation in the condition, and the place of its operand.
+    operation: Any
+    place: int
+
+
 @dataclasses.dataclass(frozen=True)
 class ModuleSource:
     """An inlined module, and the places of the program's ops and values in it."""
@@ -422,6 +434,8 @@ class ModuleSource:
     here: Any = None
     #: The source of the program without padding, if this one is padded.
     whole: ModuleSource | None = None
+    #: What the conditions of loops use besides what the loops carry.
+    captured_reads: tuple[CapturedRead, ...] = ()
 
     def location(self, op: int) -> Location:
         """The source location of an op of the program."""
@@ -442,7 +456,39 @@ class ModuleSource:
                 for site, (operation, place) in self.operand_sites.items()
             },
             tuple((copies[operation], values) for operation, values in self.results),
+            captured_reads=tuple(
+                read._replace(operation=copies[read.operation]) for read in self.captured_reads
+            ),
         )
+
+    def conditions(self) -> Iterator[tuple[Any, int, dict[int, list[CapturedRead]]]]:
+        """The conditions of loops with captured reads.
+
+        Each has its block, the first ``carry`` of the loop, and the reads by value.
+        """
+        for carry, reads in itertools.groupby(self.captured_reads, lambda read: read.carry):
+            loop, _ = self.operand_sites[carry, 0]
+            (block,) = loop.regions[0].blocks
+            of_value: dict[int, list[CapturedRead]] = {}
+            for read in reads:
+                of_value.setdefault(read.value, []).append(read)
+            yield block, carry, of_value
+
+
+def captured_operands(block: Any) -> list[tuple[Any, int]]:
+    """The operands in a block, and in the regions of its operations, that are defined outside."""
+    inside: set[Any] = set(block.arguments)
+    found: list[tuple[Any, int]] = []
+    for operation in walk(block):
+        found += [
+            (operation, place) for place, value in enumerate(operation.operands)
+            if value not in inside
+        ]  # fmt: skip
+        inside.update(operation.results)
+        for region in operation.regions:
+            for inner in region.blocks:
+                inside.update(inner.arguments)
+    return found
 
 
 def trip_count(loop: Any) -> int | None:
