@@ -59,7 +59,7 @@ from toast.search import (
 )
 from toast.space import Constraints, Resolving, Space, region_notes
 from toast.uneven import PaddedProgram, padded_program, padded_sizes
-from toast.units import listed, size_text
+from toast.units import listed, size_text, time_text
 
 #: The search that decides whether programs with padded dimensions are planned begins with the plan
 #: and tries whole colors only.
@@ -384,7 +384,7 @@ def plan(
             start=start if kept else None, **options,
         ) or best  # fmt: skip
     if not best.padding:
-        _check_axes(best.analysis, best.mesh)
+        _check_axes(best.analysis, best.mesh, share, found=best)
     if gain and gain.small and best.padding == analysis.program.padding:
         best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, gain.text])))
     _check_memory(best, memory_bytes, result.smallest_peak, meshes, devices)
@@ -698,20 +698,31 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     )
 
 
-def _check_axes(analysis: Analysis, mesh: Mesh, share: float = 0.0) -> None:
+def _check_axes(
+    analysis: Analysis, mesh: Mesh, share: float = 0.0, *, found: Plan | None = None
+) -> None:
     """Checks that every axis of more than one device divides some dimension, perhaps padded.
 
-    ``share`` is the largest share of elements that padding may add.
+    ``share`` is the largest share of elements that padding may add.  With the plan that a search
+    has ``found``, which pads nothing, dimensions count as they are.
     """
     names = analysis.names
-    divisors = names.divisor[names.shardable]
-    if share:
-        larger = padded_sizes(analysis, mesh, share)[names.shardable]
-        divisors = np.concatenate([divisors, larger])
+    sizes = names.divisor[names.shardable]
+    larger = padded_sizes(analysis, mesh, share)[names.shardable] if share else sizes
+    divisors = sizes if found else np.concatenate([sizes, larger])
     for axis, size in mesh.axes:
-        if size > 1 and not (divisors % size == 0).any():
-            largest = int(divisors.max(initial=1))
-            raise MeshError(
-                f"mesh axis {axis}={size} divides no dimension of {analysis.program.name} "
-                f"(the largest has {largest} elements); choose a divisor of one"
+        if size == 1 or (divisors % size == 0).any():
+            continue
+        padding, force = "", ""
+        if found and _can_be_padded(analysis.program) and (larger % size == 0).any():
+            force = ", or pad the arrays in the program"
+            padding = (
+                "; padding is possible, but does not pay: a step takes "
+                f"{time_text(found.after.step_seconds)} without this axis, and the search found no "
+                "better padded plan"
             )
+        raise MeshError(
+            f"mesh axis {axis}={size} divides no dimension of {analysis.program.name} "
+            f"(the largest has {int(divisors.max(initial=1))} elements){padding}; choose a divisor "
+            f"of one{force}"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -90,6 +91,29 @@ def test_locations_name_the_value_the_op_and_the_steps() -> None:
     assert collective.steps == (1, 3)
     assert (collective.kind, collective.axes) == ("all_gather", ("model",))
     assert '"all_gather of w1 for dot_general 3 (step 1, 3)"' in local.text
+
+
+def test_locations_of_exchanges_between_neighbours_name_them_too() -> None:
+    plan = toast.plan(
+        lambda x: x[3:19] * 2, f32(64, 1024), mesh="data=4", hardware="tpu-v5e", lowering="local",
+        constraints=toast.Constraints(pin={"x": PartitionSpec("data")}),
+    )  # fmt: skip
+    local = plan.lowered()
+    edges = [collective for collective in local.collectives if collective.edges]
+    assert edges
+    for collective in edges:
+        (step,) = collective.steps
+        use = f"slice {collective.op}"
+        assert f'"collective_permute of x for {use} (step {step})"("edges"(' in resolved(local.text)
+
+
+def resolved(text: str) -> str:
+    """The locations of a module, one a line, with those that they are made of."""
+    known = dict(re.findall(r"^(#loc\d*) = loc\((.*)\)$", text, re.MULTILINE))
+    return "\n".join(
+        re.sub(r"#loc\d*", lambda m: known[m[0]], re.sub(r"#loc\d*", lambda m: known[m[0]], of))
+        for of in known.values()
+    )
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

@@ -57,6 +57,7 @@ def test_3_3_2_windowed_einsum(looped: toast.Plan) -> None:
     assert local.counts() == looped.model.local_collectives(looped.state)
     assert looped.verify(lowering="local").equal
     assert "loop of dot_general" in local.text
+    assert '"collective_permute of x for dot_general ' in local.text
 
 
 def test_uses_share_the_shards_of_a_loop() -> None:

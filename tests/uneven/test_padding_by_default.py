@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +16,10 @@ import pytest
 
 import toast
 from tests.cli.test_cli import run
-from tests.helpers import f32
+from tests.helpers import f32, mlp
 from toast import api
 from toast.cost import CostModel
-from toast.errors import PinError, PlanError
+from toast.errors import MeshError, PinError, PlanError
 from toast.hardware import Mesh, load
 from toast.space import Space
 from toast.uneven import padded_program, uneven_dimensions
@@ -169,6 +170,22 @@ def test_the_command_line(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     result = run("plan", *target, "--mesh", "a=8", "--uneven", "0")
     assert result.exit_code == 2
     assert "mesh axis a=8 divides no dimension of step" in result.stderr
+
+
+@pytest.mark.parametrize("uneven", [None, 1])
+def test_padding_that_does_not_pay_is_mentioned(uneven: float | None) -> None:
+    """No dimension is divisible, and the program is too small for collectives."""
+    shapes = f32(7, 333), f32(333, 555), f32(555, 111)
+    with pytest.raises(MeshError) as caught:
+        toast.plan(mlp, *shapes, mesh="data=4", hardware="tpu-v5e", uneven=uneven)
+    assert re.fullmatch(
+        r"mesh axis data=4 divides no dimension of mlp \(the largest has 555 elements\); padding is "
+        r"possible, but does not pay: a step takes [\d.]+ us without this axis, and the search found "
+        r"no better padded plan; choose a divisor of one, or pad the arrays in the program",
+        str(caught.value),
+    )
+    with pytest.raises(MeshError, match=r"555 elements\); choose a divisor of one$"):
+        toast.plan(mlp, *shapes, mesh="data=4", hardware="tpu-v5e", uneven=0)
 
 
 TWO = f32(2049, 2051), f32(2051, 2053), f32(5, 127, 129), f32(5, 129, 127)

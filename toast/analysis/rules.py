@@ -53,6 +53,7 @@ _FACTOR_PREDICATES = frozenset({
     "factor", "factor_size", "reduction", "need_replication", "permutation", "gathered", "excludes",
     "whole_mesh", "slides", "halo", "ring",
     "kernel_cost", "kernel_cost_over", "kernel_share", "kernel_latest", "partitioned",
+    "states_sizes",
 })  # fmt: skip
 #: The quantity of costs that are elements of a tensor; the term names the tensor.
 _ELEMENTS = "elements"
@@ -120,7 +121,7 @@ class SignatureRule:
     fixed: tuple[tuple[str, int], ...] = ()
     #: What the kernel costs of a custom call, or of a composite with a rule.
     costs: tuple[KernelCost, ...] = ()
-    #: Whether XLA runs the custom call whole on every device although it has a rule.
+    #: Whether every device runs the custom call whole although it has a rule.
     runs_whole: bool = False
     #: Pairs of factors that no plan shards together.
     excludes: tuple[tuple[int, int], ...] = ()

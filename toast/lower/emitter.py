@@ -52,6 +52,7 @@ class Emitter:
         self._read_type = TypeReader()
         #: The exchanges between neighbours (:meth:`shifted`, :meth:`passed_on`) of one op.
         self.exchanges: list[Exchange] = []
+        self._reason_of: Callable[[Exchange], str] | None = None
         self._functions = JaxFunctions(module)
 
     @contextlib.contextmanager
@@ -79,6 +80,15 @@ class Emitter:
         """Emits ops with a name in front of their location."""
         with ir.Location.name(name, ir.Location.current):
             yield
+
+    @contextlib.contextmanager
+    def explained(self, reason_of: Callable[[Exchange], str]) -> Iterator[None]:
+        """Emits ops whose exchanges have these reasons as locations."""
+        before, self._reason_of = self._reason_of, reason_of
+        try:
+            yield
+        finally:
+            self._reason_of = before
 
     # -- shapes ------------------------------------------------------------------------------
 
@@ -264,8 +274,10 @@ class Emitter:
         type_ = self._read_type(value.type)
         size = math.prod(type_.shape) * element_bytes(type_.dtype)
         ordered = tuple(axis for axis in self.mesh.names if axis in axes)
-        self.exchanges.append(Exchange(ordered, float(size), tensor))
-        with self.named("edges" if tensor is None else "ring"):
+        exchange = Exchange(ordered, float(size), tensor)
+        self.exchanges.append(exchange)
+        reason = self._reason_of(exchange) if self._reason_of else "collective_permute"
+        with self.named("edges" if tensor is None else "ring"), self.named(reason):
             return stablehlo.collective_permute(
                 value,
                 ir.DenseElementsAttr.get(np.array(sorted(pairs), dtype=np.int64)),

@@ -16,7 +16,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from toast.cost.reshard_steps import reshard_steps
-from toast.frontend.mlir import is_splat, resize_splat
+from toast.frontend.mlir import SHARDING_RULE, is_splat, resize_splat
 from toast.lower.attention_forms import COMPOSITES
 from toast.lower.device_groups import tiles
 from toast.lower.emitter import COMBINERS, Emitter
@@ -375,6 +375,13 @@ def _all_along(emitter: Emitter, value: Any, d: int, rest: list[int]) -> Any:
     return operation.results[0]
 
 
+def _custom_call(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
+    """The same call, without a rule for Shardy: it states the sizes of whole operands."""
+    if op.sharded and SHARDING_RULE in operation.attributes:
+        del operation.attributes[SHARDING_RULE]
+    return None
+
+
 def _composite(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     local = COMPOSITES.get(str(op.signature.attribute("name")))
     return local(emitter, operation, op) if local and op.sharded else None
@@ -388,6 +395,7 @@ LOCAL_FORMS: dict[str, LocalForm] = {
     "concatenate": local_concatenate,
     "constant": _constant,
     "convolution": _convolution,
+    "custom_call": _custom_call,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": local_update,
     "gather": _gather,

@@ -8,9 +8,10 @@ difference between shardings its collectives; the result is the body of one
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxlib.mlir import ir
@@ -23,7 +24,7 @@ from toast.frontend import mlir
 from toast.frontend import stablehlo as frontend
 from toast.frontend.mlir import ModuleSource
 from toast.lower.composite_shardings import body_sharding
-from toast.lower.emitter import Emitter
+from toast.lower.emitter import Emitter, Exchange
 from toast.lower.local_forms import LOCAL_FORMS, is_body, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
 from toast.lower.product_loops import Shards, changed_dimension, looped_gather, looped_sum
@@ -440,10 +441,9 @@ class _Lowering:
         (axis,) = gather.axes
         with self._emitter.before(user):
             own = self._run(operand, first, _Purpose(value, op))
-            with self._emitter.named(self._reason_of_loop(op)):
+            with self._emitter.named(self._reason_of_loop(op)), self._exchanging(op):
                 dimension = changed_dimension(gather.before, gather.after)
                 shards = Shards.passed_on(self._emitter, own, dimension, axis, index)
-        self._record_exchanges(op)
         self._shards[key] = shards
         return _GatherLoop(index, shards)
 
@@ -455,10 +455,9 @@ class _Lowering:
         scatter, *_ = sum_steps(lowered.results[0], stored, partial)
         (axis,) = scatter.axes
         dimension = changed_dimension(scatter.before, scatter.after)
-        with self._emitter.before(operation), self._emitter.named(self._reason_of_loop(op)):
-            result = looped_sum(self._emitter, operation, dimension, axis)
-        self._record_exchanges(op)
-        return result
+        named = self._emitter.named(self._reason_of_loop(op))
+        with self._emitter.before(operation), named, self._exchanging(op):
+            return looped_sum(self._emitter, operation, dimension, axis)
 
     def _reason_of_loop(self, op: int) -> str:
         return f"loop of {self._program.kind(op)} {op}"
@@ -543,8 +542,8 @@ class _Lowering:
         if operation.name in mlir.CONSTRAINTS:
             return [operation.operands[0]]
         rewrite = LOCAL_FORMS.get(lowered.signature.kind)
-        values = rewrite(self._emitter, operation, lowered) if rewrite else None
-        self._record_exchanges(lowered.op)
+        with self._exchanging(lowered.op):
+            values = rewrite(self._emitter, operation, lowered) if rewrite else None
         if values is not None:
             return list(values)
         numbers = self._program.ops[lowered.op].results
@@ -553,17 +552,24 @@ class _Lowering:
                 result.set_type(type_)
         return list(operation.results)
 
-    def _record_exchanges(self, op: int) -> None:
-        """The exchanges between neighbours that the local form of an op has emitted."""
-        operands, results = self._program.ops[op].operands, self._program.ops[op].results
-        for axes, size, tensor in self._emitter.exchanges:
-            number = tensor or 0
-            value = results[-1 - number] if number < 0 else operands[number]
-            self._collectives.append(LocalCollective(
-                "collective_permute", axes, size, self._program.repeats[op], value, op,
-                self._factors.causes((op,), frozenset(axes)), edges=tensor is None,
-            ))  # fmt: skip
+    @contextlib.contextmanager
+    def _exchanging(self, op: int) -> Iterator[None]:
+        """Records the exchanges between neighbours that are emitted for an op, with reasons."""
+        with self._emitter.explained(lambda each: self._reason(self._exchange(op, each))):
+            yield
+        self._collectives += [self._exchange(op, each) for each in self._emitter.exchanges]
         self._emitter.exchanges.clear()
+
+    def _exchange(self, op: int, exchange: Exchange) -> LocalCollective:
+        """An exchange between neighbours for an op."""
+        operands, results = self._program.ops[op].operands, self._program.ops[op].results
+        number = exchange.tensor or 0
+        value = results[-1 - number] if number < 0 else operands[number]
+        return LocalCollective(
+            "collective_permute", exchange.axes, exchange.bytes, self._program.repeats[op],
+            value, op, self._factors.causes((op,), frozenset(exchange.axes)),
+            edges=exchange.tensor is None,
+        )  # fmt: skip
 
     def _local_type(self, value: int, spec: Spec) -> ir.Type | None:
         """The type of a value on a device; ``None`` if it is that of the program."""

@@ -43,7 +43,7 @@ def _price_note(analysis: Analysis, op: int) -> str:
 
 
 def _whole_kernels(analysis: Analysis) -> list[str]:
-    """A note on the custom calls with rules that XLA runs whole, and one on prices."""
+    """A note on the custom calls with rules that devices run whole, and one on prices."""
     notes = []
     # In jax.shard_map, a device runs the call on its own part.
     whole = [
@@ -51,11 +51,13 @@ def _whole_kernels(analysis: Analysis) -> list[str]:
         for rule, signature in zip(analysis.rules, analysis.program.signatures, strict=True)
     ]
     if names := _names(analysis, whole):
-        notes.append(
-            f"every device runs {names} whole, because XLA does not partition a custom call; wrap "
-            "it in jax.shard_map, or state partitioned(Op) in a rule file if it brings its own "
-            "partitioning"
+        reason = (
+            "the call states the sizes of whole operands; wrap it in jax.shard_map"
+            if analysis.lowering == "local"
+            else "XLA does not partition a custom call; wrap it in jax.shard_map, or state "
+            "partitioned(Op) in a rule file if it brings its own partitioning"
         )
+        notes.append(f"every device runs {names} whole, because {reason}")
     unpriced = [
         not rule.costs and signature.attribute("call_target_name") == _CUSTOM_PARTITIONING
         for rule, signature in zip(analysis.rules, analysis.program.signatures, strict=True)

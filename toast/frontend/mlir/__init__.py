@@ -45,6 +45,7 @@ from toast.frontend.mlir.modules import (
     walk_order,
 )
 from toast.frontend.mlir.ops import (
+    SHARDING_RULE,
     AttributeReader,
     CapturedRead,
     ModuleSource,
@@ -80,6 +81,7 @@ __all__ = [
     "CONSTRAINTS",
     "DEVICES",
     "OF_REGIONS",
+    "SHARDING_RULE",
     "UNSET",
     "WITH_REGIONS",
     "AttributeReader",

@@ -32,7 +32,7 @@ _IGNORED = frozenset({
 })  # fmt: skip
 
 #: Shardy's rule for one op; those of ops other than custom calls are ignored.
-_RULE = "sdy.sharding_rule"
+SHARDING_RULE = "sdy.sharding_rule"
 
 _STRUCTS: dict[str, tuple[Callable[[ir.Attribute], Any], tuple[str, ...]]] = {
     "#stablehlo.dot<": (stablehlo.DotDimensionNumbers, (
@@ -199,7 +199,7 @@ class AttributeReader:
         entries: list[tuple[str, Attribute]] = []
         attributes = operation.attributes
         for name in attributes:
-            if name in _IGNORED or (name == _RULE and not call_target(operation)):
+            if name in _IGNORED or (name == SHARDING_RULE and not call_target(operation)):
                 continue
             attribute = attributes[name]
             pairs = self._cache.get((name, attribute))
@@ -262,7 +262,7 @@ def _read_attribute(name: str, attribute: Any) -> Iterator[tuple[str, Attribute]
     if name in ("backend_config", "mhlo.backend_config"):
         yield from kernel_calls.configured(attribute)
         return
-    if name == _RULE:
+    if name == SHARDING_RULE:
         yield from kernel_calls.stated_rule(attribute)
         return
     if name == "channel_handle":
