@@ -683,14 +683,15 @@ def check_mesh(analysis: Analysis, mesh: Mesh, machine: Hardware) -> None:
 def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     """``machine``, scaled down for a small program, so that its plan shards as much as a large one.
 
-    A large program hardly depends on latency, measured collectives and the padding of arrays; these
-    are removed.  The memory limit becomes one and a half times an even share of the program's peak.
+    A large program hardly depends on latency, also that of products, on measured collectives and on
+    the padding of arrays; these are removed.  The memory limit becomes one and a half times an even share of the program's peak.
     """
     unpadded = dataclasses.replace(machine, lanes=1)
     peak = CostModel(Space(analysis, mesh), unpadded).initial_peak
     return dataclasses.replace(
         unpadded,
         measured=(),
+        product_latency_s=0.0,
         memory_limit_bytes=max(1.0, 1.5 * peak / mesh.devices),
         interconnect=dataclasses.replace(
             machine.interconnect, latency_s=0.0, network_latency_s=0.0

@@ -26,7 +26,7 @@ TREE = TreeSearch("regions", effort=256)
 
 
 def ledger_of(name: str, mesh: str, **options: int) -> Ledger:
-    ledger = Ledger(model_of(analyzed(name, **options), mesh), np.inf, action_cost=1e-3)
+    ledger = Ledger(model_of(analyzed(name, **options), mesh), np.inf, action_cost=1e-4)
     ledger.starts = [ledger.begin()]
     return ledger
 
@@ -114,7 +114,7 @@ def test_a_tree_goes_on_where_it_was() -> None:
 def test_colors_alone_reach_the_optimum_of_a_small_program() -> None:
     model = model_of(analyzed("mlp"), "a=2,b=2")
     result = Search(model, memory_bytes=np.inf, stages=[TreeSearch(), Polishing()]).run()
-    optimum = best_reachable(model, np.inf, action_cost=1e-3)
+    optimum = best_reachable(model, np.inf, action_cost=1e-4)
     assert result.cost == pytest.approx(optimum.cost, rel=1e-9)
 
 

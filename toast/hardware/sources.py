@@ -21,7 +21,7 @@ _CITED = re.compile(r"\[([\w-]+)\]")
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class CitedSource:
     """A source in the header of a hardware file."""
 
     tag: str
@@ -33,7 +33,7 @@ class Source:
 class FigureSources:
     """The sources of a hardware file, and those that each of its figures cites."""
 
-    sources: tuple[Source, ...] = ()
+    sources: tuple[CitedSource, ...] = ()
     #: Tags by table (empty for the top level) and key; :data:`ASSUMED` for an assumption.
     cited: Mapping[tuple[str, str], tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
@@ -52,7 +52,7 @@ def figure_sources(name_or_path: str | pathlib.Path) -> FigureSources:
     a name or a file that cannot be read.
     """
     text = read_text(file_of(name_or_path), HardwareError, most=LARGEST_BYTES, encoding="utf-8-sig")
-    listed = tuple(Source(*groups) for groups in _SOURCE.findall(text))
+    listed = tuple(CitedSource(*groups) for groups in _SOURCE.findall(text))
     known = {source.tag for source in listed}
     cited: dict[tuple[str, str], tuple[str, ...]] = {}
     table = above = ""
@@ -75,4 +75,4 @@ def figure_sources(name_or_path: str | pathlib.Path) -> FigureSources:
     return FigureSources(listed, cited)
 
 
-__all__ = ["ASSUMED", "FigureSources", "Source", "figure_sources"]
+__all__ = ["ASSUMED", "CitedSource", "FigureSources", "figure_sources"]
