@@ -684,7 +684,8 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     """``machine``, scaled down for a small program, so that its plan shards as much as a large one.
 
     A large program hardly depends on latency, also that of products, on measured collectives and on
-    the padding of arrays; these are removed.  The memory limit becomes one and a half times an even share of the program's peak.
+    the padding of arrays; these are removed.  The memory limit becomes one and a half times an even
+    share of the program's peak.
     """
     unpadded = dataclasses.replace(machine, lanes=1)
     peak = CostModel(Space(analysis, mesh), unpadded).initial_peak
