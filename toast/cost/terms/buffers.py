@@ -173,6 +173,12 @@ class MergedSums(Term):
         return layout.value_memory * (layout.tables.values.merged & (layout.partial > 0))
 
 
+def _grouped(layout: Layout) -> Ints:
+    """The value classes of grouped products that XLA masks: on devices with lanes."""
+    lanes = layout.machine.hardware.lanes
+    return np.flatnonzero(layout.tables.values.masked * (lanes > 1))
+
+
 def _apart(layout: Layout, grouped: Ints) -> Bools:
     """``[S, X]`` whether each group of a grouped product has collectives of its own.
 
@@ -204,8 +210,8 @@ class Workspaces(Term):
             over = t.values.workspace_over[needing, term][rows, held]
             amount = t.values.workspace[needing, term]
             size[:, needing] += amount / layout.devices[axes_of(over)]
-        grouped = np.flatnonzero(t.values.masked)
-        if layout.machine.hardware.lanes > 1 and len(grouped):
+        grouped = _grouped(layout)
+        if len(grouped):
             partial = layout.partial[:, grouped]
             axes = layout.defined_axes[:, grouped]
             few = _FEW * t.values.bytes[grouped] / layout.devices[axes]
@@ -235,9 +241,7 @@ class GroupedOperands(Term):
     def bytes(self, layout: Layout) -> Floats:
         values, hardware = layout.tables.values, layout.machine.hardware
         size = np.zeros(layout.value_bytes.shape)
-        grouped = np.flatnonzero(values.masked)
-        if hardware.lanes == 1 or not len(grouped):
-            return size
+        grouped = _grouped(layout)
         partial, axes = layout.partial[:, grouped], layout.defined_axes[:, grouped]
         rows = values.masked[grouped] / layout.devices[partial]
         if not hardware.gathers_ahead:
@@ -257,11 +261,8 @@ class GroupedResults(Term):
         return Lifetimes(ranges.value_class[values], start, end, values)
 
     def bytes(self, layout: Layout) -> Floats:
-        values, hardware = layout.tables.values, layout.machine.hardware
+        values, grouped = layout.tables.values, _grouped(layout)
         size = np.zeros(layout.value_bytes.shape)
-        grouped = np.flatnonzero(values.masked)
-        if hardware.lanes == 1 or not len(grouped):
-            return size
         axes = layout.defined_axes[:, grouped]
         results = values.workspace[grouped].sum(axis=1) / layout.devices[axes]
         size[:, grouped] = results * _apart(layout, grouped)
