@@ -78,6 +78,8 @@ class Sample:
 
     row: strangers.Row
     predicted: Prediction
+    #: The step with the links that XLA's scheduler assumes.
+    linked_seconds: float
     #: What the program and the plan are made of.
     made: Mapping[str, float]
 
@@ -94,7 +96,7 @@ class Sample:
     def step(self) -> float:
         """The logarithm of XLA's step over ours; NaN if unknown."""
         theirs = 1e-3 * self.row.xla_step_ms
-        return float(np.log(theirs / self.predicted.step_seconds)) if theirs > 0 else float("nan")
+        return float(np.log(theirs / self.linked_seconds)) if theirs > 0 else float("nan")
 
 
 def samples() -> Iterator[Sample]:
@@ -104,7 +106,9 @@ def samples() -> Iterator[Sample]:
         stranger = grammar.draw(seed)
         hardware = load(stranger.hardware)
         analysis = toast.analyze(stranger.model, platform=hardware.platform)
-        model = CostModel(Space(analysis, Mesh.parse(stranger.mesh)), hardware)
+        space = Space(analysis, Mesh.parse(stranger.mesh))
+        model = CostModel(space, hardware)
+        other = CostModel(space, strangers.linked(hardware))
         for row in rows:
             if row.seed == seed and (row.compiled or row.verdict == "out of memory"):
                 state = strangers.unpacked(row.state, model.space.initial)
@@ -112,7 +116,8 @@ def samples() -> Iterator[Sample]:
                 exposed = exposed_share(
                     found.step_seconds, found.collective_seconds, found.hidden_seconds
                 )
-                yield Sample(row, found, {**model.made_of, "exposed": exposed})
+                seconds = float(other.price(state[None]).seconds[0])
+                yield Sample(row, found, seconds, {**model.made_of, "exposed": exposed})
         jax.clear_caches()
         gc.collect()
 
@@ -314,8 +319,9 @@ def coverage(plans: Sequence[Sample]) -> list[str]:
                     theirs = 1e-3 * plan.row.xla_step_ms
                     if not theirs > 0:
                         continue
-                    low, high = bars.step_interval(ours.step_seconds, plan.made["exposed"], odds)
-                    width.append((high - low) / ours.step_seconds)
+                    step = plan.linked_seconds
+                    low, high = bars.step_interval(step, plan.made["exposed"], odds)
+                    width.append((high - low) / step)
                 seeds.append(plan.row.seed)
                 within.append(low <= theirs <= high)
                 above.append(theirs > high)

@@ -683,7 +683,7 @@ def check_mesh(analysis: Analysis, mesh: Mesh, machine: Hardware) -> None:
 def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
     """``machine``, scaled down for a small program, so that its plan shards as much as a large one.
 
-    A large program hardly depends on latency, also that of products, on measured collectives and on
+    A large program hardly depends on latency, also that of kernels, on measured collectives and on
     the padding of arrays; these are removed.  The memory limit becomes one and a half times an even
     share of the program's peak.
     """
@@ -693,6 +693,7 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
         unpadded,
         measured=(),
         product_latency_s=0.0,
+        kernel_latency_s=0.0,
         memory_limit_bytes=max(1.0, 1.5 * peak / mesh.devices),
         interconnect=dataclasses.replace(
             machine.interconnect, latency_s=0.0, network_latency_s=0.0

@@ -20,6 +20,7 @@ from toast.cost.liveness import (
     Lifetimes,
     Liveness,
     LiveRanges,
+    allocated_only,
     liveness,
     loops_of,
     rounded_stacks,
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 
 #: Ops that write nothing or only a part, because their results are in memory already.
 _IN_PLACE = PASSED_ON | {"argument", "carry", "yield", "dynamic_update_slice"}
+
+#: Ops that write their second operand into their first.
+_UPDATING = "dynamic_update_slice"
 
 #: Ops that are no kernel of their own, or read no more than they write.
 _READ_NOTHING = frozenset({
@@ -106,7 +110,15 @@ def build(
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
     grouped = _group_values(
-        program, names.use_op, names.use_value, value_slot, use_slot, live, priced, host
+        program,
+        names.use_op,
+        names.use_index,
+        names.use_value,
+        value_slot,
+        use_slot,
+        live,
+        priced,
+        host,
     )
     slot_table = slots.table(classes.divisor.shape[1])
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
@@ -158,7 +170,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules, masked,
+        rules, masked, ranges.rounded,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -282,6 +294,7 @@ def _value_classes(
     products: Products,
     rules: Sequence[SignatureRule],
     masked: Floats,
+    rounded: Lifetimes,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
@@ -305,7 +318,9 @@ def _value_classes(
             (*type_.shape, *(1,) * (rank - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
         written=live.exists[values] & ~live.by_product[values] & ~product & ~in_place
-        & ~priced[maker] & ~host.inside[values] & ~host.moved[values],
+        & ~priced[maker] & ~host.inside[values] & ~host.moved[values]
+        & ~allocated_only(program)[values],
+        kernels=_kernels(program, grouped, live, priced),
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
         transcendentals=_transcendentals(program, grouped),
@@ -323,6 +338,7 @@ def _value_classes(
         workspace_over=over[op_class_of_value[values]],
         looped=looped,
         condition_reads=grouped.condition_reads,
+        rounded=np.bincount(rounded.entity, minlength=len(values)).astype(np.float64),
         product_size=size,
         product_group=group,
         product_bytes=operands,
@@ -408,6 +424,31 @@ def _workspaces(program: Program, rules: Sequence[SignatureRule], op_class_of_va
     first = np.array([value.result == 0 for value in program.values], dtype=bool)
     needs = np.array([len(_working(rule)) < len(rule.costs) for rule in rules], dtype=bool)
     return np.asarray(first & needs[op_class_of_value])
+
+
+def _kernels(program: Program, grouped: _Grouped, live: Liveness, priced: Bools) -> Floats:
+    """``[C]`` how many memory-bound kernels of a step compute the values of a class.
+
+    A kernel with several results counts as a part of one for each.  Scalars, such as the counters of
+    loops, need none.
+    """
+    maker = np.array([value.op for value in program.values], dtype=np.int64)
+    kinds = [program.kind(op) for op in range(len(program.ops))]
+    alone = np.array([
+        kind not in PRODUCTS and (kind == _UPDATING or kind not in _IN_PLACE) for kind in kinds
+    ], dtype=bool) & ~priced  # fmt: skip
+    computed = np.flatnonzero(
+        live.exists
+        & alone[maker]
+        & ~live.by_product
+        & ~allocated_only(program)
+        & [value.type.shape != () for value in program.values]
+    )
+    kernel = live.early[maker[computed]]
+    share = 1 / np.bincount(kernel, minlength=len(kinds))[kernel]
+    repeats = np.array(program.repeats, dtype=np.float64)[maker[computed]]
+    count = len(grouped.representative)
+    return np.bincount(grouped.of_value[computed], weights=share * repeats, minlength=count)
 
 
 def _rounded_stacks(program: Program, rounded: str, grouped: _Grouped) -> Lifetimes:
@@ -578,6 +619,7 @@ class _Grouped:
 def _group_values(
     program: Program,
     use_op: Ints,
+    use_index: Ints,
     use_of: Ints,
     value_slot: Ints,
     use_slot: Ints,
@@ -593,7 +635,9 @@ def _group_values(
     loops, used_in = _loops(program), [dict[int, int]() for _ in program.values]
     of_uses: list[tuple[int, int]] = []
     kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
-    for op, value, slot in zip(use_op.tolist(), use_of.tolist(), use_slot.tolist(), strict=True):
+    for op, index, value, slot in zip(
+        use_op.tolist(), use_index.tolist(), use_of.tolist(), use_slot.tolist(), strict=True
+    ):
         # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it
         # writes; the caller and loops read nothing.
         counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING and not priced[op]
@@ -613,7 +657,9 @@ def _group_values(
         counted &= maker == kernel or int(live.early[maker]) != kernel
         if counted:
             kernels.add((value, kernel))
-        reads[value][key] = (max(most, times), read + times * counted)
+        # An update is written into its buffer, as much as is read.
+        updates = kinds[op] == _UPDATING and index == 1
+        reads[value][key] = (max(most, times), read + times * (counted + updates))
     repeats = [program.repeats[value.op] for value in program.values]
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     tests = [0] * len(program.values)

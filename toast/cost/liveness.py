@@ -441,8 +441,9 @@ def loops_of(program: Program) -> list[LoopOps]:
 def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
     """Stacked float32 arguments of which loops only use slices that they round to bfloat16.
 
-    XLA rounds the whole stack before the first such loop, instead of each slice.  Each entry has
-    the argument's value and the first and the last op between which it has the copy.
+    Products round their operands, too.  XLA rounds the whole stack before the first such loop,
+    instead of each slice.  Each entry has the argument's value and the first and the last op
+    between which it has the copy.
     """
     copies: dict[int, tuple[int, int]] = {}
     uses: dict[int, list[int]] = {}
@@ -462,15 +463,42 @@ def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
     return [(value, first, last) for value, (first, last) in copies.items()]
 
 
+def allocated_only(program: Program) -> Bools:
+    """``[values]`` whether it is the first value of a stack that a loop fills from its beginning.
+
+    XLA only allocates such a buffer.  It does not see that a loop which runs backward (its index is
+    a difference) fills a stack, too, and writes the first value.
+    """
+    allocated = np.zeros(len(program.values), dtype=bool)
+    for number, op in enumerate(program.ops):
+        if program.kind(number) == "dynamic_update_slice":
+            carry = program.values[op.operands[0]].op
+            if program.kind(carry) == "carry" and not any(
+                _is_difference(program, index, carry) for index in op.operands[2:]
+            ):
+                allocated[list(program.ops[carry].operands)] = True
+    return allocated
+
+
+def _is_difference(program: Program, value: int, first: int) -> bool:
+    """Whether a value is computed by a subtraction, after the op ``first``."""
+    op = program.values[value].op
+    if op < first:
+        return False
+    return program.kind(op) == "subtract" or any(
+        _is_difference(program, operand, first) for operand in program.ops[op].operands
+    )
+
+
 def _rounded(program: Program, uses: Mapping[int, Sequence[int]], number: int) -> bool:
-    """Whether an op's result has no use but rounded to bfloat16."""
+    """Whether an op's result, of type float32, has no use but rounded to bfloat16."""
     users = uses.get(program.ops[number].results[0], ())
     for user in users:
         kind = program.kind(user)
         if kind == "convert":
             rounded = program.values[program.ops[user].results[0]].type.dtype == "bf16"
         else:
-            rounded = kind in _MOVING and _rounded(program, uses, user)
+            rounded = kind in PRODUCTS or (kind in _MOVING and _rounded(program, uses, user))
         if not rounded:
             return False
     return len(users) > 0

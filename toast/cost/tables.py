@@ -111,6 +111,7 @@ class ValueClasses(EntityTable):
     bytes: Floats  # of one unsharded value
     sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     written: Bools  # a memory-bound kernel writes it
+    kernels: Floats  # memory-bound kernels in a step that compute its values
     transfers: Floats  # to the memory of the host or back, of all its values in a step
     merged: Bools  # a product's result, fused with its only consumer unless summed
     transcendentals: Floats  # exponentials and the like, of all its values in a step
@@ -131,6 +132,7 @@ class ValueClasses(EntityTable):
     workspace_over: Bools  # [C, W, F + 1] whether sharding a factor divides such a term
     looped: Bools  # [C, R] dimensions of a product whose parts may be summed around the devices
     condition_reads: Floats  # by conditions of loops, of all its values in a step
+    rounded: Floats  # rounded copies of stacked arguments, of all its values in a step
     #: Of a product that computes it: sizes, and which of them a factor shards, as in
     #: :class:`Products`; bytes of the two operands; which of the sizes has each dimension.
     product_size: Floats  # [C, 4], 1 without a product

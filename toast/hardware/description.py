@@ -98,6 +98,8 @@ class Hardware:
     interconnect: Interconnect
     #: The rate above over that of the datasheet.
     memory_efficiency: float = 1.0
+    #: The rate of kernels of one op, such as fills and conversions, over that of other kernels.
+    single_op_share: float = 1.0
     #: How the time of products depends on their size.
     products: ProductPrices = dataclasses.field(default_factory=ProductPrices)
     #: One dimension of every array in memory is padded to a multiple of this number of elements.
@@ -118,6 +120,8 @@ class Hardware:
     attention_efficiency: float | None = None
     #: Seconds that every product takes besides its work, however small it is.
     product_latency_s: float = 0.0
+    #: The same for every memory-bound kernel.
+    kernel_latency_s: float = 0.0
     #: The share of a collective's time that products beside it save; they are slower by the rest,
     #: because both use the same cores and the same memory.
     overlap_efficiency: float = 1.0

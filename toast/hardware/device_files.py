@@ -81,6 +81,7 @@ class EfficiencyTable(_Table, frozen=True, kw_only=True):
 
     matmul: Fraction
     memory: Fraction
+    single_op: Fraction | None = None
     link: Fraction
     attention: Fraction | None = None
     overlap: Fraction = 1.0
@@ -142,6 +143,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     gathers_ahead: Literal["operands", "all"] | None = None
     vector_products_per_s: FlopsPerS = math.inf
     product_latency_s: Seconds = 0.0
+    kernel_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
     memory: MemoryTable
     tile: TileTable | None = None
@@ -297,11 +299,14 @@ def _hardware(file: DeviceFile) -> Hardware:
         if file.host
         else math.inf,
         product_latency_s=file.product_latency_s,
+        kernel_latency_s=file.kernel_latency_s,
         memory_capacity_bytes=file.memory.capacity_bytes,
         memory_limit_bytes=file.memory.limit_bytes,
         memory_bytes_per_s=file.memory.bandwidth_bytes_per_s * file.efficiency.memory,
         interconnect=interconnect,
         memory_efficiency=file.efficiency.memory,
+        single_op_share=(file.efficiency.single_op or file.efficiency.memory)
+        / file.efficiency.memory,
         products=_products(file),
         lanes=file.memory.lanes,
         gathers_ahead=file.gathers_ahead or "",

@@ -77,6 +77,9 @@ def hardware_tables(
     if machine.product_latency_s:
         latency = time_text(machine.product_latency_s)
         add("a product, besides", latency, ("", "product_latency_s"))
+    if machine.kernel_latency_s:
+        latency = time_text(machine.kernel_latency_s)
+        add("another kernel, besides", latency, ("", "kernel_latency_s"))
     if machine.overlap_efficiency < 1:
         cost = 1 - machine.overlap_efficiency
         beside = f"take {cost:.0%} of their time"
@@ -87,6 +90,9 @@ def hardware_tables(
         "  bandwidth", rate_text(machine.memory_bytes_per_s),
         ("memory", "bandwidth_bytes_per_s"), ("efficiency", "memory"),
     )  # fmt: skip
+    if machine.single_op_share < 1:
+        rate = rate_text(machine.memory_bytes_per_s * machine.single_op_share)
+        add("  in kernels of one op", rate, ("efficiency", "single_op"))
     if machine.allocator_efficiency < 1:
         used = f"{machine.allocator_efficiency:.0%}"
         add("  in use at the peak", used, ("efficiency", "allocator"))

@@ -19,9 +19,11 @@ from toast.cost.terms.buffers import (
 from toast.cost.terms.kernels import (
     HostTransfers,
     KernelWork,
+    Latencies,
     PartedProducts,
     ProductWork,
     Reads,
+    Roundings,
     Transcendentals,
     Writes,
 )
@@ -44,7 +46,7 @@ from toast.cost.terms.traffic import (
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), PartedProducts(), KernelWork(), Writes(), Transcendentals(), Reads(),
-    HostTransfers(),
+    Latencies(), Roundings(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),

@@ -15,7 +15,7 @@ from toast.cost.terms.term import Term
 _FEW = 3
 
 #: Bytes of a rounded element over those of a float32.
-_ROUNDED = 0.5
+ROUNDED = 0.5
 
 
 class Arguments(Term):
@@ -297,7 +297,7 @@ class RoundedStacks(Term):
         return ranges.rounded
 
     def bytes(self, layout: Layout) -> Floats:
-        return layout.value_memory * _ROUNDED
+        return layout.value_memory * ROUNDED
 
 
 class SecondBuffers(Term):

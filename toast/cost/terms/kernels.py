@@ -7,6 +7,7 @@ import numpy as np
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Entity, Floats, Ints
 from toast.cost.layout import Layout, LocalLayout, slot_dims
+from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.hardware import Hardware
 from toast.program import QUANTITIES
@@ -170,13 +171,41 @@ def _of_last(layout: LocalLayout, held: Ints) -> Floats:
 
 
 class Writes(LocalTerm):
-    """Values that memory-bound kernels write."""
+    """Values that memory-bound kernels write.  Constants are written by kernels of one op."""
 
     name, scope = "writes", Entity.VALUE_CLASS
 
     def seconds(self, layout: LocalLayout) -> Floats:
-        values, rate = layout.tables.values, layout.machine.hardware.memory_bytes_per_s
+        values, hardware = layout.tables.values, layout.machine.hardware
+        share = np.where(values.constant, hardware.single_op_share, 1.0)
+        rate = hardware.memory_bytes_per_s * share
         return np.asarray(layout.value_bytes * (values.written * values.count / rate))
+
+
+class Latencies(LocalTerm):
+    """The time that every memory-bound kernel takes besides its work, however small it is."""
+
+    name, scope = "latencies", Entity.VALUE_CLASS
+
+    def seconds(self, layout: LocalLayout) -> Floats:
+        seconds = layout.tables.values.kernels * layout.machine.hardware.kernel_latency_s
+        return np.broadcast_to(seconds, layout.value_bytes.shape)
+
+
+class Roundings(LocalTerm):
+    """Copies of stacked arguments in the element type of products, by kernels of one op.
+
+    See :class:`toast.cost.terms.buffers.RoundedStacks` for their memory.
+    """
+
+    name, scope = "roundings", Entity.VALUE_CLASS
+
+    def seconds(self, layout: LocalLayout) -> Floats:
+        hardware = layout.machine.hardware
+        rate = hardware.memory_bytes_per_s * hardware.single_op_share
+        return np.asarray(
+            layout.value_bytes * (layout.tables.values.rounded * (1 + ROUNDED) / rate)
+        )
 
 
 class Reads(LocalTerm):
