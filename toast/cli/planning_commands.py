@@ -288,9 +288,10 @@ def _several(texts: list[str] | None, option: str, example: str) -> dict[str, li
 
 
 class Compiler(enum.StrEnum):
-    """Compilers that check plans without running them."""
+    """Compilers that check plans."""
 
     tpu = "tpu"
+    gpu = "gpu"
 
 
 @command(app)
@@ -318,7 +319,11 @@ def compare(
     keep_constraints: KeepOption = False,
     oracle: Annotated[
         Compiler | None,
-        typer.Option("--oracle", help="tpu: also compile every plan with XLA's TPU compiler."),
+        typer.Option(
+            "--oracle",
+            help="tpu: also compile every plan with XLA's TPU compiler. gpu: compile it for the "
+            "GPUs of this machine, and time its steps.",
+        ),
     ] = None,
     timeout: TimeoutOption = 600,
     seed: SeedOption = 0,

@@ -429,8 +429,8 @@ def _workspaces(program: Program, rules: Sequence[SignatureRule], op_class_of_va
 def _kernels(program: Program, grouped: _Grouped, live: Liveness, priced: Bools) -> Floats:
     """``[C]`` how many memory-bound kernels of a step compute the values of a class.
 
-    A kernel with several results counts as a part of one for each.  Scalars, such as the counters of
-    loops, need none.
+    A kernel with several results counts as a part of one for each.  Scalars, such as the counters
+    of loops, need none.
     """
     maker = np.array([value.op for value in program.values], dtype=np.int64)
     kinds = [program.kind(op) for op in range(len(program.ops))]

@@ -14,13 +14,16 @@ from toast.analysis import Analysis
 from toast.cost import Overlap
 from toast.errors import HardwareError, PinError, PlanError, SearchError, ToastError
 from toast.evaluation.baselines import alpa, automap, manual, shardy
-from toast.evaluation.oracle import Verdict, check, judge
+from toast.evaluation.oracle import Verdict, check, check_devices, judge, judge_here
 from toast.inputs import AnyHardware, AnyMesh
 from toast.models import Strategies
 from toast.plan import Plan, kernel_notes, loop_notes, spec_text
 from toast.search import Round, Settings, noted_interrupts
 from toast.space import Constraints, broken, resolve
 from toast.units import listed
+
+#: What compiles the plans of methods: for TPUs, which need not be there, or for GPUs that are.
+Compiler = Literal["tpu", "gpu"]
 
 #: The methods, in the order of the table.
 METHODS = ("toast", "manual", "automap", "alpa", "shardy")
@@ -110,7 +113,7 @@ def compare(
     overlap: Overlap = "partial",
     constraints: Constraints | None = None,
     settings: Settings | None = None,
-    oracle: Literal["tpu"] | None = None,
+    oracle: Compiler | None = None,
     timeout: float = 600.0,
     progress: Callable[[str], None] | None = None,
 ) -> list[MethodResult]:
@@ -128,11 +131,14 @@ def compare(
     The row of a plan that violates constraints lists the violations (``broken``).
 
     With ``oracle="tpu"``, XLA's compiler compiles every plan, for at most ``timeout`` seconds each.
+    ``oracle="gpu"`` compiles for the GPUs of this machine, which must be those of ``hardware``, and
+    times runs.
     If a method or a compilation fails, only its row has an error.
 
     Raises :class:`Interrupted` for an interrupt, :class:`toast.errors.MeshError` if no dimension
     can use the mesh, :class:`toast.errors.PinError` if a constraint cannot be satisfied, and the
-    errors of :func:`toast.evaluation.oracle.judge` if there is no compiler.
+    errors of :func:`toast.evaluation.oracle.judge` if there is no compiler, and of
+    :func:`toast.evaluation.oracle.check_devices` for other GPUs than those.
     """
     methods = chosen(",".join(methods))
     report_stage = progress or (lambda _stage: None)
@@ -141,8 +147,10 @@ def compare(
     limit_bytes = inputs.limit_of(memory_bytes, hardware)
     hardware = dataclasses.replace(hardware, memory_limit_bytes=limit_bytes)
     safety = inputs.safety_of(safety)
-    if oracle:
+    if oracle == "tpu":
         check(hardware)
+    elif oracle == "gpu":
+        check_devices(hardware, mesh)
     api.check_mesh(analysis, mesh, hardware)
     constraints, settings = constraints or Constraints(), settings or Settings()
     resolve(analysis, mesh, constraints)  # raises errors before the long work
@@ -191,7 +199,7 @@ def compare(
                     raise KeyboardInterrupt
                 if oracle and plan:
                     announce("compiling")
-                    rows[-1] = _judged(rows[-1], plan, timeout)
+                    rows[-1] = _judged(rows[-1], plan, oracle, timeout)
     except KeyboardInterrupt:
         raise Interrupted(rows) from None
     return rows
@@ -231,9 +239,13 @@ def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Met
     )
 
 
-def _judged(row: MethodResult, plan: Plan, timeout: float) -> MethodResult:
+def _judged(row: MethodResult, plan: Plan, oracle: Compiler, timeout: float) -> MethodResult:
+    program, shardings = plan.analysis.program, plan.shardings
     try:
-        verdict = judge(plan.analysis.program, plan.shardings, plan.hardware, timeout=timeout)
+        if oracle == "tpu":
+            verdict = judge(program, shardings, plan.hardware, timeout=timeout)
+        else:
+            verdict = judge_here(program, shardings, plan.hardware)
     except (PlanError, HardwareError) as error:
         return dataclasses.replace(row, verdict_error=str(error))
     return dataclasses.replace(row, verdict=verdict)

@@ -113,7 +113,7 @@ def _free(plan: Plan, history: History, op: int, d: int, axis: int) -> FreeAxis:
     shards = int(np.prod([sizes[a] for a in spec[d]], dtype=np.int64))
     if (size // shards) % devices or size % (shards * devices):
         left = size // shards
-        rest = f" per device of {'x'.join(spec[d])}" if spec[d] else ""
+        rest = f" per device of {', '.join(spec[d])}" if spec[d] else ""
         why = f"{devices} devices do not divide its {left} element{'s' * (left != 1)}{rest}"
         why = "the dimension has size 1" if size == 1 else why
         return FreeAxis(d, label, "size", why)

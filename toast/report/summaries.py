@@ -343,17 +343,19 @@ def comparison_table(
     memory_bytes: float,
     rows: Sequence[MethodResult],
 ) -> RenderableType:
-    """The output of ``toast compare``: a row per method, with the compiler's peak if requested."""
+    """The output of ``toast compare``: a row per method, with verdicts if requested."""
+    timed = any(row.verdict and row.verdict.schedule for row in rows)
     judged = any(row.verdict or row.verdict_error for row in rows)
     ours = next((r.step_seconds for r in rows if r.method == "toast"), math.nan)
     # Constraints can raise a method's bound; the smallest bound holds for all methods.
     bound = min((row.bound_seconds for row in rows if row.bound_seconds > 0), default=0.0)
-    numbers = ("step", "vs TOAST", "vs bound", "peak", "search", "states", "cost")
+    numbers = ("step", "XLA step", "vs TOAST", "vs bound", "peak", "search", "states", "cost")
     table = _table(
         f"{analysis.program.name} on mesh {mesh} of {hardware.name} "
         f"({size_text(memory_bytes)} per device), predicted",
         "method", "step", "vs TOAST", "vs bound", "peak", "fits",
-        *(("XLA peak",) if judged else ()), "search", "states", "cost", "note",
+        *(("XLA peak",) if judged else ()), *(("XLA step",) if timed else ()),
+        "search", "states", "cost", "note",
         right=numbers,
     )  # fmt: skip
     for row in rows:
@@ -373,7 +375,8 @@ def comparison_table(
         rest = ["-", "-"] if row.error else [str(row.states), f"{row.cost:.4g}"]
         table.add_row(
             row.method, *cells, *([compiled] if judged else []),
-            time_text(row.search_seconds), *rest, row.error or row.note,
+            *([_step_of(row)] if timed else []), time_text(row.search_seconds), *rest,
+            row.error or row.note,
         )  # fmt: skip
     before = sum(spent for stage, spent in analysis.seconds.items() if stage != "lowering")
     least = f"Lower bound (roofline, no collectives): {time_text(bound)}"
@@ -382,3 +385,9 @@ def comparison_table(
         *([Text(least)] if bound else []),
         Text(f"Analysis before the search, shared by all methods: {time_text(before)}"),
     )
+
+
+def _step_of(row: MethodResult) -> str:
+    """The step of a method's plan by the verdict on it, if that has one."""
+    schedule = row.verdict.schedule if row.verdict else None
+    return time_text(schedule.seconds) if schedule else "-"

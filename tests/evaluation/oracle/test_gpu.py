@@ -10,6 +10,7 @@ import pytest
 
 import toast
 from toast.errors import HardwareError, PlanError
+from toast.evaluation.compare import compare
 from toast.evaluation.validate import summary, validate
 from toast.hardware import Hardware, Mesh, load
 
@@ -35,9 +36,19 @@ def test_plans_are_compiled_and_timed() -> None:
     assert "arguments exact" in summary(validation)
 
 
+def test_plans_of_all_methods_are_compiled_and_timed() -> None:
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices")
+    rows = compare(mlp(), Mesh.parse("x=2"), cpu(), ["toast", "shardy"], oracle="gpu")
+    verdicts = [row.verdict for row in rows]
+    assert all(v and v.schedule and v.schedule.seconds > 0 for v in verdicts)
+
+
 def test_other_devices_are_refused() -> None:
     with pytest.raises(HardwareError, match="h100 describes NVIDIA H100 80GB HBM3, but JAX found"):
         validate(mlp(), Mesh.parse("x=2"), load("h100"), oracle="gpu")
+    with pytest.raises(HardwareError, match="h100 describes NVIDIA H100 80GB HBM3, but JAX found"):
+        compare(mlp(), Mesh.parse("x=2"), load("h100"), oracle="gpu")
     with pytest.raises(HardwareError, match="tpu-v5e is not a GPU; use --oracle tpu"):
         validate(mlp(), Mesh.parse("x=2"), load("tpu-v5e"), oracle="gpu")
     with pytest.raises(
