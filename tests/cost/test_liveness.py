@@ -108,15 +108,23 @@ def test_arrays_are_padded_in_two_dimensions() -> None:
     space = Space(analyzed(lambda x: x + 1, shape(16, 16)), Mesh.parse("data=4"))
     machine = CostModel(space, load("tpu-v5e")).machine
 
-    def padding(*sizes: int) -> float:
-        return float(machine.lane_padding(np.array(sizes), np.full((1, 1), -1))[0])
+    def padding(*sizes: int, element: int = 4, rank: int | None = None) -> float:
+        rank = len(sizes) if rank is None else rank
+        args = np.array(sizes), np.array(rank), np.array(element)
+        return float(machine.lane_padding(*args, np.full((1, 1), -1))[0])
 
     assert padding(110, 197, 588) == pytest.approx(200 * 640 / (197 * 588))
     assert padding(6, 3072) == pytest.approx(8 / 6)
     assert padding(4, 64, 1024) == 1
     assert padding(3, 1024) == pytest.approx(4 / 3)
+    assert padding(1, 1024) == 1
+    assert padding(1, 1024, element=2) == 2, "two rows share a word"
     assert padding(1000) == pytest.approx(1.024)
-    assert padding(1000, 1, 1) == pytest.approx(1.024), "tables have ones for missing dimensions"
+    assert padding(1000, 1, 1, rank=1) == pytest.approx(1.024), "tables have ones at the end"
+    assert padding(1100) == pytest.approx(2048 / 1100), "tiles of 8 rows"
+    assert padding(300) == pytest.approx(512 / 300), "or of a power of two below"
+    assert padding(100, element=2) == pytest.approx(2.56)
+    assert padding(1, 1, rank=0) == 128, "a scalar takes a row"
 
 
 def test_a_scatter_of_one_element_per_row_is_elementwise() -> None:

@@ -317,6 +317,7 @@ def _value_classes(
         sizes=np.array([
             (*type_.shape, *(1,) * (rank - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
+        rank=np.array([len(type_.shape) for type_ in types], dtype=np.int64),
         written=live.exists[values] & ~live.by_product[values] & ~product & ~in_place
         & ~priced[maker] & ~host.inside[values] & ~host.moved[values]
         & ~allocated_only(program)[values],

@@ -375,8 +375,11 @@ class Layout(LocalLayout):
         padded = np.flatnonzero(self.tables.values.may_pad[values])
         if not len(padded):
             return size
-        size, sizes = size.copy(), self.tables.values.sizes[values[padded]]
-        size[:, padded] *= self.machine.lane_padding(sizes, dims[:, padded])
+        size, classes, padded_values = size.copy(), self.tables.values, values[padded]
+        size[:, padded] *= self.machine.lane_padding(
+            classes.sizes[padded_values], classes.rank[padded_values],
+            classes.element[padded_values], dims[:, padded],
+        )  # fmt: skip
         return size
 
 

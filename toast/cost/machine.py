@@ -12,8 +12,8 @@ from toast.cost.entities import Bools, Dims, Floats, Ints
 from toast.cost.tables import Tables
 from toast.hardware import Collectives, Hardware
 
-#: Rows of the tiles in which devices with lanes keep arrays.
-_ROWS = 8
+#: Rows of the tiles in which devices with lanes keep arrays, and bytes of an element of a lane.
+_ROWS, _WORD = 8, 4
 
 #: Values smaller than this fraction of all memory do not affect the peak.
 NEGLIGIBLE = 1e-6
@@ -35,17 +35,21 @@ class Machine:
         """``[2 ** A]`` devices on each set of axes."""
         return self.collectives.devices.astype(np.float64)
 
-    def lane_padding(self, sizes: Ints, dims: Dims) -> Floats:
+    def lane_padding(self, sizes: Ints, rank: Ints, element: Floats, dims: Dims) -> Floats:
         """Padded bytes over bytes of tensors sharded along ``dims``: ``[...]``.
 
         Arrays are in tiles of 8 rows with the hardware's lanes: one dimension is padded to a
         multiple of the lanes, and another to one of 8, or to a power of two below.  These are the
-        two with the least padding.
-        ``dims`` is ``[..., A]``, ``sizes`` (elements, unsharded) ``[R]`` or ``[X, R]``.
+        two with the least padding.  Small elements share a lane, those of as many rows as make a
+        word of 4 bytes.  An array with one dimension is in tiles of 8 rows, or of a power of two
+        below; a scalar takes one row.
+        ``dims`` is ``[..., A]``, ``sizes`` (elements, unsharded) ``[R]`` or ``[X, R]``; ``rank``
+        and ``element`` (the bytes of one) are numbers or ``[X]``.
         """
         lanes = self.hardware.lanes
         if lanes == 1:
             return np.ones(dims.shape[:-1])
+        packed = np.maximum(_WORD / np.asarray(element), 1.0)
         local = np.broadcast_to(sizes, (*dims.shape[:-1], sizes.shape[-1])).astype(np.float64)
         for axis, devices in enumerate(self.axis_sizes.tolist()):
             here = dims[..., axis, None] == np.arange(sizes.shape[-1])
@@ -53,17 +57,19 @@ class Machine:
         local = np.maximum(local, 1.0)
         wide = np.ceil(local / lanes) * lanes / local
         rows = np.minimum(2.0 ** np.ceil(np.log2(local)), _ROWS)
+        rows = np.maximum(rows, np.minimum(packed, _ROWS)[..., None])
         tall = np.ceil(local / rows) * rows / local
-        # Ones at the end are no dimensions, but tables have them.
-        real = np.cumsum(sizes[..., ::-1] > 1, axis=-1)[..., ::-1] > 0
-        tall = np.where(np.broadcast_to(real, tall.shape), tall, np.inf)
+        real = np.arange(sizes.shape[-1]) < np.asarray(rank)[..., None]
+        wide, tall = (np.where(real, padding, np.inf) for padding in (wide, tall))
         every = np.arange(sizes.shape[-1])
         padded = [
             wide[..., d] * tall[..., every != d].min(axis=-1, initial=np.inf)
             for d in every.tolist()
         ]
-        alone = real.sum(axis=-1) < 2
-        return np.asarray(np.where(alone, wide.min(axis=-1), np.min(padded, axis=0)))
+        only = local[..., 0] if sizes.shape[-1] else np.ones(dims.shape[:-1])
+        tile = np.clip(2.0 ** np.ceil(np.log2(only)), lanes * packed, lanes * _ROWS)
+        alone = np.where(np.equal(rank, 1), np.ceil(only / tile) * tile / only, lanes * packed)
+        return np.asarray(np.where(np.greater(rank, 1), np.min(padded, axis=0), alone))
 
     def tables(self, tables: Tables, collective: Ints, group: Ints) -> Tables:
         """``tables`` with the columns that depend on hardware and mesh.
@@ -75,17 +81,22 @@ class Machine:
         return tables.on_hardware(peaks, devices, self._may_pad(tables), collective, group)
 
     def _may_pad(self, tables: Tables) -> Bools:
-        """``[C]`` whether some sharding pads a value class; small classes are not padded."""
+        """``[C]`` whether some sharding pads a value class.
+
+        Small classes are not padded, unless they have arguments.
+        """
         values = tables.values
         padded = np.zeros(len(values), dtype=bool)
-        large = np.flatnonzero(values.bytes > NEGLIGIBLE * (values.bytes * values.count).sum())
+        matters = values.bytes > NEGLIGIBLE * (values.bytes * values.count).sum()
+        large = np.flatnonzero((matters | (values.arguments > 0)) & (values.bytes > 0))
         if self.hardware.lanes == 1 or not len(large):
             return padded
         sizes, axes = values.sizes[large], len(self.axis_sizes)
+        rank, element = values.rank[large], values.element[large]
         if (sizes.shape[1] + 1) ** axes > _SPLITS:
             padded[large] = True  # too many to check
             return padded
         for split in itertools.product(range(-1, sizes.shape[1]), repeat=axes):
             dims = np.broadcast_to(np.array(split, dtype=np.int8), (1, len(large), axes))
-            padded[large] |= (self.lane_padding(sizes, dims) > 1)[0]
+            padded[large] |= (self.lane_padding(sizes, rank, element, dims) > 1)[0]
         return padded

@@ -110,6 +110,7 @@ class ValueClasses(EntityTable):
     count: Ints  # values in a step
     bytes: Floats  # of one unsharded value
     sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
+    rank: Ints  # number of dimensions
     written: Bools  # a memory-bound kernel writes it
     kernels: Floats  # memory-bound kernels in a step that compute its values
     transfers: Floats  # to the memory of the host or back, of all its values in a step
@@ -142,6 +143,11 @@ class ValueClasses(EntityTable):
     #: Seconds of independent products that may run beside its sums, if all devices share products
     #: evenly; 0 before :meth:`Tables.on_hardware`.
     independent_s: Floats
+
+    @property
+    def element(self) -> Floats:
+        """``[C]`` bytes of an element; 0 for empty values."""
+        return np.asarray(self.bytes / np.maximum(self.sizes.prod(axis=1), 1))
 
 
 @dataclasses.dataclass(frozen=True)
