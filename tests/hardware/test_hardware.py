@@ -200,7 +200,7 @@ BAD = {
         "i8 = 393e12", "i8 = 393e15", None, "i8 exceeds 10000 FLOP per byte of memory traffic; check the units of both",
     ),
     "transcendentals": (
-        "transcendentals_per_s = 50e9", "transcendentals_per_s = 50e15", None,
+        "transcendentals_per_s = 1e11", "transcendentals_per_s = 50e15", None,
         "transcendentals_per_s exceeds the peak of matrix products; check the unit",
     ),
     "too many devices": (
