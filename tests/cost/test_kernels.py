@@ -70,6 +70,24 @@ def test_xla_computes_ragged_products_once_for_each_group() -> None:
     assert plan.before.peak_bytes == pytest.approx(arguments + 8 * result_bytes, rel=1e-3)
 
 
+def test_ragged_products_of_little_depth_move_the_results_of_all_groups() -> None:
+    def experts(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+        product = jax.lax.ragged_dot(rows, weights, sizes)
+        return jax.grad(lambda w: jax.lax.ragged_dot(rows, w, sizes).sum())(weights), product
+
+    shapes = [jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8192, 16), (8, 16, 256))]
+    sizes = jax.ShapeDtypeStruct((8,), "int32")
+    analysis = toast.analyze(experts, *shapes, sizes, platform="tpu")
+    model = CostModel(Space(analysis, Mesh.parse("data=2")), load("tpu-v5e"))
+    rows, weights, result = 8192 * 16, 8 * 16 * 256, 8192 * 256
+    # Those of the product are written and read; the gradient reads its operands for each group.
+    forward = rows + weights + result + 2 * 8 * result
+    backward = weights + (1 + 8) * (rows + result)
+    assert kernel_seconds(model, model.space.initial) == pytest.approx(
+        2 * (forward + backward) / BANDWIDTH, rel=1e-3
+    )
+
+
 def test_a_kernel_is_a_roofline(tmp_path: pathlib.Path) -> None:
     model = model_of(tmp_path, RULE)
     assert kernel_seconds(model, model.space.initial) == pytest.approx(256 * 64 * 1e6 / PEAK)
