@@ -449,7 +449,9 @@ def _kernels(program: Program, grouped: _Grouped, live: Liveness, priced: Bools)
     share = 1 / np.bincount(kernel, minlength=len(kinds))[kernel]
     repeats = np.array(program.repeats, dtype=np.float64)[maker[computed]]
     count = len(grouped.representative)
-    return np.bincount(grouped.of_value[computed], weights=share * repeats, minlength=count)
+    weights = share * repeats
+    counts = np.bincount(grouped.of_value[computed], weights=weights, minlength=count)
+    return np.asarray(counts, dtype=np.float64)
 
 
 def _rounded_stacks(program: Program, rounded: str, grouped: _Grouped) -> Lifetimes:
