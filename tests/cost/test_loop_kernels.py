@@ -70,6 +70,17 @@ def test_a_stack_has_first_values_if_its_loop_runs_backward(
     assert (written >= 2 * STACK_BYTES) != allocated
 
 
+def test_a_computed_first_value_is_written() -> None:
+    def filled(x: jax.Array) -> jax.Array:
+        def write(i: jax.Array, stack: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_index_in_dim(stack, x[0] * 2, i, 0)
+
+        return jax.lax.fori_loop(0, LAYERS, write, jnp.exp(x))
+
+    model = model_of(filled, f32(LAYERS, ROWS, WIDTH))
+    assert seconds_of(model, "writes") >= STACK_BYTES
+
+
 def test_an_update_is_written_into_its_buffer() -> None:
     """As much as it has elements, in every iteration; the whole buffer is written once at most."""
     model = model_of(recurrence, f32(ROWS, WIDTH), f32(LAYERS, ROWS, WIDTH))

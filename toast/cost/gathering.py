@@ -303,6 +303,8 @@ def _value_classes(
     kinds = [program.kind(program.values[v].op) for v in values.tolist()]
     product = ops.product[op_class_of_value[values]]
     in_place = np.array([kind in _IN_PLACE for kind in kinds], dtype=bool)
+    constant = _constant(program)
+    allocated = allocated_only(program) & constant
     rank = _rank(program)
     arguments = grouped.of_value[list(program.argument_values)]
     size, group, operands, side = _of_products(
@@ -320,15 +322,15 @@ def _value_classes(
         rank=np.array([len(type_.shape) for type_ in types], dtype=np.int64),
         written=live.exists[values] & ~live.by_product[values] & ~product & ~in_place
         & ~priced[maker] & ~host.inside[values] & ~host.moved[values]
-        & ~allocated_only(program)[values],
-        kernels=_kernels(program, grouped, live, priced),
+        & ~allocated[values],
+        kernels=_kernels(program, grouped, live, priced, allocated),
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
         transcendentals=_transcendentals(program, grouped),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
         reduces=summed_over[values],
         gathered=gathered[values],
-        constant=_constant(program)[values],
+        constant=constant[values],
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
         masked=masked[values],
@@ -427,11 +429,13 @@ def _workspaces(program: Program, rules: Sequence[SignatureRule], op_class_of_va
     return np.asarray(first & needs[op_class_of_value])
 
 
-def _kernels(program: Program, grouped: _Grouped, live: Liveness, priced: Bools) -> Floats:
+def _kernels(
+    program: Program, grouped: _Grouped, live: Liveness, priced: Bools, allocated: Bools
+) -> Floats:
     """``[C]`` how many memory-bound kernels of a step compute the values of a class.
 
     A kernel with several results counts as a part of one for each.  Scalars, such as the counters
-    of loops, need none.
+    of loops, need none; neither do values that are only ``allocated``.
     """
     maker = np.array([value.op for value in program.values], dtype=np.int64)
     kinds = [program.kind(op) for op in range(len(program.ops))]
@@ -442,7 +446,7 @@ def _kernels(program: Program, grouped: _Grouped, live: Liveness, priced: Bools)
         live.exists
         & alone[maker]
         & ~live.by_product
-        & ~allocated_only(program)
+        & ~allocated
         & [value.type.shape != () for value in program.values]
     )
     kernel = live.early[maker[computed]]

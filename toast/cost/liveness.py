@@ -466,28 +466,24 @@ def rounded_stacks(program: Program) -> list[tuple[int, int, int]]:
 def allocated_only(program: Program) -> Bools:
     """``[values]`` whether it is the first value of a stack that a loop fills from its beginning.
 
-    XLA only allocates such a buffer.  It does not see that a loop which runs backward (its index is
-    a difference) fills a stack, too, and writes the first value.
+    XLA only allocates such a buffer if its value is constant.  It does not see that a loop which
+    runs backward (its index is a difference) fills a stack, too, and writes the first value.
     """
-    allocated = np.zeros(len(program.values), dtype=bool)
+    difference = np.zeros(len(program.values), dtype=bool)
+    forward, backward = set[int](), set[int]()
     for number, op in enumerate(program.ops):
-        if program.kind(number) == "dynamic_update_slice":
+        kind = program.kind(number)
+        if kind != "carry":
+            found = kind == "subtract" or any(difference[value] for value in op.operands)
+            difference[list(op.results)] = found
+        if kind == "dynamic_update_slice":
             carry = program.values[op.operands[0]].op
-            if program.kind(carry) == "carry" and not any(
-                _is_difference(program, index, carry) for index in op.operands[2:]
-            ):
-                allocated[list(program.ops[carry].operands)] = True
+            if program.kind(carry) == "carry":
+                backwards = any(difference[value] for value in op.operands[2:])
+                (backward if backwards else forward).update(program.ops[carry].operands)
+    allocated = np.zeros(len(program.values), dtype=bool)
+    allocated[[*(forward - backward)]] = True
     return allocated
-
-
-def _is_difference(program: Program, value: int, first: int) -> bool:
-    """Whether a value is computed by a subtraction, after the op ``first``."""
-    op = program.values[value].op
-    if op < first:
-        return False
-    return program.kind(op) == "subtract" or any(
-        _is_difference(program, operand, first) for operand in program.ops[op].operands
-    )
 
 
 def _rounded(program: Program, uses: Mapping[int, Sequence[int]], number: int) -> bool:

@@ -159,7 +159,7 @@ class UseClasses(EntityTable):
     count: Floats  # how often a reshard for it runs in a step
     number: Ints  # uses in the program, without repetition
     runs: Floats  # runs in a step of the ops that use it
-    reads: Floats  # reads by memory-bound kernels in a step
+    reads: Floats  # by memory-bound kernels in a step, and writes of updates into buffers
     free: Floats  # share of products that may run beside a reshard
     share: Floats  # bytes of an element at the use over those of the value's element
     looped: Bools  # [U, R] dimensions of which a product may use one shard after the other
