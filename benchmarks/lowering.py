@@ -61,14 +61,31 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama3.1-8b": {"layers": 1},
     "vit-l": {"layers": 1},
     "mamba2-1.3b": {"layers": 1},
-    "resnet50": {},
+    "resnet50": {"batch": 64},
     "unet": {},
 }
+
+#: The rest of the zoo, with few layers and experts: the plans that the search finds, and one of an
+#: expert each.
+REST: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        ("t7b", "llama3-8b", "llama3.1-70b", "llama3.1-405b", "llama2-7b", "mistral-7b",
+         "qwen3-8b", "gemma3-4b", "gemma3-12b", "gemma3-27b", "vit-h", "dit-xl", "whisper-large"),
+        {"layers": 1},
+    ),
+    **dict.fromkeys(("t7b-scan", "llama3-8b-scan", "gns-scan", "itx-scan"), {"layers": 2}),
+    **dict.fromkeys(("mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3"), {"layers": 1, "experts": 8}),
+    "qwen3-30b-a3b": {"layers": 1, "experts": 16},
+    "moe-scan": {"layers": 4, "experts": 16},
+    "attention": {},
+    "t2b-tiny": {},
+}  # fmt: skip
+EXPERTS = ("FSDP", "data + expert parallel", "edge sharding", "Megatron + data parallel", "Megatron")
 MESHES: dict[str, tuple[str, ...]] = {
     "mlp": ("data=4,model=4",),
     "residual MLP": fidelity.MESHES,
     "convnet": fidelity.MESHES,
-    **dict.fromkeys(MODELS, ("data=4,model=4",)),
+    **dict.fromkeys((*MODELS, *REST), ("data=4,model=4",)),
     "unet": ("data=2,space=4",),
 }
 
@@ -98,8 +115,9 @@ def mlp(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
 
 def analysis_of(name: str, lowering: str = "xla") -> toast.Analysis:
     """The analysis of a program of this benchmark for XLA's partitioner, or for ours."""
-    if name in MODELS:
-        model = unet.model(LARGE_IMAGES, name) if name == "unet" else build(name, **MODELS[name])
+    if name in MODELS or name in REST:
+        options = MODELS.get(name) or REST.get(name, {})
+        model = unet.model(LARGE_IMAGES, name) if name == "unet" else build(name, **options)
         return toast.analyze(model, lowering=lowering)
     if name == "mlp":
         shapes = (16384, 4096), (4096, 16384), (16384, 4096)
@@ -124,7 +142,11 @@ def compared(name: str, mesh: str, plans: int) -> Iterator[Compared]:
     hardware, analysis = load(HARDWARE), analysis_of(name)
     space = Space(analysis, Mesh.parse(mesh))
     xla, local = (CostModel(space, hardware, loops=loops) for loops in (False, True))
-    strategies = ZOO[name].strategies if name in MODELS else {}
+    strategies = ZOO[name].strategies if name in ZOO and name != "mlp" else {}
+    if name in REST:
+        plans = 0
+        expert = next(expert for expert in EXPERTS if expert in strategies)
+        strategies = {expert: strategies[expert]}
     if name == "mlp":
         pinned = Space(analysis, Mesh.parse(mesh), constraints=toast.Constraints(pin=LOOPED))
         first, second = (CostModel(pinned, hardware, loops=loops) for loops in (False, True))
@@ -134,7 +156,7 @@ def compared(name: str, mesh: str, plans: int) -> Iterator[Compared]:
         states_to_compare(xla, plans=plans, strategies=strategies)
     ):
         yield Compared(plan, xla, state, local, state)
-        if number == 0 and name in MODELS:
+        if number == 0 and name in ZOO and name != "mlp":
             own = CostModel(Space(analysis_of(name, "local"), Mesh.parse(mesh)), hardware)
             best = find(own, memory_bytes=hardware.memory_limit_bytes, settings=Settings(seed=0))
             if best.state.tobytes() != state.tobytes():
@@ -168,18 +190,20 @@ def priced(rows: list[dict[str, object]], plans: int) -> list[dict[str, object]]
     return left
 
 
-def row_of(name: str, mesh: str, pair: Compared, *, full: bool) -> dict[str, object]:
+def row_of(
+    name: str, mesh: str, pair: Compared, *, full: bool, timeout: float
+) -> dict[str, object]:
     """The row of a plan; raises :class:`ToastError` if it cannot be lowered or compiled."""
     hardware = pair.xla.hardware
     local = lowered_state(pair.local, pair.local_state)
     verdicts = (
         judge(
             pair.xla.space.analysis.program, shardings_of(pair.xla, pair.xla_state), hardware,
-            full=full,
+            full=full, timeout=timeout,
         ),
         judge(
             pair.local.space.analysis.program, shardings_of(pair.local, pair.local_state),
-            hardware, local=local.module, full=full,
+            hardware, local=local.module, full=full, timeout=timeout,
         ),
     )  # fmt: skip
     row: dict[str, object] = {
@@ -246,6 +270,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also rows that are there already")
     parser.add_argument("--price", action="store_true", help="predict all rows again")
     parser.add_argument("--memory", action="store_true", help="memory only, which is faster")
+    parser.add_argument("--minutes", type=float, default=10, help="limit of one compilation")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
     if options.table.exists():
@@ -264,7 +289,9 @@ def main() -> None:
                 if (name, mesh, pair.name) in done:
                     continue
                 try:
-                    row = row_of(name, mesh, pair, full=not options.memory)
+                    row = row_of(
+                        name, mesh, pair, full=not options.memory, timeout=60 * options.minutes
+                    )
                 except ToastError as error:
                     print(f"{name} on {mesh}, {pair.name}: {error}", file=sys.stderr)
                     continue
