@@ -67,20 +67,24 @@ MODELS: dict[str, dict[str, Any]] = {
 
 #: The rest of the zoo, with few layers and experts: the plans that the search finds, and one of an
 #: expert each.
+ONE_LAYER = (
+    "t7b", "llama3-8b", "llama3.1-70b", "llama3.1-405b", "llama2-7b", "mistral-7b", "qwen3-8b",
+    "gemma3-4b", "gemma3-12b", "gemma3-27b", "vit-h", "dit-xl", "whisper-large", "mixtral-8x7b",
+    "deepseek-v2-lite", "deepseek-v3", "qwen3-30b-a3b",
+)  # fmt: skip
+MOE = {"mixtral-8x7b": 8, "deepseek-v2-lite": 8, "deepseek-v3": 8, "qwen3-30b-a3b": 16}
+TWO_LAYERS = ("t7b-scan", "llama3-8b-scan", "gns-scan", "itx-scan")
 REST: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ("t7b", "llama3-8b", "llama3.1-70b", "llama3.1-405b", "llama2-7b", "mistral-7b",
-         "qwen3-8b", "gemma3-4b", "gemma3-12b", "gemma3-27b", "vit-h", "dit-xl", "whisper-large"),
-        {"layers": 1},
-    ),
-    **dict.fromkeys(("t7b-scan", "llama3-8b-scan", "gns-scan", "itx-scan"), {"layers": 2}),
-    **dict.fromkeys(("mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3"), {"layers": 1, "experts": 8}),
-    "qwen3-30b-a3b": {"layers": 1, "experts": 16},
+    **{name: {"layers": 1} for name in ONE_LAYER},
+    **{name: {"layers": 1, "experts": experts} for name, experts in MOE.items()},
+    **{name: {"layers": 2} for name in TWO_LAYERS},
     "moe-scan": {"layers": 4, "experts": 16},
     "attention": {},
     "t2b-tiny": {},
-}  # fmt: skip
-EXPERTS = ("FSDP", "data + expert parallel", "edge sharding", "Megatron + data parallel", "Megatron")
+}
+EXPERTS = (
+    "FSDP", "data + expert parallel", "edge sharding", "Megatron + data parallel", "Megatron",
+)  # fmt: skip
 MESHES: dict[str, tuple[str, ...]] = {
     "mlp": ("data=4,model=4",),
     "residual MLP": fidelity.MESHES,
