@@ -1,6 +1,6 @@
 """Predictions for programs that prices were not tuned on, against XLA's TPU compiler.
 
-    python benchmarks/strangers.py [--seeds 0:40] [--plans 2] [--limit 120]
+    python benchmarks/strangers.py [--seeds 0:40] [--plans 2] [--experts 99] [--limit 120]
     python benchmarks/strangers.py --report [--price] [--page]
 
 The grammar of ``grammar.py`` draws each program from a seed.  Even seeds are open: whoever mends
@@ -208,7 +208,7 @@ def row_of(
 
 
 def plans_of(
-    model: CostModel, stranger: grammar.Stranger, others: int
+    model: CostModel, stranger: grammar.Stranger, others: int, most_experts: int
 ) -> Iterator[tuple[str, bool, States]]:
     """Distinct states with names, and whether the search found them; the most telling ones first.
 
@@ -220,6 +220,9 @@ def plans_of(
     best = find(model, memory_bytes=model.hardware.memory_limit_bytes, settings=settings).state
     plans = [("found", best)]
     experts = [*manual_states(model, stranger.strategies)]
+    if len(experts) > most_experts:  # every program has others
+        order = np.random.default_rng((29, stranger.seed)).permutation(len(experts))
+        experts = [experts[number] for number in sorted(order[:most_experts].tolist())]
     random = np.random.default_rng((23, stranger.seed))
     drawn: list[tuple[str, States]] = []
     for number in range(others if space.actions else 0):
@@ -235,7 +238,9 @@ def plans_of(
             yield name, number == 0, state
 
 
-def rows_of(stranger: grammar.Stranger, others: int, limit_s: float) -> Iterator[Row]:
+def rows_of(
+    stranger: grammar.Stranger, others: int, most_experts: int, limit_s: float
+) -> Iterator[Row]:
     """The rows of a program; plans after ``limit_s`` seconds have no steps, which take longest."""
     begin = time.monotonic()
     hardware = load(stranger.hardware)
@@ -243,7 +248,7 @@ def rows_of(stranger: grammar.Stranger, others: int, limit_s: float) -> Iterator
     analysis = toast.analyze(stranger.model, platform=hardware.platform)
     space = Space(analysis, Mesh.parse(stranger.mesh))
     model, other = CostModel(space, hardware), CostModel(space, linked(hardware))
-    for plan, found, state in plans_of(model, stranger, others):
+    for plan, found, state in plans_of(model, stranger, others, most_experts):
         predicted = Prediction.of(model.price(state[None]))
         seconds = float(other.price(state[None]).seconds[0])
         full = time.monotonic() - begin < limit_s
@@ -369,6 +374,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=seeds_in, default=range(40), help="such as 0:40")
     parser.add_argument("--plans", type=int, default=2, help="random plans of each program")
+    parser.add_argument("--experts", type=int, default=99, help="at most, drawn by the seed")
     parser.add_argument(
         "--limit", type=float, default=120.0, help="seconds of full compilations of a program"
     )
@@ -386,7 +392,7 @@ def main() -> None:
         print(f"{seed}: {stranger.hardware}, {stranger.mesh}: {', '.join(stranger.words)}")
         new: list[Row] = []
         try:
-            for row in rows_of(stranger, options.plans, options.limit):
+            for row in rows_of(stranger, options.plans, options.experts, options.limit):
                 new.append(row)
                 print(
                     f"  {row.plan}: {row.verdict}; peak {row.peak_gib:.2f} and "
