@@ -15,6 +15,7 @@ from toast import inputs, ports
 from toast.analysis import Analysis, analyzed, lowering_of
 from toast.cost import CostModel, Overlap
 from toast.errors import MeshError, PinError, PlanError, SearchError, TargetError
+from toast.frontend.shifts import with_shifts
 from toast.garbage import older_objects_stay
 from toast.hardware import Hardware, Mesh, check_size
 from toast.inputs import AnyHardware, AnyMesh
@@ -177,6 +178,8 @@ def analyze(
     program = program_of(
         target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts, **keywords
     )
+    if lowering == "local":
+        program = with_shifts(program)
     lowered = time.perf_counter() - begin
     with older_objects_stay():
         analysis = analyzed(

@@ -45,6 +45,48 @@ def test_a_state_of_another_program_names_op_and_factor() -> None:
     assert "factors, and the state shards its factor 5 along data" in message(error)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: state[:1], "not (1, 1)"),
+        (lambda state: state[0], "not (1,)"),
+        (lambda state: [*state.tolist(), [0]], "has shape"),
+        (lambda state: state.astype(float), "the number of a factor for each op class and axis"),
+        (lambda state: np.full_like(state, -5), "the number of a factor"),
+        (lambda state: "state", "has shape"),
+    ],
+)
+def test_what_is_no_state_is_refused(change: Callable[[Any], Any], said: str) -> None:
+    model = planned(lambda x: x.sum(0) * 2, f32(64, 8)).model
+    with pytest.raises(PlanError) as error:
+        lowered_state(model, change(model.space.unsharded))
+    assert said in message(error)
+    assert "use plan.state" in message(error)
+
+
+def test_devices_that_are_none() -> None:
+    plan = planned(lambda x: x.sum(0) * 2, f32(64, 8))
+    first, *_ = jax.devices()
+    for devices in ("data=4", [0, 1, 2, 3], [first, first, first, first]):
+        with pytest.raises(PlanError, match=r"use|give a jax.sharding.Mesh|list each device once"):
+            plan.jit(devices, lowering="local")
+
+
+@pytest.mark.parametrize(
+    ("annotate", "said"),
+    [
+        (lambda x: toast.shard(x, [[0, 1], [2]]), "rows of the device assignment have different"),
+        (lambda x: toast.shard(x, [0, 1]), "use 1 for a dimension that stays whole"),
+        (lambda x: toast.split(x, True, 2), "use a dimension below 2"),
+        (lambda x: toast.split(x.sum(), 0, "data"), "the array is a scalar; use toast.replicate"),
+    ],
+)
+def test_annotations_that_do_not_match_their_array(annotate: Any, said: str) -> None:
+    with pytest.raises(PinError) as error:
+        annotate(jnp.zeros((8, 8)))
+    assert said in message(error)
+
+
 def test_a_state_with_more_devices_than_elements_names_op_and_factor() -> None:
     model = planned(lambda x: jnp.sum(x * 2, axis=0), f32(3, 8), mesh="data=8").model
     state = np.full_like(model.space.unsharded, -1)

@@ -56,6 +56,19 @@ def test_random_states_run_as_priced(name: str, mesh: str) -> None:
         assert_as_predicted(model, state, lowered_state(model, state))
 
 
+def test_positions_are_rounded_once() -> None:
+    """An iota of bfloat16 rounds: an offset must be added before."""
+    rows = PartitionSpec("data")
+    plan = toast.plan(
+        lambda x: x * 0 + jnp.arange(1204, dtype=jnp.bfloat16),
+        jax.ShapeDtypeStruct((1204,), jnp.bfloat16), mesh="data=4", hardware="tpu-v5e",
+        lowering="local", constraints=toast.Constraints(pin={"x": rows, "result": rows}),
+        settings=toast.Settings(rounds=1),
+    )  # fmt: skip
+    positions = plan.jit()(jnp.zeros(1204, jnp.bfloat16))
+    np.testing.assert_array_equal(positions, jnp.arange(1204, dtype=jnp.bfloat16))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["t2b", "moe", "gns", "unet", "itx", "itx-decode"])
 def test_plans_of_the_zoo_run_as_priced(name: str) -> None:

@@ -54,6 +54,24 @@ def selected(x: Any, window: int, stride: int, padding: Any, largest: bool = Tru
 
 IMAGE, KERNEL = f32(2, 16, 16, 3), f32(3, 3, 3, 4)
 
+INDEX = jax.ShapeDtypeStruct((), jnp.int32)
+
+#: Where only device-local programs have shards.  No axis divides the pieces of the rolls.
+LOCAL = {
+    "3_3_4_roll_local": Case(lambda x: jnp.roll(x, 5, 0), (f32(16, 4),), "local"),
+    "3_3_4_roll_backwards": Case(lambda x: jnp.roll(x, -1, 0), (f32(16, 4),), "local"),
+    "3_3_4_roll_gradient": Case(
+        jax.grad(lambda x: (jnp.roll(x, -2, 0) * x).sum()), (f32(16, 4),), "local"
+    ),
+    "3_3_4_shift": Case(
+        lambda x: jnp.concatenate([jnp.full((1, x.shape[1]), 3.0), x[:-1]]), (f32(16, 4),), "local"
+    ),
+    "3_3_4_concatenate": Case(
+        lambda x, y: jnp.concatenate([x, y]), (f32(8, 4), f32(24, 4)), "local"
+    ),
+    "3_3_4_small_slice": Case(lambda x: x[:8] * 2, (f32(32, 4),), "local"),
+}  # fmt: skip
+
 #: By section of the paper.
 CASES = {
     "3_3_4_slice": Case(lambda x: x[2:14] * 2, (f32(24, 4),)),
@@ -62,6 +80,7 @@ CASES = {
     "3_3_4_pad_that_cuts": Case(lambda x: lax.pad(x, 2.0, ((-4, 12, 0), (0, 0, 0))), (f32(16, 4),)),
     "3_3_4_reverse": Case(lambda x: x[::-1] + 1, (f32(16, 4),)),
     "3_3_4_roll": Case(lambda x: jnp.roll(x, 5, 0), (f32(16, 4),)),
+    **LOCAL,
     "3_3_4_update": Case(
         lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)),
         (f32(16, 4), f32(5, 4), jax.ShapeDtypeStruct((), jnp.int32)),
@@ -105,6 +124,45 @@ def test_gshard(name: str, mesh: str) -> None:
     model = CostModel(Space(analysis, Mesh.parse(mesh)), load("tpu-v5e"))
     for state in random_states(model.space, 2, seed=3):
         assert_as_predicted(model, state, lowered_state(model, state))
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_gshard_3_3_4_neighbours_exchange_what_moves(name: str) -> None:
+    """Nothing is gathered: a device receives less than the whole result."""
+    case = LOCAL[name]
+    shapes = [f32(rows * 64, columns * 64) for rows, columns in (s.shape for s in case.shapes)]
+    rows = jax.sharding.PartitionSpec("a")
+    plan = toast.plan(
+        case.function, *shapes, mesh="a=4", hardware="tpu-v5e", lowering="local",
+        constraints=toast.Constraints(pin={"*": rows, "result": rows}),
+        settings=toast.Settings(rounds=1),
+    )  # fmt: skip
+    local = plan.lowered()
+    assert {c.kind for c in local.collectives} == {"collective_permute"}
+    (result,) = jax.eval_shape(lambda *x: [case.function(*x)], *shapes)
+    assert sum(c.bytes for c in local.collectives) < 4 * result.size
+    assert local.counts() == plan.model.local_collectives(plan.state)
+
+
+@pytest.mark.parametrize("length", [1, 5, 16])
+def test_gshard_3_3_4_dynamic_slice(length: int) -> None:
+    """A device takes what is in its shard; a sum completes the part.  Starts are clamped."""
+
+    def function(x: Any, i: Any) -> Any:
+        return lax.dynamic_slice_in_dim(x, i, length) * 2
+
+    analysis = toast.analyze(function, f32(16, 4), INDEX, lowering="local")
+    model = CostModel(Space(analysis, Mesh.parse("a=4")), load("tpu-v5e"))
+    for state in random_states(model.space, 2, seed=3):
+        assert_as_predicted(model, state, lowered_state(model, state))
+    plan = toast.plan(
+        analysis, mesh="a=4", hardware="tpu-v5e",
+        constraints=toast.Constraints(pin={"x": jax.sharding.PartitionSpec("a")}),
+    )  # fmt: skip
+    x = np.arange(64, dtype=np.float32).reshape(16, 4)
+    run = plan.jit()
+    for start in (-3, 0, 3, 7, 13, 40):
+        np.testing.assert_array_equal(run(x, np.int32(start)), function(x, np.int32(start)))
 
 
 #: Ops whose results are empty, so that devices exchange nothing.

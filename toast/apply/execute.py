@@ -83,6 +83,14 @@ def on_devices(
         raise PlanError(
             f"devices {devices!r}: give a jax.sharding.Mesh, or a list of devices"
         ) from None
+    if isinstance(devices, str) or not all(isinstance(d, jax.Device) for d in available):
+        raise PlanError(
+            f"devices {devices!r}: give a jax.sharding.Mesh, or a list of devices such as "
+            "jax.devices()"
+        )
+    if len(set(available)) < len(available):
+        twice = next(device for device in available if available.count(device) > 1)
+        raise PlanError(f"devices: {twice} is listed twice; list each device once")
     if len(available) < mesh.devices:
         raise PlanError(
             f"mesh {mesh} needs {mesh.devices} devices, but JAX has {len(available)}; to run on "

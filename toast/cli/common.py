@@ -159,6 +159,15 @@ class Partitioner(enum.StrEnum):
     local = "local"
 
 
+UnevenOption = Annotated[
+    float | None,
+    typer.Option(
+        "--uneven",
+        help="The largest share of elements that padding may add to a dimension that the axes "
+        "do not divide; 0 pads nothing.",
+        show_default="0.5",
+    ),
+]
 LoweringOption = Annotated[
     Partitioner,
     typer.Option(
@@ -432,10 +441,13 @@ class Source:
     ) -> Analysis:
         """Analyze the program; ``seconds`` of the result include lowering."""
         from toast.analysis import analyzed
+        from toast.frontend.shifts import with_shifts
 
         progress("lowering")
         begin = time.perf_counter()
         program = self.program(small=small, module=module)
+        if partitioner == "local":
+            program = with_shifts(program)
         lowering = time.perf_counter() - begin
         analysis = analyzed(
             program, rules=self.rules, progress=progress, cache=self.cache, lowering=partitioner

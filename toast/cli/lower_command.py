@@ -11,6 +11,7 @@ from toast.cli.common import (
     HardwareOption,
     SeedOption,
     Source,
+    UnevenOption,
     command,
     console,
     group,
@@ -37,6 +38,7 @@ def lower(
     hardware: HardwareOption = "tpu-v5e",
     budget: BudgetOption = None,
     seed: SeedOption = 0,
+    uneven: UnevenOption = None,
     output: Annotated[
         pathlib.Path | None,
         typer.Option("-o", "--output", help="Write the program of one device to this file."),
@@ -56,7 +58,7 @@ def lower(
 
     check_writable((output,), PlanError)
     if is_plan(source.target):
-        for name in ("mesh", "budget", "seed"):
+        for name in ("mesh", "budget", "seed", "uneven"):
             given = context.get_parameter_source(name)
             if given is not None and given.name == "COMMANDLINE":
                 raise PlanError(
@@ -78,7 +80,7 @@ def lower(
             analysis = source.on(machine).analysis(show, partitioner="local")
             plan = api.plan(
                 analysis, mesh=mesh, hardware=machine,
-                settings=Settings(seed=seed, budget=budget), progress=show,
+                uneven=uneven, settings=Settings(seed=seed, budget=budget), progress=show,
             )  # fmt: skip
         warn(report.missing_rules(analysis, noted=plan.note))
     with progress() as show:

@@ -25,6 +25,7 @@ from toast.cli.common import (
     Source,
     SourcesOption,
     TimeoutOption,
+    UnevenOption,
     command,
     console,
     group,
@@ -147,15 +148,7 @@ def plan(
             help="Resolve compatible conflicts together, or each conflict independently.",
         ),
     ] = ResolutionChoice.compatible,
-    uneven: Annotated[
-        float | None,
-        typer.Option(
-            "--uneven",
-            help="The largest share of elements that padding may add to a dimension that the axes "
-            "do not divide; 0 pads nothing.",
-            show_default="0.5",
-        ),
-    ] = None,
+    uneven: UnevenOption = None,
     lowering: LoweringOption = Partitioner.xla,
     start: Annotated[
         pathlib.Path | None,

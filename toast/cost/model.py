@@ -12,6 +12,7 @@ products (:mod:`toast.cost.overlap`); with ``"full"``, all of them, which gives 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 import os
@@ -27,6 +28,7 @@ from toast.cost import bound, gathering, table_cache
 from toast.cost.axis_sets import axis_numbers
 from toast.cost.entities import OP_SCOPES, Bools, Entity, Floats
 from toast.cost.error_bars import ErrorBars, Number, at_ratio, made_of
+from toast.cost.joint_sums import JointSum, JointSums
 from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, held_by
 from toast.cost.machine import Machine
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
@@ -427,6 +429,14 @@ class CostModel:
                 number[kind, self.axis_names(traffic.axes[0, x]), float(size[x])] += int(times[x])
         return number
 
+    @functools.cached_property
+    def _joint_sums(self) -> JointSums:
+        return JointSums(self.space, self.tables)
+
+    def joint_sums(self, state: States) -> tuple[JointSum, ...]:
+        """The partial sums that a device-local program adds up first, in one state."""
+        return tuple(self._joint_sums.of(self.exact_layout(state)))
+
     def local_collectives(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
         """How often each collective occurs in the device-local program of one state, as planned.
 
@@ -434,7 +444,24 @@ class CostModel:
         conditions of loops.
         """
         conditions = self._counted(ConditionGathers().traffic(self.layout(state[None])))
-        return self.reshards(state) + self.edges(state) + conditions
+        joint = self._waiting_sums(state)
+        return self.reshards(state) - joint + self.edges(state) + conditions
+
+    def _waiting_sums(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
+        """How often each collective of a sum is left out, because it waits for a common one."""
+        program, left_out = self.space.analysis.program, np.zeros(len(self.tables.values))
+        for joint in self.joint_sums(state):
+            for value in joint.others:
+                left_out[self.tables.value_class[value]] += program.repeats[
+                    program.values[value].op
+                ]
+        if not left_out.any():
+            return Counter()
+        return self._counted(
+            dataclasses.replace(traffic, times=np.minimum(left_out, traffic.times))
+            for traffic in self.traffic(self.exact_layout(state))
+            if traffic.term.label == "sum"
+        )
 
     def edges(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
         """How often devices exchange edges of shards under one state (``[classes, axes]``).

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -33,9 +33,11 @@ class ShardPart(NamedTuple):
 
 
 def shard_parts(size: int, first: Ints, length: int) -> list[ShardPart]:
-    """What a device receives to have ``length`` elements, in order and without gaps.
+    """What devices receive to have ``length`` elements each, in the order of their shifts.
 
-    Edges of different widths are as wide as the widest (non-constant halos).
+    Parts of different widths are as wide as the widest (non-constant halos).  What a device wants
+    is without gaps in what it receives: a part ends with its shard where a device also wants the
+    begin of the next one.
 
     :param size: the number of elements of a shard.
     :param first: ``[tiles]`` the position of the first wanted element, by tile of the result.
@@ -49,17 +51,7 @@ def shard_parts(size: int, first: Ints, length: int) -> list[ShardPart]:
             if start < stop:
                 low, high = wanted.get(source - tile, (size, 0))
                 wanted[source - tile] = min(low, start), max(high, stop)
-    if not wanted:
-        return []
-    nearest, furthest = min(wanted), max(wanted)
-    return [
-        ShardPart(
-            shift,
-            wanted[shift][0] if shift == nearest else 0,
-            wanted[shift][1] if shift == furthest else size,
-        )
-        for shift in range(nearest, furthest + 1)
-    ]
+    return [ShardPart(shift, *wanted[shift]) for shift in sorted(wanted)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +91,22 @@ class SlidingWindow:
         if not self.count:
             return []
         return shard_parts(self.size // len(self.first), self.begin, self.count)
+
+    def places(self, parts: Sequence[ShardPart]) -> Ints:
+        """``[tiles]`` where the first wanted element is in ``parts``, one behind the other.
+
+        Negative if it is before the first element of the dimension.  A tile that wants no elements
+        of the dimension has 0.
+        """
+        size, places = self.size // len(self.first), np.zeros(len(self.first), dtype=np.int64)
+        before = np.cumsum([0, *(part.stop - part.start for part in parts)])
+        number = {part.shift: n for n, part in enumerate(parts)}
+        for tile, begin in enumerate(self.begin.tolist()):
+            inside = max(begin, 0)
+            if inside < min(begin + self.count, self.size):
+                n = number[inside // size - tile]
+                places[tile] = before[n] + inside % size - parts[n].start + begin - inside
+        return places
 
 
 class Exchanged(NamedTuple):

@@ -88,11 +88,14 @@ def _iota(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
         return None
     local = emitter.local_shape(result.type.shape, op.results[0])
     with emitter.after(operation):
-        element = result.type.element_type
+        # Positions are added as integers: floating-point numbers would be rounded twice.
+        index = ir.IntegerType.get_signless(32)
         first = emitter.row(tiles(emitter.mesh, axes) * local[d])
-        first = stablehlo.convert(ir.RankedTensorType.get([], element), first)
+        own = stablehlo.iota(ir.RankedTensorType.get(local, index), d)
+        position = stablehlo.add(own, emitter.broadcast(first, local, []))
+        element = result.type.element_type
         result.set_type(ir.RankedTensorType.get(local, element))
-        return [stablehlo.add(result, emitter.broadcast(first, local, []))]
+        return [stablehlo.convert(ir.RankedTensorType.get(local, element), position)]
 
 
 def _broadcast(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
@@ -103,23 +106,42 @@ def _broadcast(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
 
 
 def _dynamic_slice(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
-    """A slice of local sizes.
+    """A slice of local sizes; along a sharded dimension, what is in the shard and zeros elsewhere.
 
     Its start indices are clamped here: before jax 0.11, XLA merges it with the slices of a reshard
     as if none of them were clamped.
     """
-    (result,), (value, *_) = op.signature.results, op.signature.operands
+    (result,), (whole, *_) = op.signature.results, op.signature.operands
     local = emitter.local_shape(result.shape, op.results[0])
     operation.attributes["slice_sizes"] = ir.DenseI64ArrayAttr.get(local)
     if not op.sharded:
         return None
+    value, *starts = operation.operands
+    shards, sizes = (list(type_.shape) for type_ in (value.type, whole))
+    taken = [
+        shard < size and part < size
+        for shard, size, part in zip(shards, sizes, result.shape, strict=True)
+    ]
+    room = [size if here else 0 for size, here in zip(local, taken, strict=True)]
     with emitter.before(operation):
-        for d, (size, part) in enumerate(zip(value.shape, result.shape, strict=True)):
-            start = operation.operands[1 + d]
+        if any(taken):
+            zero = emitter.splat(0, [], value.type.element_type)
+            operation.operands[0] = stablehlo.pad(value, zero, room, room, [0] * len(local))
+        for d, (size, part) in enumerate(zip(sizes, result.shape, strict=True)):
+            start = starts[d]
             index = emitter.index_type(start.type.element_type)
-            start = stablehlo.convert(ir.RankedTensorType.get([], index), start)
-            ends = (emitter.splat(n, [], index) for n in (0, size - part))
-            operation.operands[1 + d] = stablehlo.clamp(next(ends), start, next(ends))
+            scalar = ir.RankedTensorType.get([], index)
+
+            def number(n: int, index: Any = index) -> Any:
+                return emitter.splat(n, [], index)
+
+            start = stablehlo.convert(scalar, start)
+            start = stablehlo.clamp(number(0), start, number(size - part))
+            if taken[d]:
+                first = emitter.row(tiles(emitter.mesh, op.operands[0][d]) * shards[d] - part)
+                start = stablehlo.subtract(start, stablehlo.convert(scalar, first))
+                start = stablehlo.clamp(number(0), start, number(shards[d] + part))
+            operation.operands[1 + d] = start
     return None
 
 

@@ -18,6 +18,7 @@ from jaxlib.mlir import ir
 
 from toast.analysis import Analysis, analyzed
 from toast.boundary.printable import shortened
+from toast.cost.joint_sums import SCALING, JointSum
 from toast.cost.reshard_steps import ReshardStep, crowded_dimensions, reshard_steps, sum_steps
 from toast.errors import PlanError
 from toast.frontend import mlir
@@ -205,6 +206,12 @@ class _Lowering:
         #: The local functions of composites, by decomposition and shardings; ``None`` if there is
         #: none.
         self._bodies: dict[Any, str | None] = {}
+        #: Values that stay partial sums until they are added, and the ops that add them.
+        self._waiting = {value for joint in factors.joint_sums for value in joint.waiting}
+        self._adds = {
+            op: joint for joint in factors.joint_sums
+            for op in (joint.op, *(analysis.program.values[v].op for v in joint.between))
+        }  # fmt: skip
 
     def run(self) -> LocalProgram:
         """Lowers the whole program."""
@@ -381,6 +388,10 @@ class _Lowering:
             labels = tuple(planned.factor(number).label for number in sorted(whole))
             self._gathered_ops.append(GatheredOp(op, labels))
         lowered = planned.whole_along(whole)
+        joint = self._adds.get(op)
+        if joint is not None:  # it adds shards of partial sums
+            lowered = dataclasses.replace(lowered, results=(self._partial_sum(joint)[0],))
+            self._rescale(op, lowered.results[0])
         specs = zip(planned.operands, lowered.operands, strict=True)
         loop = None
         for index, (wanted, needed) in enumerate(specs):
@@ -406,10 +417,18 @@ class _Lowering:
             stored = self._shardings.of(program, value)
             if 0 in program.values[value].type.shape:
                 continue  # its uses make one of their own
+            if value in self._waiting:
+                continue
             sums = {} if gathered else lowered.partial(index)
             ((combiner, partial),) = sums.items() or (("", frozenset()),)
             if combiner == "add":
                 partial -= self._left
+            purpose = _Purpose(value, op, bool(whole), combiner)
+            if joint is not None:
+                partial, purpose = (
+                    self._partial_sum(joint)[1],
+                    _Purpose(joint.value, op, combiner="add"),
+                )
             steps = sum_steps(lowered.results[index], stored, partial)
             if op in self._factors.looped_sums:
                 steps = steps[1:]  # the loop has scattered the sum
@@ -417,12 +436,31 @@ class _Lowering:
                 if not isinstance(current.owner, ir.Block):
                     last = current.owner
                 with self._emitter.after(last):
-                    current = self._run(current, steps, _Purpose(value, op, bool(whole), combiner))
+                    current = self._run(current, steps, purpose)
             if steps or current != own[index]:
                 self._replace(uses[index], current)
         replaced = all(current.owner != operation for current in results)
         if replaced and not any(use for result in operation.results for use in result.uses):
             operation.erase()
+
+    def _rescale(self, op: int, spec: Spec) -> None:
+        """Gives an op that scales a partial sum its number in the shape of the shards."""
+        program, operation = self._program, self._source.operations[op]
+        if program.kind(op) not in SCALING:
+            return
+        maker = self._source.operations[program.values[program.ops[op].operands[1]].op]
+        shape = self._emitter.local_shape(
+            program.values[program.ops[op].results[0]].type.shape, spec
+        )
+        with self._emitter.before(operation):
+            operation.operands[1] = self._emitter.broadcast(maker.operands[0], shape, [])
+
+    def _partial_sum(self, joint: JointSum) -> tuple[Spec, frozenset[str]]:
+        """The sharding of partial sums that devices add before they reduce them, and their axes."""
+        op = self._program.values[joint.value].op
+        rule = self._analysis.rules[self._program.ops[op].signature]
+        own = op_sharding(self._program, self._shardings, rule, op, self._factors.of(op))
+        return own.results[0], own.partial(0)["add"]
 
     def _begin_loop(self, op: int, index: int, wanted: Spec) -> _GatherLoop | None:
         """The shards of an operand in place of the gather that becomes a loop of a product.

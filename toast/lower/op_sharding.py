@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.analysis import Analysis, Factor, SignatureRule
+from toast.cost.joint_sums import JointSum
 from toast.errors import PlanError
 from toast.hardware import Mesh
 from toast.program import Program, Shardings, Signature, Spec
@@ -30,6 +31,8 @@ class OpFactors:
     looped_gathers: frozenset[tuple[int, int]] = frozenset()
     #: Products whose scattered sums go around the devices.
     looped_sums: frozenset[int] = frozenset()
+    #: Partial sums that are added before devices reduce them.
+    joint_sums: tuple[JointSum, ...] = ()
 
     def renamed(self, names: Mapping[str, str]) -> OpFactors:
         """The same with other names of axes."""
@@ -65,7 +68,7 @@ class OpFactors:
                     raise PlanError(
                         f"{program.name}: {program.describe(op)}: {shards} devices ({along}) do "
                         f"not divide factor {factor.label} of {factor.divisor} elements; use "
-                        "another sharding, or plan with uneven=1"
+                        "another sharding, or plan with uneven=1 (--uneven 1)"
                     )
 
     def causes(self, ops: tuple[int, ...], axes: frozenset[str]) -> tuple[int, ...]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from toast.cost.sliding_windows import Ints, ShardPart, SlidingWindow
+from toast.cost.sliding_windows import Ints, SlidingWindow
 from toast.lower.device_groups import tiles
 from toast.lower.emitter import Emitter
 
@@ -33,17 +32,15 @@ def windowed(
     d, first, length = window.dimension, window.begin, window.count
     if not length:
         return _part(value, d, 0, 0)
-    shard = int(value.type.shape[d])
     parts = []
     received = window.received()
     for piece in received:
         part = _part(value, d, piece.start, piece.stop)
         parts.append(emitter.shifted(part, axes, piece.shift) if piece.shift else part)
     if not parts:  # nobody wants anything but fill
-        received, parts = [ShardPart(0, 0, shard)], [value]
+        parts = [value]
     joined = parts[0] if len(parts) == 1 else stablehlo.concatenate(parts, d)
-    origin = (np.arange(len(first)) + received[0].shift) * shard + received[0].start
-    begin = first - origin
+    begin = window.places(received)
     low = max(0, -int(begin.min()))
     high = max(0, int(begin.max()) + length - int(joined.type.shape[d]))
     if low or high:

@@ -353,7 +353,7 @@ class Plan(Record):
 
     def _lowering(self, lowering: Lowering | None) -> Lowering:
         """What shall partition the program, by default that of the plan."""
-        chosen = lowering_of(lowering or self.lowering)
+        chosen = lowering_of(self.lowering if lowering is None else lowering)
         if chosen == "xla" and self.lowering == "local":
             raise PlanError(
                 "the plan is for device-local programs, and XLA may compute wrong results with its "

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from toast.analysis import analyzed
 from toast.cost import CostModel
 from toast.errors import PinError, PlanError
+from toast.frontend.shifts import with_shifts
 from toast.hardware import Hardware, Mesh
 from toast.plan.files import (
     Held,
@@ -139,7 +140,11 @@ def apply_saved(
     begin = time.perf_counter()
     report_stage = progress or (lambda _stage: None)
     program, padding_notes = analysis.program, []
+    if saved.lowering == "local":
+        program = with_shifts(program)
     if saved.padding and not program.padding:
+        if program is not analysis.program:
+            analysis = analyzed(program, rules=analysis.rule_files, lowering=saved.lowering)
         larger = padded_program(analysis, mesh, 1.0, only=saved.padding)
         program = larger.program if larger else program
         lost_padding = [str(d) for d in saved.padding if d not in program.padding]
@@ -235,6 +240,8 @@ def here(plan: Plan) -> Plan:
     program = getattr(plan.analysis.program.source, "here", None)
     if program is None:
         return plan
+    if plan.lowering == "local":
+        program = with_shifts(program)
     analysis = analyzed(program, lowering=plan.lowering)
     limit = plan.memory_bytes
     applied = apply_saved(

@@ -21,10 +21,12 @@ Ints = npt.NDArray[np.int64]
 def lowered_state(model: CostModel, state: States) -> LocalProgram:
     """The device-local program of ``state`` (``[classes, axes]``), whose collectives name no steps.
 
-    Raises :class:`toast.errors.PlanError` as :func:`toast.lower.lower`.
+    Raises :class:`toast.errors.PlanError` as :func:`toast.lower.lower`, and for an array that is no
+    state of the program.
     """
     from toast import lower
 
+    state = model.space.checked(state)
     held = model.space.of_ops(state)
     steps = np.zeros(held.shape, dtype=np.int64)
     plain = lower.OpFactors(model.space.mesh.names, held, steps)
@@ -48,6 +50,7 @@ def op_factors(model: CostModel, state: States, steps: Ints) -> OpFactors:
         model.space.mesh.names, model.space.of_ops(state), steps,
         frozenset(zip(names.use_op[uses].tolist(), names.use_index[uses].tolist(), strict=True)),
         frozenset(ops),
+        model.joint_sums(state),
     )  # fmt: skip
 
 

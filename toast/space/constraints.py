@@ -481,7 +481,8 @@ def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
         if shape[d] % shards:
             raise PinError(
                 f"{where}: {shards} devices ({', '.join(axes or ())}) do not divide dimension {d} "
-                f"of {shape[d]} elements; use axes that divide it, or pad it"
+                f"of {shape[d]} elements; use axes that divide it, or plan "
+                "with uneven=1 (--uneven 1)"
             )
     if any(spec) and not math.prod(shape):
         raise PinError(f"{where} has no elements to shard; remove the pin")

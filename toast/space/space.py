@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from toast.errors import PinError, SearchError
+from toast.errors import PinError, PlanError, SearchError
 from toast.hardware import Mesh
 from toast.space.actions import NONE, Action, Pairs, Refinements, Scope, pairs_of
 from toast.space.classes import PRODUCTS, behaviours, classes_of
@@ -500,6 +500,25 @@ class Space:
             classes = (int(self.classes.of_op[op]), int(self.classes.of_op[other]))
             factors_of[classes] = np.array([*same, NONE], dtype=np.int8)
         return tuple((k, other, factors) for (k, other), factors in factors_of.items())
+
+    def checked(self, state: Any) -> States:
+        """``state``, an array of integers of the shape of a state: ``[classes, axes]``.
+
+        Raises :class:`toast.errors.PlanError` for anything else.
+        """
+        given, wanted = np.asarray(state, dtype=object), self.unsharded.shape
+        if given.shape != wanted:
+            raise PlanError(
+                f"{self.analysis.program.name}: a state has shape {wanted}, not {given.shape}; use "
+                "plan.state, or a state of this program and mesh"
+            )
+        numbers = np.asarray(state)
+        if numbers.dtype.kind not in "iu" or numbers.min(initial=-1) < -1:
+            raise PlanError(
+                f"{self.analysis.program.name}: a state has the number of a factor for each op "
+                "class and axis, or -1; use plan.state, or a state of this program and mesh"
+            )
+        return numbers.astype(self.unsharded.dtype)
 
     def of_ops(self, state: States) -> npt.NDArray[np.int8]:
         """``[ops, axes]`` the state of each op in a state of classes."""

@@ -105,7 +105,9 @@ def split(x: Any, dim: int, axis_or_parts: str | Sequence[str] | int) -> Any:
         elements.
     """
     shape, name = np.shape(x), f"split({dim}, {axis_or_parts!r})"
-    if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
+    if not shape:
+        raise PinError(f"{name}{_place()}: the array is a scalar; use toast.replicate")
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
         raise PinError(
             f"{name}{_place()}: the array has shape {shape}; use a dimension below {len(shape)}"
         )
@@ -133,11 +135,19 @@ def shard(x: Any, device_assignment: Any) -> Any:
     :raises toast.errors.PinError: for an assignment that is no permutation or of another rank, and
         for more parts than elements.
     """
-    shape, tiles = np.shape(x), np.asarray(device_assignment)
+    shape = np.shape(x)
+    try:
+        tiles = np.asarray(device_assignment)
+    except ValueError:
+        raise PinError(
+            f"shard{_place()}: the rows of the device assignment have different lengths; use one "
+            "device for each tile"
+        ) from None
     name = f"shard({np.array2string(tiles, separator=', ', threshold=8).replace(chr(10), '')})"
     if tiles.ndim != len(shape):
         raise PinError(
-            f"{name}{_place()}: it has {tiles.ndim} dimensions, and the array has {len(shape)}"
+            f"{name}{_place()}: it has {tiles.ndim} dimensions, and the array has {len(shape)}; "
+            "use 1 for a dimension that stays whole"
         )
     if tiles.dtype.kind not in "iu" or sorted(tiles.flat) != [*range(tiles.size)]:
         raise PinError(

@@ -1,0 +1,93 @@
+"""Partial sums stay partial as long as ops are linear (GShard, 3.3): one collective for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import toast
+from tests.helpers import f32
+from tests.lower.test_lowering import assert_as_predicted, random_states
+from toast.cost import CostModel
+from toast.hardware import Mesh, load
+from toast.plan.shard import lowered_state
+from toast.space import Space
+
+X, W = f32(16, 64), f32(64, 16)
+
+
+def branches(x: Any, a: Any, b: Any, c: Any) -> Any:
+    """The gradients of the inputs of queries, keys and values look like this."""
+    return x @ a + x @ b + x @ c
+
+
+#: Functions of (x, a, b, c), and the sums over devices that remain if the columns of x are sharded.
+CASES: dict[str, tuple[Callable[..., Any], int]] = {
+    "three_products": (branches, 1),
+    "difference": (lambda x, a, b, c: x @ a - (x @ b) * 2 - x @ c / 3, 1),
+    "negated": (lambda x, a, b, c: -(x @ a) + x @ b, 1),
+    "used_twice": (lambda x, a, b, c: (x @ a + x @ b, x @ a), 2),
+    "not_linear": (lambda x, a, b, c: jnp.tanh(x @ a) + x @ b + x @ c, 3),
+    "with_another_value": (lambda x, a, b, c: (x @ a + 1) + x @ b, 2),
+    "in_a_loop": (
+        lambda x, a, b, c: jax.lax.scan(lambda s, _: (s + x @ a + x @ b, None), x @ c, length=3)[0],
+        -1,
+    ),
+    "in_a_branch": (
+        lambda x, a, b, c: jax.lax.cond(
+            x[0, 0] > 0, lambda p: p + x @ b, lambda p: p - x @ c, x @ a
+        ),
+        -1,
+    ),
+}
+
+
+@pytest.mark.parametrize("lowering", ["xla", "local"])
+@pytest.mark.parametrize("name", CASES)
+def test_gshard_3_3_sums_wait_for_one_another(name: str, lowering: Any) -> None:
+    function, sums = CASES[name]
+    plan = toast.plan(
+        function, X, W, W, W, mesh="data=4", hardware="tpu-v5e", lowering=lowering,
+        constraints=toast.Constraints(
+            pin={"x": P(None, "data"), **dict.fromkeys("abc", P("data"))}
+        ),
+        settings=toast.Settings(rounds=1),
+    )  # fmt: skip
+    local = plan.lowered()
+    kinds = [c.kind for c in local.collectives for _ in range(c.repeats)]
+    if sums >= 0:
+        assert len([kind for kind in kinds if kind in ("all_reduce", "reduce_scatter")]) == sums
+    assert_as_predicted(plan.model, plan.state, local)
+
+
+@pytest.mark.parametrize("mesh", ["data=4", "a=2,b=4"])
+@pytest.mark.parametrize("name", CASES)
+def test_gshard_3_3_random_shardings(name: str, mesh: str) -> None:
+    function, _ = CASES[name]
+
+    def gradients(*arguments: Any) -> Any:
+        return jax.grad(lambda *x: sum(jnp.sum(y**2) for y in jax.tree.leaves(function(*x))))(
+            *arguments
+        )
+
+    analysis = toast.analyze(gradients, X, W, W, W)
+    model = CostModel(Space(analysis, Mesh.parse(mesh)), load("tpu-v5e"))
+    for state in random_states(model.space, 2, seed=5):
+        assert_as_predicted(model, state, lowered_state(model, state))
+
+
+def test_the_total_names_the_value_and_the_steps() -> None:
+    plan = toast.plan(
+        branches, X, W, W, W, mesh="data=4", hardware="tpu-v5e",
+        constraints=toast.Constraints(pin={"x": P(None, "data"), **dict.fromkeys("abc", P("data"))}),
+        settings=toast.Settings(rounds=1),
+    )  # fmt: skip
+    (total, *_) = (c for c in plan.lowered().collectives if "reduce" in c.kind)
+    program = plan.analysis.program
+    assert program.kind(total.op) == "add"
+    assert program.kind(program.values[total.value].op) == "dot_general"
