@@ -20,7 +20,12 @@ from toast import api
 from toast.apply.execute import flat_jit, on_devices
 from toast.assurance.local_proofs import random_state
 from toast.cost import CostModel
-from toast.cost.reshard_steps import crowded_dimensions, reshard_steps, sum_steps
+from toast.cost.reshard_steps import (
+    crowded_dimensions,
+    exchanged_dimensions,
+    reshard_steps,
+    sum_steps,
+)
 from toast.hardware import Mesh, load
 from toast.lower import OpFactors, lower
 from toast.lower.device_groups import groups
@@ -111,6 +116,32 @@ def test_axes_that_a_dimension_cannot_have_together_are_gathered_first() -> None
     assert [s.kind for s in reshard_steps(before, after)] == [
         "slice", "collective_permute", "all_gather",
     ]  # fmt: skip
+
+
+def test_shards_change_places_if_a_dimension_cannot_have_both_axes() -> None:
+    """Two elements on ``a``, then on ``b`` of the same size: nothing is gathered."""
+    sizes = {"a": 2, "b": 2, "c": 4}
+    before, after = (("a",), ()), (("b",), ("c",))
+    crowded = crowded_dimensions((2, 8), before, after, sizes)
+    exchanged = exchanged_dimensions(crowded, before, after, sizes)
+    steps = reshard_steps(before, after, crowded, exchanged)
+    assert [(s.kind, s.axes) for s in steps] == [
+        ("collective_permute", {"a", "b"}), ("slice", {"c"}),
+    ]  # fmt: skip
+    for other in ((("c",), ()), (("b",), ("a",))):  # of another size; `a` moves
+        assert not exchanged_dimensions(frozenset({0}), before, other, sizes)
+
+
+def halved(x: jax.Array) -> jax.Array:
+    return toast.split(toast.split(x * 2, 0, "a"), 0, "b") + 1
+
+
+def test_shards_that_change_places_have_the_same_numbers() -> None:
+    analysis = toast.analyze(halved, f32(2, 64))
+    model = CostModel(Space(analysis, Mesh.parse("a=2,b=2")), load("tpu-v5e"))
+    local = lowered_state(model, model.space.pinned)
+    assert [c.kind for c in local.collectives] == ["collective_permute", "all_gather"]
+    assert_as_predicted(model, model.space.pinned, local)
 
 
 @pytest.mark.parametrize("mesh", ["a=2,b=2,c=2", "a=4,b=2"])

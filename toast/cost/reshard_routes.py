@@ -16,7 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost.entities import Bools, Dims, Ints
-from toast.cost.reshard_steps import RESTORED, crowded_dimensions, reshard_steps
+from toast.cost.reshard_steps import (
+    RESTORED,
+    crowded_dimensions,
+    exchanged_dimensions,
+    reshard_steps,
+)
 from toast.hardware import COLLECTIVES
 from toast.program import Spec
 
@@ -107,7 +112,8 @@ def _steps(
     sizes = {str(axis): size for axis, size in enumerate(axis_sizes)}
     ends = spec(before), spec(after)
     steps = []
-    for step in reshard_steps(*ends, crowded_dimensions(shape, *ends, sizes)):
+    crowded = crowded_dimensions(shape, *ends, sizes)
+    for step in reshard_steps(*ends, crowded, exchanged_dimensions(crowded, *ends, sizes)):
         if step.kind == "slice" or (step.kind == "collective_permute" and not order):
             continue
         held = [axis for axes in step.after for axis in axes if not axis.startswith(RESTORED)]

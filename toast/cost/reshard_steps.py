@@ -34,7 +34,7 @@ class ReshardStep:
 
     A slice and a reduce-scatter append axes to dimensions, an all-gather removes the last ones, an
     all-to-all moves the last axes of dimensions to the end of others, and a collective-permute
-    changes the order of the axes of dimensions.
+    changes the order of the axes of dimensions, or replaces them by others of the same sizes.
     """
 
     kind: StepKind
@@ -57,17 +57,42 @@ def crowded_dimensions(
     )  # fmt: skip
 
 
+def exchanged_dimensions(
+    crowded: frozenset[int], before: Spec, after: Spec, sizes: Mapping[str, int]
+) -> frozenset[int]:
+    """The crowded dimensions whose shards can stay as they are, on the devices of other axes.
+
+    These are axes of the same sizes that no other dimension has.  ``sizes`` has the devices along
+    each axis.
+    """
+    home, goal = _dims(before), _dims(after)
+    return frozenset(
+        d for d in crowded
+        if [sizes.get(axis) for axis in before[d]] == [sizes.get(axis) for axis in after[d]]
+        and goal.keys().isdisjoint(before[d]) and home.keys().isdisjoint(after[d])
+    )  # fmt: skip
+
+
 @functools.lru_cache(maxsize=4096)
 def reshard_steps(
-    before: Spec, after: Spec, crowded: frozenset[int] = frozenset()
+    before: Spec,
+    after: Spec,
+    crowded: frozenset[int] = frozenset(),
+    exchanged: frozenset[int] = frozenset(),
 ) -> tuple[ReshardStep, ...]:
     """The steps from the sharding ``before`` to ``after``, without communication where possible.
 
-    Axes that leave a dimension of ``crowded`` (:func:`crowded_dimensions`) are gathered first.
+    Shards of the dimensions ``exchanged`` (:func:`exchanged_dimensions`) change places first.  Axes
+    that leave another dimension of ``crowded`` (:func:`crowded_dimensions`) are gathered first.
     Only collective-permutes depend on the order of the axes of a dimension.
     """
     if before == after:
         return ()
+    if exchanged:
+        spec = tuple(after[d] if d in exchanged else axes for d, axes in enumerate(before))
+        axes = frozenset(axis for d in exchanged for axis in (*before[d], *after[d]))
+        first = ReshardStep("collective_permute", axes, before, spec)
+        return (first, *reshard_steps(spec, after, crowded))
     released = tuple(
         tuple(axis for axis in axes if axis in after[d]) if d in crowded else axes
         for d, axes in enumerate(before)

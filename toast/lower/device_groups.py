@@ -39,15 +39,22 @@ def tiles(mesh: Mesh, axes: tuple[str, ...]) -> Ints:
 
 
 def moves(mesh: Mesh, before: Sequence[tuple[str, ...]], after: Sequence[tuple[str, ...]]) -> Ints:
-    """``[devices, 2]`` the source and the target of each shard, if axes change their order.
+    """``[devices, 2]`` the source and the target of each shard, if axes change places.
 
-    ``before`` and ``after`` have the axes of each dimension; both have the same axes.
+    ``before`` and ``after`` have the axes of each dimension: the same ones in another order, or
+    others of the same sizes.
     """
-    same = sorted({*mesh.names} - {axis for axes in before for axis in axes})
-    source = {tile: device for device, tile in enumerate(_all_tiles(mesh, before, same))}
-    pairs = [
-        (source[tile], device) for device, tile in enumerate(_all_tiles(mesh, after, same))
-    ]  # fmt: skip
+    free = sorted({*mesh.names} - {axis for axes in before for axis in axes})
+    # Where an axis was free that has a dimension afterwards, the axis that it replaces is free.
+    replaced = {
+        new: old
+        for axes, others in zip(before, after, strict=True)
+        for old, new in zip(axes, others, strict=True)
+        if new in free
+    }
+    source = {tile: device for device, tile in enumerate(_all_tiles(mesh, before, free))}
+    left = [replaced.get(axis, axis) for axis in free]
+    pairs = [(source[tile], device) for device, tile in enumerate(_all_tiles(mesh, after, left))]
     return np.array(sorted(pairs), dtype=np.int64)
 
 

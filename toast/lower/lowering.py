@@ -19,7 +19,13 @@ from jaxlib.mlir import ir
 from toast.analysis import Analysis, analyzed
 from toast.boundary.printable import shortened
 from toast.cost.joint_sums import SCALING, JointSum
-from toast.cost.reshard_steps import ReshardStep, crowded_dimensions, reshard_steps, sum_steps
+from toast.cost.reshard_steps import (
+    ReshardStep,
+    crowded_dimensions,
+    exchanged_dimensions,
+    reshard_steps,
+    sum_steps,
+)
 from toast.errors import PlanError
 from toast.frontend import mlir
 from toast.frontend import stablehlo as frontend
@@ -664,7 +670,9 @@ class _Lowering:
     def _reshard_steps(self, value: int, before: Spec, after: Spec) -> tuple[ReshardStep, ...]:
         """The steps between two shardings of a value."""
         shape, sizes = self._program.values[value].type.shape, dict(self._shardings.mesh.axes)
-        return reshard_steps(before, after, crowded_dimensions(shape, before, after, sizes))
+        crowded = crowded_dimensions(shape, before, after, sizes)
+        exchanged = exchanged_dimensions(crowded, before, after, sizes)
+        return reshard_steps(before, after, crowded, exchanged)
 
     def _run(self, current: Any, steps: Sequence[ReshardStep], purpose: _Purpose) -> Any:
         """Emits steps for a value; returns the new value."""
