@@ -89,10 +89,10 @@ def reshard_steps(
     if before == after:
         return ()
     if exchanged:
-        spec = tuple(after[d] if d in exchanged else axes for d, axes in enumerate(before))
-        axes = frozenset(axis for d in exchanged for axis in (*before[d], *after[d]))
-        first = ReshardStep("collective_permute", axes, before, spec)
-        return (first, *reshard_steps(spec, after, crowded))
+        spec = tuple(after[d] if d in exchanged else own for d, own in enumerate(before))
+        places = frozenset(axis for d in exchanged for axis in (*before[d], *after[d]))
+        move = ReshardStep("collective_permute", places, before, spec)
+        return (move, *reshard_steps(spec, after, crowded))
     released = tuple(
         tuple(axis for axis in axes if axis in after[d]) if d in crowded else axes
         for d, axes in enumerate(before)
@@ -134,13 +134,13 @@ def reshard_steps(
             for d, axes in enumerate(spec)
         )  # fmt: skip
         spec = step("collective_permute", _reordered(spec, ordered), ordered)
-        exchanged = tuple(
+        traded = tuple(
             _restored(axes, batch, going) if d in strided
             else after[d] if d in takes and any(a.startswith(RESTORED) for a in axes)
             else (*(a for a in axes if a not in batch), *(a for a in after[d] if a in batch))
             for d, axes in enumerate(spec)
         )  # fmt: skip
-        spec = step("all_to_all", batch, exchanged)
+        spec = step("all_to_all", batch, traded)
         leaving = [axis for axis in leaving if axis not in batch]
     ordered = tuple(
         axes if any(a.startswith(RESTORED) for a in axes)
