@@ -61,7 +61,7 @@ class _Linear(NamedTuple):
     operands: tuple[tuple[int, int], ...]
 
 
-class JointSums:
+class PartialSums:
     """The values of a program that may wait for a common sum."""
 
     def __init__(self, space: Space, tables: Tables) -> None:
@@ -176,4 +176,4 @@ class JointSums:
         return not program.values[maker.operands[0]].type.shape
 
 
-__all__ = ["SCALING", "JointSum", "JointSums"]
+__all__ = ["SCALING", "JointSum", "PartialSums"]

@@ -192,7 +192,8 @@ def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1)
         uses[value].append(op)
     early = _earliest(program, kind_of_op)
     softmaxes = _softmaxes(program, kind_of_op, uses) if lanes > 1 else []
-    exists, merged = _existing(program, kind_of_op, uses, early, softmaxes)
+    picked = _picked_from(program, kind_of_op) if lanes > 1 else frozenset()
+    exists, merged = _existing(program, kind_of_op, uses, early, softmaxes, picked)
     place = np.arange(len(program.ops))
     place[merged] = early[merged]
     last = len(program.ops)
@@ -268,6 +269,19 @@ def _selecting_scatters(program: Program, kinds: list[str]) -> list[int]:
         if len(batch) + len(inserted) == len(shape) and updates == rows:
             found.append(number)
     return found
+
+
+def _picked_from(program: Program, kinds: list[str]) -> frozenset[int]:
+    """Values of which a gather picks single elements, one of each row: they are in memory.
+
+    The kernel of such a gather, as that of the probabilities of labels, fuses no other op.
+    """
+    return frozenset(
+        op.operands[0] for number, op in enumerate(program.ops)
+        if kinds[number] == "gather"
+        and math.prod(_dims(program.signatures[op.signature], "slice_sizes")) == 1
+        and kinds[program.values[op.operands[0]].op] not in SOURCES
+    )  # fmt: skip
 
 
 def _dims(signature: Signature, name: str) -> tuple[int, ...]:
@@ -350,6 +364,7 @@ def _existing(
     uses: list[list[int]],
     early: Ints,
     softmaxes: Sequence[_Softmax] = (),
+    needed: frozenset[int] = frozenset(),
 ) -> tuple[Bools, list[int]]:
     """Which values are in memory, and the ops that are computed in a product's kernel.
 
@@ -361,7 +376,11 @@ def _existing(
     size = [math.prod(v.type.shape) * element_bytes(v.type.dtype) for v in values]
     exists = np.array([
         kinds[v.op] not in SOURCES
-        and (kinds[v.op] in _STORED or any(kinds[u] in _NEEDING for u in uses[number]))
+        and (
+            kinds[v.op] in _STORED
+            or number in needed
+            or any(kinds[u] in _NEEDING for u in uses[number])
+        )
         for number, v in enumerate(values)
     ], dtype=bool)  # fmt: skip
     inside: set[int] = set()

@@ -28,7 +28,7 @@ from toast.cost import bound, gathering, table_cache
 from toast.cost.axis_sets import axis_numbers
 from toast.cost.entities import OP_SCOPES, Bools, Entity, Floats
 from toast.cost.error_bars import ErrorBars, Number, at_ratio, made_of
-from toast.cost.joint_sums import JointSum, JointSums
+from toast.cost.joint_sums import JointSum, PartialSums
 from toast.cost.layout import ExactLayout, Held, Layout, LocalLayout, held_by
 from toast.cost.machine import Machine
 from toast.cost.prices import Prices, Transfer, Worth, highest, joined
@@ -430,8 +430,8 @@ class CostModel:
         return number
 
     @functools.cached_property
-    def _joint_sums(self) -> JointSums:
-        return JointSums(self.space, self.tables)
+    def _joint_sums(self) -> PartialSums:
+        return PartialSums(self.space, self.tables)
 
     def joint_sums(self, state: States) -> tuple[JointSum, ...]:
         """The partial sums that a device-local program adds up first, in one state."""

@@ -36,7 +36,9 @@ class _Piece(NamedTuple):
 
 def with_shifts(program: Program) -> Program:
     """``program`` with its rolls and shifts written as pads, or itself if it has none."""
-    if not isinstance(program.source, ModuleSource) or not any(_found(program, program.source)):
+    if not isinstance(program.source, ModuleSource):
+        return program
+    if not _shifting_ops(program, program.source):
         return program
     source: ModuleSource = program.source.copied()
     module = source.module
@@ -45,14 +47,13 @@ def with_shifts(program: Program) -> Program:
             mlir.mark(source.operations[op], annotation=text)
         for value, name in program.labels.items():
             mlir.mark(source.operations[program.values[value].op], name=name)
-        for number in _found(program, source):
+        for number in _shifting_ops(program, source):
             operation = source.operations[number]
+            is_pad = program.kind(number) == "pad"
             with operation.location, ir.InsertionPoint(operation):
-                if program.kind(number) == "pad":
-                    moved = _repadded(operation)
-                else:
-                    moved = _joined(operation, _pieces(operation))
+                moved = _repadded(operation) if is_pad else _joined(operation, _pieces(operation))
             operation.results[0].replace_all_uses_with(moved)
+            _erase_unused([operation, *(operand.owner for operand in operation.operands)])
         function = mlir.main_function(module, program.name)
         mlir.drop_dead_ops(function)
     result = frontend.flattened(
@@ -66,7 +67,16 @@ def with_shifts(program: Program) -> Program:
     )  # fmt: skip
 
 
-def _found(program: Program, source: ModuleSource) -> list[int]:
+def _erase_unused(operations: list[Any]) -> None:
+    """Erases ops whose results have no uses: an op first, and then those of its operands."""
+    for operation in dict.fromkeys(operations):
+        if isinstance(operation, ir.Block):
+            continue
+        if not any(True for result in operation.results for _ in result.uses):
+            operation.erase()
+
+
+def _shifting_ops(program: Program, source: ModuleSource) -> list[int]:
     """The ops that join or pad a part of a tensor to the same size."""
     tests = {"concatenate": _pieces, "pad": _padded_part}
     found = []
@@ -79,10 +89,7 @@ def _found(program: Program, source: ModuleSource) -> list[int]:
 
 def _padded_part(operation: Any) -> list[_Piece]:
     """The slice that a pad moves within its dimension; none if it does anything else."""
-    low, high, between = (
-        [int(n) for n in ir.DenseI64ArrayAttr(operation.attributes[name])]
-        for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
-    )
+    low, high, between = _edges(operation)
     changed = [d for d, edges in enumerate(zip(low, high, strict=True)) if any(edges)]
     if len(changed) != 1 or any(between):
         return []
@@ -100,15 +107,21 @@ def _padded_part(operation: Any) -> list[_Piece]:
 def _repadded(operation: Any) -> Any:
     """The pad of a whole dimension instead of a slice of it."""
     (piece,) = _padded_part(operation)
-    shape = list(operation.results[0].type.shape)
+    low, high, between = _edges(operation)
+    distance = piece.position - piece.first
     low, high = (
-        [int(n) for n in ir.DenseI64ArrayAttr(operation.attributes[name])]
-        for name in ("edge_padding_low", "edge_padding_high")
+        [sign * distance if edges else 0 for edges in map(any, zip(low, high, strict=True))]
+        for sign in (1, -1)
     )
-    (d,) = (d for d, edges in enumerate(zip(low, high, strict=True)) if any(edges))
-    low[d] = piece.position - piece.first
-    high[d] = -low[d]
-    return stablehlo.pad(piece.value, operation.operands[1], low, high, [0] * len(shape))
+    return stablehlo.pad(piece.value, operation.operands[1], low, high, between)
+
+
+def _edges(operation: Any) -> list[list[int]]:
+    """What a pad adds before, behind and between the elements of each dimension."""
+    return [
+        [int(n) for n in ir.DenseI64ArrayAttr(operation.attributes[name])]
+        for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
+    ]
 
 
 def _pieces(operation: Any) -> list[_Piece]:
