@@ -166,3 +166,18 @@ def test_stacked_parameters_are_rounded_before_their_loop(rounds: bool, copies: 
 def test_only_some_chips_gather_parameters_ahead() -> None:
     assert load("tpu-v5e").gathers_ahead == "all"
     assert load("tpu-v4").gathers_ahead == ""
+
+
+@pytest.mark.parametrize("picked", [True, False])
+def test_what_a_gather_picks_single_elements_of_is_in_memory(picked: bool) -> None:
+    """The log-probabilities of labels; rows of an embedding are fused, as other consumers."""
+
+    def chosen(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        scaled = logits.astype(jnp.float32) * 2.0
+        if picked:
+            return jnp.take_along_axis(scaled, labels[..., None], axis=-1)
+        return scaled[labels]
+
+    analysis = analyzed(chosen, shape(64, 512), shape(64, dtype="int32"))
+    assert (("multiply", "f32") in stored(analysis, 128)) == picked
+    assert ("multiply", "f32") not in stored(analysis, 1), "only seen on TPUs"
