@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+import toast
 from toast.cost import Transfer
 from toast.plan.small_collectives import small_collective_notes
 
@@ -32,3 +39,17 @@ def test_few_or_cheap_or_large_ones_are_not_named() -> None:
     assert not small_collective_notes([transfer("all_gather", 1e3, 500)], 10.0)
     assert not small_collective_notes([transfer("all_gather", 1e8, 500)], 1e-3)
     assert not small_collective_notes([], 0.0)
+
+
+def test_the_note_of_a_plan_says_so() -> None:
+    """A deep and narrow model whose weights are gathered in every iteration."""
+
+    def deep(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights)[0]
+
+    x, weights = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 64), (400, 64, 64)))
+    plan = toast.plan(
+        deep, x, weights, mesh="data=4", hardware="tpu-v5e", settings=toast.Settings(rounds=1),
+        constraints=toast.Constraints(pin={"x": P("data"), "weights": P(None, "data")}),
+    )  # fmt: skip
+    assert re.search(r"tiny collectives: 400 \S+ of \S+ \S+ on average take", plan.note)
