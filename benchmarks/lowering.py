@@ -57,28 +57,25 @@ MODELS: dict[str, dict[str, Any]] = {
     "gns": {"layers": 2},
     "moe": {"layers": 2, "experts": 16},
     "t2b": {"layers": 1},
-    "t2b-scan": {"layers": 2},
-    "llama3.1-8b": {"layers": 1},
-    "vit-l": {"layers": 1},
-    "mamba2-1.3b": {"layers": 1},
-    "resnet50": {"batch": 64},
-    "unet": {},
 }
 
 #: The rest of the zoo, with few layers and experts: the plans that the search finds, and one of an
 #: expert each.
 ONE_LAYER = (
-    "t7b", "llama3-8b", "llama3.1-70b", "llama3.1-405b", "llama2-7b", "mistral-7b", "qwen3-8b",
-    "gemma3-4b", "gemma3-12b", "gemma3-27b", "vit-h", "dit-xl", "whisper-large", "mixtral-8x7b",
-    "deepseek-v2-lite", "deepseek-v3", "qwen3-30b-a3b",
+    "t7b", "llama3-8b", "llama3.1-8b", "llama3.1-70b", "llama3.1-405b", "llama2-7b",
+    "mistral-7b", "qwen3-8b", "gemma3-4b", "gemma3-12b", "gemma3-27b", "vit-l", "vit-h",
+    "dit-xl", "whisper-large", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3",
+    "qwen3-30b-a3b", "mamba2-1.3b",
 )  # fmt: skip
 MOE = {"mixtral-8x7b": 8, "deepseek-v2-lite": 8, "deepseek-v3": 8, "qwen3-30b-a3b": 16}
-TWO_LAYERS = ("t7b-scan", "llama3-8b-scan", "gns-scan", "itx-scan")
+TWO_LAYERS = ("t2b-scan", "t7b-scan", "llama3-8b-scan", "gns-scan", "itx-scan")
 REST: dict[str, dict[str, Any]] = {
     **{name: {"layers": 1} for name in ONE_LAYER},
     **{name: {"layers": 1, "experts": experts} for name, experts in MOE.items()},
     **{name: {"layers": 2} for name in TWO_LAYERS},
     "moe-scan": {"layers": 4, "experts": 16},
+    "resnet50": {"batch": 64},
+    "unet": {},
     "attention": {},
     "t2b-tiny": {},
 }
