@@ -71,6 +71,9 @@ _QUICK_AXES = 3
 #: Labels of collectives that the partitioner does not insert as reshards.
 _NOT_RESHARDS = ("edges", "manual", "condition")
 
+#: Terms with the collectives of a partial sum.
+_OF_SUMS = ("sums", "places of sums")
+
 #: Weight of the memory penalty in C(s) = RT(s) + MP(s): the constant C of section 4.5.
 MEMORY_WEIGHT = 10.0
 
@@ -460,7 +463,7 @@ class CostModel:
         return self._counted(
             dataclasses.replace(traffic, times=np.minimum(left_out, traffic.times))
             for traffic in self.traffic(self.exact_layout(state))
-            if traffic.term.label == "sum"
+            if traffic.term.name in _OF_SUMS
         )
 
     def edges(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
