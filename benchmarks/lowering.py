@@ -76,8 +76,6 @@ REST: dict[str, dict[str, Any]] = {
     "moe-scan": {"layers": 4, "experts": 16},
     "resnet50": {"batch": 64},
     "unet": {},
-    "attention": {},
-    "t2b-tiny": {},
 }
 EXPERTS = (
     "FSDP", "data + expert parallel", "edge sharding", "Megatron + data parallel", "Megatron",
