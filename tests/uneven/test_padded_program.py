@@ -15,6 +15,7 @@ from jax import lax
 import toast
 from tests.helpers import f32
 from tests.lower.test_lowering import assert_as_predicted, random_states
+from toast import api
 from toast.apply.verify import _reference, random_arguments
 from toast.assurance import instances
 from toast.cost import CostModel
@@ -215,3 +216,20 @@ def test_padded_ops_of_each_kind(kind: str) -> None:
     for result, value in zip(results, expected, strict=True):
         wide = (np.asarray(array).astype("complex128") for array in (result, value))
         np.testing.assert_allclose(*wide, rtol=1e-4, atol=1e-5)
+
+
+def test_a_padded_program_with_a_roll_is_that_which_was_given() -> None:
+    """Shifts are rewritten before the padding: plans and checks refer to the user's program."""
+
+    def rolled(x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.roll(x, 1, 0))
+
+    given = api.program_of(rolled, jax.ShapeDtypeStruct((64, 50), jnp.float32))
+    analysis = toast.analyze(given, lowering="local")
+    larger = padded_program(analysis, Mesh.parse("data=4"), 1.0)
+    assert larger is not None
+    kinds = {larger.program.kind(op) for op in range(len(larger.program.ops))}
+    assert "concatenate" not in kinds
+    assert larger.program.padding
+    assert larger.program.origin_digest == analysis.program.origin_digest == given.digest
+    assert larger.program.source.whole is given.source

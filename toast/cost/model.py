@@ -432,13 +432,9 @@ class CostModel:
                 number[kind, self.axis_names(traffic.axes[0, x]), float(size[x])] += int(times[x])
         return number
 
-    @functools.cached_property
-    def _joint_sums(self) -> PartialSums:
-        return PartialSums(self.space, self.tables)
-
     def joint_sums(self, state: States) -> tuple[JointSum, ...]:
         """The partial sums that a device-local program adds up first, in one state."""
-        return tuple(self._joint_sums.of(self.exact_layout(state)))
+        return tuple(PartialSums(self.space, self.tables).of(self.exact_layout(state)))
 
     def local_collectives(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
         """How often each collective occurs in the device-local program of one state, as planned.

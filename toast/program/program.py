@@ -162,8 +162,8 @@ class Program:
     foreign: bool = dataclasses.field(default=False, repr=False, compare=False)
     #: The platform that JAX lowered it for, such as ``cpu`` or ``tpu``; empty if unknown.
     platform: str = dataclasses.field(default="", repr=False, compare=False)
-    #: What was padded in it, and the digest of the program without padding
-    #: (:mod:`toast.uneven`).
+    #: What was padded in it (:mod:`toast.uneven`), and the digest of the program as it was given,
+    #: before that and before :mod:`toast.frontend.shifts`; empty if it is this one.
     padding: tuple[PaddedDimension, ...] = dataclasses.field(default=(), repr=False, compare=False)
     whole_digest: str = dataclasses.field(default="", repr=False, compare=False)
     #: The MLIR module of the program and the places of its ops in it, or its locations only.
@@ -230,7 +230,7 @@ class Program:
 
     @property
     def origin_digest(self) -> str:
-        """The :attr:`digest` of the program without padding."""
+        """The :attr:`digest` of the program as it was given, before padding and shifts."""
         return self.whole_digest or self.digest
 
     @functools.cached_property

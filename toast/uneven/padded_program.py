@@ -98,8 +98,8 @@ def padded_program(
     result = dataclasses.replace(
         result, arguments=program.arguments, results=program.results, platform=program.platform,
         padding=tuple(dimension.record for dimension in dimensions),
-        whole_digest=program.digest,
-        source=dataclasses.replace(result.source, here=source.here, whole=source),
+        whole_digest=program.origin_digest,
+        source=dataclasses.replace(result.source, here=source.here, whole=source.whole or source),
     )  # fmt: skip
     return PaddedProgram(result, dimensions, _same_ops(padding.operations, result))
 
