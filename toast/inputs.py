@@ -6,6 +6,7 @@ import math
 import numbers
 import pathlib
 import typing
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from toast.errors import MeshError, SearchError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import jax
 
 #: A :class:`Mesh`, a mesh of JAX, or text such as ``"data=4,model=4"``.
-AnyMesh: TypeAlias = Union[str, Mesh, "jax.sharding.Mesh"]
+AnyMesh: TypeAlias = Union[str, Mapping[str, int], Mesh, "jax.sharding.Mesh"]
 #: A :class:`Hardware`, a name such as ``"tpu-v5e"``, or the path of a file.
 AnyHardware: TypeAlias = str | pathlib.Path | Hardware
 

@@ -59,6 +59,17 @@ def test_meshes_of_jax() -> None:
     assert Mesh.of(jax.sharding.Mesh(shuffled, names)) == Mesh.parse("data=4,model=2")
     one = Mesh.of(jax.sharding.Mesh(devices.reshape(1, 8), names))
     assert one == Mesh.parse("data=1,model=8")
+    twice = devices[[0, 1, 2, 3, 4, 5, 6, 0]].reshape(4, 2)
+    with pytest.raises(MeshError, match=r"mesh data=4,model=2: .* is in it twice"):
+        Mesh.of(jax.sharding.Mesh(twice, names))
+
+
+def test_meshes_of_mappings() -> None:
+    assert Mesh.of({"data": 4, "model": 2}) == Mesh.parse("data=4,model=2")
+    with pytest.raises(MeshError, match="axis data has size '0'"):
+        Mesh.of({"data": 0})
+    with pytest.raises(MeshError, match="no axes"):
+        Mesh.of({})
 
 
 NINE = "a=2,b=2,c=2,d=2,e=2,f=2,g=2,h=2,i=2,one=1"

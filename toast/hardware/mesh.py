@@ -6,7 +6,7 @@ import dataclasses
 import math
 import numbers
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,8 +110,13 @@ class Mesh:
         ``jax.make_mesh`` may wind an axis along a torus.  A device order that is not an order of
         axes counts as JAX's default order.
 
-        Raises :class:`toast.errors.MeshError` for another object, and for unnamed axes.
+        A mapping from axis names to sizes is a mesh, too.
+
+        Raises :class:`toast.errors.MeshError` for another object, for unnamed axes, and for a
+        device that is in the mesh twice.
         """
+        if isinstance(mesh, Mapping):
+            return Mesh.parse(",".join(f"{name}={size}" for name, size in mesh.items()))
         if not hasattr(mesh, "axis_names"):
             raise MeshError(f"mesh {mesh!r}: use a mesh or a string such as data=4,model=4")
         if not all(isinstance(name, str) for name in mesh.axis_names):
@@ -120,6 +125,9 @@ class Mesh:
         if mesh.abstract_mesh is mesh or not axes:
             return Mesh(axes)
         devices = mesh.devices
+        if len(set(devices.flat)) < devices.size:
+            twice = next(d for d in devices.flat if [*devices.flat].count(d) > 1)
+            raise MeshError(f"mesh {Mesh(axes)}: {twice} is in it twice; use each device once")
         place = {
             device: number for number, device in enumerate(sorted(devices.flat, key=_physical))
         }
