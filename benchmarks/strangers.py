@@ -1,17 +1,19 @@
 """Predictions for programs that prices were not tuned on, against XLA's TPU compiler.
 
     python benchmarks/strangers.py [--seeds 0:40] [--plans 2] [--experts 99] [--limit 120]
+        [--lowering local]
     python benchmarks/strangers.py --report [--price] [--page]
 
 The grammar of ``grammar.py`` draws each program from a seed.  Even seeds are open: whoever mends
 the cost model may look at them.  Odd seeds are held out: they are only reported.  Each program has
 several plans (found, experts', random), and each plan a row in benchmarks/strangers.csv; programs
-with rows are not compiled again.
+with rows are not compiled again.  XLA partitions the programs by annotations; with ``--lowering
+local``, TOAST writes the program of one device, and the table is benchmarks/strangers_local.csv.
 
 ``error_bars.py`` learns error bars from the table.
 
-``--price`` predicts all rows again with present prices.  ``--page`` writes the figures into
-docs/fidelity.md.
+``--price`` predicts all rows again with present prices.  ``--page`` writes the figures of both
+tables into docs/fidelity.md.
 
 This needs libtpu, but no TPU, and a minute or two for a program.  A plan that the compiler refuses
 or does not finish has a row that says so.
@@ -38,19 +40,24 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
+from toast.analysis import Lowering
 from toast.cost import CostModel
 from toast.errors import ToastError
 from toast.evaluation.baselines import manual_states
 from toast.evaluation.oracle import Communication, Verdict, judge
 from toast.hardware import Hardware, Mesh, load
 from toast.plan.prediction import Collective, Prediction
-from toast.plan.shard import shardings_of
+from toast.plan.shard import lowered_state, shardings_of
 from toast.search import Settings, find
 from toast.space import Space, States
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "fidelity.md"
 BEGIN, END = "<!-- strangers: begin -->\n", "<!-- strangers: end -->\n"
 TABLE = pathlib.Path(__file__).resolve().parent / "strangers.csv"
+TABLES: dict[Lowering, pathlib.Path] = {
+    "xla": TABLE,
+    "local": TABLE.with_stem("strangers_local"),
+}
 MIB, GIB = 2.0**20, 2.0**30
 
 #: Seconds of a search; without a limit, the few largest programs take most of the time.
@@ -238,23 +245,30 @@ def plans_of(
             yield name, number == 0, state
 
 
+def models_of(stranger: grammar.Stranger, lowering: Lowering) -> tuple[CostModel, CostModel]:
+    """The cost model of a program, and that for XLA's scheduler (:func:`linked`)."""
+    hardware = load(stranger.hardware)
+    analysis = toast.analyze(stranger.model, platform=hardware.platform, lowering=lowering)
+    space = Space(analysis, Mesh.parse(stranger.mesh))
+    return CostModel(space, hardware), CostModel(space, linked(hardware))
+
+
 def rows_of(
-    stranger: grammar.Stranger, others: int, most_experts: int, limit_s: float
+    stranger: grammar.Stranger, others: int, most_experts: int, limit_s: float, lowering: Lowering
 ) -> Iterator[Row]:
     """The rows of a program; plans after ``limit_s`` seconds have no steps, which take longest."""
     begin = time.monotonic()
-    hardware = load(stranger.hardware)
+    model, other = models_of(stranger, lowering)
+    hardware, program = model.hardware, model.space.analysis.program
     limit = hardware.memory_limit_bytes
-    analysis = toast.analyze(stranger.model, platform=hardware.platform)
-    space = Space(analysis, Mesh.parse(stranger.mesh))
-    model, other = CostModel(space, hardware), CostModel(space, linked(hardware))
     for plan, found, state in plans_of(model, stranger, others, most_experts):
         predicted = Prediction.of(model.price(state[None]))
         seconds = float(other.price(state[None]).seconds[0])
         full = time.monotonic() - begin < limit_s
         verdict, error, shardings = None, "", shardings_of(model, state)
         try:
-            verdict = judge(analysis.program, shardings, hardware, full=full, timeout=COMPILE_S)
+            local = lowered_state(model, state).module if lowering == "local" else None
+            verdict = judge(program, shardings, hardware, local=local, full=full, timeout=COMPILE_S)
         except ToastError as problem:
             error = str(problem)
         yield row_of(
@@ -262,13 +276,10 @@ def rows_of(
         )
 
 
-def priced(rows: Sequence[Row]) -> Iterator[Row]:
+def priced(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
     """The rows of one program with present predictions."""
     stranger = grammar.draw(rows[0].seed)
-    hardware = load(stranger.hardware)
-    analysis = toast.analyze(stranger.model, platform=hardware.platform)
-    space = Space(analysis, Mesh.parse(stranger.mesh))
-    model, other = CostModel(space, hardware), CostModel(space, linked(hardware))
+    model, other = models_of(stranger, lowering)
     for row in rows:
         state = unpacked(row.state, model.space.initial)
         new = row_of(
@@ -364,6 +375,27 @@ def report(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def pages(annotated: Sequence[Row], local: Sequence[Row]) -> str:
+    """The reports of both ways to run plans, and the steps of one over those of the other."""
+    steps = [
+        {row.seed: row.xla_step_ms for row in rows if row.found and row.xla_step_ms > 0}
+        for rows in (annotated, local)
+    ]
+    ratios = np.array([steps[1][seed] / steps[0][seed] for seed in steps[0].keys() & steps[1]])
+    text = [
+        "Annotations, partitioned by XLA:", "", report(annotated), "",
+        "Device-local programs, whose collectives TOAST writes:", "", report(local),
+    ]  # fmt: skip
+    if ratios.size:
+        text += [
+            "",
+            f"The compiler's step of the plan found for the device-local program, over that of the "
+            f"plan found for XLA: {np.median(ratios):.3f} in the median, {ratios.min():.2f} to "
+            f"{ratios.max():.2f}, on {ratios.size} programs.",
+        ]
+    return "\n".join(text)
+
+
 def seeds_in(text: str) -> range:
     """The seeds of a text such as ``0:40``, or ``0:40:2`` for the even ones."""
     return range(*map(int, text.split(":")))
@@ -377,12 +409,15 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=120.0, help="seconds of full compilations of a program"
     )
-    parser.add_argument("--table", type=pathlib.Path, default=TABLE)
+    parser.add_argument("--lowering", choices=[*TABLES], default="xla")
+    parser.add_argument("--table", type=pathlib.Path, help="default: that of the lowering")
     parser.add_argument("--report", action="store_true", help="compile nothing")
     parser.add_argument("--page", action="store_true", help="write the figures into the docs")
     parser.add_argument("--price", action="store_true", help="predict all rows again")
     options = parser.parse_args()
-    rows = read(options.table)
+    lowering: Lowering = options.lowering
+    table = options.table or TABLES[lowering]
+    rows = read(table)
     done = {row.seed for row in rows}
     for seed in () if options.report else options.seeds:
         if seed in done:
@@ -391,7 +426,7 @@ def main() -> None:
         print(f"{seed}: {stranger.hardware}, {stranger.mesh}: {', '.join(stranger.words)}")
         new: list[Row] = []
         try:
-            for row in rows_of(stranger, options.plans, options.experts, options.limit):
+            for row in rows_of(stranger, options.plans, options.experts, options.limit, lowering):
                 new.append(row)
                 print(
                     f"  {row.plan}: {row.verdict}; peak {row.peak_gib:.2f} and "
@@ -406,19 +441,20 @@ def main() -> None:
                 row_of(stranger, "none", False, nan, empty, nan, None, f"lost: {problem}", "")
             )
         rows += new
-        write(rows, options.table)
+        write(rows, table)
         jax.clear_caches()
         gc.collect()
     if options.price:
         rows = [
             row
             for seed in sorted({row.seed for row in rows})
-            for row in priced([row for row in rows if row.seed == seed and row.state])
+            for row in priced([row for row in rows if row.seed == seed and row.state], lowering)
         ]
-        write(rows, options.table)
+        write(rows, table)
     text = report(rows)
     print(text)
     if options.page:
+        text = pages(read(TABLES["xla"]), read(TABLES["local"]))
         head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
         page = head + BEGIN + text + "\n" + END + rest.split(END)[1]
         PAGE.write_text(page, encoding="utf-8")

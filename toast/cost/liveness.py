@@ -183,7 +183,7 @@ def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1)
     kinds = [signature.kind for signature in program.signatures]
     kind_of_op = [kinds[op.signature] for op in program.ops]
     if lanes > 1:
-        for number in _relayouts(program, kind_of_op):
+        for number in _relayouts(program, kind_of_op, lanes):
             kind_of_op[number] = "relayout"
         for number in _selecting_scatters(program, kind_of_op):
             kind_of_op[number] = "select"
@@ -235,22 +235,38 @@ def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1)
     return Liveness(exists, aliased, by_product, start, in_place, end, use_end, early, late)
 
 
-def _relayouts(program: Program, kinds: list[str]) -> list[int]:
+def _relayouts(program: Program, kinds: list[str], lanes: int) -> list[int]:
     """Reshapes that a kernel of their own computes, because tiles change.
 
     They split the last dimension, or merge others into it, and the parts are no whole rows of
-    tiles: a group norm of 64 channels in 32 groups reshapes ``64`` to ``32, 2`` and back.
+    tiles: a group norm of 64 channels in 32 groups reshapes ``64`` to ``32, 2`` and back.  The same
+    norm of 256 channels has parts of whole tiles.  XLA splits these, too, in another layout than
+    that of the image, because it sums over the parts and over the image.
     """
-    found = []
+    found, whole = [], {}
     for number, op in enumerate(program.ops):
         if kinds[number] != "reshape":
             continue
         shapes = [program.values[v].type.shape for v in (*op.operands, *op.results)]
         if all(shapes):
             few, many = sorted(shape[-1] for shape in shapes)
-            if 1 < few < many and many % few == 0 and few % _SUBLANES:
-                found.append(number)
-    return found
+            if 1 < few < many and many % few == 0:
+                if few % _SUBLANES:
+                    found.append(number)
+                elif few % lanes:
+                    whole[number] = max(shapes, key=len)
+    summed = {
+        signature.operands[0].shape
+        for signature in program.signatures
+        if signature.kind == "reduce" and whole and _sums_apart(signature)
+    }
+    return sorted([*found, *(number for number, shape in whole.items() if shape in summed)])
+
+
+def _sums_apart(signature: Signature) -> bool:
+    """Whether a reduction is over the last dimension and others, but not over that between."""
+    dims, rank = {*_dims(signature, "dimensions")}, len(signature.operands[0].shape)
+    return rank - 1 in dims and rank - 2 not in dims and len(dims) > 1
 
 
 def _selecting_scatters(program: Program, kinds: list[str]) -> list[int]:

@@ -266,12 +266,13 @@ stem = "module_0000.jit_f.cl_1.after_optimizations"
 texts = {
     "_after_buffer_assignment": "HloModule jit_f\\n\\nENTRY %main () -> f32[] {\\n}\\n",
     "-live-range": "  Stack trace breakdown for peak usage: 1 200 bytes\\n",
-    "-memory-usage-report": "Memory Space: default (color=0)\\nTotal bytes: 1500 (1.5KiB)\\n",
+    "-memory-usage-report": "Memory Space: default (color=0)\\nTotal bytes: 1800 (1.8KiB)\\n",
     "-buffer-assignment": "BufferAssignment:\\n"
     "allocation 0: size 1000, page 0, parameter 0, shape |f32[250]|, maybe-live-out:\\n"
     " value: <1 a @0> (size=1000,offset=0): f32[250]\\n"
     "allocation 1: size 500, page 0, preallocated-temp:\\n"
-    "allocation 2: size 700, color 1, page 0, preallocated-temp:\\n",
+    "allocation 2: size 700, color 1, page 0, preallocated-temp:\\n"
+    "allocation 3: size 300, page 0, thread-local:\\n",
 }
 def write(**cut):
     for name, text in texts.items():

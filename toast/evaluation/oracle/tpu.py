@@ -149,7 +149,7 @@ def judge(
 _SCHEDULED = "scheduled.txt"
 
 #: Version of cached verdicts; verdicts of other versions are not used.
-_FORMAT = 6
+_FORMAT = 7
 
 
 def _cached(
@@ -250,7 +250,7 @@ _LIVE = re.compile(r"breakdown for peak usage: ([\d ]+) bytes")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TOTAL = re.compile(r"\(color=0\)\nTotal bytes: (\d+) ")
 _ALLOCATION = re.compile(
-    r"allocation \d+: size (\d+)(?:, color (\d+))?, page \d+(, parameter \d+)?"
+    r"allocation \d+: size (\d+)(?:, color (\d+))?, page \d+(, parameter \d+|, thread-local)?"
 )
 
 
@@ -290,13 +290,17 @@ class _Dumps:
         live, total = _LIVE.search(ranges), _TOTAL.search(report)
         if total is None or "\nENTRY " not in program or not program.rstrip().endswith("\n}"):
             return None
-        every = arguments = aliased = 0.0
+        every = arguments = aliased = inside = 0.0
         for line in assignment.splitlines():
             buffer = _ALLOCATION.match(line)
             if buffer is None or int(buffer[2] or 0):
                 continue
             every += float(buffer[1])
-            if buffer[3]:
+            if buffer[3] == ", thread-local":
+                # The arguments and results of a computation that another core runs, such as a
+                # gather on a SparseCore: the caller's buffers, once more.
+                inside += float(buffer[1])
+            elif buffer[3]:
                 arguments += float(buffer[1])
                 aliased += float(buffer[1]) * ("maybe-live-out" in line)
         # The report has the total size of the buffers.
@@ -304,8 +308,8 @@ class _Dumps:
         if not whole and not finished:
             return None
         return _Dumps(
-            program, float(live[1].replace(" ", "")) if live else 0.0, float(total[1]), arguments,
-            aliased,
+            program, float(live[1].replace(" ", "")) if live else 0.0, float(total[1]) - inside,
+            arguments, aliased,
         )  # fmt: skip
 
 
