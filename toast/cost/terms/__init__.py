@@ -1,6 +1,7 @@
 """The terms of a price."""
 
 from toast.cost.terms.buffers import (
+    ArgumentCopies,
     Arguments,
     Copies,
     EarlyCopies,
@@ -50,9 +51,9 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
-    Arguments(), Values(), Copies(), EarlyCopies(), SharedCopies(), WholeSums(), MergedSums(),
-    SecondBuffers(), RoundedStacks(), Workspaces(), GroupedOperands(), GroupedResults(),
-    RingBuffers(),
+    Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), SharedCopies(), WholeSums(),
+    MergedSums(), SecondBuffers(), RoundedStacks(), Workspaces(), GroupedOperands(),
+    GroupedResults(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.

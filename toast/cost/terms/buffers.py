@@ -72,6 +72,35 @@ class EarlyCopies(Term):
         return layout.copies * layout.early
 
 
+class ArgumentCopies(Term):
+    """Copies of overwritten arguments whose new values are gathered along their last dimension.
+
+    XLA gathers into a buffer of its own, in another layout, and copies this to the argument.  On
+    devices with tiles it then copies the argument, too, before the program reads it.
+    """
+
+    name, scope, label = "argument copies", Entity.USE_CLASS, "copy"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        program, empty = ranges.program, np.zeros(0, dtype=np.int64)
+        arguments = np.array(program.argument_values, dtype=np.int64)
+        overwritten = np.array(program.aliases, dtype=np.int64)
+        first = len(program.ops) - len(program.results)
+        uses = np.flatnonzero(ranges.use_op >= first)
+        uses = uses[overwritten[ranges.use_op[uses] - first] >= 0]
+        of = arguments[overwritten[ranges.use_op[uses] - first]] if len(uses) else empty
+        end = np.zeros(len(ranges.size), dtype=np.int64)
+        np.maximum.at(end, ranges.use_value, ranges.live.use_end)
+        return Lifetimes(ranges.use_class[uses], np.zeros_like(uses), end[of] + 1, of)
+
+    def bytes(self, layout: Layout) -> Floats:
+        if layout.machine.hardware.lanes <= 1:
+            return np.zeros(layout.used.shape[:2])
+        last = layout.tables.values.rank[layout.tables.uses.value] - 1
+        gathered = (layout.before == last[:, None]) & (layout.used < 0)
+        return layout.copies * gathered.any(axis=2)
+
+
 class SharedCopies(Term):
     """Copies that stay in memory from one use to a later one that shares them.
 
