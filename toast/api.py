@@ -472,6 +472,11 @@ def apply_plan(
     )
 
 
+def machine_of_plan(plan: str | pathlib.Path) -> Hardware:
+    """The hardware of a plan's file; raises :class:`toast.errors.ToastError`."""
+    return provenance.machine_of(read(plan))
+
+
 def _platform_of(platform: Any, machine: Hardware) -> Any:
     """The user's platform, or that of the hardware."""
     return ports.HardwarePlatform.of(machine) if platform is None else platform

@@ -37,7 +37,7 @@ from toast.units import size_text, time_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from toast.apply import JitShardings, Verification
+    from toast.apply import JitShardings, Runnable, Verification
     from toast.lower import LocalProgram, OpFactors
 
 
@@ -286,6 +286,33 @@ class Plan(Record):
         )
         return shardings
 
+    def init(
+        self,
+        function: Callable[..., Any],
+        mesh: Any = None,
+        *arguments: Any,
+        argument: int | str | None = None,
+    ) -> Any:
+        """Compute ``function(*arguments)``, such as the first parameters, sharded from birth.
+
+        The result has the shardings of the argument that it is, or of successive arguments if it is
+        a tuple of them: ``params, moments = plan.init(init, mesh, key)``.  No device holds more than
+        its part.  Random values do not depend on the shardings (``jax_threefry_partitionable``).
+
+        ``mesh`` is as for :meth:`jit`; ``argument`` is the position or the name of the argument; by
+        default, it is the first one with the result's pytree, shapes and dtypes.  Raises
+        :class:`toast.errors.PlanError` if there is none, or if there are too few devices.
+        """
+        return apply.initial(
+            self.analysis.program, self.shardings, function, arguments, devices=mesh,
+            argument=argument,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of the program and its shardings: equal on hosts that run the same plan."""
+        return apply.plan_digest(self.analysis.program, self.shardings)
+
     def jit(self, mesh: Any = None, *, lowering: Lowering | None = None) -> Callable[..., Any]:
         """The sharded program as a function that XLA compiles and runs.
 
@@ -299,12 +326,28 @@ class Plan(Record):
         pytrees of the planned function; for a program from a file, it takes flat arguments and
         returns a list.  Raises :class:`toast.errors.PlanError` if there are too few devices.
         """
+        return self.runnable(mesh, lowering=lowering)
+
+    def runnable(
+        self, mesh: Any = None, *, lowering: Lowering | None = None, calling: Any = None
+    ) -> Runnable:
+        """:meth:`jit`, with other pytrees for the same program.
+
+        ``calling`` (:class:`toast.frontend.jax.Calling`) has the pytrees; by default, they are those
+        of the planned function.
+        """
         plan = self._on(mesh)
+        program = plan.analysis.program
+        if calling is not None:
+            program = dataclasses.replace(
+                program, source=dataclasses.replace(program.source, calling=calling)
+            )
+        options = {"devices": mesh}
+        backend = "jax"
         if self._lowering(lowering) == "local":
-            options = {"analysis": plan.analysis, "factors": plan.factors}
-            local: Callable[..., Any] = plan.build("local", devices=mesh, **options)
-            return local
-        runnable: Callable[..., Any] = plan.build("jax", devices=mesh)
+            options |= {"analysis": plan.analysis, "factors": plan.factors}
+            backend = "local"
+        runnable: Runnable = ports.backend(backend).build(program, plan.shardings, **options)
         return runnable
 
     @late
