@@ -295,8 +295,7 @@ class PlannedFunction:
         with self._lock:
             types = self._types(arguments, keywords)
             if types not in self._variants:
-                with jax.ensure_compile_time_eval():
-                    self._variants[types] = self._new_variant(arguments, keywords)
+                self._variants[types] = self._new_variant(arguments, keywords)
             return self._variants[types]
 
     def _new_variant(self, arguments: Any, keywords: Any) -> _Variant:
@@ -371,8 +370,8 @@ class PlannedFunction:
             say(jit_text(plan.step_reshards))
         if self._last is not None:
             say(
-                f"planned for the {len(self._variants) + 1}. time, for other shapes or static "
-                f"arguments: {_changes(self._last.plan.analysis.program, program)}"
+                "planned again, for other arguments: "
+                f"{_changes(self._last.plan.analysis.program, program)}"
             )
         return plan
 
@@ -446,9 +445,10 @@ class PlannedFunction:
         if self._devices is not None:
             return self._devices
         mesh = self._mesh_option
-        context = jax.sharding.get_mesh()
-        if mesh is None and self._plan_option is None and not context.empty:
-            mesh = context
+        if mesh is None and self._plan_option is None:
+            with contextlib.suppress(ValueError):  # in a function of jax.jit
+                context = jax.sharding.get_mesh()
+                mesh = None if context.empty else context
         if isinstance(mesh, jax.sharding.Mesh):
             found = _Devices(mesh, (), {"mesh": mesh})
         elif mesh is None and self._plan_option is not None:
@@ -525,7 +525,7 @@ def _changes(before: Program, after: Program) -> str:
         f"{path} is {new}, was {types[0].get(path, 'missing')}"
         for path, new in types[1].items() if types[0].get(path) != new
     ]  # fmt: skip
-    return listed(changed, 2) if changed else "other values"
+    return listed(changed, 2) if changed else "static ones, or their order"
 
 
 def _misfit(plan: Plan) -> str:
