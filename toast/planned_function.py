@@ -26,7 +26,7 @@ from toast.frontend.jax import from_call
 from toast.hardware import Hardware
 from toast.inputs import AnyHardware, AnyMesh
 from toast.plan import Applied, Plan
-from toast.plan.step_reshards import jit_text
+from toast.plan.step_reshards import donation_text, jit_text
 from toast.program import Program
 from toast.units import listed, size_text
 
@@ -367,7 +367,13 @@ class PlannedFunction:
         if not plan.fits:
             say(_misfit(plan), red=True)
         if plan.step_reshards:
-            say(jit_text(plan.step_reshards))
+            filtered = jax_libraries.is_filter_jit(self._function)
+            text = (
+                donation_text(plan.step_reshards, "equinox.filter_jit(donate=...)")
+                if filtered
+                else jit_text(plan.step_reshards)
+            )
+            say(text)
         if self._last is not None:
             say(
                 "planned again, for other arguments: "

@@ -63,7 +63,7 @@ def filtered(
 ) -> Filtered | None:
     """The function inside ``nnx.jit`` or ``equinox.filter_jit``; ``None`` for other functions."""
     name = type(function).__name__
-    if _is_filter_jit(function):
+    if is_filter_jit(function):
         rest = range(1, len(arguments)) if function.donate_rest else ()
         donated: set[int | str] = {*([0] if function.donate_first else []), *rest}
         return _filtered(function.__wrapped__, arguments, keywords, donated, set(), _is_array)
@@ -92,10 +92,11 @@ def is_nnx_jit(function: Any) -> bool:
 
 def is_jitted(function: Any) -> bool:
     """Whether a function is one of ``flax.nnx.jit`` or ``equinox.filter_jit``."""
-    return _is_filter_jit(function) or is_nnx_jit(function)
+    return is_filter_jit(function) or is_nnx_jit(function)
 
 
-def _is_filter_jit(function: Any) -> bool:
+def is_filter_jit(function: Any) -> bool:
+    """Whether a function is one of ``equinox.filter_jit``."""
     kind = type(function)
     return kind.__module__.startswith("equinox.") and kind.__name__ == "_JitWrapper"
 
@@ -106,7 +107,7 @@ def leaf_type(function: Any, leaf: Any) -> Hashable:
     It is the shape, the dtype and whether the type is weak, or the value of a static leaf.
     """
     if is_jitted(function):
-        dynamic = _is_array if _is_filter_jit(function) else _is_data
+        dynamic = _is_array if is_filter_jit(function) else _is_data
         if not dynamic(leaf):
             return leaf if isinstance(leaf, Hashable) else id(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
