@@ -175,6 +175,10 @@ class PlannedFunction:
         self._options = dict(options)
         self._variants: dict[_Types, _Variant] = {}
         self._last: _Variant | None = None
+        #: Whether calls go back to earlier variants; then each call looks for its variant.
+        self._alternates = False
+        #: The variants by the types of arguments that are all arrays.
+        self._of_arrays: dict[Any, _Variant] = {}
         self._devices: _Devices | None = None
         self._machine: Hardware | None = None
         self._lock = threading.RLock()
@@ -189,14 +193,17 @@ class PlannedFunction:
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Run the function; plan it first for arguments of new types."""
-        variant = self._last
+        variant = self._chosen(arguments, keywords) if self._alternates else self._last
         if variant is not None:
             try:
                 return variant.call(*arguments, **keywords)
             except Exception as error:
                 if not self._calls_for_another(variant, error, arguments, keywords):
                     raise
+        known = len(self._variants)
         variant = self._variant(arguments, keywords)
+        # Calls that go back to earlier types will do so again; the others fail first, slowly.
+        self._alternates |= variant is not self._last and known == len(self._variants) > 1
         self._last = variant
         with variant.runnable.naming_platforms():
             return self._placed_call(variant, arguments, keywords)
@@ -289,6 +296,20 @@ class PlannedFunction:
         for number, array in zip(moved, arrays, strict=True):
             placed[number] = array
         return placed
+
+    def _chosen(self, arguments: Any, keywords: Any) -> _Variant | None:
+        """The variant for arguments, or the last one for new types."""
+        leaves, tree = jax.tree.flatten((arguments, keywords))
+        try:
+            key = tree, tuple([(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves])
+        except AttributeError:  # static arguments and numbers
+            return self._variants.get(self._types(arguments, keywords), self._last)
+        if key not in self._of_arrays:
+            types = self._types(arguments, keywords)
+            if types not in self._variants:
+                return self._last
+            self._of_arrays[key] = self._variants[types]
+        return self._of_arrays[key]
 
     def _variant(self, arguments: Any, keywords: Any) -> _Variant:
         """The variant for arguments; plans a new one if necessary."""
