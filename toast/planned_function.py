@@ -323,21 +323,12 @@ class PlannedFunction:
         devices = self._devices_of_calls()
         machine = self._machine_of(devices)
         program = self._program(arguments, keywords, machine, devices)
-        same = next(
-            (
-                known.plan
-                for known in self._variants.values()
-                if known.plan.analysis.program.origin_digest == program.origin_digest
-                and known.plan.analysis.program.donated == program.donated
-            ),
-            None,
-        )
-        plan = same or self._plan(program, machine, devices)
+        plan = self._plan(program, machine, devices)
         if devices.mesh is None:
             mesh = apply.jax_mesh(plan.shardings, devices.devices or None)
             self._devices = dataclasses.replace(devices, mesh=mesh, options={"mesh": plan.mesh})
         assert self._devices is not None
-        runnable = plan.runnable(self._devices.mesh, calling=program.source.calling)
+        runnable = plan.jit(self._devices.mesh)
         pytrees = None
         if not self._of_library:
             static, donated = self._places(arguments, keywords)
@@ -380,6 +371,11 @@ class PlannedFunction:
 
     def _plan(self, program: Program, machine: Hardware, devices: _Devices) -> Plan:
         """The plan for a program, kept or searched; says what the user should know about it."""
+        for known in self._variants.values():
+            before = known.plan.analysis.program
+            same = before.origin_digest == program.origin_digest
+            if same and before.donated == program.donated:  # other pytrees, or other constants
+                return api.apply_plan(known.plan, program).plan
         if self._plan_option is not None:
             plan = self._kept(self._plan_option, program, devices)
         else:
@@ -423,9 +419,6 @@ class PlannedFunction:
         applied: Applied = api.apply_plan(
             kept, program, mesh=mesh, hardware=self._hardware, **self._options
         )
-        plan = applied.plan
-        if isinstance(kept, Plan) and applied.same_program and plan.mesh == kept.mesh:
-            plan = kept if self._hardware is None else plan
         if not applied.same_program and self._last is None:
             other = [*applied.gone, *(path for path, _ in applied.new)]
             other += [change.argument for change in applied.changed]
@@ -435,7 +428,7 @@ class PlannedFunction:
                 f"plan {applied.saved.name} is for another form of the program{differ}; the rest is "
                 "sharded as it says; leave out plan= for a new search",
             )
-        return plan
+        return applied.plan
 
     # -- what a call is made of --------------------------------------------------------------
 

@@ -144,14 +144,14 @@ def test_hosts_that_search_find_the_same_plan(widths: tuple[str, str]) -> None:
 
 
 def test_a_digest_is_that_of_program_and_shardings() -> None:
-    def plan(pin: str, scale: float = 1.0) -> toast.Plan:
+    def plan(pin: str, add: bool = False) -> toast.Plan:
         return toast.plan(
-            lambda *a: scale * mlp(*a), f32(512, 64), f32(64, 256), f32(256, 64),
+            lambda *a: mlp(*a) + mlp(*a) if add else mlp(*a), f32(512, 64), f32(64, 256), f32(256, 64),
             mesh="data=4,model=2", hardware="tpu-v5e",
             constraints=toast.Constraints(pin={"a[0]": jax.P(pin)}), settings=toast.Settings(rounds=0),
         )  # fmt: skip
 
-    digests = [plan("data").digest, plan("data").digest, plan("model").digest, plan("data", 2).digest]
+    digests = [plan("data").digest, plan("data").digest, plan("model").digest, plan("data", True).digest]
     assert digests[0] == digests[1]
     assert len({*digests}) == 3
 

@@ -20,7 +20,10 @@ _SHOWN = 12
 
 
 def plan_digest(program: Program, shardings: Shardings) -> str:
-    """A hash of a program and its shardings, without source lines and the program's name."""
+    """A hash of a program and its shardings.
+
+    It does not depend on source lines, on the program's name, or on the values of constants.
+    """
     content = (
         program.digest, program.padding, sorted(program.donated), shardings.mesh,
         sorted(shardings.values.items()), sorted(shardings.uses.items()), shardings.results,

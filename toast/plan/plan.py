@@ -313,7 +313,7 @@ class Plan(Record):
         """A hash of the program and its shardings: equal on hosts that run the same plan."""
         return apply.plan_digest(self.analysis.program, self.shardings)
 
-    def jit(self, mesh: Any = None, *, lowering: Lowering | None = None) -> Callable[..., Any]:
+    def jit(self, mesh: Any = None, *, lowering: Lowering | None = None) -> Runnable:
         """The sharded program as a function that XLA compiles and runs.
 
         With ``lowering="xla"``, XLA's partitioner inserts the collectives for the plan's
@@ -326,28 +326,12 @@ class Plan(Record):
         pytrees of the planned function; for a program from a file, it takes flat arguments and
         returns a list.  Raises :class:`toast.errors.PlanError` if there are too few devices.
         """
-        return self.runnable(mesh, lowering=lowering)
-
-    def runnable(
-        self, mesh: Any = None, *, lowering: Lowering | None = None, calling: Any = None
-    ) -> Runnable:
-        """:meth:`jit`, with other pytrees for the same program.
-
-        ``calling`` (:class:`toast.frontend.jax.Calling`) has the pytrees; by default, they are those
-        of the planned function.
-        """
         plan = self._on(mesh)
-        program = plan.analysis.program
-        if calling is not None:
-            program = dataclasses.replace(
-                program, source=dataclasses.replace(program.source, calling=calling)
-            )
-        options = {"devices": mesh}
-        backend = "jax"
         if self._lowering(lowering) == "local":
-            options |= {"analysis": plan.analysis, "factors": plan.factors}
-            backend = "local"
-        runnable: Runnable = ports.backend(backend).build(program, plan.shardings, **options)
+            options = {"analysis": plan.analysis, "factors": plan.factors}
+            local: Runnable = plan.build("local", devices=mesh, **options)
+            return local
+        runnable: Runnable = plan.build("jax", devices=mesh)
         return runnable
 
     @late
