@@ -107,9 +107,7 @@ def main() -> None:
             except ImportError:
                 print(f"{name:12} is not installed")
                 break
-            print(
-                f"{name:12} {leaves:6} {own * 1e6:9.1f} us {other * 1e6:9.1f} us {ratio:6.2f}"
-            )
+            print(f"{name:12} {leaves:6} {own * 1e6:9.1f} us {other * 1e6:9.1f} us {ratio:6.2f}")
 
 
 if __name__ == "__main__":

@@ -317,9 +317,7 @@ def test_explicit_meshes(function: Any, wanted: bool) -> None:
 @pytest.mark.parametrize("as_file", [False, True])
 def test_a_kept_plan_replaces_the_search(as_file: bool, tmp_path: pathlib.Path) -> None:
     params = init(jax.random.key(0))
-    plan = toast.plan(
-        jax.jit(train, donate_argnums=0), params, *batch(), **V5E, settings=QUICK
-    )
+    plan = toast.plan(jax.jit(train, donate_argnums=0), params, *batch(), **V5E, settings=QUICK)
     plan.to_json(tmp_path / "step.json")
     step = toast.jit(train, plan=tmp_path / "step.json" if as_file else plan, donate_argnums=0)
     expected = jax.jit(train)(params, *batch())
@@ -356,7 +354,9 @@ def test_other_shapes_are_planned_again_and_said() -> None:
     step = planned(train, donate_argnums=0)
     params, _ = step(init(jax.random.key(0)), *batch())
     first = step.plan
-    with pytest.warns(PlanWarning, match=r"planned again, .*: x is f32\[256,64\], was f32\[512,64\]"):
+    with pytest.warns(
+        PlanWarning, match=r"planned again, .*: x is f32\[256,64\], was f32\[512,64\]"
+    ):
         params, _ = step(params, *batch(256))
     assert step.plan is not first
     assert step.plan.mesh == first.mesh
@@ -447,8 +447,9 @@ def test_initial_values_are_sharded_from_birth_and_equal() -> None:
     plan = step.plan_for(jax.eval_shape(init, jax.random.key(0)), *batch())
     params = plan.init(init, step.mesh, jax.random.key(3))
     expected = init(jax.random.key(3))
-    assert jax.tree.map(lambda a: a.sharding, params) == (
-        plan.shardings_for(step.mesh).in_shardings[0]
+    assert (
+        jax.tree.map(lambda a: a.sharding, params)
+        == (plan.shardings_for(step.mesh).in_shardings[0])
     )
     for own, other in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         assert own.addressable_shards[0].data.size < other.size
@@ -475,7 +476,10 @@ def test_initial_values_of_several_arguments() -> None:
     assert ones.sharding.spec == plan.shardings_for(step.mesh).in_shardings[1]["y"].spec
     for wrong, message in (
         (lambda key: {"w1": jnp.ones(3)}, r"lacks the leaf \['w2'\]"),
-        (lambda key: jax.tree.map(lambda a: a[:2], init(key)), r"leaf \['w1'\] is float32\[2, 256\]"),
+        (
+            lambda key: jax.tree.map(lambda a: a[:2], init(key)),
+            r"leaf \['w1'\] is float32\[2, 256\]",
+        ),
         (lambda key: {**init(key), "w3": 0.0}, r"a further leaf \['w3'\]"),
     ):
         with pytest.raises(PlanError, match=message):

@@ -104,7 +104,9 @@ def jit(
         )
     if isinstance(function, functools.partial) and jax_libraries.is_nnx_jit(function.func):
         # A method of a module: its module is an argument like others.
-        whole = jit(function.func, mesh=mesh, plan=plan, hardware=hardware, **jit_options, **options)
+        whole = jit(
+            function.func, mesh=mesh, plan=plan, hardware=hardware, **jit_options, **options
+        )
         return functools.partial(whole, *function.args, **function.keywords)
     return PlannedFunction(function, mesh, plan, hardware, jit_options, options)
 
@@ -411,9 +413,7 @@ class PlannedFunction:
         except PlanError:  # nothing of the last plan applies to it
             return search(None)
 
-    def _kept(
-        self, kept: Plan | str | pathlib.Path, program: Program, devices: _Devices
-    ) -> Plan:
+    def _kept(self, kept: Plan | str | pathlib.Path, program: Program, devices: _Devices) -> Plan:
         """The kept plan, applied to a program."""
         mesh = devices.options.get("mesh")
         applied: Applied = api.apply_plan(

@@ -151,7 +151,12 @@ def test_a_digest_is_that_of_program_and_shardings() -> None:
             constraints=toast.Constraints(pin={"a[0]": jax.P(pin)}), settings=toast.Settings(rounds=0),
         )  # fmt: skip
 
-    digests = [plan("data").digest, plan("data").digest, plan("model").digest, plan("data", True).digest]
+    digests = [
+        plan("data").digest,
+        plan("data").digest,
+        plan("model").digest,
+        plan("data", True).digest,
+    ]
     assert digests[0] == digests[1]
     assert len({*digests}) == 3
 

@@ -650,7 +650,8 @@ class Runnable:
         run.__name__ = re.sub(r"\W", "_", self._program.name)
         places = {name: count + number for number, name in enumerate(names)}
         static_places, donated_places = (
-            sorted(places.get(key, key) for key in keys) for keys in (static, donated)  # type: ignore[call-overload]
+            sorted(places.get(key, key) for key in keys)
+            for keys in (static, donated)  # type: ignore[call-overload]
         )
         specs = [self.shardings.of(self._program, v) for v in self._program.argument_values]
         leaves = [

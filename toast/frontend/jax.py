@@ -92,9 +92,7 @@ def from_function(
     :param keywords: keyword arguments.  Keywords that are static in ``jax.jit`` stay static.
     :raises toast.errors.TargetError: if JAX cannot trace the function.
     """
-    return from_call(
-        function, arguments, keywords, donate=donate, name=name, platform=platform
-    )
+    return from_call(function, arguments, keywords, donate=donate, name=name, platform=platform)
 
 
 def from_call(
