@@ -46,7 +46,9 @@ def seconds(function: Callable[..., Any], state: Any, x: Any, calls: int) -> tup
     return (end - begin) / calls, state
 
 
-def compare(ours: Callable[..., Any], theirs: Callable[..., Any], states: Any, x: Any, calls: int) -> tuple[float, float, float]:  # fmt: skip
+def compare(
+    ours: Callable[..., Any], theirs: Callable[..., Any], states: Any, x: Any, calls: int
+) -> tuple[float, float, float]:
     """The medians of the seconds of a call of each, and of the ratio of pairs of rounds."""
     own, other = states
     times = []

@@ -77,7 +77,7 @@ def test_results_are_donated_and_stay_where_they_are() -> None:
     params, _ = step(init(jax.random.key(0)), *batch())
     again, _ = step(params, *batch())
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(params))
-    with pytest.raises((RuntimeError, ValueError), match="deleted|donated"):
+    with pytest.raises((RuntimeError, ValueError), match=r"deleted|donated"):
         step(params, *batch())
     step(again, *batch())
 
@@ -216,7 +216,7 @@ def test_inside_other_functions() -> None:
 
 def test_programs_without_devices_lower() -> None:
     step = planned(train, donate_argnums=0)
-    text = step.lower(init(jax.random.key(0)), *map(lambda a: f32(*a.shape), batch())).as_text()
+    text = step.lower(init(jax.random.key(0)), *(f32(*a.shape) for a in batch())).as_text()
     assert "stablehlo.dot_general" in text
 
 
@@ -270,8 +270,8 @@ def test_several_threads_plan_once() -> None:
 
 
 def test_without_a_mesh_it_takes_all_devices() -> None:
+    function = toast.jit(lambda x, w: x @ w, settings=QUICK)
     with pytest.warns(PlanWarning, match="no hardware file describes devices of kind 'cpu'"):
-        function = toast.jit(lambda x, w: x @ w, settings=QUICK)
         result = function(jnp.ones((512, 64)), jnp.ones((64, 128)))
     assert function.mesh.size == len(jax.devices())
     assert result.sharding.mesh == function.mesh
@@ -427,13 +427,15 @@ def test_a_function_that_jit_refuses_raises_the_error_of_jax() -> None:
 
 
 def test_bad_options() -> None:
-    with pytest.raises(PlanError, match="toast.jit has no option 'budget'; use the options of jax"):
+    with pytest.raises(
+        PlanError, match=r"toast\.jit has no option 'budget'; use the options of jax"
+    ):
         toast.jit(train, budget=3)
     with pytest.raises(PlanError, match="train is planned already"):
         toast.jit(planned(train))
     with pytest.raises(PlanError, match=r"train has no plan before its first call"):
         _ = planned(train).plan
-    with pytest.raises(PlanError, match="nothing.json"):
+    with pytest.raises(PlanError, match=r"nothing\.json"):
         toast.jit(train, plan="nothing.json")(init(jax.random.key(0)), *batch())
 
 

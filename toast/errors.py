@@ -54,7 +54,7 @@ class CacheWarning(UserWarning):
 
 
 class PlanWarning(UserWarning):
-    """A plan that may not be what the user wants: a default, a missing donation, too little memory."""
+    """A plan may not be what the user wants: a default, a missing donation, a lack of memory."""
 
 
 class MeshError(ToastError):

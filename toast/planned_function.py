@@ -86,7 +86,7 @@ def jit(
     >>> step(jnp.ones((64, 32)), jnp.ones((32, 16))).shape
     (64, 16)
     """
-    jit_options = {
+    jit_options: dict[str, Any] = {
         "donate_argnums": donate_argnums, "donate_argnames": donate_argnames,
         "static_argnums": static_argnums, "static_argnames": static_argnames,
     }  # fmt: skip
@@ -148,6 +148,8 @@ class _Variant:
 
 class PlannedFunction:
     """A function of :func:`toast.jit`, which is called like the function itself."""
+
+    __name__: str
 
     def __init__(
         self,
@@ -212,7 +214,7 @@ class PlannedFunction:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the last call; raises :class:`toast.errors.PlanError` before the first one."""
+        """The plan of the last call; before it, raises :class:`toast.errors.PlanError`."""
         if self._last is None:
             raise PlanError(
                 f"{self.__name__} has no plan before its first call; call it, or use plan_for(...)"
@@ -285,10 +287,12 @@ class PlannedFunction:
             for number, (leaf, sharding) in enumerate(
                 zip(leaves, variant.pytrees.shardings, strict=True)
             )
-            if isinstance(leaf, jax.Array)
-            and not isinstance(leaf, jax.core.Tracer)
-            and not leaf.is_deleted()
-            and leaf.sharding != sharding
+            if (
+                isinstance(leaf, jax.Array)
+                and not isinstance(leaf, jax.core.Tracer)
+                and not leaf.is_deleted()
+                and leaf.sharding != sharding
+            )
             or (several and hasattr(leaf, "__array__") and not isinstance(leaf, jax.Array))
         ]
         arrays = jax.device_put(
@@ -425,8 +429,8 @@ class PlannedFunction:
             differ = f", {listed(other)} differ" if other else ""
             _say(
                 self.__name__,
-                f"plan {applied.saved.name} is for another form of the program{differ}; the rest is "
-                "sharded as it says; leave out plan= for a new search",
+                f"plan {applied.saved.name} is for another form of the program{differ}; the rest "
+                "is sharded as it says; leave out plan= for a new search",
             )
         return applied.plan
 
@@ -451,7 +455,7 @@ class PlannedFunction:
         static, _ = self._places(arguments, keywords)
         fixed: list[Hashable] = []
         if static:
-            every = {**dict(enumerate(arguments)), **keywords}
+            every: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
             fixed = [(key, _hashable(every[key])) for key in sorted(static, key=str)]
             arguments = tuple(None if n in static else own for n, own in enumerate(arguments))
             keywords = {name: own for name, own in keywords.items() if name not in static}
@@ -554,8 +558,8 @@ def _misfit(plan: Plan) -> str:
     if plan.step_reshards:
         remedies.insert(0, "donation")
     missing = (
-        f"does not fit: the plan needs {size_text(plan.after.peak_bytes)} per device, and the limit "
-        f"of {plan.hardware.name} is {size_text(plan.memory_bytes)}"
+        f"does not fit: the plan needs {size_text(plan.after.peak_bytes)} per device, and the "
+        f"limit of {plan.hardware.name} is {size_text(plan.memory_bytes)}"
     )
     if plan.after.peak_bytes <= plan.memory_bytes:
         missing = plan.unsafe_text

@@ -650,14 +650,14 @@ class Runnable:
         run.__name__ = re.sub(r"\W", "_", self._program.name)
         places = {name: count + number for number, name in enumerate(names)}
         static_places, donated_places = (
-            sorted(places.get(key, key) for key in keys)
-            for keys in (static, donated)  # type: ignore[call-overload]
+            sorted(key if isinstance(key, int) else places[key] for key in keys)
+            for keys in (static, donated)
         )
         specs = [self.shardings.of(self._program, v) for v in self._program.argument_values]
         leaves = [
             jax.sharding.NamedSharding(self.mesh, spec) for spec in _leaf_specs(planned, specs)
         ]
-        by_name = dict.fromkeys((key for key in planned.static if isinstance(key, str)))
+        by_name = dict.fromkeys(key for key in planned.static if isinstance(key, str))
         positional, keywords = jax.tree.unflatten(planned.in_tree, leaves)
         each = [*positional, *({**keywords, **by_name}[name] for name in names)]
         return PytreeJit(

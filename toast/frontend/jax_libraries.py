@@ -115,7 +115,7 @@ def leaf_type(function: Any, leaf: Any) -> Hashable:
     try:
         type_ = jax.typeof(leaf)
     except TypeError:
-        return type(leaf)  # JAX refuses it
+        return type(leaf).__name__  # JAX refuses it
     return type_.shape, type_.dtype, type_.weak_type
 
 

@@ -89,8 +89,8 @@ def donation_text(reshards: Sequence[StepReshard], remedy: str) -> str:
         f"{returned}: {arrays} of {sum(len(reshard.tree.pairs) for reshard in reshards)} arrays "
         "have different shardings as argument and as result, and the step time does not include "
         f"{time_text(sum(reshard.seconds for reshard in reshards))} to reshard "
-        f"{size_text(sum(reshard.bytes for reshard in reshards))} between steps; if the results are "
-        f"the next step's arguments, use {remedy}"
+        f"{size_text(sum(reshard.bytes for reshard in reshards))} between steps; if the results "
+        f"are the next step's arguments, use {remedy}"
     )
 
 
