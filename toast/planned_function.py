@@ -455,7 +455,8 @@ class PlannedFunction:
         static, _ = self._places(arguments, keywords)
         fixed: list[Hashable] = []
         if static:
-            every: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
+            every: dict[int | str, Any] = dict(enumerate(arguments))
+            every.update(keywords)
             fixed = [(key, _hashable(every[key])) for key in sorted(static, key=str)]
             arguments = tuple(None if n in static else own for n, own in enumerate(arguments))
             keywords = {name: own for name, own in keywords.items() if name not in static}

@@ -297,7 +297,8 @@ class Plan(Record):
 
         The result has the shardings of the argument that it is, or of successive arguments if it is
         a tuple of them: ``params, moments = plan.init(init, mesh, key)``.  No device holds more
-        than its part.  Random values do not depend on the shardings (``jax_threefry_partitionable``).
+        than its part.  Random values do not depend on the shardings
+        (``jax_threefry_partitionable``).
 
         ``mesh`` is as for :meth:`jit`; ``argument`` is the position or the name of the argument; by
         default, it is the first one with the result's pytree, shapes and dtypes.  Raises
