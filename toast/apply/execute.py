@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -150,10 +151,21 @@ def device_grid(mesh: Mesh, devices: Sequence[Any]) -> Any:
     If the mesh has its own device order, its axes are placed in that order.
     """
     sizes = [mesh.sizes[axis] for axis in mesh.placed]
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    outermost = [math.prod(sizes[:end]) for end in range(len(sizes) + 1)]
     try:
-        grid = mesh_utils.create_device_mesh(
-            sizes, devices, allow_split_physical_axes=True, contiguous_submeshes=False
-        )
+        if slices > 1 and slices in outermost:
+            # The first axes go over slices, which a network joins, the others stay inside.
+            end = outermost.index(slices)
+            ones = [1] * end, [1] * (len(sizes) - end)
+            grid = mesh_utils.create_hybrid_device_mesh(
+                [*ones[0], *sizes[end:]], [*sizes[:end], *ones[1]], devices,
+                allow_split_physical_axes=True,
+            )  # fmt: skip
+        else:
+            grid = mesh_utils.create_device_mesh(
+                sizes, devices, allow_split_physical_axes=True, contiguous_submeshes=False
+            )
     except (AssertionError, NotImplementedError, ValueError):  # for example a part of a torus
         grid = np.array(devices, dtype=object).reshape(sizes)
     return grid.transpose(np.argsort(mesh.placed))
