@@ -250,6 +250,34 @@ def test_arguments_may_be_anywhere() -> None:
     assert len(step._variants) == 1
 
 
+def test_calls_place_their_arguments_if_these_are_elsewhere_again_and_again() -> None:
+    step = planned(train, donate_argnums=0)
+    params, theirs = init(jax.random.key(0)), init(jax.random.key(0))
+    for _ in range(5):
+        x, y = jax.device_put(batch(), NamedSharding(jax.make_mesh((8,), ("all",)), P(None, "all")))
+        params, value = step(params, x, y)
+        theirs, expected = jax.jit(train)(theirs, *batch())
+        assert_close(value, expected)
+    (variant,) = step._variants.values()
+    assert variant.call is not variant.pytrees.function
+
+
+def test_callbacks_and_trees_without_arrays() -> None:
+    seen: list[Any] = []
+
+    def traced(nothing: Any, empty: Any, x: jax.Array) -> Any:
+        jax.debug.callback(seen.append, x.sum())
+        return nothing, empty, {"x": x + 1}
+
+    function = planned(traced)
+    for _ in range(2):
+        assert_close(
+            function(None, {}, jnp.ones((64, 32))), (None, {}, {"x": jnp.full((64, 32), 2.0)})
+        )
+    jax.effects_barrier()
+    assert [float(s) for s in seen] == [2048.0, 2048.0]
+
+
 def test_several_threads_plan_once() -> None:
     calls: list[Any] = []
     function = planned(lambda x: calls.append(1) or x + 1)  # type: ignore[func-returns-value]

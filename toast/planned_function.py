@@ -41,7 +41,7 @@ _OPTIONS = frozenset(
 _OPTIONS_OF_KEPT = frozenset({"memory_bytes", "safety", "trip_counts", "rules", "progress"})
 
 #: Calls with arguments elsewhere before every call looks where its arguments are.
-_MISPLACED = 2
+_MISPLACED = 3
 
 _RED, _PLAIN = "\033[1;31m", "\033[0m"
 
@@ -272,6 +272,8 @@ class PlannedFunction:
         placed = self._placed(variant, leaves)
         if any(own is not other for own, other in zip(leaves, placed, strict=True)):
             variant.misplaced += 1
+            if variant.misplaced == _MISPLACED:  # a batch from elsewhere in every step
+                variant.call = lambda *own, **named: self._placed_call(variant, own, named)
         arguments, keywords = jax.tree.unflatten(tree, placed)
         return _calling(variant.pytrees, keywords)(*arguments, **keywords)
 

@@ -8,6 +8,6 @@ from toast.hardware.product_prices import ProductPrices
 from toast.hardware.shapes import meshes_of
 
 __all__ = [
-    "COLLECTIVES", "Algorithm", "Collectives", "Hardware", "Interconnect", "Measured", "Mesh", "Network",
-    "ProductPrices", "Protocol", "check_size", "load", "meshes_of", "names",
+    "COLLECTIVES", "Algorithm", "Collectives", "Hardware", "Interconnect", "Measured", "Mesh",
+    "Network", "ProductPrices", "Protocol", "check_size", "load", "meshes_of", "names",
 ]  # fmt: skip
