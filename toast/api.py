@@ -712,6 +712,7 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
         interconnect=dataclasses.replace(
             machine.interconnect, latency_s=0.0, network_latency_s=0.0
         ),
+        networks=tuple(dataclasses.replace(n, latency_s=0.0) for n in machine.networks),
     )
 
 

@@ -385,7 +385,7 @@ class PlannedFunction:
             if same and before.donated == program.donated:  # other pytrees, or other constants
                 return api.apply_plan(known.plan, program).plan
         if self._plan_option is not None:
-            plan = self._kept(self._plan_option, program, devices)
+            plan = self._applied(self._plan_option, program, devices)
         else:
             plan = self._searched(program, machine, devices)
         say = functools.partial(_say, self.__name__)
@@ -419,7 +419,9 @@ class PlannedFunction:
         except PlanError:  # nothing of the last plan applies to it
             return search(None)
 
-    def _kept(self, kept: Plan | str | pathlib.Path, program: Program, devices: _Devices) -> Plan:
+    def _applied(
+        self, kept: Plan | str | pathlib.Path, program: Program, devices: _Devices
+    ) -> Plan:
         """The kept plan, applied to a program."""
         mesh = devices.options.get("mesh")
         applied: Applied = api.apply_plan(
