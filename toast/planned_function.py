@@ -233,7 +233,7 @@ class PlannedFunction:
         return self._devices.mesh
 
     def plan_for(self, *arguments: Any, **keywords: Any) -> Plan:
-        """The plan for these arguments, or ``jax.ShapeDtypeStruct``s, without a run."""
+        """The plan for these arguments, arrays or ``jax.ShapeDtypeStruct``, without a run."""
         variant = self._variant(arguments, keywords)
         self._last = self._last or variant
         return variant.plan
