@@ -54,7 +54,7 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	touch $@
 
 $(VENV)/.tested: $(VENV)/.created pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,docs,libraries]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,docs,libraries,dask]'
 	touch $@ $(VENV)/.installed $(VENV)/.documented
 
 # Their tests are skipped if a library cannot be installed, or does not fit this Python or JAX.

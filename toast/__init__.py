@@ -2,7 +2,7 @@
 
 >>> import toast
 >>> sorted(name for name in toast.__all__ if name.islower())
-['analyze', 'apply_plan', 'diff', 'plan', 'replicate', 'shard', 'split']
+['analyze', 'apply_plan', 'diff', 'jit', 'plan', 'replicate', 'shard', 'split']
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from toast.hardware import Hardware, Mesh
     from toast.plan import Applied, Plan
     from toast.plan.diff import Difference, diff
+    from toast.planned_function import PlannedFunction, jit
     from toast.search import Settings
     from toast.space import Constraints
 
@@ -32,11 +33,13 @@ __all__ = [
     "Hardware",
     "Mesh",
     "Plan",
+    "PlannedFunction",
     "Settings",
     "ToastError",
     "analyze",
     "apply_plan",
     "diff",
+    "jit",
     "plan",
     "replicate",
     "shard",
@@ -69,6 +72,10 @@ lazy.package(
             "analyze",
             "apply_plan",
             "plan",
+        ),
+        "planned_function": (
+            "PlannedFunction",
+            "jit",
         ),
     },
 )

@@ -53,6 +53,7 @@ from toast.search import (
     Stage,
     TreeSearch,
     begin_with_fixed,
+    check_executor,
     check_stages,
     find,
     noted_interrupts,
@@ -210,6 +211,7 @@ def plan(
     settings: Settings | None = None,
     stages: Sequence[Stage] = DEFAULT_STAGES,
     progress: Progress | None = None,
+    executor: Any = None,
     cache: Any = True,
     lowering: Any = "xla",
     **keywords: Any,
@@ -247,6 +249,9 @@ def plan(
         (:class:`toast.search.Stage`).
     :param progress: a function that is called with the name of each stage when it begins, and with
         each :class:`toast.search.Round` of the search.
+    :param executor: a ``concurrent.futures.Executor``, such as that of a cluster, which runs the
+        searches of several meshes or restarts.  The plan is the same as without.  If it fails, the
+        search goes on in this process, and the ``note`` of the result says so.
     :param cache: as for :func:`analyze`.
     :param lowering: as for :func:`analyze`.  With ``"local"``, the plan may also shard what XLA
         computes wrongly, such as images along space and channels at once, and :meth:`Plan.jit` runs
@@ -279,7 +284,8 @@ def plan(
         )
     if progress is not None and not callable(progress):
         raise SearchError(f"progress {progress!r}: use a function of one argument")
-    stages = check_stages(stages, settings.processes)
+    executor = check_executor(executor)
+    stages = check_stages(stages, 2 if executor else settings.processes)
     saved = None if start is None else read(start)
     if isinstance(target, Analysis):
         _check_unused(
@@ -319,7 +325,7 @@ def plan(
     options: dict[str, Any] = {
         "overlap": overlap, "resolution": resolution, "settings": settings, "stages": stages,
         "memory_bytes": limit, "safety": safety, "constraints": constraints,
-        "progress": progress,
+        "progress": progress, "executor": executor,
     }  # fmt: skip
     tried: tuple[MeshResult, ...] = ()
     with noted_interrupts(), older_objects_stay():  # until the plan is complete
@@ -343,10 +349,10 @@ def plan(
                 progress("search")
             result = find(
                 model, memory_bytes=limit, settings=settings, stages=stages, start=starts,
-                progress=progress,
+                progress=progress, executor=executor,
             )  # fmt: skip
         else:
-            model, result, tried = search_meshes(meshes, prepare, settings, progress)
+            model, result, tried = search_meshes(meshes, prepare, settings, progress, executor)
         seconds["search"] = result.seconds
         ended = [
             *filter(None, [", ".join(_notes(settings, result))]),
@@ -470,6 +476,11 @@ def apply_plan(
         progress=progress,
         cache=keywords.get("cache") is not False,
     )
+
+
+def machine_of_plan(plan: str | pathlib.Path) -> Hardware:
+    """The hardware of a plan's file; raises :class:`toast.errors.ToastError`."""
+    return provenance.machine_of(read(plan))
 
 
 def _platform_of(platform: Any, machine: Hardware) -> Any:
@@ -701,6 +712,7 @@ def small_scale(analysis: Analysis, mesh: Mesh, machine: Hardware) -> Hardware:
         interconnect=dataclasses.replace(
             machine.interconnect, latency_s=0.0, network_latency_s=0.0
         ),
+        networks=tuple(dataclasses.replace(n, latency_s=0.0) for n in machine.networks),
     )
 
 

@@ -53,6 +53,10 @@ class CacheWarning(UserWarning):
     """Something cannot be cached."""
 
 
+class PlanWarning(UserWarning):
+    """A plan may not be what the user wants: a default, a missing donation, a lack of memory."""
+
+
 class MeshError(ToastError):
     """A mesh is invalid, or one of its axes divides no dimension of the program."""
 

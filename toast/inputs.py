@@ -6,11 +6,11 @@ import math
 import numbers
 import pathlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from toast.errors import MeshError, SearchError
-from toast.hardware import Hardware, Mesh, check_size, load, meshes_of
+from toast.hardware import Hardware, Mesh, check_size, load, meshes_of, names
 
 if TYPE_CHECKING:
     import jax
@@ -24,6 +24,24 @@ AnyHardware: TypeAlias = str | pathlib.Path | Hardware
 def machine_of(hardware: AnyHardware) -> Hardware:
     """``hardware`` as a :class:`Hardware`; raises :class:`toast.errors.HardwareError`."""
     return hardware if isinstance(hardware, Hardware) else load(hardware)
+
+
+#: The hardware of plans for devices that no hardware file describes, such as CPUs.
+DEFAULT_HARDWARE = "tpu-v5e"
+
+
+def machine_for(devices: Sequence[Any]) -> tuple[Hardware, str]:
+    """The hardware of JAX devices, by their ``device_kind``, and a note if it is only a default."""
+    kinds = {str(getattr(device, "device_kind", "")) for device in devices}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    for name in names():
+        if kind and (machine := load(name)).device_kind == kind:
+            return machine, ""
+    described = f"devices of kind {kind!r}" if kind else "devices of several kinds"
+    return load(DEFAULT_HARDWARE), (
+        f"no hardware file describes {described}, so the plan is for {DEFAULT_HARDWARE}; pass "
+        'hardware="NAME", or a hardware file'
+    )
 
 
 def mesh_of(mesh: AnyMesh) -> Mesh:

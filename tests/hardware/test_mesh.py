@@ -413,7 +413,8 @@ def test_meshes_larger_than_the_system() -> None:
     with pytest.raises(MeshError) as caught:
         Collectives(load("tpu-v5e"), Mesh.parse("data=32,model=16"))
     assert str(caught.value) == (
-        "mesh data=32,model=16 has 512 devices; a tpu-v5e system has at most 256; use a smaller mesh"
+        "mesh data=32,model=16 has 512 devices; a tpu-v5e system has at most 256; use a smaller mesh, "
+        "or several slices along an axis slice"
     )
 
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from toast.apply.annotate import annotate
     from toast.apply.execute import (
         JitShardings,
+        PytreeJit,
         Runnable,
         axis_names,
         callable_of,
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
         out_shardings,
         platform_of,
     )
+    from toast.apply.hosts import plan_digest
+    from toast.apply.initial import initial
     from toast.apply.verify import OutputCheck, Verification, verify
 
 __all__ = [
     "JitShardings",
     "OutputCheck",
+    "PytreeJit",
     "Runnable",
     "Verification",
     "annotate",
@@ -32,9 +36,11 @@ __all__ = [
     "callable_of",
     "collectives_in",
     "in_shardings",
+    "initial",
     "jax_mesh",
     "jit_shardings",
     "out_shardings",
+    "plan_digest",
     "platform_of",
     "verify",
 ]
@@ -46,6 +52,7 @@ lazy.package(
         "annotate": ("annotate",),
         "execute": (
             "JitShardings",
+            "PytreeJit",
             "Runnable",
             "axis_names",
             "callable_of",
@@ -56,6 +63,8 @@ lazy.package(
             "out_shardings",
             "platform_of",
         ),
+        "hosts": ("plan_digest",),
+        "initial": ("initial",),
         "verify": (
             "OutputCheck",
             "Verification",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -16,6 +17,7 @@ from jax.experimental import mesh_utils
 
 from toast.apply.annotate import annotate
 from toast.apply.callbacks import callbacks_in, calling
+from toast.apply.hosts import check_hosts
 from toast.boundary.printable import shortened
 from toast.errors import PlanError
 from toast.frontend import mlir
@@ -149,10 +151,21 @@ def device_grid(mesh: Mesh, devices: Sequence[Any]) -> Any:
     If the mesh has its own device order, its axes are placed in that order.
     """
     sizes = [mesh.sizes[axis] for axis in mesh.placed]
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    outermost = [math.prod(sizes[:end]) for end in range(len(sizes) + 1)]
     try:
-        grid = mesh_utils.create_device_mesh(
-            sizes, devices, allow_split_physical_axes=True, contiguous_submeshes=False
-        )
+        if slices > 1 and slices in outermost:
+            # The first axes go over slices, which a network joins, the others stay inside.
+            end = outermost.index(slices)
+            ones = [1] * end, [1] * (len(sizes) - end)
+            grid = mesh_utils.create_hybrid_device_mesh(
+                [*ones[0], *sizes[end:]], [*sizes[:end], *ones[1]], devices,
+                allow_split_physical_axes=True,
+            )  # fmt: skip
+        else:
+            grid = mesh_utils.create_device_mesh(
+                sizes, devices, allow_split_physical_axes=True, contiguous_submeshes=False
+            )
     except (AssertionError, NotImplementedError, ValueError):  # for example a part of a torus
         grid = np.array(devices, dtype=object).reshape(sizes)
     return grid.transpose(np.argsort(mesh.placed))
@@ -296,10 +309,10 @@ def _lowering_platform(platform: str) -> str:
     return {"gpu": "cuda"}.get(platform, platform)
 
 
-def flat_jit(
-    program: Program, module: Any, mesh: jax.sharding.Mesh | None, shardings: Shardings | None
-) -> Any:
-    """``jax.jit`` of a module with flat arguments, sharded on a mesh or on one device.
+def module_function(
+    program: Program, module: Any, mesh: jax.sharding.Mesh | None
+) -> Callable[..., list[Any]]:
+    """A module as a function of flat arguments, which ``jax.jit`` traces and compiles.
 
     The module replaces that of a ``jax.export.Exported`` of a stub with the same signature, so that
     JAX compiles, places and donates as for any function.  It is serialized as a portable artifact,
@@ -308,7 +321,6 @@ def flat_jit(
     :param program: the program of the module.
     :param module: the MLIR module, for example from :func:`toast.apply.annotate`.
     :param mesh: the mesh with devices; ``None`` for one device.
-    :param shardings: the shardings of arguments and results; ``None`` for one device.
     :raises toast.errors.PlanError: if the program calls Python functions of another process.
     """
     callbacks = callbacks_in(program)
@@ -331,10 +343,33 @@ def flat_jit(
         nr_devices=1 if mesh is None else mesh.size,
     )
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: Any) -> list[Any]:
         return calling(exported.call(*arguments), callbacks)
 
     run.__name__ = exported.fun_name
+    return run
+
+
+def flat_jit(
+    program: Program, module: Any, mesh: jax.sharding.Mesh | None, shardings: Shardings | None
+) -> Any:
+    """``jax.jit`` of a module with flat arguments, sharded on a mesh or on one device.
+
+    :param program: the program of the module.
+    :param module: the MLIR module (:func:`module_function`).
+    :param mesh: the mesh with devices; ``None`` for one device.
+    :param shardings: the shardings of arguments and results; ``None`` for one device.
+    :raises toast.errors.PlanError: if the program calls Python functions of another process.
+    """
+    return _flat_jit(program, module_function(program, module, mesh), mesh, shardings)
+
+
+def _flat_jit(
+    program: Program,
+    run: Callable[..., list[Any]],
+    mesh: jax.sharding.Mesh | None,
+    shardings: Shardings | None,
+) -> Any:
     if mesh is None or shardings is None:
         return jax.jit(run)
     return jax.jit(
@@ -389,6 +424,17 @@ class _Argument(NamedTuple):
     sharding: jax.sharding.NamedSharding
 
 
+class PytreeJit(NamedTuple):
+    """A sharded program as a function of ``jax.jit`` with the pytrees of the planned function."""
+
+    #: Its arguments are the positional ones, the values of the keywords, and the captured arrays.
+    function: Any
+    #: The sharding of each leaf of the positional and the keyword arguments.
+    shardings: list[jax.sharding.NamedSharding]
+    #: The captured arrays.
+    captured: Sequence[Any]
+
+
 class Runnable:
     """A sharded program as a callable with the arguments and results of its function.
 
@@ -405,10 +451,12 @@ class Runnable:
     ) -> None:
         """``module_of`` writes the module, from the shardings in the names of the devices' axes."""
         self.mesh, self.shardings = on_devices(shardings, devices)
+        check_hosts(program, self.mesh, self.shardings)
         self._calling = _calling(program)
         self._program = program
         shardings = self.shardings
-        self._jit = flat_jit(program, module_of(program, shardings), self.mesh, shardings)
+        self._function = module_function(program, module_of(program, shardings), self.mesh)
+        self._jit = _flat_jit(program, self._function, self.mesh, shardings)
         # A step of a large model has thousands of arguments: what does not change is computed here.
         self._is_wide = _is_wide(program)
         self._arguments = [
@@ -450,11 +498,11 @@ class Runnable:
         words = jax.enable_x64(True) if self._is_wide else contextlib.nullcontext()
         with words, _quiet_donation():
             placed = self._placed(_untransformed(self._program, arguments))
-            with self._naming_platforms():
+            with self.naming_platforms():
                 return list(self._jit(*placed))
 
     @contextlib.contextmanager
-    def _naming_platforms(self) -> Iterator[None]:
+    def naming_platforms(self) -> Iterator[None]:
         """An error of XLA names the platforms if the program was lowered for another one."""
         try:
             yield
@@ -524,7 +572,10 @@ class Runnable:
             )
         return leaf
 
-    def _flatten(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
+    def _flatten(
+        self, arguments: tuple[Any, ...], keywords: dict[str, Any], captured: Any = None
+    ) -> list[Any]:
+        """The arguments of the program; ``captured`` replaces the captured arrays."""
         if self._calling is None:
             expected = len(self._program.arguments)
             if keywords or len(arguments) != expected:
@@ -556,7 +607,7 @@ class Runnable:
                     f"{self._program.name}: leaves {first} and {leaf} of its arguments were "
                     "planned as one shared variable; pass modules that share it"
                 )
-        flat += self._captured_arrays()
+        flat += self._captured_arrays() if captured is None else captured
         return [flat[leaf] for leaf in self._calling.arguments]
 
     def _captured_arrays(self) -> list[Any]:
@@ -567,6 +618,78 @@ class Runnable:
                 self._captured = self._moved(self._captured, last)
             self._captured_placed = True
         return self._captured
+
+    def pytree_jit(
+        self,
+        count: int,
+        names: Sequence[str] = (),
+        *,
+        static: Set[int | str] = frozenset(),
+        donated: Set[int | str] = frozenset(),
+    ) -> PytreeJit | None:
+        """``jax.jit`` of the program with the pytrees of its function, which dispatches the calls.
+
+        A call costs as much as one of ``jax.jit``: nothing is checked or placed in Python.  Keyword
+        arguments follow the positional ones.
+
+        :param count: the number of positional arguments.
+        :param names: the names of keyword arguments, in the order in which they are passed.
+        :param static: the positions and names of static arguments.
+        :param donated: the positions and names of donated arguments.
+        :returns: ``None`` for a program from a file, and for one with 64-bit arrays unless JAX's
+            setting allows these.
+        """
+        planned = self._calling
+        if planned is None or (self._is_wide and not jax.config.jax_enable_x64):
+            return None
+
+        captured = self._captured_arrays()
+        end = count + len(names)
+
+        def run(*values: Any) -> Any:
+            by_name = dict(zip(names, values[count:end], strict=True))
+            flat = self._flatten(values[:count], by_name, [*values[end:]])
+            checked = [
+                # A number of Python has a weak type, which the program does not have.
+                jax.lax.convert_element_type(self._checked(index, leaf), argument.dtype)
+                for index, (leaf, argument) in enumerate(zip(flat, self._arguments, strict=True))
+            ]
+            results = self._function(*_untransformed(self._program, checked))
+            for number in self._keys:
+                results[number] = _wrapped(results[number], planned.out_avals[number])
+            return planned.returned(results, lambda leaf: leaf)
+
+        run.__name__ = re.sub(r"\W", "_", self._program.name)
+        places = {name: count + number for number, name in enumerate(names)}
+        static_places, donated_places = (
+            sorted(key if isinstance(key, int) else places[key] for key in keys)
+            for keys in (static, donated)
+        )
+        specs = [self.shardings.of(self._program, v) for v in self._program.argument_values]
+        leaves = [
+            jax.sharding.NamedSharding(self.mesh, spec) for spec in _leaf_specs(planned, specs)
+        ]
+        by_name = dict.fromkeys(key for key in planned.static if isinstance(key, str))
+        positional, keywords = jax.tree.unflatten(planned.in_tree, leaves)
+        each = [*positional, *({**keywords, **by_name}[name] for name in names)]
+        return PytreeJit(
+            jax.jit(
+                run,
+                in_shardings=(
+                    *(own for place, own in enumerate(each) if place not in static_places),
+                    *(array.sharding for array in captured),
+                ),
+                out_shardings=jax.tree.map(
+                    lambda spec: jax.sharding.NamedSharding(self.mesh, spec),
+                    out_shardings(self._program, self.shardings),
+                    is_leaf=lambda leaf: isinstance(leaf, jax.sharding.PartitionSpec),
+                ),
+                static_argnums=tuple(static_places),
+                donate_argnums=tuple(donated_places),
+            ),
+            leaves,
+            captured,
+        )
 
     def _check_static(self, name: str, planned: Any, value: Any) -> None:
         """Refuses another value of a static argument: it is a constant of the program."""

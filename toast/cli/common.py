@@ -48,9 +48,23 @@ MeshOption = Annotated[
         "axis.",
     ),
 ]
+
+
+def _say_default(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+    """Tell a user at a terminal that the hardware is a default."""
+    source = context.get_parameter_source(str(parameter.name))
+    if source is not None and source.name == "DEFAULT" and sys.stderr.isatty():
+        print(f"hardware {value} by default; use --hardware for another", file=sys.stderr)
+    return value
+
+
 HardwareOption = Annotated[
     str,
-    typer.Option("--hardware", help="Device name (see toast hardware list) or hardware file."),
+    typer.Option(
+        "--hardware",
+        help="Device name (see toast hardware list) or hardware file.",
+        callback=_say_default,
+    ),
 ]
 ArgOption = Annotated[
     list[str] | None,

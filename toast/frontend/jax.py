@@ -92,11 +92,25 @@ def from_function(
     :param keywords: keyword arguments.  Keywords that are static in ``jax.jit`` stay static.
     :raises toast.errors.TargetError: if JAX cannot trace the function.
     """
+    return from_call(function, arguments, keywords, donate=donate, name=name, platform=platform)
+
+
+def from_call(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    *,
+    donate: int | Sequence[int] | None = (),
+    name: str | None = None,
+    platform: Any = None,
+) -> Program:
+    """:func:`from_function` for a function with keyword arguments of any name."""
 
     def program() -> Program:
         return _program(
-            function, arguments, donate=donate, name=name, platform=platform, keywords=keywords
-        )
+            function, arguments, donate=donate, name=name, platform=platform,
+            keywords=dict(keywords),
+        )  # fmt: skip
 
     try:
         return program()

@@ -16,7 +16,7 @@ import inspect
 import itertools
 import numbers
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -62,12 +62,12 @@ def filtered(
     function: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> Filtered | None:
     """The function inside ``nnx.jit`` or ``equinox.filter_jit``; ``None`` for other functions."""
-    module, name = type(function).__module__, type(function).__name__
-    if module.startswith("equinox.") and name == "_JitWrapper":
+    name = type(function).__name__
+    if is_filter_jit(function):
         rest = range(1, len(arguments)) if function.donate_rest else ()
         donated: set[int | str] = {*([0] if function.donate_first else []), *rest}
         return _filtered(function.__wrapped__, arguments, keywords, donated, set(), _is_array)
-    if _is_nnx_jit(function):
+    if is_nnx_jit(function):
         info = function.trace(*arguments, **keywords).traced.args_info
         listed = getattr(function, "static_argnums", None)
         donated, static = _options(function, listed, arguments, keywords, info)
@@ -83,10 +83,40 @@ def filtered(
     return None
 
 
-def _is_nnx_jit(function: Any) -> bool:
+def is_nnx_jit(function: Any) -> bool:
+    """Whether a function is one of ``flax.nnx.jit``."""
     kind = type(function)
     names = ("JitWrapped", "SimpleJitWrapped")
     return kind.__module__.startswith("flax.nnx.") and kind.__name__ in names
+
+
+def is_jitted(function: Any) -> bool:
+    """Whether a function is one of ``flax.nnx.jit`` or ``equinox.filter_jit``."""
+    return is_filter_jit(function) or is_nnx_jit(function)
+
+
+def is_filter_jit(function: Any) -> bool:
+    """Whether a function is one of ``equinox.filter_jit``."""
+    kind = type(function)
+    return kind.__module__.startswith("equinox.") and kind.__name__ == "_JitWrapper"
+
+
+def leaf_type(function: Any, leaf: Any) -> Hashable:
+    """What of a leaf of the arguments of ``function`` distinguishes its programs.
+
+    It is the shape, the dtype and whether the type is weak, or the value of a static leaf.
+    """
+    if is_jitted(function):
+        dynamic = _is_array if is_filter_jit(function) else _is_data
+        if not dynamic(leaf):
+            return leaf if isinstance(leaf, Hashable) else id(leaf)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.shape, leaf.dtype, leaf.weak_type
+    try:
+        type_ = jax.typeof(leaf)
+    except TypeError:
+        return type(leaf).__name__  # JAX refuses it
+    return type_.shape, type_.dtype, type_.weak_type
 
 
 def _binds_module(function: Any) -> bool:
@@ -95,10 +125,10 @@ def _binds_module(function: Any) -> bool:
     To trace it would raise an error and leave the module that it binds without its attributes.
     """
     if isinstance(function, functools.partial):
-        return _is_nnx_jit(function.func)
+        return is_nnx_jit(function.func)
     code = getattr(function, "__code__", None)
     cached = "cached_partial." in getattr(code, "co_qualname", "")
-    return cached or _is_nnx_jit(vars(type(function)).get("__call__"))
+    return cached or is_nnx_jit(vars(type(function)).get("__call__"))
 
 
 def _options(

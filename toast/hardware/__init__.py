@@ -1,7 +1,7 @@
 """Devices, meshes of devices, and the time of collectives on them."""
 
 from toast.hardware.collective_prices import COLLECTIVES, Algorithm, Collectives, check_size
-from toast.hardware.description import Hardware, Interconnect, Measured, Protocol
+from toast.hardware.description import Hardware, Interconnect, Measured, Network, Protocol
 from toast.hardware.device_files import load, names
 from toast.hardware.mesh import Mesh
 from toast.hardware.product_prices import ProductPrices
@@ -9,5 +9,5 @@ from toast.hardware.shapes import meshes_of
 
 __all__ = [
     "COLLECTIVES", "Algorithm", "Collectives", "Hardware", "Interconnect", "Measured", "Mesh",
-    "ProductPrices", "Protocol", "check_size", "load", "meshes_of", "names",
+    "Network", "ProductPrices", "Protocol", "check_size", "load", "meshes_of", "names",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.errors import MeshError
-from toast.hardware.description import Hardware, Interconnect, Protocol
+from toast.hardware.description import Hardware, Interconnect, Network, Protocol
 from toast.hardware.links import MeshOnLinks, Ring, lay_out
 from toast.hardware.mesh import Mesh
 
@@ -58,10 +58,10 @@ class Collectives:
         names, self.mesh = mesh.names, (mesh := mesh.real)
         #: The bit of each axis in the number of a group; 0 for axes that are left out.
         self._bit = {**dict.fromkeys(names, 0), **{a: 1 << i for i, a in enumerate(mesh.names)}}
-        layout = lay_out(hardware.interconnect, mesh)
+        layout = _Slices(hardware, mesh)
         masks = list(itertools.product((False, True), repeat=len(mesh.axes)))
         self._groups = [
-            [_algorithms(hardware, kind, layout, tuple(reversed(mask))) for mask in masks]
+            [layout.algorithms(kind, tuple(reversed(mask))) for mask in masks]
             for kind in COLLECTIVES
         ]
         least = [[_pieces(lines) for lines in kind] for kind in self._groups]
@@ -157,15 +157,114 @@ def check_size(hardware: Hardware, mesh: Mesh | int) -> None:
 
     Raises :class:`toast.errors.MeshError` if it is.
     """
+    networks = {network.axis: network for network in hardware.networks}
+    most = hardware.max_devices
     if isinstance(mesh, Mesh):
         devices, prefix, remedy = mesh.devices, f"mesh {mesh} has ", "a smaller mesh"
+        across = [axis for axis in mesh.real.axes if axis[0] in networks]
+        outermost = [mesh.real.axes[number] for number in mesh.real.placed][: len(across)]
+        for name, size in across:
+            if (name, size) not in outermost:
+                raise MeshError(
+                    f"mesh {mesh}: axis {name} joins slices of {hardware.name}, so it must be the "
+                    f"first axis, such as {name}={size},data=4"
+                )
+            if size > networks[name].max_slices:
+                raise MeshError(
+                    f"mesh {mesh}: axis {name} of {size} slices; a {hardware.name} system has at "
+                    f"most {networks[name].max_slices}; use fewer"
+                )
+            devices //= size
+        if across:
+            prefix += "slices of "
+        elif networks and devices > most:
+            remedy = f"{remedy}, or several slices along an axis {min(networks)}"
     else:
         devices, prefix, remedy = mesh, "", "fewer"
-    if devices > hardware.max_devices:
+        most *= math.prod(network.max_slices for network in networks.values())
+    if devices > most:
         raise MeshError(
-            f"{prefix}{devices} devices; a {hardware.name} system has at most "
-            f"{hardware.max_devices}; use {remedy}"
+            f"{prefix}{devices} devices; a {hardware.name} system has at most {most}; use {remedy}"
         )
+
+
+class _Slices:
+    """A mesh over slices that networks join; each slice has the axes that no network has.
+
+    Slices are the outermost parts of the mesh, as ``mesh_utils.create_hybrid_device_mesh`` lays
+    them out.  A collective over slices has two levels, as one over the nodes of a switch: all bytes
+    move inside a slice, and between slices each device sends its part.
+    """
+
+    def __init__(self, hardware: Hardware, mesh: Mesh) -> None:
+        joined = {network.axis for network in hardware.networks}
+        self._hardware = hardware
+        self._networks = [
+            (network, mesh.names.index(network.axis))
+            for network in hardware.networks if network.axis in mesh.names
+        ]  # fmt: skip
+        self._sizes = mesh.sizes
+        self._own = [n for n, name in enumerate(mesh.names) if name not in joined]
+        own = [mesh.names[n] for n in self._own]
+        self._layout: MeshOnLinks | None = None
+        if own:
+            order = tuple(name for name in mesh.order if name in own)
+            inner = Mesh(tuple(mesh.axes[n] for n in self._own), order)
+            self._layout = lay_out(hardware.interconnect, inner)
+
+    def algorithms(self, kind: str, mask: tuple[bool, ...]) -> list[Algorithm]:
+        """The algorithms of a collective on the axes in ``mask``."""
+        inner = tuple(mask[n] for n in self._own)
+        levels = [(net, self._sizes[n]) for net, n in self._networks if mask[n]]
+        devices = math.prod(self._sizes[n] for n in self._own if mask[n])
+        return self._between(kind, inner, devices, levels)
+
+    def _between(
+        self, kind: str, inner: tuple[bool, ...], devices: int, levels: list[tuple[Network, int]]
+    ) -> list[Algorithm]:
+        """The algorithms on ``devices`` of a slice and on the slices of networks."""
+        if not levels:
+            if self._layout is None or devices == 1:
+                return [Algorithm("none", 0.0, 0.0)]
+            return _algorithms(self._hardware, kind, self._layout, inner)
+        *lower, (network, slices) = levels
+        inside = devices * math.prod(size for _, size in lower)
+        rate = network.bandwidth_bytes_per_s
+        if kind == "collective_permute":
+            return [Algorithm("direct", network.latency_s, 1 / rate)]
+        if kind == "all_to_all":
+            n = inside * slices
+            near = self._between(kind, inner, devices, lower)
+            return [
+                Algorithm(
+                    "direct", network.latency_s + line.latency_s,
+                    max((n - inside) / n / rate, line.seconds_per_byte * inside / n),
+                    line.least_bytes, line.most_bytes,
+                )
+                for line in near
+            ]  # fmt: skip
+        across = [
+            Algorithm(name, steps(kind, name, slices) * network.latency_s,
+                      wire_share(kind, name, slices) / rate)
+            for name in ("ring", "recursive doubling")
+            if name == "ring" or _is_power_of_two(slices)
+        ]  # fmt: skip
+        if inside == 1:
+            return across
+        within = ["reduce_scatter", "all_gather"] if kind == "all_reduce" else [kind]
+        return [
+            Algorithm(
+                f"two-level: {parts[0].name} in a slice, {outer.name} between",
+                sum(p.latency_s for p in parts) + outer.latency_s,
+                sum(p.seconds_per_byte for p in parts) + outer.seconds_per_byte / inside,
+                max(p.least_bytes for p in parts), min(p.most_bytes for p in parts),
+            )
+            for outer in across
+            for parts in itertools.product(
+                *(self._between(k, inner, devices, lower) for k in within)
+            )
+            if max(p.least_bytes for p in parts) < min(p.most_bytes for p in parts)
+        ]  # fmt: skip
 
 
 def _algorithms(

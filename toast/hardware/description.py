@@ -39,6 +39,22 @@ class Interconnect:
 
 
 @dataclasses.dataclass(frozen=True)
+class Network:
+    """A network that joins slices: tori or clusters, each with its own :class:`Interconnect`.
+
+    The mesh axis of this name goes over the slices.
+    """
+
+    axis: str
+    #: The most slices.
+    max_slices: int
+    #: Achievable bytes per second of one device in one direction.
+    bandwidth_bytes_per_s: float
+    #: Seconds of one step of a collective.
+    latency_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Measured:
     """One measured algorithm of a collective inside a node.
 
@@ -135,6 +151,8 @@ class Hardware:
     device_kind: str = dataclasses.field(default="", repr=False)
     #: Devices of the largest system, as one slice or cluster.
     max_devices: int = 10**6
+    #: The networks that join slices, from the innermost to the outermost.
+    networks: tuple[Network, ...] = dataclasses.field(default=(), repr=False)
     #: Measured collectives inside a node; the times of other kinds follow from the links.
     measured: tuple[Measured, ...] = ()
     #: The protocols among which the library chooses by size; it has all others at every size.

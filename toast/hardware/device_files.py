@@ -17,7 +17,8 @@ from msgspec import Meta
 from toast.boundary.regular_files import read_text
 from toast.boundary.typed import Misfit, checked
 from toast.errors import HardwareError
-from toast.hardware.description import Hardware, Interconnect, Measured, Protocol
+from toast.hardware.description import Hardware, Interconnect, Measured, Network, Protocol
+from toast.hardware.mesh import AXIS_NAME
 from toast.hardware.product_prices import ProductPrices
 from toast.resources import directory
 
@@ -120,6 +121,15 @@ class CollectiveTable(_Table, frozen=True, kw_only=True):
     link_bandwidth_bytes_per_s: BytesPerS
 
 
+class NetworkTable(_Table, frozen=True, kw_only=True):
+    """``[[network]]``: a network that joins slices, along the mesh axis of this name."""
+
+    axis: Text
+    max_slices: Count
+    bandwidth_bytes_per_s: BytesPerS
+    latency_s: Seconds
+
+
 class ProtocolTable(_Table, frozen=True, kw_only=True):
     """``[[protocol]]``: the library's estimate of the time of one of its protocols."""
 
@@ -153,10 +163,11 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     efficiency: EfficiencyTable
     collective: tuple[CollectiveTable, ...] = ()
     protocol: tuple[ProtocolTable, ...] = ()
+    network: tuple[NetworkTable, ...] = ()
 
 
 #: The tables of which a file may have several.
-_LISTS = {"collective": CollectiveTable, "protocol": ProtocolTable}
+_LISTS = {"collective": CollectiveTable, "protocol": ProtocolTable, "network": NetworkTable}
 #: The other tables of a file; the keys of two of them depend on the file.
 _TABLES = {
     "flops_per_s": _Table, "memory": MemoryTable, "tile": TileTable, "efficiency": EfficiencyTable,
@@ -316,6 +327,15 @@ def _hardware(file: DeviceFile) -> Hardware:
         max_devices=file.max_devices,
         platform=file.platform or "",
         device_kind=file.device_kind or "",
+        networks=tuple(
+            Network(
+                entry.axis,
+                entry.max_slices,
+                efficiency * entry.bandwidth_bytes_per_s,
+                entry.latency_s,
+            )
+            for entry in file.network
+        ),
         measured=tuple(Measured(**msgspec.structs.asdict(entry)) for entry in file.collective),
         protocols=tuple(Protocol(**msgspec.structs.asdict(entry)) for entry in file.protocol),
     )
@@ -403,6 +423,7 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
     if file.tile is not None and file.products is not None:
         yield _Fault("tile", "", "[tile] and [products] are both there", "remove [tile]")
     yield from _collective_faults(file)
+    yield from _network_faults(file)
     memory, link, flops = file.memory, file.interconnect, file.flops_per_s
     if memory.limit_bytes > memory.capacity_bytes:
         yield _Fault("memory", "limit_bytes", "limit_bytes exceeds capacity_bytes", "lower it")
@@ -430,6 +451,23 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
         if flops[best] < getattr(file, key) < math.inf:
             reason = f"{key} exceeds the peak of matrix products"
             yield _Fault("", key, reason, "check the unit")
+
+
+def _network_faults(file: DeviceFile) -> Iterator[_Fault]:
+    axes: set[str] = set()
+    for number, entry in enumerate(file.network):
+        table = f"network#{number}"
+        if not AXIS_NAME.fullmatch(entry.axis):
+            yield _Fault(
+                table, "axis", f"axis is {_shown(entry.axis)}",
+                "write the name of a mesh axis, for example slice",
+            )  # fmt: skip
+        if entry.axis in axes:
+            yield _Fault(table, "axis", f"axis {entry.axis} occurs twice", "rename one")
+        axes.add(entry.axis)
+        if entry.bandwidth_bytes_per_s > file.memory.bandwidth_bytes_per_s:
+            reason = "bandwidth_bytes_per_s exceeds that of the memory"
+            yield _Fault(table, "bandwidth_bytes_per_s", reason, "check the unit")
 
 
 def _collective_faults(file: DeviceFile) -> Iterator[_Fault]:

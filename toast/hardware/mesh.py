@@ -18,7 +18,8 @@ MAX_AXES = 8
 #: The most axes with those of one device, which cost nothing.
 _MAX_NAMES = 64
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+#: Names of axes.
+AXIS_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
 
 
@@ -53,7 +54,7 @@ class Mesh:
                 f"mesh of {len(self.axes)} axes, more than {_MAX_NAMES}; leave out axes of size 1"
             )
         for number, (name, size) in enumerate(self.axes):
-            if not _NAME.fullmatch(name):
+            if not AXIS_NAME.fullmatch(name):
                 raise MeshError(
                     f"mesh '{self}': '{name}' is not an axis name; use letters, digits and "
                     "underscores"

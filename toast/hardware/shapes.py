@@ -21,11 +21,16 @@ def meshes_of(devices: int, hardware: Hardware) -> tuple[Mesh, ...]:
     Every axis has at least two devices.  Axes are ordered from the longest to the shortest.  Other
     orders are listed too if some collective takes a different time in them.
 
+    More devices than a slice has are several slices of the same size: a first axis with the name of
+    the network that joins them, before the others.
+
     Raises :class:`toast.errors.MeshError` for fewer than two devices, or more than the system has.
     """
     if devices < 2:
         raise MeshError(f"{devices} devices do not form a mesh; use at least 2")
     check_size(hardware, devices)
+    if devices > hardware.max_devices:
+        return _of_slices(devices, hardware)
     meshes = []
     for axes in range(1, len(_AXES) + 1):
         for sizes in _factors(devices, axes, devices):
@@ -37,6 +42,19 @@ def meshes_of(devices: int, hardware: Hardware) -> tuple[Mesh, ...]:
                     known.add(times)
                     meshes.append(mesh)
     return tuple(meshes)
+
+
+def _of_slices(devices: int, hardware: Hardware) -> tuple[Mesh, ...]:
+    """The meshes over the fewest slices of equal sizes."""
+    network = hardware.networks[0]
+    for slices in range(-(-devices // hardware.max_devices), network.max_slices + 1):
+        if devices % slices == 0 and (own := devices // slices) > 1:
+            slices_first = ((network.axis, slices),)
+            return tuple(Mesh((*slices_first, *mesh.axes)) for mesh in meshes_of(own, hardware))
+    raise MeshError(
+        f"{devices} devices are no slices of equal sizes of {hardware.name}, which have at most "
+        f"{hardware.max_devices} devices each; use another number"
+    )
 
 
 def _factors(number: int, parts: int, most: int) -> Iterator[tuple[int, ...]]:

@@ -37,7 +37,7 @@ from toast.units import size_text, time_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from toast.apply import JitShardings, Verification
+    from toast.apply import JitShardings, Runnable, Verification
     from toast.lower import LocalProgram, OpFactors
 
 
@@ -286,7 +286,35 @@ class Plan(Record):
         )
         return shardings
 
-    def jit(self, mesh: Any = None, *, lowering: Lowering | None = None) -> Callable[..., Any]:
+    def init(
+        self,
+        function: Callable[..., Any],
+        mesh: Any = None,
+        *arguments: Any,
+        argument: int | str | None = None,
+    ) -> Any:
+        """Compute ``function(*arguments)``, such as the first parameters, sharded from birth.
+
+        The result has the shardings of the argument that it is, or of successive arguments if it is
+        a tuple of them: ``params, moments = plan.init(init, mesh, key)``.  No device holds more
+        than its part.  Random values do not depend on the shardings
+        (``jax_threefry_partitionable``).
+
+        ``mesh`` is as for :meth:`jit`; ``argument`` is the position or the name of the argument; by
+        default, it is the first one with the result's pytree, shapes and dtypes.  Raises
+        :class:`toast.errors.PlanError` if there is none, or if there are too few devices.
+        """
+        return apply.initial(
+            self.analysis.program, self.shardings, function, arguments, devices=mesh,
+            argument=argument,
+        )  # fmt: skip
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of the program and its shardings: equal on hosts that run the same plan."""
+        return apply.plan_digest(self.analysis.program, self.shardings)
+
+    def jit(self, mesh: Any = None, *, lowering: Lowering | None = None) -> Runnable:
         """The sharded program as a function that XLA compiles and runs.
 
         With ``lowering="xla"``, XLA's partitioner inserts the collectives for the plan's
@@ -302,9 +330,9 @@ class Plan(Record):
         plan = self._on(mesh)
         if self._lowering(lowering) == "local":
             options = {"analysis": plan.analysis, "factors": plan.factors}
-            local: Callable[..., Any] = plan.build("local", devices=mesh, **options)
+            local: Runnable = plan.build("local", devices=mesh, **options)
             return local
-        runnable: Callable[..., Any] = plan.build("jax", devices=mesh)
+        runnable: Runnable = plan.build("jax", devices=mesh)
         return runnable
 
     @late

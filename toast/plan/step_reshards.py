@@ -57,19 +57,41 @@ class StepReshard:
         remedy = f"donate=({tree.position},), or --donate {tree.position}"
         if tree.position < 0:
             remedy = f"jax.jit(donate_argnames={tree.argument!r})"
-        if not self.arrays:
-            return (
-                f"{tree.argument} is returned as {tree.result} but not donated, so old and new "
-                f"values need memory at the same time; if the results are the next step's "
-                f"arguments, use {remedy}"
-            )
+        return donation_text([self], remedy)
+
+
+def jit_text(reshards: Sequence[StepReshard]) -> str:
+    """A note in one line on all reshards, with the remedy in the words of ``jax.jit``."""
+    places = [r.tree.position for r in reshards if r.tree.position >= 0]
+    names = [r.tree.argument for r in reshards if r.tree.position < 0]
+    remedies = []
+    if places:
+        shown = ", ".join(map(str, places)) + "," * (len(places) == 1)
+        remedies.append(f"donate_argnums=({shown})")
+    if names:
+        remedies.append(f"donate_argnames={names[0] if len(names) == 1 else tuple(names)!r}")
+    return donation_text(reshards, " and ".join(remedies))
+
+
+def donation_text(reshards: Sequence[StepReshard], remedy: str) -> str:
+    """A note in one line: what is returned without donation, its cost and the remedy."""
+    several = len(reshards) > 1
+    arguments = " and ".join(reshard.tree.argument for reshard in reshards)
+    results = " and ".join(reshard.tree.result for reshard in reshards)
+    returned = f"{arguments} {'are' if several else 'is'} returned as {results} but not donated"
+    arrays = sum(reshard.arrays for reshard in reshards)
+    if not arrays:
         return (
-            f"{tree.argument} is returned as {tree.result} but not donated: {self.arrays} of "
-            f"{len(tree.pairs)} arrays have different shardings as argument and as result, and "
-            f"the step time does not include {time_text(self.seconds)} to reshard "
-            f"{size_text(self.bytes)} between steps; if the results are the next step's "
-            f"arguments, use {remedy}"
+            f"{returned}, so old and new values need memory at the same time; if the results are "
+            f"the next step's arguments, use {remedy}"
         )
+    return (
+        f"{returned}: {arrays} of {sum(len(reshard.tree.pairs) for reshard in reshards)} arrays "
+        "have different shardings as argument and as result, and the step time does not include "
+        f"{time_text(sum(reshard.seconds for reshard in reshards))} to reshard "
+        f"{size_text(sum(reshard.bytes for reshard in reshards))} between steps; if the results "
+        f"are the next step's arguments, use {remedy}"
+    )
 
 
 def step_reshards(

@@ -105,6 +105,14 @@ def hardware_tables(
     if mesh is None and Mesh.parse(default).devices > machine.max_devices:
         default = f"x={machine.max_devices}"
     add("largest system", f"{machine.max_devices} devices", ("", "max_devices"))
+    for network in machine.networks:
+        slices = f"axis {network.axis}, at most {network.max_slices}"
+        add("slices on a network", slices, ("network", "max_slices"))
+        add(
+            "  of a device, one direction", rate_text(network.bandwidth_bytes_per_s),
+            ("network", "bandwidth_bytes_per_s"), ("efficiency", "link"),
+        )  # fmt: skip
+        add("  step", time_text(network.latency_s), ("network", "latency_s"))
     parts: list[RenderableType] = [table]
     if stated.sources:
         lines = (f"  {s.tag}: {s.title}, {s.address}" for s in stated.sources)

@@ -1,5 +1,6 @@
 """Sixth stage: the search for the best plan."""
 
+from toast.search.executors import check_executor
 from toast.search.fixed_actions import begin_with_fixed
 from toast.search.interrupts import noted_interrupts
 from toast.search.jobs import Job
@@ -18,5 +19,6 @@ __all__ = [
     "DEFAULT_STAGES", "OVER_LIMIT", "BestMesh", "Budget", "Job", "Ledger", "MeshResult",
     "Polishing", "Round", "Search", "SearchEnd", "SearchResult", "Settings", "Shortening",
     "Stage", "Trajectory", "TreeSearch", "WhenImproved", "actions_to", "begin_with_fixed",
-    "check_stages", "find", "noted_interrupts", "region_changes", "search_meshes", "shortest",
+    "check_executor", "check_stages", "find", "noted_interrupts", "region_changes",
+    "search_meshes", "shortest",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ budget or an interrupt, results therefore do not depend on the number of process
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -24,12 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast.cost import CostModel
+from toast.search.executors import RemoteSearch, run_on, workers_of
 from toast.search.proposals import Proposals
 from toast.search.search import DEFAULT_STAGES, Round, Search, SearchResult
 from toast.search.settings import Settings
 from toast.search.stage import Stage
 from toast.search.worker import Proposed, Stop, Task, send
-from toast.space import Action
+from toast.space import Action, States
 
 #: The code that a worker process runs.
 _WORKER = "from toast.search.worker import main; main()"
@@ -62,15 +64,22 @@ class Runner:
         processes: int,
         interrupt: threading.Event,
         progress: Callable[[Round], None] | None = None,
+        executor: concurrent.futures.Executor | None = None,
     ) -> None:
-        """Setting ``interrupt`` ends every job with its best plan so far."""
+        """Setting ``interrupt`` ends every job with its best plan so far.
+
+        Several jobs run on ``executor`` instead of own processes, if there is one.
+        """
         self._processes = processes
+        self._executor = executor
         self._interrupt = interrupt
         self._progress = progress
         self._workers: list[_Worker] = []
         self._messages: queue.SimpleQueue[tuple[_Worker, Any]] = queue.SimpleQueue()
         #: Why searches ended early: ``budget``, ``interrupt`` or empty.
         self.stopped = ""
+        #: What became of the executor, if it failed.
+        self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Runner:
         return self
@@ -92,14 +101,16 @@ class Runner:
         """
         together = min(self._processes, len(jobs))
         progress = _Progress(self._progress)
-        if together < 2 or self._interrupt.is_set():
+        if self._executor is not None and len(jobs) > 1 and not self._interrupt.is_set():
+            results = self._run_on_executor(self._executor, jobs, end, progress)
+        elif together < 2 or self._interrupt.is_set():
             results = self._run_here(jobs, end, progress)
         else:
             results = self._run_in_processes(jobs, end, progress, together)
-            if not any(isinstance(result, SearchResult) for result in results):
-                # Without any result, run the first job here; without time if searches were stopped.
-                now = time.perf_counter() if self.stopped else end
-                results[0] = self._run_here(jobs[:1], now, progress)[0]
+        if not any(isinstance(result, SearchResult) for result in results):
+            # Without any result, run the first job here; without time if searches were stopped.
+            now = time.perf_counter() if self.stopped else end
+            results[0] = self._run_here(jobs[:1], now, progress)[0]
         if self._interrupt.is_set():
             self.stopped = "interrupt"
         return results
@@ -125,6 +136,49 @@ class Runner:
             ).run()
             self.stopped = self.stopped or result.stopped
             results.append(result)
+        return results
+
+    def _run_on_executor(
+        self,
+        executor: concurrent.futures.Executor,
+        jobs: Sequence[Job],
+        end: float | None,
+        progress: _Progress,
+    ) -> list[SearchResult | str]:
+        """The results of an executor; jobs that it loses run here."""
+        turns = -(-len(jobs) // workers_of(executor, len(jobs)))
+
+        def task(number: int, states: tuple[States, ...]) -> RemoteSearch:
+            job = jobs[number]
+            settings = _within(job.settings, end, turns)
+            return RemoteSearch(
+                job.model.for_search(), job.memory_bytes, settings, job.stages, job.start, states
+            )
+
+        outcomes = run_on(
+            executor,
+            [functools.partial(task, number) for number in range(len(jobs))],
+            [job.proposals for job in jobs],
+            end=None if end is None else end + _GRACE,
+            interrupt=self._interrupt,
+            ended=lambda number, result: progress(number, result.rounds[-1])
+            if result.rounds else None,
+        )  # fmt: skip
+        results: list[SearchResult | str] = [outcomes.results.get(n, "") for n in range(len(jobs))]
+        for result in outcomes.results.values():
+            if isinstance(result, SearchResult):
+                self.stopped = self.stopped or result.stopped
+        if outcomes.cut:
+            self.stopped = self.stopped or "budget"
+        if outcomes.failure:
+            self._executor = None
+            self.notes = (
+                f"the executor failed ({outcomes.failure}); the search went on in this process",
+            )
+            lost = [number for number in range(len(jobs)) if number not in outcomes.results]
+            again = self._run_here([jobs[number] for number in lost], end, progress)
+            for number, result in zip(lost, again, strict=True):
+                results[number] = result
         return results
 
     def _run_in_processes(

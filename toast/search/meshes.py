@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import threading
 import time
@@ -65,6 +66,7 @@ def search_meshes(
     prepare: Callable[[Mesh, CostModel | None], Job],
     settings: Settings,
     progress: Callable[[str | Round], None] | None = None,
+    executor: concurrent.futures.Executor | None = None,
 ) -> BestMesh:
     """Search every mesh for one round, then the best quarter of the meshes in full.
 
@@ -73,7 +75,8 @@ def search_meshes(
     skipped.  Raises such an error, with the first one's text, if all meshes are skipped.
 
     Preparation takes at most half of the budget of ``settings``, the quick searches half of the
-    rest, and the full searches what remains, in even shares.
+    rest, and the full searches what remains, in even shares.  With an ``executor``, it runs the
+    searches instead of own processes.
     """
     notify = progress or (lambda _event: None)
     begin = time.perf_counter()
@@ -81,7 +84,7 @@ def search_meshes(
     with (
         noted_interrupts() as interrupt,
         Proposer(interrupt) as proposer,
-        Runner(settings.processes, interrupt, notify) as runner,
+        Runner(settings.processes, interrupt, notify, executor) as runner,
     ):
         jobs, skipped = _prepared(meshes, prepare, _half(end), notify, interrupt)
         quick = dataclasses.replace(settings, rounds=min(1, settings.rounds), restarts=1)
@@ -119,6 +122,7 @@ def search_meshes(
             stopped=runner.stopped,
             notes=(
                 *(f"mesh {m}: {note}" for m in rows if m in best for note in best[m].notes),
+                *runner.notes,
                 *proposer.notes,
             ),
         )

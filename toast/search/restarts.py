@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -26,29 +27,39 @@ def find(
     stages: Sequence[Stage] = DEFAULT_STAGES,
     start: Sequence[tuple[Action, ...]] = (),
     progress: Callable[[Round], None] | None = None,
+    executor: concurrent.futures.Executor | None = None,
 ) -> SearchResult:
     """The best of ``settings.restarts`` searches; ``settings.processes`` of them run at a time.
 
     ``memory_bytes`` is the limit per device; ``stages`` run in this order in every round
     (:class:`toast.search.Stage`); the searches begin with the trajectories ``start``.  An interrupt
     or the end of the budget ends all searches; the best plan so far is returned.  The notes of the
-    result name searches whose process died.
+    result name searches whose process died.  With an ``executor``, it runs the searches instead of
+    own processes.
 
     Raises :class:`toast.errors.SearchError` if a stage fails or cannot be sent to processes.
     """
     settings = settings or Settings()
     begin = time.perf_counter()
     end = None if settings.budget is None else begin + settings.budget
-    job = Job(model, memory_bytes, settings, check_stages(stages, settings.processes), tuple(start))
+    job = Job(
+        model,
+        memory_bytes,
+        settings,
+        check_stages(stages, 2 if executor else settings.processes),
+        tuple(start),
+    )
     with (
         noted_interrupts() as interrupt,
         Proposer(interrupt) as proposer,
-        Runner(settings.processes, interrupt, progress) as runner,
+        Runner(settings.processes, interrupt, progress, executor) as runner,
     ):
         results = runner.run(restarts(with_proposals(job, proposer, end)), end)
         best = best_of(results, runner.stopped)
         return dataclasses.replace(
-            best, seconds=time.perf_counter() - begin, notes=(*best.notes, *proposer.notes)
+            best,
+            seconds=time.perf_counter() - begin,
+            notes=(*best.notes, *runner.notes, *proposer.notes),
         )
 
 

@@ -98,7 +98,7 @@ class ArgumentCopies(Term):
             return np.zeros(layout.used.shape[:2])
         last = layout.tables.values.rank[layout.tables.uses.value] - 1
         gathered = (layout.before == last[:, None]) & (layout.used < 0)
-        return layout.copies * gathered.any(axis=2)
+        return np.asarray(layout.copies * gathered.any(axis=2))
 
 
 class SharedCopies(Term):

@@ -87,7 +87,8 @@ def _single(space: Space) -> bool:
 
 def hardware_digest(hardware: Hardware) -> str:
     """The hash of a device's figures."""
-    return hashlib.sha256(repr(hardware).encode()).hexdigest()[:16]
+    content = repr(hardware) + (repr(hardware.networks) if hardware.networks else "")
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def constraints_data(constraints: Constraints) -> dict[str, Any]:

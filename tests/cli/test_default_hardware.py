@@ -1,0 +1,41 @@
+"""A user at a terminal is told that the hardware is a default."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(("more", "told"), [((), True), (("--hardware", "h100"), False)])
+def test_the_default_is_told_on_a_terminal(more: tuple[str, ...], told: bool) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "toast",
+        "plan",
+        "mlp",
+        "--mesh",
+        "d=4",
+        "--budget",
+        "0",
+        *more,
+    ]
+    terminal, end = pty.openpty()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=end, check=False)
+    os.close(end)
+    shown = b""
+    while True:
+        try:
+            part = os.read(terminal, 4096)
+        except OSError:  # nothing is left
+            break
+        shown += part
+    os.close(terminal)
+    assert done.returncode == 0, shown
+    assert (b"hardware tpu-v5e by default; use --hardware" in shown) is told
+    silent = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "by default; use --hardware" not in silent.stderr + silent.stdout

@@ -1,0 +1,588 @@
+"""``toast.jit``: ``jax.jit`` with the best sharding.
+
+A function is planned at its first call, and again for arguments of other shapes.  Later calls are
+dispatched by ``jax.jit`` itself and cost as much as its calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import pathlib
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from toast import api, apply, inputs, ports
+from toast.errors import PlanError, PlanWarning, TargetError
+from toast.frontend import jax_libraries
+from toast.frontend.jax import from_call
+from toast.hardware import Hardware
+from toast.inputs import AnyHardware, AnyMesh
+from toast.plan import Applied, Plan
+from toast.plan.step_reshards import donation_text, jit_text
+from toast.program import Program
+from toast.units import listed, size_text
+
+#: The options of :func:`toast.plan` that :func:`jit` passes on.
+_OPTIONS = frozenset(
+    name
+    for name, parameter in inspect.signature(api.plan).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+) - {"mesh", "devices", "hardware", "donate", "platform"}
+
+#: Those that also apply to a kept plan.
+_OPTIONS_OF_KEPT = frozenset({"memory_bytes", "safety", "trip_counts", "rules", "progress"})
+
+#: Calls with arguments elsewhere before every call looks where its arguments are.
+_MISPLACED = 3
+
+_RED, _PLAIN = "\033[1;31m", "\033[0m"
+
+
+def jit(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    mesh: AnyMesh | Sequence[Any] | None = None,
+    plan: Plan | str | pathlib.Path | None = None,
+    hardware: AnyHardware | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Sequence[str] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Any:
+    """``jax.jit`` with the best sharding: plans at the first call, compiles and runs.
+
+    Arguments of other shapes, or other static arguments, are planned again; a
+    :class:`toast.errors.PlanWarning` says so.  Arguments may be anywhere; results are sharded, so
+    that the next call takes them as they are.
+
+    :param function: the function; also one of ``jax.jit``, ``flax.nnx.jit`` or
+        ``equinox.filter_jit``, whose own donated and static arguments are used.  Without it, the
+        result is a decorator.
+    :param mesh: the devices: a ``jax.sharding.Mesh``, a list of devices, or text such as
+        ``"data=4,model=2"``.  By default, the mesh of ``jax.set_mesh``, else all devices, in the
+        best mesh.
+    :param plan: a kept plan or its file, instead of a search.  It is applied to the function
+        (:func:`toast.apply_plan`).
+    :param hardware: as for :func:`toast.plan`; by default that of the devices, or of ``plan``.
+    :param donate_argnums: as for ``jax.jit``, with ``donate_argnames``, ``static_argnums`` and
+        ``static_argnames``.
+    :param options: further options of :func:`toast.plan`, such as ``constraints``, ``settings`` or
+        ``lowering``.
+    :raises toast.errors.PlanError: for an unknown option, or one that a kept plan excludes.  A
+        function that ``jax.jit`` refuses raises JAX's own error.
+
+    >>> import jax.numpy as jnp, toast
+    >>> step = toast.jit(lambda x, w: jnp.tanh(x @ w), mesh="data=1", hardware="tpu-v5e")
+    >>> step(jnp.ones((64, 32)), jnp.ones((32, 16))).shape
+    (64, 16)
+    """
+    jit_options: dict[str, Any] = {
+        "donate_argnums": donate_argnums, "donate_argnames": donate_argnames,
+        "static_argnums": static_argnums, "static_argnames": static_argnames,
+    }  # fmt: skip
+    jit_options = {name: value for name, value in jit_options.items() if value is not None}
+    allowed = _OPTIONS if plan is None else _OPTIONS_OF_KEPT
+    if unknown := sorted({*options} - allowed):
+        why = " for a kept plan" if unknown[0] in _OPTIONS else ""
+        raise PlanError(
+            f"toast.jit has no option {unknown[0]!r}{why}; use the options of jax.jit, mesh, plan, "
+            f"hardware, {', '.join(sorted(allowed))}"
+        )
+    if function is None:
+        return functools.partial(
+            jit, mesh=mesh, plan=plan, hardware=hardware, **jit_options, **options
+        )
+    if isinstance(function, functools.partial) and jax_libraries.is_nnx_jit(function.func):
+        # A method of a module: its module is an argument like others.
+        whole = jit(
+            function.func, mesh=mesh, plan=plan, hardware=hardware, **jit_options, **options
+        )
+        return functools.partial(whole, *function.args, **function.keywords)
+    return PlannedFunction(function, mesh, plan, hardware, jit_options, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Devices:
+    """Where a function runs: the mesh on devices, or what it is found from."""
+
+    #: The mesh on devices; ``None`` before the first plan, or for the first devices.
+    mesh: jax.sharding.Mesh | None
+    #: The devices of a mesh that is to be found, or of a mesh without devices.
+    devices: tuple[Any, ...]
+    #: The options ``mesh`` and ``devices`` of :func:`toast.plan`.
+    options: Mapping[str, Any]
+
+
+class _Types(NamedTuple):
+    """What of the arguments of a call distinguishes programs."""
+
+    tree: Any
+    #: The shape and dtype of each leaf, and whether its type is weak; the value of static leaves.
+    leaves: tuple[Hashable, ...]
+    static: tuple[Hashable, ...]
+
+
+@dataclasses.dataclass
+class _Variant:
+    """A function for arguments of some types: its plan, and how it is called."""
+
+    plan: Plan
+    runnable: apply.Runnable
+    #: Calls the program with the arguments of the function.
+    call: Callable[..., Any]
+    #: The function of ``jax.jit`` behind ``call``, if there is one.
+    pytrees: apply.PytreeJit | None
+    #: How often arguments were elsewhere.
+    misplaced: int = 0
+
+
+class PlannedFunction:
+    """A function of :func:`toast.jit`, which is called like the function itself."""
+
+    __name__: str
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        mesh: AnyMesh | Sequence[Any] | None,
+        plan: Plan | str | pathlib.Path | None,
+        hardware: AnyHardware | None,
+        jit_options: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        """Parameters are those of :func:`jit`; ``jit_options`` are those of ``jax.jit``."""
+        if isinstance(function, PlannedFunction):
+            raise PlanError(f"{function.__name__} is planned already; pass the function itself")
+        of_library = jax_libraries.is_jitted(function)
+        name = getattr(function, "__name__", type(function).__name__)
+        if of_library and jit_options:
+            raise PlanError(
+                f"{name} has its own options; pass {min(jit_options)} to the library's jit"
+            )
+        if not of_library and (jit_options or not isinstance(function, jax.stages.Wrapped)):
+            if callable(function) and not isinstance(function, jax.stages.Wrapped):
+                function = jax_libraries.updating_nothing(function)
+            function = jax.jit(function, **jit_options)
+        self._function = function
+        self._of_library = of_library
+        self._mesh_option, self._plan_option, self._hardware = mesh, plan, hardware
+        self._options = dict(options)
+        self._variants: dict[_Types, _Variant] = {}
+        self._last: _Variant | None = None
+        #: Whether calls go back to earlier variants; then each call looks for its variant.
+        self._alternates = False
+        #: The variants by the types of arguments that are all arrays.
+        self._of_arrays: dict[Any, _Variant] = {}
+        self._devices: _Devices | None = None
+        self._machine: Hardware | None = None
+        self._lock = threading.RLock()
+        functools.update_wrapper(self, function)
+        self.__name__ = name
+
+    def __repr__(self) -> str:
+        return f"<toast.jit of {self.__name__}, planned for {len(self._variants)} sets of types>"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Run the function; plan it first for arguments of new types."""
+        variant = self._chosen(arguments, keywords) if self._alternates else self._last
+        if variant is not None:
+            try:
+                return variant.call(*arguments, **keywords)
+            except Exception as error:
+                if not self._calls_for_another(variant, error, arguments, keywords):
+                    raise
+        known = len(self._variants)
+        variant = self._variant(arguments, keywords)
+        # Calls that go back to earlier types will do so again; the others fail first, slowly.
+        self._alternates |= variant is not self._last and known == len(self._variants) > 1
+        self._last = variant
+        with variant.runnable.naming_platforms():
+            return self._placed_call(variant, arguments, keywords)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the last call; before it, raises :class:`toast.errors.PlanError`."""
+        if self._last is None:
+            raise PlanError(
+                f"{self.__name__} has no plan before its first call; call it, or use plan_for(...)"
+            )
+        return self._last.plan
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The mesh of the plans; raises :class:`toast.errors.PlanError` before the first one."""
+        if self._last is not None:
+            return self._last.runnable.mesh
+        if self._devices is None or self._devices.mesh is None:
+            raise PlanError(
+                f"{self.__name__} has no mesh before its first plan; call it, or use plan_for(...)"
+            )
+        return self._devices.mesh
+
+    def plan_for(self, *arguments: Any, **keywords: Any) -> Plan:
+        """The plan for these arguments, arrays or ``jax.ShapeDtypeStruct``, without a run."""
+        variant = self._variant(arguments, keywords)
+        self._last = self._last or variant
+        return variant.plan
+
+    def init(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Initial values of arguments on :attr:`mesh`, sharded from birth (:meth:`Plan.init`)."""
+        return self.plan.init(function, self.mesh, *arguments)
+
+    def lower(self, *arguments: Any, **keywords: Any) -> Any:
+        """JAX's lowering of the sharded program (``jax.jit(...).lower``)."""
+        variant = self._variant(arguments, keywords)
+        if variant.pytrees is None:
+            return variant.runnable.lower()
+        values = (*arguments, *(keywords[name] for name in sorted(keywords)))
+        return variant.pytrees.function.lower(*values, *variant.pytrees.captured)
+
+    # -- variants ----------------------------------------------------------------------------
+
+    def _calls_for_another(
+        self, variant: _Variant, error: Exception, arguments: Any, keywords: Any
+    ) -> bool:
+        """Whether a call failed because of types that it was not planned for, or of places."""
+        if self._variants.get(self._types(arguments, keywords)) is not variant:
+            return True
+        if not isinstance(error, ValueError) or variant.pytrees is None:
+            return False
+        leaves = jax.tree.leaves((arguments, keywords))
+        placed = self._placed(variant, leaves)
+        return any(own is not other for own, other in zip(leaves, placed, strict=True))
+
+    def _placed_call(self, variant: _Variant, arguments: Any, keywords: Any) -> Any:
+        """A call after its arguments are moved to where the plan has them."""
+        if variant.pytrees is None:
+            return variant.call(*arguments, **keywords)
+        leaves, tree = jax.tree.flatten((arguments, keywords))
+        placed = self._placed(variant, leaves)
+        if any(own is not other for own, other in zip(leaves, placed, strict=True)):
+            variant.misplaced += 1
+            if variant.misplaced == _MISPLACED:  # a batch from elsewhere in every step
+                variant.call = lambda *own, **named: self._placed_call(variant, own, named)
+        arguments, keywords = jax.tree.unflatten(tree, placed)
+        return _calling(variant.pytrees, keywords)(*arguments, **keywords)
+
+    def _placed(self, variant: _Variant, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves on the mesh of the plan; those that are there are the same objects."""
+        assert variant.pytrees is not None
+        several = jax.process_count() > 1
+        placed = list(leaves)
+        if len(leaves) != len(variant.pytrees.shardings):  # static arguments have other leaves
+            return placed
+        moved = [
+            number
+            for number, (leaf, sharding) in enumerate(
+                zip(leaves, variant.pytrees.shardings, strict=True)
+            )
+            if (
+                isinstance(leaf, jax.Array)
+                and not isinstance(leaf, jax.core.Tracer)
+                and not leaf.is_deleted()
+                and leaf.sharding != sharding
+            )
+            or (several and hasattr(leaf, "__array__") and not isinstance(leaf, jax.Array))
+        ]
+        arrays = jax.device_put(
+            [leaves[number] for number in moved],
+            [variant.pytrees.shardings[number] for number in moved],
+        )
+        for number, array in zip(moved, arrays, strict=True):
+            placed[number] = array
+        return placed
+
+    def _chosen(self, arguments: Any, keywords: Any) -> _Variant | None:
+        """The variant for arguments, or the last one for new types."""
+        leaves, tree = jax.tree.flatten((arguments, keywords))
+        try:
+            key = tree, tuple([(x.shape, x.dtype, getattr(x, "weak_type", False)) for x in leaves])
+        except AttributeError:  # static arguments and numbers
+            return self._variants.get(self._types(arguments, keywords), self._last)
+        if key not in self._of_arrays:
+            types = self._types(arguments, keywords)
+            if types not in self._variants:
+                return self._last
+            self._of_arrays[key] = self._variants[types]
+        return self._of_arrays[key]
+
+    def _variant(self, arguments: Any, keywords: Any) -> _Variant:
+        """The variant for arguments; plans a new one if necessary."""
+        with self._lock:
+            types = self._types(arguments, keywords)
+            if types not in self._variants:
+                self._variants[types] = self._new_variant(arguments, keywords)
+            return self._variants[types]
+
+    def _new_variant(self, arguments: Any, keywords: Any) -> _Variant:
+        devices = self._devices_of_calls()
+        machine = self._machine_of(devices)
+        program = self._program(arguments, keywords, machine, devices)
+        plan = self._plan(program, machine, devices)
+        if devices.mesh is None:
+            mesh = apply.jax_mesh(plan.shardings, devices.devices or None)
+            self._devices = dataclasses.replace(devices, mesh=mesh, options={"mesh": plan.mesh})
+        assert self._devices is not None
+        runnable = plan.jit(self._devices.mesh)
+        pytrees = None
+        if not self._of_library:
+            static, donated = self._places(arguments, keywords)
+            pytrees = runnable.pytree_jit(
+                len(arguments), sorted(keywords), static=static, donated=donated
+            )
+        call = runnable if pytrees is None else _calling(pytrees, keywords)
+        return _Variant(plan, runnable, call, pytrees)
+
+    def _program(
+        self, arguments: Any, keywords: Any, machine: Hardware, devices: _Devices
+    ) -> Program:
+        """The traced function; raises JAX's own error if JAX cannot trace it."""
+        platform = ports.HardwarePlatform.of(machine)
+        types = arguments, keywords
+        if not self._of_library:
+            types = jax.tree.map(_without_sharding, (arguments, keywords))
+
+        def traced() -> Program:
+            return from_call(self._function, *types, name=self.__name__, platform=platform)
+
+        try:
+            return traced()
+        except TargetError as error:
+            if error.__cause__ is None:
+                raise
+            failure = error
+        mesh = devices.mesh
+        if mesh is not None and jax.sharding.AxisType.Explicit in mesh.axis_types:
+            # What names axes, such as out_sharding=P("data"), needs the mesh.
+            with (
+                contextlib.suppress(TargetError),
+                jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+            ):
+                return traced()
+        if hasattr(self._function, "trace"):
+            self._function.trace(*arguments, **keywords)  # raises JAX's own error
+        assert failure.__cause__ is not None
+        raise failure.__cause__ from None
+
+    def _plan(self, program: Program, machine: Hardware, devices: _Devices) -> Plan:
+        """The plan for a program, kept or searched; says what the user should know about it."""
+        for known in self._variants.values():
+            before = known.plan.analysis.program
+            same = before.origin_digest == program.origin_digest
+            if same and before.donated == program.donated:  # other pytrees, or other constants
+                return api.apply_plan(known.plan, program).plan
+        if self._plan_option is not None:
+            plan = self._applied(self._plan_option, program, devices)
+        else:
+            plan = self._searched(program, machine, devices)
+        say = functools.partial(_say, self.__name__)
+        if not plan.fits:
+            say(_misfit(plan), red=True)
+        if plan.step_reshards:
+            filtered = jax_libraries.is_filter_jit(self._function)
+            text = (
+                donation_text(plan.step_reshards, "equinox.filter_jit(donate=...)")
+                if filtered
+                else jit_text(plan.step_reshards)
+            )
+            say(text)
+        if self._last is not None:
+            say(
+                "planned again, for other arguments: "
+                f"{_changes(self._last.plan.analysis.program, program)}"
+            )
+        return plan
+
+    def _searched(self, program: Program, machine: Hardware, devices: _Devices) -> Plan:
+        def search(start: Plan | None) -> Plan:
+            return api.plan(
+                program, hardware=machine, **{"start": start, **devices.options, **self._options}
+            )
+
+        if self._last is None:
+            return search(None)
+        try:
+            return search(self._last.plan)
+        except PlanError:  # nothing of the last plan applies to it
+            return search(None)
+
+    def _applied(
+        self, kept: Plan | str | pathlib.Path, program: Program, devices: _Devices
+    ) -> Plan:
+        """The kept plan, applied to a program."""
+        mesh = devices.options.get("mesh")
+        applied: Applied = api.apply_plan(
+            kept, program, mesh=mesh, hardware=self._hardware, **self._options
+        )
+        if not applied.same_program and self._last is None:
+            other = [*applied.gone, *(path for path, _ in applied.new)]
+            other += [change.argument for change in applied.changed]
+            differ = f", {listed(other)} differ" if other else ""
+            _say(
+                self.__name__,
+                f"plan {applied.saved.name} is for another form of the program{differ}; the rest "
+                "is sharded as it says; leave out plan= for a new search",
+            )
+        return applied.plan
+
+    # -- what a call is made of --------------------------------------------------------------
+
+    def _places(self, arguments: Any, keywords: Any) -> tuple[frozenset[Any], frozenset[Any]]:
+        """The positions and names of static and of donated arguments."""
+        info, count = getattr(self._function, "_jit_info", self._function), len(arguments)
+
+        def places(kind: str) -> frozenset[Any]:
+            numbers = getattr(info, f"{kind}_argnums", None) or ()
+            numbers = (numbers,) if isinstance(numbers, int) else numbers
+            own = {number % count for number in numbers if -count <= number < count}
+            named = getattr(info, f"{kind}_argnames", None) or ()
+            named = (named,) if isinstance(named, str) else named
+            return frozenset({*own, *(name for name in named if name in keywords)})
+
+        return places("static"), places("donate")
+
+    def _types(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Types:
+        """What of the arguments distinguishes programs."""
+        static, _ = self._places(arguments, keywords)
+        fixed: list[Hashable] = []
+        if static:
+            every: dict[int | str, Any] = dict(enumerate(arguments))
+            every.update(keywords)
+            fixed = [(key, _hashable(every[key])) for key in sorted(static, key=str)]
+            arguments = tuple(None if n in static else own for n, own in enumerate(arguments))
+            keywords = {name: own for name, own in keywords.items() if name not in static}
+        leaves, tree = jax.tree.flatten((arguments, keywords))
+        return _Types(
+            tree, tuple(jax_libraries.leaf_type(self._function, x) for x in leaves), tuple(fixed)
+        )
+
+    def _devices_of_calls(self) -> _Devices:
+        """The devices and the mesh, which are those of the first plan."""
+        if self._devices is not None:
+            return self._devices
+        mesh = self._mesh_option
+        if mesh is None and self._plan_option is None:
+            with contextlib.suppress(ValueError):  # in a function of jax.jit
+                context = jax.sharding.get_mesh()
+                mesh = None if context.empty else context
+        if isinstance(mesh, jax.sharding.Mesh):
+            found = _Devices(mesh, (), {"mesh": mesh})
+        elif mesh is None and self._plan_option is not None:
+            found = _Devices(None, (), {})
+        elif mesh is None or isinstance(mesh, list | tuple):
+            every = tuple(jax.devices() if mesh is None else mesh)
+            options = {"devices": len(every)} if len(every) != 1 else {"mesh": "a=1"}
+            found = _Devices(None, every, options)
+        else:
+            found = _Devices(None, (), {"mesh": mesh})
+        self._devices = found
+        return found
+
+    def _machine_of(self, devices: _Devices) -> Hardware:
+        """The hardware: the user's, that of a kept plan, or that of the devices."""
+        if self._machine is not None:
+            return self._machine
+        if self._hardware is not None:
+            self._machine = inputs.machine_of(self._hardware)
+        elif isinstance(self._plan_option, Plan):
+            self._machine = self._plan_option.hardware
+        elif self._plan_option is not None:
+            self._machine = api.machine_of_plan(self._plan_option)
+        else:
+            every = devices.devices or (
+                jax.devices() if devices.mesh is None else tuple(devices.mesh.devices.flat)
+            )
+            self._machine, note = inputs.machine_for(every)
+            if note:
+                _say(self.__name__, note)
+        return self._machine
+
+
+def _calling(pytrees: apply.PytreeJit, keywords: Mapping[str, Any]) -> Callable[..., Any]:
+    """A function with the arguments of the planned function."""
+    function, captured, names = pytrees.function, pytrees.captured, sorted(keywords)
+    if not names and not captured:
+        return function  # type: ignore[no-any-return]
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if len(named) != len(names):
+            raise TypeError("other keyword arguments than planned")
+        return function(*arguments, *[named[name] for name in names], *captured)
+
+    return call
+
+
+def _without_sharding(leaf: Any) -> Any:
+    """The type of an array without its sharding, which the plan replaces; other leaves stay."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    type_ = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, weak_type=type_.weak_type)
+
+
+def _hashable(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value  # type: ignore[no-any-return]
+
+
+def _changes(before: Program, after: Program) -> str:
+    """The arguments whose types differ between two programs, in words."""
+    types = [
+        {
+            path: str(program.values[value].type)
+            for path, value in zip(program.arguments, program.argument_values, strict=True)
+        }
+        for program in (before, after)
+    ]
+    changed = [
+        f"{path} is {new}, was {types[0].get(path, 'missing')}"
+        for path, new in types[1].items() if types[0].get(path) != new
+    ]  # fmt: skip
+    return listed(changed, 2) if changed else "static ones, or their order"
+
+
+def _misfit(plan: Plan) -> str:
+    """That a plan does not fit, and what to do."""
+    remedies = ["more devices", "a smaller batch", "jax.checkpoint around layers"]
+    if plan.step_reshards:
+        remedies.insert(0, "donation")
+    missing = (
+        f"does not fit: the plan needs {size_text(plan.after.peak_bytes)} per device, and the "
+        f"limit of {plan.hardware.name} is {size_text(plan.memory_bytes)}"
+    )
+    if plan.after.peak_bytes <= plan.memory_bytes:
+        missing = plan.unsafe_text
+    return f"{missing}; use {', '.join(remedies[:-1])} or {remedies[-1]}"
+
+
+def _say(name: str, text: str, *, red: bool = False) -> None:
+    """Tell the user in one line, as a warning; red on a terminal."""
+    line = f"{name}: {text}"
+    if red and sys.stderr is not None and sys.stderr.isatty():
+        line = f"{_RED}{line}{_PLAIN}"
+    warnings.warn(line, PlanWarning, stacklevel=_depth())
+
+
+def _depth() -> int:
+    """The ``stacklevel`` of the first caller outside of TOAST."""
+    here = str(pathlib.Path(__file__).parent)
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+        level, frame = level + 1, frame.f_back
+    return level
