@@ -31,12 +31,17 @@ _CALLS = {
 }  # fmt: skip
 #: Those of ``jax.checkpoint``.
 REMATS = frozenset({"checkpoint", "remat", "remat2"})
-_PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "scaled_matmul_wrapper"})
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "scaled_matmul_wrapper"})
 _KERNELS = frozenset({"custom_vjp_call", "pallas_call", "tpu_custom_call", "cudnn_fmha"})
 #: Ops through which a residual is that of their operand.
 _TRANSPARENT = frozenset({
     "reduce_precision", "optimization_barrier", "copy", "convert_element_type", "reshape",
     "transpose", "squeeze", "expand_dims", "device_put",
+})  # fmt: skip
+#: Ops whose results have the elements of their operands, perhaps several times.
+_LAYOUT = frozenset({
+    "transpose", "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "copy", "rev",
+    "convert_element_type",
 })  # fmt: skip
 _PREFIX = "toast:"
 
@@ -66,11 +71,22 @@ def named_block(
     found: dict[str, _Found] = {}
     taken: set[str] = set(_own_names(closed.jaxpr))
     readable: dict[_Place, str] = {}
-    for place, variable, equation in places:
-        own = str(equation.params["name"]) if _is_name(equation) else ""
-        if (own or _key(place)) not in needed:
-            continue
-        chosen = own or _unique(_readable(equation, variable), taken)
+    mine = [
+        (place, variable, equation, own) for place, variable, equation in places
+        if ((own := _own_name(equation)) or _key(place)) in needed
+    ]  # fmt: skip
+    last = {_statement(equation): place for place, _, equation, own in mine if not own}
+    arguments: dict[int, Residual] = {}
+    for number, variable in enumerate(closed.jaxpr.invars):
+        if number in needed and _may_have_name(variable.aval):
+            label = inputs[number] if number < len(inputs) else f"input{number}"
+            arguments[number] = Residual(
+                _unique(label, taken), "input", (_type_text(variable.aval),),
+                size_bytes(variable.aval),
+            )  # fmt: skip
+    for place, variable, equation, own in mine:
+        is_last = last.get(_statement(equation)) == place
+        chosen = own or _unique(_readable(equation, is_last), taken)
         if not own:
             readable[place] = chosen
         at = found.setdefault(chosen, _Found(_source(equation), bool(own)))
@@ -80,19 +96,10 @@ def named_block(
     residuals = [
         Residual(
             text, kinds.of(at.places[0]), tuple(_type_text(v.aval) for v in at.variables),
-            sum(_bytes(v.aval) for v in at.variables), at.source, at.own,
+            sum(size_bytes(v.aval) for v in at.variables), at.source, at.own,
         )
         for text, at in found.items()
     ]  # fmt: skip
-    arguments: dict[int, Residual] = {}
-    for number, variable in enumerate(closed.jaxpr.invars):
-        if number in needed and _may_have_name(variable.aval):
-            label = inputs[number] if number < len(inputs) else f"input{number}"
-            arguments[number] = Residual(
-                _unique(label, taken), "input", (_type_text(variable.aval),),
-                _bytes(variable.aval),
-            )  # fmt: skip
-
     def with_names(chosen: Callable[[Residual], bool]) -> Any:
         own = {number: r.name for number, r in arguments.items() if chosen(r)}
         return _renamed(closed, lambda place, _: readable.get(place), own)
@@ -179,7 +186,7 @@ def _sources(jaxpr: Any, results: Sequence[int]) -> Iterator[Any]:
         if _is_name(equation):
             yield str(equation.params["name"])
             continue
-        inner = _inner(equation)
+        inner = inner_jaxpr(equation)
         if inner is None:
             at = slice(number, number + 1) if len(equation.outvars) > 1 and (
                 equation.primitive.name == "optimization_barrier"
@@ -194,7 +201,7 @@ def _sources(jaxpr: Any, results: Sequence[int]) -> Iterator[Any]:
                 waiting.append(operands[id(source)])
 
 
-def _inner(equation: Any) -> Any:
+def inner_jaxpr(equation: Any) -> Any:
     """The jaxpr of a call or a scan; ``None`` for other equations."""
     name = equation.primitive.name
     parameter = "jaxpr" if name == "scan" else _CALLS.get(name)
@@ -202,8 +209,23 @@ def _inner(equation: Any) -> Any:
     return None if closed is None else getattr(closed, "jaxpr", closed)
 
 
+def with_inner_jaxpr(equation: Any, jaxpr: Any) -> Any:
+    """An equation that runs another jaxpr in place of that of :func:`inner_jaxpr`."""
+    name = equation.primitive.name
+    parameter = "jaxpr" if name == "scan" else _CALLS[name]
+    closed = equation.params[parameter]
+    keeps = hasattr(closed, "jaxpr") and closed.jaxpr is not closed
+    new = closed.replace(jaxpr=jaxpr) if keeps else jaxpr
+    return equation.replace(params={**equation.params, parameter: new})
+
+
 def _is_name(equation: Any) -> bool:
     return str(equation.primitive.name) == "name"
+
+
+def _own_name(equation: Any) -> str:
+    """The name that an equation of the program gives its result; empty for other equations."""
+    return str(equation.params["name"]) if _is_name(equation) else ""
 
 
 def _own_names(jaxpr: Any) -> Iterator[str]:
@@ -211,7 +233,7 @@ def _own_names(jaxpr: Any) -> Iterator[str]:
     for equation in jaxpr.eqns:
         if _is_name(equation):
             yield str(equation.params["name"])
-        inner = _inner(equation)
+        inner = inner_jaxpr(equation)
         if inner is not None:
             yield from _own_names(inner)
 
@@ -261,7 +283,8 @@ def _with_names(jaxpr: Any, naming: _Naming, at: _Place, inputs: Mapping[int, st
             mine = users.get(id(variable), [])
             named_anyway = mine and all(map(_is_name, mine)) and id(variable) not in outer
             unused = not mine and id(variable) not in outer
-            if named_anyway or unused or not _may_have_name(variable.aval):
+            layout = _only_changes_layout(equation, variable)
+            if named_anyway or unused or layout or not _may_have_name(variable.aval):
                 continue
             name = naming((*place, result), equation)
             if name is None:
@@ -276,6 +299,14 @@ def _with_names(jaxpr: Any, naming: _Naming, at: _Place, inputs: Mapping[int, st
     return jaxpr.replace(eqns=equations, outvars=[*map(read, jaxpr.outvars)])
 
 
+def _only_changes_layout(equation: Any, variable: Any) -> bool:
+    """Whether the operand of an equation can be kept as well, in no more bytes."""
+    name = equation.primitive.name
+    if name not in _LAYOUT:
+        return False
+    return size_bytes(variable.aval) >= size_bytes(equation.invars[0].aval)
+
+
 def _renamed_inside(equation: Any, naming: _Naming, place: _Place) -> Any:
     """An equation with names of the values of its jaxpr, if it runs one."""
     name = equation.primitive.name
@@ -287,14 +318,10 @@ def _renamed_inside(equation: Any, naming: _Naming, place: _Place) -> Any:
             return equation
         forward = _NamedForward(thunk, naming, place)
         return equation.replace(params={**equation.params, "fwd_jaxpr_thunk": forward})
-    inner = _inner(equation)
+    inner = inner_jaxpr(equation)
     if inner is None:
         return equation
-    parameter = "jaxpr" if name == "scan" else _CALLS[name]
-    closed = equation.params[parameter]
-    jaxpr = _with_names(inner, naming, place, {})
-    new = jaxpr if closed is inner else closed.replace(jaxpr=jaxpr)
-    return equation.replace(params={**equation.params, parameter: new})
+    return with_inner_jaxpr(equation, _with_names(inner, naming, place, {}))
 
 
 class _NamedForward:
@@ -349,28 +376,43 @@ def _unique(name: str, taken: set[str]) -> str:
     return candidate
 
 
+def frames(equation: Any) -> list[Any]:
+    """The frames of the user's code at an equation, the innermost first."""
+    traceback = equation.source_info.traceback
+    return [
+        frame for frame in (() if traceback is None else traceback.frames)
+        if not frame.file_name.startswith((_JAX, _HERE, "<"))
+    ]  # fmt: skip
+
+
 def _frame(equation: Any) -> Any:
     """The innermost frame of the user's code at an equation; ``None`` if unknown."""
-    traceback = equation.source_info.traceback
-    for frame in () if traceback is None else traceback.frames:
-        if not frame.file_name.startswith((_JAX, _HERE, "<")):
-            return frame
-    return None
+    return next(iter(frames(equation)), None)
 
 
-def _readable(equation: Any, variable: Any) -> str:
-    """``scores`` for the result of ``scores = q @ k`` and else ``function.primitive``."""
+def _statement(equation: Any) -> tuple[str, int, str]:
+    """The statement of the user's code that an equation is from."""
     frame = _frame(equation)
-    primitive = str(equation.params.get("name", "")) if equation.primitive.name in _CALLS else ""
-    what = re.sub(r"\W", "", primitive) or str(equation.primitive.name)
+    if frame is None:
+        return "", 0, ""
+    return frame.file_name, frame.line_num, frame.function_name
+
+
+def _readable(equation: Any, last: bool) -> str:
+    """``scores`` for the ``last`` value of ``scores = f(q @ k)``, ``scores.dot_general`` for others.
+
+    Values of other statements are ``function.primitive``.
+    """
+    frame = _frame(equation)
+    called = str(equation.params.get("name", "")) if equation.primitive.name in _CALLS else ""
+    what = re.sub(r"\W", "", called).strip("_") or str(equation.primitive.name)
     if frame is None:
         return what
-    line = linecache.getline(frame.file_name, frame.line_num)
-    assigned = _ASSIGNMENT.match(line)
+    assigned = _ASSIGNMENT.match(linecache.getline(frame.file_name, frame.line_num))
     if assigned:
-        return assigned[1]
-    function = re.sub(r"[^\w.]", "", frame.function_name.rpartition(".")[2].replace("<", ""))
-    return f"{function}.{what.strip('_')}"
+        return assigned[1] if last else f"{assigned[1]}.{what}"
+    function = re.sub(r"\W", "", frame.function_name.rpartition(".")[2])
+    return f"{function.strip('_') or 'lambda'}.{what}"
 
 
 def _source(equation: Any) -> str:
@@ -393,7 +435,7 @@ class _Kinds:
         while len(numbers) > 2:
             if numbers[1] == -1:
                 return "kernel"
-            jaxpr, numbers = _inner(jaxpr.eqns[numbers[0]]), numbers[1:]
+            jaxpr, numbers = inner_jaxpr(jaxpr.eqns[numbers[0]]), numbers[1:]
         return _kind(jaxpr, jaxpr.eqns[numbers[0]], numbers[1])
 
 
@@ -404,11 +446,11 @@ def _kind(jaxpr: Any, equation: Any, number: int) -> ResidualKind:
         name = equation.primitive.name
         if name in _KERNELS:
             return "kernel"
-        if name in _PRODUCTS:
+        if name in PRODUCTS:
             dimensions = equation.params.get("dimension_numbers")
             batched = name == "dot_general" and any(dimensions[1])
             return "batched_product" if batched else "product"
-        inner = _inner(equation)
+        inner = inner_jaxpr(equation)
         if inner is not None and name != "scan" and name not in REMATS:
             variable = inner.outvars[number]
             at = next((p for p in _produced(inner) if p[2] is variable), None)
@@ -453,7 +495,10 @@ def _main_operand(equation: Any, producer: Mapping[int, Any]) -> Any:
     return operands[0] if len(operands) == 1 else None
 
 
-def _bytes(aval: Any) -> int:
+def size_bytes(aval: Any) -> int:
+    """The bytes of a value; 0 if it is no array."""
+    if not _may_have_name(aval):
+        return 0
     return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
 
 
