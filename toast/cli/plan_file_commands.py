@@ -218,7 +218,8 @@ def load_plan(
     program_source = Source(
         named, {**origin.sizes, **sizes}, source.shapes or origin.shapes, rules, source.cache,
         source.donate or origin.donate, source.platform or origin.platform or None,
-        source.trip_counts or origin.trip_counts,
+        source.trip_counts or origin.trip_counts, source.remat or origin.remat or None,
+        source.microbatches or origin.microbatches or None,
     ).on(machine)  # fmt: skip
     with progress() as show:
         analysis = program_source.analysis(show, module=module)

@@ -56,7 +56,7 @@ def checkpoint(
     @functools.wraps(function)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         trace = memory_tracing.current()
-        if trace is None or trace.policy is None or trace.inside:
+        if trace is None or not memory_tracing.planned() or trace.inside:
             return plain(*arguments, **keywords)
         places = {place % len(arguments) for place in fixed if -len(arguments) <= place}
         free = [number for number in range(len(arguments)) if number not in places]
@@ -104,13 +104,10 @@ def policed(
     if all(residual.kind == "input" for residual in block.residuals):
         return jax.extend.core.jaxpr_as_fun(closed), False
     decision = trace.add(block)
-    offloaded = set(decision.offload)
-
-    def offloads(residual: Residual) -> bool:
-        return residual.name in offloaded
-
-    run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(with_names(offloads))
     policy = PlannedPolicy(decision, block.residuals)
+    # Without a policy, JAX would keep a value twice that has a name: with the name and without.
+    chosen = closed if policy.keeps_all else with_names(decision.offload)
+    run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(chosen)
     if marked or not policy.keeps_all:
         run = jax.checkpoint(
             run, policy=policy, prevent_cse=prevent_cse and not policy.keeps_all
@@ -122,6 +119,8 @@ class PlannedPolicy:
     """A policy of ``jax.checkpoint`` that a plan chose."""
 
     def __init__(self, decision: BlockPolicy, residuals: Sequence[Residual]) -> None:
+        #: The name of the block.
+        self.block = decision.block
         #: Whether it is as if there were no ``jax.checkpoint``.
         self.keeps_all = not decision.recompute and not decision.offload
         self._policy = _jax_policy(decision, residuals)

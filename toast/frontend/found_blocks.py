@@ -72,45 +72,53 @@ class _Search:
     def __init__(self, trace: MemoryTrace) -> None:
         self._trace = trace
 
-    def in_jaxpr(self, jaxpr: Any, *, blocks: bool = True, repeated: bool = False) -> Any:
+    def in_jaxpr(
+        self, jaxpr: Any, *, blocks: bool = True, repeated: bool = False, runs: int = 1
+    ) -> Any:
         """A jaxpr with the policy around its scans and repeated layers, as far as wished.
 
-        Marked blocks that keep everything become plain equations.
+        Marked blocks that keep everything become plain equations.  ``runs`` is how often the jaxpr
+        runs.
         """
         equations: list[Any] = []
         for equation in jaxpr.eqns:
             name = equation.primitive.name
             inner = inner_jaxpr(equation)
             if name in REMATS:
-                equations += self._marked(equation, inner)
-            elif name == "scan" and blocks and equation.params["length"] > 1:
-                equations.append(self._scan(equation, inner))
+                equations += self._marked(equation, inner, runs)
+            elif name == "scan":
+                equations.append(self._scan(equation, inner, blocks, runs))
             elif inner is not None:
-                new = self.in_jaxpr(inner, blocks=blocks, repeated=repeated and name != "scan")
+                new = self.in_jaxpr(inner, blocks=blocks, repeated=repeated, runs=runs)
                 equations.append(with_inner_jaxpr(equation, new))
             else:
                 equations.append(equation)
         jaxpr = jaxpr.replace(eqns=equations)
         return self._repeated(jaxpr) if blocks and repeated else jaxpr
 
-    def _marked(self, equation: Any, inner: Any) -> list[Any]:
+    def _marked(self, equation: Any, inner: Any, runs: int) -> list[Any]:
         """The equations for one of ``jax.checkpoint``."""
         policy = equation.params.get("policy")
         if not isinstance(policy, PlannedPolicy):
             self._trace.remark(f"{_place(inner)} has a jax.checkpoint of its own")
-        elif policy.keeps_all:
+            return [equation]
+        self._trace.repeat(policy.block, runs)
+        if policy.keeps_all:
             return _spliced(inner, equation.invars, equation.outvars) or [equation]
         return [equation]
 
-    def _scan(self, equation: Any, body: Any) -> Any:
-        if any(_remats(body)):  # the layers in it are marked
-            return with_inner_jaxpr(equation, self.in_jaxpr(body, blocks=False))
+    def _scan(self, equation: Any, body: Any, blocks: bool, runs: int) -> Any:
+        runs *= equation.params["length"]
+        if not blocks or any(_remats(body)):  # the layers in it are marked
+            return with_inner_jaxpr(equation, self.in_jaxpr(body, blocks=False, runs=runs))
+        if equation.params["length"] < 2:
+            return equation
         if body.effects:
             self._trace.remark(f"{_place(body)} has effects, and cannot be computed again")
             return equation
         run, some = policed(
             self._trace, equation.params["jaxpr"], _name(body), _argument_names(body),
-            prevent_cse=False, origin="scan", runs=equation.params["length"], marked=False,
+            prevent_cse=False, origin="scan", runs=runs, marked=False,
         )  # fmt: skip
         if not some:
             return equation

@@ -59,11 +59,11 @@ def accumulate(
         if trace is not None:
             count = trace.microbatches or microbatches
             trace.accumulated.append(count)
+        if count == 1:
+            return function(*arguments, **keywords)
         batch_places = {_place(place, len(arguments)) for place in places}
         batch = {place: arguments[place] for place in sorted(batch_places)}
         _check_batch(batch, count)
-        if count == 1:
-            return function(*arguments, **keywords)
 
         def of_part(part: dict[int, Any]) -> tuple[Any, Any]:
             every = [part.get(number, whole) for number, whole in enumerate(arguments)]

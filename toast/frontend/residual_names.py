@@ -13,7 +13,7 @@ import linecache
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -56,7 +56,7 @@ _Place = tuple[int, ...]
 
 def named_block(
     closed: Any, name: str, inputs: Sequence[str], *, runs: int = 1, origin: str
-) -> tuple[Callable[[Callable[[Residual], bool]], Any], Block]:
+) -> tuple[Callable[[Collection[str]], Any], Block]:
     """The residuals of a block.
 
     :param closed: the ``ClosedJaxpr`` of the block.
@@ -64,8 +64,8 @@ def named_block(
     :param inputs: the names of its arguments.
     :param runs: how often it runs in a step.
     :param origin: as in :class:`Block`.
-    :returns: a function that puts the names into the jaxpr, those of arguments only if its argument
-        says so; and the block.
+    :returns: a function that puts the names into the jaxpr, of arguments only those that it is
+        called with; and the block.
     """
     places, needed = _needed(closed)
     found: dict[str, _Found] = {}
@@ -100,8 +100,8 @@ def named_block(
         )
         for text, at in found.items()
     ]  # fmt: skip
-    def with_names(chosen: Callable[[Residual], bool]) -> Any:
-        own = {number: r.name for number, r in arguments.items() if chosen(r)}
+    def with_names(chosen: Collection[str]) -> Any:
+        own = {number: r.name for number, r in arguments.items() if r.name in chosen}
         return _renamed(closed, lambda place, _: readable.get(place), own)
 
     # Arguments that the program names itself are listed under that name.

@@ -24,6 +24,10 @@ CHOICES: tuple[Choice, ...] = ("keep", "recompute", "offload")
 ResidualKind = Literal["product", "batched_product", "kernel", "other", "input"]
 
 
+#: Stands for the values of a block that have no name.
+UNNAMED = "@unnamed"
+
+
 @dataclasses.dataclass(frozen=True)
 class Residual:
     """A residual of a block: one value, or several with one name."""
@@ -67,6 +71,10 @@ class BlockPolicy:
     Each of ``keep``, ``offload`` and ``recompute`` has names of residuals, with ``*`` for any text,
     or kinds of residuals (``@product``).  A name decides before a name with ``*``, and that before
     ``*`` alone.  Residuals that nothing names are recomputed.
+
+    JAX may also keep values without names that are computed from those with names, such as the
+    cosine in the gradient of a sine.  It does so only if everything is kept, and ``recompute`` does
+    not have ``@unnamed``.
     """
 
     #: The name of the block, with ``*`` for any text.
@@ -105,6 +113,7 @@ class BlockPolicy:
         Arguments of a block exist anyway, so that they are kept or offloaded.
         """
         names: dict[Choice, list[str]] = {choice: [] for choice in CHOICES}
+        names["recompute"] += [UNNAMED] * (UNNAMED in self.recompute)
         for residual in block.residuals:
             choice = self.choice(residual)
             if residual.kind == "input" and choice == "recompute":
@@ -204,9 +213,10 @@ class MemoryPolicy:
                 known = listed([block.name for block in blocks])
                 raise TargetError(f"remat {entry}: no block is named {entry.block}; use {known}")
             residuals = [residual for block in mine for residual in block.residuals]
-            unused = [p for p in entry.patterns if not any(_fits(p, r) for r in residuals)]
+            patterns = [pattern for pattern in entry.patterns if pattern != UNNAMED]
+            unused = [p for p in patterns if not any(_fits(p, r) for r in residuals)]
             if self.preset or not mine:
-                if mine and entry.patterns and len(unused) == len(entry.patterns):
+                if mine and patterns and len(unused) == len(patterns):
                     raise TargetError(
                         f"remat {self.preset}: no residual of {_known(mine)} has one of the names "
                         f"of this preset; use another one, or 'BLOCK: keep=NAME,NAME'"
@@ -276,20 +286,25 @@ _MLP_OUT = ("mlpwo", "mlp_output")
 _ALL = ("*",)
 _PRODUCTS = (*_QKV, *_OUT, *_MLP_IN, *_MLP_OUT, "@product")
 
-#: What presets keep and offload.  ``none`` recomputes nothing and ``full`` everything; the others
-#: are the policies of MaxText.
-PRESETS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "none": (_ALL, ()),
-    "full": ((), ()),
-    "minimal": (_PRODUCTS, ()),
-    "minimal_with_context": ((*_PRODUCTS, *_CONTEXT, "@kernel"), ()),
-    "minimal_offloaded": ((), _PRODUCTS),
-    "save_qkv_proj": (_QKV, ()),
-    "save_out_proj": (_OUT, ()),
-    "save_dot_except_mlp": ((*_QKV, *_OUT), ()),
-    "save_dot_with_context_except_mlp": ((*_QKV, *_CONTEXT, *_OUT), ()),
-    "save_dot_except_mlpwi": ((*_QKV, *_OUT, *_MLP_OUT), ()),
-    "qkv_proj_offloaded": ((), _QKV),
+def _everywhere(keep: tuple[str, ...] = (), offload: tuple[str, ...] = ()) -> BlockPolicy:
+    return BlockPolicy("*", keep=keep, offload=offload)
+
+
+#: The decisions of presets.  ``none`` recomputes nothing, ``full`` everything, and ``named`` only
+#: values that JAX computes for gradients; the others are the policies of MaxText.
+PRESETS: Mapping[str, BlockPolicy] = {
+    "none": _everywhere(_ALL),
+    "named": BlockPolicy("*", keep=_ALL, recompute=(UNNAMED,)),
+    "full": _everywhere(),
+    "minimal": _everywhere(_PRODUCTS),
+    "minimal_with_context": _everywhere((*_PRODUCTS, *_CONTEXT, "@kernel")),
+    "minimal_offloaded": _everywhere((), _PRODUCTS),
+    "save_qkv_proj": _everywhere(_QKV),
+    "save_out_proj": _everywhere(_OUT),
+    "save_dot_except_mlp": _everywhere((*_QKV, *_OUT)),
+    "save_dot_with_context_except_mlp": _everywhere((*_QKV, *_CONTEXT, *_OUT)),
+    "save_dot_except_mlpwi": _everywhere((*_QKV, *_OUT, *_MLP_OUT)),
+    "qkv_proj_offloaded": _everywhere((), _QKV),
 }
 
 
@@ -300,5 +315,4 @@ def preset(name: str) -> MemoryPolicy:
     """
     if name not in PRESETS:
         raise TargetError(f"remat {name}: no such preset; use {', '.join(PRESETS)}")
-    keep, offload = PRESETS[name]
-    return MemoryPolicy((BlockPolicy("*", keep=keep, offload=offload),), name)
+    return MemoryPolicy((PRESETS[name],), name)
