@@ -37,6 +37,8 @@ class MemoryTrace:
     own: list[str] = dataclasses.field(default_factory=list)
     #: Whether the body of a block is being traced: blocks inside it are parts of it.
     inside: bool = False
+    #: How often the loops of microbatches run what is being traced.
+    repeats: int = 1
 
     def add(self, block: Block) -> BlockPolicy:
         """The decision for a block, which is recorded; calls of equal blocks count as runs."""
@@ -45,7 +47,7 @@ class MemoryTrace:
         while name in self.blocks and self.blocks[name].residuals != block.residuals:
             name, number = f"{block.name}_{number}", number + 1
         known = self.blocks.get(name)
-        runs = block.runs + (known.runs if known else 0)
+        runs = block.runs * self.repeats + (known.runs if known else 0)
         self.blocks[name] = block = dataclasses.replace(block, name=name, runs=runs)
         self.resolved[name] = self.policy.of(name).resolved(block)
         return self.resolved[name]
@@ -53,7 +55,7 @@ class MemoryTrace:
     def repeat(self, block: str, times: int) -> None:
         """Records that one of the runs of a block is in a loop, which runs it ``times`` times."""
         known = self.blocks[block]
-        self.blocks[block] = dataclasses.replace(known, runs=known.runs + times - 1)
+        self.blocks[block] = dataclasses.replace(known, runs=known.runs + (times - 1) * self.repeats)
 
     def remark(self, text: str) -> None:
         """Records recomputation that stays as it is."""
@@ -146,6 +148,20 @@ def tracing(trace: MemoryTrace) -> Iterator[MemoryTrace]:
     """Traces in this block do what ``trace`` says."""
     with _CONTEXT(trace):
         yield trace
+
+
+@contextlib.contextmanager
+def repeated(times: int) -> Iterator[None]:
+    """The body of a loop of microbatches, which runs it ``times`` times, is traced in this block."""
+    trace = current()
+    before = 1 if trace is None else trace.repeats
+    if trace is not None:
+        trace.repeats = before * times
+    try:
+        yield
+    finally:
+        if trace is not None:
+            trace.repeats = before
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 
 from toast.errors import TargetError
@@ -72,16 +73,18 @@ def accumulate(
 
         parts = jax.tree.map(functools.partial(_parts, count=count), batch)
         first = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), parts)
-        shapes, _ = jax.eval_shape(of_part, first)
+        with memory_tracing.repeated(count):
+            closed, (shapes, _) = jax.make_jaxpr(of_part, return_shape=True)(first)
         rules = _rules(reduce, shapes)
+        run = jax.extend.core.jaxpr_as_fun(closed)
 
         def step(carried: tuple[list[Any], Any], part: dict[int, Any]) -> tuple[Any, None]:
             totals, weights = carried
-            result, counted = of_part(part)
+            *result, counted = run(*jax.tree.leaves(part))
             added = [
                 total + _wide(leaf) * (counted.astype(total.dtype) if rule == "mean" else 1)
                 if weight is not None else total + _wide(leaf)
-                for total, leaf, rule in zip(totals, jax.tree.leaves(result), rules, strict=True)
+                for total, leaf, rule in zip(totals, result, rules, strict=True)
             ]  # fmt: skip
             return (added, weights + counted), None
 
