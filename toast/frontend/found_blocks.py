@@ -80,8 +80,17 @@ class _Search:
         Marked blocks that keep everything become plain equations.  ``runs`` is how often the jaxpr
         runs.
         """
-        equations: list[Any] = []
-        for equation in jaxpr.eqns:
+        layers = _layers(jaxpr.eqns) if blocks and repeated else []
+        used = collections.Counter(id(v) for e in jaxpr.eqns for v in e.invars)
+        used.update(id(v) for v in jaxpr.outvars)
+        ends, equations = dict(layers), []
+        skipped = 0
+        for number, equation in enumerate(jaxpr.eqns):
+            if number in ends:
+                skipped = ends[number]
+                equations += self._layer(jaxpr, jaxpr.eqns[number:skipped], used)
+            if number < skipped:
+                continue
             name = equation.primitive.name
             inner = inner_jaxpr(equation)
             if name in REMATS:
@@ -93,8 +102,7 @@ class _Search:
                 equations.append(with_inner_jaxpr(equation, new))
             else:
                 equations.append(equation)
-        jaxpr = jaxpr.replace(eqns=equations)
-        return self._repeated(jaxpr) if blocks and repeated else jaxpr
+        return jaxpr.replace(eqns=equations)
 
     def _marked(self, equation: Any, inner: Any, runs: int) -> list[Any]:
         """The equations for one of ``jax.checkpoint``."""
@@ -124,19 +132,6 @@ class _Search:
             return equation
         new = jax.make_jaxpr(run)(*map(_like, body.invars))
         return equation.replace(params={**equation.params, "jaxpr": new})
-
-    def _repeated(self, jaxpr: Any) -> Any:
-        """A jaxpr with the policy around layers that follow each other."""
-        equations = [*jaxpr.eqns]
-        used = collections.Counter(id(v) for e in equations for v in e.invars)
-        used.update(id(v) for v in jaxpr.outvars)
-        new: list[Any] = []
-        position = 0
-        for start, end in _layers(equations):
-            new += equations[position:start]
-            new += self._layer(jaxpr, equations[start:end], used)
-            position = end
-        return jaxpr.replace(eqns=[*new, *equations[position:]])
 
     def _layer(self, jaxpr: Any, equations: list[Any], used: collections.Counter[int]) -> list[Any]:
         """The equations of a layer, under the policy."""
@@ -286,11 +281,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_heavy(equation: Any) -> bool:
-    """Whether an equation is a product or has one inside, or is a kernel or a loop."""
+    """Whether an equation is a product or has one inside, or is a kernel; loops do not count.
+
+    A loop without products beside it is no layer, but has layers.
+    """
     name = equation.primitive.name
-    if name in PRODUCTS or name in ("scan", "custom_vjp_call", "pallas_call", "while"):
+    if name in PRODUCTS or name in ("custom_vjp_call", "pallas_call"):
         return True
-    inner = inner_jaxpr(equation)
+    inner = None if name == "scan" else inner_jaxpr(equation)
     return inner is not None and any(map(_is_heavy, inner.eqns))
 
 

@@ -137,8 +137,7 @@ def _needed(closed: Any) -> tuple[list[tuple[_Place, Any, Any]], set[str | int]]
 
     whole = _renamed(closed, every)
     run = jax.extend.core.jaxpr_as_fun(whole)
-    names = {_key(place) for place, _, _ in places} | {*_own_names(closed.jaxpr)}
-    kept = jax.checkpoint(run, policy=jax.checkpoint_policies.save_only_these_names(*names))
+    kept = jax.checkpoint(run, policy=jax.checkpoint_policies.save_any_names_but_these())
     avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in closed.jaxpr.invars]
     moving = [
         number for number, aval in enumerate(avals)
@@ -152,7 +151,7 @@ def _needed(closed: Any) -> tuple[list[tuple[_Place, Any, Any]], set[str | int]]
 
         return jax.linearize(partial, *(arguments[number] for number in moving))[1]
 
-    # Names have to be unique per trace: the places of a custom gradient are found while tracing.
+    # Places in the forward functions of custom gradients are found in this trace.
     traced = jax.make_jaxpr(forward)(*avals).jaxpr
     numbers = {id(variable): number for number, variable in enumerate(traced.invars)}
     needed: set[str | int] = set()
