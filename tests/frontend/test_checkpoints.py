@@ -20,7 +20,7 @@ from toast.frontend.found_blocks import finding_blocks
 from toast.frontend.memory_tracing import MemoryTrace
 from toast.program import PRESETS, Block, MemoryPolicy, TracedMemory
 
-LAYERS = 3
+LAYERS = 2
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
@@ -107,11 +107,14 @@ def block_of(memory: TracedMemory) -> Block:
     return block
 
 
-@pytest.mark.parametrize("form", losses())
 @pytest.mark.parametrize(
-    "policy",
-    ["none", "named", "full", "minimal", "save_qkv_proj", "*: keep=scores,hidden*", "*: keep=x*"],
-)
+    ("form", "policy"),
+    [
+        *(("marked scan", p) for p in ("none", "named", "full", "minimal", "*: keep=scores,x*")),
+        ("marked layers", "minimal"), ("marked jit", "full"), ("marked jit", "named"),
+        ("scan", "none"), ("scan", "save_qkv_proj"), ("layers", "*: keep=x*"), ("layers", "named"),
+    ],
+)  # fmt: skip
 def test_gradients_are_equal_under_every_policy(form: str, policy: str) -> None:
     step = jax.value_and_grad(losses()[form])
     params, x = stack(), random(6, 8)
