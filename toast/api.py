@@ -139,9 +139,7 @@ def traced_with(
         yield
         return
     chosen = {"remat": remat, "microbatches": microbatches}
-    traces = not isinstance(target, Program) and getattr(
-        ports.frontend_of(target), "traces", False
-    )
+    traces = not isinstance(target, Program) and getattr(ports.frontend_of(target), "traces", False)
     if not traces:
         name = next(name for name, value in chosen.items() if value is not None)
         raise TargetError(
@@ -507,15 +505,14 @@ def best_policy(
 
     def rank(name: str) -> tuple[bool, float]:
         price = tried[name].after
-        return not tried[name].fits, (
-            price.step_seconds if tried[name].fits else price.peak_bytes
-        )
+        return not tried[name].fits, (price.step_seconds if tried[name].fits else price.peak_bytes)
 
     ranked = sorted(tried, key=rank)
     chosen = tried[ranked[0]]
     others = [
         f"{name} {time_text(tried[name].after.step_seconds)}, "
-        f"{size_text(tried[name].after.peak_bytes)}" + ("" if tried[name].fits else " (does not fit)")
+        f"{size_text(tried[name].after.peak_bytes)}"
+        + ("" if tried[name].fits else " (does not fit)")
         for name in ranked
     ]
     note = f"remat=auto chose the first of {len(ranked)} presets: {'; '.join(others)}"

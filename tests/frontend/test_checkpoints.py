@@ -93,9 +93,7 @@ def losses() -> dict[str, Callable[..., jax.Array]]:
     }
 
 
-def traced(
-    function: Callable[..., Any], policy: str, *arguments: Any
-) -> tuple[Any, TracedMemory]:
+def traced(function: Callable[..., Any], policy: str, *arguments: Any) -> tuple[Any, TracedMemory]:
     trace = MemoryTrace(MemoryPolicy.parse(policy), None)
     with memory_tracing.tracing(trace), finding_blocks(trace):
         result = jax.jit(function).trace(*arguments)

@@ -175,7 +175,6 @@ def plan(
     inputs.safety_of(safety)
     check_writable((json_file, output, html), PlanError)
 
-
     def planned(remat: str | None) -> Plan:
         chosen = dataclasses.replace(source, remat=remat)
         analysis = chosen.on(machine).analysis(show, partitioner=lowering.value)

@@ -48,9 +48,7 @@ def checkpoint(
         )  # fmt: skip
     function = layer
     fixed = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-    plain = jax.checkpoint(
-        function, policy=policy, prevent_cse=prevent_cse, static_argnums=fixed
-    )
+    plain = jax.checkpoint(function, policy=policy, prevent_cse=prevent_cse, static_argnums=fixed)
     block = name or name_of(function)
 
     @functools.wraps(function)
@@ -109,9 +107,7 @@ def policed(
     chosen = closed if policy.keeps_all else with_names(decision.offload)
     run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(chosen)
     if marked or not policy.keeps_all:
-        run = jax.checkpoint(
-            run, policy=policy, prevent_cse=prevent_cse and not policy.keeps_all
-        )
+        run = jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse and not policy.keeps_all)
     return run, True
 
 

@@ -55,7 +55,9 @@ class MemoryTrace:
     def repeat(self, block: str, times: int) -> None:
         """Records that one of the runs of a block is in a loop, which runs it ``times`` times."""
         known = self.blocks[block]
-        self.blocks[block] = dataclasses.replace(known, runs=known.runs + (times - 1) * self.repeats)
+        self.blocks[block] = dataclasses.replace(
+            known, runs=known.runs + (times - 1) * self.repeats
+        )
 
     def remark(self, text: str) -> None:
         """Records recomputation that stays as it is."""
@@ -78,7 +80,6 @@ class MemoryTrace:
             self._check_blocks(name, self.policy)
         policy = self.policy and self.policy.resolved(blocks)
         return TracedMemory(policy, max(self.accumulated, default=1), blocks, tuple(self.own))
-
 
     def _check_blocks(self, name: str, policy: MemoryPolicy) -> None:
         """Raises an error if a program without blocks cannot have the policy."""

@@ -100,6 +100,7 @@ def named_block(
         )
         for text, at in found.items()
     ]  # fmt: skip
+
     def with_names(chosen: Collection[str]) -> Any:
         own = {number: r.name for number, r in arguments.items() if r.name in chosen}
         return _renamed(closed, lambda place, _: readable.get(place), own)
@@ -192,7 +193,9 @@ def _sources(jaxpr: Any, results: Sequence[int]) -> Iterator[Any]:
             ) else slice(None)  # fmt: skip
             waiting += equation.invars[at]
             continue
-        operands = {id(v): operand for v, operand in zip(inner.invars, equation.invars, strict=True)}
+        operands = {
+            id(v): operand for v, operand in zip(inner.invars, equation.invars, strict=True)
+        }
         for source in _sources(inner, [number]):
             if isinstance(source, str):
                 yield source
@@ -290,9 +293,7 @@ def _with_names(jaxpr: Any, naming: _Naming, at: _Place, inputs: Mapping[int, st
                 continue
             named = _name_equation(variable.aval, name)
             equations.append(
-                named.replace(
-                    invars=[variable], source_info=equation.source_info, ctx=equation.ctx
-                )
+                named.replace(invars=[variable], source_info=equation.source_info, ctx=equation.ctx)
             )
             renamed[id(variable)] = named.outvars[0]
     return jaxpr.replace(eqns=equations, outvars=[*map(read, jaxpr.outvars)])

@@ -286,6 +286,7 @@ _MLP_OUT = ("mlpwo", "mlp_output")
 _ALL = ("*",)
 _PRODUCTS = (*_QKV, *_OUT, *_MLP_IN, *_MLP_OUT, "@product")
 
+
 def _everywhere(keep: tuple[str, ...] = (), offload: tuple[str, ...] = ()) -> BlockPolicy:
     return BlockPolicy("*", keep=keep, offload=offload)
 

@@ -59,9 +59,7 @@ class OriginEntry(_Entry, frozen=True, kw_only=True):
     remat: Annotated[
         str, Meta(description="--remat: a preset or a policy; empty for the program's own.")
     ] = ""
-    microbatches: Annotated[
-        Count, Meta(description="--microbatches; 0 for the program's own.")
-    ] = 0
+    microbatches: Annotated[Count, Meta(description="--microbatches; 0 for the program's own.")] = 0
 
 
 class ResidualEntry(_Entry, frozen=True, kw_only=True):
