@@ -347,7 +347,8 @@ def plan(
                 target, *arguments, mesh=mesh, devices=devices, hardware=machine, donate=donate,
                 platform=platform, trip_counts=trip_counts, rules=rules,
                 memory_bytes=memory_bytes, safety=safety, overlap=overlap, constraints=constraints,
-                resolution=resolution, uneven=uneven, start=start, settings=settings, stages=stages, progress=progress,
+                resolution=resolution, uneven=uneven, start=start, settings=settings,
+                stages=stages, progress=progress,
                 cache=cache, lowering=lowering, remat=policy, microbatches=microbatches, **keywords,
             ),
             machine, progress,
@@ -525,7 +526,7 @@ def has_host_link(machine: Hardware) -> bool:
 
 
 def check_host_link(program: Program, machine: Hardware) -> None:
-    """Raises :class:`toast.errors.HardwareError` if a policy offloads without a link to the host."""
+    """Raises :class:`toast.errors.HardwareError` if a policy offloads and there is no host link."""
     policy = program.memory and program.memory.policy
     if policy and policy.offloads and not has_host_link(machine):
         raise HardwareError(

@@ -180,7 +180,8 @@ def _lowered(
         tracing.check_untraced(target)
     if is_file and not isinstance(tracing.platform, ports.HardwarePlatform | None):
         raise TargetError(
-            f"--platform {tracing.platform}: {target} is a file, which is lowered already; remove it"
+            f"--platform {tracing.platform}: {target} is a file, which is lowered already; remove "
+            "it"
         )
     if is_file and path.suffix == ".json" and is_plan(path):
         raise TargetError(

@@ -157,5 +157,5 @@ def test_what_is_not_traced_has_no_policy() -> None:
         "remat='full': needs a function that can be traced again, not a Lowered; pass the function "
         "itself"
     )
-    with pytest.raises(TargetError, match="^microbatches: has no effect for a target of type "):
+    with pytest.raises(TargetError, match=r"^microbatches: has no effect for a target of type "):
         toast.plan(plan().analysis, mesh="data=4", hardware="tpu-v5e", microbatches=2)

@@ -130,12 +130,15 @@ def _jax_policy(decision: BlockPolicy, residuals: Sequence[Residual]) -> Callabl
     """The policy of ``jax.checkpoint`` for a decision."""
     # Arguments exist anyway: a kept name would be a copy.
     kept = [r.name for r in residuals if r.name in decision.keep and r.kind != "input"]
+    policy: Callable[..., Any]
     if not decision.offload:
-        return jax.checkpoint_policies.save_only_these_names(*kept)
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        policy = jax.checkpoint_policies.save_only_these_names(*kept)
+        return policy
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=kept, names_which_can_be_offloaded=[*decision.offload],
         offload_src="device", offload_dst="pinned_host",
     )  # fmt: skip
+    return policy
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -227,7 +227,7 @@ def _longest_run(tokens: npt.NDArray[np.int64], heavy: npt.NDArray[np.bool_]) ->
     places: dict[int, list[int]] = {}
     for place in np.flatnonzero(heavy).tolist():
         places.setdefault(int(tokens[place]), []).append(place)
-    periods = {b - a for same in places.values() for a, b in zip(same, same[1:], strict=False)}
+    periods = {b - a for same in places.values() for a, b in itertools.pairwise(same)}
     best: _Run | None = None
     for period in sorted(period for period in periods if period >= _SMALLEST_LAYER):
         equal = np.concatenate([[False], tokens[:-period] == tokens[period:], [False]])
@@ -268,7 +268,7 @@ def _best_cut(equations: Sequence[Any], run: _Run) -> _Run:
 def _token(equation: Any) -> Any:
     """What two equal equations have in common: the primitive, its parameters and types."""
     inner = inner_jaxpr(equation)
-    parameters = None if inner is None else tuple(map(_token, inner.eqns))
+    parameters: Any = None if inner is None else tuple(map(_token, inner.eqns))
     if inner is None and equation.primitive.name != "slice":  # of stacked parameters
         texts = {key: value for key, value in equation.params.items() if _is_plain(value)}
         parameters = str(sorted(texts.items(), key=lambda item: item[0]))

@@ -72,8 +72,8 @@ class MemoryTrace:
         """
         if self.microbatches is not None and self.microbatches > 1 and not self.accumulated:
             raise TargetError(
-                f"{name}: microbatches={self.microbatches}, but no gradients are accumulated in it; "
-                "use toast.accumulate(jax.value_and_grad(loss), batch_argnums=...) in the step"
+                f"{name}: microbatches={self.microbatches}, but no gradients are accumulated in "
+                "it; use toast.accumulate(jax.value_and_grad(loss), batch_argnums=...) in the step"
             )
         blocks = tuple(self.blocks.values())
         if self.policy is not None and not blocks:
@@ -153,7 +153,7 @@ def tracing(trace: MemoryTrace) -> Iterator[MemoryTrace]:
 
 @contextlib.contextmanager
 def repeated(times: int) -> Iterator[None]:
-    """The body of a loop of microbatches, which runs it ``times`` times, is traced in this block."""
+    """The body of a loop, which runs ``times`` times, is traced in this block."""
     trace = current()
     before = 1 if trace is None else trace.repeats
     if trace is not None:

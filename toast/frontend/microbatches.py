@@ -157,6 +157,7 @@ def _parts(leaf: Any, count: int) -> Any:
 def _rules(reduce: Any, shapes: Any) -> list[Reduction]:
     """The reduction of each result."""
     leaves = jax.tree_util.tree_flatten_with_path(shapes)[0]
+    rules: list[Reduction]
     try:
         rules = jax.tree.leaves(
             jax.tree.map(lambda rule, tree: [rule] * len(jax.tree.leaves(tree)), reduce, shapes)

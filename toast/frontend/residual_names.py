@@ -288,10 +288,10 @@ def _with_names(jaxpr: Any, naming: _Naming, at: _Place, inputs: Mapping[int, st
             layout = _only_changes_layout(equation, variable)
             if named_anyway or unused or layout or not _may_have_name(variable.aval):
                 continue
-            name = naming((*place, result), equation)
-            if name is None:
+            chosen = naming((*place, result), equation)
+            if chosen is None:
                 continue
-            named = _name_equation(variable.aval, name)
+            named = _name_equation(variable.aval, chosen)
             equations.append(
                 named.replace(invars=[variable], source_info=equation.source_info, ctx=equation.ctx)
             )
@@ -399,7 +399,7 @@ def _statement(equation: Any) -> tuple[str, int, str]:
 
 
 def _readable(equation: Any, last: bool) -> str:
-    """``scores`` for the ``last`` value of ``scores = f(q @ k)``, ``scores.dot_general`` for others.
+    """``scores`` for the ``last`` value of ``scores = f(q @ k)``, and else ``scores.dot_general``.
 
     Values of other statements are ``function.primitive``.
     """
@@ -499,7 +499,7 @@ def size_bytes(aval: Any) -> int:
     """The bytes of a value; 0 if it is no array."""
     if not _may_have_name(aval):
         return 0
-    return math.prod(aval.shape) * np.dtype(aval.dtype).itemsize
+    return int(math.prod(aval.shape) * np.dtype(aval.dtype).itemsize)
 
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "s", "uint": "u", "bool": "pred", "complex": "c"}

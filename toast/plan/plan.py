@@ -167,7 +167,7 @@ class Plan(Record):
 
     @property
     def policy(self) -> MemoryPolicy | None:
-        """What happens to each residual, by name; ``None`` if the program's own recomputation stays.
+        """What happens to each residual, by name; ``None`` if the program's own policies stay.
 
         The program of the plan is traced with it, so that :meth:`jit` runs it.
         """
