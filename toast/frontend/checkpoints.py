@@ -37,9 +37,14 @@ def checkpoint(
     :param static_argnums: as in ``jax.checkpoint``.
 
     >>> import jax, jax.numpy as jnp, toast
-    >>> layer = toast.checkpoint(lambda x, w: jnp.sin(x @ w), name="layer")
-    >>> float(jax.grad(lambda x: layer(x, x).sum())(jnp.ones((1, 1))))
-    1.0806045532226562
+    >>> @toast.checkpoint
+    ... def layer(x, w):
+    ...     return jnp.sin(x @ w)
+    >>> gradient = jax.grad(lambda w, x: layer(x, w).sum())
+    >>> f32 = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    >>> plan = toast.plan(gradient, f32, f32, mesh="data=4", hardware="tpu-v5e", remat="full")
+    >>> print(plan.policy)
+    layer: keep=x,w recompute=layer.dot_general
     """
     if layer is None:
         return functools.partial(

@@ -57,7 +57,7 @@ def _with_blocks(trace: MemoryTrace, function: Callable[..., Any]) -> Callable[.
         except TypeError:  # an auxiliary result that is no array
             return function(*primals)
         marked = len(trace.blocks) > known
-        jaxpr = _Search(trace).in_jaxpr(closed.jaxpr, repeated=not marked)
+        jaxpr = _BlockSearch(trace).in_jaxpr(closed.jaxpr, repeated=not marked)
         same = closed.jaxpr is closed
         whole = jaxpr if same else closed.replace(jaxpr=jaxpr)
         results = jax.extend.core.jaxpr_as_fun(whole)(*jax.tree.leaves(primals))
@@ -66,7 +66,7 @@ def _with_blocks(trace: MemoryTrace, function: Callable[..., Any]) -> Callable[.
     return changed
 
 
-class _Search:
+class _BlockSearch:
     """Looks for blocks in jaxprs, and puts the policy of a trace around them."""
 
     def __init__(self, trace: MemoryTrace) -> None:

@@ -68,7 +68,7 @@ def named_block(
         called with; and the block.
     """
     places, needed = _needed(closed)
-    found: dict[str, _Found] = {}
+    found: dict[str, _NamedValues] = {}
     taken: set[str] = set(_own_names(closed.jaxpr))
     readable: dict[_Place, str] = {}
     mine = [
@@ -89,7 +89,7 @@ def named_block(
         chosen = own or _unique(_readable(equation, is_last), taken)
         if not own:
             readable[place] = chosen
-        at = found.setdefault(chosen, _Found(_source(equation), bool(own)))
+        at = found.setdefault(chosen, _NamedValues(_source(equation), bool(own)))
         at.variables.append(variable)
         at.places.append(place)
     kinds = _Kinds(closed.jaxpr)
@@ -111,7 +111,7 @@ def named_block(
 
 
 @dataclasses.dataclass
-class _Found:
+class _NamedValues:
     """The values with one name."""
 
     source: str
@@ -381,7 +381,7 @@ def frames(equation: Any) -> list[Any]:
     traceback = equation.source_info.traceback
     return [
         frame for frame in (() if traceback is None else traceback.frames)
-        if not frame.file_name.startswith((_JAX, _HERE, "<"))
+        if not frame.file_name.startswith((_JAX, _HERE, "<frozen"))
     ]  # fmt: skip
 
 
@@ -409,7 +409,7 @@ def _readable(equation: Any, last: bool) -> str:
     if frame is None:
         return what
     assigned = _ASSIGNMENT.match(linecache.getline(frame.file_name, frame.line_num))
-    if assigned:
+    if assigned and "<" not in frame.function_name:  # the name would be that of a lambda
         return assigned[1] if last else f"{assigned[1]}.{what}"
     function = re.sub(r"\W", "", frame.function_name.rpartition(".")[2])
     return f"{function.strip('_') or 'lambda'}.{what}"
