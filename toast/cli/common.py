@@ -411,6 +411,15 @@ class Source:
             tuple(donate or ()), platform, counts, remat, microbatches,
         )  # fmt: skip
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether TARGET is a model or a function, and not a file."""
+        from toast import targets
+
+        return self.target in targets.MODEL_NAMES or (
+            ":" in self.target and not is_regular(self.target)
+        )
+
     def on(self, hardware: Hardware) -> Source:
         """The source for plans on a kind of device, whose platform is the default."""
         if self.platform is not None or not hardware.platform:

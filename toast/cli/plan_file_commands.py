@@ -153,6 +153,13 @@ def apply(
     check_writable((json_file, output, html), PlanError)
     with progress() as show:
         machine = provenance.machine_of(saved) if hardware is None else load(hardware)
+        if source.is_traced and saved.memory is not None:  # as the plan was
+            policy = saved.memory.policy
+            source = dataclasses.replace(
+                source,
+                remat=source.remat or (policy and policy.label),
+                microbatches=source.microbatches or saved.memory.microbatches,
+            )
         analysis = source.on(machine).analysis(show)
         applied = api.apply_plan(
             saved, analysis, mesh=mesh, hardware=hardware,

@@ -409,9 +409,10 @@ def _readable(equation: Any, last: bool) -> str:
     if frame is None:
         return what
     assigned = _ASSIGNMENT.match(linecache.getline(frame.file_name, frame.line_num))
-    if assigned and "<" not in frame.function_name:  # the name would be that of a lambda
+    name = frame.function_name.rpartition(".")[2]
+    if assigned and not name.startswith("<"):  # the name would be that of a lambda
         return assigned[1] if last else f"{assigned[1]}.{what}"
-    function = re.sub(r"\W", "", frame.function_name.rpartition(".")[2])
+    function = re.sub(r"\W", "", name)
     return f"{function.strip('_') or 'lambda'}.{what}"
 
 
@@ -442,6 +443,7 @@ class _Kinds:
 def _kind(jaxpr: Any, equation: Any, number: int) -> ResidualKind:
     """The kind of a result of an equation; that of the value before ops without arithmetic."""
     producer = {id(v): (e, n) for e in jaxpr.eqns for n, v in enumerate(e.outvars)}
+    computed = False
     while True:
         name = equation.primitive.name
         if name in _KERNELS:
@@ -456,16 +458,16 @@ def _kind(jaxpr: Any, equation: Any, number: int) -> ResidualKind:
             at = next((p for p in _produced(inner) if p[2] is variable), None)
             if at is not None:
                 return _kind(inner, at[0], at[1])
-        elif name not in _TRANSPARENT and not _is_name(equation) and not _is_shift(
-            equation, producer
-        ):  # fmt: skip
-            return "other"
+        elif name not in _TRANSPARENT and not _is_name(equation):
+            if not _is_shift(equation, producer):
+                return "other"
+            computed = True
         operand = _main_operand(equation, producer)
         if operand is None:
             return "other"
         if id(operand) not in producer:
             is_input = any(operand is variable for variable in jaxpr.invars)
-            return "input" if is_input else "other"
+            return "input" if is_input and not computed else "other"
         equation, number = producer[id(operand)]
 
 

@@ -167,6 +167,11 @@ class MemoryPolicy:
         """
         if text.strip() in PRESETS:
             return preset(text.strip())
+        if text.strip() == "auto":
+            raise TargetError(
+                "remat auto: is for toast.plan, which plans with each preset; use a preset "
+                f"({', '.join(PRESETS)}) or a policy"
+            )
         entries = []
         for part in filter(None, (part.strip() for part in text.split(";"))):
             block, colon, rest = part.partition(":")
