@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -228,17 +229,51 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return named
 
 
-def test_blocks_with_effects_are_left_alone() -> None:
-    def spoken(x: jax.Array, one: jax.Array) -> tuple[jax.Array, None]:
-        jax.debug.print("{}", one)
-        return jnp.sin(x * one), None
+def spoken(x: jax.Array, one: jax.Array) -> tuple[jax.Array, None]:
+    jax.debug.print("{}", one)
+    return jnp.sin(x * one), None
 
-    def loss(x: jax.Array, ones: jax.Array) -> jax.Array:
-        return jax.lax.scan(spoken, x, ones)[0].sum()
 
-    with pytest.raises(TargetError, match=r"\(spoken at test_checkpoints.py:\d+ has effects, and "
-        r"cannot be computed again\); use toast.checkpoint"):  # fmt: skip
+@jax.custom_vjp
+def logged(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+def logged_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    jax.experimental.io_callback(lambda _: None, None, x)
+    return jnp.sin(x), x
+
+
+logged.defvjp(logged_forward, lambda x, g: (g * jnp.cos(x),))
+
+
+def of_scan(x: jax.Array, ones: jax.Array) -> jax.Array:
+    return jax.lax.scan(spoken, x, ones)[0].sum()
+
+
+def of_marked(x: jax.Array, ones: jax.Array) -> jax.Array:
+    return toast.checkpoint(spoken)(x, ones[0])[0].sum()
+
+
+@pytest.mark.parametrize("loss", [of_scan, of_marked])
+def test_blocks_with_effects_are_left_alone(loss: Callable[..., Any]) -> None:
+    with pytest.raises(TargetError, match=r"\(spoken has side effects \(debug_\w+ at "
+        r"test_checkpoints.py:\d+ \(spoken\)\)\); use toast.checkpoint"):  # fmt: skip
         program_of(_named(jax.grad(loss), "step"), f32(4), f32(3), remat="full")
+
+
+def test_custom_gradients_with_effects_are_said_to_be_kept() -> None:
+    def loss(x: jax.Array, ones: jax.Array) -> jax.Array:
+        x = toast.checkpoint(lambda x: jnp.sin(jnp.sin(x)), name="waves")(x)
+        return toast.checkpoint(lambda x: logged(jnp.sin(x)), name="noisy")(x).sum()
+
+    program = program_of(jax.grad(loss), f32(4), f32(3), remat="full")
+    assert program.memory is not None
+    assert [block.name for block in program.memory.blocks] == ["waves"]
+    (own,) = program.memory.own
+    assert own.startswith(
+        "noisy has side effects in the custom gradient of logged at test_checkpoints.py:"
+    )
 
 
 def test_inference_has_nothing_to_recompute() -> None:

@@ -12,7 +12,11 @@ import jax.extend.core
 
 from toast.frontend import memory_tracing
 from toast.frontend.memory_tracing import MemoryTrace
-from toast.frontend.residual_names import named_block
+from toast.frontend.residual_names import (
+    custom_gradient_text,
+    effect_text,
+    named_block,
+)
 from toast.program import BlockPolicy, Residual
 
 
@@ -103,7 +107,16 @@ def policed(
     decide: else the function is that of the jaxpr.  With ``marked``, a block that keeps everything
     is a ``jax.checkpoint`` as well, so that it can be told from other code.
     """
-    with_names, block = named_block(closed, name, inputs, runs=runs, origin=origin)
+    if closed.jaxpr.effects:
+        trace.remark(f"{name} has side effects ({effect_text(closed.jaxpr)})")
+        return jax.extend.core.jaxpr_as_fun(closed), False
+    try:
+        with_names, block = named_block(closed, name, inputs, runs=runs, origin=origin)
+    except NotImplementedError as error:  # JAX does not compute effects again
+        if "Effects not supported" not in str(error):
+            raise
+        trace.remark(f"{name} has side effects in {custom_gradient_text(closed.jaxpr)}")
+        return jax.extend.core.jaxpr_as_fun(closed), False
     if all(residual.kind == "input" for residual in block.residuals):
         return jax.extend.core.jaxpr_as_fun(closed), False
     decision = trace.add(block)

@@ -121,9 +121,6 @@ class _BlockSearch:
             return with_inner_jaxpr(equation, self.in_jaxpr(body, blocks=False, runs=runs))
         if equation.params["length"] < 2:
             return equation
-        if body.effects:
-            self._trace.remark(f"{_place(body)} has effects, and cannot be computed again")
-            return equation
         run, some = policed(
             self._trace, equation.params["jaxpr"], _name(body), _argument_names(body),
             prevent_cse=False, origin="scan", runs=runs, marked=False,

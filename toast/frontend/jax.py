@@ -250,11 +250,6 @@ def _remedy(message: str, platform: str | None) -> str:
             "; the kernel needs another platform, which this machine need not have: pass "
             'platform="tpu" or "cuda" (--platform)'
         )
-    if "Effects not supported in partial-eval of `checkpoint`" in message:
-        return (
-            "; the layer in toast.checkpoint has side effects, which cannot be computed again: "
-            "take them out of the layer"
-        )
     if "TPU version must be" in message:
         return (
             "; the kernel asks for a TPU of this machine: pass its block sizes, such as "

@@ -424,6 +424,32 @@ def _source(equation: Any) -> str:
     return f"{pathlib.PurePath(frame.file_name).name}:{frame.line_num} ({function})"
 
 
+def effect_text(jaxpr: Any) -> str:
+    """The operation of a jaxpr that has side effects, with its place in the user's code."""
+    for equation in jaxpr.eqns:
+        if equation.effects:
+            inner = inner_jaxpr(equation)
+            if inner is not None:
+                return effect_text(inner)
+            source = _source(equation)
+            return f"{equation.primitive.name}{' at ' * bool(source)}{source}"
+    return "unknown"
+
+
+def custom_gradient_text(jaxpr: Any) -> str:
+    """The first custom gradient of a jaxpr, with its place in the user's code."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "custom_vjp_call":
+            called = equation.params["call_jaxpr"]
+            information = getattr(called, "jaxpr", called).debug_info
+            function = str(getattr(information, "func_src_info", "")).partition(" at ")[0]
+            return f"the custom gradient of {function or 'a function'} at {_source(equation)}"
+        inner = inner_jaxpr(equation)
+        if inner is not None and (text := custom_gradient_text(inner)):
+            return text
+    return ""
+
+
 class _Kinds:
     """The kinds of the values of a jaxpr, by place."""
 
