@@ -157,7 +157,7 @@ def apply(
             policy = saved.memory.policy
             source = dataclasses.replace(
                 source,
-                remat=source.remat or (policy and policy.label),
+                remat=source.remat or (policy.label if policy else None),
                 microbatches=source.microbatches or saved.memory.microbatches,
             )
         analysis = source.on(machine).analysis(show)

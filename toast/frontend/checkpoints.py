@@ -111,7 +111,9 @@ def policed(
         trace.remark(f"{name} has side effects ({effect_text(closed.jaxpr)})")
         return jax.extend.core.jaxpr_as_fun(closed), False
     try:
-        with_names, block = named_block(closed, name, inputs, runs=runs, origin=origin)
+        with_names, block = named_block(
+            closed, name, inputs, runs=runs, origin=origin, known=trace.names
+        )
     except NotImplementedError as error:  # JAX does not compute effects again
         if "Effects not supported" not in str(error):
             raise

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -29,6 +30,8 @@ class MemoryTrace:
     #: Blocks by name, and the decisions for them.
     blocks: dict[str, Block] = dataclasses.field(default_factory=dict)
     resolved: dict[str, BlockPolicy] = dataclasses.field(default_factory=dict)
+    #: The names of residuals of the jaxprs that were seen, by text.
+    names: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: The number of functions that were differentiated.
     gradients: int = 0
     #: The number of microbatches of each ``toast.accumulate``.

@@ -45,6 +45,7 @@ _LAYOUT = frozenset({
 })  # fmt: skip
 _PREFIX = "toast:"
 
+_ADDRESS = re.compile(r"0x[0-9a-f]+|id=\d+")
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?::[^=]+)?=(?!=)")
 _JAX = str(pathlib.Path(jax.__file__).parent)
 _HERE = str(pathlib.Path(__file__).parent)
@@ -54,8 +55,25 @@ _HERE = str(pathlib.Path(__file__).parent)
 _Place = tuple[int, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class ResidualNames:
+    """The residuals of a jaxpr, and where their names are put in."""
+
+    #: The names of values that have none in the program, by place.
+    values: Mapping[_Place, str]
+    #: The residuals that are arguments, by number.
+    arguments: Mapping[int, Residual]
+    residuals: tuple[Residual, ...]
+
+
 def named_block(
-    closed: Any, name: str, inputs: Sequence[str], *, runs: int = 1, origin: str
+    closed: Any,
+    name: str,
+    inputs: Sequence[str],
+    *,
+    runs: int = 1,
+    origin: str,
+    known: dict[str, ResidualNames] | None = None,
 ) -> tuple[Callable[[Collection[str]], Any], Block]:
     """The residuals of a block.
 
@@ -64,9 +82,25 @@ def named_block(
     :param inputs: the names of its arguments.
     :param runs: how often it runs in a step.
     :param origin: as in :class:`Block`.
+    :param known: the names of jaxprs, by text; new ones are added.
     :returns: a function that puts the names into the jaxpr, of arguments only those that it is
         called with; and the block.
     """
+    names = {} if known is None else known
+    key = f"{[*inputs]} {_statements(closed.jaxpr)} {_ADDRESS.sub('', str(closed.jaxpr))}"
+    if key not in names:
+        names[key] = _residual_names(closed, inputs)
+    mine = names[key]
+
+    def with_names(chosen: Collection[str]) -> Any:
+        own = {number: r.name for number, r in mine.arguments.items() if r.name in chosen}
+        return _renamed(closed, lambda place, _: mine.values.get(place), own)
+
+    return with_names, Block(name, mine.residuals, runs, origin)
+
+
+def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
+    """The names of the residuals of a jaxpr; ``inputs`` are those of its arguments."""
     places, needed = _needed(closed)
     found: dict[str, _NamedValues] = {}
     taken: set[str] = set(_own_names(closed.jaxpr))
@@ -100,14 +134,8 @@ def named_block(
         )
         for text, at in found.items()
     ]  # fmt: skip
-
-    def with_names(chosen: Collection[str]) -> Any:
-        own = {number: r.name for number, r in arguments.items() if r.name in chosen}
-        return _renamed(closed, lambda place, _: readable.get(place), own)
-
-    # Arguments that the program names itself are listed under that name.
-    listed = [*arguments.values(), *residuals]
-    return with_names, Block(name, tuple(listed), runs, origin)
+    # Arguments that the program names itself are listed under that name, too.
+    return ResidualNames(readable, arguments, (*arguments.values(), *residuals))
 
 
 @dataclasses.dataclass
@@ -388,6 +416,10 @@ def frames(equation: Any) -> list[Any]:
 def _frame(equation: Any) -> Any:
     """The innermost frame of the user's code at an equation; ``None`` if unknown."""
     return next(iter(frames(equation)), None)
+
+
+def _statements(jaxpr: Any) -> list[tuple[str, int, str]]:
+    return [_statement(equation) for equation in jaxpr.eqns]
 
 
 def _statement(equation: Any) -> tuple[str, int, str]:
