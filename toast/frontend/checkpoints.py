@@ -124,7 +124,7 @@ def policed(
     decision = trace.add(block)
     policy = PlannedPolicy(decision, block.residuals)
     # Without a policy, JAX would keep a value twice that has a name: with the name and without.
-    chosen = closed if policy.keeps_all else with_names(decision.offload)
+    chosen = closed if policy.keeps_all else with_names(policy.names)
     run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(chosen)
     if marked or not policy.keeps_all:
         run = jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse and not policy.keeps_all)
@@ -139,23 +139,31 @@ class PlannedPolicy:
         self.block = decision.block
         #: Whether it is as if there were no ``jax.checkpoint``.
         self.keeps_all = not decision.recompute and not decision.offload
-        self._policy = _jax_policy(decision, residuals)
+        # Arguments exist anyway: one that is kept under a name would be a copy.
+        self._kept = tuple(
+            r.name for r in residuals if r.name in decision.keep and r.kind != "input"
+        )
+        self._offloaded = decision.offload
+        self._policy = _jax_policy(self._kept, self._offloaded)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the values that are kept or offloaded."""
+        return (*self._kept, *self._offloaded)
 
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
         """What JAX asks for each op: whether its results may be kept."""
         return self.keeps_all or self._policy(*arguments, **parameters)
 
 
-def _jax_policy(decision: BlockPolicy, residuals: Sequence[Residual]) -> Callable[..., Any]:
-    """The policy of ``jax.checkpoint`` for a decision."""
-    # Arguments exist anyway: a kept name would be a copy.
-    kept = [r.name for r in residuals if r.name in decision.keep and r.kind != "input"]
+def _jax_policy(kept: Sequence[str], offloaded: Sequence[str]) -> Callable[..., Any]:
+    """The policy of ``jax.checkpoint`` that keeps and offloads values with these names."""
     policy: Callable[..., Any]
-    if not decision.offload:
+    if not offloaded:
         policy = jax.checkpoint_policies.save_only_these_names(*kept)
         return policy
     policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=kept, names_which_can_be_offloaded=[*decision.offload],
+        names_which_can_be_saved=[*kept], names_which_can_be_offloaded=[*offloaded],
         offload_src="device", offload_dst="pinned_host",
     )  # fmt: skip
     return policy

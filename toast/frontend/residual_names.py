@@ -83,8 +83,7 @@ def named_block(
     :param runs: how often it runs in a step.
     :param origin: as in :class:`Block`.
     :param known: the names of jaxprs, by text; new ones are added.
-    :returns: a function that puts the names into the jaxpr, of arguments only those that it is
-        called with; and the block.
+    :returns: a function that puts the names that it is called with into the jaxpr; and the block.
     """
     names = {} if known is None else known
     key = f"{[*inputs]} {_statements(closed.jaxpr)} {_ADDRESS.sub('', str(closed.jaxpr))}"
@@ -94,7 +93,8 @@ def named_block(
 
     def with_names(chosen: Collection[str]) -> Any:
         own = {number: r.name for number, r in mine.arguments.items() if r.name in chosen}
-        return _renamed(closed, lambda place, _: mine.values.get(place), own)
+        values = {place: name for place, name in mine.values.items() if name in chosen}
+        return _renamed(closed, lambda place, _: values.get(place), own)
 
     return with_names, Block(name, mine.residuals, runs, origin)
 
@@ -107,7 +107,7 @@ def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
     readable: dict[_Place, str] = {}
     mine = [
         (place, variable, equation, own) for place, variable, equation in places
-        if ((own := _own_name(equation)) or _key(place)) in needed
+        if (own := _own_name(equation)) or _key(place) in needed
     ]  # fmt: skip
     last = {_statement(equation): place for place, _, equation, own in mine if not own}
     arguments: dict[int, Residual] = {}
