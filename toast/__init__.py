@@ -2,7 +2,8 @@
 
 >>> import toast
 >>> sorted(name for name in toast.__all__ if name.islower())
-['analyze', 'apply_plan', 'diff', 'jit', 'plan', 'replicate', 'shard', 'split']
+['accumulate', 'analyze', 'apply_plan', 'checkpoint', 'diff', 'jit', 'plan', 'replicate', 'shard',
+ 'split']
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from toast.analysis import Analysis
     from toast.api import analyze, apply_plan, plan
     from toast.errors import ToastError
+    from toast.frontend.checkpoints import checkpoint
+    from toast.frontend.microbatches import accumulate
     from toast.frontend.mlir.annotations import replicate, shard, split
     from toast.hardware import Hardware, Mesh
     from toast.plan import Applied, Plan
     from toast.plan.diff import Difference, diff
     from toast.planned_function import PlannedFunction, jit
+    from toast.program import MemoryPolicy
     from toast.search import Settings
     from toast.space import Constraints
 
@@ -31,13 +35,16 @@ __all__ = [
     "Constraints",
     "Difference",
     "Hardware",
+    "MemoryPolicy",
     "Mesh",
     "Plan",
     "PlannedFunction",
     "Settings",
     "ToastError",
+    "accumulate",
     "analyze",
     "apply_plan",
+    "checkpoint",
     "diff",
     "jit",
     "plan",
@@ -61,8 +68,11 @@ lazy.package(
             "Hardware",
             "Mesh",
         ),
+        "program": ("MemoryPolicy",),
         "search": ("Settings",),
         "errors": ("ToastError",),
+        "frontend.checkpoints": ("checkpoint",),
+        "frontend.microbatches": ("accumulate",),
         "frontend.mlir.annotations": (
             "replicate",
             "shard",

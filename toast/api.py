@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import math
 import numbers
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from toast import inputs, ports
 from toast.analysis import Analysis, analyzed, lowering_of
 from toast.cost import CostModel, Overlap
-from toast.errors import MeshError, PinError, PlanError, SearchError, TargetError
+from toast.errors import HardwareError, MeshError, PinError, PlanError, SearchError, TargetError
 from toast.frontend.shifts import with_shifts
 from toast.garbage import older_objects_stay
 from toast.hardware import Hardware, Mesh, check_size
@@ -41,7 +43,13 @@ from toast.plan import (
     small_collective_notes,
     start_actions,
 )
-from toast.program import PaddedDimension, Program, with_trip_counts
+from toast.program import (
+    PRESETS,
+    MemoryPolicy,
+    PaddedDimension,
+    Program,
+    with_trip_counts,
+)
 from toast.search import (
     DEFAULT_STAGES,
     Job,
@@ -77,6 +85,8 @@ def program_of(
     donate: int | Sequence[int] | None = (),
     platform: Any = None,
     trip_counts: Any = None,
+    remat: Any = None,
+    microbatches: Any = None,
     **keywords: Any,
 ) -> Program:
     """The program of a JAX function, a model, or a file.
@@ -96,6 +106,11 @@ def program_of(
         them, by source location (``{"model.py:12": 100}``) or by number, or one for all
         (:func:`toast.program.with_trip_counts`).  A value that is neither a mapping nor a whole
         number is an argument of the function.
+    :param remat: which residuals the program keeps, recomputes or offloads: a preset such as
+        ``"full"``, a :class:`toast.MemoryPolicy` or its text.  By default, what the program says.
+        A value that is neither text nor a policy is an argument of the function.
+    :param microbatches: the number of microbatches of each ``toast.accumulate``.  A value that is
+        not a whole number is an argument of the function.
     :param keywords: keyword arguments of a function.
     :raises toast.errors.TargetError: if the target cannot be read, or an option does not apply to
         it.
@@ -104,8 +119,41 @@ def program_of(
         platform, keywords = None, {**keywords, "platform": platform}
     if not isinstance(trip_counts, Mapping | numbers.Integral | None):
         trip_counts, keywords = None, {**keywords, "trip_counts": trip_counts}
-    program = _program_of(target, arguments, keywords, donate, platform)
+    if not isinstance(remat, str | MemoryPolicy | None):
+        remat, keywords = None, {**keywords, "remat": remat}
+    if not isinstance(microbatches, int | None):
+        microbatches, keywords = None, {**keywords, "microbatches": microbatches}
+    with traced_with(target, remat, microbatches):
+        program = _program_of(target, arguments, keywords, donate, platform)
     return with_trip_counts(program, trip_counts)
+
+
+@contextlib.contextmanager
+def traced_with(
+    target: Any, remat: str | MemoryPolicy | None, microbatches: int | None
+) -> Iterator[None]:
+    """Traces ``target`` in this block with a memory policy and a number of microbatches.
+
+    Raises :class:`toast.errors.TargetError` if it is not traced, or the values are invalid.
+    """
+    if remat is None and microbatches is None:
+        yield
+        return
+    chosen = {"remat": remat, "microbatches": microbatches}
+    traces = not isinstance(target, Program) and getattr(ports.frontend_of(target), "traces", False)
+    if not traces:
+        name = next(name for name, value in chosen.items() if value is not None)
+        raise TargetError(
+            f"{name}={chosen[name]!r}: needs a function that can be traced again, not a "
+            f"{type(target).__name__}; pass the function itself"
+        )
+    from toast.frontend import memory_tracing
+    from toast.frontend.microbatches import check_microbatches
+
+    check_microbatches(microbatches)
+    policy = MemoryPolicy.parse(remat) if isinstance(remat, str) else remat
+    with memory_tracing.requested(policy, microbatches):
+        yield
 
 
 def _program_of(
@@ -143,12 +191,14 @@ def analyze(
     progress: Progress | None = None,
     cache: Any = True,
     lowering: Any = "xla",
+    remat: Any = None,
+    microbatches: Any = None,
     **keywords: Any,
 ) -> Analysis:
     """Computes the names, colors, conflicts and groups of a program (paper, section 3).
 
-    :param target: the program, with ``arguments``, ``keywords``, ``donate``, ``platform`` and
-        ``trip_counts`` as for :func:`program_of`.
+    :param target: the program, with ``arguments``, ``keywords``, ``donate``, ``platform``,
+        ``trip_counts``, ``remat`` and ``microbatches`` as for :func:`program_of`.
     :param rules: further rule files, or folders of rule files.
     :param progress: a function that is called with the name of each stage when it begins.
     :param cache: whether to use the cache in ``~/.cache/toast``, whose entries are keyed by the
@@ -177,8 +227,9 @@ def analyze(
         lowering, keywords = "xla", {**keywords, "lowering": lowering}
     lowering = lowering_of(lowering)
     program = program_of(
-        target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts, **keywords
-    )
+        target, *arguments, donate=donate, platform=platform, trip_counts=trip_counts, remat=remat,
+        microbatches=microbatches, **keywords,
+    )  # fmt: skip
     if lowering == "local":
         program = with_shifts(program)
     lowered = time.perf_counter() - begin
@@ -214,6 +265,8 @@ def plan(
     executor: Any = None,
     cache: Any = True,
     lowering: Any = "xla",
+    remat: Any = None,
+    microbatches: Any = None,
     **keywords: Any,
 ) -> Plan:
     """Searches for the best sharding of a program.
@@ -256,6 +309,11 @@ def plan(
     :param lowering: as for :func:`analyze`.  With ``"local"``, the plan may also shard what XLA
         computes wrongly, such as images along space and channels at once, and :meth:`Plan.jit` runs
         the device-local program.
+    :param remat: as for :func:`program_of`, or ``"auto"``: the presets are planned one after the
+        other, and the plan with the shortest step that fits is returned.
+    :param microbatches: as for :func:`program_of`.
+    :raises toast.errors.HardwareError: if ``remat`` offloads to the host, and the hardware has no
+        link to one.
     :raises toast.errors.MeshError: if an axis of the mesh divides no dimension, or the system is
         smaller than the mesh.
     :raises toast.errors.PinError: if a constraint cannot hold.
@@ -287,18 +345,34 @@ def plan(
     executor = check_executor(executor)
     stages = check_stages(stages, 2 if executor else settings.processes)
     saved = None if start is None else read(start)
+    if remat == "auto" and not isinstance(target, Analysis):
+        with traced_with(target, "none", microbatches):
+            pass  # raises errors
+        return best_policy(
+            lambda policy: plan(
+                target, *arguments, mesh=mesh, devices=devices, hardware=machine, donate=donate,
+                platform=platform, trip_counts=trip_counts, rules=rules,
+                memory_bytes=memory_bytes, safety=safety, overlap=overlap, constraints=constraints,
+                resolution=resolution, uneven=uneven, start=start, settings=settings,
+                stages=stages, progress=progress,
+                cache=cache, lowering=lowering, remat=policy, microbatches=microbatches, **keywords,
+            ),
+            machine, progress,
+        )  # fmt: skip
     if isinstance(target, Analysis):
         _check_unused(
             target, arguments, keywords, donate=donate, rules=rules, platform=platform,
             trip_counts=trip_counts, lowering=None if lowering == "xla" else lowering,
+            remat=remat, microbatches=microbatches,
         )  # fmt: skip
         analysis = target
     else:
         analysis = analyze(
             target, *arguments, donate=donate, platform=_platform_of(platform, machine),
             trip_counts=trip_counts, rules=rules, progress=progress, cache=cache,
-            lowering=lowering, **keywords,
+            lowering=lowering, remat=remat, microbatches=microbatches, **keywords,
         )  # fmt: skip
+    check_host_link(analysis.program, machine)
     seconds = dict(analysis.seconds)
 
     if saved:
@@ -400,6 +474,74 @@ def plan(
     return best
 
 
+def best_policy(
+    plan_with: Callable[[str], Plan],
+    machine: Hardware,
+    progress: Progress | None = None,
+) -> Plan:
+    """The best plan among those with the preset memory policies.
+
+    A plan that fits is better than one that does not; then the shorter step counts, or the smaller
+    peak of plans that do not fit.  The ``note`` of the result lists the others.
+
+    :param plan_with: plans the program with a preset.
+    :raises toast.errors.SearchError: if no plan is within the limit of the user.
+    :raises toast.errors.TargetError: if the program has nothing to recompute.
+    """
+    tried: dict[str, Plan] = {}
+    too_large: SearchError | None = None
+    for name in PRESETS:
+        if PRESETS[name].offload and not has_host_link(machine):
+            continue
+        if progress:
+            progress(f"remat {name}")
+        try:
+            candidate = plan_with(name)
+        except TargetError:
+            if name in ("none", "full"):
+                raise
+            continue  # it names residuals that the program does not have
+        except SearchError as error:  # no plan is within the limit of the user
+            too_large = error
+            continue
+        if not any(candidate.policy == other.policy for other in tried.values()):
+            tried[name] = candidate
+
+    if too_large and not tried:
+        raise too_large
+
+    def rank(name: str) -> tuple[bool, float]:
+        price = tried[name].after
+        return not tried[name].fits, (price.step_seconds if tried[name].fits else price.peak_bytes)
+
+    ranked = sorted(tried, key=rank)
+    chosen = tried[ranked[0]]
+    others = [
+        f"{name} {time_text(tried[name].after.step_seconds)}, "
+        f"{size_text(tried[name].after.peak_bytes)}"
+        + ("" if tried[name].fits else " (does not fit)")
+        for name in ranked
+    ]
+    note = f"remat=auto chose the first of {len(ranked)} presets: {'; '.join(others)}"
+    return dataclasses.replace(chosen, note="\n".join(filter(None, [note, chosen.note])))
+
+
+def has_host_link(machine: Hardware) -> bool:
+    """Whether the file of a device has the speed of its link to the memory of the host."""
+    return math.isfinite(machine.host_bytes_per_s)
+
+
+def check_host_link(program: Program, machine: Hardware) -> None:
+    """Raises :class:`toast.errors.HardwareError` if a policy offloads and there is no host link."""
+    policy = program.memory and program.memory.policy
+    if policy and policy.offloads and not has_host_link(machine):
+        raise HardwareError(
+            f"remat {policy.label}: offloads to the memory of the host, and the file of "
+            f"{machine.name} has no [host] with the speed of the link; keep or recompute these "
+            "values, or add [host] to the file"
+        )
+
+
 def apply_plan(
     plan: Plan | Saved | Mapping[str, Any] | str | pathlib.Path,
     target: Any,
@@ -413,6 +555,8 @@ def apply_plan(
     trip_counts: Any = None,
     rules: Sequence[str | pathlib.Path] = (),
     progress: Progress | None = None,
+    remat: Any = None,
+    microbatches: Any = None,
     **keywords: Any,
 ) -> Applied:
     """Applies an earlier plan to a program that may have changed.
@@ -430,6 +574,8 @@ def apply_plan(
         ``hardware``.
     :param safety: as for :func:`plan`; by default that of the plan.
     :param progress: a function that is called with the name of each stage when it begins.
+    :param remat: as for :func:`program_of`; by default the policy of the plan.
+    :param microbatches: as for :func:`program_of`; by default those of the plan.
     :returns: the new plan with new prices, and what did not match.  For the program of the plan, it
         is the same plan.
     :raises toast.errors.PlanError: if the file is not a plan, a newer TOAST wrote it, or nothing
@@ -458,14 +604,20 @@ def apply_plan(
     if isinstance(target, Analysis):
         _check_unused(
             target, arguments, keywords, donate=donate, rules=rules, platform=platform,
-            trip_counts=trip_counts,
+            trip_counts=trip_counts, remat=remat, microbatches=microbatches,
         )  # fmt: skip
         analysis = target
     else:
+        if remat is None and saved.memory is not None:
+            remat = saved.memory.policy
+        if microbatches is None and saved.memory is not None:
+            microbatches = saved.memory.microbatches
         analysis = analyze(
             target, *arguments, donate=donate, platform=_platform_of(platform, machine),
-            trip_counts=trip_counts, rules=rules, progress=progress, **keywords,
+            trip_counts=trip_counts, rules=rules, progress=progress, remat=remat,
+            microbatches=microbatches, **keywords,
         )  # fmt: skip
+    check_host_link(analysis.program, machine)
     return apply_saved(
         saved,
         analysis,

@@ -74,7 +74,9 @@ class Frontend(Protocol):
 
         ``arguments`` and ``options`` (``donate`` and the keywords of the function) are empty unless
         :attr:`takes_arguments`.  A frontend with an attribute ``takes_platform`` that is true may
-        get the option ``platform``, which may be a :class:`HardwarePlatform`.  Raises
+        get the option ``platform``, which may be a :class:`HardwarePlatform`.  One with an
+        attribute ``traces`` that is true traces functions of JAX, with the memory policy that is
+        requested (:mod:`toast.frontend.memory_tracing`).  Raises
         :class:`toast.errors.TargetError`.
         """
 

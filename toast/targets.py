@@ -55,6 +55,8 @@ def load(
     module: bool = True,
     donate: Sequence[int] = (),
     platform: str | None = None,
+    remat: str | None = None,
+    microbatches: int | None = None,
 ) -> Program:
     """The program of a TARGET.
 
@@ -69,18 +71,20 @@ def load(
     :param donate: positions of arguments that results may overwrite, in addition to those of a
         model.
     :param platform: the platform to lower a model or a function for (:func:`toast.analyze`).
+    :param remat: the memory policy of a model or a function, and ``microbatches`` their number.
     :raises toast.errors.TargetError: if the target cannot be loaded, or an option does not apply.
     """
     chosen = {key: value for key, value in (options or {}).items() if value is not None}
     path = pathlib.Path(target)
 
     def lower() -> Program:
-        return _lowered(target, path, chosen, shapes, small, donate, platform)
+        tracing = _Tracing(platform, remat, microbatches)
+        return _lowered(target, path, chosen, shapes, small, donate, tracing)
 
     there = is_regular(path)
     if there and not ports.frontend_of(path).cacheable:
         return lower()
-    if module or shapes or (":" in target and not there):
+    if module or shapes or remat or microbatches is not None or (":" in target and not there):
         return lower()
     content = read_bytes(path, TargetError) if there else b""
     options_text = repr((sorted(chosen.items()), small, *donate, platform))
@@ -117,6 +121,30 @@ def importing_jax() -> Iterator[None]:
         ) from None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Tracing:
+    """How a model or a function is traced and lowered."""
+
+    platform: str | None
+    #: The memory policy and the number of microbatches.
+    remat: str | None
+    microbatches: int | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords of :func:`toast.api.program_of`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def check_untraced(self, target: str) -> None:
+        """Refuses a memory policy for a target that is not traced."""
+        for name in ("remat", "microbatches"):
+            if getattr(self, name) is not None:
+                raise TargetError(
+                    f"--{name} {getattr(self, name)}: {target} is not traced again, which this "
+                    "needs; use a model or module:function"
+                )
+
+
 def _lowered(
     target: str,
     path: pathlib.Path,
@@ -124,7 +152,7 @@ def _lowered(
     shapes: Sequence[str],
     small: bool,
     donate: Sequence[int],
-    platform: str | None,
+    tracing: _Tracing,
 ) -> Program:
     for size, number in chosen.items():
         if isinstance(number, int) and number > _LARGEST_SIZES.get(size, number):
@@ -134,7 +162,7 @@ def _lowered(
             )
     is_file = target not in MODEL_NAMES and (ports.reads(path) or os.path.exists(path))
     if not is_file and (target in MODEL_NAMES or ":" not in target):
-        return _from_zoo(target, chosen, shapes, small, donate, platform)
+        return _from_zoo(target, chosen, shapes, small, donate, tracing)
     if chosen:
         raise TargetError(
             f"{_option(next(iter(chosen)))} is for models, and {target} is not a model; remove it"
@@ -148,9 +176,12 @@ def _lowered(
             f"--donate {donate[0]}: {target} is a file, which sets its own donation; lower "
             "it with donate_argnums"
         )
-    if is_file and not isinstance(platform, ports.HardwarePlatform | None):
+    if is_file:
+        tracing.check_untraced(target)
+    if is_file and not isinstance(tracing.platform, ports.HardwarePlatform | None):
         raise TargetError(
-            f"--platform {platform}: {target} is a file, which is lowered already; remove it"
+            f"--platform {tracing.platform}: {target} is a file, which is lowered already; remove "
+            "it"
         )
     if is_file and path.suffix == ".json" and is_plan(path):
         raise TargetError(
@@ -159,7 +190,7 @@ def _lowered(
         )
     if is_file:  # which may need no JAX
         return ports.frontend_of(path).program(path)
-    return _from_module(target, shapes, donate, platform)
+    return _from_module(target, shapes, donate, tracing)
 
 
 def _from_zoo(
@@ -168,7 +199,7 @@ def _from_zoo(
     shapes: Sequence[str],
     small: bool,
     donate: Sequence[int],
-    platform: str | None,
+    tracing: _Tracing,
 ) -> Program:
     with importing_jax():
         from toast import api
@@ -179,7 +210,7 @@ def _from_zoo(
     if shapes:
         raise TargetError(f"--arg is for module:function targets, and {name} is a model; remove it")
     model = _donating(build(name, small=small, **chosen), donate)
-    return api.program_of(model, platform=platform)
+    return api.program_of(model, **tracing.options)
 
 
 def _donating(model: Any, donate: Sequence[int]) -> Any:
@@ -285,7 +316,7 @@ def _failed(target: str, what: str, error: BaseException) -> TargetError:
 
 
 def _from_module(
-    target: str, shapes: Sequence[str], donate: Sequence[int], platform: str | None
+    target: str, shapes: Sequence[str], donate: Sequence[int], tracing: _Tracing
 ) -> Program:
     with importing_jax():
         from toast import api
@@ -298,16 +329,17 @@ def _from_module(
             raise TargetError(
                 f"{'--arg' if shapes else '--donate'}: {target} is traced already; remove it"
             )
-        return api.program_of(value, platform=platform)
+        tracing.check_untraced(target)
+        return api.program_of(value, **tracing.options)
     arguments = [parse_shape(text) for text in shapes]
     if isinstance(value, Model):
         if arguments:
             raise TargetError(f"--arg: {target} is a Model, which has its own arguments; remove it")
-        return api.program_of(_donating(value, donate), platform=platform)
+        return api.program_of(_donating(value, donate), **tracing.options)
     if not callable(value):
         raise TargetError(f"{target}: is neither a function nor a toast.models.Model")
     if arguments:
-        return api.program_of(value, *arguments, donate=donate, platform=platform)
+        return api.program_of(value, *arguments, donate=donate, **tracing.options)
     try:
         model = value()
     except TypeError as error:
@@ -320,7 +352,7 @@ def _from_module(
     except BaseException as error:
         raise _failed(target, "calling it", error) from error
     if isinstance(model, Model):
-        return api.program_of(_donating(model, donate), platform=platform)
+        return api.program_of(_donating(model, donate), **tracing.options)
     raise TargetError(
         f"{target}: called without arguments it returned {type(model).__name__}, not a "
         "toast.models.Model; pass --arg f32[8,4] once per argument"

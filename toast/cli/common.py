@@ -97,6 +97,23 @@ TripCountOption = Annotated[
         "model.py:12=100, 0=100, or *=100 for all of them; repeatable.",
     ),
 ]
+RematOption = Annotated[
+    str | None,
+    typer.Option(
+        "--remat",
+        help="What the backward pass recomputes: none, full, a policy of MaxText such as minimal "
+        "or save_qkv_proj, or names: 'layer: keep=query,key offload=gate'. toast plan also takes "
+        "auto, which plans with each preset. Default: what the program says.",
+    ),
+]
+MicrobatchesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--microbatches",
+        help="Number of microbatches of each toast.accumulate in the step, which adds up their "
+        "gradients. Default: what the program says.",
+    ),
+]
 RulesOption = Annotated[
     list[pathlib.Path] | None,
     typer.Option("--rules", help="Additional rule file, or folder of rule files; repeatable."),
@@ -361,6 +378,9 @@ class Source:
     platform: str | None = None
     #: Iterations of loops, by source location or number.
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    #: The memory policy, as a preset or text, and the number of microbatches.
+    remat: str | None = None
+    microbatches: int | None = None
 
     @staticmethod
     def of(
@@ -375,6 +395,8 @@ class Source:
         donate: DonateOption = None,
         platform: PlatformOption = None,
         trip_count: TripCountOption = None,
+        remat: RematOption = None,
+        microbatches: MicrobatchesOption = None,
         rules: RulesOption = None,
         no_cache: CacheOption = False,
     ) -> Source:
@@ -400,8 +422,17 @@ class Source:
             counts[place] = int(iterations)
         return Source(
             target, sizes, tuple(arg or ()), tuple(rules or ()), not no_cache,
-            tuple(donate or ()), platform, counts,
+            tuple(donate or ()), platform, counts, remat, microbatches,
         )  # fmt: skip
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether TARGET is a model or a function, and not a file."""
+        from toast import targets
+
+        return self.target in targets.MODEL_NAMES or (
+            ":" in self.target and not is_regular(self.target)
+        )
 
     def on(self, hardware: Hardware) -> Source:
         """The source for plans on a kind of device, whose platform is the default."""
@@ -421,7 +452,7 @@ class Source:
         program = targets.load(
             self.target, options=self.sizes, shapes=self.shapes, small=small,
             module=module or not self.cache, donate=self.donate,
-            platform=self.platform,
+            platform=self.platform, remat=self.remat, microbatches=self.microbatches,
         )  # fmt: skip
         return with_trip_counts(program, self.trip_counts)
 
@@ -484,6 +515,8 @@ class Source:
             self.donate,
             "" if isinstance(self.platform, HardwarePlatform) else self.platform or "",
             self.trip_counts,
+            self.remat or "",
+            self.microbatches or 0,
         )
 
     def marked(self, rows: Sequence[MethodResult], hardware: str) -> list[MethodResult]:

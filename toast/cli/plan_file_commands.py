@@ -153,6 +153,13 @@ def apply(
     check_writable((json_file, output, html), PlanError)
     with progress() as show:
         machine = provenance.machine_of(saved) if hardware is None else load(hardware)
+        if source.is_traced and saved.memory is not None:  # as the plan was
+            policy = saved.memory.policy
+            source = dataclasses.replace(
+                source,
+                remat=source.remat or (policy.label if policy else None),
+                microbatches=source.microbatches or saved.memory.microbatches,
+            )
         analysis = source.on(machine).analysis(show)
         applied = api.apply_plan(
             saved, analysis, mesh=mesh, hardware=hardware,
@@ -218,7 +225,8 @@ def load_plan(
     program_source = Source(
         named, {**origin.sizes, **sizes}, source.shapes or origin.shapes, rules, source.cache,
         source.donate or origin.donate, source.platform or origin.platform or None,
-        source.trip_counts or origin.trip_counts,
+        source.trip_counts or origin.trip_counts, source.remat or origin.remat or None,
+        source.microbatches or origin.microbatches or None,
     ).on(machine)  # fmt: skip
     with progress() as show:
         analysis = program_source.analysis(show, module=module)

@@ -35,6 +35,7 @@ from toast.cli.common import (
 from toast.errors import PinError
 
 if TYPE_CHECKING:
+    from toast.plan import Plan
     from toast.space import Constraints
 
 app = group("")
@@ -173,8 +174,10 @@ def plan(
     inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
     inputs.safety_of(safety)
     check_writable((json_file, output, html), PlanError)
-    with progress() as show:
-        analysis = source.on(machine).analysis(show, partitioner=lowering.value)
+
+    def planned(remat: str | None) -> Plan:
+        chosen = dataclasses.replace(source, remat=remat)
+        analysis = chosen.on(machine).analysis(show, partitioner=lowering.value)
         result = api.plan(
             analysis,
             mesh=mesh,
@@ -190,8 +193,14 @@ def plan(
             settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
             progress=show,
         )
-    result = dataclasses.replace(result, origin=source.origin(hardware))
-    warn(report.missing_rules(analysis, noted=result.note))
+        return dataclasses.replace(result, origin=chosen.origin(hardware))
+
+    with progress() as show:
+        if source.remat == "auto":
+            result = api.best_policy(planned, machine, show)
+        else:
+            result = planned(source.remat)
+    warn(report.missing_rules(result.analysis, noted=result.note))
     texts: dict[str | pathlib.Path, str] = {}
     if json_file:
         texts[json_file] = result.json_text()

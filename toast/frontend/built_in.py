@@ -23,6 +23,7 @@ class _JaxFunctions:
     suffixes: frozenset[str] = frozenset()
     takes_arguments = True
     takes_platform = True
+    traces = True
     cacheable = False
 
     def accepts(self, target: Any) -> bool:

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 
 from toast.errors import TargetError, ToastError
-from toast.frontend import jax_libraries, mlir
+from toast.frontend import jax_libraries, memory_tracing, mlir
+from toast.frontend.found_blocks import finding_blocks
 from toast.frontend.jax_lowering import check_platform, lower, read
 from toast.frontend.mlir.absent_devices import abstract_device, traced_for
-from toast.program import Program
+from toast.program import Program, TracedMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +150,7 @@ def _program(
     names: set[str] = set()
     static: dict[str | int, Any] = {}
     library: jax_libraries.Filtered | None = None
+    memory = memory_tracing.requested_trace()
     with warnings.catch_warnings():
         # "Some donated buffers were not usable" is not an error here.
         warnings.simplefilter("ignore", UserWarning)
@@ -181,7 +183,11 @@ def _program(
                 function, donate_argnums=sorted(places), donate_argnames=sorted(names),
                 keep_unused=True,
             )  # fmt: skip
-            traced = jitted.trace(*arguments, **keywords)
+            with contextlib.ExitStack() as context:
+                if memory is not None:
+                    context.enter_context(memory_tracing.tracing(memory))
+                    context.enter_context(finding_blocks(memory))
+                traced = jitted.trace(*arguments, **keywords)
             lowering = lower(traced, name, platform)
         except ToastError:  # also that of an annotation
             raise
@@ -203,7 +209,17 @@ def _program(
     )
     calling = calling if library is None else _with_static_leaves(calling, library)
     program = read(lowering, name, calling)
+    if memory is not None:
+        program = _with_memory(program, memory.record(name))
     return _with_named_updates(program) if calling.updates else program
+
+
+def _with_memory(program: Program, memory: TracedMemory) -> Program:
+    """``program``, also in its form for this machine, with how it was traced."""
+    source = program.source
+    if source.here is not None:
+        source = dataclasses.replace(source, here=_with_memory(source.here, memory))
+    return dataclasses.replace(program, source=source, memory=memory)
 
 
 def _with_named_updates(program: Program) -> Program:

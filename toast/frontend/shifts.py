@@ -62,7 +62,7 @@ def with_shifts(program: Program) -> Program:
     whole = program.source.whole or program.source
     return dataclasses.replace(
         result, arguments=program.arguments, results=program.results, platform=program.platform,
-        padding=program.padding, whole_digest=program.origin_digest,
+        padding=program.padding, whole_digest=program.origin_digest, memory=program.memory,
         source=dataclasses.replace(result.source, here=program.source.here, whole=whole),
     )  # fmt: skip
 

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from toast.frontend.microbatches import accumulate
+
 
 def train_step(loss: Callable[..., Any], update: Callable[..., Any]) -> Callable[..., Any]:
     """``step(params, moments, count, *batch) -> (params, moments, count, loss)``.
@@ -20,7 +22,9 @@ def train_step(loss: Callable[..., Any], update: Callable[..., Any]) -> Callable
     def step(
         params: Any, moments: Any, count: jax.Array, *batch: jax.Array
     ) -> tuple[Any, Any, jax.Array, jax.Array]:
-        value, gradients = jax.value_and_grad(loss)(params, *batch)
+        places = range(1, 1 + len(batch))
+        gradient = accumulate(jax.value_and_grad(loss), batch_argnums=places)
+        value, gradients = gradient(params, *batch)
         return *update(params, moments, count, gradients), value
 
     state = list(inspect.signature(step).parameters.values())[:3]

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 
 from toast.errors import TargetError
+from toast.frontend import memory_tracing
+from toast.frontend.checkpoints import checkpoint
 
 #: The names that ``names`` keeps: the results of attention's projections, and of attention.
 KEPT = ("query", "key", "value", "attention")
@@ -17,6 +19,8 @@ def checkpointed(
     layer: Callable[..., Any], remat: str, offload: str, names: tuple[str, ...], *, scanned: bool
 ) -> Callable[..., Any]:
     """A layer that keeps only some of its values for the backward pass.
+
+    While it is traced for a plan with a memory policy, that decides instead.
 
     :param layer: a function of arrays that names its values with ``checkpoint_name``.
     :param remat: ``none`` to keep everything, ``full`` to keep nothing but the arguments, ``names``
@@ -33,7 +37,8 @@ def checkpointed(
     if remat == "none":
         if offloaded:
             raise TargetError("offload needs remat: full, names, or names of values")
-        return layer
+        planned = memory_tracing.planned()
+        return checkpoint(layer, prevent_cse=not scanned) if planned else layer
     if remat == "names":
         kept = [name for name in KEPT if name in names and name not in offloaded]
     else:
@@ -48,8 +53,7 @@ def checkpointed(
         )  # fmt: skip
     else:
         policy = jax.checkpoint_policies.save_only_these_names(*kept)
-    body: Callable[..., Any] = jax.checkpoint(layer, policy=policy, prevent_cse=not scanned)
-    return body
+    return checkpoint(layer, policy=policy, prevent_cse=not scanned)
 
 
 def _chosen(text: str, option: str, names: tuple[str, ...]) -> list[str]:

@@ -104,6 +104,7 @@ class _Models:
     suffixes: frozenset[str] = frozenset()
     takes_arguments = False
     takes_platform = True
+    traces = True
     cacheable = False
 
     def accepts(self, target: Any) -> bool:

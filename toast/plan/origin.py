@@ -28,6 +28,10 @@ class Origin:
     platform: str = ""
     #: The numbers of iterations of loops, by source location or number; ``*`` for all.
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    #: The memory policy, as a preset or text; empty for the program's own recomputation.
+    remat: str = ""
+    #: The number of microbatches; 0 for the program's own.
+    microbatches: int = 0
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -40,5 +44,7 @@ class Origin:
         options += [("donate", str(position)) for position in self.donate]
         options += [("platform", self.platform)] if self.platform else []
         options += [("trip-count", f"{place}={n}") for place, n in self.trip_counts.items()]
+        options += [("remat", self.remat)] if self.remat else []
+        options += [("microbatches", str(self.microbatches))] if self.microbatches else []
         options += [("rules", path) for path in self.rules]
         return (self.target, *(word for name, value in options for word in (f"--{name}", value)))

@@ -28,7 +28,7 @@ from toast.plan.reasons import (
     CollectiveExplanation,
 )
 from toast.plan.step_reshards import StepReshard, step_reshards
-from toast.program import PaddedDimension, Shardings, Spec
+from toast.program import MemoryPolicy, PaddedDimension, Shardings, Spec
 from toast.records import Record, late
 from toast.search import MeshResult, Round
 from toast.space import Action, Constraints, Resolving, States
@@ -164,6 +164,21 @@ class Plan(Record):
     def padding(self) -> tuple[PaddedDimension, ...]:
         """The dimensions that are padded because the axes do not divide them."""
         return self.analysis.program.padding
+
+    @property
+    def policy(self) -> MemoryPolicy | None:
+        """What happens to each residual, by name; ``None`` if the program's own policies stay.
+
+        The program of the plan is traced with it, so that :meth:`jit` runs it.
+        """
+        memory = self.analysis.program.memory
+        return None if memory is None else memory.policy
+
+    @property
+    def microbatches(self) -> int:
+        """The number of microbatches of ``toast.accumulate`` that the plan asked for, or 1."""
+        memory = self.analysis.program.memory
+        return 1 if memory is None else memory.microbatches
 
     @property
     def constraints(self) -> Constraints:

@@ -2,6 +2,14 @@
 
 from toast.program.callback_targets import callback_ops, calls_python, has_callback_functions
 from toast.program.kernel_costs import QUANTITIES, CausalQueries, KernelCost
+from toast.program.memory_policy import (
+    PRESETS,
+    Block,
+    BlockPolicy,
+    MemoryPolicy,
+    Residual,
+    TracedMemory,
+)
 from toast.program.program import (
     Attribute,
     Builder,
@@ -19,19 +27,25 @@ from toast.program.shardings import Shardings, Spec
 from toast.program.trip_counts import UncountedLoop, uncounted_loops, with_trip_counts
 
 __all__ = [
+    "PRESETS",
     "QUANTITIES",
     "Attribute",
+    "Block",
+    "BlockPolicy",
     "Builder",
     "CausalQueries",
     "KernelCost",
     "Location",
+    "MemoryPolicy",
     "Op",
     "PaddedDimension",
     "Program",
+    "Residual",
     "Shardings",
     "Signature",
     "Spec",
     "TensorType",
+    "TracedMemory",
     "UncountedLoop",
     "Value",
     "callback_ops",

@@ -16,6 +16,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toast.program.memory_policy import TracedMemory
+
 #: The value of an op's attribute.
 Attribute = int | str | tuple[int | str, ...]
 
@@ -166,6 +168,9 @@ class Program:
     #: before that and before :mod:`toast.frontend.shifts`; empty if it is this one.
     padding: tuple[PaddedDimension, ...] = dataclasses.field(default=(), repr=False, compare=False)
     whole_digest: str = dataclasses.field(default="", repr=False, compare=False)
+    #: The memory policy and the microbatches that it was traced with; ``None`` if none were asked
+    #: for.
+    memory: TracedMemory | None = dataclasses.field(default=None, repr=False, compare=False)
     #: The MLIR module of the program and the places of its ops in it, or its locations only.
     source: Any = dataclasses.field(default=None, repr=False, compare=False)
 

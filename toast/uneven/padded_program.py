@@ -98,7 +98,7 @@ def padded_program(
     result = dataclasses.replace(
         result, arguments=program.arguments, results=program.results, platform=program.platform,
         padding=tuple(dimension.record for dimension in dimensions),
-        whole_digest=program.origin_digest,
+        whole_digest=program.origin_digest, memory=program.memory,
         source=dataclasses.replace(result.source, here=source.here, whole=source.whole or source),
     )  # fmt: skip
     return PaddedProgram(result, dimensions, _same_ops(padding.operations, result))

@@ -56,6 +56,58 @@ class OriginEntry(_Entry, frozen=True, kw_only=True):
         dict[str, Count],
         Meta(description="--trip-count: iterations of loops, by source location or number."),
     ] = {}
+    remat: Annotated[
+        str, Meta(description="--remat: a preset or a policy; empty for the program's own.")
+    ] = ""
+    microbatches: Annotated[Count, Meta(description="--microbatches; 0 for the program's own.")] = 0
+
+
+class ResidualEntry(_Entry, frozen=True, kw_only=True):
+    """A residual of a block: one value, or several with one name."""
+
+    name: str
+    kind: Annotated[
+        Literal["product", "batched_product", "kernel", "other", "input"],
+        Meta(description="How it is computed; an input is an argument of the block."),
+    ]
+    types: Annotated[tuple[str, ...], Meta(description="Types of its values: bf16[16,128].")]
+    size_bytes: Annotated[Count, Meta(description="Bytes in one run, without sharding.")]
+    source: Annotated[str, Meta(description="Where it is computed: model.py:12 (attention).")] = ""
+    own: Annotated[bool, Meta(description="Whether the program itself names it.")] = False
+
+
+class BlockEntry(_Entry, frozen=True, kw_only=True):
+    """A block of the program whose residuals the policy decides about."""
+
+    name: str
+    residuals: tuple[ResidualEntry, ...]
+    runs: Annotated[Several, Meta(description="How often it runs in a step.")]
+    origin: Annotated[str, Meta(description="toast.checkpoint, scan or repeated.")]
+
+
+class DecisionEntry(_Entry, frozen=True, kw_only=True):
+    """Residuals of a block by name."""
+
+    keep: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+
+
+class RematEntry(_Entry, frozen=True, kw_only=True):
+    """The memory policy and the microbatches that the program was traced with."""
+
+    preset: Annotated[str, Meta(description="Name of the preset; empty for another policy.")] = ""
+    policy: Annotated[
+        dict[str, DecisionEntry] | None,
+        Meta(description="Residuals by block; null if the program's own recomputation stays."),
+    ] = None
+    microbatches: Annotated[
+        Several, Meta(description="Number of microbatches of toast.accumulate.")
+    ] = 1
+    blocks: tuple[BlockEntry, ...] = ()
+    own: Annotated[
+        tuple[str, ...], Meta(description="Recomputation in the program that stays as it is.")
+    ] = ()
 
 
 class PaddingEntry(_Entry, frozen=True, kw_only=True):
@@ -317,6 +369,11 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
         tuple[PaddingEntry, ...],
         Meta(description="Dimensions that are padded because the axes do not divide them."),
     ] = ()
+    remat: Annotated[
+        RematEntry | None,
+        Meta(description="What is recomputed, offloaded and accumulated; null without --remat and "
+             "--microbatches."),
+    ] = None  # fmt: skip
     constraints: ConstraintsEntry
     op_classes: Annotated[
         Literal["alike", "single"],

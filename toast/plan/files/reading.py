@@ -22,6 +22,7 @@ from toast.plan.files.format import (
     PartEntry,
     PlanFile,
     PredictionEntry,
+    RematEntry,
     RoundEntry,
     RunEntry,
     ValueEntry,
@@ -39,7 +40,7 @@ from toast.plan.files.writing import plan_data
 from toast.plan.origin import Origin
 from toast.plan.plan import Plan
 from toast.plan.prediction import Collective, Prediction
-from toast.program import PaddedDimension
+from toast.program import Block, MemoryPolicy, PaddedDimension, Residual, TracedMemory
 from toast.search import Round
 from toast.space import Constraints
 
@@ -157,6 +158,25 @@ def _upgraded_action(action: Any) -> Any:
     return {**action, "part": part}
 
 
+def _memory(entry: RematEntry) -> TracedMemory:
+    """The memory policy and the microbatches of a file."""
+    policy = None
+    if entry.policy is not None:
+        names = {block: msgspec.structs.asdict(each) for block, each in entry.policy.items()}
+        try:
+            policy = MemoryPolicy.from_dict(names, entry.preset)
+        except ToastError as error:
+            raise Misfit(f"in 'remat', {str(error).partition(';')[0]}") from None
+    blocks = tuple(
+        Block(
+            block.name, tuple(Residual(**msgspec.structs.asdict(r)) for r in block.residuals),
+            block.runs, block.origin,
+        )
+        for block in entry.blocks
+    )  # fmt: skip
+    return TracedMemory(policy, entry.microbatches, blocks, entry.own)
+
+
 def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -> Saved:
     """The contents of a file; an ``old`` file, of version 1, has no hashes and no shapes."""
     try:
@@ -165,6 +185,7 @@ def _saved(name: str, path: pathlib.Path | None, file: PlanFile, *, old: bool) -
         raise Misfit(f"in 'mesh', {str(error).partition(';')[0]}") from None
     return Saved(
         name=name,
+        memory=None if file.remat is None else _memory(file.remat),
         program=file.program,
         digest="" if old else file.program_hash,
         origin=None if file.origin is None else Origin(**msgspec.structs.asdict(file.origin)),

@@ -10,7 +10,7 @@ from toast.analysis import Lowering
 from toast.hardware import Mesh
 from toast.plan.origin import Origin
 from toast.plan.prediction import Prediction
-from toast.program import PaddedDimension, Program, Spec
+from toast.program import PaddedDimension, Program, Spec, TracedMemory
 from toast.search import Round
 from toast.space import Constraints
 from toast.units import time_text
@@ -143,6 +143,8 @@ class Saved:
     #: The number of states that the search priced, and its rounds.
     states: int = 0
     rounds: tuple[Round, ...] = ()
+    #: The memory policy and the microbatches of its program; ``None`` if none were asked for.
+    memory: TracedMemory | None = None
     #: The path of the file, if any.
     path: pathlib.Path | None = None
 

@@ -14,8 +14,9 @@ from toast.analysis import Analysis
 from toast.hardware import Hardware, Mesh
 from toast.plan.files.saved import VERSION, Held, OpKey
 from toast.plan.labels import action_labels, spec_text
+from toast.plan.origin import Origin
 from toast.plan.plan import Plan
-from toast.program import Program
+from toast.program import Program, TracedMemory
 from toast.space import Constraints, Space
 from toast.space.constraints import is_open, parse_spec
 
@@ -28,7 +29,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "version": VERSION,
         "program": program.name,
         "program_hash": program.origin_digest,
-        "origin": None if plan.origin is None else dataclasses.asdict(plan.origin),
+        "origin": None if plan.origin is None else _origin_data(plan.origin),
         "method": plan.method,
         "note": plan.note,
         "mesh": dict(plan.mesh.axes),
@@ -41,6 +42,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "resolution": plan.resolution,
         "lowering": plan.lowering,
         "padding": [dataclasses.asdict(dimension) for dimension in plan.padding],
+        **({"remat": memory_data(program.memory)} if program.memory else {}),
         "constraints": constraints_data(plan.constraints),
         "op_classes": "single" if _single(plan.model.space) else "alike",
         "fits": plan.fits,
@@ -78,6 +80,21 @@ def plan_data(plan: Plan) -> dict[str, Any]:
             {**dataclasses.asdict(tried), "mesh": dict(tried.mesh.axes)} for tried in plan.meshes
         ],
         "seconds": plan.seconds,
+    }
+
+
+def _origin_data(origin: Origin) -> dict[str, Any]:
+    """An origin as plain data, without empty options of memory."""
+    data = dataclasses.asdict(origin)
+    return {k: v for k, v in data.items() if v or k not in ("remat", "microbatches")}
+
+
+def memory_data(memory: TracedMemory) -> dict[str, Any]:
+    """The memory policy and the microbatches of a program as plain data."""
+    return {
+        **dataclasses.asdict(memory),
+        "preset": memory.policy.preset if memory.policy else "",
+        "policy": memory.policy.to_dict() if memory.policy else None,
     }
 
 

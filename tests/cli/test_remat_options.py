@@ -1,0 +1,102 @@
+"""``--remat`` and ``--microbatches``: plans, their files, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+from typer.testing import CliRunner
+
+from toast.cli import app
+
+MODEL = ["t2b-scan", "--layers", "2", "--sequence", "128", "--mesh", "data=4"]
+SHORT = ["--budget", "0"]
+
+
+def invoke(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_files_record_both(tmp_path: pathlib.Path) -> None:
+    file = str(tmp_path / "plan.json")
+    code, printed, _ = invoke(
+        "plan", *MODEL, *SHORT, "--remat", "full", "--microbatches", "2", "--json", file
+    )
+    assert code in (0, 1)
+    assert "the batch is cut into 2 microbatches" in printed
+    assert "remat full, 4 runs of scan: recomputes" in printed
+    data = json.loads(pathlib.Path(file).read_text())
+    assert (data["origin"]["remat"], data["origin"]["microbatches"]) == ("full", 2)
+    assert data["remat"]["preset"] == "full"
+    assert data["remat"]["policy"]["scan"]["offload"] == []
+    assert data["remat"]["microbatches"] == 2
+
+    code, printed, errors = invoke("explain", file, "--argument", "tokens")
+    assert (code, errors) == (0, "")
+    code, printed, errors = invoke("apply", file, *MODEL[:-2])
+    assert code == 0
+    assert "another program" not in errors
+
+
+def test_plans_without_them_record_neither(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "plan.json"
+    invoke("plan", *MODEL, *SHORT, "--json", str(file))
+    data = json.loads(file.read_text())
+    assert "remat" not in data
+    assert not {"remat", "microbatches"} & {*data["origin"]}
+
+
+def test_auto_tries_the_presets() -> None:
+    code, printed, _ = invoke("plan", *MODEL, *SHORT, "--remat", "auto")
+    assert code in (0, 1)
+    assert "remat=auto chose the first of" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["plan", "mlp", "--mesh", "data=4", "--remat", "full"],
+            "toast: mlp: remat full: nothing is differentiated in it, so that there is nothing to "
+            "recompute; leave out remat, or plan the train step\n",
+        ),
+        (
+            ["plan", *MODEL, "--microbatches", "3"],
+            "toast: microbatches 3: does not divide the batch of 16 rows (argument 1); use 1, 2, "
+            "4, 8, 16\n",
+        ),
+        (
+            ["plan", *MODEL, "--microbatches", "0"],
+            "toast: microbatches 0: use a whole number from 1\n",
+        ),
+        (
+            ["plan", *MODEL, "--remat", "scan: keep=quary"],
+            "toast: remat scan: keep=quary: no residual is named quary; those of scan (",
+        ),
+        (
+            ["plan", *MODEL, "--remat", "most"],
+            "toast: remat 'most': neither a policy nor a preset; use auto, none, named, full, ",
+        ),
+        (
+            ["analyze", "t2b-scan", "--remat", "auto"],
+            "toast: remat auto: is for toast.plan, which plans with each preset; use a preset (",
+        ),
+        (
+            ["analyze", "facts/attention.lp", "--remat", "full"],
+            "toast: --remat full: facts/attention.lp is not traced again, which this needs; use a "
+            "model or module:function\n",
+        ),
+        (
+            ["analyze", "facts/attention.lp", "--microbatches", "2"],
+            "toast: --microbatches 2: facts/attention.lp is not traced again, which this needs; "
+            "use a model or module:function\n",
+        ),
+    ],
+)  # fmt: skip
+def test_errors(words: list[str], message: str) -> None:
+    code, _, errors = invoke(*words)
+    assert code == 2
+    assert errors.startswith(message)
+    assert errors.count("\n") == 1

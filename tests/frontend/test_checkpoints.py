@@ -1,0 +1,333 @@
+"""``toast.checkpoint`` and blocks that are found: names, policies, equal results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.experimental
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import toast
+from toast.api import program_of
+from toast.errors import TargetError
+from toast.frontend import memory_tracing
+from toast.frontend.found_blocks import finding_blocks
+from toast.frontend.memory_tracing import MemoryTrace
+from toast.program import PRESETS, Block, MemoryPolicy, TracedMemory
+
+LAYERS = 2
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def random(*shape: int) -> jax.Array:
+    key = jax.random.fold_in(jax.random.key(0), sum(shape))
+    return jax.random.normal(key, shape) * 0.3
+
+
+def stack() -> dict[str, jax.Array]:
+    return {
+        "wq": random(LAYERS, 8, 8), "wk": random(LAYERS, 8, 8), "up": random(LAYERS, 8, 12),
+        "down": random(LAYERS, 12, 8),
+    }  # fmt: skip
+
+
+@jax.custom_vjp
+def squashed(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x)
+
+
+def squashed_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    result = jnp.tanh(x)
+    return result, result
+
+
+squashed.defvjp(squashed_forward, lambda result, g: (g * (1 - result**2),))
+
+
+def layer(x: jax.Array, params: dict[str, jax.Array]) -> jax.Array:
+    """A layer with a kernel-like custom gradient, a custom rule, a jit and a scan inside."""
+    query = checkpoint_name(x @ params["wq"], "query")
+    key = x @ params["wk"]
+    scores = jax.nn.softmax(query @ key.T)
+    x = x + squashed(scores @ x)
+    hidden = jax.jit(jax.nn.relu)(x @ params["up"])
+
+    def twice(carried: jax.Array, factor: jax.Array) -> tuple[jax.Array, None]:
+        new = jnp.sin(carried * factor)
+        return new, None
+
+    hidden, _ = jax.lax.scan(twice, hidden, jnp.arange(1.0, 3.0))
+    return x + hidden @ params["down"]
+
+
+def scanned(layer: Callable[..., Any], x: jax.Array, params: Any) -> jax.Array:
+    return jax.lax.scan(lambda x, one: (layer(x, one), None), x, params)[0]
+
+
+def unrolled(layer: Callable[..., Any], x: jax.Array, params: Any) -> jax.Array:
+    for number in range(LAYERS):
+        x = layer(x, jax.tree.map(lambda leaf, number=number: leaf[number], params))
+    return x
+
+
+def losses() -> dict[str, Callable[..., jax.Array]]:
+    def loss(run: Callable[..., Any], layer: Callable[..., Any], params: Any, x: Any) -> jax.Array:
+        return jnp.sum(run(layer, x, params) ** 2)
+
+    marked = toast.checkpoint(layer)
+    jitted = toast.checkpoint(jax.jit(layer), name="layer")
+    return {
+        "marked scan": functools.partial(loss, scanned, marked),
+        "marked layers": functools.partial(loss, unrolled, marked),
+        "marked jit": functools.partial(loss, unrolled, jitted),
+        "scan": functools.partial(loss, scanned, layer),
+        "layers": functools.partial(loss, unrolled, layer),
+    }
+
+
+def traced(function: Callable[..., Any], policy: str, *arguments: Any) -> tuple[Any, TracedMemory]:
+    trace = MemoryTrace(MemoryPolicy.parse(policy), None)
+    with memory_tracing.tracing(trace), finding_blocks(trace):
+        result = jax.jit(function).trace(*arguments)
+    return result, trace.record("function")
+
+
+def block_of(memory: TracedMemory) -> Block:
+    (block,) = memory.blocks
+    return block
+
+
+@pytest.mark.parametrize(
+    ("form", "policy"),
+    [
+        *(("marked scan", p) for p in ("none", "named", "full", "minimal", "*: keep=scores,x*")),
+        ("marked layers", "minimal"), ("marked jit", "full"), ("marked jit", "named"),
+        ("scan", "none"), ("scan", "save_qkv_proj"), ("layers", "*: keep=x*"), ("layers", "named"),
+    ],
+)  # fmt: skip
+def test_gradients_are_equal_under_every_policy(form: str, policy: str) -> None:
+    step = jax.value_and_grad(losses()[form])
+    params, x = stack(), random(6, 8)
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(step)(params, x)
+        trace, memory = traced(step, policy, params, x)
+        result = trace.lower().compile()(params, x)
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-4)
+    jax.tree.map(close, result, expected)
+    block = block_of(memory)
+    assert block.runs == LAYERS
+    assert {"query", "scores"} <= {*block.names}
+
+
+def residuals(trace: Any) -> int:
+    """The bytes that the forward pass hands to the backward one: what scans stack."""
+    sizes = [
+        v.aval.size * v.aval.dtype.itemsize
+        for e in trace.jaxpr.eqns if e.primitive.name == "scan" and not e.params["reverse"]
+        for v in e.outvars
+    ]  # fmt: skip
+    return sum(sizes)
+
+
+@pytest.mark.parametrize("form", ["marked scan", "scan"])
+def test_policies_decide_what_is_kept(form: str) -> None:
+    step = jax.value_and_grad(losses()[form])
+    kept = {
+        policy: residuals(traced(step, policy, stack(), random(6, 8))[0])
+        for policy in ("none", "named", "*: keep=query", "full")
+    }
+    assert kept["none"] > kept["*: keep=query"]
+    assert kept["named"] > kept["*: keep=query"] > kept["full"]
+    assert kept["*: keep=query"] - kept["full"] == LAYERS * 6 * 8 * 4  # one f32[6,8] per layer
+
+
+def test_results_of_the_forward_function_of_a_custom_gradient_have_names() -> None:
+    _, memory = traced(jax.grad(losses()["marked scan"]), "full", stack(), random(6, 8))
+    kinds = {residual.name: residual.kind for residual in block_of(memory).residuals}
+    assert kinds["x.tanh"] == "kernel"
+    assert kinds["query"] == "product"
+    assert kinds["params['wq']"] == "input"
+
+
+def test_names_say_where_values_come_from() -> None:
+    @toast.checkpoint
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+        hidden = jnp.exp(x @ w)
+        return jnp.sin(hidden) * jnp.cos(x)
+
+    _, memory = traced(jax.grad(lambda x, w: layer(x, w).sum()), "full", f32(4, 4), f32(4, 4))
+    block = block_of(memory)
+    assert block.names == ("x", "w", "hidden.dot_general", "hidden", "layer.sin", "layer.cos")
+    assert str(block) == "layer (x, w, hidden.dot_general, hidden, layer.sin, layer.cos)"
+    by_name = {residual.name: residual for residual in block.residuals}
+    assert by_name["hidden"].source.startswith("test_checkpoints.py:")
+    assert by_name["hidden"].source.endswith("(layer)")
+    assert (by_name["hidden"].types, by_name["hidden"].size_bytes) == (("f32[4,4]",), 64)
+
+
+def test_outside_of_plans_it_is_jax_checkpoint() -> None:
+    ours, theirs = toast.checkpoint(layer), jax.checkpoint(layer)
+    one = jax.tree.map(lambda leaf: leaf[0], stack())
+    texts = [
+        str(jax.make_jaxpr(jax.grad(lambda x, f=f: f(x, one).sum()))(random(6, 8)))
+        for f in (ours, theirs)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_functions_that_jax_traced_before_are_traced_again() -> None:
+    step = jax.jit(jax.grad(losses()["marked jit"]))
+    plain = str(jax.make_jaxpr(step)(stack(), random(6, 8)))
+    full, _ = traced(step, "full", stack(), random(6, 8))
+    none, _ = traced(step, "none", stack(), random(6, 8))
+    assert len({plain, str(full.jaxpr), str(none.jaxpr)}) == 3
+    assert str(jax.make_jaxpr(step)(stack(), random(6, 8))) == plain
+
+
+def test_static_and_keyword_arguments() -> None:
+    @functools.partial(toast.checkpoint, static_argnums=1)
+    def layer(x: jax.Array, twice: bool, *, scale: jax.Array) -> tuple[jax.Array, None]:
+        y = jnp.sin(x * scale)
+        return (jnp.sin(y) if twice else y), None
+
+    def loss(x: jax.Array) -> jax.Array:
+        return layer(x, True, scale=jnp.float32(2))[0].sum()
+
+    x = random(4, 4)
+    trace, memory = traced(jax.grad(loss), "full", x)
+    np.testing.assert_allclose(trace.lower().compile()(x), jax.grad(loss)(x), rtol=1e-6)
+    assert block_of(memory).names[:2] == ("x", "scale")
+
+
+def test_a_checkpoint_of_the_program_stays_and_is_named() -> None:
+    own = jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable)
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.sum(scanned(own, x, params) ** 2)
+
+    with pytest.raises(TargetError, match=r"^step: remat full: there is no scan and no repeated "
+        r"layer that may be recomputed \(layer at test_checkpoints.py:\d+ has a jax.checkpoint of "
+        r"its own\); use toast.checkpoint\(layer\) around its layers$"):  # fmt: skip
+        program_of(_named(jax.grad(loss), "step"), stack(), f32(6, 8), remat="full")
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def named(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    named.__name__ = name
+    return named
+
+
+def spoken(x: jax.Array, one: jax.Array) -> tuple[jax.Array, None]:
+    jax.debug.print("{}", one)
+    return jnp.sin(x * one), None
+
+
+@jax.custom_vjp
+def logged(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+def logged_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    jax.experimental.io_callback(lambda _: None, None, x)
+    return jnp.sin(x), x
+
+
+logged.defvjp(logged_forward, lambda x, g: (g * jnp.cos(x),))
+
+
+def of_scan(x: jax.Array, ones: jax.Array) -> jax.Array:
+    return jax.lax.scan(spoken, x, ones)[0].sum()
+
+
+def of_marked(x: jax.Array, ones: jax.Array) -> jax.Array:
+    return toast.checkpoint(spoken)(x, ones[0])[0].sum()
+
+
+@pytest.mark.parametrize("loss", [of_scan, of_marked])
+def test_blocks_with_effects_are_left_alone(loss: Callable[..., Any]) -> None:
+    with pytest.raises(TargetError, match=r"\(spoken has side effects \(debug_\w+ at "
+        r"test_checkpoints.py:\d+ \(spoken\)\)\); use toast.checkpoint"):  # fmt: skip
+        program_of(_named(jax.grad(loss), "step"), f32(4), f32(3), remat="full")
+
+
+def test_custom_gradients_with_effects_are_said_to_be_kept() -> None:
+    def loss(x: jax.Array, ones: jax.Array) -> jax.Array:
+        x = toast.checkpoint(lambda x: jnp.sin(jnp.sin(x)), name="waves")(x)
+        return toast.checkpoint(lambda x: logged(jnp.sin(x)), name="noisy")(x).sum()
+
+    program = program_of(jax.grad(loss), f32(4), f32(3), remat="full")
+    assert program.memory is not None
+    assert [block.name for block in program.memory.blocks] == ["waves"]
+    (own,) = program.memory.own
+    assert own.startswith(
+        "noisy has side effects in the custom gradient of logged at test_checkpoints.py:"
+    )
+
+
+def test_inference_has_nothing_to_recompute() -> None:
+    with pytest.raises(TargetError) as error:
+        program_of(_named(lambda x: jnp.sin(x), "serve"), f32(4), remat="full")
+    assert str(error.value) == (
+        "serve: remat full: nothing is differentiated in it, so that there is nothing to "
+        "recompute; leave out remat, or plan the train step"
+    )
+
+
+def test_a_function_without_layers_says_what_to_do() -> None:
+    with pytest.raises(TargetError) as error:
+        program_of(_named(jax.grad(lambda x: jnp.sin(x).sum()), "step"), f32(4), remat="minimal")
+    assert str(error.value) == (
+        "step: remat minimal: there is no scan and no repeated layer that may be recomputed; use "
+        "toast.checkpoint(layer) around its layers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("layr: keep=query", "remat layr: keep=query: no block is named layr; use layer"),
+        ("layer: keep=gate", "remat layer: keep=gate: no residual is named gate; those of layer "),
+        ("save_out_proj", "remat save_out_proj: no residual of layer "),
+    ],
+)
+def test_names_that_no_residual_has(policy: str, message: str) -> None:
+    step = jax.grad(losses()["marked scan"])
+    with pytest.raises(TargetError) as error:
+        program_of(step, stack(), f32(6, 8), remat=policy)
+    assert str(error.value).startswith(message)
+    assert ";" in str(error.value)
+
+
+def test_offloaded_values_go_to_the_host_and_back() -> None:
+    step = jax.grad(losses()["marked scan"])
+    trace, memory = traced(step, "*: offload=query,x", stack(), random(6, 8))
+    text = trace.lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count('_xla_buffer_placement = "pinned_host"') == 2
+    assert memory.policy is not None
+    assert memory.policy.of("layer").offload == ("x", "query")
+
+
+def test_every_preset_names_itself() -> None:
+    assert all(MemoryPolicy.parse(name).label == name for name in PRESETS)
+
+
+def test_an_auxiliary_result_that_is_no_array_leaves_the_function_as_it_is() -> None:
+    def loss(params: Any, x: jax.Array) -> tuple[jax.Array, str]:
+        return jnp.sum(scanned(layer, x, params) ** 2), "text"
+
+    trace = MemoryTrace(MemoryPolicy.parse("full"), None)
+    with memory_tracing.tracing(trace), finding_blocks(trace):
+        _, aux = jax.grad(loss, has_aux=True)(stack(), random(6, 8))
+    assert aux == "text"

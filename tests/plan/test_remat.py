@@ -1,0 +1,161 @@
+"""Plans with a memory policy and microbatches: prices, files, runs, errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import toast
+from toast.errors import HardwareError, TargetError
+from toast.hardware import load
+
+LAYERS = 4
+SETTINGS = toast.Settings(rounds=1)
+
+
+@toast.checkpoint
+def layer(x: jax.Array, params: dict[str, jax.Array]) -> jax.Array:
+    hidden = jnp.sin(x @ params["first"])
+    return x + hidden @ params["second"]
+
+
+def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    x, _ = jax.lax.scan(lambda x, one: (layer(x, one), None), x, params)
+    return jnp.mean(x**2)
+
+
+def step(params: dict[str, jax.Array], x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+    value, gradient = toast.accumulate(jax.value_and_grad(loss), batch_argnums=1)(params, x)
+    return value, jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+
+def arrays(rows: int, width: int) -> tuple[dict[str, Any], Any]:
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    params = {
+        "first": shape((LAYERS, width, 2 * width)),
+        "second": shape((LAYERS, 2 * width, width)),
+    }
+    return params, shape((rows, width))
+
+
+PLANS: dict[str, toast.Plan] = {}
+
+
+def plan(remat: Any = None, microbatches: int | None = None, **options: Any) -> toast.Plan:
+    key = repr((remat, microbatches, options))
+    if key not in PLANS:
+        PLANS[key] = _plan(remat, microbatches, **options)
+    return PLANS[key]
+
+
+def _plan(remat: Any, microbatches: int | None, **options: Any) -> toast.Plan:
+    return toast.plan(
+        step, *arrays(2**16, 512), mesh="data=4", hardware="tpu-v5e", settings=SETTINGS,
+        remat=remat, microbatches=microbatches, **options,
+    )  # fmt: skip
+
+
+def test_a_plan_has_its_policy() -> None:
+    assert plan().policy is None
+    policy = plan("minimal").policy
+    assert policy is not None
+    assert policy.label == "minimal"
+    assert policy.of("layer").keep == (
+        "x",
+        "params['first']",
+        "params['second']",
+        "hidden.dot_general",
+    )
+    assert policy.of("layer").recompute == ("hidden",)
+    assert plan("minimal").note.splitlines()[0] == (
+        f"remat minimal, {LAYERS} runs of layer: recomputes hidden; keeps hidden.dot_general"
+    )
+
+
+def test_recomputation_costs_time_and_frees_memory() -> None:
+    none, minimal, full = plan("none"), plan("minimal"), plan("full")
+    assert full.after.peak_bytes < minimal.after.peak_bytes < none.after.peak_bytes
+    assert full.after.matmul_seconds > minimal.after.matmul_seconds
+    assert minimal.after.matmul_seconds == pytest.approx(none.after.matmul_seconds)
+
+
+def test_microbatches_free_memory() -> None:
+    one, four = plan("none"), plan("none", 4)
+    assert (one.microbatches, four.microbatches) == (1, 4)
+    assert four.after.peak_bytes < one.after.peak_bytes
+    assert four.analysis.program.memory is not None
+    assert four.analysis.program.memory.blocks[0].runs == 4 * LAYERS
+
+
+def test_offloaded_values_leave_the_device() -> None:
+    batch = toast.Constraints(fix={"x:0": "data"})
+    kept = plan("layer: keep=hidden.dot_general", constraints=batch)
+    offloaded = plan("layer: offload=hidden.dot_general", constraints=batch)
+    assert offloaded.after.peak_bytes < kept.after.peak_bytes
+    assert offloaded.after.step_seconds > kept.after.step_seconds  # the link is slow
+    bare = dataclasses.replace(load("tpu-v5e"), host_bytes_per_s=float("inf"))
+    with pytest.raises(HardwareError) as error:
+        toast.plan(
+            step, *arrays(64, 8), mesh="data=4", hardware=bare, remat="layer: offload=hidden"
+        )
+    assert str(error.value) == (
+        "remat layer: keep=x,params['first'],params['second'] recompute=hidden.dot_general offload=hidden: "
+        "offloads to the memory of the host, and the file of tpu-v5e has no [host] with the speed "
+        "of the link; keep or recompute these values, or add [host] to the file"
+    )
+
+
+def test_auto_takes_the_best_preset() -> None:
+    best = plan("auto")
+    assert best.after.step_seconds == min(p.after.step_seconds for p in map(plan, ("none", "full")))
+    assert best.note.startswith("remat=auto chose the first of ")
+    peak = plan("minimal").after.peak_bytes * 1.01
+    small = plan("auto", memory_bytes=peak)
+    assert small.fits
+    assert small.policy != plan("none").policy
+
+
+@pytest.mark.parametrize("policy", ["none", "full", "layer: keep=hidden"])
+def test_the_plan_runs_its_program(policy: str) -> None:
+    shapes = arrays(16, 8)
+    planned = toast.plan(
+        step, *shapes, mesh="data=4", hardware="tpu-v5e", settings=SETTINGS, remat=policy,
+        microbatches=2,
+    )  # fmt: skip
+    key = jax.random.key(0)
+    given = jax.tree.map(lambda s: jax.random.normal(key, s.shape) * 0.2, shapes)
+    result = planned.jit()(*given)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, result, step(*given))
+    assert planned.verify().equal
+
+
+def test_files_keep_the_policy(tmp_path: pathlib.Path) -> None:
+    planned = plan("layer: keep=hidden", 2)
+    planned.to_json(tmp_path / "plan.json")
+    applied = toast.apply_plan(tmp_path / "plan.json", step, *arrays(2**16, 512))
+    assert applied.same_program
+    assert applied.plan.policy == planned.policy
+    assert applied.plan.microbatches == 2
+    other = toast.apply_plan(tmp_path / "plan.json", step, *arrays(2**16, 512), remat="full")
+    assert not other.same_program
+    assert other.plan.policy == plan("full").policy
+
+
+def test_what_is_not_traced_has_no_policy() -> None:
+    lowered = jax.jit(step).lower(*arrays(16, 8))
+    with pytest.raises(TargetError) as error:
+        toast.plan(lowered, mesh="data=4", hardware="tpu-v5e", remat="full")
+    assert str(error.value) == (
+        "remat='full': needs a function that can be traced again, not a Lowered; pass the function "
+        "itself"
+    )
+    with pytest.raises(TargetError, match=r"^microbatches: has no effect for a target of type "):
+        toast.plan(plan().analysis, mesh="data=4", hardware="tpu-v5e", microbatches=2)

@@ -1,0 +1,93 @@
+"""Memory policies: their text, their decisions, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from toast.errors import TargetError
+from toast.program import PRESETS, Block, BlockPolicy, MemoryPolicy, Residual
+
+
+def residual(name: str, kind: str = "other") -> Residual:
+    return Residual(name, kind, ("f32[4]",), 16)  # type: ignore[arg-type]
+
+
+LAYER = Block(
+    "layer",
+    (
+        residual("x", "input"), residual("query", "product"), residual("scores", "batched_product"),
+        residual("attention", "kernel"), residual("gate", "product"), residual("gelu"),
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layer: keep=query,gate offload=x",
+        "layer: recompute=*; head: keep=* recompute=logits",
+        "layer: keep=@product",
+    ],
+)
+def test_texts_are_read_and_written(text: str) -> None:
+    assert str(MemoryPolicy.parse(text)) == text
+    policy = MemoryPolicy.parse(text)
+    assert MemoryPolicy.from_dict(policy.to_dict()) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "keep", "recompute", "offload"),
+    [
+        ("none", "x query scores attention gate gelu", "", ""),
+        ("full", "x", "query scores attention gate gelu", ""),
+        ("minimal", "x query gate", "scores attention gelu", ""),
+        ("minimal_with_context", "x query attention gate", "scores gelu", ""),
+        ("save_qkv_proj", "x query", "scores attention gate gelu", ""),
+        ("qkv_proj_offloaded", "x", "scores attention gate gelu", "query"),
+        ("layer: keep=* recompute=g*", "x query scores attention", "gate gelu", ""),
+        ("layer: keep=g* recompute=gate", "x gelu", "query scores attention gate", ""),
+        ("lay*: keep=@product offload=gate", "x query", "scores attention gelu", "gate"),
+        ("*: offload=x", "", "query scores attention gate gelu", "x"),
+    ],
+)
+def test_decisions(text: str, keep: str, recompute: str, offload: str) -> None:
+    (decision,) = MemoryPolicy.parse(text).resolved([LAYER]).blocks
+    assert decision.keep == tuple(keep.split())
+    assert decision.recompute == tuple(recompute.split())
+    assert decision.offload == tuple(offload.split())
+
+
+def test_the_name_of_a_block_decides_before_a_pattern() -> None:
+    policy = MemoryPolicy.parse("*: recompute=*; layer: keep=query")
+    assert policy.of("layer").keep == ("query",)
+    assert policy.of("head").recompute == ("*",)
+    assert MemoryPolicy.parse("layer: keep=query").of("head") == BlockPolicy("head", keep=("*",))
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    for name in ("named", "minimal", "full"):
+        once = MemoryPolicy.parse(name).resolved([LAYER])
+        assert once.resolved([LAYER]) == once
+        assert once.preset == name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fulll", "remat 'fulll': neither a policy nor a preset; use auto, "),
+        ("", "remat '': names no block; use auto, "),
+        ("layer: keep", "remat 'layer: keep': 'keep' is not a choice; write "),
+        ("layer: save=x", "remat 'layer: save=x': 'save=x' is not a choice; write "),
+        ("layer: keep=a keep=b", "remat 'layer: keep=a keep=b': 'keep=b' is not a choice; write "),
+        ("layer: keep=a offload=a", "remat layer: a occurs twice; keep, offload or recompute it"),
+    ],
+)
+def test_errors(text: str, message: str) -> None:
+    with pytest.raises(TargetError) as error:
+        MemoryPolicy.parse(text)
+    assert str(error.value).startswith(message)
+
+
+def test_presets_name_their_values_once() -> None:
+    for policy in PRESETS.values():
+        assert len({*policy.patterns}) == len(policy.patterns)

@@ -1,0 +1,198 @@
+"""``toast.checkpoint``: a block of which a plan decides what is kept for the backward pass."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core
+
+from toast.frontend import memory_tracing
+from toast.frontend.memory_tracing import MemoryTrace
+from toast.frontend.residual_names import (
+    custom_gradient_text,
+    effect_text,
+    named_block,
+)
+from toast.program import BlockPolicy, Residual
+
+
+def checkpoint(
+    layer: Callable[..., Any] | None = None,
+    *,
+    name: str = "",
+    policy: Callable[..., Any] | None = None,
+    prevent_cse: bool = True,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[..., Any]:
+    """A layer whose values a plan may recompute in the backward pass, or offload to the host.
+
+    It stands where ``jax.checkpoint(layer)`` stood, and does the same outside of
+    :func:`toast.plan`.  While a function is traced for a plan with ``remat``, the values of the
+    layer that the backward pass needs have names, and the policy of the plan decides about each.
+
+    :param layer: a function of arrays.  Without it, the result is a decorator.
+    :param name: the name of the block in policies; by default that of the function.
+    :param policy: as in ``jax.checkpoint``, outside of plans.
+    :param prevent_cse: as in ``jax.checkpoint``; false is better in the body of a ``scan``.
+    :param static_argnums: as in ``jax.checkpoint``.
+
+    >>> import jax, jax.numpy as jnp, toast
+    >>> @toast.checkpoint
+    ... def layer(x, w):
+    ...     return jnp.sin(x @ w)
+    >>> gradient = jax.grad(lambda w, x: layer(x, w).sum())
+    >>> f32 = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    >>> plan = toast.plan(gradient, f32, f32, mesh="data=4", hardware="tpu-v5e", remat="full")
+    >>> print(plan.policy)
+    layer: keep=x,w recompute=layer.dot_general
+    """
+    if layer is None:
+        return functools.partial(
+            checkpoint, name=name, policy=policy, prevent_cse=prevent_cse,
+            static_argnums=static_argnums,
+        )  # fmt: skip
+    function = layer
+    fixed = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    plain = jax.checkpoint(function, policy=policy, prevent_cse=prevent_cse, static_argnums=fixed)
+    block = name or name_of(function)
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        trace = memory_tracing.current()
+        if trace is None or not memory_tracing.planned() or trace.inside:
+            return plain(*arguments, **keywords)
+        places = {place % len(arguments) for place in fixed if -len(arguments) <= place}
+        free = [number for number in range(len(arguments)) if number not in places]
+
+        def of_arrays(some: Sequence[Any], keywords: Any) -> Any:
+            every = dict(enumerate(arguments)) | dict(zip(free, some, strict=True))
+            return function(*(every[number] for number in range(len(arguments))), **keywords)
+
+        given = [arguments[number] for number in free], keywords
+        paths, tree = jax.tree_util.tree_flatten_with_path(given)
+        labels = _labels(function, [path for path, _ in paths], free)
+
+        def flat(*leaves: Any) -> Any:
+            return of_arrays(*tree.unflatten(leaves))
+
+        leaves = [leaf for _, leaf in paths]
+        with memory_tracing.inside(trace):
+            closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+        run, _ = policed(
+            trace, closed, block, labels, prevent_cse=prevent_cse, origin="toast.checkpoint"
+        )
+        return jax.tree.structure(shapes).unflatten(run(*leaves))
+
+    return wrapped
+
+
+def policed(
+    trace: MemoryTrace,
+    closed: Any,
+    name: str,
+    inputs: Sequence[str],
+    *,
+    prevent_cse: bool,
+    origin: str,
+    runs: int = 1,
+    marked: bool = True,
+) -> tuple[Callable[..., list[Any]], bool]:
+    """The function of a jaxpr, with names, under the policy of a trace.
+
+    Parameters are those of :func:`named_block`.  The result also says whether there is anything to
+    decide: else the function is that of the jaxpr.  With ``marked``, a block that keeps everything
+    is a ``jax.checkpoint`` as well, so that it can be told from other code.
+    """
+    if closed.jaxpr.effects:
+        trace.remark(f"{name} has side effects ({effect_text(closed.jaxpr)})")
+        return jax.extend.core.jaxpr_as_fun(closed), False
+    try:
+        with_names, block = named_block(
+            closed, name, inputs, runs=runs, origin=origin, known=trace.names
+        )
+    except NotImplementedError as error:  # JAX does not compute effects again
+        if "Effects not supported" not in str(error):
+            raise
+        trace.remark(f"{name} has side effects in {custom_gradient_text(closed.jaxpr)}")
+        return jax.extend.core.jaxpr_as_fun(closed), False
+    if all(residual.kind == "input" for residual in block.residuals):
+        return jax.extend.core.jaxpr_as_fun(closed), False
+    decision = trace.add(block)
+    policy = PlannedPolicy(decision, block.residuals)
+    # Without a policy, JAX would keep a value twice that has a name: with the name and without.
+    chosen = closed if policy.keeps_all else with_names(policy.names)
+    run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(chosen)
+    if marked or not policy.keeps_all:
+        run = jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse and not policy.keeps_all)
+    return run, True
+
+
+class PlannedPolicy:
+    """A policy of ``jax.checkpoint`` that a plan chose."""
+
+    def __init__(self, decision: BlockPolicy, residuals: Sequence[Residual]) -> None:
+        #: The name of the block.
+        self.block = decision.block
+        #: Whether it is as if there were no ``jax.checkpoint``.
+        self.keeps_all = not decision.recompute and not decision.offload
+        # Arguments exist anyway: one that is kept under a name would be a copy.
+        self._kept = tuple(
+            r.name for r in residuals if r.name in decision.keep and r.kind != "input"
+        )
+        self._offloaded = decision.offload
+        self._policy = _jax_policy(self._kept, self._offloaded)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the values that are kept or offloaded."""
+        return (*self._kept, *self._offloaded)
+
+    def __call__(self, *arguments: Any, **parameters: Any) -> Any:
+        """What JAX asks for each op: whether its results may be kept."""
+        return self.keeps_all or self._policy(*arguments, **parameters)
+
+
+def _jax_policy(kept: Sequence[str], offloaded: Sequence[str]) -> Callable[..., Any]:
+    """The policy of ``jax.checkpoint`` that keeps and offloads values with these names."""
+    policy: Callable[..., Any]
+    if not offloaded:
+        policy = jax.checkpoint_policies.save_only_these_names(*kept)
+        return policy
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[*kept], names_which_can_be_offloaded=[*offloaded],
+        offload_src="device", offload_dst="pinned_host",
+    )  # fmt: skip
+    return policy
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a function, also of a partial one or a method; ``block`` for a lambda."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = str(getattr(function, "__name__", type(function).__name__)).strip("_")
+    return "block" if not name or name.startswith("<") else name
+
+
+def _labels(
+    function: Callable[..., Any], paths: Sequence[Sequence[Any]], free: Sequence[int]
+) -> list[str]:
+    """Names of the leaves of the arguments: ``x``, ``params['wq']``."""
+    try:
+        parameters = [*inspect.signature(function).parameters.values()]
+    except (TypeError, ValueError):
+        parameters = []
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in plain]
+
+    def label(path: Sequence[Any]) -> str:
+        if path[0].idx == 1:  # keywords
+            return f"{path[1].key}{jax.tree_util.keystr(tuple(path[2:]))}"
+        number = free[path[1].idx]
+        first = names[number] if number < len(names) else f"input{number}"
+        return f"{first}{jax.tree_util.keystr(tuple(path[2:]))}"
+
+    return [label(path) for path in paths]

@@ -1,0 +1,352 @@
+"""Blocks of a differentiated function that nobody marked: bodies of scans, and repeated layers.
+
+They are looked for in the jaxpr of the function just before JAX differentiates it, and computed
+under the policy of the plan, as if ``toast.checkpoint`` stood around them.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core
+import numpy as np
+import numpy.typing as npt
+
+from toast.frontend.checkpoints import PlannedPolicy, policed
+from toast.frontend.memory_tracing import MemoryTrace
+from toast.frontend.mlir.gradients import changed_before_gradients
+from toast.frontend.residual_names import (
+    PRODUCTS,
+    REMATS,
+    frames,
+    inner_jaxpr,
+    size_bytes,
+    with_inner_jaxpr,
+)
+
+
+@contextlib.contextmanager
+def finding_blocks(trace: MemoryTrace) -> Iterator[None]:
+    """Functions that are differentiated in this block get the policy of ``trace``.
+
+    Their gradients are counted as well.
+    """
+
+    def change(function: Callable[..., Any], primals: tuple[Any, ...]) -> Callable[..., Any]:
+        trace.gradients += 1
+        return function if trace.policy is None else _with_blocks(trace, function)
+
+    with changed_before_gradients(change):
+        yield
+
+
+def _with_blocks(trace: MemoryTrace, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose blocks are computed under the policy of ``trace``."""
+
+    def changed(*primals: Any) -> Any:
+        known = len(trace.blocks)
+        try:
+            closed, shapes = jax.make_jaxpr(function, return_shape=True)(*primals)
+        except TypeError:  # an auxiliary result that is no array
+            return function(*primals)
+        marked = len(trace.blocks) > known
+        jaxpr = _BlockSearch(trace).in_jaxpr(closed.jaxpr, repeated=not marked)
+        same = closed.jaxpr is closed
+        whole = jaxpr if same else closed.replace(jaxpr=jaxpr)
+        results = jax.extend.core.jaxpr_as_fun(whole)(*jax.tree.leaves(primals))
+        return jax.tree.structure(shapes).unflatten(results)
+
+    return changed
+
+
+class _BlockSearch:
+    """Looks for blocks in jaxprs, and puts the policy of a trace around them."""
+
+    def __init__(self, trace: MemoryTrace) -> None:
+        self._trace = trace
+
+    def in_jaxpr(
+        self, jaxpr: Any, *, blocks: bool = True, repeated: bool = False, runs: int = 1
+    ) -> Any:
+        """A jaxpr with the policy around its scans and repeated layers, as far as wished.
+
+        Marked blocks that keep everything become plain equations.  ``runs`` is how often the jaxpr
+        runs.
+        """
+        layers = _layers(jaxpr.eqns) if blocks and repeated else []
+        used = collections.Counter(id(v) for e in jaxpr.eqns for v in e.invars)
+        used.update(id(v) for v in jaxpr.outvars)
+        ends, equations = dict(layers), []
+        skipped = 0
+        for number, equation in enumerate(jaxpr.eqns):
+            if number in ends:
+                skipped = ends[number]
+                equations += self._layer(jaxpr, jaxpr.eqns[number:skipped], used)
+            if number < skipped:
+                continue
+            name = equation.primitive.name
+            inner = inner_jaxpr(equation)
+            if name in REMATS:
+                equations += self._marked(equation, inner, runs)
+            elif name == "scan":
+                equations.append(self._scan(equation, inner, blocks, runs))
+            elif inner is not None:
+                new = self.in_jaxpr(inner, blocks=blocks, repeated=repeated, runs=runs)
+                equations.append(with_inner_jaxpr(equation, new))
+            else:
+                equations.append(equation)
+        return jaxpr.replace(eqns=equations)
+
+    def _marked(self, equation: Any, inner: Any, runs: int) -> list[Any]:
+        """The equations for one of ``jax.checkpoint``."""
+        policy = equation.params.get("policy")
+        if not isinstance(policy, PlannedPolicy):
+            self._trace.remark(f"{_place(inner)} has a jax.checkpoint of its own")
+            return [equation]
+        self._trace.repeat(policy.block, runs)
+        if policy.keeps_all:
+            return _spliced(inner, equation.invars, equation.outvars) or [equation]
+        return [equation]
+
+    def _scan(self, equation: Any, body: Any, blocks: bool, runs: int) -> Any:
+        runs *= equation.params["length"]
+        if not blocks or any(_remats(body)):  # the layers in it are marked
+            return with_inner_jaxpr(equation, self.in_jaxpr(body, blocks=False, runs=runs))
+        if equation.params["length"] < 2:
+            return equation
+        run, some = policed(
+            self._trace, equation.params["jaxpr"], _name(body), _argument_names(body),
+            prevent_cse=False, origin="scan", runs=runs, marked=False,
+        )  # fmt: skip
+        if not some:
+            return equation
+        new = jax.make_jaxpr(run)(*map(_like, body.invars))
+        return equation.replace(params={**equation.params, "jaxpr": new})
+
+    def _layer(self, jaxpr: Any, equations: list[Any], used: collections.Counter[int]) -> list[Any]:
+        """The equations of a layer, under the policy."""
+        mine = {id(v) for e in equations for v in e.outvars}
+        inside = collections.Counter(id(v) for e in equations for v in e.invars)
+        free: dict[int, Any] = {}
+        for equation in equations:
+            for variable in equation.invars:
+                if not isinstance(variable, jax.extend.core.Literal) and id(variable) not in mine:
+                    free.setdefault(id(variable), variable)
+        inputs = [*free.values()]
+        outputs = [
+            v for e in equations for v in e.outvars if used[id(v)] > inside[id(v)]
+        ]  # fmt: skip
+        part = jaxpr.replace(
+            constvars=[], invars=inputs, outvars=outputs, eqns=equations,
+            debug_info=jaxpr.debug_info._replace(
+                arg_names=("",) * len(inputs), result_paths=("",) * len(outputs)
+            ),
+        )  # fmt: skip
+        closed = part if hasattr(part, "consts") else jax.extend.core.ClosedJaxpr(part, [])
+        labels = [f"input{number}" for number in range(len(inputs))]
+        run, some = policed(
+            self._trace, closed, _layer_name(equations), labels, prevent_cse=True,
+            origin="repeated", marked=False,
+        )  # fmt: skip
+        if not some:
+            return equations
+        new = jax.make_jaxpr(run)(*map(_like, inputs))
+        return _spliced(getattr(new, "jaxpr", new), inputs, outputs) or equations
+
+
+def _spliced(jaxpr: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any] | None:
+    """The equations of a jaxpr with other variables; ``None`` if it returns an argument."""
+    if jaxpr.constvars:
+        return None
+    replaced = {id(v): new for v, new in zip(jaxpr.invars, inputs, strict=True)}
+    for variable, new in zip(jaxpr.outvars, outputs, strict=True):
+        if isinstance(variable, jax.extend.core.Literal) or id(variable) in replaced:
+            return None
+        replaced[id(variable)] = new
+
+    def read(variable: Any) -> Any:
+        return replaced.get(id(variable), variable)
+
+    return [
+        e.replace(invars=[*map(read, e.invars)], outvars=[*map(read, e.outvars)])
+        for e in jaxpr.eqns
+    ]
+
+
+# -- repeated layers -------------------------------------------------------------------------------
+
+#: Fewer equations are no layer.
+_SMALLEST_LAYER = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Consecutive equal parts of a list: ``count`` of ``period`` elements from ``start``."""
+
+    start: int
+    period: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.period * self.count
+
+
+def _layers(equations: Sequence[Any]) -> list[tuple[int, int]]:
+    """The layers among equations: from where to where, in order."""
+    numbers: dict[Any, int] = {}
+    tokens = np.array([numbers.setdefault(_token(e), len(numbers)) for e in equations], np.int64)
+    heavy = np.array([_is_heavy(e) for e in equations], bool)
+    blocked = np.array([_is_blocked(e) for e in equations], bool)
+    tokens[blocked] = -1 - np.arange(len(tokens))[blocked]  # equal to nothing
+    layers: list[tuple[int, int]] = []
+    waiting = [(0, len(equations))]
+    while waiting:
+        first, last = waiting.pop()
+        run = _longest_run(tokens[first:last], heavy[first:last])
+        if run is None:
+            continue
+        run = _best_cut(equations, dataclasses.replace(run, start=run.start + first))
+        layers += [(at, at + run.period) for at in range(run.start, run.end, run.period)]
+        waiting += [(first, run.start), (run.end, last)]
+    return sorted(layers)
+
+
+def _longest_run(tokens: npt.NDArray[np.int64], heavy: npt.NDArray[np.bool_]) -> _Run | None:
+    """The longest run of equal parts with a product in each; of two alike, with shorter parts."""
+    places: dict[int, list[int]] = {}
+    for place in np.flatnonzero(heavy).tolist():
+        places.setdefault(int(tokens[place]), []).append(place)
+    periods = {b - a for same in places.values() for a, b in itertools.pairwise(same)}
+    best: _Run | None = None
+    for period in sorted(period for period in periods if period >= _SMALLEST_LAYER):
+        equal = np.concatenate([[False], tokens[:-period] == tokens[period:], [False]])
+        edges = np.flatnonzero(equal[1:] != equal[:-1])
+        for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            count = (end - start) // period + 1
+            if count < 2 or not heavy[start : start + period].any():
+                continue
+            run = _Run(start, period, count)
+            if best is None or run.period * run.count > 1.1 * best.period * best.count:
+                best = run
+    return best
+
+
+def _best_cut(equations: Sequence[Any], run: _Run) -> _Run:
+    """The run, shifted so that the fewest bytes pass from one part to the next."""
+    last_use: dict[int, int] = {}
+    for place, equation in enumerate(equations):
+        for variable in equation.invars:
+            last_use[id(variable)] = place
+
+    def crossing(cut: int) -> int:
+        return sum(
+            size_bytes(variable.aval)
+            for equation in equations[max(0, cut - run.period) : cut]
+            for variable in equation.outvars
+            if last_use.get(id(variable), -1) >= cut
+        )
+
+    # The second cut: values from before the first part cross every one.
+    shift = min(range(run.period), key=lambda shift: crossing(run.start + run.period + shift))
+    if shift == 0:
+        return run
+    count = run.count - 1
+    return run if count < 2 else _Run(run.start + shift, run.period, count)
+
+
+def _token(equation: Any) -> Any:
+    """What two equal equations have in common: the primitive, its parameters and types."""
+    inner = inner_jaxpr(equation)
+    parameters: Any = None if inner is None else tuple(map(_token, inner.eqns))
+    if inner is None and equation.primitive.name != "slice":  # of stacked parameters
+        texts = {key: value for key, value in equation.params.items() if _is_plain(value)}
+        parameters = str(sorted(texts.items(), key=lambda item: item[0]))
+    types = tuple(str(v.aval) for v in (*equation.invars, *equation.outvars))
+    return equation.primitive.name, parameters, types
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool | tuple | frozenset | type(None))
+
+
+def _is_heavy(equation: Any) -> bool:
+    """Whether an equation is a product or has one inside, or is a kernel; loops do not count.
+
+    A loop without products beside it is no layer, but has layers.
+    """
+    name = equation.primitive.name
+    if name in PRODUCTS or name in ("custom_vjp_call", "pallas_call"):
+        return True
+    inner = None if name == "scan" else inner_jaxpr(equation)
+    return inner is not None and any(map(_is_heavy, inner.eqns))
+
+
+def _is_blocked(equation: Any) -> bool:
+    """Whether an equation cannot be part of a layer."""
+    inner = inner_jaxpr(equation)
+    decided = equation.primitive.name in REMATS or (inner is not None and any(_remats(inner)))
+    return decided or bool(equation.effects)
+
+
+def _remats(jaxpr: Any) -> Iterator[Any]:
+    """The jaxprs of ``jax.checkpoint`` in a jaxpr."""
+    for equation in jaxpr.eqns:
+        inner = inner_jaxpr(equation)
+        if inner is None:
+            continue
+        if equation.primitive.name in REMATS:
+            yield inner
+        else:
+            yield from _remats(inner)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def _name(jaxpr: Any) -> str:
+    """The name of the function of a jaxpr."""
+    text = str(getattr(jaxpr.debug_info, "func_src_info", "")).split(" at ")[0]
+    name = re.sub(r"[^\w.]", "", text.rpartition(".")[2]).strip("_")
+    return name if name and not text.startswith("<") and name != "lambda" else "scan"
+
+
+def _place(jaxpr: Any) -> str:
+    """The function of a jaxpr with its place: ``layer at model.py:12``."""
+    name, _, path = str(getattr(jaxpr.debug_info, "func_src_info", "a block")).partition(" at ")
+    return f"{name} at {path.rpartition('/')[2]}" if path else name
+
+
+def _argument_names(jaxpr: Any) -> list[str]:
+    names = [str(name or "") for name in getattr(jaxpr.debug_info, "arg_names", None) or ()]
+    missing = len(jaxpr.invars) - len(names)
+    names = [""] * missing + names if missing >= 0 else names[-len(jaxpr.invars) :]
+    return [name or f"input{number}" for number, name in enumerate(names)]
+
+
+def _layer_name(equations: Sequence[Any]) -> str:
+    """The innermost function of the user that all equations are in."""
+    common: list[tuple[str, str]] | None = None
+    for equation in equations:
+        path = [(f.file_name, f.function_name) for f in reversed(frames(equation))]
+        if path:
+            pairs = zip(common or (), path, strict=False)
+            common = path if common is None else [
+                a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+            ]  # fmt: skip
+    name = common[-1][1].rpartition(".")[2] if common else ""
+    return re.sub(r"\W", "", name).strip("_") if name and not name.startswith("<") else "layer"
+
+
+def _like(variable: Any) -> jax.ShapeDtypeStruct:
+    aval = variable.aval
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False))
+    )

@@ -1,0 +1,178 @@
+"""The memory policy and the microbatches under which functions are being traced.
+
+A plan chooses these, and they change what ``toast.checkpoint`` and ``toast.accumulate`` do while a
+function is traced for it.  Outside of that they do what the program says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from toast.errors import TargetError
+from toast.program import Block, BlockPolicy, MemoryPolicy, TracedMemory
+from toast.units import listed
+
+
+@dataclasses.dataclass(eq=False)
+class MemoryTrace:
+    """What a trace shall do, and what it saw."""
+
+    #: ``None`` if recomputation in the program stays as it is.
+    policy: MemoryPolicy | None
+    #: ``None`` if the program's own number of microbatches stays.
+    microbatches: int | None
+    #: Blocks by name, and the decisions for them.
+    blocks: dict[str, Block] = dataclasses.field(default_factory=dict)
+    resolved: dict[str, BlockPolicy] = dataclasses.field(default_factory=dict)
+    #: The names of residuals of the jaxprs that were seen, by text.
+    names: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: The number of functions that were differentiated.
+    gradients: int = 0
+    #: The number of microbatches of each ``toast.accumulate``.
+    accumulated: list[int] = dataclasses.field(default_factory=list)
+    #: Recomputation of the program that stays, and blocks that cannot be computed again.
+    own: list[str] = dataclasses.field(default_factory=list)
+    #: Whether the body of a block is being traced: blocks inside it are parts of it.
+    inside: bool = False
+    #: How often the loops of microbatches run what is being traced.
+    repeats: int = 1
+
+    def add(self, block: Block) -> BlockPolicy:
+        """The decision for a block, which is recorded; calls of equal blocks count as runs."""
+        assert self.policy is not None
+        name, number = block.name, 2
+        while name in self.blocks and self.blocks[name].residuals != block.residuals:
+            name, number = f"{block.name}_{number}", number + 1
+        known = self.blocks.get(name)
+        runs = block.runs * self.repeats + (known.runs if known else 0)
+        self.blocks[name] = block = dataclasses.replace(block, name=name, runs=runs)
+        self.resolved[name] = self.policy.of(name).resolved(block)
+        return self.resolved[name]
+
+    def repeat(self, block: str, times: int) -> None:
+        """Records that one of the runs of a block is in a loop, which runs it ``times`` times."""
+        known = self.blocks[block]
+        self.blocks[block] = dataclasses.replace(
+            known, runs=known.runs + (times - 1) * self.repeats
+        )
+
+    def remark(self, text: str) -> None:
+        """Records recomputation that stays as it is."""
+        if text not in self.own:
+            self.own.append(text)
+
+    def record(self, name: str) -> TracedMemory:
+        """What the trace of the program ``name`` did, after it is complete.
+
+        Raises :class:`toast.errors.TargetError` if there is nothing to recompute or to accumulate,
+        or if the policy names blocks or residuals that the program does not have.
+        """
+        if self.microbatches is not None and self.microbatches > 1 and not self.accumulated:
+            raise TargetError(
+                f"{name}: microbatches={self.microbatches}, but no gradients are accumulated in "
+                "it; use toast.accumulate(jax.value_and_grad(loss), batch_argnums=...) in the step"
+            )
+        blocks = tuple(self.blocks.values())
+        if self.policy is not None and not blocks:
+            self._check_blocks(name, self.policy)
+        policy = self.policy and self.policy.resolved(blocks)
+        return TracedMemory(policy, max(self.accumulated, default=1), blocks, tuple(self.own))
+
+    def _check_blocks(self, name: str, policy: MemoryPolicy) -> None:
+        """Raises an error if a program without blocks cannot have the policy."""
+        if not self.gradients:
+            raise TargetError(
+                f"{name}: remat {policy.label}: nothing is differentiated in it, so that there is "
+                "nothing to recompute; leave out remat, or plan the train step"
+            )
+        if policy.preset != "none":
+            own = f" ({listed(self.own)})" if self.own else ""
+            raise TargetError(
+                f"{name}: remat {policy.label}: there is no scan and no repeated layer that may be "
+                f"recomputed{own}; use toast.checkpoint(layer) around its layers"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """What the next traces shall do."""
+
+    policy: MemoryPolicy | None
+    microbatches: int | None
+
+
+_REQUESTED: contextvars.ContextVar[_Request | None] = contextvars.ContextVar(
+    "_REQUESTED", default=None
+)
+
+
+@contextlib.contextmanager
+def requested(policy: MemoryPolicy | None, microbatches: int | None) -> Iterator[None]:
+    """Programs that are traced in this block have this policy and these microbatches."""
+    if policy is None and microbatches is None:
+        yield
+        return
+    token = _REQUESTED.set(_Request(policy, microbatches))
+    try:
+        yield
+    finally:
+        _REQUESTED.reset(token)
+
+
+def requested_trace() -> MemoryTrace | None:
+    """A new trace as requested; ``None`` if nothing is."""
+    request = _REQUESTED.get()
+    return None if request is None else MemoryTrace(request.policy, request.microbatches)
+
+
+#: JAX does not use functions that were traced in another context again.
+_CONTEXT = jax.make_user_context(None)
+
+
+def current() -> MemoryTrace | None:
+    """The trace for a plan that is in progress in this thread."""
+    trace: MemoryTrace | None = _CONTEXT.value
+    return trace
+
+
+def planned() -> bool:
+    """Whether the policy of a plan decides about recomputation in the trace in progress."""
+    trace = current()
+    return trace is not None and trace.policy is not None
+
+
+@contextlib.contextmanager
+def tracing(trace: MemoryTrace) -> Iterator[MemoryTrace]:
+    """Traces in this block do what ``trace`` says."""
+    with _CONTEXT(trace):
+        yield trace
+
+
+@contextlib.contextmanager
+def repeated(times: int) -> Iterator[None]:
+    """The body of a loop, which runs ``times`` times, is traced in this block."""
+    trace = current()
+    before = 1 if trace is None else trace.repeats
+    if trace is not None:
+        trace.repeats = before * times
+    try:
+        yield
+    finally:
+        if trace is not None:
+            trace.repeats = before
+
+
+@contextlib.contextmanager
+def inside(trace: MemoryTrace) -> Iterator[None]:
+    """The body of a block is traced in this block."""
+    before, trace.inside = trace.inside, True
+    try:
+        yield
+    finally:
+        trace.inside = before

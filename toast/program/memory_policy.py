@@ -1,0 +1,324 @@
+"""Memory policies: which residuals of a differentiated program are kept, recomputed or offloaded.
+
+A residual is a value of the forward pass that the backward pass needs.  A block is a part of the
+program whose residuals a policy decides about: a layer, the body of a scan.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, cast
+
+from toast.errors import TargetError
+from toast.units import listed
+
+#: What happens to a residual between the passes.
+Choice = Literal["keep", "recompute", "offload"]
+CHOICES: tuple[Choice, ...] = ("keep", "recompute", "offload")
+
+#: How a residual is computed: by a product of matrices, by one with batch dimensions (scores of
+#: attention), by a kernel or a custom gradient, by other ops; or it is an argument of the block.
+ResidualKind = Literal["product", "batched_product", "kernel", "other", "input"]
+
+
+#: Stands for the values of a block that have no name.
+UNNAMED = "@unnamed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """A residual of a block: one value, or several with one name."""
+
+    name: str
+    kind: ResidualKind
+    #: The types of its values: ``bf16[16,8192,4096]``.
+    types: tuple[str, ...]
+    #: The bytes of all of them, for one run of the block on one device without sharding.
+    size_bytes: int
+    #: Where it is computed: ``model.py:12 (attention)``; empty if unknown.
+    source: str = ""
+    #: Whether the name is one of ``jax.ad_checkpoint.checkpoint_name`` in the program.
+    own: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A part of a program whose residuals a policy decides about."""
+
+    name: str
+    residuals: tuple[Residual, ...]
+    #: How often it runs in a step: the length of its scan, or the number of its calls.
+    runs: int = 1
+    #: ``toast.checkpoint``, ``scan`` or ``repeated``.
+    origin: str = "toast.checkpoint"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its residuals, in program order."""
+        return tuple(residual.name for residual in self.residuals)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(self.names)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockPolicy:
+    """The decision for the residuals of the blocks with a name.
+
+    Each of ``keep``, ``offload`` and ``recompute`` has names of residuals, with ``*`` for any text,
+    or kinds of residuals (``@product``).  A name decides before a name with ``*``, and that before
+    ``*`` alone.  Residuals that nothing names are recomputed.
+
+    JAX may also keep values without names that are computed from those with names, such as the
+    cosine in the gradient of a sine.  It does so only if everything is kept, and ``recompute`` does
+    not have ``@unnamed``.
+    """
+
+    #: The name of the block, with ``*`` for any text.
+    block: str
+    keep: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+    recompute: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = collections.Counter((*self.keep, *self.offload, *self.recompute))
+        for name, times in count.items():
+            if times > 1:
+                raise TargetError(
+                    f"remat {self.block}: {name} occurs twice; keep, offload or recompute it"
+                )
+
+    def choice(self, residual: Residual) -> Choice:
+        """What happens to a residual."""
+        named = [(pattern, choice) for choice in CHOICES for pattern in self._patterns(choice)]
+        fitting = [pair for pair in named if _fits(pair[0], residual)]
+        if not fitting:
+            return "recompute"
+        return min(fitting, key=lambda pair: _looseness(pair[0]))[1]
+
+    def _patterns(self, choice: Choice) -> tuple[str, ...]:
+        return cast(tuple[str, ...], getattr(self, choice))
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """All names and patterns in it."""
+        return (*self.keep, *self.recompute, *self.offload)
+
+    def resolved(self, block: Block) -> BlockPolicy:
+        """The decision for each residual of a block by its name.
+
+        Arguments of a block exist anyway, so that they are kept or offloaded.
+        """
+        names: dict[Choice, list[str]] = {choice: [] for choice in CHOICES}
+        names["recompute"] += [UNNAMED] * (UNNAMED in self.recompute)
+        for residual in block.residuals:
+            choice = self.choice(residual)
+            if residual.kind == "input" and choice == "recompute":
+                choice = "keep"
+            names[choice].append(residual.name)
+        return BlockPolicy(block.name, **{choice: tuple(n) for choice, n in names.items()})
+
+    def __str__(self) -> str:
+        parts = [f"{c}={','.join(self._patterns(c))}" for c in CHOICES if self._patterns(c)]
+        return f"{self.block}: {' '.join(parts) or 'recompute=*'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPolicy:
+    """What happens to the residuals of each block of a program.
+
+    >>> policy = MemoryPolicy.parse("layer: keep=query,key offload=gate; *: keep=*")
+    >>> policy.of("layer").keep, policy.of("head").keep
+    (('query', 'key'), ('*',))
+    >>> print(policy)
+    layer: keep=query,key offload=gate; *: keep=*
+    """
+
+    blocks: tuple[BlockPolicy, ...]
+    #: The name of the preset that it is; empty for another policy.
+    preset: str = dataclasses.field(default="", compare=False)
+
+    def of(self, block: str) -> BlockPolicy:
+        """The decision for a block: that for its name or, without one, for a pattern that fits.
+
+        A block that nothing names keeps everything.
+        """
+        for entry in self.blocks:
+            if entry.block == block:
+                return entry
+        for entry in self.blocks:
+            if fnmatch.fnmatchcase(block, _literal(entry.block)):
+                return entry
+        return BlockPolicy(block, keep=("*",))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether it offloads something."""
+        return any(entry.offload for entry in self.blocks)
+
+    @staticmethod
+    def parse(text: str) -> MemoryPolicy:
+        """The policy of a text: the name of a preset, or ``BLOCK: keep=NAMES offload=NAMES; ...``.
+
+        Raises :class:`toast.errors.TargetError` for another text.
+        """
+        if text.strip() in PRESETS:
+            return preset(text.strip())
+        if text.strip() == "auto":
+            raise TargetError(
+                "remat auto: is for toast.plan, which plans with each preset; use a preset "
+                f"({', '.join(PRESETS)}) or a policy"
+            )
+        entries = []
+        for part in filter(None, (part.strip() for part in text.split(";"))):
+            block, colon, rest = part.partition(":")
+            if not colon or not block.strip():
+                raise TargetError(
+                    f"remat {text!r}: neither a policy nor a preset; use auto, "
+                    f"{', '.join(PRESETS)}, or write 'BLOCK: keep=NAME,NAME offload=NAME'"
+                )
+            names: dict[str, tuple[str, ...]] = {}
+            for word in rest.split():
+                choice, equals, values = word.partition("=")
+                if choice not in CHOICES or not equals or choice in names:
+                    raise TargetError(
+                        f"remat {text!r}: {word!r} is not a choice; write keep=NAME,NAME, "
+                        "offload=NAME or recompute=NAME, each once per block"
+                    )
+                names[choice] = tuple(filter(None, values.split(",")))
+            entries.append(BlockPolicy(block.strip(), **names))
+        if not entries:
+            raise TargetError(
+                f"remat {text!r}: names no block; use auto, {', '.join(PRESETS)}, or write "
+                "'BLOCK: keep=NAME,NAME offload=NAME'"
+            )
+        return MemoryPolicy(tuple(entries))
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.blocks))
+
+    @property
+    def label(self) -> str:
+        """The name of the preset, or the text of the policy."""
+        return self.preset or str(self)
+
+    def resolved(self, blocks: Iterable[Block]) -> MemoryPolicy:
+        """The decision for each residual of the blocks of a program by its name.
+
+        Raises :class:`toast.errors.TargetError` if an entry matches no block, or a name none of
+        the residuals of its blocks.
+        """
+        blocks = list(blocks)
+        for entry in self.blocks:
+            mine = [b for b in blocks if self.of(b.name) is entry]
+            if not mine and entry.block != "*":
+                known = listed([block.name for block in blocks])
+                raise TargetError(f"remat {entry}: no block is named {entry.block}; use {known}")
+            residuals = [residual for block in mine for residual in block.residuals]
+            patterns = [pattern for pattern in entry.patterns if pattern != UNNAMED]
+            unused = [p for p in patterns if not any(_fits(p, r) for r in residuals)]
+            if self.preset or not mine:
+                if mine and patterns and len(unused) == len(patterns):
+                    raise TargetError(
+                        f"remat {self.preset}: no residual of {_known(mine)} has one of the names "
+                        f"of this preset; use another one, or 'BLOCK: keep=NAME,NAME'"
+                    )
+            elif unused:
+                raise TargetError(
+                    f"remat {entry}: no residual is named {unused[0]}; those of {_known(mine)}"
+                )
+        return MemoryPolicy(tuple(self.of(b.name).resolved(b) for b in blocks), self.preset)
+
+    def to_dict(self) -> dict[str, dict[str, list[str]]]:
+        """The policy as plain data: names of residuals, by block and choice."""
+        return {
+            entry.block: {choice: list(entry._patterns(choice)) for choice in CHOICES}
+            for entry in self.blocks
+        }
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Mapping[str, Sequence[str]]], name: str = "") -> MemoryPolicy:
+        """The policy of :meth:`to_dict`; ``name`` is that of its preset."""
+        entries = [
+            BlockPolicy(block, **{choice: tuple(names) for choice, names in choices.items()})
+            for block, choices in data.items()
+        ]
+        return MemoryPolicy(tuple(entries), name)
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedMemory:
+    """How a program was traced: under which policy, in how many microbatches."""
+
+    #: The policy by names of residuals; ``None`` if the program's own recomputation stays.
+    policy: MemoryPolicy | None = None
+    #: The number of microbatches; 1 if the batch is not cut.
+    microbatches: int = 1
+    #: The blocks of the program, in program order.
+    blocks: tuple[Block, ...] = ()
+    #: Recomputation in the program that the policy leaves alone, as text.
+    own: tuple[str, ...] = ()
+
+
+def _known(blocks: Sequence[Block]) -> str:
+    return listed([str(block) for block in blocks])
+
+
+def _literal(pattern: str) -> str:
+    """A pattern for ``fnmatch`` in which only ``*`` is special."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")
+
+
+def _fits(pattern: str, residual: Residual) -> bool:
+    if pattern.startswith("@"):
+        return residual.kind == pattern[1:]
+    return fnmatch.fnmatchcase(residual.name, _literal(pattern))
+
+
+def _looseness(pattern: str) -> int:
+    return 3 if pattern == "*" else 2 if pattern.startswith("@") else "*" in pattern
+
+
+#: The names that the projections of a layer have in MaxText, and in the models of TOAST.
+_QKV = ("query_proj", "key_proj", "value_proj", "qkv_proj", "query", "key", "value")
+_OUT = ("out_proj", "attention_output")
+_CONTEXT = ("context", "attention")
+_MLP_IN = ("mlpwi", "mlpwi_0", "mlpwi_1", "gate", "up", "expert_gate", "expert_up")
+_MLP_OUT = ("mlpwo", "mlp_output")
+_ALL = ("*",)
+_PRODUCTS = (*_QKV, *_OUT, *_MLP_IN, *_MLP_OUT, "@product")
+
+
+def _everywhere(keep: tuple[str, ...] = (), offload: tuple[str, ...] = ()) -> BlockPolicy:
+    return BlockPolicy("*", keep=keep, offload=offload)
+
+
+#: The decisions of presets.  ``none`` recomputes nothing, ``full`` everything, and ``named`` only
+#: values that JAX computes for gradients; the others are the policies of MaxText.
+PRESETS: Mapping[str, BlockPolicy] = {
+    "none": _everywhere(_ALL),
+    "named": BlockPolicy("*", keep=_ALL, recompute=(UNNAMED,)),
+    "full": _everywhere(),
+    "minimal": _everywhere(_PRODUCTS),
+    "minimal_with_context": _everywhere((*_PRODUCTS, *_CONTEXT, "@kernel")),
+    "minimal_offloaded": _everywhere((), _PRODUCTS),
+    "save_qkv_proj": _everywhere(_QKV),
+    "save_out_proj": _everywhere(_OUT),
+    "save_dot_except_mlp": _everywhere((*_QKV, *_OUT)),
+    "save_dot_with_context_except_mlp": _everywhere((*_QKV, *_CONTEXT, *_OUT)),
+    "save_dot_except_mlpwi": _everywhere((*_QKV, *_OUT, *_MLP_OUT)),
+    "qkv_proj_offloaded": _everywhere((), _QKV),
+}
+
+
+def preset(name: str) -> MemoryPolicy:
+    """The policy of a preset.
+
+    Raises :class:`toast.errors.TargetError` for an unknown name.
+    """
+    if name not in PRESETS:
+        raise TargetError(f"remat {name}: no such preset; use {', '.join(PRESETS)}")
+    return MemoryPolicy((PRESETS[name],), name)
