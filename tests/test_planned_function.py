@@ -516,3 +516,47 @@ def test_initial_values_of_several_arguments() -> None:
             plan.init(wrong, step.mesh, jax.random.key(0))
     with pytest.raises(PlanError, match="has no argument 'z'; use one of 0, 1, 2, 'y'"):
         plan.init(init, step.mesh, jax.random.key(0), argument="z")
+
+
+# -- memory policies and microbatches ------------------------------------------------------------
+
+
+def train_in_layers(params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+    def layer(weights: Any, x: jax.Array) -> jax.Array:
+        return jnp.tanh(jax.nn.relu(x @ weights["w1"]) @ weights["w2"]) + x
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+            return toast.checkpoint(layer)(weights, x), None
+
+        return jnp.mean(jax.lax.scan(body, x, params)[0] ** 2)
+
+    gradient = toast.accumulate(jax.value_and_grad(loss), batch_argnums=1)
+    value, gradients = gradient(params, x)
+    return jax.tree.map(lambda p, g: p - 0.01 * g, params, gradients), value
+
+
+@pytest.mark.filterwarnings("ignore:.*not donated")
+@pytest.mark.parametrize(
+    ("options", "policy"),
+    [({"remat": "full"}, "full"), ({"microbatches": 4}, ""), ({"remat": "auto"}, "auto")],
+)
+def test_functions_have_memory_policies_and_microbatches(
+    options: dict[str, Any], policy: str, tmp_path: pathlib.Path
+) -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+    params, (x, _) = jax.vmap(init)(keys), batch(64)
+    expected = jax.jit(train_in_layers)(params, x)
+    step = planned(train_in_layers, **options)
+    assert_close(step(params, x), expected)
+    assert step.plan.microbatches == options.get("microbatches", 1)
+    assert (step.plan.policy is not None) == bool(policy)
+    step.plan.to_json(tmp_path / "step.json")
+    kept = toast.jit(train_in_layers, plan=tmp_path / "step.json")
+    assert_close(kept(params, x), expected)
+    assert (kept.plan.policy, kept.plan.microbatches) == (
+        step.plan.policy, step.plan.microbatches
+    )  # fmt: skip
+    with pytest.warns(PlanWarning, match="planned again"):
+        step(params, batch(128)[0])
+    assert step.plan.policy == kept.plan.policy

@@ -1,9 +1,8 @@
 """TOAST: the automatic partitioner for JAX.
 
 >>> import toast
->>> sorted(name for name in toast.__all__ if name.islower())
-['accumulate', 'analyze', 'apply_plan', 'checkpoint', 'diff', 'jit', 'plan', 'replicate', 'shard',
- 'split']
+>>> print(*sorted(name for name in toast.__all__ if name.islower()))
+accumulate analyze apply_plan checkpoint diff jit plan replicate shard split
 """
 
 from __future__ import annotations

@@ -140,8 +140,7 @@ def traced_with(
         yield
         return
     chosen = {"remat": remat, "microbatches": microbatches}
-    traces = not isinstance(target, Program) and getattr(ports.frontend_of(target), "traces", False)
-    if not traces:
+    if not _traces(target):
         name = next(name for name, value in chosen.items() if value is not None)
         raise TargetError(
             f"{name}={chosen[name]!r}: needs a function that can be traced again, not a "
@@ -154,6 +153,13 @@ def traced_with(
     policy = MemoryPolicy.parse(remat) if isinstance(remat, str) else remat
     with memory_tracing.requested(policy, microbatches):
         yield
+
+
+def _traces(target: Any) -> bool:
+    """Whether the program of a target is traced, so that it may have another memory policy."""
+    if isinstance(target, Program):
+        return False
+    return bool(getattr(ports.frontend_of(target), "traces", False))
 
 
 def _program_of(
@@ -608,10 +614,9 @@ def apply_plan(
         )  # fmt: skip
         analysis = target
     else:
-        if remat is None and saved.memory is not None:
-            remat = saved.memory.policy
-        if microbatches is None and saved.memory is not None:
-            microbatches = saved.memory.microbatches
+        if saved.memory is not None and _traces(target):
+            remat = saved.memory.policy if remat is None else remat
+            microbatches = saved.memory.microbatches if microbatches is None else microbatches
         analysis = analyze(
             target, *arguments, donate=donate, platform=_platform_of(platform, machine),
             trip_counts=trip_counts, rules=rules, progress=progress, remat=remat,

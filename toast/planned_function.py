@@ -25,9 +25,9 @@ from toast.frontend import jax_libraries
 from toast.frontend.jax import from_call
 from toast.hardware import Hardware
 from toast.inputs import AnyHardware, AnyMesh
-from toast.plan import Applied, Plan
+from toast.plan import Applied, Plan, read
 from toast.plan.step_reshards import donation_text, jit_text
-from toast.program import Program
+from toast.program import MemoryPolicy, Program
 from toast.units import listed, size_text
 
 #: The options of :func:`toast.plan` that :func:`jit` passes on.
@@ -76,8 +76,8 @@ def jit(
     :param hardware: as for :func:`toast.plan`; by default that of the devices, or of ``plan``.
     :param donate_argnums: as for ``jax.jit``, with ``donate_argnames``, ``static_argnums`` and
         ``static_argnames``.
-    :param options: further options of :func:`toast.plan`, such as ``constraints``, ``settings`` or
-        ``lowering``.
+    :param options: further options of :func:`toast.plan`, such as ``constraints``, ``settings``,
+        ``lowering``, ``remat`` or ``microbatches``.
     :raises toast.errors.PlanError: for an unknown option, or one that a kept plan excludes.  A
         function that ``jax.jit`` refuses raises JAX's own error.
 
@@ -177,6 +177,8 @@ class PlannedFunction:
         self._of_library = of_library
         self._mesh_option, self._plan_option, self._hardware = mesh, plan, hardware
         self._options = dict(options)
+        self._remat = self._options.pop("remat", None)
+        self._microbatches = self._options.pop("microbatches", None)
         self._variants: dict[_Types, _Variant] = {}
         self._last: _Variant | None = None
         #: Whether calls go back to earlier variants; then each call looks for its variant.
@@ -330,8 +332,18 @@ class PlannedFunction:
     def _new_variant(self, arguments: Any, keywords: Any) -> _Variant:
         devices = self._devices_of_calls()
         machine = self._machine_of(devices)
-        program = self._program(arguments, keywords, machine, devices)
-        plan = self._plan(program, machine, devices)
+
+        def planned(policy: str | MemoryPolicy | None, microbatches: int | None) -> Plan:
+            with api.traced_with(self._function, policy, microbatches):
+                program = self._program(arguments, keywords, machine, devices)
+            return self._plan(program, machine, devices)
+
+        policy, microbatches = self._memory()
+        if policy == "auto":
+            plan = api.best_policy(lambda name: planned(name, microbatches), machine)
+        else:
+            plan = planned(policy, microbatches)
+        self._say_of(plan)
         if devices.mesh is None:
             mesh = apply.jax_mesh(plan.shardings, devices.devices or None)
             self._devices = dataclasses.replace(devices, mesh=mesh, options={"mesh": plan.mesh})
@@ -345,6 +357,18 @@ class PlannedFunction:
             )
         call = runnable if pytrees is None else _calling(pytrees, keywords)
         return _Variant(plan, runnable, call, pytrees)
+
+    def _memory(self) -> tuple[str | MemoryPolicy | None, int | None]:
+        """The memory policy of the next plan, and its microbatches.
+
+        They are those of a kept plan or, with ``"auto"``, of the last one.
+        """
+        if self._plan_option is not None:
+            kept = read(self._plan_option).memory
+            return (None, None) if kept is None else (kept.policy, kept.microbatches)
+        if self._remat == "auto" and self._last is not None:
+            return self._last.plan.policy, self._microbatches
+        return self._remat, self._microbatches
 
     def _program(
         self, arguments: Any, keywords: Any, machine: Hardware, devices: _Devices
@@ -378,16 +402,28 @@ class PlannedFunction:
         raise failure.__cause__ from None
 
     def _plan(self, program: Program, machine: Hardware, devices: _Devices) -> Plan:
-        """The plan for a program, kept or searched; says what the user should know about it."""
+        """The plan for a program, kept or searched."""
+        known = self._known_plan(program)
+        if known is not None:
+            return api.apply_plan(known, program).plan
+        if self._plan_option is not None:
+            return self._applied(self._plan_option, program, devices)
+        return self._searched(program, machine, devices)
+
+    def _known_plan(self, program: Program) -> Plan | None:
+        """An earlier plan for the same program with other pytrees, or other constants."""
         for known in self._variants.values():
             before = known.plan.analysis.program
             same = before.origin_digest == program.origin_digest
-            if same and before.donated == program.donated:  # other pytrees, or other constants
-                return api.apply_plan(known.plan, program).plan
-        if self._plan_option is not None:
-            plan = self._applied(self._plan_option, program, devices)
-        else:
-            plan = self._searched(program, machine, devices)
+            if same and before.donated == program.donated:
+                return known.plan
+        return None
+
+    def _say_of(self, plan: Plan) -> None:
+        """Says what the user should know about a new plan."""
+        program = plan.analysis.program
+        if self._known_plan(program) is not None:
+            return
         say = functools.partial(_say, self.__name__)
         if not plan.fits:
             say(_misfit(plan), red=True)
@@ -404,7 +440,6 @@ class PlannedFunction:
                 "planned again, for other arguments: "
                 f"{_changes(self._last.plan.analysis.program, program)}"
             )
-        return plan
 
     def _searched(self, program: Program, machine: Hardware, devices: _Devices) -> Plan:
         def search(start: Plan | None) -> Plan:
