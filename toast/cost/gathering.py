@@ -94,19 +94,21 @@ def build(
     product_operands: str = "",
     lanes: int = 1,
     loops: bool = False,
+    partitioned: bool = True,
 ) -> Tables:
     """Gather the tables of a decision space.
 
     ``terms`` are those of the price: the timeline has a block of columns for each term with
     buffers.  ``product_operands`` is the element type to which products round float32 operands, or
     empty; ``lanes`` are the elements of a row of the device's tiles, 1 for none.  With ``loops``,
-    products may be computed shard by shard beside permutes.
+    products may be computed shard by shard beside permutes.  ``partitioned`` is whether XLA
+    partitions the program, rather than compiles that of one device.
     """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
     slots = _Slots(space)
     value_slot, use_slot = slots.of_values(), slots.of_uses()
-    live = liveness(program, names.use_op, names.use_value, lanes=lanes)
+    live = liveness(program, names.use_op, names.use_value, lanes=lanes, partitioned=partitioned)
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
     grouped = _group_values(

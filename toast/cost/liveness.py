@@ -174,16 +174,24 @@ class LiveRanges:
         return Lifetimes(use_class, start, end, value)
 
 
-def liveness(program: Program, use_op: Ints, use_value: Ints, *, lanes: int = 1) -> Liveness:
+def liveness(
+    program: Program,
+    use_op: Ints,
+    use_value: Ints,
+    *,
+    lanes: int = 1,
+    partitioned: bool = True,
+) -> Liveness:
     """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order.
 
-    ``lanes`` are the elements of a row of the device's tiles, 1 for none.
+    ``lanes`` are the elements of a row of the device's tiles, 1 for none.  XLA keeps reshapes that
+    change tiles as copies only in programs that it has ``partitioned``.
     """
     count = len(program.values)
     kinds = [signature.kind for signature in program.signatures]
     kind_of_op = [kinds[op.signature] for op in program.ops]
     if lanes > 1:
-        for number in _relayouts(program, kind_of_op, lanes):
+        for number in _relayouts(program, kind_of_op, lanes) if partitioned else ():
             kind_of_op[number] = "relayout"
         for number in _selecting_scatters(program, kind_of_op):
             kind_of_op[number] = "select"

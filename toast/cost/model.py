@@ -134,6 +134,7 @@ class CostModel:
                 product_operands=hardware.product_operands,
                 lanes=hardware.lanes,
                 loops=self.loops,
+                partitioned=not local,
             )
         self.tables: Tables = self.machine.tables(tables, *stated_collectives(space, tables))
         first = self.price(space.unsharded[None])

@@ -35,6 +35,7 @@ def tables(
     product_operands: str = "",
     lanes: int = 1,
     loops: bool = False,
+    partitioned: bool = True,
 ) -> Tables:
     """:func:`toast.cost.gathering.build`, with a cache on disk.
 
@@ -45,14 +46,17 @@ def tables(
     if disk_cache.enabled() and len(space.analysis.program.ops) >= _LEAST_OPS:
         with contextlib.suppress(OSError):
             names = " ".join(term.name for term in terms)
-            key = _key(space, f"{product_operands} {lanes} {loops} {names}")
+            key = _key(space, f"{product_operands} {lanes} {loops} {partitioned} {names}")
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
             if entry := disk_cache.load(_KIND, key):
                 unpacked: Tables = _unpacked(*entry)
                 _check(unpacked, space)
                 return unpacked
-    built = build(space, terms, product_operands=product_operands, lanes=lanes, loops=loops)
+    built = build(
+        space, terms, product_operands=product_operands, lanes=lanes, loops=loops,
+        partitioned=partitioned,
+    )  # fmt: skip
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")
     return built

@@ -7,6 +7,7 @@ from toast.cost.terms.buffers import (
     EarlyCopies,
     GroupedOperands,
     GroupedResults,
+    LocalWorkspaces,
     MergedSums,
     RingBuffers,
     RoundedStacks,
@@ -56,14 +57,15 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     GroupedResults(), RingBuffers(),
 )  # fmt: skip
 
-#: Those that price what XLA's partitioner makes of sums.
-_OF_PARTITIONER = (SecondBuffers, PartedProducts)
+#: Those that price what XLA's partitioner makes of sums, and of grouped products.
+_OF_PARTITIONER = (SecondBuffers, PartedProducts, GroupedOperands, GroupedResults)
 
-#: Those of a device-local program: XLA partitions none of its sums, and adds no loops.
+#: Those of a device-local program: XLA partitions none of its ops, and adds no loops.
 LOCAL_TERMS: tuple[Term, ...] = (
     *(
         ExplicitSums() if type(term) is Sums
         else ScatteredSums() if isinstance(term, WholeSums)
+        else LocalWorkspaces() if isinstance(term, Workspaces)
         else term
         for term in DEFAULT_TERMS if not isinstance(term, _OF_PARTITIONER)
     ),

@@ -249,6 +249,18 @@ class Workspaces(Term):
         return size / layout.machine.hardware.allocator_efficiency
 
 
+class LocalWorkspaces(Workspaces):
+    """Workspaces of a device-local program: XLA has a kernel for its grouped products.
+
+    That of the parts of a grouped product that XLA partitions is the work of all groups.
+    """
+
+    def bytes(self, layout: Layout) -> Floats:
+        size = super().bytes(layout)
+        size[:, _grouped(layout)] = 0.0
+        return size
+
+
 class GroupedOperands(Term):
     """The rows of each group of a grouped product, if it is sharded.
 
