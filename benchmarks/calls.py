@@ -1,6 +1,6 @@
 """The cost of a call of ``toast.jit``, against calls of ``jax.jit`` and of the libraries' jit.
 
-    python -m benchmarks.calls [--leaves 4,64,1024] [--calls 2000]
+    python benchmarks/calls.py [--leaves 4,64,1024] [--calls 2000]
 
 Each step takes and returns many small arrays, so that its time is that of the dispatch.  Steps of
 ``jax.jit`` have the shardings of the plan; both take and return sharded arrays, donated.  The ratio
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -22,6 +24,8 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 import jax
 import jax.numpy as jnp
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 
