@@ -68,6 +68,9 @@ def test_xla_computes_ragged_products_once_for_each_group() -> None:
     weights_bytes, result_bytes = 8 * 4096 * 8192 * 2, 8192 * 8192 * 2
     arguments = 8192 * 4096 * 2 + weights_bytes
     assert plan.before.peak_bytes == pytest.approx(arguments + 8 * result_bytes, rel=1e-3)
+    local = CostModel(plan.model.space, plan.model.hardware, loops=True)  # XLA does not expand it
+    peak = local.price(local.space.initial[None]).peak_bytes[0]
+    assert peak == pytest.approx(arguments + result_bytes, rel=1e-3)
 
 
 def test_ragged_products_of_little_depth_move_the_results_of_all_groups() -> None:

@@ -24,14 +24,18 @@ def analyzed(function: Any, *arguments: Any) -> toast.Analysis:
     return toast.analyze(function, *arguments, platform="tpu", cache=False)
 
 
-def live(analysis: toast.Analysis, lanes: int) -> Liveness:
+def live(analysis: toast.Analysis, lanes: int, *, partitioned: bool = True) -> Liveness:
     names = analysis.names
-    return liveness(analysis.program, names.use_op, names.use_value, lanes=lanes)
+    return liveness(
+        analysis.program, names.use_op, names.use_value, lanes=lanes, partitioned=partitioned
+    )
 
 
-def stored(analysis: toast.Analysis, lanes: int) -> list[tuple[str, str]]:
+def stored(
+    analysis: toast.Analysis, lanes: int, *, partitioned: bool = True
+) -> list[tuple[str, str]]:
     """Kinds and element types of the values in memory, without arguments."""
-    program, exists = analysis.program, live(analysis, lanes).exists
+    program, exists = analysis.program, live(analysis, lanes, partitioned=partitioned).exists
     return [
         (program.kind(value.op), value.type.dtype)
         for number, value in enumerate(program.values)
@@ -53,6 +57,7 @@ def test_a_reshape_that_changes_tiles_is_a_copy(channels: int, copied: bool) -> 
     analysis = analyzed(normed, shape(16, 8, 8, channels, dtype="float32"))
     assert (("reshape", "f32") in stored(analysis, 128)) == copied
     assert ("reshape", "f32") not in stored(analysis, 1), "other devices have no tiles"
+    assert ("reshape", "f32") not in stored(analysis, 128, partitioned=False)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -122,3 +122,31 @@ def test_a_local_program_has_a_whole_sum_until_it_is_scattered() -> None:
     (buffer,) = [b for b in forms[0].timeline(state).at_peak if b.what == "sum"]
     assert buffer.bytes >= 64 * 64 * 4
     assert buffer.end == buffer.start + 1
+
+
+@pytest.mark.parametrize(
+    ("hardware", "moment", "copied"),
+    [
+        ("tpu-v5e", P(None, "m"), True),
+        ("tpu-v5e", P("m", None), False),
+        ("h100", P(None, "m"), False),
+    ],
+)
+def test_an_overwritten_argument_is_copied_if_it_is_gathered_along_rows(
+    hardware: str, moment: P, copied: bool
+) -> None:
+    """XLA for TPUs gathers into a buffer of its own, and copies the argument at the beginning."""
+
+    def step(p: jax.Array, m: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+        m = 0.9 * m + g
+        return p - m * jax.lax.rsqrt(m * m + 1.0), m
+
+    pins = {"p": P(), "m": moment, "g": moment, "result[0]": P(), "result[1]": moment}
+    size = f32(2048, 2048)
+    plan = toast.plan(
+        step, size, size, size, donate=(0, 1), mesh="m=8", hardware=hardware,
+        constraints=toast.Constraints(pin=pins),
+    )  # fmt: skip
+    columns = plan.model.columns(plan.model.layout(plan.state[None]))[0]
+    copies = columns[plan.model.tables.columns["argument copies"]]
+    assert copies.sum() == (4 * 2048 * 2048 if copied else 0)

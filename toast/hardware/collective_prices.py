@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -243,28 +243,14 @@ class _Slices:
                 )
                 for line in near
             ]  # fmt: skip
-        across = [
-            Algorithm(name, steps(kind, name, slices) * network.latency_s,
-                      wire_share(kind, name, slices) / rate)
-            for name in ("ring", "recursive doubling")
-            if name == "ring" or _is_power_of_two(slices)
-        ]  # fmt: skip
+        across = _across(kind, slices, network.latency_s, rate)
         if inside == 1:
             return across
-        within = ["reduce_scatter", "all_gather"] if kind == "all_reduce" else [kind]
-        return [
-            Algorithm(
-                f"two-level: {parts[0].name} in a slice, {outer.name} between",
-                sum(p.latency_s for p in parts) + outer.latency_s,
-                sum(p.seconds_per_byte for p in parts) + outer.seconds_per_byte / inside,
-                max(p.least_bytes for p in parts), min(p.most_bytes for p in parts),
-            )
-            for outer in across
-            for parts in itertools.product(
-                *(self._between(k, inner, devices, lower) for k in within)
-            )
-            if max(p.least_bytes for p in parts) < min(p.most_bytes for p in parts)
-        ]  # fmt: skip
+
+        def in_slice(kind: str) -> list[Algorithm]:
+            return self._between(kind, inner, devices, lower)
+
+        return [*_two_levels(kind, "slice", in_slice, across, inside)]
 
 
 def _algorithms(
@@ -375,23 +361,42 @@ def _on_switch(kind: str, inside: int, outside: int, hardware: Hardware) -> Iter
             + steps(kind, name, outside) * link.network_latency_s
         )
         yield Algorithm(name, latency, wire_share(kind, name, n) / rate)
-    across = [
-        Algorithm(name, steps(kind, name, outside) * link.network_latency_s,
-                  wire_share(kind, name, outside) / network)
-        for name in ("ring", "recursive doubling")
-        if name == "ring" or _is_power_of_two(outside)
-    ]  # fmt: skip
+    across = _across(kind, outside, link.network_latency_s, network)
     if inside == 1:
         yield from across[1:]
         return
-    # Two levels: all bytes move inside a node; between nodes each device sends its part.
+    yield from _two_levels(kind, "node", lambda k: _in_node(k, inside, hardware), across, inside)
+
+
+def _across(kind: str, groups: int, latency_s: float, bytes_per_s: float) -> list[Algorithm]:
+    """The algorithms between nodes or slices: a ring first."""
+    return [
+        Algorithm(name, steps(kind, name, groups) * latency_s,
+                  wire_share(kind, name, groups) / bytes_per_s)
+        for name in ("ring", "recursive doubling")
+        if name == "ring" or _is_power_of_two(groups)
+    ]  # fmt: skip
+
+
+def _two_levels(
+    kind: str,
+    where: str,
+    inner: Callable[[str], Iterable[Algorithm]],
+    across: Sequence[Algorithm],
+    inside: int,
+) -> Iterator[Algorithm]:
+    """Collectives with two levels over nodes or slices of ``inside`` devices.
+
+    All bytes move inside a node (``inner``, by kind); between nodes each device sends its part.
+    """
     within = ["reduce_scatter", "all_gather"] if kind == "all_reduce" else [kind]
+    near = [list(inner(k)) for k in within]
     for outer in across:
-        for parts in itertools.product(*(list(_in_node(k, inside, hardware)) for k in within)):
+        for parts in itertools.product(*near):
             least, most = max(p.least_bytes for p in parts), min(p.most_bytes for p in parts)
             if least < most:
                 yield Algorithm(
-                    f"two-level: {parts[0].name} in a node, {outer.name} between",
+                    f"two-level: {parts[0].name} in a {where}, {outer.name} between",
                     sum(p.latency_s for p in parts) + outer.latency_s,
                     sum(p.seconds_per_byte for p in parts) + outer.seconds_per_byte / inside,
                     least, most,

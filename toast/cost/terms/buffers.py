@@ -82,13 +82,14 @@ class ArgumentCopies(Term):
     name, scope, label = "argument copies", Entity.USE_CLASS, "copy"
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
-        program, empty = ranges.program, np.zeros(0, dtype=np.int64)
+        program = ranges.program
         arguments = np.array(program.argument_values, dtype=np.int64)
         overwritten = np.array(program.aliases, dtype=np.int64)
         first = len(program.ops) - len(program.results)
         uses = np.flatnonzero(ranges.use_op >= first)
-        uses = uses[overwritten[ranges.use_op[uses] - first] >= 0]
-        of = arguments[overwritten[ranges.use_op[uses] - first]] if len(uses) else empty
+        argument = overwritten[ranges.use_op[uses] - first]
+        uses, argument = uses[argument >= 0], argument[argument >= 0]
+        of = arguments[argument]
         end = np.zeros(len(ranges.size), dtype=np.int64)
         np.maximum.at(end, ranges.use_value, ranges.live.use_end)
         return Lifetimes(ranges.use_class[uses], np.zeros_like(uses), end[of] + 1, of)
