@@ -12,6 +12,10 @@ from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.hardware import Hardware
 from toast.program import QUANTITIES
 
+#: A kernel with fewer FLOPs for each exponential is one of attention: four products of 512 values
+#: for a score.  Kernels with a few exponentials beside their products are not.
+_FLOPS_OF_SCORE = 4096.0
+
 
 class ProductWork(LocalTerm):
     """Matrix products and convolutions: a roofline of FLOPs, results and bytes.
@@ -149,8 +153,9 @@ class KernelWork(LocalTerm):
         peaks = np.array([hardware.peak(dtype) for dtype in t.dtypes])
         flops, exponentials, all_bytes, _ = work
         alone = np.where(flops > 0, 0.0, exponentials / hardware.transcendentals_per_s)
-        attention = np.where(exponentials > 0, hardware.attention_share, 1.0)
-        computing = flops / (peaks[t.ops.dtype[kernels]] * attention)
+        attends = exponentials * _FLOPS_OF_SCORE > flops
+        share = np.where(attends, hardware.attention_share, 1.0)
+        computing = flops / (peaks[t.ops.dtype[kernels]] * share)
         beside = np.maximum(computing, all_bytes / hardware.memory_bytes_per_s)
         seconds[:, kernels] = np.maximum(beside, alone) * t.ops.count[kernels]
         return seconds
