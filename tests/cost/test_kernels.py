@@ -143,7 +143,11 @@ def test_a_workspace_is_in_memory_while_the_kernel_runs(tmp_path: pathlib.Path) 
 
 def test_attention_has_a_rate_of_its_own(tmp_path: pathlib.Path) -> None:
     """Kernels with products and many exponentials; others have the rate of products."""
-    both = RULE + "kernel_cost(Op,transcendentals,1000,exponentials) :- mine(Op).\n"
+    exponentials = (
+        "kernel_cost(Op,transcendentals,1000,scores) :- mine(Op).\n"
+        "kernel_cost_over(Op,scores,(0; 1)) :- mine(Op).\n"
+    )
+    both = RULE + exponentials
     for rule, share in ((both, 0.4), (RULE, 1.0)):
         model = model_of(tmp_path, rule)
         alike = dataclasses.replace(model.hardware, attention_efficiency=None)
