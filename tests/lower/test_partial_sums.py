@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,18 @@ CASES: dict[str, tuple[Callable[..., Any], int]] = {
     "used_twice": (lambda x, a, b, c: (x @ a + x @ b, x @ a), 2),
     "not_linear": (lambda x, a, b, c: jnp.tanh(x @ a) + x @ b + x @ c, 3),
     "with_another_value": (lambda x, a, b, c: (x @ a + 1) + x @ b, 2),
+    "reduced": (lambda x, a, b, c: (x @ a).sum(0), 1),
+    "reduced_by_groups": (lambda x, a, b, c: (x @ a).reshape(4, 4, 16).sum(1) + 1, 1),
+    "masked_and_reduced": (lambda x, a, b, c: ((x @ a) * jnp.cos(x[:, :16])).sum(1), -1),
+    "sliced": (lambda x, a, b, c: (x @ a)[:8] * 2, 1),
+    "added_and_reduced": (lambda x, a, b, c: (x @ a + x @ b).sum(0) - (x @ c).sum(0), -1),
+    "smaller_product": (lambda x, a, b, c: (x @ a) @ jnp.ones((16, 2)), 1),
+    "larger_product": (lambda x, a, b, c: (x[:, :16].T @ x[:, :16]) @ jnp.ones((16, 99)), -1),
+    "rounded": (lambda x, a, b, c: (x @ a).astype(jnp.bfloat16), 1),
+    "widened_and_reduced": (
+        lambda x, a, b, c: jnp.sum((x @ a).astype(jnp.bfloat16), 0, initial=3),
+        1,
+    ),
     "in_a_loop": (
         lambda x, a, b, c: jax.lax.scan(lambda s, _: (s + x @ a + x @ b, None), x @ c, length=3)[0],
         -1,
@@ -63,6 +76,34 @@ def test_gshard_3_3_sums_wait_for_one_another(name: str, lowering: Any) -> None:
     if sums >= 0:
         assert len([kind for kind in kinds if kind in ("all_reduce", "reduce_scatter")]) == sums
     assert_as_predicted(plan.model, plan.state, local)
+
+
+#: Functions of (x, a), and the value that devices reduce: its shape, unsharded.
+SMALLER: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "rows": (lambda x, a: (x @ a).sum(0), (512,)),
+    "groups": (lambda x, a: (x @ a).reshape(16, 256, 512).sum(1) + 1, (16, 512)),
+    "part": (lambda x, a: (x @ a)[:8], (8, 512)),
+    "product": (lambda x, a: (x @ a) @ jnp.ones((512, 2)), (4096, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SMALLER)
+def test_gshard_3_3_sums_are_reduced_where_they_are_smallest(name: str) -> None:
+    function, shape = SMALLER[name]
+    plan = toast.plan(
+        function, f32(4096, 1024), f32(1024, 512), mesh="data=4",
+        hardware="tpu-v5e", lowering="local",
+        constraints=toast.Constraints(pin={"x": P(None, "data"), "a": P("data")}),
+        settings=toast.Settings(rounds=1),
+    )  # fmt: skip
+    local = plan.lowered()
+    counts = local.counts()
+    assert counts == plan.model.local_collectives(plan.state)
+    size = 4.0 * math.prod(shape)
+    sums = {key: times for key, times in counts.items() if "reduce" in key[0]}
+    assert sums in ({("all_reduce", ("data",), size): 1}, {("reduce_scatter", ("data",), size): 1})
+    (sent,) = plan.model.price(plan.state[None]).sent_bytes
+    assert sent < 8 * size
 
 
 @pytest.mark.parametrize("mesh", ["data=4", "a=2,b=4"])

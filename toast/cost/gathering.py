@@ -27,11 +27,11 @@ from toast.cost.liveness import (
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
+from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
     Columns,
     CopyPairs,
     Events,
-    JointSums,
     KernelTensors,
     KernelTerms,
     OpClasses,
@@ -63,9 +63,6 @@ _READ_NOTHING = frozenset({
 
 #: Ops whose sums over many devices XLA does not compute in parts.
 _SUMMED_WHOLE = frozenset({"gather", "scatter"})
-
-#: Ops that commute with a sum over devices.
-_LINEAR = frozenset({"convert", "transpose", "reshape"})
 
 #: The kind of op that may become a loop of products (:mod:`toast.cost.loops`).
 _LOOPED = "dot_general"
@@ -211,7 +208,8 @@ def build(
         values=values,
         uses=uses,
         pairs=grouped.pairs,
-        joint_sums=_joint_sums(program, names.use_value, summed, grouped),
+        joint_sums=added_sums(program, names.use_value, summed, grouped.of_value) if partitioned
+        else waiting_sums(analysis, summed & ~gathered, grouped.of_value, value_bytes),
         operands=operands,
         windows=open_windows,
         events=events,
@@ -877,36 +875,6 @@ def _rounded(
         if program.kind(op) in PRODUCTS and program.values[value].type.dtype == "f32":
             share[grouped.of_use[use]] = rounded
     return share
-
-
-def _joint_sums(program: Program, use_of: Ints, summed: Bools, grouped: _Grouped) -> JointSums:
-    """Values whose sum over devices waits until they are added to another such value.
-
-    XLA turns a sum of all-reduces into the all-reduce of a sum if nothing else needs the parts.
-    """
-    single = np.bincount(use_of, minlength=len(program.values)) == 1
-    # For each value, the first summand whose sum could wait: a value with a reduction of its own.
-    # The other summands wait for it already.
-    first: list[int] = [-1] * len(program.values)
-    times: dict[tuple[int, int], int] = {}
-    members = np.bincount(grouped.of_value)
-    for number, value in enumerate(program.values):
-        op = program.ops[value.op]
-        kind = program.kind(value.op)
-        if summed[number]:
-            first[number] = number
-            continue
-        waiting = [first[v] for v in op.operands if single[v] and first[v] >= 0]
-        if kind in _LINEAR and waiting:
-            first[number] = waiting[0]
-        elif kind == "add" and len(waiting) == 2:
-            key = int(grouped.of_value[waiting[1]]), int(grouped.of_value[waiting[0]])
-            times[key] = times.get(key, 0) + 1
-            first[number] = waiting[0]
-    keys = sorted(times)
-    value_class, other = np.array(keys, dtype=np.int64).reshape(-1, 2).T
-    count = np.array([times[key] for key in keys], dtype=np.float64)
-    return JointSums(value_class, other, count / members[value_class])
 
 
 def _events(lifetimes: Sequence[tuple[int, Lifetimes]]) -> Events:

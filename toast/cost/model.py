@@ -444,14 +444,19 @@ class CostModel:
         conditions of loops.
         """
         conditions = self._counted(ConditionGathers().traffic(self.layout(state[None])))
-        joint = self._waiting_sums(state)
-        return self.reshards(state) - joint + self.edges(state) + conditions
+        counts = self.reshards(state)
+        joint = self.joint_sums(state)
+        counts.subtract(self._spared_sums(state, joint))
+        counts.update(self._further_sums(state, joint))
+        return +counts + self.edges(state) + conditions
 
-    def _waiting_sums(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
+    def _spared_sums(
+        self, state: States, joint_sums: Sequence[JointSum]
+    ) -> Counter[tuple[str, tuple[str, ...], float]]:
         """How often each collective of a sum is left out, because it waits for a common one."""
         program, left_out = self.space.analysis.program, np.zeros(len(self.tables.values))
-        for joint in self.joint_sums(state):
-            for value in joint.others:
+        for joint in joint_sums:
+            for value in joint.spared:
                 left_out[self.tables.value_class[value]] += program.repeats[
                     program.values[value].op
                 ]
@@ -462,6 +467,28 @@ class CostModel:
             for traffic in self.traffic(self.exact_layout(state))
             if traffic.term.name in _OF_SUMS
         )
+
+    def _further_sums(
+        self, state: States, joint_sums: Sequence[JointSum]
+    ) -> Counter[tuple[str, tuple[str, ...], float]]:
+        """The all-reduces of totals over more axes than those over which their ops sum.
+
+        Those over fewer axes, which they replace, are negative.
+        """
+        program, names = self.space.analysis.program, self.space.mesh.names
+        layout = self.exact_layout(state)
+        counts: Counter[tuple[str, tuple[str, ...], float]] = Counter()
+        for joint in joint_sums:
+            number = self.tables.value_class[joint.value]
+            size = float(layout.value_bytes[0, number])
+            own = self.axis_names(int((layout.partial & ~layout.settled_axes)[0, number]))
+            times = program.repeats[program.values[joint.value].op]
+            if joint.further and size:
+                both = tuple(axis for axis in names if axis in own or axis in joint.further)
+                counts["all_reduce", both, size] += times
+                if own:
+                    counts["all_reduce", own, size] -= times
+        return counts
 
     def edges(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
         """How often devices exchange edges of shards under one state (``[classes, axes]``).

@@ -192,11 +192,12 @@ class CopyPairs(EntityTable):
 
 @dataclasses.dataclass(frozen=True)
 class JointSums(EntityTable):
-    """Partial sums that are added before they are summed over devices, by value class."""
+    """Partial sums that wait before they are summed over devices, by value class."""
 
     value: Ints
-    other: Ints  # value class that its collective is merged with
+    other: Ints  # value class that its collective is merged with, or that is summed instead
     share: Floats  # of its values, those with such a sum
+    smaller: Bools  # whether the other one is a smaller value that follows from it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 
 from toast.analysis import Analysis, analyzed
 from toast.boundary.printable import shortened
-from toast.cost.joint_sums import SCALING, JointSum
+from toast.cost.linear_ops import SCALING
 from toast.cost.reshard_steps import (
     ReshardStep,
     crowded_dimensions,
@@ -212,12 +212,10 @@ class _Lowering:
         #: The local functions of composites, by decomposition and shardings; ``None`` if there is
         #: none.
         self._bodies: dict[Any, str | None] = {}
-        #: Values that stay partial sums until they are added, and the ops that add them.
+        #: Values that stay partial sums, the ops that combine these, and those of the totals.
         self._waiting = {value for joint in factors.joint_sums for value in joint.waiting}
-        self._adds = {
-            op: joint for joint in factors.joint_sums
-            for op in (joint.op, *(analysis.program.values[v].op for v in joint.between))
-        }  # fmt: skip
+        self._passed = {each.op: each for joint in factors.joint_sums for each in joint.passed}
+        self._totals = {joint.op: joint for joint in factors.joint_sums}
 
     def run(self) -> LocalProgram:
         """Lowers the whole program."""
@@ -394,10 +392,13 @@ class _Lowering:
             labels = tuple(planned.factor(number).label for number in sorted(whole))
             self._gathered_ops.append(GatheredOp(op, labels))
         lowered = planned.whole_along(whole)
-        joint = self._adds.get(op)
-        if joint is not None:  # it adds shards of partial sums
-            lowered = dataclasses.replace(lowered, results=(self._partial_sum(joint)[0],))
-            self._rescale(op, lowered.results[0])
+        passed = self._passed.get(op)
+        if passed is not None:
+            lowered = dataclasses.replace(lowered, waiting=passed.axes)
+            if passed.alike is not None:  # it adds shards of partial sums
+                spec = self._computed(passed.alike)
+                lowered = dataclasses.replace(lowered, results=(spec,))
+                self._rescale(op, spec)
         specs = zip(planned.operands, lowered.operands, strict=True)
         loop = None
         for index, (wanted, needed) in enumerate(specs):
@@ -430,11 +431,8 @@ class _Lowering:
             if combiner == "add":
                 partial -= self._left
             purpose = _Purpose(value, op, bool(whole), combiner)
-            if joint is not None:
-                partial, purpose = (
-                    self._partial_sum(joint)[1],
-                    _Purpose(joint.value, op, combiner="add"),
-                )
+            if op in self._totals:
+                purpose = _Purpose(self._totals[op].value, op, combiner="add")
             steps = sum_steps(lowered.results[index], stored, partial)
             if op in self._factors.looped_sums:
                 steps = steps[1:]  # the loop has scattered the sum
@@ -461,12 +459,9 @@ class _Lowering:
         with self._emitter.before(operation):
             operation.operands[1] = self._emitter.broadcast(maker.operands[0], shape, [])
 
-    def _partial_sum(self, joint: JointSum) -> tuple[Spec, frozenset[str]]:
-        """The sharding of partial sums that devices add before they reduce them, and their axes."""
-        op = self._program.values[joint.value].op
-        rule = self._analysis.rules[self._program.ops[op].signature]
-        own = op_sharding(self._program, self._shardings, rule, op, self._factors.of(op))
-        return own.results[0], own.partial(0)["add"]
+    def _computed(self, value: int) -> Spec:
+        """The sharding of a value as its op computes it."""
+        return self._shardings.sums.get(value, self._shardings.of(self._program, value))
 
     def _begin_loop(self, op: int, index: int, wanted: Spec) -> _GatherLoop | None:
         """The shards of an operand in place of the gather that becomes a loop of a product.

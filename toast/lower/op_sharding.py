@@ -31,12 +31,16 @@ class OpFactors:
     looped_gathers: frozenset[tuple[int, int]] = frozenset()
     #: Products whose scattered sums go around the devices.
     looped_sums: frozenset[int] = frozenset()
-    #: Partial sums that are added before devices reduce them.
+    #: Partial sums that wait while ops are linear.
     joint_sums: tuple[JointSum, ...] = ()
 
     def renamed(self, names: Mapping[str, str]) -> OpFactors:
         """The same with other names of axes."""
-        return dataclasses.replace(self, axes=tuple(names.get(axis, axis) for axis in self.axes))
+        return dataclasses.replace(
+            self,
+            axes=tuple(names.get(axis, axis) for axis in self.axes),
+            joint_sums=tuple(joint.renamed(names) for joint in self.joint_sums),
+        )
 
     def of(self, op: int) -> dict[int, frozenset[str]]:
         """The axes of each factor of an op that has any."""
@@ -89,6 +93,8 @@ class OpSharding:
     #: The sharding in which the op uses each operand, and in which it computes each result.
     operands: tuple[Spec, ...]
     results: tuple[Spec, ...]
+    #: Axes over which operands are partial sums that the op passes on.
+    waiting: frozenset[str] = frozenset()
 
     @functools.cached_property
     def sharded(self) -> tuple[int, ...]:
@@ -107,6 +113,8 @@ class OpSharding:
             combiner = self.factor(number).combiner
             if combiner and number not in inside:
                 sums[combiner] = sums.get(combiner, frozenset()) | self.axes[number]
+        if self.waiting:
+            sums["add"] = sums.get("add", frozenset()) | self.waiting
         return sums
 
     def whole_along(self, factors: frozenset[int]) -> OpSharding:

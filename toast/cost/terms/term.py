@@ -110,7 +110,7 @@ class Traffic:
     result: Floats  # [S, X] bytes of results
     times: Floats  # [S, X] or [X] number per step, if there are axes
     spared: Floats | float = 0.0  # [S, X] or [X] share of them that XLA saves
-    rounded: Floats | float = 1.0  # [X] bytes of an element over those in the program
+    rounded: Floats | float = 1.0  # [S, X] or [X] bytes as priced over those in the program
     stated: int | None = None  # the kind in the program, if XLA uses another
     behind: Floats | float = 0.0  # [S, X] seconds of each beside another of them
 

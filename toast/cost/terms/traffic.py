@@ -14,6 +14,9 @@ from toast.cost.reshard_routes import Routes
 from toast.cost.terms.term import OrderedTerm, Term, Traffic
 from toast.space import NONE
 
+#: The share of a sum that waits for almost nothing.
+_LEAST_SHARE = 1e-12
+
 
 class Sums(Term):
     """Partial sums over devices: all-reduces, or reduce-scatters if uses want parts.
@@ -67,6 +70,9 @@ class ExplicitSums(Sums):
             if traffic.kind == SCATTER:
                 times = layout.tables.values.count.astype(np.float64)
                 yield dataclasses.replace(traffic, times=times)
+            elif traffic.kind == REDUCE and layout.tables.joint_sums.smaller.any():
+                share = _later_share(layout)
+                yield dataclasses.replace(traffic, size=traffic.size * share, rounded=share)
             else:
                 yield traffic
 
@@ -79,12 +85,35 @@ def _joint(layout: Layout, axes: Axes, scattered: bool) -> Floats:
     sums, whole = layout.tables.joint_sums, layout.tables.values.summed_whole
     share = np.zeros(axes.shape)
     if len(sums):
-        alike = axes[:, sums.value] == axes[:, sums.other]
+        alike = (axes[:, sums.value] == axes[:, sums.other]) & ~sums.smaller
         if scattered:
             alike &= whole[sums.value] == whole[sums.other]
         first = np.flatnonzero(np.diff(sums.value, prepend=-1))
         share[:, sums.value[first]] = np.add.reduceat(alike * sums.share, first, axis=1)
     return share
+
+
+def _later_share(layout: Layout) -> Floats:
+    """``[S, C]`` bytes of sums that wait for a smaller value, over those of the values themselves.
+
+    As the lowering decides it, if the ops in between have the sharding that the sum leaves.
+    """
+    t = layout.tables
+    later = t.joint_sums.take(np.flatnonzero(t.joint_sums.smaller))
+    partial, shape = layout.partial, layout.partial.shape
+    moved = np.zeros(shape, dtype=bool)
+    if len(t.uses):
+        differs = np.maximum.reduceat(layout.differs, t.uses.first, axis=1)
+        moved[:, t.uses.value[t.uses.first]] = differs > 0
+    scattered = axes_of(layout.settled != layout.defined) > 0
+    held = (layout.defined_axes | partial)[:, later.other]
+    waits = ~(moved | scattered)[:, later.value] & (partial[:, later.value] & held == 0)
+    size = layout.value_bytes
+    share = np.ones(shape)
+    least = np.minimum(size[:, later.other] / np.maximum(size[:, later.value], 1e-9), 1.0)
+    less = waits * later.share * (1.0 - least)
+    np.subtract.at(share.T, later.value, less.T)
+    return np.maximum(share, _LEAST_SHARE)
 
 
 def _sent_in_parts(layout: Layout) -> Floats:
