@@ -21,6 +21,7 @@ from toast.apply.execute import flat_jit, on_devices
 from toast.assurance.local_proofs import random_state
 from toast.cost import CostModel
 from toast.cost.reshard_steps import (
+    ReshardStep,
     crowded_dimensions,
     exchanged_dimensions,
     reshard_steps,
@@ -48,11 +49,17 @@ def specs(draw: st.DrawFn, rank: int = 3) -> Spec:
     )
 
 
+def steps_between(before: Spec, after: Spec) -> tuple[ReshardStep, ...]:
+    """The steps where the axes divide every dimension."""
+    exchanged = exchanged_dimensions(before, after, dict(MESH.axes))
+    return reshard_steps(before, after, exchanged=exchanged)
+
+
 @given(specs(), specs())
 @settings(max_examples=200, deadline=None)
 def test_steps_lead_from_one_sharding_to_the_other(before: Spec, after: Spec) -> None:
     spec = before
-    for step in reshard_steps(before, after):
+    for step in steps_between(before, after):
         assert step.before == spec
         spec = step.after
     assert spec == after
@@ -89,7 +96,7 @@ def test_no_step_has_more_than_both_ends(before: Spec, after: Spec) -> None:
         return math.prod(sizes[axis] for axes in spec for axis in axes if axis in sizes)
 
     least = min(shards(before), shards(after))
-    assert all(shards(step.after) >= least for step in reshard_steps(before, after))
+    assert all(shards(step.after) >= least for step in steps_between(before, after))
 
 
 @given(specs(), specs(), st.randoms())
@@ -98,7 +105,7 @@ def test_only_permutes_depend_on_the_order_of_axes(before: Spec, after: Spec, ra
     """Prices of other collectives do not depend on the order."""
 
     def others(*ends: Spec) -> list[tuple[str, frozenset[str]]]:
-        steps = reshard_steps(*ends)
+        steps = steps_between(*ends)
         return [(s.kind, s.axes) for s in steps if s.kind not in ("slice", "collective_permute")]
 
     def shuffled(spec: Spec) -> Spec:
@@ -123,13 +130,30 @@ def test_shards_change_places_if_a_dimension_cannot_have_both_axes() -> None:
     sizes = {"a": 2, "b": 2, "c": 4}
     before, after = (("a",), ()), (("b",), ("c",))
     crowded = crowded_dimensions((2, 8), before, after, sizes)
-    exchanged = exchanged_dimensions(crowded, before, after, sizes)
+    exchanged = exchanged_dimensions(before, after, sizes)
     steps = reshard_steps(before, after, crowded, exchanged)
     assert [(s.kind, s.axes) for s in steps] == [
         ("collective_permute", {"a", "b"}), ("slice", {"c"}),
     ]  # fmt: skip
     for other in ((("c",), ()), (("b",), ("a",))):  # of another size; `a` moves
-        assert not exchanged_dimensions(frozenset({0}), before, other, sizes)
+        assert not exchanged_dimensions(before, other, sizes)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((("a",), ()), (("b",), ())),
+        ((("a", "c"), ()), (("b", "c"), ())),
+        ((("a",), ("b",)), (("b",), ("a",))),
+        ((("a",), ("b",)), (("c",), ("a",))),
+        ((("a", "b"), ()), (("d",), ())),
+    ],
+)
+def test_one_permute_is_enough_if_dimensions_have_as_many_shards(before: Spec, after: Spec) -> None:
+    """As Shardy and XLA do it."""
+    sizes = {"a": 2, "b": 2, "c": 2, "d": 4}
+    steps = reshard_steps(before, after, exchanged=exchanged_dimensions(before, after, sizes))
+    assert [step.kind for step in steps] == ["collective_permute"]
 
 
 def halved(x: jax.Array) -> jax.Array:

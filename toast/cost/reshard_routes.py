@@ -113,7 +113,7 @@ def _steps(
     ends = spec(before), spec(after)
     steps = []
     crowded = crowded_dimensions(shape, *ends, sizes)
-    for step in reshard_steps(*ends, crowded, exchanged_dimensions(crowded, *ends, sizes)):
+    for step in reshard_steps(*ends, crowded, exchanged_dimensions(*ends, sizes)):
         if step.kind == "slice" or (step.kind == "collective_permute" and not order):
             continue
         held = [axis for axes in step.after for axis in axes if not axis.startswith(RESTORED)]

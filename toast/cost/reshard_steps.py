@@ -57,20 +57,29 @@ def crowded_dimensions(
     )  # fmt: skip
 
 
-def exchanged_dimensions(
-    crowded: frozenset[int], before: Spec, after: Spec, sizes: Mapping[str, int]
-) -> frozenset[int]:
-    """The crowded dimensions whose shards can stay as they are, on the devices of other axes.
+def exchanged_dimensions(before: Spec, after: Spec, sizes: Mapping[str, int]) -> frozenset[int]:
+    """The dimensions whose shards can stay as they are, on the devices of other axes.
 
-    These are axes of the same sizes that no other dimension has.  ``sizes`` has the devices along
-    each axis.
+    A dimension has as many shards before as after.  Its new axes shard no other dimension before,
+    and its old ones none after, but for dimensions that are exchanged, too.  ``sizes`` has the
+    devices along each axis.
     """
+
+    def shards(axes: Sequence[str]) -> int:
+        return math.prod(sizes.get(axis, 1) for axis in axes)
+
     home, goal = _dims(before), _dims(after)
-    return frozenset(
-        d for d in crowded
-        if [sizes.get(axis) for axis in before[d]] == [sizes.get(axis) for axis in after[d]]
-        and goal.keys().isdisjoint(before[d]) and home.keys().isdisjoint(after[d])
-    )  # fmt: skip
+    exchanged = {
+        d for d, (old, new) in enumerate(zip(before, after, strict=True))
+        if old and {*old} != {*new} and shards(old) == shards(new)
+    }  # fmt: skip
+    while apart := {
+        d for d in exchanged
+        if any(axis in home and home[axis] not in exchanged for axis in after[d])
+        or any(axis in goal and goal[axis] not in exchanged for axis in before[d])
+    }:  # fmt: skip
+        exchanged -= apart
+    return frozenset(exchanged)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -82,15 +91,15 @@ def reshard_steps(
 ) -> tuple[ReshardStep, ...]:
     """The steps from the sharding ``before`` to ``after``, without communication where possible.
 
-    Shards of the dimensions ``exchanged`` (:func:`exchanged_dimensions`) change places first.  Axes
-    that leave another dimension of ``crowded`` (:func:`crowded_dimensions`) are gathered first.
-    Only collective-permutes depend on the order of the axes of a dimension.
+    Shards of the dimensions ``exchanged`` (:func:`exchanged_dimensions`) change places at once.
+    Axes that leave another dimension of ``crowded`` (:func:`crowded_dimensions`) are gathered
+    first.  Only collective-permutes depend on the order of the axes of a dimension.
     """
     if before == after:
         return ()
     if exchanged:
         spec = tuple(after[d] if d in exchanged else own for d, own in enumerate(before))
-        places = frozenset(axis for d in exchanged for axis in (*before[d], *after[d]))
+        places = frozenset(axis for d in exchanged for axis in {*before[d], *after[d]})
         move = ReshardStep("collective_permute", places, before, spec)
         return (move, *reshard_steps(spec, after, crowded))
     released = tuple(

@@ -41,27 +41,21 @@ def tiles(mesh: Mesh, axes: tuple[str, ...]) -> Ints:
 def moves(mesh: Mesh, before: Sequence[tuple[str, ...]], after: Sequence[tuple[str, ...]]) -> Ints:
     """``[devices, 2]`` the source and the target of each shard, if axes change places.
 
-    ``before`` and ``after`` have the axes of each dimension: the same ones in another order, or
-    others of the same sizes.
+    ``before`` and ``after`` have the axes of each dimension, which has as many shards in both.
     """
-    free = sorted({*mesh.names} - {axis for axes in before for axis in axes})
-    # Where an axis was free that has a dimension afterwards, the axis that it replaces is free.
-    replaced = {
-        new: old
-        for axes, others in zip(before, after, strict=True)
-        for old, new in zip(axes, others, strict=True)
-        if new in free
-    }
-    source = {tile: device for device, tile in enumerate(_all_tiles(mesh, before, free))}
-    left = [replaced.get(axis, axis) for axis in free]
-    pairs = [(source[tile], device) for device, tile in enumerate(_all_tiles(mesh, after, left))]
+    ends = [{axis for axes in spec for axis in axes} for spec in (before, after)]
+    both = [(axis,) for axis in mesh.names if axis not in ends[0] | ends[1]]
+    # Copies along axes that shard the value later are those along the axes that did so before.
+    apart = [tuple(a for a in mesh.names if a in ends[1 - n] - ends[n]) for n in range(2)]
+    tiles_before = _all_tiles(mesh, (*before, apart[0], *both))
+    source = {tile: device for device, tile in enumerate(tiles_before)}
+    tiles_after = _all_tiles(mesh, (*after, apart[1], *both))
+    pairs = [(source[tile], device) for device, tile in enumerate(tiles_after)]
     return np.array(sorted(pairs), dtype=np.int64)
 
 
-def _all_tiles(
-    mesh: Mesh, spec: Sequence[tuple[str, ...]], others: Sequence[str]
-) -> list[tuple[int, ...]]:
-    """The tile of each dimension on each device, and its place along the other axes."""
+def _all_tiles(mesh: Mesh, spec: Sequence[tuple[str, ...]]) -> list[tuple[int, ...]]:
+    """The tile of each dimension on each device."""
     real = [tuple(axis for axis in axes if axis in mesh.names) for axes in spec]
-    columns = [tiles(mesh, axes) for axes in (*real, *((axis,) for axis in others))]
+    columns = [tiles(mesh, axes) for axes in real]
     return [tuple(map(int, row)) for row in np.stack(columns, axis=1)] if columns else []

@@ -666,7 +666,7 @@ class _Lowering:
         """The steps between two shardings of a value."""
         shape, sizes = self._program.values[value].type.shape, dict(self._shardings.mesh.axes)
         crowded = crowded_dimensions(shape, before, after, sizes)
-        exchanged = exchanged_dimensions(crowded, before, after, sizes)
+        exchanged = exchanged_dimensions(before, after, sizes)
         return reshard_steps(before, after, crowded, exchanged)
 
     def _run(self, current: Any, steps: Sequence[ReshardStep], purpose: _Purpose) -> Any:
