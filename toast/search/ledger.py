@@ -68,6 +68,8 @@ class Ledger:
         #: Source of all random choices of the stages.
         self.random = np.random.default_rng(seed)
         self.best = Trajectory(np.inf, (), np.inf)
+        #: The trajectory of the lowest cost, whether it fits or not.
+        self.cheapest = self.best
         #: Trajectories that the next stage begins with.
         self.starts: list[Trajectory] = []
         #: Data that stages keep between rounds.
@@ -156,6 +158,8 @@ class Ledger:
         trajectory = Trajectory(self.rank(key, length(actions)), actions, self._cost[key])
         if trajectory.rank < self.best.rank - 1e-12:
             self.best = trajectory
+        if trajectory.cost < self.cheapest.cost:
+            self.cheapest = trajectory
         return trajectory
 
     def begin(self, actions: tuple[Action, ...] = ()) -> Trajectory:

@@ -111,7 +111,13 @@ class TreeSearch:
             return ledger.starts
         # States of a few op classes cost next to nothing.
         times = _SMALL / max(1, len(ledger.model.space.initial))
-        for start in sorted(dict.fromkeys(ledger.starts or [ledger.begin()])):
+        starts = ledger.starts or [ledger.begin()]
+        if self.changes == "arguments" and ledger.cheapest.cost < ledger.best.cost:
+            # The sharding of one argument may make it fit, perhaps in place of a step.
+            actions = ledger.cheapest.actions
+            shorter = [actions[:i] + actions[i + 1 :] for i in range(len(actions))]
+            starts = [*starts, ledger.cheapest, *map(ledger.begin, shorter)]
+        for start in sorted(dict.fromkeys(starts)):
             if times >= 1 or not ledger.far(start):
                 tree.begin(start)
         tree.grow(max(1, int(times)) * self.effort)
@@ -340,8 +346,13 @@ class _Tree:
         space, settings = self._space, self._settings
         colors = np.arange(self._colors)
         if settings.changes == "arguments":
-            families = np.unique(space.classes.family[space.arguments])
-            return space.refinements.rows(Scope.FAMILY, families) + self._colors
+            family = space.classes.family
+            several = np.bincount(family)[family[space.arguments]] > 1
+            rows = [
+                space.refinements.rows(Scope.FAMILY, np.unique(family[space.arguments])),
+                space.refinements.rows(Scope.CLASS, np.asarray(space.arguments)[several]),
+            ]
+            return np.concatenate(rows) + self._colors
         if settings.changes == "colors":
             return colors
         seconds = self._ledger.model.waiting(state)
