@@ -18,7 +18,7 @@ from toast.hardware import Mesh
 from toast.plan.plan import Plan
 from toast.program import PaddedDimension
 from toast.space import States
-from toast.uneven import PaddedProgram, elements_of_names, padded_sizes
+from toast.uneven import PaddedProgram, elements_of_names, padded_sizes, with_moving
 from toast.units import listed, size_text, time_text
 
 Ints = npt.NDArray[np.int64]
@@ -71,6 +71,7 @@ def padded(analysis: Analysis, mesh: Mesh, most_added: float = MOST_ADDED) -> An
     larger = padded_sizes(analysis, mesh, most_added)
     if (larger == analysis.names.divisor).all():
         return None
+    larger = with_moving(analysis, larger)
     return dataclasses.replace(analysis, names=dataclasses.replace(analysis.names, divisor=larger))
 
 

@@ -8,6 +8,7 @@ from toast.uneven.padded_sizes import (
     padded_sizes,
     recorded_dimensions,
     uneven_dimensions,
+    with_moving,
 )
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "padded_sizes",
     "recorded_dimensions",
     "uneven_dimensions",
+    "with_moving",
 ]

@@ -106,13 +106,71 @@ def cut(value: Any, shape: Sequence[int]) -> Any:
 
 def masked(value: Any, d: int, size: int, number: float) -> Any:
     """``value`` with ``number`` behind the first ``size`` elements of a dimension."""
-    shape, element = list(value.type.shape), value.type.element_type
+    fill = mlir.splat(number, list(value.type.shape), value.type.element_type)
+    return _filled(value, d, size, fill)
+
+
+def _filled(value: Any, d: int, size: int, fill: Any) -> Any:
+    """``value`` with elements of ``fill`` behind the first ``size`` elements of a dimension."""
+    shape = list(value.type.shape)
     index = ir.RankedTensorType.get(shape, ir.IntegerType.get_signless(32))
     position = stablehlo.iota(index, d)
     end = mlir.splat(size, shape, index.element_type)
     less = stablehlo.ComparisonDirectionAttr.get("LT")
-    fill = mlir.splat(number, shape, element)
     return stablehlo.select(stablehlo.compare(position, end, less), value, fill)
+
+
+def moved_slice(
+    operation: Any, value: Any, whole: Sequence[int], shape: Sequence[int], moving: Sequence[int]
+) -> Any:
+    """A slice of a padded operand ``value``, of a padded shape.
+
+    Dimensions ``moving`` are moved to the begin as a whole; what lies behind the slice is padding.
+    ``whole`` is the shape of the operand without padding.
+    """
+    start, limit, steps = (
+        [int(n) for n in ir.DenseI64ArrayAttr(operation.attributes[name])]
+        for name in ("start_indices", "limit_indices", "strides")
+    )
+    low = [0] * len(start)
+    for d, size in enumerate(value.type.shape):
+        if d in moving:
+            low[d], start[d], limit[d] = -start[d], 0, size
+        elif limit[d] == whole[d]:
+            limit[d] = size
+    part = value
+    if any(start) or limit != list(value.type.shape) or any(step != 1 for step in steps):
+        part = stablehlo.slice(value, start, limit, steps)
+    high = [
+        after - before - first
+        for after, before, first in zip(shape, part.type.shape, low, strict=True)
+    ]
+    if not any(low) and not any(high):
+        return part
+    zero = mlir.splat(0, [], value.type.element_type)
+    return stablehlo.pad(part, zero, low, high, [0] * len(low))
+
+
+def moved_pad(
+    operation: Any, value: Any, whole: Sequence[int], shape: Sequence[int], moving: Sequence[int]
+) -> Any:
+    """A pad of a padded operand ``value``, of a padded shape; as :func:`moved_slice`."""
+    low, interior = (
+        [int(n) for n in ir.DenseI64ArrayAttr(operation.attributes[name])]
+        for name in ("edge_padding_low", "interior_padding")
+    )
+    number = operation.operands[1]
+    for d in moving:
+        if value.type.shape[d] > whole[d]:
+            fill = stablehlo.broadcast_in_dim(value.type, number, [])
+            value = _filled(value, d, whole[d], fill)
+    high = [
+        after - first - size - max(0, size - 1) * holes
+        for after, first, size, holes in zip(shape, low, value.type.shape, interior, strict=True)
+    ]
+    if not any((*low, *high, *interior)):
+        return value
+    return stablehlo.pad(value, number, low, high, interior)
 
 
 def resize_attributes(

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from toast.analysis import Analysis
@@ -25,11 +26,14 @@ from toast.uneven.padded_forms import (
     cut,
     identity,
     masked,
+    moved_pad,
+    moved_slice,
     padded,
     resize_attributes,
 )
 from toast.uneven.padded_sizes import (
     UnevenDimension,
+    moving_dimensions,
     recorded_dimensions,
     uneven_dimensions,
 )
@@ -81,7 +85,7 @@ def padded_program(
         sizes[dimension.names] = dimension.record.padded
     if (sizes == analysis.names.divisor).all():
         return None
-    padding = _Padding(analysis, sizes.tolist())
+    padding = _Padding(analysis, sizes.tolist(), dimensions)
     module = padding.run()
     if not padding.changes:
         return None
@@ -127,9 +131,16 @@ def _is_left(operation: Any) -> bool:
 class _Padding:
     """The padding of one program."""
 
-    def __init__(self, analysis: Analysis, sizes: list[int]) -> None:
+    def __init__(
+        self, analysis: Analysis, sizes: list[int], dimensions: Sequence[UnevenDimension]
+    ) -> None:
         self._analysis, self._program = analysis, analysis.program
         self._sizes = sizes
+        #: The padded size of each color and size.
+        self._larger_sizes = {
+            (int(analysis.color[np.argmax(each.names)]), each.record.elements): each.record.padded
+            for each in dimensions
+        }
         self._source: ModuleSource = analysis.program.source.copied()
         self._module = self._source.module
         #: Values with another shape, by value, shape and block: uses share them.
@@ -178,6 +189,8 @@ class _Padding:
         if kind == "argument":
             return shape
         if kind not in mlir.OF_REGIONS:
+            if moving := self._moving(op):
+                return self._moved_shapes(op, moving)[1]
             rule = self._analysis.rules[program.ops[op].signature]
             dims = rule.results[program.ops[op].results.index(value)]
             return _padded_shape(self._larger(op), dims, shape)
@@ -256,8 +269,10 @@ class _Padding:
         program, operation = self._program, self._source.operations[op]
         number = program.ops[op].signature
         signature, rule = program.signatures[number], self._analysis.rules[number]
+        if moving := self._moving(op):
+            self._move(op, moving)
+            return
         larger = self._larger(op)
-
         for index, (dims, type_) in enumerate(zip(rule.operands, signature.operands, strict=True)):
             self._use(op, index, _padded_shape(larger, dims, type_.shape))
         if not larger:
@@ -275,6 +290,64 @@ class _Padding:
             _padded_shape(larger, dims, type_.shape)
             for dims, type_ in zip(rule.results, signature.results, strict=True)
         ])  # fmt: skip
+
+    # -- slices and pads whose dimensions have padding --------------------------------------------
+
+    def _moving(self, op: int) -> tuple[int, ...]:
+        """The dimensions of a slice or pad that change their size, with padding before or after."""
+        signature = self._program.signatures[self._program.ops[op].signature]
+        return tuple(
+            d for d in moving_dimensions(self._analysis, op)
+            if any(
+                (self._color(op, d), tensors[0].shape[d]) in self._larger_sizes
+                for tensors in (signature.operands, signature.results)
+            )
+        )  # fmt: skip
+
+    def _color(self, op: int, d: int) -> int:
+        """The color of a dimension of an op's result."""
+        (factor, *_) = self._analysis.rules[self._program.ops[op].signature].results[0][d]
+        return int(self._analysis.color[int(self._analysis.names.first_name[op]) + factor])
+
+    def _moved_shapes(self, op: int, moving: Sequence[int]) -> tuple[Shape, Shape]:
+        """The padded shapes of the operand and of the result of a slice or pad."""
+        number, larger = self._program.ops[op].signature, self._larger(op)
+        signature, rule = self._program.signatures[number], self._analysis.rules[number]
+        ends = (
+            (rule.operands[0], signature.operands[0].shape),
+            (rule.results[0], signature.results[0].shape),
+        )
+        before, after = (
+            tuple(
+                self._larger_sizes.get((self._color(op, d), size), size) if d in moving else other
+                for d, (size, other) in enumerate(
+                    zip(shape, _padded_shape(larger, dims, shape), strict=True)
+                )
+            )
+            for dims, shape in ends
+        )
+        return before, after
+
+    def _move(self, op: int, moving: Sequence[int]) -> None:
+        """Writes a slice or pad of dimensions with padding as one of the padded sizes."""
+        program, operation = self._program, self._source.operations[op]
+        signature = program.signatures[program.ops[op].signature]
+        whole, (before, after) = signature.operands[0].shape, self._moved_shapes(op, moving)
+        self._use(op, 0, before)
+        self.changes |= {
+            pair for pair in zip(signature.results[0].shape, after, strict=True)
+            if pair[0] != pair[1]
+        }  # fmt: skip
+        _, place = self._source.operand_sites[op, 0]
+        with operation.location, ir.InsertionPoint(operation):
+            value = operation.operands[place]
+            new = (
+                moved_slice(operation, value, whole, after, moving)
+                if signature.kind == "slice"
+                else moved_pad(operation, value, whole, after, moving)
+            )
+        operation.results[0].replace_all_uses_with(new)
+        operation.erase()
 
     def _set_results(self, op: int, shapes: list[Shape]) -> None:
         operation = self._source.operations[op]

@@ -19,6 +19,9 @@ _TILE = 128
 #: The largest share of elements that whole tiles may add.
 _MOST_FOR_TILES = 0.02
 
+#: Kinds that cut or lengthen a dimension, and may move its elements.
+_MOVING = frozenset({"slice", "pad"})
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -107,6 +110,45 @@ def padded_sizes(analysis: Analysis, mesh: Mesh, most_added: float) -> Ints:
             larger[fits] = size[fits]
             stuck &= ~fits
     return larger
+
+
+def moving_dimensions(analysis: Analysis, op: int) -> tuple[int, ...]:
+    """The dimensions in which a slice or pad only takes or adds elements at the ends.
+
+    With padding, ``logits[:, :-1]`` has the size of the whole, and moves nothing.  In a program
+    that XLA partitions, these stay whole.
+    """
+    signature = analysis.program.signatures[analysis.program.ops[op].signature]
+    if signature.kind not in _MOVING or analysis.lowering != "local":
+        return ()
+    name, plain = ("strides", 1) if signature.kind == "slice" else ("interior_padding", 0)
+    steps = signature.attribute(name)
+    ends = signature.operands[0].shape, signature.results[0].shape
+    return tuple(
+        d for d, (before, after) in enumerate(zip(*ends, strict=True))
+        if before != after and isinstance(steps, tuple) and steps[d] == plain
+    )  # fmt: skip
+
+
+def with_moving(analysis: Analysis, larger: Ints) -> Ints:
+    """``larger`` from :func:`padded_sizes`, and what divides slices and pads of these sizes."""
+    names, program = analysis.names, analysis.program
+    changed = np.flatnonzero(larger != names.divisor)
+    to = {
+        (int(analysis.color[name]), int(names.divisor[name])): int(larger[name])
+        for name in changed.tolist()
+    }
+    moved = larger.copy()
+    for op in range(len(program.ops)):
+        for d in moving_dimensions(analysis, op):
+            number = program.ops[op].signature
+            signature = program.signatures[number]
+            name = int(names.first_name[op]) + analysis.rules[number].results[0][d][0]
+            ends = (signature.operands[0].shape[d], signature.results[0].shape[d])
+            color = int(analysis.color[name])
+            if any((color, size) in to for size in ends):
+                moved[name] = math.gcd(*(to.get((color, size), size) for size in ends))
+    return moved
 
 
 def _products(sizes: Sequence[int]) -> list[int]:
