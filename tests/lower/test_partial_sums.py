@@ -15,7 +15,7 @@ import toast
 from tests.helpers import f32
 from tests.lower.test_lowering import assert_as_predicted, random_states
 from toast.cost import CostModel
-from toast.hardware import Mesh, load
+from toast.hardware import COLLECTIVES, Mesh, load
 from toast.plan.shard import lowered_state
 from toast.space import Space
 
@@ -120,6 +120,74 @@ def test_gshard_3_3_random_shardings(name: str, mesh: str) -> None:
     model = CostModel(Space(analysis, Mesh.parse(mesh)), load("tpu-v5e"))
     for state in random_states(model.space, 2, seed=5):
         assert_as_predicted(model, state, lowered_state(model, state))
+
+
+def started(x: Any, number: float) -> Any:
+    return jax.lax.reduce(x, jnp.asarray(number, x.dtype), jax.lax.add, (0,))
+
+
+#: Functions of x (rows of real numbers) and n (integers), whose sums are not those of products:
+#: their local forms mask rows, or begin with a number.
+OTHER_SUMS: dict[str, Callable[..., Any]] = {
+    "rows_of_a_table": lambda x, n: x[n[:, 0] % 12] + x[n[:, 1] % 12],
+    "rounded_rows": lambda x, n: x[n[:, 0] % 12].astype(jnp.bfloat16)[:2].reshape(-1),
+    "initial_value": lambda x, n: started(x, 3)[:5],
+    "initial_values": lambda x, n: started(x, 3) + started(x * x, 4) / 2,
+    "added_rows": lambda x, n: x[:4].at[n[:12, 0] % 4].add(x)[:2] * 3,
+    "segments": lambda x, n: jax.ops.segment_sum(x, n[:12, 0] % 4, 4).sum(0),
+    "one_row": lambda x, n: jax.lax.dynamic_slice_in_dim(x, n[0, 0] % 12, 2) - x[n[:2, 1] % 12],
+    "quotients_of_integers": lambda x, n: jax.lax.div(n.sum(0), 3) - jax.lax.div((n * n).sum(0), 7),
+    "products_of_integers": lambda x, n: n.sum(0) * 3 - (n * n).sum(0),
+    "in_a_branch": lambda x, n: jax.lax.cond(
+        n[0, 0] > 0, lambda y: y[n[:, 0] % 12] * 2, lambda y: y[n[:, 1] % 12] - 1, x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SUMS)
+def test_gshard_3_3_other_sums_than_those_of_products(name: str) -> None:
+    function = OTHER_SUMS[name]
+    analysis = toast.analyze(
+        function, f32(12, 8), jax.ShapeDtypeStruct((16, 4), jnp.int32), lowering="local"
+    )
+    model = CostModel(Space(analysis, Mesh.parse("a=2,b=2")), load("tpu-v5e"))
+    single = [model.space.apply(model.space.initial, action) for action in model.space.actions]
+    for state in (*single, *random_states(model.space, 6, seed=2)):
+        assert_as_predicted(model, state, lowered_state(model, state))
+
+
+def test_gshard_3_3_sums_are_not_rounded_to_types_of_a_smaller_range() -> None:
+    x = jnp.concatenate([jnp.full((16, 32), -3e3), jnp.full((16, 32), 3e3)], 1).astype(jnp.bfloat16)
+    plan = toast.plan(
+        lambda x, a: (x @ a).astype(jnp.float16)[:8], x, jnp.ones((64, 16), jnp.bfloat16),
+        mesh="data=4", hardware="tpu-v5e", lowering="local",
+        constraints=toast.Constraints(pin={"x": P(None, "data"), "a": P("data")}),
+        settings=toast.Settings(rounds=1),
+    )  # fmt: skip
+    assert not plan.jit()(x, jnp.ones((64, 16), jnp.bfloat16)).any()
+
+
+@pytest.mark.parametrize("mesh", ["a=2,b=2,c=2", "a=4,b=2"])
+def test_prices_have_the_sums_that_are_emitted(mesh: str) -> None:
+    """Sums that wait, and those that a reshard on the way keeps from waiting."""
+
+    def function(x: Any, w: Any, y: Any) -> Any:
+        z = (x @ w).reshape(16, 32, 512) * y.reshape(16, 32, 512)
+        return z.transpose(1, 0, 2).sum((0, 1))
+
+    analysis = toast.analyze(
+        function, f32(512, 256), f32(256, 512), f32(512, 512), lowering="local"
+    )  # fmt: skip
+    model = CostModel(Space(analysis, Mesh.parse(mesh)), load("tpu-v5e"))
+    waiting = 0
+    for state in random_states(model.space, 60, seed=3):
+        counts = model.local_collectives(state)
+        waiting += bool(model.joint_sums(state))
+        emitted = sum(key[2] * n for key, n in counts.items() if key[0] == "all_reduce")
+        prices = model.price(state[None])
+        priced = float(prices.collective_bytes[0, COLLECTIVES.index("all_reduce")])
+        assert priced >= 0.9 * emitted
+    assert waiting
 
 
 def test_gshard_3_3_totals_whose_shards_change_places() -> None:

@@ -130,23 +130,25 @@ class PartialSums:
                 return
         else:
             before = {v: o for v, o in before.items() if sums.carried(o.partial, uses[v], result)}
-            before = dict([*before.items()][:1])  # a product of two sums is no sum
+            # A product of two sums is no sum: the first one waits.
+            before = dict([*before.items()][:1])
             if not before:
                 return
         parts = [option.partial for option in before.values()]
-        own, summed = sums.partial(result), not linear.adds and sums.partial(result)
+        own = sums.partial(result)
         alike = parts[0].alike if linear.adds else result
+        step = linear.op, parts[0].axes, alike if linear.adds else None
         partial = _WaitingSum(
-            result,
-            parts[0].axes | own,
-            alike,
-            sum(part.seconds for part in parts),
-            (*(v for part in parts for v in part.waiting), *before),
-            (*(v for part in parts for v in part.sums), *([result] if summed else [])),
-            (
-                *(each for part in parts for each in part.passed),
-                (linear.op, parts[0].axes, alike if linear.adds else None),
+            value=result,
+            axes=parts[0].axes | own,
+            alike=alike,
+            seconds=sum(part.seconds for part in parts),
+            waiting=(*(v for part in parts for v in part.waiting), *before),
+            sums=(
+                *(v for part in parts for v in part.sums),
+                *([result] if own and not linear.adds else []),
             ),
+            passed=(*(each for part in parts for each in part.passed), step),
         )
         complete = sum(option.seconds for option in before.values()) + sums.seconds(result, own)
         joined = tuple(part for option in before.values() for part in option.joined)

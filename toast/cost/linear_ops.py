@@ -19,17 +19,19 @@ _ADDING = frozenset({"add", "subtract", "negate"})
 #: Ops whose result is a partial sum if their first operand is, and the other one is a number.
 SCALING = frozenset({"multiply", "divide"})
 
-#: Ops whose result is a partial sum if one of these operands is.
+#: Ops with a sharding of their own whose result is a partial sum if one of these operands is.  A
+#: quotient of arrays is none: parts of a sum that are divided by zero may have different signs.
 _CARRYING = {
-    "convert": (0,), "divide": (0,), "dot_general": (0, 1), "multiply": (0, 1), "reduce": (0,),
-    "reshape": (0,), "slice": (0,), "transpose": (0,),
+    "convert": (0,), "dot_general": (0, 1), "multiply": (0, 1), "reduce": (0,), "reshape": (0,),
+    "slice": (0,), "transpose": (0,),
 }  # fmt: skip
 
 #: Ops that move elements, but compute none.
 _MOVING = frozenset({"reshape", "slice", "transpose"})
 
-#: Prefixes of the element types in which sums may wait.
-_FLOATS = ("f", "bf")
+#: Prefixes of the element types of real numbers, and the types that have all numbers of any that
+#: takes no more bytes.
+_FLOATS, _WIDE = ("f", "bf"), ("f32", "f64")
 
 
 class LinearOp(NamedTuple):
@@ -55,7 +57,7 @@ def linear_ops(
     may = set(sums)
     for number, op in enumerate(program.ops):
         kind = program.kind(number)
-        if len(op.results) != 1 or not (kind in _ADDING or kind in _CARRYING):
+        if len(op.results) != 1 or not (kind in _ADDING or kind in SCALING or kind in _CARRYING):
             continue
         waiting = [
             (value, index) for index, value in enumerate(op.operands)
@@ -63,29 +65,34 @@ def linear_ops(
             and program.repeats[program.values[value].op] == program.repeats[number]
         ]  # fmt: skip
         adds = kind in _ADDING or (kind in SCALING and _is_number(program, op.operands[1]))
+        places: tuple[int, ...] = (0,)
         if kind in _ADDING:
-            waiting = waiting * (len(waiting) == len(op.operands))
-        elif adds:
-            waiting = [each for each in waiting if each[1] == 0]
-        else:
-            waiting = [each for each in waiting if each[1] in _CARRYING[kind]]
-            waiting = waiting * _passes(program, rules, number)
+            places = tuple(range(len(op.operands))) if len(waiting) == len(op.operands) else ()
+        elif not adds:
+            places = _CARRYING.get(kind, ())
+        if not _passes(program, rules, number, adds):
+            places = ()
+        waiting = [each for each in waiting if each[1] in places]
         if waiting:
             linear.append(LinearOp(number, tuple(waiting), adds))
             may.add(op.results[0])
     return linear
 
 
-def _passes(program: Program, rules: Sequence[SignatureRule], number: int) -> bool:
-    """Whether partial sums of real numbers may pass an op."""
+def _passes(program: Program, rules: Sequence[SignatureRule], number: int, adds: bool) -> bool:
+    """Whether an op is linear for its element types, and partial sums keep their precision."""
     op, kind = program.ops[number], program.kind(number)
-    types = [program.values[value].type.dtype for value in (op.operands[0], op.results[0])]
-    if not all(dtype.startswith(_FLOATS) for dtype in types):
+    before, after = (program.values[v].type.dtype for v in (op.operands[0], op.results[0]))
+    real = before.startswith(_FLOATS) and after.startswith(_FLOATS)
+    if adds:
+        return kind != "divide" or real or before.startswith("complex")
+    if not real:
         return False
     if kind == "reduce":
         return {factor.combiner for factor in rules[op.signature].factors} <= {"", "add"}
-    if kind == "convert" and element_bytes(types[1]) < element_bytes(types[0]):
-        return _is_gathered(program, op.operands[0])
+    if kind == "convert" and before != after:
+        wider = after in _WIDE and element_bytes(after) >= element_bytes(before)
+        return wider or _is_gathered(program, op.operands[0])
     return True
 
 
@@ -101,7 +108,7 @@ def _is_gathered(program: Program, value: int) -> bool:
 
 
 def _is_number(program: Program, value: int) -> bool:
-    """Whether all elements of a value are one scalar."""
+    """Whether a value is a scalar, broadcast; constant arrays do not count."""
     maker = program.values[value].op
     if program.kind(maker) != "broadcast_in_dim":
         return False

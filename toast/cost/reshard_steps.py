@@ -1,9 +1,9 @@
 """The collectives that turn one sharding of a value into another one, step by step.
 
 A reshard slices along the axes that come, exchanges the axes that change dimensions, and gathers
-those that go; this keeps every step as small as possible.  Shards change places where the order of
-the axes of a dimension requires it.  A partial sum is scattered along the axes that its stored
-sharding has, and reduced along the others.
+those that go; this keeps every step as small as possible.  Shards change places where dimensions
+have as many of them on other axes, or where the order of the axes of a dimension requires it.  A
+partial sum is scattered along the axes that its stored sharding has, and reduced along the others.
 
 The cost model prices these steps, and the lowering emits them.
 """

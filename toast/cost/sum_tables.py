@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +42,7 @@ def added_sums(program: Program, use_value: Ints, summed: Bools, value_class: In
         elif kind == "add" and len(waiting) == 2:
             pairs[int(value_class[waiting[1]]), int(value_class[waiting[0]])] += 1
             first[number] = waiting[0]
-    return _table(pairs, Counter(), value_class)
+    return _table([pairs, Counter(), Counter()], value_class)
 
 
 def waiting_sums(
@@ -49,13 +50,15 @@ def waiting_sums(
 ) -> JointSums:
     """Values whose sum waits for another one, or for a smaller result, in a device-local program.
 
-    :mod:`toast.cost.joint_sums` has the exact ones of one state.
+    :mod:`toast.cost.joint_sums` has the exact ones of one state.  Here, a sum waits for the
+    smallest value that follows from it, or not at all.
     """
     program = analysis.program
     single = values_used_once(program, analysis.names.use_value)
     sums = single & {*np.flatnonzero(summed).tolist()}
-    #: The summand of each value that may be a partial sum, and the smallest value after it.
+    #: The summand of each value that may be a partial sum, and the values on the way to it.
     first = {value: value for value in sums}
+    way: dict[int, tuple[int, ...]] = dict.fromkeys(sums, ())
     smallest: dict[int, int] = {}
     pairs: Counter[tuple[int, int]] = Counter()
     for linear in linear_ops(program, analysis.rules, single, sums):
@@ -68,19 +71,26 @@ def waiting_sums(
         elif value_bytes[result] < value_bytes[smallest.get(summands[0], summands[0])]:
             smallest[summands[0]] = result
         first[result] = summands[0]
-    carried = Counter((int(value_class[a]), int(value_class[b])) for a, b in smallest.items())
-    return _table(pairs, carried, value_class)
+        way[result] = (*way[linear.operands[0][0]], result)
+    ends, between = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    for value, end in smallest.items():
+        ends[int(value_class[value]), int(value_class[end])] += 1
+        between.update(
+            (int(value_class[value]), int(value_class[passed])) for passed in way[end][:-1]
+        )
+    return _table([pairs, ends, between], value_class)
 
 
-def _table(
-    added: Counter[tuple[int, int]], carried: Counter[tuple[int, int]], value_class: Ints
-) -> JointSums:
-    """The table of how often classes of values wait for others."""
-    rows = sorted((*key, smaller) for smaller, keys in enumerate((added, carried)) for key in keys)
-    value, other, smaller = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    count = [(carried if of else added)[first, second] for first, second, of in rows]
-    share = np.array(count, dtype=np.float64) / np.bincount(value_class)[value]
-    return JointSums(value, other, share, smaller.astype(bool))
+def _table(counts: Sequence[Counter[tuple[int, int]]], value_class: Ints) -> JointSums:
+    """The table of how often classes of values wait for others.
+
+    ``counts`` are those of sums that are added, of smaller values, and of values between these.
+    """
+    rows = sorted((*key, kind) for kind, keys in enumerate(counts) for key in keys)
+    value, other, kind = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    count = np.array([counts[of][first, second] for first, second, of in rows], dtype=np.float64)
+    share = np.minimum(count / np.bincount(value_class)[value], 1.0)
+    return JointSums(value, other, share, kind == 1, kind == 2)
 
 
 __all__ = ["added_sums", "waiting_sums"]

@@ -198,6 +198,7 @@ class JointSums(EntityTable):
     other: Ints  # value class that its collective is merged with, or that is summed instead
     share: Floats  # of its values, those with such a sum
     smaller: Bools  # whether the other one is a smaller value that follows from it
+    passed: Bools  # whether it is a value between these
 
 
 @dataclasses.dataclass(frozen=True)

@@ -425,6 +425,8 @@ class _Lowering:
             if 0 in program.values[value].type.shape:
                 continue  # its uses make one of their own
             if value in self._waiting:
+                if current != own[index]:
+                    self._replace(uses[index], current)
                 continue
             sums = {} if gathered else lowered.partial(index)
             ((combiner, partial),) = sums.items() or (("", frozenset()),)

@@ -71,8 +71,11 @@ class ExplicitSums(Sums):
                 times = layout.tables.values.count.astype(np.float64)
                 yield dataclasses.replace(traffic, times=times)
             elif traffic.kind == REDUCE and layout.tables.joint_sums.smaller.any():
-                share = _later_share(layout)
-                yield dataclasses.replace(traffic, size=traffic.size * share, rounded=share)
+                share, merged = _later_sums(layout)
+                yield dataclasses.replace(
+                    traffic, size=traffic.size * share, result=traffic.result * share,
+                    spared=np.minimum(traffic.spared + merged, 1.0), rounded=share,
+                )  # fmt: skip
             else:
                 yield traffic
 
@@ -85,7 +88,7 @@ def _joint(layout: Layout, axes: Axes, scattered: bool) -> Floats:
     sums, whole = layout.tables.joint_sums, layout.tables.values.summed_whole
     share = np.zeros(axes.shape)
     if len(sums):
-        alike = (axes[:, sums.value] == axes[:, sums.other]) & ~sums.smaller
+        alike = (axes[:, sums.value] == axes[:, sums.other]) & ~(sums.smaller | sums.passed)
         if scattered:
             alike &= whole[sums.value] == whole[sums.other]
         first = np.flatnonzero(np.diff(sums.value, prepend=-1))
@@ -93,27 +96,32 @@ def _joint(layout: Layout, axes: Axes, scattered: bool) -> Floats:
     return share
 
 
-def _later_share(layout: Layout) -> Floats:
-    """``[S, C]`` bytes of sums that wait for a smaller value, over those of the values themselves.
+def _later_sums(layout: Layout) -> tuple[Floats, Floats]:
+    """Sums that wait for a smaller value, if the ops in between have the sharding that they leave.
 
-    As the lowering decides it, if the ops in between have the sharding that the sum leaves.
+    ``[S, C]`` their bytes over those of the values themselves; and the share of them that this
+    value's own sum over other axes contains.
     """
-    t = layout.tables
-    later = t.joint_sums.take(np.flatnonzero(t.joint_sums.smaller))
-    partial, shape = layout.partial, layout.partial.shape
-    moved = np.zeros(shape, dtype=bool)
+    t, partial = layout.tables, layout.partial
+    sums = t.joint_sums
+    later = sums.take(np.flatnonzero(sums.smaller))
+    passed = sums.take(np.flatnonzero(sums.passed))
+    held = layout.defined_axes | partial
+    moved = axes_of(layout.settled != layout.defined) > 0  # scattered
     if len(t.uses):
         differs = np.maximum.reduceat(layout.differs, t.uses.first, axis=1)
-        moved[:, t.uses.value[t.uses.first]] = differs > 0
-    scattered = axes_of(layout.settled != layout.defined) > 0
-    held = (layout.defined_axes | partial)[:, later.other]
-    waits = ~(moved | scattered)[:, later.value] & (partial[:, later.value] & held == 0)
-    size = layout.value_bytes
-    share = np.ones(shape)
+        moved[:, t.uses.value[t.uses.first]] |= differs > 0
+    waits = ~moved & (partial > 0)
+    ends = moved[:, passed.other] | (partial[:, passed.value] & held[:, passed.other] > 0)
+    np.logical_and.at(waits.T, passed.value, ~ends.T)
+    waits = waits[:, later.value] & (partial[:, later.value] & held[:, later.other] == 0)
+    size, share, merged = layout.value_bytes, np.ones(partial.shape), np.zeros(partial.shape)
     least = np.minimum(size[:, later.other] / np.maximum(size[:, later.value], 1e-9), 1.0)
-    less = waits * later.share * (1.0 - least)
-    np.subtract.at(share.T, later.value, less.T)
-    return np.maximum(share, _LEAST_SHARE)
+    np.subtract.at(share.T, later.value, (waits * later.share * (1.0 - least)).T)
+    reduced = partial & ~layout.settled_axes  # what is scattered has a collective of its own
+    own = waits * later.share * (reduced[:, later.other] > 0)
+    np.add.at(merged.T, later.value, own.T)
+    return np.maximum(share, _LEAST_SHARE), merged
 
 
 def _sent_in_parts(layout: Layout) -> Floats:
