@@ -479,10 +479,15 @@ def _row(analysis: Analysis, mesh: Mesh, pin: _Pin) -> Holders:
             row[number] = at[d] - int(names.first_name[op])
         shards = math.prod(dict(mesh.axes)[axis] for axis in axes or ())
         if shape[d] % shards:
+            whole = {program.kind(op), program.kind(program.values[value].op)}
+            remedy = (
+                "pad the array (JAX shards arguments and results in equal parts)"
+                if whole & {"argument", "return"}
+                else "plan with uneven=1 (--uneven 1)"
+            )
             raise PinError(
                 f"{where}: {shards} devices ({', '.join(axes or ())}) do not divide dimension {d} "
-                f"of {shape[d]} elements; use axes that divide it, or plan "
-                "with uneven=1 (--uneven 1)"
+                f"of {shape[d]} elements; use axes that divide it, or {remedy}"
             )
     if any(spec) and not math.prod(shape):
         raise PinError(f"{where} has no elements to shard; remove the pin")
