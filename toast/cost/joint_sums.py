@@ -129,11 +129,12 @@ class PartialSums:
             if len(before) < len(linear.operands) or not sums.alike(before, uses, result):
                 return
         else:
-            before = {v: o for v, o in before.items() if sums.carried(o.partial, uses[v], result)}
-            # A product of two sums is no sum: the first one waits.
-            before = dict([*before.items()][:1])
-            if not before:
+            carried = [
+                (v, o) for v, o in before.items() if sums.carried(o.partial, uses[v], result)
+            ]
+            if not carried:
                 return
+            before = dict(carried[:1])  # a product of two sums is no sum: the first one waits
         parts = [option.partial for option in before.values()]
         own = sums.partial(result)
         alike = parts[0].alike if linear.adds else result
