@@ -96,6 +96,14 @@ def test_an_annotation_that_contradicts_a_pin_names_both() -> None:
         )  # fmt: skip
 
 
+def test_an_annotation_that_contradicts_the_pin_of_a_result_names_both() -> None:
+    with pytest.raises(toast.ToastError, match=r"split\(0, 'data'\) at .* contradicts pin result="):
+        toast.plan(
+            lambda x: toast.split(x * 2, 0, "data"), f32(16, 8), mesh=MESH, hardware="tpu-v5e",
+            constraints=toast.Constraints(pin={"result": "P('model')"}),
+        )  # fmt: skip
+
+
 def test_dispatch_and_combine_of_a_mixture_of_experts_are_all_to_alls() -> None:
     def moe(x, gate, inner, outer):
         x = toast.split(x, 0, "d")

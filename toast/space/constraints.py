@@ -14,7 +14,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from toast.errors import PinError
 from toast.hardware import Mesh
 from toast.paths import matches, near
+from toast.program import Program
 from toast.space.annotated import annotated_spec, annotation_label
 from toast.space.manual_axes import FREE, RegionHolders, acyclic, hold, place_of_region
 
@@ -285,24 +286,35 @@ def _annotations(analysis: Analysis, mesh: Mesh, regions: RegionHolders) -> list
 
 
 def _check_annotations(analysis: Analysis, pins: Mapping[int, list[_Pin]]) -> None:
-    """Refuses an annotation of a value that the user pins otherwise."""
+    """Refuses an annotation whose operand, or whose returned result, the user pins otherwise."""
     program = analysis.program
     for op in program.annotations:
-        (value,) = program.ops[op].operands
-        for pin in pins.get(op, ()):
-            for other in pins.get(program.values[value].op, ()):
-                pinned = program.values[value].op not in program.annotations
-                own = other.what.startswith(_OWN)
-                if (
-                    pinned
-                    and not own
-                    and other.value == value
-                    and _contradict(pin.spec, other.spec)
-                ):
-                    raise PinError(
-                        f"{_label(analysis, value)}: {pin.what} contradicts {other.what}; "
-                        "remove one"
-                    )
+        (operand,), (result,) = program.ops[op].operands, program.ops[op].results
+        maker, annotated = program.values[operand].op, pins.get(op, ())
+        if maker not in program.annotations:
+            _check_pins(analysis, annotated, pins.get(maker, ()), operand)
+        for end in _returns(program, result):
+            _check_pins(analysis, annotated, pins.get(end, ()), result)
+
+
+def _returns(program: Program, value: int) -> Iterator[int]:
+    """The ops that return a value."""
+    for op in range(len(program.ops) - len(program.results), len(program.ops)):
+        if program.ops[op].operands == (value,):
+            yield op
+
+
+def _check_pins(
+    analysis: Analysis, annotated: Sequence[_Pin], pins: Sequence[_Pin], value: int
+) -> None:
+    """Refuses pins of a value by the user that contradict an annotation."""
+    for pin, other in itertools.product(annotated, pins):
+        own = other.what.startswith(_OWN)
+        if not own and other.value == value and _contradict(pin.spec, other.spec):
+            raise PinError(
+                f"{_label(analysis, value, other.op)}: {pin.what} contradicts {other.what}; "
+                "remove one"
+            )
 
 
 def _whole(analysis: Analysis, pin: _Pin) -> Spec:
