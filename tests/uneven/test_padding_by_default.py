@@ -235,6 +235,23 @@ def test_names_annotations_and_pins_hold_in_padded_programs() -> None:
     assert plan.shardings.of(program, hidden) == (("a",), (), ())
 
 
+def test_the_name_of_a_slice_stays_where_padding_moves_it() -> None:
+    from jax.ad_checkpoint import checkpoint_name
+
+    def loss(logits: Any) -> Any:
+        before = checkpoint_name(logits[:, :-1], "before")
+        return jnp.sum(jnp.exp(before) * jnp.cos(before)), before
+
+    plan = toast.plan(
+        loss, f32(4, 4096, 512), mesh="a=8", hardware="tpu-v5e", lowering="local",
+        constraints=toast.Constraints(pin={"before": "P(None, 'a')"}),
+    )  # fmt: skip
+    program = plan.analysis.program
+    (before,) = program.labels
+    assert plan.shardings.of(program, before) == ((), ("a",), ())
+    assert plan.verify(lowering="local").equal
+
+
 def test_what_cannot_be_padded_is_planned_whole() -> None:
     """Code for single devices and fact bases: by default without an error."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("a",))

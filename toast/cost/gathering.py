@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from scipy import sparse
 
+from toast.cost.constants import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.host_memory import HostMemory, host_memory
 from toast.cost.liveness import (
-    BARRIERS,
     EXPENSIVE,
     PASSED_ON,
-    SOURCES,
     Lifetimes,
     Liveness,
     LiveRanges,
@@ -303,7 +302,7 @@ def _value_classes(
     kinds = [program.kind(program.values[v].op) for v in values.tolist()]
     product = ops.product[op_class_of_value[values]]
     in_place = np.array([kind in _IN_PLACE for kind in kinds], dtype=bool)
-    constant = _constant(program)
+    constant = constant_values(program)
     allocated = allocated_only(program) & constant
     rank = _rank(program)
     arguments = grouped.of_value[list(program.argument_values)]
@@ -331,6 +330,7 @@ def _value_classes(
         reduces=summed_over[values],
         gathered=gathered[values],
         constant=constant[values],
+        remade=remade_values(program)[values],
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
         masked=masked[values],
@@ -850,17 +850,6 @@ def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
             once = float(math.prod(value.type.shape))
             elements[grouped.of_value[number]] += once * program.repeats[value.op]
     return elements
-
-
-def _constant(program: Program) -> Bools:
-    """``[values]`` whether a value is computed from constants alone, by cheap ops."""
-    constant = np.zeros(len(program.values), dtype=bool)
-    for number, value in enumerate(program.values):
-        operands = program.ops[value.op].operands
-        kind = program.kind(value.op)
-        known = kind in SOURCES if not operands else all(constant[v] for v in operands)
-        constant[number] = known and kind not in BARRIERS
-    return constant
 
 
 def _rounded(

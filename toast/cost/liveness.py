@@ -32,7 +32,7 @@ BARRIERS = PRODUCTS | {
 _SUBLANES = 8
 
 #: Ops that fuse their operands and whose results are in memory.
-_ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatenate", "gather"})
+ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatenate", "gather"})
 
 #: Ops whose results XLA stores instead of computing them several times.
 EXPENSIVE = frozenset({
@@ -44,7 +44,7 @@ EXPENSIVE = frozenset({
 _NEEDING = (BARRIERS - PRODUCTS) | {"return"}
 
 #: Ops whose results are always in memory.
-_STORED = BARRIERS | _ROOTS | {"argument"}
+_STORED = BARRIERS | ROOTS | {"argument"}
 
 #: Attributes of a scatter: dimensions of its rows, and those that an index determines.
 _SCATTERED_DIMS = ("input_batching_dims", "inserted_window_dims")

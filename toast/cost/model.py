@@ -41,9 +41,11 @@ from toast.cost.terms import (
     ConditionGathers,
     LocalTerm,
     OrderedTerm,
+    Reshards,
     StepPart,
     Term,
     Traffic,
+    UsePlaces,
     check,
 )
 from toast.cost.timeline import Timeline
@@ -446,9 +448,19 @@ class CostModel:
         conditions = self._counted(ConditionGathers().traffic(self.layout(state[None])))
         counts = self.reshards(state)
         joint = self.joint_sums(state)
+        counts.subtract(self._of_constants(state))
         counts.subtract(self._spared_sums(state, joint))
         counts.update(self._further_sums(state, joint))
         return +counts + self.edges(state) + conditions
+
+    def _of_constants(self, state: States) -> Counter[tuple[str, tuple[str, ...], float]]:
+        """How often each collective is left out, because devices compute its value anew."""
+        remade = self.tables.values.remade[self.tables.uses.value]
+        return self._counted(
+            dataclasses.replace(traffic, times=traffic.times * remade)
+            for traffic in self.traffic(self.exact_layout(state))
+            if isinstance(traffic.term, Reshards | UsePlaces)
+        )
 
     def _spared_sums(
         self, state: States, joint_sums: Sequence[JointSum]

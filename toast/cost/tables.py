@@ -119,7 +119,8 @@ class ValueClasses(EntityTable):
     summed_whole: Bools  # XLA sums it whole over many devices, even if parts suffice
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
     gathered: Bools  # devices gather its partial results, because no collective combines them
-    constant: Bools  # computed from constants alone: no device sends it
+    constant: Bools  # computed from constants alone: XLA sends it to no device
+    remade: Bools  # a device-local program computes it anew in another sharding
     free: Floats  # share of products that may run beside its sums
     arguments: Ints  # number of the program's arguments in it
     masked: Floats  # bytes of an operand for each group of the grouped product that computes it

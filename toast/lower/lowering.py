@@ -35,6 +35,7 @@ from toast.lower.emitter import Emitter, Exchange
 from toast.lower.local_forms import LOCAL_FORMS, is_body, unsupported
 from toast.lower.op_sharding import OpFactors, OpSharding, op_sharding
 from toast.lower.product_loops import Shards, changed_dimension, looped_gather, looped_sum
+from toast.lower.remade_constants import RemadeConstants
 from toast.program import Program, Shardings, Spec, TensorType, element_bytes, has_collective
 from toast.space import BOUNDARY, matched_axes, split_axes
 
@@ -216,6 +217,7 @@ class _Lowering:
         self._waiting = {value for joint in factors.joint_sums for value in joint.waiting}
         self._passed = {each.op: each for joint in factors.joint_sums for each in joint.passed}
         self._totals = {joint.op: joint for joint in factors.joint_sums}
+        self._constants = RemadeConstants(self._program, self._source, shardings)
 
     def run(self) -> LocalProgram:
         """Lowers the whole program."""
@@ -276,6 +278,7 @@ class _Lowering:
                 except (ir.MLIRError, ValueError, KeyError, IndexError) as error:
                     raise self._impossible(op, error) from error
         self._gather_captured()
+        self._constants.erase()
 
     # -- ops ---------------------------------------------------------------------------------
 
@@ -481,6 +484,9 @@ class _Lowering:
         *first, gather = self._reshard_steps(value, stored, wanted)
         (axis,) = gather.axes
         with self._emitter.before(user):
+            if value in self._constants:
+                operand = self._constants.whole(value)
+                first = [*reshard_steps(((),) * len(wanted), gather.before)]
             own = self._run(operand, first, _Purpose(value, op))
             with self._emitter.named(self._reason_of_loop(op)), self._exchanging(op):
                 dimension = changed_dimension(gather.before, gather.after)
@@ -649,6 +655,9 @@ class _Lowering:
             if key not in self._copies:
                 first, steps = len(self._collectives), self._reshard_steps(value, before, after)
                 with self._emitter.before(user):
+                    if value in self._constants:
+                        operand = self._constants.whole(value)
+                        steps = reshard_steps(((),) * len(after), after)
                     copied = self._run(operand, steps, _Purpose(value, op, gathers))
                 self._copies[key] = _Copy(copied, range(first, len(self._collectives)))
             operation.operands[place] = self._copies[key].value

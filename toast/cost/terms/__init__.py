@@ -32,6 +32,8 @@ from toast.cost.terms.kernels import (
 from toast.cost.terms.term import LocalTerm, OrderedTerm, StepPart, Term, Traffic, check
 from toast.cost.terms.traffic import (
     ConditionGathers,
+    ExplicitPlaces,
+    ExplicitReshards,
     ExplicitSums,
     Halos,
     LoopedGathers,
@@ -64,6 +66,8 @@ _OF_PARTITIONER = (SecondBuffers, PartedProducts, GroupedOperands, GroupedResult
 LOCAL_TERMS: tuple[Term, ...] = (
     *(
         ExplicitSums() if type(term) is Sums
+        else ExplicitReshards() if isinstance(term, Reshards)
+        else ExplicitPlaces() if isinstance(term, UsePlaces)
         else ScatteredSums() if isinstance(term, WholeSums)
         else LocalWorkspaces() if isinstance(term, Workspaces)
         else term
@@ -78,8 +82,10 @@ __all__ = [
     "ConditionGathers",
     "LocalTerm",
     "OrderedTerm",
+    "Reshards",
     "StepPart",
     "Term",
     "Traffic",
+    "UsePlaces",
     "check",
 ]

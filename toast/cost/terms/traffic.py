@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -170,6 +170,20 @@ class Reshards(Term):
                     yield _resharding(
                         self, layout, kind, axes, size * layout.tables.uses.share, layout.use_bytes
                     )
+
+
+class ExplicitReshards(Reshards):
+    """:class:`Reshards` of a device-local program."""
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        return _explicit(layout, super().traffic(layout))
+
+
+def _explicit(layout: Layout, traffics: Iterable[Traffic]) -> Iterator[Traffic]:
+    """The collectives of uses that a device-local program has: it computes some constants anew."""
+    moved = ~layout.tables.values.remade[layout.tables.uses.value]
+    for traffic in traffics:
+        yield dataclasses.replace(traffic, times=traffic.times * moved, spared=0.0)
 
 
 def _steps(
@@ -376,6 +390,13 @@ class UsePlaces(OrderedTerm):
         for axes, size in _places(self, layout, uses.value):
             moved = size * uses.share
             yield _resharding(self, layout, PERMUTE, axes, moved, moved)
+
+
+class ExplicitPlaces(UsePlaces):
+    """:class:`UsePlaces` of a device-local program."""
+
+    def traffic(self, layout: Layout) -> Iterator[Traffic]:
+        return _explicit(layout, super().traffic(layout))
 
 
 def _places(term: OrderedTerm, layout: Layout, values: Ints) -> Iterator[tuple[Axes, Floats]]:

@@ -1,0 +1,37 @@
+"""Values that are computed from constants alone."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+
+from toast.cost.entities import Bools
+from toast.cost.liveness import BARRIERS, ROOTS, SOURCES
+from toast.program import Program
+
+
+def constant_values(program: Program) -> Bools:
+    """``[values]`` whether a value is computed from constants alone, by cheap ops."""
+    return _constant(program, BARRIERS)
+
+
+def remade_values(program: Program) -> Bools:
+    """``[values]`` whether a device-local program computes a value anew for another sharding.
+
+    These are constants that XLA fuses with their use: a device computes its shard only.
+    """
+    return _constant(program, BARRIERS | ROOTS)
+
+
+def _constant(program: Program, excluded: Set[str]) -> Bools:
+    constant = np.zeros(len(program.values), dtype=bool)
+    for number, value in enumerate(program.values):
+        operands = program.ops[value.op].operands
+        kind = program.kind(value.op)
+        known = kind in SOURCES if not operands else all(constant[v] for v in operands)
+        constant[number] = known and kind not in excluded
+    return constant
+
+
+__all__ = ["constant_values", "remade_values"]
