@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from toast.cost.constants import remade_values
+from toast.cost.constant_values import remade_values
 from toast.frontend.mlir import CONSTRAINTS, ModuleSource
 from toast.program import Program, Shardings
 
