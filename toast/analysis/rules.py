@@ -120,6 +120,10 @@ class Linearity(NamedTuple):
     rounds: bool = False
 
 
+#: No partial sums pass.
+_NOT_LINEAR = Linearity()
+
+
 @dataclasses.dataclass(frozen=True)
 class SignatureRule:
     """The solved sharding rule of one signature."""
@@ -145,8 +149,8 @@ class SignatureRule:
     whole_mesh: tuple[int, ...] = ()
     #: Tensors whose shards go around.
     rings: tuple[TensorRing, ...] = ()
-    #: How partial sums pass; none do by default.
-    linearity: Linearity = Linearity()
+    #: Which partial sums pass the op.
+    linearity: Linearity = _NOT_LINEAR
 
     def einsum(self) -> str:
         """The rule on one line, in Shardy's form: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""

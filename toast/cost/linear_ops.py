@@ -13,6 +13,7 @@ from toast.program import Program
 if TYPE_CHECKING:
     from toast.analysis import SignatureRule
 
+
 class LinearOp(NamedTuple):
     """An op whose result is a partial sum if some of its operands are."""
 
