@@ -436,7 +436,7 @@ class _LinearFacts:
         return cls(operands, {p: {op for (op,) in model.atoms(f"{p}/1")} for p in predicates})
 
     def linearity(self, signature: Signature, number: int, rule: SignatureRule) -> Linearity:
-        """How partial sums pass a signature; raises :class:`RuleError` if they cannot."""
+        """Which partial sums pass a signature; raises :class:`RuleError` if none can."""
         indices = self.operands.get(number, frozenset())
         for index in indices:
             if index not in range(len(signature.operands)):
@@ -453,8 +453,14 @@ class _LinearFacts:
                 )
         if moves and not signature.operands:
             raise RuleError("moves_elements(Op): the op has no operand; remove it")
-        if signature.kind == "composite" and (indices or moves):
+        if indices and signature.kind == "composite":
             raise RuleError("linear(Op,I): partial sums pass no composite; remove it")
+        exchanged = any(factor.permutation or factor.halo for factor in rule.factors)
+        if indices and signature.kind == "custom_call" and exchanged:
+            raise RuleError(
+                "linear(Op,I): partial sums pass no call whose shards need elements of their "
+                "neighbours; remove it, or the permutation"
+            )
         return Linearity(tuple(sorted(map(int, indices))), adds, scales, moves, rounds)  # type: ignore[arg-type]
 
 
