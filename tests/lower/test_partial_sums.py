@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -213,3 +214,39 @@ def test_the_total_names_the_value_and_the_steps() -> None:
     program = plan.analysis.program
     assert program.kind(total.op) == "add"
     assert program.kind(program.values[total.value].op) == "dot_general"
+
+
+#: The call by which JAX solves triangular systems on CPUs, as ``ij, jk -> ik``: every dimension stays whole.
+SOLVE = """custom_call_rule("lapack_strsm_ffi").
+%! solve(Op): a call of it.
+solve(Op) :- op(Op,custom_call), attribute(Op,call_target_name,"lapack_strsm_ffi").
+factor(Op,(T,D),T,D)       :- solve(Op), tensor_dim(Op,T,D,_).
+need_replication(Op,(T,D)) :- solve(Op), tensor_dim(Op,T,D,_).
+"""
+
+
+@pytest.mark.parametrize(
+    ("stated", "rows"),
+    [("", 64), ("linear(Op,1) :- solve(Op).\n", 8), ("linear(Op,0) :- solve(Op).\n", 64)],
+)
+def test_sums_pass_a_custom_call_whose_rule_says_that_it_is_linear(
+    stated: str, rows: int, tmp_path: pathlib.Path
+) -> None:
+    def function(a: Any, x: Any, w: Any) -> Any:
+        a = jnp.eye(64) + jnp.tril(a) / 64
+        return jax.lax.linalg.triangular_solve(a, x @ w, left_side=True, lower=True)[:8]
+
+    rule = tmp_path / "solve.lp"
+    rule.write_text(SOLVE + stated)
+    analysis = toast.analyze(
+        function, f32(64, 64), f32(64, 16), f32(16, 32), rules=[rule], lowering="local"
+    )
+    model = CostModel(Space(analysis, Mesh.parse("data=4")), load("tpu-v5e"))
+    sums = []
+    for action in model.space.actions:
+        state = model.space.apply(model.space.initial, action)
+        counts = model.local_collectives(state)
+        if reduced := [size for kind, _, size in counts if kind == "all_reduce"]:
+            sums += reduced
+            assert_as_predicted(model, state, lowered_state(model, state))
+    assert sums == [4.0 * rows * 32]

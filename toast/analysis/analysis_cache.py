@@ -19,7 +19,15 @@ from toast import disk_cache
 from toast.analysis.analysis import Analysis, Progress, analyze_program, silent
 from toast.analysis.derivation import Resolution
 from toast.analysis.names import joined
-from toast.analysis.rules import Factor, Lowering, RuleFiles, SignatureRule, TensorRing, rule_texts
+from toast.analysis.rules import (
+    Factor,
+    Linearity,
+    Lowering,
+    RuleFiles,
+    SignatureRule,
+    TensorRing,
+    rule_texts,
+)
 from toast.boundary.typed import checked
 from toast.errors import RuleWarning
 from toast.logic import Edges, LogicText
@@ -27,7 +35,7 @@ from toast.program import QUANTITIES, CausalQueries, KernelCost, Program, Signat
 from toast.resources import directory
 
 #: The version of cache entries; entries of other versions are not used.
-_FORMAT = "6"
+_FORMAT = "7"
 _KIND = "analysis"
 
 #: The kinds of sites, by their number in an entry.
@@ -163,6 +171,7 @@ class _RuleEntry(msgspec.Struct, forbid_unknown_fields=True):
     whole: bool
     excludes: list[tuple[_Number, _Number]]
     whole_mesh: list[_Number]
+    linearity: tuple[list[_Number], bool, bool, bool, bool]
 
 
 #: The fields of a factor.
@@ -249,6 +258,7 @@ def _plain(rule: SignatureRule) -> dict[str, Any]:
         "costs": [dataclasses.astuple(cost) for cost in rule.costs], "whole": rule.runs_whole,
         "excludes": rule.excludes, "whole_mesh": rule.whole_mesh,
         "rings": [dataclasses.astuple(ring) for ring in rule.rings],
+        "linearity": rule.linearity,
     }  # fmt: skip
 
 
@@ -276,6 +286,9 @@ def _rule(
             raise ValueError("costs over another factor")
     if any(f >= len(factors) or tensor not in tensors for f, tensor, _ in plain.rings):
         raise ValueError("other rings")
+    linear, *others = plain.linearity
+    if any(operand >= len(plain.operands) for operand in linear):
+        raise ValueError("other operands")
     together = [*plain.whole_mesh, *itertools.chain.from_iterable(plain.excludes)]
     if any(factor >= len(factors) for factor in together):
         raise ValueError("other factors")
@@ -294,4 +307,5 @@ def _rule(
         excludes=tuple(plain.excludes),
         whole_mesh=tuple(plain.whole_mesh),
         rings=tuple(TensorRing(*ring) for ring in plain.rings),
+        linearity=Linearity(tuple(linear), *others),
     )

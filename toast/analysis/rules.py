@@ -15,7 +15,7 @@ import pathlib
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -46,14 +46,15 @@ _FACTORS = (
     "op/2", "result/3", "factor/5", "factor_size/3", "reduction/3", "need_replication/2",
     "permutation/2", "halo/3", "excludes/3", "whole_mesh/2", "fixed/3", "without_rule/1",
     "runs_whole/1", "ring/4", "kernel_cost/4", "kernel_cost_over/3", "kernel_share/4",
-    "kernel_latest/6", "misplaced/4", "undefined_factor/3",
+    "kernel_latest/6", "linear/2", "adds/1", "scales/1", "moves_elements/1", "rounds/1",
+    "misplaced/4", "undefined_factor/3",
 )  # fmt: skip
 #: The predicates that describe the factors of an op.
 _FACTOR_PREDICATES = frozenset({
     "factor", "factor_size", "reduction", "need_replication", "permutation", "gathered", "excludes",
     "whole_mesh", "slides", "halo", "ring",
     "kernel_cost", "kernel_cost_over", "kernel_share", "kernel_latest", "partitioned",
-    "states_sizes",
+    "states_sizes", "linear", "adds", "scales", "moves_elements", "rounds",
 })  # fmt: skip
 #: The quantity of costs that are elements of a tensor; the term names the tensor.
 _ELEMENTS = "elements"
@@ -104,6 +105,25 @@ class TensorRing:
         return min(shards - 1, -(-self.reach * shards // size))
 
 
+class Linearity(NamedTuple):
+    """In which operands an op is linear: partial sums pass it if these are some."""
+
+    #: The operands, each alone (``linear/2``).
+    operands: tuple[int, ...] = ()
+    #: Whether it is linear in all operands together.
+    adds: bool = False
+    #: Whether it is linear in operand 0 if operand 1 is a number.
+    scales: bool = False
+    #: Whether it moves elements of operand 0, and computes nothing.
+    moves: bool = False
+    #: Whether only those partial sums pass of which all parts but one are zero, at each element.
+    rounds: bool = False
+
+
+#: No partial sums pass.
+_NOT_LINEAR = Linearity()
+
+
 @dataclasses.dataclass(frozen=True)
 class SignatureRule:
     """The solved sharding rule of one signature."""
@@ -129,6 +149,8 @@ class SignatureRule:
     whole_mesh: tuple[int, ...] = ()
     #: Tensors whose shards go around.
     rings: tuple[TensorRing, ...] = ()
+    #: Which partial sums pass the op.
+    linearity: Linearity = _NOT_LINEAR
 
     def einsum(self) -> str:
         """The rule on one line, in Shardy's form: ``([i,k],[k,j]) -> ([i,j]) reduction={k}``."""
@@ -351,6 +373,7 @@ def _signature_rules(
     rings: dict[Term, list[tuple[Term, Term, Term]]] = defaultdict(list)
     for op, *ring in model.atoms("ring/4"):
         rings[op].append((ring[0], ring[1], ring[2]))
+    linear = _LinearFacts.of(model)
     solved = []
     for number, signature in enumerate(program.signatures):
         try:
@@ -372,6 +395,7 @@ def _signature_rules(
                 excludes=tuple(sorted(pairs)),
                 whole_mesh=tuple(n for label, n in index.items() if (number, label) in mesh),
                 rings=_rings(signature, index, rings[number]),
+                linearity=linear.linearity(signature, number, rule),
             ))  # fmt: skip
         except RuleError as error:
             raise RuleError(f"{_place(signature, files.get(number))}: {error}") from None
@@ -393,6 +417,55 @@ def _rings(
             raise RuleError(f"{shown}: the reach is not a whole number from 0 on")
         placed.append(TensorRing(index[factor], tensor, reach))
     return tuple(sorted(placed, key=lambda ring: (ring.factor, -ring.tensor)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _LinearFacts:
+    """The linear operands of signatures, and the signatures with other facts about partial sums."""
+
+    operands: Mapping[Term, Set[Term]]
+    stated: Mapping[str, Set[Term]]
+
+    @classmethod
+    def of(cls, model: LogicModel) -> _LinearFacts:
+        """The facts of a model."""
+        operands: dict[Term, set[Term]] = defaultdict(set)
+        for op, index in model.atoms("linear/2"):
+            operands[op].add(index)
+        predicates = ("adds", "scales", "moves_elements", "rounds")
+        return cls(operands, {p: {op for (op,) in model.atoms(f"{p}/1")} for p in predicates})
+
+    def linearity(self, signature: Signature, number: int, rule: SignatureRule) -> Linearity:
+        """Which partial sums pass a signature; raises :class:`RuleError` if none can."""
+        indices = self.operands.get(number, frozenset())
+        for index in indices:
+            if index not in range(len(signature.operands)):
+                shown = f"linear(Op,{show_term(index)})"
+                raise RuleError(f"{shown}: the op has no such operand; use the number of one")
+        adds, scales, moves, rounds = (number in ops for ops in self.stated.values())
+        for predicate, least, holds in (("adds", 1, adds), ("scales", 2, scales)):
+            sides = {*rule.operands, *rule.results}
+            elementwise = len(sides) == 1 and len(signature.operands) >= least
+            if holds and (signature.kind in _OPAQUE or not elementwise):
+                raise RuleError(
+                    f"{predicate}(Op): not for {signature.kind}: it is for elementwise ops of "
+                    "StableHLO; state linear(Op,I) for each operand in which the op is linear"
+                )
+        if moves and not signature.operands:
+            raise RuleError("moves_elements(Op): the op has no operand; remove it")
+        if indices and signature.kind == "composite":
+            raise RuleError("linear(Op,I): partial sums pass no composite; remove it")
+        exchanged = any(factor.permutation or factor.halo for factor in rule.factors)
+        if indices and signature.kind == "custom_call" and exchanged:
+            raise RuleError(
+                "linear(Op,I): partial sums pass no call whose shards need elements of their "
+                "neighbours; remove it, or the permutation"
+            )
+        return Linearity(tuple(sorted(map(int, indices))), adds, scales, moves, rounds)  # type: ignore[arg-type]
+
+
+#: Ops that are computed outside StableHLO, or by a decomposition.
+_OPAQUE = frozenset({"composite", "custom_call"})
 
 
 @dataclasses.dataclass

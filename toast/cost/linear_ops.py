@@ -8,30 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from toast.cost.entities import Ints
-from toast.program import Program, element_bytes
+from toast.program import Program
 
 if TYPE_CHECKING:
     from toast.analysis import SignatureRule
-
-#: Ops whose result is a partial sum if all their operands are.
-_ADDING = frozenset({"add", "subtract", "negate"})
-
-#: Ops whose result is a partial sum if their first operand is, and the other one is a number.
-SCALING = frozenset({"multiply", "divide"})
-
-#: Ops with a sharding of their own whose result is a partial sum if one of these operands is.  A
-#: quotient of arrays is none: parts of a sum that are divided by zero may have different signs.
-_CARRYING = {
-    "convert": (0,), "dot_general": (0, 1), "multiply": (0, 1), "reduce": (0,), "reshape": (0,),
-    "slice": (0,), "transpose": (0,),
-}  # fmt: skip
-
-#: Ops that move elements, but compute none.
-_MOVING = frozenset({"reshape", "slice", "transpose"})
-
-#: Prefixes of the element types of real numbers, and the types that have all numbers of any that
-#: takes no more bytes.
-_FLOATS, _WIDE = ("f", "bf"), ("f32", "f64")
 
 
 class LinearOp(NamedTuple):
@@ -50,59 +30,43 @@ def linear_ops(
 ) -> list[LinearOp]:
     """The ops that partial sums may pass, in program order.
 
+    Rules say which ops are linear, and in which operands (``linear/2`` and so on).
     ``single`` are the values with one use; ``sums`` are those of them that an op may compute as a
     partial sum.
     """
     linear: list[LinearOp] = []
     may = set(sums)
     for number, op in enumerate(program.ops):
-        kind = program.kind(number)
-        if len(op.results) != 1 or not (kind in _ADDING or kind in SCALING or kind in _CARRYING):
+        if len(op.results) != 1:
             continue
+        passing = rules[op.signature].linearity
         waiting = [
             (value, index) for index, value in enumerate(op.operands)
             if value in may and value in single
             and program.repeats[program.values[value].op] == program.repeats[number]
         ]  # fmt: skip
-        adds = kind in _ADDING or (kind in SCALING and _is_number(program, op.operands[1]))
-        places: tuple[int, ...] = (0,)
-        if kind in _ADDING:
-            places = tuple(range(len(op.operands))) if len(waiting) == len(op.operands) else ()
-        elif not adds:
-            places = _CARRYING.get(kind, ())
-        if not _passes(program, rules, number, adds):
-            places = ()
-        waiting = [each for each in waiting if each[1] in places]
+        adds = passing.adds or (passing.scales and _is_number(program, op.operands[1]))
+        if passing.adds:
+            waiting = waiting if len(waiting) == len(op.operands) else []
+        else:
+            places = (0,) if adds else passing.operands
+            waiting = [
+                (value, index) for value, index in waiting
+                if index in places and (not passing.rounds or _is_gathered(program, rules, value))
+            ]  # fmt: skip
         if waiting:
             linear.append(LinearOp(number, tuple(waiting), adds))
             may.add(op.results[0])
     return linear
 
 
-def _passes(program: Program, rules: Sequence[SignatureRule], number: int, adds: bool) -> bool:
-    """Whether an op is linear for its element types, and partial sums keep their precision."""
-    op, kind = program.ops[number], program.kind(number)
-    before, after = (program.values[v].type.dtype for v in (op.operands[0], op.results[0]))
-    real = before.startswith(_FLOATS) and after.startswith(_FLOATS)
-    if adds:
-        return kind != "divide" or real or before.startswith("complex")
-    if not real:
-        return False
-    if kind == "reduce":
-        return {factor.combiner for factor in rules[op.signature].factors} <= {"", "add"}
-    if kind == "convert" and before != after:
-        wider = after in _WIDE and element_bytes(after) >= element_bytes(before)
-        return wider or _is_gathered(program, op.operands[0])
-    return True
-
-
-def _is_gathered(program: Program, value: int) -> bool:
+def _is_gathered(program: Program, rules: Sequence[SignatureRule], value: int) -> bool:
     """Whether every element is in one of the partial sums and the others are zero.
 
     So it is for rows of a sharded array; rounding them does not change their sum.
     """
     op = program.values[value].op
-    while program.kind(op) in _MOVING:
+    while rules[program.ops[op].signature].linearity.moves:
         op = program.values[program.ops[op].operands[0]].op
     return program.kind(op) == "gather"
 
@@ -122,4 +86,4 @@ def values_used_once(program: Program, use_value: Ints) -> frozenset[int]:
     return frozenset(np.flatnonzero(uses == 1).tolist())
 
 
-__all__ = ["SCALING", "LinearOp", "linear_ops", "values_used_once"]
+__all__ = ["LinearOp", "linear_ops", "values_used_once"]

@@ -18,7 +18,6 @@ from jaxlib.mlir import ir
 
 from toast.analysis import Analysis, analyzed
 from toast.boundary.printable import shortened
-from toast.cost.linear_ops import SCALING
 from toast.cost.reshard_steps import (
     ReshardStep,
     crowded_dimensions,
@@ -455,7 +454,7 @@ class _Lowering:
     def _rescale(self, op: int, spec: Spec) -> None:
         """Gives an op that scales a partial sum its number in the shape of the shards."""
         program, operation = self._program, self._source.operations[op]
-        if program.kind(op) not in SCALING:
+        if not self._analysis.rules[program.ops[op].signature].linearity.scales:
             return
         maker = self._source.operations[program.values[program.ops[op].operands[1]].op]
         shape = self._emitter.local_shape(
