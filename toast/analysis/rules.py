@@ -234,6 +234,7 @@ def solve_signatures(
     typical: bool = False,
     partitioned: bool = False,
     lowering: Lowering = "xla",
+    whole: Mapping[int, Iterable[str]] | None = None,
 ) -> Signatures:
     """The factors and names of each of ``program.signatures``, and the edges of their uses.
 
@@ -242,11 +243,18 @@ def solve_signatures(
     factor with dimensions of different sizes, or a dimension without a factor.  If the program is
     ``typical`` of its op kinds, a rule is also invalid if it states a property of a factor that no
     op has.  If ``partitioned``, every custom call counts as partitioned, so that its rule alone
-    decides.  Rules know the ``lowering``, and state where XLA computes wrong results.
+    decides.  Rules know the ``lowering``, and state where XLA computes wrong results.  ``whole``
+    has the labels of factors along which the decompositions of composites are not sharded, by
+    signature.
     """
     relations = Relations(program)
-    stated = f"lowering({lowering}).\n"
-    model, files = _derive_factors(program, relations, user_files(rules), partitioned, stated)
+    stated = {
+        number: "".join(f"decomposition_whole({number},{label}).\n" for label in labels)
+        for number, labels in (whole or {}).items()
+    }
+    model, files = _derive_factors(
+        program, relations, user_files(rules), partitioned, f"lowering({lowering}).\n", stated
+    )
     links = _links(program)
     first = relations.first_values
     width = np.array([len(s.operands) for s in program.signatures], dtype=np.int64)
@@ -610,10 +618,11 @@ def _derive_factors(
     files: Sequence[LogicText],
     partitioned: bool,
     stated: str,
+    of_signatures: Mapping[int, str],
 ) -> tuple[LogicModel, dict[int, pathlib.Path]]:
     """The factors of every signature, and the user's file of each signature that has one.
 
-    ``stated`` are facts besides those of the signatures.
+    ``stated`` are facts besides those of the signatures, ``of_signatures`` further ones of some.
     """
     shipped = factor_files()
     owner = {key: file for file in files for key in known_rules(file)}
@@ -625,6 +634,7 @@ def _derive_factors(
     for file, chosen in numbers.items():
         used = read_files(shipped if file is None else [*shipped[:2], file])
         facts = relations.signatures_to_lp(chosen) + stated
+        facts += "".join(of_signatures.get(n, "") for n in chosen)
         if partitioned:
             calls = (n for n in chosen if program.signatures[n].kind == "custom_call")
             facts += "".join(f"partitioned({n}).\n" for n in calls)
