@@ -85,7 +85,7 @@ class Decomposition:
         return frozenset(whole - {-1})
 
     def divisors(self, rule: SignatureRule) -> tuple[int, ...]:
-        """The numbers that shards of each factor of a composite must divide in its decomposition."""
+        """For each factor of a composite, the number that its shards must divide inside."""
         factor = self.factors(rule)
         return tuple(
             math.gcd(own.divisor, *self.names.divisor[factor == number].tolist())

@@ -194,6 +194,7 @@ def user_files(paths: RuleFiles) -> list[LogicText]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # solving all rules will repeat them
             known = {kind for kind, _ in known_rules(file)}
+            known |= {"composite"} if _composites(file) else set()
         for line, kind in kinds_of_heads(file, _FACTOR_PREDICATES):
             if kind not in known | {"custom_call"}:
                 raise RuleError(
@@ -594,8 +595,11 @@ class _FactorFacts:
 def _keys(signature: Signature) -> tuple[tuple[str, bool], ...]:
     """The keys that a rule of a signature may have, the first that has a rule counts.
 
-    They are its kind, or the kernel and the target of a custom call (True).
+    They are its kind, the name of a composite before that, or the kernel and the target of a custom
+    call (True).
     """
+    if signature.kind == "composite":
+        return ((str(signature.attribute("name")), False), ("composite", False))
     if signature.kind != "custom_call":
         return ((signature.kind, False),)
     names = (signature.attribute(name) for name in ("kernel_name", "call_target_name"))
@@ -626,6 +630,7 @@ def _derive_factors(
     """
     shipped = factor_files()
     owner = {key: file for file in files for key in known_rules(file)}
+    owner |= {(name, False): file for file in files for name in _composites(file)}
     numbers: dict[LogicText | None, list[int]] = {None: []}
     for number, signature in enumerate(program.signatures):
         ruled = next((owner[key] for key in _keys(signature) if key in owner), None)
@@ -653,9 +658,16 @@ def _whole(file: pathlib.Path | LogicText) -> set[str]:
     return {show_term(kind) for (kind,) in _declared(file, "stays_whole/1")}
 
 
+def _composites(file: pathlib.Path | LogicText) -> set[str]:
+    """The names of composites with a rule in a file."""
+    return {show_term(name) for (name,) in _declared(file, "composite_rule/1")}
+
+
 def _declared(file: pathlib.Path | LogicText, predicate: str) -> list[tuple[Term, ...]]:
     """The atoms of a predicate (``name/arity``) that a file states without any program."""
-    return solve([directory("facts") / "schema.lp", file], "", (predicate,))[predicate]
+    doubted = file if isinstance(file, LogicText) else None
+    files = [directory("facts") / "schema.lp", file]
+    return solve(files, "", (predicate,), doubted=doubted)[predicate]
 
 
 def known_rules(file: pathlib.Path | LogicText) -> set[tuple[str, bool]]:
@@ -821,6 +833,12 @@ def rule_lines(
                 factor[key] = tuple(_rule_line(*line) for line in lines)
         for (op, label), lines in derived["need_replication/2"].items():
             whole[_number(op), show_term(label)] = tuple(_rule_line(*line) for line in lines)
+        for number in numbers:
+            if program.signatures[number].kind == "composite":
+                line = stratum_line("factors", "need_replication/2", "decomposition_whole")
+                for each in rules[number].factors:
+                    if each.need_replication:
+                        whole.setdefault((number, each.label), (line,))
     owner = {number: file for file, numbers in by_file.items() for number in numbers}
     return RuleLines(factor, whole, owner)
 

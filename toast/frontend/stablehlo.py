@@ -455,8 +455,8 @@ class _Reader:
             self._bodies[function] = None
             reader = _Reader(self._module, self._origin, self._file, self._bodies)
             with contextlib.suppress(TargetError):  # only device-local programs need it
-                body = reader.read(mlir.functions_of(self._module)[function], function, None)
-                self._bodies[function] = dataclasses.replace(body, source=None)
+                read = reader.read(mlir.functions_of(self._module)[function], function, None)
+                self._bodies[function] = dataclasses.replace(read, source=None)
         body = self._bodies[function]
         bodies = self._decompositions.setdefault(signature, [])
         if body is not None and not any(body.same_ops(other) for other in bodies):

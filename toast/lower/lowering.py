@@ -515,7 +515,8 @@ class _Lowering:
         Its partial results stay so in the decomposition.
         """
         decomposition = ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value
-        key = decomposition, planned.operands, planned.results, planned.axes_of_sums
+        specs = planned.operands, planned.results, planned.axes_of_sums
+        key = decomposition, planned.signature, specs
         if key not in self._bodies:
             self._bodies[key] = self._local_body(decomposition, planned)
         body = self._bodies[key]

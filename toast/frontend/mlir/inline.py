@@ -103,7 +103,7 @@ def opaque(operation: Any) -> bool:
 
 
 def decomposition(operation: Any) -> str:
-    """The function that a composite stands for, if devices run that on their shards; else ``""``."""
+    """The function that devices run on their shards for a composite; ``""`` if there is none."""
     if not opaque(operation) or operation.attributes["name"].value in WITH_LOCAL_FORMS:
         return ""
     return str(ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value)
