@@ -15,6 +15,7 @@ import toast
 from tests.helpers import f32
 from tests.lower.test_lowering import assert_as_predicted, random_states
 from toast.analysis import Analysis
+from toast.analysis.rules import rule_lines
 from toast.cost import CostModel
 from toast.frontend.mlir import WITH_LOCAL_FORMS
 from toast.hardware import Mesh, load
@@ -135,6 +136,14 @@ def test_stated_sums_stay_partial(rules: Any) -> None:
         )  # fmt: skip
         assert ("need_replication={k}" in rule_of(analysis)) == bool(whole)
         assert_runs_as_priced(analysis)
+
+
+def test_explanations_cite_the_rule(rules: Any) -> None:
+    analysis = toast.analyze(mine(normalized), f32(64, 64), rules=rules(OWN), lowering="local")
+    (number,) = (n for n, rule in enumerate(analysis.rules) if rule.file)
+    lines = rule_lines(analysis.program, analysis.rules, [number])
+    (line,) = lines.need_replication[number, "1"]
+    assert line.file == "rules/factors.lp"
 
 
 def test_parts_divide_the_dimension(rules: Any) -> None:
