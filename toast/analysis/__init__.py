@@ -2,6 +2,7 @@
 
 from toast.analysis.analysis import Analysis, analyze_program
 from toast.analysis.analysis_cache import analyzed
+from toast.analysis.decomposition import Decomposition
 from toast.analysis.derivation import Orders, Resolution
 from toast.analysis.dimensions import Dimension, find_dimension, find_value, value_label
 from toast.analysis.evidence import Chain, ChainStep, Conflict, Neighbour, Place, Side, Site
@@ -21,6 +22,7 @@ __all__ = [
     "Chain",
     "ChainStep",
     "Conflict",
+    "Decomposition",
     "Dimension",
     "Factor",
     "Lowering",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -11,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from toast.analysis.decomposition import Decomposition
 from toast.analysis.derivation import Orders, Resolution, derive, derive_independent
 from toast.analysis.dimensions import Dimension
 from toast.analysis.evidence import Chain, Conflict
 from toast.analysis.names import Ints, Names, instantiate
 from toast.analysis.query import Vocabulary, evaluate, prepare
-from toast.analysis.rules import Lowering, RuleFiles, SignatureRule, rule_texts, solve_signatures
+from toast.analysis.rules import (
+    Lowering,
+    RuleFiles,
+    SignatureRule,
+    Signatures,
+    rule_texts,
+    solve_signatures,
+)
 from toast.boundary import apart
 from toast.errors import TargetError
 from toast.facts import Relations
@@ -297,7 +306,7 @@ def computed(
 
     stages: list[str] = []
     stage("rules")
-    signatures = solve_signatures(program, rules, lowering=lowering)
+    signatures = _solved(program, rules, lowering)
     stage("names")
     names = instantiate(program, signatures)
     joined = Edges(names.count, np.concatenate([names.edges, names.tied]))
@@ -314,3 +323,46 @@ def computed(
         seconds=seconds,
         lowering=lowering,
     )
+
+
+def _solved(program: Program, rules: RuleFiles, lowering: Lowering) -> Signatures:
+    """The rules of the signatures of a program.
+
+    In a device-local program, composites are sharded as far as all their decompositions are.
+    """
+    signatures = solve_signatures(program, rules, lowering=lowering)
+    if lowering != "local" or not program.decompositions:
+        return signatures
+    # The rules that the decompositions are lowered with.
+    used = {rule.file for rule in signatures.rules}
+    files = [file for file in rule_texts(rules) if file.path in used]
+    whole: dict[int, list[str]] = {}
+    divisors: dict[int, list[tuple[int, ...]]] = {}
+    for number, (signature, rule) in enumerate(
+        zip(program.signatures, signatures.rules, strict=True)
+    ):
+        if not any(factor.shardable for factor in rule.factors):
+            continue
+        for body in program.decompositions.get(signature, ()):
+            decomposition = _decomposition(body, files)
+            labels = [rule.factors[factor].label for factor in sorted(decomposition.whole(rule))]
+            whole.setdefault(number, []).extend(labels)
+            divisors.setdefault(number, []).append(decomposition.divisors(rule))
+    if any(whole.values()):
+        signatures = solve_signatures(program, rules, lowering=lowering, whole=whole)
+    solved = [*signatures.rules]
+    for number, numbers in divisors.items():
+        factors = zip(solved[number].factors, *numbers, strict=True)
+        divided = tuple(
+            dataclasses.replace(factor, divisor=math.gcd(*of_factor))
+            for factor, *of_factor in factors
+        )
+        solved[number] = dataclasses.replace(solved[number], factors=divided)
+    return dataclasses.replace(signatures, rules=tuple(solved))
+
+
+def _decomposition(body: Program, rules: RuleFiles) -> Decomposition:
+    signatures = _solved(body, rules, "local")
+    names = instantiate(body, signatures)
+    color = Edges(names.count, np.concatenate([names.edges, names.tied])).components
+    return Decomposition(body, signatures.rules, names, color)

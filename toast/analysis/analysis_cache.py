@@ -35,7 +35,7 @@ from toast.program import QUANTITIES, CausalQueries, KernelCost, Program, Signat
 from toast.resources import directory
 
 #: The version of cache entries; entries of other versions are not used.
-_FORMAT = "7"
+_FORMAT = "8"
 _KIND = "analysis"
 
 #: The kinds of sites, by their number in an entry.
@@ -98,8 +98,19 @@ def _key(program: Program, rules: Sequence[LogicText], lowering: Lowering) -> by
         disk_cache.digest(part for text in rules for part in (str(text), text.text.encode())),
         repr(program.signatures),
         repr((program.ties, len(program.arguments), len(program.results))),
+        *([_decomposed(program)] if program.decompositions and lowering == "local" else []),
         *(np.array(row, dtype=np.int64).tobytes() for row in numbers),
     ])  # fmt: skip
+
+
+def _decomposed(program: Program) -> bytes:
+    """A digest of the decompositions of composites, and of those inside."""
+    return disk_cache.digest(
+        part
+        for signature, bodies in program.decompositions.items()
+        for body in bodies
+        for part in (repr(signature), body.digest, repr(body.condition_reads), _decomposed(body))
+    )
 
 
 def _installed() -> bytes:

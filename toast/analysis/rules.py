@@ -216,6 +216,7 @@ def user_files(paths: RuleFiles) -> list[LogicText]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # solving all rules will repeat them
             known = {kind for kind, _ in known_rules(file)}
+            known |= {"composite"} if _composites(file) else set()
         for line, kind in kinds_of_heads(file, _FACTOR_PREDICATES):
             if kind not in known | {"custom_call"}:
                 raise RuleError(
@@ -256,6 +257,7 @@ def solve_signatures(
     typical: bool = False,
     partitioned: bool = False,
     lowering: Lowering = "xla",
+    whole: Mapping[int, Iterable[str]] | None = None,
 ) -> Signatures:
     """The factors and names of each of ``program.signatures``, and the edges of their uses.
 
@@ -264,11 +266,18 @@ def solve_signatures(
     factor with dimensions of different sizes, or a dimension without a factor.  If the program is
     ``typical`` of its op kinds, a rule is also invalid if it states a property of a factor that no
     op has.  If ``partitioned``, every custom call counts as partitioned, so that its rule alone
-    decides.  Rules know the ``lowering``, and state where XLA computes wrong results.
+    decides.  Rules know the ``lowering``, and state where XLA computes wrong results.  ``whole``
+    has the labels of factors along which the decompositions of composites are not sharded, by
+    signature.
     """
     relations = Relations(program)
-    stated = f"lowering({lowering}).\n"
-    model, files = _derive_factors(program, relations, user_files(rules), partitioned, stated)
+    stated = {
+        number: "".join(f"decomposition_whole({number},{label}).\n" for label in labels)
+        for number, labels in (whole or {}).items()
+    }
+    model, files = _derive_factors(
+        program, relations, user_files(rules), partitioned, f"lowering({lowering}).\n", stated
+    )
     links = _links(program)
     first = relations.first_values
     width = np.array([len(s.operands) for s in program.signatures], dtype=np.int64)
@@ -659,8 +668,11 @@ class _FactorFacts:
 def _keys(signature: Signature) -> tuple[tuple[str, bool], ...]:
     """The keys that a rule of a signature may have, the first that has a rule counts.
 
-    They are its kind, or the kernel and the target of a custom call (True).
+    They are its kind, the name of a composite before that, or the kernel and the target of a custom
+    call (True).
     """
+    if signature.kind == "composite":
+        return ((str(signature.attribute("name")), False), ("composite", False))
     if signature.kind != "custom_call":
         return ((signature.kind, False),)
     names = (signature.attribute(name) for name in ("kernel_name", "call_target_name"))
@@ -683,13 +695,15 @@ def _derive_factors(
     files: Sequence[LogicText],
     partitioned: bool,
     stated: str,
+    of_signatures: Mapping[int, str],
 ) -> tuple[LogicModel, dict[int, pathlib.Path]]:
     """The factors of every signature, and the user's file of each signature that has one.
 
-    ``stated`` are facts besides those of the signatures.
+    ``stated`` are facts besides those of the signatures, ``of_signatures`` further ones of some.
     """
     shipped = factor_files()
     owner = {key: file for file in files for key in known_rules(file)}
+    owner |= {(name, False): file for file in files for name in _composites(file)}
     numbers: dict[LogicText | None, list[int]] = {None: []}
     for number, signature in enumerate(program.signatures):
         ruled = next((owner[key] for key in _keys(signature) if key in owner), None)
@@ -698,6 +712,7 @@ def _derive_factors(
     for file, chosen in numbers.items():
         used = read_files(shipped if file is None else [*shipped[:2], file])
         facts = relations.signatures_to_lp(chosen) + stated
+        facts += "".join(of_signatures.get(n, "") for n in chosen)
         if partitioned:
             calls = (n for n in chosen if program.signatures[n].kind == "custom_call")
             facts += "".join(f"partitioned({n}).\n" for n in calls)
@@ -716,9 +731,16 @@ def _whole(file: pathlib.Path | LogicText) -> set[str]:
     return {show_term(kind) for (kind,) in _declared(file, "stays_whole/1")}
 
 
+def _composites(file: pathlib.Path | LogicText) -> set[str]:
+    """The names of composites with a rule in a file."""
+    return {show_term(name) for (name,) in _declared(file, "composite_rule/1")}
+
+
 def _declared(file: pathlib.Path | LogicText, predicate: str) -> list[tuple[Term, ...]]:
     """The atoms of a predicate (``name/arity``) that a file states without any program."""
-    return solve([directory("facts") / "schema.lp", file], "", (predicate,))[predicate]
+    doubted = file if isinstance(file, LogicText) else None
+    files = [directory("facts") / "schema.lp", file]
+    return solve(files, "", (predicate,), doubted=doubted)[predicate]
 
 
 def known_rules(file: pathlib.Path | LogicText) -> set[tuple[str, bool]]:
@@ -884,6 +906,12 @@ def rule_lines(
                 factor[key] = tuple(_rule_line(*line) for line in lines)
         for (op, label), lines in derived["need_replication/2"].items():
             whole[_number(op), show_term(label)] = tuple(_rule_line(*line) for line in lines)
+        for number in numbers:
+            if program.signatures[number].kind == "composite":
+                line = stratum_line("factors", "need_replication/2", "decomposition_whole")
+                for each in rules[number].factors:
+                    if each.need_replication:
+                        whole.setdefault((number, each.label), (line,))
     owner = {number: file for file, numbers in by_file.items() for number in numbers}
     return RuleLines(factor, whole, owner)
 

@@ -68,6 +68,8 @@ def lowered(
         if entry := disk_cache.load(_KIND, key):
             return _unpacked(*entry)
     program = lower()
+    if program.decompositions:  # entries have none
+        return program
     disk_cache.keep(_KIND, key, *_packed(program), _KIND)
     return program
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import dataclasses
 import json
@@ -17,7 +18,7 @@ from toast.boundary.printable import printable, shortened
 from toast.boundary.regular_files import read_bytes, shown
 from toast.errors import TargetError
 from toast.frontend import mlir
-from toast.program import Attribute, Builder, Program, TensorType
+from toast.program import Attribute, Builder, Program, Signature, TensorType
 
 
 def from_file(path: str | pathlib.Path, *, function: str = "") -> Program:
@@ -214,8 +215,15 @@ class _Reader:
     axes that the region takes.
     """
 
-    def __init__(self, module: ir.Module, origin: str, file: str) -> None:
+    def __init__(
+        self, module: ir.Module, origin: str, file: str,
+        bodies: dict[str, Program | None] | None = None,
+    ) -> None:  # fmt: skip
         self._module, self._origin, self._file = module, origin, file
+        #: The decompositions of composites that have been read, by function; ``None`` if there is
+        #: no program of it.
+        self._bodies = {} if bodies is None else bodies
+        self._decompositions: dict[Signature, list[Program]] = {}
         self._builder = Builder()
         self._type, self._attributes = mlir.TypeReader(), mlir.AttributeReader()
         self._numbers: dict[Any, int] = {}
@@ -285,6 +293,7 @@ class _Reader:
             name, arguments, results, aliases, labels=self._labels,
             constraints=self._constraints, annotations=self._annotations, source=source,
             foreign=bool(self._file), condition_reads=self._condition_reads,
+            decompositions={s: tuple(bodies) for s, bodies in self._decompositions.items()},
         )  # fmt: skip
 
     def _refuse_several_platforms(self, attributes: Any) -> None:
@@ -437,6 +446,21 @@ class _Reader:
         types = self._types(operation)
         kind = mlir.kind(operation)
         self._define(operation, self._add(operation, kind, operands, types, attributes, repeats))
+        if function := mlir.decomposition(operation):
+            self._decompose(self._builder.signature(number), function)
+
+    def _decompose(self, signature: Signature, function: str) -> None:
+        """Reads the decomposition of a composite, for the analysis."""
+        if function not in self._bodies:
+            self._bodies[function] = None
+            reader = _Reader(self._module, self._origin, self._file, self._bodies)
+            with contextlib.suppress(TargetError):  # only device-local programs need it
+                read = reader.read(mlir.functions_of(self._module)[function], function, None)
+                self._bodies[function] = dataclasses.replace(read, source=None)
+        body = self._bodies[function]
+        bodies = self._decompositions.setdefault(signature, [])
+        if body is not None and not any(body.same_ops(other) for other in bodies):
+            bodies.append(body)
 
     def _tuple(self, operation: Any, repeats: int) -> None:
         self._tuples[operation.results[0]] = list(operation.operands)

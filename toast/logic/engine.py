@@ -518,7 +518,7 @@ def check_rules(file: str | LogicFile, *, functions: Iterable[str] = ()) -> Logi
 
 
 #: The predicates with which a rule file declares its rules.
-_KINDS = frozenset({"rule", "custom_call_rule", "elementwise", "stays_whole"})
+_KINDS = frozenset({"rule", "custom_call_rule", "composite_rule", "elementwise", "stays_whole"})
 
 
 def kind_line(file: LogicFile, kind: str) -> int:

@@ -53,7 +53,7 @@ def unsupported(op: OpSharding) -> frozenset[int]:
         moves = (factor.permutation or factor.halo) and not (ring or slides(op))
         if moves or factor.need_replication or unknown:
             whole.add(number)
-    if is_body(op.signature) or (kind == "custom_call" and op.rule.runs_whole):
+    if kind == "custom_call" and op.rule.runs_whole:
         whole |= {*op.sharded}
     return frozenset(whole)
 

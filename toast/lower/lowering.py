@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from jaxlib.mlir import ir
 
-from toast.analysis import Analysis, analyzed
+from toast.analysis import Analysis, Decomposition, analyzed
 from toast.boundary.printable import shortened
 from toast.cost.reshard_steps import (
     ReshardStep,
@@ -163,6 +163,13 @@ class _GatherLoop(NamedTuple):
     shards: Shards
 
 
+class _Body(NamedTuple):
+    """The local function of a composite, ``""`` for none, and the factors that stay whole."""
+
+    function: str
+    whole: frozenset[int]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Purpose:
     """What a reshard or a sum is for."""
@@ -209,9 +216,8 @@ class _Lowering:
         self._first_return = len(self._program.ops) - len(self._program.results)
         #: The axis of the mesh for each axis of the program's manual regions.
         self._taken: dict[str, str] = {}
-        #: The local functions of composites, by decomposition and shardings; ``None`` if there is
-        #: none.
-        self._bodies: dict[Any, str | None] = {}
+        #: The local functions of composites, by decomposition and shardings.
+        self._bodies: dict[Any, _Body] = {}
         #: Values that stay partial sums, the ops that combine these, and those of the totals.
         self._waiting = {value for joint in factors.joint_sums for value in joint.waiting}
         self._passed = {each.op: each for joint in factors.joint_sums for each in joint.passed}
@@ -389,7 +395,7 @@ class _Lowering:
         planned = op_sharding(program, self._shardings, rule, op, self._factors.of(op))
         whole = unsupported(planned)
         if planned.sharded and is_body(planned.signature):
-            whole = self._lower_body(operation, planned)
+            whole |= self._lower_body(operation, planned.whole_along(whole))
         if whole:
             labels = tuple(planned.factor(number).label for number in sorted(whole))
             self._gathered_ops.append(GatheredOp(op, labels))
@@ -513,37 +519,35 @@ class _Lowering:
 
         Its partial results stay so in the decomposition.
         """
-        partial = [planned.partial(index) for index in range(len(planned.results))]
-        combiners = {combiner for sums in partial for combiner in sums}
-        left = frozenset(axis for sums in partial for axes in sums.values() for axis in axes)
         decomposition = ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value
-        key = decomposition, planned.operands, planned.results, left
+        specs = planned.operands, planned.results, planned.axes_of_sums
+        key = decomposition, planned.signature, specs
         if key not in self._bodies:
-            self._bodies[key] = None
-            if combiners <= {"add"}:  # other sums do not stay partial in linear ops
-                self._bodies[key] = self._local_body(decomposition, planned, left)
-        name = self._bodies[key]
-        if name is None:
-            return frozenset(planned.sharded)
-        operation.attributes["decomposition"] = ir.FlatSymbolRefAttr.get(name)
-        return frozenset()
+            self._bodies[key] = self._local_body(decomposition, planned)
+        body = self._bodies[key]
+        if body.function:
+            operation.attributes["decomposition"] = ir.FlatSymbolRefAttr.get(body.function)
+        return body.whole
 
-    def _local_body(
-        self, decomposition: str, planned: OpSharding, left: frozenset[str]
-    ) -> str | None:
-        """The name of a new function: a decomposition on local shapes; ``None`` if it has none."""
+    def _local_body(self, decomposition: str, planned: OpSharding) -> _Body:
+        """A decomposition on local shapes, as a new function."""
         module = self._module
         function = mlir.copied_function(module, decomposition, f"{decomposition}.local")
         program = frontend.flattened(module, function, name=decomposition)
         body = analyzed(program, rules=self._analysis.rule_files, lowering="local")
-        sharding = body_sharding(body, self._shardings.mesh, planned)
-        if sharding is not None:
-            inner = _Lowering(body, *sharding, inside=self._emitter, left=left)
-            inner._bodies = self._bodies
-            if inner.run_inside(function.operation):
-                return str(ir.StringAttr(function.attributes["sym_name"]).value)
+        of_rule = Decomposition(body.program, body.rules, body.names, body.color)
+        whole = of_rule.whole(planned.rule) & {*planned.sharded}
+        local = planned.whole_along(whole)
+        if local.sharded:
+            sharding = body_sharding(of_rule, self._shardings.mesh, local)
+            if sharding is not None:
+                inner = _Lowering(body, *sharding, inside=self._emitter, left=local.axes_of_sums)
+                inner._bodies = self._bodies
+                if inner.run_inside(function.operation):
+                    name = ir.StringAttr(function.attributes["sym_name"]).value
+                    return _Body(str(name), whole)
         function.operation.erase()
-        return None
+        return _Body("", frozenset(planned.sharded))
 
     def _gathered_sums(self, lowered: OpSharding) -> bool:
         """Whether devices gather the partial results of an op, as no collective combines them."""

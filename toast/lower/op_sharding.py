@@ -117,6 +117,12 @@ class OpSharding:
             sums["add"] = sums.get("add", frozenset()) | self.waiting
         return sums
 
+    @functools.cached_property
+    def axes_of_sums(self) -> frozenset[str]:
+        """The axes over which results are partial sums."""
+        partial = [self.partial(index) for index in range(len(self.results))]
+        return frozenset(axis for sums in partial for axes in sums.values() for axis in axes)
+
     def whole_along(self, factors: frozenset[int]) -> OpSharding:
         """The same op with some factors whole."""
         if not factors:

@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -160,6 +161,11 @@ class Program:
     #: Values that the conditions of loops read, carried or from outside of the loop, each with the
     #: first ``carry`` of the loop; the conditions have no ops.
     condition_reads: tuple[tuple[int, int], ...] = dataclasses.field(default=(), repr=False)
+    #: The decompositions of composites without a local form of their own, by signature.  Composites
+    #: with one signature may have several.
+    decompositions: Mapping[Signature, tuple[Program, ...]] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
     #: Whether it was read from a file, so that its names, sizes and depth are untrusted.
     foreign: bool = dataclasses.field(default=False, repr=False, compare=False)
     #: The platform that JAX lowered it for, such as ``cpu`` or ``tpu``; empty if unknown.
@@ -176,6 +182,12 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<Program {self.name}: {len(self.ops):,} ops, {len(self.arguments):,} arguments>"
+
+    def same_ops(self, other: Program) -> bool:
+        """Whether the other program has the same ops, values and results under any name."""
+        return (self.signatures, self.ops, self.result_values, self.decompositions) == (
+            other.signatures, other.ops, other.result_values, other.decompositions
+        )  # fmt: skip
 
     @property
     def traced(self) -> bool:
@@ -322,6 +334,11 @@ class Builder:
         """The type of an already defined value."""
         return self._values[value].type
 
+    def signature(self, op: int) -> Signature:
+        """The signature of an already defined op."""
+        number = self._ops[op].signature
+        return next(itertools.islice(self._signatures, number, None))
+
     def add(
         self,
         kind: str,
@@ -368,6 +385,7 @@ class Builder:
         constraints: Mapping[int, tuple[tuple[str, ...] | None, ...]] | None = None,
         annotations: Mapping[int, str] | None = None,
         condition_reads: Sequence[tuple[int, int]] = (),
+        decompositions: Mapping[Signature, tuple[Program, ...]] | None = None,
         source: Any = None,
         foreign: bool = False,
     ) -> Program:
@@ -391,6 +409,7 @@ class Builder:
             constraints=constraints or {},
             annotations=annotations or {},
             condition_reads=tuple(condition_reads),
+            decompositions=decompositions or {},
             foreign=foreign,
             source=source,
         )

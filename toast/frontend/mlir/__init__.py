@@ -7,7 +7,13 @@ the functions of this package.
 
 from toast.frontend.mlir.captured_arrays import open_captured_arrays
 from toast.frontend.mlir.constants import UNSET, is_splat, resize_splat, splat, without_unset
-from toast.frontend.mlir.inline import drop_dead_ops, inline_calls, inline_public
+from toast.frontend.mlir.inline import (
+    WITH_LOCAL_FORMS,
+    decomposition,
+    drop_dead_ops,
+    inline_calls,
+    inline_public,
+)
 from toast.frontend.mlir.manual_computation import (
     DEVICES,
     Region,
@@ -83,6 +89,7 @@ __all__ = [
     "OF_REGIONS",
     "SHARDING_RULE",
     "UNSET",
+    "WITH_LOCAL_FORMS",
     "WITH_REGIONS",
     "AttributeReader",
     "CapturedRead",
@@ -106,6 +113,7 @@ __all__ = [
     "constraint",
     "copied_function",
     "counts",
+    "decomposition",
     "differs",
     "drop_dead_ops",
     "drop_idle_ops",

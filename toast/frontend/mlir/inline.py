@@ -88,12 +88,25 @@ _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 #: Composites with this prefix are ops with rules; XLA replaces them by their decompositions.
 OPAQUE = "toast."
 
+#: Composites that devices run in local forms of their own (``toast/lower/attention_forms.py``), not
+#: by their decompositions.
+WITH_LOCAL_FORMS = frozenset({
+    "toast.attention", "toast.attention_backward", "toast.paged_attention",
+})  # fmt: skip
+
 
 def opaque(operation: Any) -> bool:
     """Whether an operation is a composite that stays one op of the program."""
     if operation.name != "stablehlo.composite":
         return False
     return str(operation.attributes["name"].value).startswith(OPAQUE)
+
+
+def decomposition(operation: Any) -> str:
+    """The function that devices run on their shards for a composite; ``""`` if there is none."""
+    if not opaque(operation) or operation.attributes["name"].value in WITH_LOCAL_FORMS:
+        return ""
+    return str(ir.FlatSymbolRefAttr(operation.attributes["decomposition"]).value)
 
 
 def _inline_region(
