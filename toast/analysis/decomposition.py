@@ -79,6 +79,10 @@ class Decomposition:
                 np.stack([place, factor[rows]], axis=1), axis=0, return_counts=True
             )
             whole |= {*pairs[counts > 1, 1].tolist()}
+        for number, of_rule in enumerate(rule.factors):
+            if of_rule.combiner == "add" and _partial(rule, number):
+                if not self._sums_reach_results(rule, number, factor):
+                    whole.add(number)
         for name in np.flatnonzero(factor >= 0).tolist():
             if self._communicates(name, rule.factors[factor[name]].combiner):
                 whole.add(int(factor[name]))
@@ -104,6 +108,34 @@ class Decomposition:
         factor = rule.factors[number]
         sums = bool(factor.combiner) and (factor.combiner, summed) != ("add", "add")
         return bool((sums and _partial(rule, number)) or factor.permutation or factor.halo)
+
+    def _sums_reach_results(self, rule: SignatureRule, number: int, factor: Ints) -> bool:
+        """Whether exactly the results without a factor are partial sums over it.
+
+        Only linear ops may use partial sums.  ``factor`` is that of each name.
+        """
+        program, partial = self.program, set[int]()
+        for op, used in enumerate(program.ops):
+            own = self.rules[used.signature]
+            waiting = [index for index, value in enumerate(used.operands) if value in partial]
+            if program.kind(op) == "return":
+                continue
+            if waiting:
+                alone = waiting[0] in own.linearity.operands and len(waiting) == 1
+                if not (alone or (own.linearity.adds and len(waiting) == len(used.operands))):
+                    return False
+                partial.update(used.results)
+            first = int(self.names.first_name[op])
+            for of_op in range(len(own.factors)):
+                if factor[first + of_op] == number and own.factors[of_op].combiner:
+                    partial.update(
+                        value for value, dims in zip(used.results, own.results, strict=True)
+                        if of_op not in {f for factors in dims for f in factors}
+                    )  # fmt: skip
+        return all(
+            (value in partial) == (number not in {f for factors in dims for f in factors})
+            for value, dims in zip(program.result_values, rule.results, strict=True)
+        )
 
     def _colored(self, rule: SignatureRule) -> Iterator[tuple[int, int]]:
         """The colors of the dimensions of arguments and results, each with the factor there."""

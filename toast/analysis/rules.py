@@ -451,7 +451,13 @@ class _LinearFacts:
             if index not in range(len(signature.operands)):
                 shown = f"linear(Op,{show_term(index)})"
                 raise RuleError(f"{shown}: the op has no such operand; use the number of one")
-        adds, scales, moves, rounds = (number in ops for ops in self.stated.values())
+        stated = [predicate for predicate, ops in self.stated.items() if number in ops]
+        adds, scales, moves, rounds = (predicate in stated for predicate in self.stated)
+        if signature.kind == "composite" and (stated or indices):
+            shown = f"{stated[0]}(Op)" if stated else "linear(Op,I)"
+            raise RuleError(f"{shown}: partial sums pass no composite; remove it")
+        if adds and scales:
+            raise RuleError("scales(Op): the op adds its operands (adds(Op)); state one of the two")
         for predicate, least, holds in (("adds", 1, adds), ("scales", 2, scales)):
             sides = {*rule.operands, *rule.results}
             elementwise = len(sides) == 1 and len(signature.operands) >= least
@@ -462,8 +468,6 @@ class _LinearFacts:
                 )
         if moves and not signature.operands:
             raise RuleError("moves_elements(Op): the op has no operand; remove it")
-        if indices and signature.kind == "composite":
-            raise RuleError("linear(Op,I): partial sums pass no composite; remove it")
         exchanged = any(factor.permutation or factor.halo for factor in rule.factors)
         if indices and signature.kind == "custom_call" and exchanged:
             raise RuleError(

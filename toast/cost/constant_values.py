@@ -9,6 +9,11 @@ import numpy as np
 from toast.cost.entities import Bools
 from toast.cost.liveness import BARRIERS, ROOTS, SOURCES
 from toast.program import Program
+from toast.space import BOUNDARY
+
+
+#: Ops whose results depend on more than their operands, or are those of one device.
+_ELSEWHERE = BOUNDARY | {"join", "relayout"}
 
 
 def constant_values(program: Program) -> Bools:
@@ -30,7 +35,7 @@ def _constant(program: Program, excluded: Set[str]) -> Bools:
         operands = program.ops[value.op].operands
         kind = program.kind(value.op)
         known = kind in SOURCES if not operands else all(constant[v] for v in operands)
-        constant[number] = known and kind not in excluded
+        constant[number] = known and kind not in excluded and kind not in _ELSEWHERE
     return constant
 
 

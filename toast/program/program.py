@@ -185,9 +185,14 @@ class Program:
 
     def same_ops(self, other: Program) -> bool:
         """Whether the other program has the same ops, values and results under any name."""
-        return (self.signatures, self.ops, self.result_values, self.decompositions) == (
-            other.signatures, other.ops, other.result_values, other.decompositions
+        mine, theirs = (
+            (
+                program.signatures, program.ops, program.argument_values, program.result_values,
+                program.ties, program.condition_reads, program.decompositions,
+            )
+            for program in (self, other)
         )  # fmt: skip
+        return mine == theirs
 
     @property
     def traced(self) -> bool:
