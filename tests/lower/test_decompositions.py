@@ -186,3 +186,62 @@ def test_plans_for_xla_have_no_such_restriction(rules: Any) -> None:
 def test_composites_with_local_forms_are_not_decomposed() -> None:
     assert COMPOSITES.keys() == WITH_LOCAL_FORMS
     assert not toast.analyze(build("itx-decode", small=True)).program.decompositions
+
+
+def test_a_sum_that_is_not_used_linearly_keeps_its_factor_whole(
+    rules: Callable[[str], list[pathlib.Path]],
+) -> None:
+    """The rule states the sum of the second result, but the first one needs the total."""
+    text = """
+    composite_rule("toast.mine").
+    factor(Op,i,T,0) :- op(Op,composite), tensor_dim(Op,T,0,_).
+    factor(Op,k,T,1) :- op(Op,composite), tensor_dim(Op,T,1,_).
+    reduction(Op,k,"add") :- op(Op,composite).
+    """
+
+    def norm(x: Any) -> Any:
+        squares = (x * x).sum(1)
+        return x * jax.lax.rsqrt(squares + 1)[:, None], squares
+
+    def sums(x: Any) -> Any:
+        return x * 2, (x * x).sum(1).reshape(8, 8).sum(1)
+
+    for function, whole in ((norm, True), (sums, False)):
+        composite = jax.lax.composite(function, name="toast.mine")
+
+        def step(x: Any, composite: Any = composite) -> Any:
+            y, total = composite(2 * x)
+            return jnp.tanh(y), jnp.tanh(total)
+
+        own = text
+        if not whole:
+            own = """
+            composite_rule("toast.mine").
+            factor(Op,rows,T,0) :- op(Op,composite), tensor_dim(Op,T,0,64).
+            factor(Op,few,T,0)  :- op(Op,composite), tensor_dim(Op,T,0,8).
+            factor(Op,k,T,1)    :- op(Op,composite), tensor_dim(Op,T,1,_).
+            reduction(Op,k,"add")    :- op(Op,composite).
+            need_replication(Op,few) :- op(Op,composite).
+            need_replication(Op,rows) :- op(Op,composite).
+            """
+        analysis = toast.analyze(step, f32(64, 64), rules=rules(own), lowering="local")
+        assert ("k" in rule_of(analysis).partition("need_replication")[2]) is whole
+        assert_runs_as_priced(analysis)
+
+
+def test_decompositions_that_differ_in_a_condition_are_two(
+    rules: Callable[[str], list[pathlib.Path]],
+) -> None:
+    def loop(stops: Function) -> Function:
+        def run(x: Any) -> Any:
+            return jax.lax.while_loop(stops, lambda c: (c[0] * 0.5, c[1] + 1), (x, 0.0))[0]
+
+        return mine(run)
+
+    first = loop(lambda c: c[1] < 3.0)
+    second = loop(lambda c: (c[1] < 3.0) & (c[0][0, 0] > 0.01))
+    analysis = toast.analyze(
+        lambda x: second(first(x)), f32(64, 64), rules=rules(OWN), lowering="local"
+    )
+    assert rule_of(analysis).endswith("need_replication={0,1}")
+    assert_runs_as_priced(analysis)

@@ -37,7 +37,26 @@ def in_a_loop(x: Any, rows: Any) -> Any:
     return jax.lax.scan(body, x, jnp.arange(3.0))
 
 
-@pytest.mark.parametrize("function", [zeros, mask, product, in_a_loop])
+def of_branches(x: Any, rows: Any) -> Any:
+    """A branch returns constants alone, but which branch runs is no constant."""
+    chosen = jax.lax.cond(rows[0] > 3, lambda: jnp.zeros((64, 32)), lambda: jnp.ones((64, 32)))
+    return toast.split(chosen, 0, "a") * 2, toast.split(chosen, 1, "b") + 1
+
+
+def of_regions(x: Any, rows: Any) -> Any:
+    """A constant inside a manual region is that of one device."""
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+    def inner(x: Any) -> tuple[Any, Any]:
+        return x * 2, jax.lax.broadcasted_iota(jnp.float32, (32, 64), 0)
+
+    y, numbers = jax.shard_map(
+        inner, mesh=mesh, in_specs=jax.P("a"), out_specs=(jax.P("a"), jax.P("a")), axis_names={"a"}
+    )(x)
+    return toast.split(y, 1, "b"), toast.split(numbers, 0, "b") * 2
+
+
+@pytest.mark.parametrize("function", [zeros, mask, product, in_a_loop, of_branches, of_regions])
 def test_no_device_sends_a_constant(function: Any) -> None:
     plan = toast.plan(
         function,

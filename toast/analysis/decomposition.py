@@ -79,10 +79,11 @@ class Decomposition:
                 np.stack([place, factor[rows]], axis=1), axis=0, return_counts=True
             )
             whole |= {*pairs[counts > 1, 1].tolist()}
-        for number, of_rule in enumerate(rule.factors):
-            if of_rule.combiner == "add" and _partial(rule, number):
-                if not self._sums_reach_results(rule, number, factor):
-                    whole.add(number)
+        whole |= {
+            number for number, of_rule in enumerate(rule.factors)
+            if of_rule.combiner == "add" and _partial(rule, number)
+            and not self._sums_reach_results(rule, number, factor)
+        }  # fmt: skip
         for name in np.flatnonzero(factor >= 0).tolist():
             if self._communicates(name, rule.factors[factor[name]].combiner):
                 whole.add(int(factor[name]))

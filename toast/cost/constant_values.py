@@ -11,7 +11,6 @@ from toast.cost.liveness import BARRIERS, ROOTS, SOURCES
 from toast.program import Program
 from toast.space import BOUNDARY
 
-
 #: Ops whose results depend on more than their operands, or are those of one device.
 _ELSEWHERE = BOUNDARY | {"join", "relayout"}
 
