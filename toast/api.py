@@ -30,6 +30,7 @@ from toast.plan import (
     apply_saved,
     check_axes,
     check_program,
+    joint_plan,
     make_plan,
     may_gain,
     needed,
@@ -44,7 +45,6 @@ from toast.plan import (
     start_actions,
 )
 from toast.program import (
-    PRESETS,
     MemoryPolicy,
     PaddedDimension,
     Program,
@@ -315,8 +315,9 @@ def plan(
     :param lowering: as for :func:`analyze`.  With ``"local"``, the plan may also shard what XLA
         computes wrongly, such as images along space and channels at once, and :meth:`Plan.jit` runs
         the device-local program.
-    :param remat: as for :func:`program_of`, or ``"auto"``: the presets are planned one after the
-        other, and the plan with the shortest step that fits is returned.
+    :param remat: as for :func:`program_of`, or ``"auto"``: policies and shardings are chosen
+        together (:mod:`toast.plan.joint_memory`), and the plan with the shortest step that fits is
+        returned.
     :param microbatches: as for :func:`program_of`.
     :raises toast.errors.HardwareError: if ``remat`` offloads to the host, and the hardware has no
         link to one.
@@ -354,8 +355,8 @@ def plan(
     if remat == "auto" and not isinstance(target, Analysis):
         with traced_with(target, "none", microbatches):
             pass  # raises errors
-        return best_policy(
-            lambda policy: plan(
+        return joint_plan(
+            lambda policy, /, start=start: plan(
                 target, *arguments, mesh=mesh, devices=devices, hardware=machine, donate=donate,
                 platform=platform, trip_counts=trip_counts, rules=rules,
                 memory_bytes=memory_bytes, safety=safety, overlap=overlap, constraints=constraints,
@@ -478,58 +479,6 @@ def plan(
         best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, gain.text])))
     _check_memory(best, memory_bytes, result.smallest_peak, meshes, devices)
     return best
-
-
-def best_policy(
-    plan_with: Callable[[str], Plan],
-    machine: Hardware,
-    progress: Progress | None = None,
-) -> Plan:
-    """The best plan among those with the preset memory policies.
-
-    A plan that fits is better than one that does not; then the shorter step counts, or the smaller
-    peak of plans that do not fit.  The ``note`` of the result lists the others.
-
-    :param plan_with: plans the program with a preset.
-    :raises toast.errors.SearchError: if no plan is within the limit of the user.
-    :raises toast.errors.TargetError: if the program has nothing to recompute.
-    """
-    tried: dict[str, Plan] = {}
-    too_large: SearchError | None = None
-    for name in PRESETS:
-        if PRESETS[name].offload and not has_host_link(machine):
-            continue
-        if progress:
-            progress(f"remat {name}")
-        try:
-            candidate = plan_with(name)
-        except TargetError:
-            if name in ("none", "full"):
-                raise
-            continue  # it names residuals that the program does not have
-        except SearchError as error:  # no plan is within the limit of the user
-            too_large = error
-            continue
-        if not any(candidate.policy == other.policy for other in tried.values()):
-            tried[name] = candidate
-
-    if too_large and not tried:
-        raise too_large
-
-    def rank(name: str) -> tuple[bool, float]:
-        price = tried[name].after
-        return not tried[name].fits, (price.step_seconds if tried[name].fits else price.peak_bytes)
-
-    ranked = sorted(tried, key=rank)
-    chosen = tried[ranked[0]]
-    others = [
-        f"{name} {time_text(tried[name].after.step_seconds)}, "
-        f"{size_text(tried[name].after.peak_bytes)}"
-        + ("" if tried[name].fits else " (does not fit)")
-        for name in ranked
-    ]
-    note = f"remat=auto chose the first of {len(ranked)} presets: {'; '.join(others)}"
-    return dataclasses.replace(chosen, note="\n".join(filter(None, [note, chosen.note])))
 
 
 def has_host_link(machine: Hardware) -> bool:

@@ -25,7 +25,7 @@ from toast.frontend import jax_libraries
 from toast.frontend.jax import from_call
 from toast.hardware import Hardware
 from toast.inputs import AnyHardware, AnyMesh
-from toast.plan import Applied, Plan, read
+from toast.plan import Applied, Plan, joint_plan, read
 from toast.plan.step_reshards import donation_text, jit_text
 from toast.program import MemoryPolicy, Program
 from toast.units import listed, size_text
@@ -333,16 +333,19 @@ class PlannedFunction:
         devices = self._devices_of_calls()
         machine = self._machine_of(devices)
 
-        def planned(policy: str | MemoryPolicy | None, microbatches: int | None) -> Plan:
+        def planned(
+            policy: str | MemoryPolicy | None, start: Plan | None = None, *,
+            microbatches: int | None,
+        ) -> Plan:  # fmt: skip
             with api.traced_with(self._function, policy, microbatches):
                 program = self._program(arguments, keywords, machine, devices)
-            return self._plan(program, machine, devices)
+            return self._plan(program, machine, devices, start)
 
         policy, microbatches = self._memory()
         if policy == "auto":
-            plan = api.best_policy(lambda name: planned(name, microbatches), machine)
+            plan = joint_plan(functools.partial(planned, microbatches=microbatches), machine)
         else:
-            plan = planned(policy, microbatches)
+            plan = planned(policy, microbatches=microbatches)
         self._say_of(plan)
         if devices.mesh is None:
             mesh = apply.jax_mesh(plan.shardings, devices.devices or None)
@@ -401,14 +404,16 @@ class PlannedFunction:
         assert failure.__cause__ is not None
         raise failure.__cause__ from None
 
-    def _plan(self, program: Program, machine: Hardware, devices: _Devices) -> Plan:
-        """The plan for a program, kept or searched."""
+    def _plan(
+        self, program: Program, machine: Hardware, devices: _Devices, start: Plan | None
+    ) -> Plan:
+        """The plan for a program, kept or searched; a search may begin with another plan."""
         known = self._known_plan(program)
         if known is not None:
             return api.apply_plan(known, program).plan
         if self._plan_option is not None:
             return self._applied(self._plan_option, program, devices)
-        return self._searched(program, machine, devices)
+        return self._searched(program, machine, devices, start)
 
     def _known_plan(self, program: Program) -> Plan | None:
         """An earlier plan for the same program with other pytrees, or other constants."""
@@ -441,16 +446,20 @@ class PlannedFunction:
                 f"{_changes(self._last.plan.analysis.program, program)}"
             )
 
-    def _searched(self, program: Program, machine: Hardware, devices: _Devices) -> Plan:
+    def _searched(
+        self, program: Program, machine: Hardware, devices: _Devices, begin: Plan | None
+    ) -> Plan:
         def search(start: Plan | None) -> Plan:
             return api.plan(
                 program, hardware=machine, **{"start": start, **devices.options, **self._options}
             )
 
-        if self._last is None:
+        if begin is None and self._last is not None:
+            begin = self._last.plan
+        if begin is None:
             return search(None)
         try:
-            return search(self._last.plan)
+            return search(begin)
         except PlanError:  # nothing of the last plan applies to it
             return search(None)
 

@@ -19,7 +19,7 @@ from toast.boundary.regular_files import beside, is_regular, read_bytes
 from toast.errors import ArgumentWarning, PlanError, TargetError, ToastError
 from toast.files import is_plan
 from toast.frontend import program_cache
-from toast.program import Program
+from toast.program import MemoryPolicy, Program
 
 if TYPE_CHECKING:
     from toast.plan import Saved
@@ -55,7 +55,7 @@ def load(
     module: bool = True,
     donate: Sequence[int] = (),
     platform: str | None = None,
-    remat: str | None = None,
+    remat: str | MemoryPolicy | None = None,
     microbatches: int | None = None,
 ) -> Program:
     """The program of a TARGET.
@@ -127,7 +127,7 @@ class _Tracing:
 
     platform: str | None
     #: The memory policy and the number of microbatches.
-    remat: str | None
+    remat: str | MemoryPolicy | None
     microbatches: int | None
 
     @property

@@ -48,7 +48,7 @@ def test_plans_without_them_record_neither(tmp_path: pathlib.Path) -> None:
     assert not {"remat", "microbatches"} & {*data["origin"]}
 
 
-def test_auto_tries_the_presets() -> None:
+def test_auto_tries_several_policies() -> None:
     code, printed, _ = invoke("plan", *MODEL, *SHORT, "--remat", "auto")
     assert code in (0, 1)
     assert "remat=auto chose the first of" in printed
@@ -81,7 +81,7 @@ def test_auto_tries_the_presets() -> None:
         ),
         (
             ["analyze", "t2b-scan", "--remat", "auto"],
-            "toast: remat auto: is for toast.plan, which plans with each preset; use a preset (",
+            "toast: remat auto: is for toast.plan, which chooses one; use a preset (",
         ),
         (
             ["analyze", "facts/attention.lp", "--remat", "full"],

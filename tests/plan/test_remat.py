@@ -112,7 +112,7 @@ def test_offloaded_values_leave_the_device() -> None:
     )
 
 
-def test_auto_takes_the_best_preset() -> None:
+def test_auto_takes_the_best_policy() -> None:
     best = plan("auto")
     assert best.after.step_seconds == min(p.after.step_seconds for p in map(plan, ("none", "full")))
     assert best.note.startswith("remat=auto chose the first of ")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from toast.evaluation.compare import MethodResult
     from toast.hardware import Hardware
     from toast.plan import Origin
-    from toast.program import Program
+    from toast.program import MemoryPolicy, Program
 
 Target = Annotated[
     str,
@@ -103,7 +103,7 @@ RematOption = Annotated[
         "--remat",
         help="What the backward pass recomputes: none, full, a policy of MaxText such as minimal "
         "or save_qkv_proj, or names: 'layer: keep=query,key offload=gate'. toast plan also takes "
-        "auto, which plans with each preset. Default: what the program says.",
+        "auto, which chooses it together with the sharding. Default: what the program says.",
     ),
 ]
 MicrobatchesOption = Annotated[
@@ -379,7 +379,7 @@ class Source:
     #: Iterations of loops, by source location or number.
     trip_counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     #: The memory policy, as a preset or text, and the number of microbatches.
-    remat: str | None = None
+    remat: str | MemoryPolicy | None = None
     microbatches: int | None = None
 
     @staticmethod
@@ -515,7 +515,7 @@ class Source:
             self.donate,
             "" if isinstance(self.platform, HardwarePlatform) else self.platform or "",
             self.trip_counts,
-            self.remat or "",
+            (self.remat if isinstance(self.remat, str) else self.remat.label) if self.remat else "",
             self.microbatches or 0,
         )
 

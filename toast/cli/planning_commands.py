@@ -36,6 +36,7 @@ from toast.errors import PinError
 
 if TYPE_CHECKING:
     from toast.plan import Plan
+    from toast.program import MemoryPolicy
     from toast.space import Constraints
 
 app = group("")
@@ -168,15 +169,17 @@ def plan(
     from toast.errors import PlanError
     from toast.files import check_writable, write_all
     from toast.hardware import load
+    from toast.plan import joint_plan
     from toast.search import Settings
 
     machine = load(hardware)
     inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
     inputs.safety_of(safety)
     check_writable((json_file, output, html), PlanError)
+    begin = start
 
-    def planned(remat: str | None) -> Plan:
-        chosen = dataclasses.replace(source, remat=remat)
+    def planned(policy: str | MemoryPolicy | None, start: Plan | None = None) -> Plan:
+        chosen = dataclasses.replace(source, remat=policy)
         analysis = chosen.on(machine).analysis(show, partitioner=lowering.value)
         result = api.plan(
             analysis,
@@ -189,7 +192,7 @@ def plan(
             constraints=_constraints(pin, forbid, fix, keep_constraints),
             resolution=resolution.value,
             uneven=uneven,
-            start=start,
+            start=start or begin,
             settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
             progress=show,
         )
@@ -197,7 +200,7 @@ def plan(
 
     with progress() as show:
         if source.remat == "auto":
-            result = api.best_policy(planned, machine, show)
+            result = joint_plan(planned, machine, show)
         else:
             result = planned(source.remat)
     warn(report.missing_rules(result.analysis, noted=result.note))

@@ -17,7 +17,7 @@ from toast.frontend.residual_names import (
     effect_text,
     named_block,
 )
-from toast.program import BlockPolicy, Residual
+from toast.program import BlockPolicy, Residual, residual_label
 
 
 def checkpoint(
@@ -125,6 +125,8 @@ def policed(
     policy = PlannedPolicy(decision, block.residuals)
     # Without a policy, JAX would keep a value twice that has a name: with the name and without.
     chosen = closed if policy.keeps_all else with_names(policy.names)
+    if trace.policy is not None and trace.policy.surveys:
+        chosen = with_names(block.names, functools.partial(residual_label, policy.block))
     run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(chosen)
     if marked or not policy.keeps_all:
         run = jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse and not policy.keeps_all)

@@ -19,11 +19,14 @@ from toast.frontend import mlir, stablehlo
 from toast.ports import HardwarePlatform
 from toast.program import Program
 
+#: Moves a value to a memory, such as that of the host; on CPUs, JAX lowers it to nothing.
+_MOVED = "device_put to a memory"
+
 #: Primitives that JAX lowers to other ops on some platform.
 _OWN_FORMS = frozenset({
-    "approx_top_k", "cholesky", "cholesky_update", "cumsum", "eig", "eigh", "fft", "geqp3", "geqrf",
-    "hessenberg", "householder_product", "lu", "lu_pivots_to_permutation", "ormqr", "pallas_call",
-    "platform_index", "ragged_dot_general", "random_gamma", "scaled_matmul", "schur",
+    _MOVED, "approx_top_k", "cholesky", "cholesky_update", "cumsum", "eig", "eigh", "fft", "geqp3",
+    "geqrf", "hessenberg", "householder_product", "lu", "lu_pivots_to_permutation", "ormqr",
+    "pallas_call", "platform_index", "ragged_dot_general", "random_gamma", "scaled_matmul", "schur",
     "select_and_gather_add", "svd", "symmetric_product", "threefry2x32", "triangular_solve",
     "tridiagonal", "tridiagonal_solve",
 })  # fmt: skip
@@ -119,7 +122,10 @@ def _primitives(jaxpr: Any) -> set[str]:
             continue
         seen.add(id(current))
         for equation in current.eqns:
-            names.add(str(equation.primitive.name))
+            name = str(equation.primitive.name)
+            if name == "device_put" and any(equation.params.get("devices", ())):
+                name = _MOVED
+            names.add(name)
             for value in equation.params.values():
                 inner = value if isinstance(value, tuple | list) else (value,)
                 inner = [getattr(part, "jaxpr", part) for part in inner]

@@ -61,6 +61,8 @@ class ResidualNames:
 
     #: The names of values that have none in the program, by place.
     values: Mapping[_Place, str]
+    #: The names of those that have one.
+    own: Mapping[_Place, str]
     #: The residuals that are arguments, by number.
     arguments: Mapping[int, Residual]
     residuals: tuple[Residual, ...]
@@ -74,7 +76,7 @@ def named_block(
     runs: int = 1,
     origin: str,
     known: dict[str, ResidualNames] | None = None,
-) -> tuple[Callable[[Collection[str]], Any], Block]:
+) -> tuple[Callable[..., Any], Block]:
     """The residuals of a block.
 
     :param closed: the ``ClosedJaxpr`` of the block.
@@ -83,7 +85,8 @@ def named_block(
     :param runs: how often it runs in a step.
     :param origin: as in :class:`Block`.
     :param known: the names of jaxprs, by text; new ones are added.
-    :returns: a function that puts the names that it is called with into the jaxpr; and the block.
+    :returns: a function that puts the names that it is called with into the jaxpr, or labels for
+        them, which replace those of the program, too; and the block.
     """
     names = {} if known is None else known
     key = f"{[*inputs]} {_statements(closed.jaxpr)} {_ADDRESS.sub('', str(closed.jaxpr))}"
@@ -91,10 +94,13 @@ def named_block(
         names[key] = _residual_names(closed, inputs)
     mine = names[key]
 
-    def with_names(chosen: Collection[str]) -> Any:
-        own = {number: r.name for number, r in mine.arguments.items() if r.name in chosen}
+    def with_names(chosen: Collection[str], label: Callable[[str], str] | None = None) -> Any:
+        arguments = {number: r.name for number, r in mine.arguments.items() if r.name in chosen}
         values = {place: name for place, name in mine.values.items() if name in chosen}
-        return _renamed(closed, lambda place, _: values.get(place), own)
+        if label is not None:
+            arguments = {number: label(name) for number, name in arguments.items()}
+            values = {place: label(name) for place, name in (values | {**mine.own}).items()}
+        return _renamed(closed, lambda place, _: values.get(place), arguments)
 
     return with_names, Block(name, mine.residuals, runs, origin)
 
@@ -105,6 +111,7 @@ def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
     found: dict[str, _NamedValues] = {}
     taken: set[str] = set(_own_names(closed.jaxpr))
     readable: dict[_Place, str] = {}
+    of_program: dict[_Place, str] = {}
     mine = [
         (place, variable, equation, own) for place, variable, equation in places
         if (own := _own_name(equation)) or _key(place) in needed
@@ -121,8 +128,7 @@ def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
     for place, variable, equation, own in mine:
         is_last = last.get(_statement(equation)) == place
         chosen = own or _unique(_readable(equation, is_last), taken)
-        if not own:
-            readable[place] = chosen
+        (of_program if own else readable)[place] = chosen
         at = found.setdefault(chosen, _NamedValues(_source(equation), bool(own)))
         at.variables.append(variable)
         at.places.append(place)
@@ -135,7 +141,7 @@ def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:
         for text, at in found.items()
     ]  # fmt: skip
     # Arguments that the program names itself are listed under that name, too.
-    return ResidualNames(readable, arguments, (*arguments.values(), *residuals))
+    return ResidualNames(readable, of_program, arguments, (*arguments.values(), *residuals))
 
 
 @dataclasses.dataclass
@@ -307,7 +313,9 @@ def _with_names(jaxpr: Any, naming: _Naming, at: _Place, inputs: Mapping[int, st
         inside = _renamed_inside(equation, naming, place)
         equations.append(inside.replace(invars=[*map(read, equation.invars)]))
         if _is_name(equation):
-            naming((*place, 0), equation)
+            if other := naming((*place, 0), equation):
+                params = {**equations[-1].params, "name": other}
+                equations[-1] = equations[-1].replace(params=params)
             continue
         for result, variable in enumerate(equation.outvars):
             mine = users.get(id(variable), [])

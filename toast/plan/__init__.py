@@ -9,6 +9,7 @@ from toast.plan.diff import (
     diff,
 )
 from toast.plan.files import VERSION, Origin, Saved, read, schema
+from toast.plan.joint_memory import joint_plan
 from toast.plan.kernel_notes import kernel_notes
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.make_plan import make_plan
@@ -72,6 +73,7 @@ __all__ = [
     "fit_text",
     "folded",
     "is_plan",
+    "joint_plan",
     "kernel_notes",
     "loop_notes",
     "make_plan",

@@ -9,6 +9,9 @@ from toast.program.memory_policy import (
     MemoryPolicy,
     Residual,
     TracedMemory,
+    preset,
+    residual_label,
+    survey,
 )
 from toast.program.program import (
     Attribute,
@@ -53,6 +56,9 @@ __all__ = [
     "element_bytes",
     "has_callback_functions",
     "has_collective",
+    "preset",
+    "residual_label",
+    "survey",
     "uncounted_loops",
     "with_trip_counts",
 ]

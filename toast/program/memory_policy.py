@@ -24,6 +24,15 @@ CHOICES: tuple[Choice, ...] = ("keep", "recompute", "offload")
 ResidualKind = Literal["product", "batched_product", "kernel", "other", "input"]
 
 
+#: How the names of residuals begin in the program of a survey.
+_SURVEYED = "toast:"
+
+
+def residual_label(block: str, residual: str) -> str:
+    """The name of a residual of a block in the program of a survey."""
+    return f"{_SURVEYED}{block}/{residual}"
+
+
 #: Stands for the values of a block that have no name.
 UNNAMED = "@unnamed"
 
@@ -140,6 +149,9 @@ class MemoryPolicy:
     blocks: tuple[BlockPolicy, ...]
     #: The name of the preset that it is; empty for another policy.
     preset: str = dataclasses.field(default="", compare=False)
+    #: Whether all residuals have names in the program (:func:`residual_label`), not only those that
+    #: are kept or offloaded: a survey shows what each costs.
+    surveys: bool = dataclasses.field(default=False, compare=False)
 
     def of(self, block: str) -> BlockPolicy:
         """The decision for a block: that for its name or, without one, for a pattern that fits.
@@ -169,7 +181,7 @@ class MemoryPolicy:
             return preset(text.strip())
         if text.strip() == "auto":
             raise TargetError(
-                "remat auto: is for toast.plan, which plans with each preset; use a preset "
+                "remat auto: is for toast.plan, which chooses one; use a preset "
                 f"({', '.join(PRESETS)}) or a policy"
             )
         entries = []
@@ -312,6 +324,11 @@ PRESETS: Mapping[str, BlockPolicy] = {
     "save_dot_except_mlpwi": _everywhere((*_QKV, *_OUT, *_MLP_OUT)),
     "qkv_proj_offloaded": _everywhere((), _QKV),
 }
+
+
+def survey() -> MemoryPolicy:
+    """The policy that recomputes everything, with names for all residuals."""
+    return MemoryPolicy((PRESETS["full"],), "full", surveys=True)
 
 
 def preset(name: str) -> MemoryPolicy:
