@@ -675,12 +675,12 @@ def _group_values(
     numbers: dict[object, int] = {}
     of_value = np.array([
         numbers.setdefault(
-            (slot, bool(exists), bool(aliased), place, times, tested, tuple(items.items())),
+            (slot, bool(exists), bool(aliased), place, times, tested, anew, tuple(items.items())),
             len(numbers),
         )
-        for slot, exists, aliased, place, times, tested, items in zip(
-            value_slot.tolist(), live.exists, live.aliased, places, repeats, tests, reads,
-            strict=True,
+        for slot, exists, aliased, place, times, tested, anew, items in zip(
+            value_slot.tolist(), live.exists, live.aliased, places, repeats, tests,
+            remade_values(program).tolist(), reads, strict=True,
         )
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
