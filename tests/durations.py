@@ -22,7 +22,7 @@ QUICK_STEP = 3
 QUICK_LIMIT = 0.6
 #: Tests that took longer than so many seconds are ``slow``: ``make prove`` runs them. Those of the
 #: documentation and of the wheel are not: what a new user does first is always tested.
-SLOW_LIMIT = 0.8
+SLOW_LIMIT = 0.6
 _NEVER_SLOW = ("tests/docs/", "tests/package/")
 _PROPERTY = "user_cpu_seconds"
 
