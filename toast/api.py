@@ -318,7 +318,8 @@ def plan(
     :param remat: as for :func:`program_of`, or ``"auto"``: policies and shardings are chosen
         together (:mod:`toast.plan.joint_memory`), and the plan with the shortest step that fits is
         returned.
-    :param microbatches: as for :func:`program_of`.
+    :param microbatches: as for :func:`program_of`.  Without a number, ``remat="auto"`` chooses one
+        if nothing fits without.
     :raises toast.errors.HardwareError: if ``remat`` offloads to the host, and the hardware has no
         link to one.
     :raises toast.errors.MeshError: if an axis of the mesh divides no dimension, or the system is
@@ -355,17 +356,22 @@ def plan(
     if remat == "auto" and not isinstance(target, Analysis):
         with traced_with(target, "none", microbatches):
             pass  # raises errors
-        return joint_plan(
-            lambda policy, /, start=start: plan(
+        own_start, own_count = start, microbatches
+
+        def planned(
+            policy: str | MemoryPolicy, /, start: Plan | None = None,
+            microbatches: int | None = None,
+        ) -> Plan:  # fmt: skip
+            return plan(
                 target, *arguments, mesh=mesh, devices=devices, hardware=machine, donate=donate,
                 platform=platform, trip_counts=trip_counts, rules=rules,
                 memory_bytes=memory_bytes, safety=safety, overlap=overlap, constraints=constraints,
-                resolution=resolution, uneven=uneven, start=start, settings=settings,
-                stages=stages, progress=progress,
-                cache=cache, lowering=lowering, remat=policy, microbatches=microbatches, **keywords,
-            ),
-            machine, progress,
-        )  # fmt: skip
+                resolution=resolution, uneven=uneven, start=start or own_start, settings=settings,
+                stages=stages, progress=progress, cache=cache, lowering=lowering, remat=policy,
+                microbatches=microbatches or own_count, **keywords,
+            )  # fmt: skip
+
+        return joint_plan(planned, progress, may_cut_batch=microbatches is None)
     if isinstance(target, Analysis):
         _check_unused(
             target, arguments, keywords, donate=donate, rules=rules, platform=platform,

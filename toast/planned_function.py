@@ -334,16 +334,17 @@ class PlannedFunction:
         machine = self._machine_of(devices)
 
         def planned(
-            policy: str | MemoryPolicy | None, start: Plan | None = None, *,
-            microbatches: int | None,
+            policy: str | MemoryPolicy | None, start: Plan | None = None,
+            microbatches: int | None = None,
         ) -> Plan:  # fmt: skip
-            with api.traced_with(self._function, policy, microbatches):
+            count = microbatches or self._microbatches
+            with api.traced_with(self._function, policy, count):
                 program = self._program(arguments, keywords, machine, devices)
             return self._plan(program, machine, devices, start)
 
         policy, microbatches = self._memory()
         if policy == "auto":
-            plan = joint_plan(functools.partial(planned, microbatches=microbatches), machine)
+            plan = joint_plan(planned, may_cut_batch=self._microbatches is None)
         else:
             plan = planned(policy, microbatches=microbatches)
         self._say_of(plan)
@@ -370,7 +371,7 @@ class PlannedFunction:
             kept = read(self._plan_option).memory
             return (None, None) if kept is None else (kept.policy, kept.microbatches)
         if self._remat == "auto" and self._last is not None:
-            return self._last.plan.policy, self._microbatches
+            return self._last.plan.policy, self._last.plan.microbatches
         return self._remat, self._microbatches
 
     def _program(

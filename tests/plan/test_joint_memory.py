@@ -132,6 +132,28 @@ def test_a_limit_that_no_policy_meets() -> None:
     assert "does not fit" in best.note
 
 
+def accumulated(weights: Any, x: Any) -> Any:
+    block = toast.checkpoint(layer, prevent_cse=False)
+
+    def loss(weights: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.scan(lambda x, w: (block(x, w), None), x, weights)[0] ** 2)
+
+    return toast.accumulate(jax.value_and_grad(loss), batch_argnums=1)(weights, x)
+
+
+def test_the_batch_is_cut_if_nothing_else_helps() -> None:
+    full = plan(accumulated, "full").after.peak_bytes
+    limit = 0.75 * full
+    cut = plan(accumulated, "auto", memory_bytes=limit)
+    assert cut.fits
+    assert cut.microbatches > 1
+    assert f"in {cut.microbatches} microbatches" in cut.note
+    with pytest.raises(toast.ToastError):
+        plan(accumulated, "auto", memory_bytes=limit, microbatches=1)
+    with pytest.raises(toast.ToastError):
+        plan(scanned, "auto", memory_bytes=limit)  # it accumulates nothing
+
+
 def test_the_joint_plan_runs() -> None:
     shapes = arrays(2, 4, 16, 8)
     planned = toast.plan(

@@ -178,8 +178,12 @@ def plan(
     check_writable((json_file, output, html), PlanError)
     begin = start
 
-    def planned(policy: str | MemoryPolicy | None, start: Plan | None = None) -> Plan:
-        chosen = dataclasses.replace(source, remat=policy)
+    def planned(
+        policy: str | MemoryPolicy | None, start: Plan | None = None,
+        microbatches: int | None = None,
+    ) -> Plan:  # fmt: skip
+        count = microbatches or source.microbatches
+        chosen = dataclasses.replace(source, remat=policy, microbatches=count)
         analysis = chosen.on(machine).analysis(show, partitioner=lowering.value)
         result = api.plan(
             analysis,
@@ -200,7 +204,7 @@ def plan(
 
     with progress() as show:
         if source.remat == "auto":
-            result = joint_plan(planned, machine, show)
+            result = joint_plan(planned, show, may_cut_batch=source.microbatches is None)
         else:
             result = planned(source.remat)
     warn(report.missing_rules(result.analysis, noted=result.note))

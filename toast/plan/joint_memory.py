@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from toast.errors import SearchError, TargetError
-from toast.hardware import Hardware
 from toast.plan.plan import Plan
 from toast.plan.policy_choice import PolicyChoice, best_choice, priced
 from toast.plan.residual_costs import recomputation
@@ -26,6 +25,9 @@ _MOST_POLICIES = 4
 #: Presets that are tried as well, and the share of the step by which they may seem longer.
 _MOST_PRESETS, _LONGER = 3, 0.1
 
+#: The most microbatches that are tried.
+_MOST_MICROBATCHES = 64
+
 #: The share of the limit that a policy may leave free before another one is tried.
 _FREE = 0.03
 
@@ -36,59 +38,125 @@ _GAIN = 0.01
 class PlanWith(Protocol):
     """A function that plans the program with a memory policy."""
 
-    def __call__(self, policy: str | MemoryPolicy, /, start: Plan | None = None) -> Plan:
-        """The plan; the search may begin with another one.  Errors are those of toast.plan."""
+    def __call__(
+        self, policy: str | MemoryPolicy, /, start: Plan | None = None,
+        microbatches: int | None = None,
+    ) -> Plan:  # fmt: skip
+        """The plan; the search may begin with another one.  Errors are those of toast.plan.
+
+        Without a number of microbatches, it is that of the user or of the program.
+        """
 
 
 def joint_plan(
-    plan_with: PlanWith, machine: Hardware, progress: Callable[[Any], None] | None = None
+    plan_with: PlanWith,
+    progress: Callable[[Any], None] | None = None,
+    *,
+    may_cut_batch: bool = False,
 ) -> Plan:
     """The plan with the shortest step that fits, of those with the policies that are tried.
 
-    If none fits, it is that with the smallest peak.  The ``note`` of the result lists the others.
+    If none fits, and the batch may be cut, the program is planned with more microbatches.  If none
+    fits then, it is the plan with the smallest peak.  The ``note`` of the result lists the others.
 
+    :param may_cut_batch: whether the number of microbatches is free.
     :raises toast.errors.SearchError: if no plan is within the limit of the user.
     :raises toast.errors.TargetError: if the program has nothing to recompute.
     """
-    return _JointSearch(plan_with, machine, progress).run()
+    searches = [_JointSearch(plan_with, progress, None)]
+    searches[0].run()
+    if may_cut_batch and not searches[0].fits:
+        searches += _with_microbatches(plan_with, progress)
+    every = [(search, plan) for search in searches for plan in search.plans.values()]
+    if not every:
+        assert searches[0].too_large is not None
+        raise searches[0].too_large
+    every.sort(key=lambda pair: _rank(pair[1]))
+    search, best = every[0]
+    tried = "; ".join(_text(plan) for _, plan in every)
+    note = f"remat=auto chose the first of {len(every)} policies: {tried}"
+    if search.surveyed is not None and best.policy is not None:
+        note += _gain_text(search.surveyed, best)
+    return dataclasses.replace(best, note="\n".join(filter(None, [note, best.note])))
+
+
+def _with_microbatches(
+    plan_with: PlanWith, progress: Callable[[Any], None] | None
+) -> Iterator[_JointSearch]:
+    """Searches with the smallest power of two of microbatches that fits, and with the next one."""
+    count, fits = 1, False
+    while count < _MOST_MICROBATCHES:
+        count *= 2
+        search = _JointSearch(plan_with, progress, count)
+        try:
+            if not fits and not search.survey_fits():
+                continue
+            search.run()
+        except TargetError:  # no gradients are accumulated, or the number does not divide the batch
+            return
+        yield search
+        if fits:
+            return
+        fits = search.fits
+
+
+def _rank(plan: Plan) -> tuple[bool, float]:
+    price, own = plan.after, not (plan.policy and plan.policy.preset)
+    seconds = price.step_seconds * (1.0 + _GAIN * own)
+    return not plan.fits, seconds if plan.fits else price.peak_bytes
+
+
+def _text(plan: Plan) -> str:
+    label = (plan.policy and plan.policy.preset) or "a policy of its own"
+    if plan.microbatches > 1:
+        label += f" in {plan.microbatches} microbatches"
+    fits = "" if plan.fits else " (does not fit)"
+    return f"{label} {time_text(plan.after.step_seconds)}, {size_text(plan.after.peak_bytes)}{fits}"
 
 
 class _JointSearch:
-    """The plans that were made, and what is known from them."""
+    """The plans with one number of microbatches, and what is known from them."""
 
     def __init__(
-        self, plan_with: PlanWith, machine: Hardware, progress: Callable[[Any], None] | None
+        self,
+        plan_with: PlanWith,
+        progress: Callable[[Any], None] | None,
+        microbatches: int | None,
     ) -> None:
-        self._plan_with, self._machine, self._progress = plan_with, machine, progress
+        self._plan_with, self._progress = plan_with, progress
+        self._microbatches = microbatches
         #: By the text of the policy.
-        self._plans: dict[str, Plan] = {}
-        self._too_large: SearchError | None = None
+        self.plans: dict[str, Plan] = {}
+        self.surveyed: Plan | None = None
+        self.too_large: SearchError | None = None
 
-    def run(self) -> Plan:
+    @property
+    def fits(self) -> bool:
+        """Whether a plan fits."""
+        return any(plan.fits for plan in self.plans.values())
+
+    def survey_fits(self) -> bool:
+        """Whether the program fits if everything is recomputed."""
+        self.surveyed = self._attempt(survey(), "survey")
+        return self.surveyed is not None and self.surveyed.fits
+
+    def run(self) -> None:
+        """Plans the program with several policies."""
         self._plan("none")
-        surveyed = self._attempt(survey(), "survey")
-        if surveyed is not None:
-            surveyed = self._improve(surveyed)
-            self._try_presets(surveyed)
-        if surveyed is None or not any(plan.fits for plan in self._plans.values()):
+        if self.surveyed is None:
+            self.survey_fits()
+        if self.surveyed is not None:
+            self.surveyed = self._improve(self.surveyed)
+            self._try_presets(self.surveyed)
+        if not self.fits:
             self._plan("full")
-        if not self._plans:
-            assert self._too_large is not None
-            raise self._too_large
-        ranked = sorted(self._plans, key=self._rank)
-        best = self._plans[ranked[0]]
-        tried = [self._text(name) for name in ranked]
-        note = f"remat=auto chose the first of {len(tried)} policies: {'; '.join(tried)}"
-        if surveyed is not None and best.policy is not None:
-            note += _gain_text(surveyed, best)
-        return dataclasses.replace(best, note="\n".join(filter(None, [note, best.note])))
 
     def _improve(self, surveyed: Plan) -> Plan:
         """Tries the policies that the integer program proposes; returns the last survey."""
         extra = 0.0  # bytes that a policy took beyond those that were proposed
         for _ in range(_MOST_POLICIES):
             choice = self._proposed(surveyed, extra)
-            if choice is None or str(choice.policy) in self._plans:
+            if choice is None or str(choice.policy) in self.plans:
                 break
             plan = self._plan(choice.policy)
             if plan is None:
@@ -114,7 +182,11 @@ class _JointSearch:
         Proposals do not know what is hidden behind products, so a preset may be better.
         """
         memory = surveyed.analysis.program.memory
-        best = self._plans[min(self._plans, key=self._rank)] if self._plans else None
+        best = (
+            self.plans[min(self.plans, key=lambda text: _rank(self.plans[text]))]
+            if self.plans
+            else None
+        )
         if best is None or not best.fits or best.policy is None or memory is None:
             return
         costs = recomputation(surveyed)
@@ -127,7 +199,7 @@ class _JointSearch:
                 if choice.bytes <= room and choice.seconds <= longest:
                     likely.append((choice.seconds, name, str(choice.policy)))
         for _, name, policy in sorted(likely)[:_MOST_PRESETS]:
-            if policy not in self._plans:
+            if policy not in self.plans:
                 self._plan(name, start=best)
 
     def _proposed(self, surveyed: Plan, extra: float) -> PolicyChoice | None:
@@ -139,33 +211,20 @@ class _JointSearch:
         name = policy if isinstance(policy, str) else "proposed"
         plan = self._attempt(policy, name, start)
         if plan is not None:
-            self._plans.setdefault(str(plan.policy), plan)
+            self.plans.setdefault(str(plan.policy), plan)
         return plan
 
     def _attempt(
         self, policy: str | MemoryPolicy, name: str, start: Plan | None = None
     ) -> Plan | None:
         if self._progress:
-            self._progress(f"remat {name}")
+            count = f", {self._microbatches} microbatches" if self._microbatches else ""
+            self._progress(f"remat {name}{count}")
         try:
-            return self._plan_with(policy, start=start)
+            return self._plan_with(policy, start=start, microbatches=self._microbatches)
         except SearchError as error:  # no plan is within the limit of the user
-            self._too_large = error
+            self.too_large = error
             return None
-
-    def _rank(self, name: str) -> tuple[bool, float]:
-        plan = self._plans[name]
-        price, own = plan.after, not (plan.policy and plan.policy.preset)
-        seconds = price.step_seconds * (1.0 + _GAIN * own)
-        return not plan.fits, seconds if plan.fits else price.peak_bytes
-
-    def _text(self, name: str) -> str:
-        plan = self._plans[name]
-        policy = plan.policy
-        label = (policy and policy.preset) or "a policy of its own"
-        fits = "" if plan.fits else " (does not fit)"
-        price = plan.after
-        return f"{label} {time_text(price.step_seconds)}, {size_text(price.peak_bytes)}{fits}"
 
 
 def _gain_text(surveyed: Plan, plan: Plan) -> str:
