@@ -604,7 +604,9 @@ def _changes(before: Program, after: Program) -> str:
 
 def _misfit(plan: Plan) -> str:
     """That a plan does not fit, and what to do."""
-    remedies = ["more devices", "a smaller batch", "jax.checkpoint around layers"]
+    remedies = ["more devices", "a smaller batch"]
+    if plan.policy is None:
+        remedies.append('recomputation (remat="auto")')
     if plan.step_reshards:
         remedies.insert(0, "donation")
     missing = (

@@ -66,7 +66,12 @@ def test_a_plan_that_does_not_fit_says_so_first_and_how_to_mend_it(tmp_path: pat
     assert first.startswith("Does not fit: the plan needs ")
     assert "than the limit of 15.8 GiB. Remedies:" in first
     text = "\n".join(remedies)
-    for part in ("a larger mesh, such as --devices 4", "--hardware with more memory: ", "batch"):
+    for part in (
+        "a larger mesh, such as --devices 4",
+        "--hardware with more memory: ",
+        "batch",
+        "--remat auto",
+    ):
         assert part in text
     assert "note" not in found.stderr
     applied = run("apply", tmp_path / "plan.json", "t2b", "--layers", 2)

@@ -104,10 +104,11 @@ def misfit(plan: Plan) -> list[Text]:
     named = [f"{name} ({size_text(size)})" for size, name in larger if size >= peak]
     if named:
         remedies.append(f"--hardware with more memory: {', '.join(named[:_NAMED_DEVICES])}")
-    remedies += [
-        "a smaller batch or a shorter sequence",
-        "recomputation of activations: jax.checkpoint around a layer",
-    ]
+    if plan.policy is None:
+        remedies.append(
+            "recomputation, offload and microbatches, for a model or a function: --remat auto"
+        )
+    remedies.append("a smaller batch or a shorter sequence")
     if plan.after.peak_bytes <= limit:
         message = f"{plan.unsafe_text[0].upper()}{plan.unsafe_text[1:]}. Remedies:"
     else:
