@@ -16,10 +16,19 @@ import toast
 from toast.cost.host_memory import host_memory
 from toast.hardware import load
 from toast.models import build
+from toast.plan.maxtext_policy import maxtext_policy
 from toast.plan.policy_choice import best_choice, priced
 from toast.plan.residual_costs import Recomputation, ResidualCost, recomputation
 from toast.ports import HardwarePlatform
-from toast.program import PRESETS, MemoryPolicy, preset, survey
+from toast.program import (
+    PRESETS,
+    Block,
+    MemoryPolicy,
+    Residual,
+    TracedMemory,
+    preset,
+    survey,
+)
 
 SETTINGS = toast.Settings(rounds=1)
 
@@ -247,3 +256,24 @@ def test_blocks_without_residuals_are_recomputed() -> None:
     assert choice is not None
     assert str(choice.policy) == "empty: recompute=*"
     assert MemoryPolicy((PRESETS["full"],)).of("empty").keep == ()
+
+
+def test_policies_as_maxtext_has_them() -> None:
+    def memory(text: str, *names: str) -> TracedMemory:
+        residuals = tuple(Residual(name, "product", (), 8) for name in names)
+        blocks = (Block("layer", residuals),)
+        return TracedMemory(MemoryPolicy.parse(text).resolved(blocks), 1, blocks)
+
+    some = memory(
+        "layer: keep=query,gate,sum offload=attention", "query", "gate", "sum", "attention", "mlpwo"
+    )
+    assert maxtext_policy(some).splitlines() == [
+        "remat_policy: custom", "context: offload", "mlpwi_0: device", "mlpwo: remat",
+        "query_proj: device", "# device, without a name in MaxText: sum",
+    ]  # fmt: skip
+    assert maxtext_policy(memory("minimal", "query")) == "remat_policy: minimal\n"
+    assert maxtext_policy(memory("none", "query")).splitlines()[1] == "query_proj: device"
+    with pytest.raises(toast.ToastError, match="no residual of the plan has a name of MaxText"):
+        maxtext_policy(memory("layer: keep=sum", "sum"))
+    with pytest.raises(toast.ToastError, match="has no memory policy"):
+        plan(scanned, None).to_maxtext()

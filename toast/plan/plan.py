@@ -20,6 +20,7 @@ from toast.cost import Breakdown, CostModel, ErrorBars, Timeline, Transfer, brea
 from toast.errors import PlanError
 from toast.files import write_all
 from toast.hardware import Hardware, Mesh
+from toast.plan.maxtext_policy import maxtext_policy
 from toast.plan.origin import Origin
 from toast.plan.prediction import NumberChange, Prediction, fit_text, odds_text
 from toast.plan.reasons import (
@@ -179,6 +180,13 @@ class Plan(Record):
         """The number of microbatches of ``toast.accumulate`` that the plan asked for, or 1."""
         memory = self.analysis.program.memory
         return 1 if memory is None else memory.microbatches
+
+    def to_maxtext(self) -> str:
+        """The memory policy as lines of MaxText's configuration (``remat_policy: custom``).
+
+        Raises :class:`toast.errors.PlanError` if the plan has none, or MaxText cannot say it.
+        """
+        return maxtext_policy(self.analysis.program.memory)
 
     @property
     def constraints(self) -> Constraints:

@@ -1,0 +1,84 @@
+"""A memory policy as MaxText's configuration has it: ``remat_policy: custom``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from toast.errors import PlanError
+from toast.program import PRESETS, Choice, TracedMemory
+
+#: MaxText's names of values, each with the other names that TOAST's models give them.
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "decoder_layer_input": ("layer_input",),
+    "context": ("attention",),
+    "mlpwi": (),
+    "mlpwi_0": ("gate",),
+    "mlpwi_1": ("up",),
+    "mlpwo": ("mlp_output",),
+    "moe_mlpwi_0": ("expert_gate",),
+    "moe_mlpwi_1": ("expert_up",),
+    "moe_mlpwo": (),
+    "query_proj": ("query",),
+    "key_proj": ("key",),
+    "value_proj": ("value",),
+    "kv_proj": (),
+    "qkv_proj": (),
+    "out_proj": ("attention_output",),
+}
+_WORDS: Mapping[Choice, str] = {"keep": "device", "recompute": "remat", "offload": "offload"}
+
+#: Presets that MaxText does not have.
+_OWN = frozenset({"none", "named"})
+
+
+def maxtext_policy(memory: TracedMemory | None) -> str:
+    """The lines of MaxText's configuration for the policy of a program.
+
+    Values that are kept or offloaded and have no name in MaxText are listed in a comment.  Raises
+    :class:`toast.errors.PlanError` if there is no policy, if no value has a name of MaxText, or if
+    two blocks decide differently about one name.
+    """
+    policy = None if memory is None else memory.policy
+    if memory is None or policy is None:
+        raise PlanError("the plan has no memory policy; plan with remat=, for example remat='auto'")
+    if policy.preset in PRESETS and policy.preset not in _OWN:
+        return f"remat_policy: {policy.preset}\n"
+    known = {name: key for key, names in _NAMES.items() for name in (key, *names)}
+    chosen: dict[str, Choice] = {}
+    nameless: dict[Choice, list[str]] = {"keep": [], "offload": []}
+    for block in memory.blocks:
+        of_block = policy.of(block.name)
+        for residual in block.residuals:
+            choice = of_block.choice(residual)
+            key = known.get(residual.name)
+            if key is None:
+                if choice in nameless and residual.kind != "input":
+                    nameless[choice].append(residual.name)
+            elif chosen.setdefault(key, choice) != choice:
+                raise PlanError(
+                    f"blocks decide differently about {residual.name}, and MaxText has one "
+                    "decision for all layers; give it the same one in each block"
+                )
+    if not chosen:
+        raise PlanError(
+            "no residual of the plan has a name of MaxText; name them with "
+            f"jax.ad_checkpoint.checkpoint_name: {', '.join(_NAMES)}"
+        )
+    return "\n".join(_lines(chosen, nameless)) + "\n"
+
+
+def _lines(chosen: Mapping[str, Choice], nameless: Mapping[Choice, list[str]]) -> Iterator[str]:
+    yield "remat_policy: custom"
+    for key in _NAMES:
+        if key in chosen:
+            choice = chosen[key]
+            if key == "decoder_layer_input" and choice == "recompute":
+                choice = "keep"  # MaxText can compute it from nothing
+            yield f"{key}: {_WORDS[choice]}"
+    for choice, names in nameless.items():
+        if names:
+            every = ", ".join(dict.fromkeys(names))
+            yield f"# {_WORDS[choice]}, without a name in MaxText: {every}"
+
+
+__all__ = ["maxtext_policy"]
