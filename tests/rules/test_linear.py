@@ -114,3 +114,16 @@ def test_statements_that_cannot_hold_are_refused(
 def test_a_rule_of_another_kind_has_no_effect(tmp_path: pathlib.Path) -> None:
     with pytest.raises(RuleError, match="has no effect, since the file has no rule of sort"):
         rule_of(tmp_path, "linear(Op,0) :- op(Op,sort).")
+
+
+def test_an_op_adds_or_scales(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "rule.lp"
+    path.write_text(
+        "rule(add).\n"
+        "factor(Op,D,T,D) :- op(Op,add), tensor_dim(Op,T,D,_).\n"
+        "adds(Op) :- op(Op,add).\n"
+        "scales(Op) :- op(Op,add).\n"
+    )
+    program = program_of(lambda x: x + x, f32(8, 8))
+    with pytest.raises(RuleError, match=r"scales\(Op\): the op adds its operands"):
+        solve_rules(program, [path])

@@ -107,6 +107,7 @@ def build(
     live = liveness(program, names.use_op, names.use_value, lanes=lanes, partitioned=partitioned)
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
+    remade = remade_values(program)
     grouped = _group_values(
         program,
         names.use_op,
@@ -117,6 +118,7 @@ def build(
         live,
         priced,
         host,
+        remade,
     )
     slot_table = slots.table(classes.divisor.shape[1])
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
@@ -168,7 +170,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules, masked, ranges.rounded,
+        rules, masked, ranges.rounded, remade,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -294,6 +296,7 @@ def _value_classes(
     rules: Sequence[SignatureRule],
     masked: Floats,
     rounded: Lifetimes,
+    remade: Bools,
 ) -> ValueClasses:
     values = grouped.representative
     maker = np.array([program.values[v].op for v in values.tolist()], dtype=np.int64)
@@ -330,7 +333,7 @@ def _value_classes(
         reduces=summed_over[values],
         gathered=gathered[values],
         constant=constant[values],
-        remade=remade_values(program)[values],
+        remade=remade[values],
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
         masked=masked[values],
@@ -633,6 +636,7 @@ def _group_values(
     live: Liveness,
     priced: Bools,
     host: HostMemory,
+    remade: Bools,
 ) -> _Grouped:
     """Value classes: values with equal slots, repetitions, reads and behaviour in memory."""
     kinds = [program.kind(op) for op in range(len(program.ops))]
@@ -680,7 +684,7 @@ def _group_values(
         )
         for slot, exists, aliased, place, times, tested, anew, items in zip(
             value_slot.tolist(), live.exists, live.aliased, places, repeats, tests,
-            remade_values(program).tolist(), reads, strict=True,
+            remade.tolist(), reads, strict=True,
         )
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
