@@ -59,6 +59,21 @@ WRONG = {
         "big(1) :- up(A), up(B), up(C), up(D), up(E), up(F), A+B+C+D+E+F < 0.\n",
         r"r.lp: grounding takes more than 1 seconds; bound its recursion",
     ),
+    "a fact of the program": (
+        "tied(a, b).\n", r"r.lp:1: a rule file cannot derive tied/2, .* by frontend; remove the rule",
+    ),
+    "a fact of the analysis": (
+        "decomposition_whole(Op,0) :- op(Op,composite).\n",
+        r"r.lp:1: a rule file cannot derive decomposition_whole/2, .* by analysis of device-local",
+    ),
+    "a kind that depends on the program": (
+        "composite_rule(X) :- op(_,X).\n",
+        r'r.lp:1: composite_rule cannot depend on the program; .* composite_rule\("toast.attention"\)',
+    ),
+    "a composite that is a number": ("composite_rule(5).\n", r"r.lp:1: composite_rule\(5\) fits no"),
+    "a composite that is replaced": (
+        'elementwise(tanh).\ncomposite_rule("norm").\n', r"r.lp:2: composite_rule\(norm\) fits no",
+    ),
 }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from toast.logic import (
     LogicText,
     Term,
     check_ends,
+    check_heads,
     check_rules,
     derivations,
     kind_line,
@@ -215,6 +216,7 @@ def user_files(paths: RuleFiles) -> list[LogicText]:
     for file in files:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # solving all rules will repeat them
+            check_heads(file)
             known = {kind for kind, _ in known_rules(file)}
             known |= {"composite"} if _composites(file) else set()
         for line, kind in kinds_of_heads(file, _FACTOR_PREDICATES):
@@ -736,8 +738,20 @@ def _whole(file: pathlib.Path | LogicText) -> set[str]:
 
 
 def _composites(file: pathlib.Path | LogicText) -> set[str]:
-    """The names of composites with a rule in a file."""
-    return {show_term(name) for (name,) in _declared(file, "composite_rule/1")}
+    """The names of composites with a rule in a file.
+
+    Raises :class:`toast.errors.RuleError` for names that no composite of a program can have.
+    """
+    names = {name for (name,) in _declared(file, "composite_rule/1")}
+    for name in sorted(names, key=str):
+        if not (isinstance(name, str) and name.startswith("toast.")):
+            shown = show_term(name)
+            raise RuleError(
+                f"{file}:{kind_line(file, shown)}: composite_rule({shown}) fits no composite: "
+                'those that stay one op have names in quotes that begin with "toast."; '
+                'write composite_rule("toast.NAME")'
+            )
+    return {show_term(name) for name in names}
 
 
 def _declared(file: pathlib.Path | LogicText, predicate: str) -> list[tuple[Term, ...]]:

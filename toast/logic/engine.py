@@ -295,6 +295,12 @@ class Declaration:
         """Name and arity."""
         return self.name, len(self.arguments)
 
+    @property
+    def writers(self) -> str:
+        """What writes its atoms, as the schema says."""
+        written = re.search(r"Written by: (.*?)\.\s", self.text)
+        return written[1] if written else ""
+
 
 def declarations(text: str) -> Iterator[Declaration]:
     """The documented predicates of a file: ``%*! p(A,B) ... *%`` and ``%! p(A): ...``."""
@@ -517,8 +523,46 @@ def check_rules(file: str | LogicFile, *, functions: Iterable[str] = ()) -> Logi
     return text
 
 
+#: What the schema says of predicates that rule files write.
+_RULE_FILES = "op rule"
+
 #: The predicates with which a rule file declares its rules.
 _KINDS = frozenset({"rule", "custom_call_rule", "composite_rule", "elementwise", "stays_whole"})
+
+
+def check_heads(file: LogicFile) -> None:
+    """Refuse rules of a user's file that derive what only the frontend or the analysis writes.
+
+    So are rules that declare op kinds by those of the program.  Raises
+    :class:`toast.errors.RuleError` with file:line.
+    """
+    declared = schema()
+    for statement in parse(file, RuleError):
+        head = head_of(statement) if statement.ast_type is ast.ASTType.Rule else None
+        if head is None:
+            continue
+        name, arity = predicate = predicate_of(head)
+        where = f"{file}:{statement.location.begin.line}"
+        if predicate in declared and _RULE_FILES not in (writers := declared[predicate].writers):
+            raise RuleError(
+                f"{where}: a rule file cannot derive {name}/{arity}, which is written by "
+                f"{writers}; remove the rule"
+            )
+        used = {
+            predicate_of(node.symbol)
+            for literal in statement.body
+            for node in walk(literal)
+            if node.ast_type is ast.ASTType.SymbolicAtom
+        }
+        if name in _KINDS and used & input_predicates():
+            raise RuleError(
+                f"{where}: {name} cannot depend on the program; state the name itself, such as "
+                f"{_example(declared[predicate])}"
+            )
+
+
+def _example(declaration: Declaration) -> str:
+    return declaration.text.rpartition("Example: ")[2].rstrip(".\n")
 
 
 def kind_line(file: LogicFile, kind: str) -> int:
