@@ -159,10 +159,11 @@ def main() -> None:
     )
     parser.add_argument("--run", type=int, default=11, help="programs to run, not only to lower")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", type=pathlib.Path, default=TABLE, help="the file of the rows")
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
-    if TABLE.exists():
-        with TABLE.open(newline="") as file:
+    if options.table.exists():
+        with options.table.open(newline="") as file:
             rows = [*csv.DictReader(file)]
     there = {(row["model"], row["mesh"]): row for row in rows}
     alike: dict[str, str] = {}
@@ -182,7 +183,7 @@ def main() -> None:
             there[name, mesh] = row
             rows.append(row)
             print(*row.values(), flush=True)
-            with TABLE.open("w", newline="") as file:
+            with options.table.open("w", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS)
                 writer.writeheader()
                 writer.writerows(rows)

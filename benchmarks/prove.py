@@ -99,11 +99,11 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def local(kinds: list[str], count: int, rounds: int) -> bool:
+def local(kinds: list[str], count: int, rounds: int, table: pathlib.Path) -> bool:
     """Prove local forms on drawn ops and write the table; returns whether something is wrong."""
     rows: dict[str, tuple[str, ...]] = {}
-    if LOCAL.exists():
-        with LOCAL.open(newline="") as file:
+    if table.exists():
+        with table.open(newline="") as file:
             rows = {row["kind"]: tuple(row.values()) for row in csv.DictReader(file)}
     bad = False
     for kind in kinds:
@@ -123,7 +123,7 @@ def local(kinds: list[str], count: int, rounds: int) -> bool:
             print(f"  {text}")
         bad |= bool(proofs.wrong or proofs.differing)
         jax.clear_caches()
-        with LOCAL.open("w", newline="") as file:
+        with table.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(COLUMNS)
             writer.writerows(rows[kind] for kind in KINDS if kind in rows)
@@ -136,11 +136,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="number of drawn ops of each kind")
     parser.add_argument("--local", action="store_true", help="prove device-local programs")
     parser.add_argument("--rounds", type=int, default=3, help="shardings of each op, for --local")
+    parser.add_argument("--table", type=pathlib.Path, default=LOCAL, help="for --local")
     parser.add_argument("kinds", nargs="*", metavar="KIND")
     options = parser.parse_args()
     if options.local:
         kinds = options.kinds or list(KINDS)
-        return 1 if local(kinds, options.count or 50, options.rounds) else 0
+        return 1 if local(kinds, options.count or 50, options.rounds, options.table) else 0
     wrong = drawn(options.kinds or list(KINDS), options.count or 200)
     if not options.kinds:
         wrong |= of_programs()

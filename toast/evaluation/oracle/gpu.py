@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from toast.apply import annotate
 from toast.apply.execute import aval, flat_jit, jax_mesh, platform_of
-from toast.apply.verify import random_arguments
+from toast.apply.verify import random_operands
 from toast.errors import HardwareError, PlanError
 from toast.evaluation.measure import devices_of
 from toast.evaluation.oracle.hlo import communication_in
@@ -19,10 +21,12 @@ from toast.evaluation.oracle.schedule import Schedule
 from toast.evaluation.oracle.tpu import Verdict
 from toast.frontend.mlir import ModuleSource
 from toast.hardware import Hardware, Mesh
-from toast.program import Program, Shardings
+from toast.program import Program, Shardings, TensorType
 
 #: Timed runs of a plan, after one that is not timed.
 _RUNS = 5
+#: Elements of the block that large random arguments repeat.
+_BLOCK = 2**22
 #: What XLA's errors say if memory does not suffice.
 _EXHAUSTED = "RESOURCE_EXHAUSTED"
 
@@ -74,7 +78,7 @@ def judge_here(
         memory, taken = compiled.memory_analysis(), time.perf_counter() - start
         used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
         try:
-            seconds = _step_seconds(compiled, random_arguments(program, seed))
+            seconds = _step_seconds(compiled, _arguments(program, seed), program.donated)
         except jax.errors.JaxRuntimeError as error:
             if _EXHAUSTED not in str(error):
                 raise
@@ -89,14 +93,35 @@ def judge_here(
     )  # fmt: skip
 
 
-def _step_seconds(compiled: Any, arguments: Sequence[Any]) -> float:
-    """The median time of a step; arguments are placed each time, as runs may overwrite them."""
+def _arguments(program: Program, seed: int) -> list[Any]:
+    """Random arguments; large ones repeat a block, since random numbers take long."""
+    types = [program.values[value].type for value in program.argument_values]
+    blocks = [
+        type_ if math.prod(type_.shape) <= _BLOCK else TensorType((_BLOCK,), type_.dtype)
+        for type_ in types
+    ]
+    captured = program.captured_arrays
+    arguments = [
+        np.resize(block, type_.shape)
+        for block, type_ in zip(random_operands(blocks, seed), types, strict=True)
+    ]
+    return [*arguments[: len(arguments) - len(captured)], *captured]
+
+
+def _step_seconds(compiled: Any, arguments: Sequence[Any], donated: Collection[int]) -> float:
+    """The median time of a step; donated arguments are placed each time, as runs overwrite them."""
     shardings = compiled.input_shardings[0]
+
+    def placed(index: int) -> Any:
+        return jax.device_put(arguments[index], shardings[index])
+
+    kept = {index: placed(index) for index in range(len(arguments)) if index not in donated}
     times = []
     for _ in range(_RUNS + 1):
-        placed = [jax.device_put(a, s) for a, s in zip(arguments, shardings, strict=True)]
-        jax.block_until_ready(placed)
+        operands = [kept[i] if i in kept else placed(i) for i in range(len(arguments))]
+        jax.block_until_ready(operands)
         start = time.perf_counter()
-        jax.block_until_ready(compiled(*placed))
+        results = jax.block_until_ready(compiled(*operands))
         times.append(time.perf_counter() - start)
+        del operands, results
     return statistics.median(times[1:])
