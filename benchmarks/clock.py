@@ -7,7 +7,7 @@
 --predict needs no GPU.  It writes a row for every program that fits to benchmarks/clock.csv: models
 of the zoo in sizes of one device, whose attention is cuDNN's, and programs of the grammar of
 strangers.py.  These first predictions stay in the table; --price writes present ones beside them.
---run compiles and times what is not measured yet on the GPU of this machine; several processes trace
+--run compiles and times on the GPU here what is not measured yet; several processes trace
 the programs, and one at a time compiles and times its own.  Without options, the script prints the
 table of errors, and the programs that are not held out.
 """
@@ -146,7 +146,7 @@ def names() -> list[str]:
 
 def model_of(name: str) -> Model:
     """The model of a name; its attention is cuDNN's."""
-    attention._attention = fused  # type: ignore[assignment]
+    attention._attention = fused
     if name.startswith("stranger "):
         return grammar.draw(int(name.split()[1])).model
     options = next(options for model, options in MODELS if label(model, options) == name)
