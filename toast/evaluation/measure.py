@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,9 @@ from toast.hardware.measured_tables import COLUMNS, MEASURABLE, PRODUCT_COLUMNS
 _RUNS = 8
 #: Ops of a chain, for large and for small ones, and the seconds from which an op is large.
 _SHORT_CHAIN, _LONG_CHAIN, _LARGE_OP = 2, 16, 2e-3
+#: Products of a chain, at most; the seconds of a chain, which hide the start of its program; and
+#: the seconds of the smallest product.
+_LONGEST_CHAIN, _CHAIN_SECONDS, _LEAST_SECONDS = 256, 1e-3, 4e-6
 #: A measurement repeats its program for as many seconds at least, and as often.
 _REPEAT_SECONDS, _LEAST_REPEATS, _BLOCKS = 0.02, 2, 3
 #: Shares of the time for products, memory and collectives.
@@ -161,12 +165,13 @@ def _products(
     for shape in _PRODUCTS:
         for dtype in dtypes if shape[0] in (512, 2048, 4096) else dtypes[:1]:
             m, n, k = shape
-            flops, left = 2.0 * m * n * k, end - time.perf_counter()
-            rate = max((2.0 * r[0] * r[1] * r[2] / r[4] for r in rows), default=1e9)
-            if rows and _RUNS * _SHORT_CHAIN * flops / rate > left:
+            left = end - time.perf_counter()
+            rate = hardware.flops_per_s.get(dtype, min(hardware.flops_per_s.values()))
+            expected = max(2.0 * m * n * k / rate, _LEAST_SECONDS)
+            if rows and _RUNS * _SHORT_CHAIN * expected > left:
                 continue
             say(f"measuring products: {m}x{k} by {k}x{n}, {dtype}")
-            rows.append((m, n, k, dtype, _product_seconds(shape, dtype, device, flops / rate)))
+            rows.append((m, n, k, dtype, _product_seconds(shape, dtype, device, expected)))
     return pd.DataFrame(rows, columns=list(PRODUCT_COLUMNS))
 
 
@@ -180,7 +185,7 @@ def _product_seconds(
         jax.device_put(jnp.asarray(random.normal(0, 0.01, sides), type_), device)
         for sides in ((m, k), (k, n))
     )
-    links = _SHORT_CHAIN if expected > _LARGE_OP else _LONG_CHAIN
+    links = min(max(math.ceil(_CHAIN_SECONDS / expected), _SHORT_CHAIN), _LONGEST_CHAIN)
 
     def chain(left: Any, right: Any, multiply: bool) -> Any:
         for _ in range(links):
@@ -191,7 +196,7 @@ def _product_seconds(
 
     run = jax.jit(chain, static_argnums=2, donate_argnums=0)
     idle = 0.0
-    if links == _LONG_CHAIN:
+    if links > _SHORT_CHAIN:
         idle = _seconds(lambda value: run(value, right, False), jnp.array(left, copy=True))
     busy = _seconds(lambda value: run(value, right, True), left)
     return max(busy - idle, 0.05 * busy) / links

@@ -1,4 +1,7 @@
-"""The devices of this machine as the reference: a plan is compiled for them, run and timed."""
+"""The devices of this machine as the reference: a plan is compiled for them, run and timed.
+
+XLA compiles for more GPUs than there are here, too, if one of their kind is; nothing runs then.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import topologies
 
 from toast.apply import annotate
 from toast.apply.execute import aval, flat_jit, jax_mesh, platform_of
@@ -34,18 +38,34 @@ _EXHAUSTED = "RESOURCE_EXHAUSTED"
 def check_devices(hardware: Hardware, mesh: Mesh) -> list[Any]:
     """The devices of this machine that a mesh of ``hardware`` takes.
 
+    If there are fewer GPUs than that, they are descriptions of as many, for which XLA can compile.
+
     Raises :class:`toast.errors.HardwareError` for other devices than those of the hardware file,
-    and for TPUs; :class:`toast.errors.PlanError` for too few devices.
+    and for TPUs; :class:`toast.errors.PlanError` for too few devices that are no GPUs.
     """
     if hardware.platform == "tpu":
         raise HardwareError(f"{hardware.name} is not a GPU; use --oracle tpu, which needs no TPU")
     devices = devices_of(hardware)
+    if len(devices) < mesh.devices and hardware.platform == "cuda":
+        return _described(hardware, mesh.devices)
     if len(devices) < mesh.devices:
         raise PlanError(
             f"mesh {mesh} needs {mesh.devices} devices, but there are {len(devices)} "
             f"{devices[0].device_kind} here; use a smaller mesh"
         )
     return devices[: mesh.devices]
+
+
+def _described(hardware: Hardware, count: int) -> list[Any]:
+    """Descriptions of GPUs of the kind here, in nodes of ``hardware``."""
+    nodes = math.ceil(count / hardware.interconnect.devices_per_node)
+    if count % nodes:
+        raise PlanError(
+            f"{count} devices do not fill {nodes} nodes of {hardware.name} evenly; use a mesh "
+            f"whose size is a multiple of {nodes}"
+        )
+    topology = topologies.get_topology_desc(platform="cuda", topology=f"1x{nodes}x{count // nodes}")
+    return list(topology.devices)
 
 
 def judge_here(
@@ -59,6 +79,7 @@ def judge_here(
     """Compile ``program`` with ``shardings`` for the devices here, and time its runs.
 
     The schedule of the verdict has the median time of a step; its other times are unknown (NaN).
+    There is none if there are fewer GPUs here than the mesh takes: XLA compiles, and nothing runs.
     ``local`` is the MLIR module of the device-local program, as for
     :func:`toast.evaluation.oracle.judge`; ``seed`` is that of the random arguments.  Raises
     :class:`toast.errors.PlanError` for a fact base and if XLA fails, and the errors of
@@ -77,19 +98,22 @@ def judge_here(
         compiled = lowered.compile()
         memory, taken = compiled.memory_analysis(), time.perf_counter() - start
         used = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-        try:
-            seconds = _step_seconds(compiled, _arguments(program, seed), program.donated)
-        except jax.errors.JaxRuntimeError as error:
-            if _EXHAUSTED not in str(error):
-                raise
-            return Verdict(0.0, 0.0, 0.0, float(used), float(used), True, (), taken)
+        schedule = None
+        if set(devices) <= set(devices_of(hardware)):
+            try:
+                seconds = _step_seconds(compiled, _arguments(program, seed), program.donated)
+            except jax.errors.JaxRuntimeError as error:
+                if _EXHAUSTED not in str(error):
+                    raise
+                return Verdict(0.0, 0.0, 0.0, float(used), float(used), True, (), taken)
+            schedule = Schedule(seconds, float("nan"), float("nan"))
     except jax.errors.JaxRuntimeError as error:
         raise PlanError(f"XLA failed: {' '.join(str(error).split())[:300]}") from None
     return Verdict(
         float(memory.argument_size_in_bytes), float(memory.output_size_in_bytes),
         float(memory.alias_size_in_bytes), float(memory.temp_size_in_bytes),
         float(used), False, communication_in(compiled.as_text()), taken,
-        Schedule(seconds, float("nan"), float("nan")),
+        schedule,
     )  # fmt: skip
 
 
