@@ -228,6 +228,8 @@ def run(hardware: str, jobs: int, minutes: float) -> None:
     end = time.monotonic() + 60 * minutes
     rows = {row.program: row for row in read()}
     left = [r for r in rows.values() if math.isnan(r.measured_ms) and r.hardware == hardware]
+    # In any order: if the time is over, those that were measured are a sample.
+    left = [left[n] for n in np.random.default_rng(0).permutation(len(left)).tolist()]
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.NamedTemporaryFile() as lock,

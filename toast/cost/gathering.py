@@ -26,6 +26,7 @@ from toast.cost.liveness import (
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
+from toast.cost.product_layouts import ProductLayouts
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
     Columns,
@@ -104,7 +105,13 @@ def build(
     program, names, classes = analysis.program, analysis.names, space.classes
     slots = _Slots(space)
     value_slot, use_slot = slots.of_values(), slots.of_uses()
-    live = liveness(program, names.use_op, names.use_value, lanes=lanes, partitioned=partitioned)
+    layouts = ProductLayouts.none(program, len(names.use_op))
+    if lanes == 1:
+        layouts = ProductLayouts.of(program, names.use_op, names.use_index)
+    live = liveness(
+        program, names.use_op, names.use_value, lanes=lanes, partitioned=partitioned,
+        copied=layouts.copied,
+    )  # fmt: skip
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
     remade = remade_values(program)
@@ -119,6 +126,7 @@ def build(
         priced,
         host,
         remade,
+        layouts.again,
     )
     slot_table = slots.table(classes.divisor.shape[1])
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
@@ -637,8 +645,12 @@ def _group_values(
     priced: Bools,
     host: HostMemory,
     remade: Bools,
+    again: Ints,
 ) -> _Grouped:
-    """Value classes: values with equal slots, repetitions, reads and behaviour in memory."""
+    """Value classes: values with equal slots, repetitions, reads and behaviour in memory.
+
+    ``again`` are further accesses of the operands of uses.
+    """
     kinds = [program.kind(op) for op in range(len(program.ops))]
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
@@ -646,9 +658,10 @@ def _group_values(
     loops, used_in = _loops(program), [dict[int, int]() for _ in program.values]
     of_uses: list[tuple[int, int]] = []
     kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
-    for op, index, value, slot in zip(
-        use_op.tolist(), use_index.tolist(), use_of.tolist(), use_slot.tolist(), strict=True
-    ):
+    for op, index, value, slot, accesses in zip(
+        use_op.tolist(), use_index.tolist(), use_of.tolist(), use_slot.tolist(), again.tolist(),
+        strict=True,
+    ):  # fmt: skip
         # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it
         # writes; the caller and loops read nothing.
         counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING and not priced[op]
@@ -670,7 +683,7 @@ def _group_values(
             kernels.add((value, kernel))
         # An update is written into its buffer, as much as is read.
         updates = kinds[op] == _UPDATING and index == 1
-        reads[value][key] = (max(most, times), read + times * (counted + updates))
+        reads[value][key] = (max(most, times), read + times * (counted + updates + accesses))
     repeats = [program.repeats[value.op] for value in program.values]
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     tests = [0] * len(program.values)

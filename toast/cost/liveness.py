@@ -56,6 +56,9 @@ PASSED_ON = BOUNDARY | {"optimization_barrier"}
 SOURCES = frozenset({"constant", "iota"})
 
 
+#: Ops before a product that its kernel computes even if a library computes other products.
+_ROUNDING = frozenset({"reshape", "transpose", "convert", "broadcast_in_dim", "slice"})
+
 #: Ops that change no element.
 _MOVING = frozenset({"reshape", "transpose", "optimization_barrier"})
 
@@ -181,8 +184,11 @@ def liveness(
     *,
     lanes: int = 1,
     partitioned: bool = True,
+    copied: Bools | None = None,
 ) -> Liveness:
     """The live ranges of a program with uses ``(use_op[i], use_value[i])``, in program order.
+
+    Values that are ``copied`` (``[values]``) never overwrite another.
 
     ``lanes`` are the elements of a row of the device's tiles, 1 for none.  XLA keeps reshapes that
     change tiles as copies only in programs that it has ``partitioned``.
@@ -201,7 +207,10 @@ def liveness(
     early = _earliest(program, kind_of_op)
     softmaxes = _softmaxes(program, kind_of_op, uses) if lanes > 1 else []
     picked = _picked_from(program, kind_of_op) if lanes > 1 else frozenset()
-    exists, merged = _existing(program, kind_of_op, uses, early, softmaxes, picked)
+    needed = picked if lanes > 1 else _of_libraries(program, kind_of_op)
+    exists, merged = _existing(
+        program, kind_of_op, uses, early, softmaxes, needed, by_libraries=lanes == 1
+    )
     place = np.arange(len(program.ops))
     place[merged] = early[merged]
     last = len(program.ops)
@@ -222,6 +231,8 @@ def liveness(
         if alias < 0:
             end[result] = last
     _share_loop_buffers(program, kind_of_op, aliased)
+    if copied is not None:
+        aliased &= ~copied
     # The kernels of its consumers read a fused value: in reverse order, each op's kernel is the
     # last of those that the op is fused into.
     kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
@@ -273,7 +284,7 @@ def _relayouts(program: Program, kinds: list[str], lanes: int) -> list[int]:
 
 def _sums_apart(signature: Signature) -> bool:
     """Whether a reduction is over the last dimension and others, but not over that between."""
-    dims, rank = {*_dims(signature, "dimensions")}, len(signature.operands[0].shape)
+    dims, rank = {*dimensions_in(signature, "dimensions")}, len(signature.operands[0].shape)
     return rank - 1 in dims and rank - 2 not in dims and len(dims) > 1
 
 
@@ -288,7 +299,7 @@ def _selecting_scatters(program: Program, kinds: list[str]) -> list[int]:
             continue
         signature = program.signatures[op.signature]
         shape, updates = signature.results[0].shape, math.prod(signature.operands[2].shape)
-        batch, inserted = (_dims(signature, name) for name in _SCATTERED_DIMS)
+        batch, inserted = (dimensions_in(signature, name) for name in _SCATTERED_DIMS)
         rows = math.prod(shape[d] for d in batch)
         if len(batch) + len(inserted) == len(shape) and updates == rows:
             found.append(number)
@@ -303,12 +314,12 @@ def _picked_from(program: Program, kinds: list[str]) -> frozenset[int]:
     return frozenset(
         op.operands[0] for number, op in enumerate(program.ops)
         if kinds[number] == "gather"
-        and math.prod(_dims(program.signatures[op.signature], "slice_sizes")) == 1
+        and math.prod(dimensions_in(program.signatures[op.signature], "slice_sizes")) == 1
         and kinds[program.values[op.operands[0]].op] not in SOURCES
     )  # fmt: skip
 
 
-def _dims(signature: Signature, name: str) -> tuple[int, ...]:
+def dimensions_in(signature: Signature, name: str) -> tuple[int, ...]:
     """The dimensions in an attribute."""
     dims = signature.attribute(name)
     return tuple(int(d) for d in dims) if isinstance(dims, tuple) else ()
@@ -382,6 +393,21 @@ def _scores(program: Program, kinds: list[str], value: int, size: int) -> bool:
     return False
 
 
+def _of_libraries(program: Program, kinds: list[str]) -> frozenset[int]:
+    """Operands of products that a kernel computes first, where libraries compute the products.
+
+    XLA generates kernels for products of which operands are only moved or rounded before.
+    """
+    needed: set[int] = set()
+    for number, op in enumerate(program.ops):
+        if kinds[number] in PRODUCTS:
+            for value in op.operands:
+                while kinds[program.values[value].op] in _ROUNDING:
+                    (value,) = program.ops[program.values[value].op].operands[:1]
+                needed.add(value)
+    return frozenset(needed)
+
+
 def _existing(
     program: Program,
     kinds: list[str],
@@ -389,8 +415,12 @@ def _existing(
     early: Ints,
     softmaxes: Sequence[_Softmax] = (),
     needed: frozenset[int] = frozenset(),
+    *,
+    by_libraries: bool = False,
 ) -> tuple[Bools, list[int]]:
     """Which values are in memory, and the ops that are computed in a product's kernel.
+
+    Kernels of libraries (``by_libraries``) compute nothing but products, and round their results.
 
     The kernels of all consumers, products included, compute a fusible op again.  A value is stored
     instead if it depends on several large values, which several kernels would keep alive longer, or
@@ -439,7 +469,9 @@ def _existing(
             # A product fuses its only consumer, an elementwise kernel whose other operands are
             # ready.
             (kernel,) = computed_in
-            if kinds[kernel] not in _STORED | _NEEDING and early[kernel] == values[number].op:
+            fuses = not by_libraries or kinds[kernel] == "convert"
+            fuses &= kinds[kernel] not in _STORED | _NEEDING
+            if fuses and early[kernel] == values[number].op:
                 merged.append(kernel)
                 exists[number] = False
         elif not exists[number] and kind not in SOURCES and len(computed_in) > 1:

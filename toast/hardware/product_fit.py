@@ -17,8 +17,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Rows that a fit uses at most: others are drawn.
 _MOST_ROWS = 4000
-#: Rows that a fit needs.
-_LEAST_ROWS = 8
+#: Rows that a fit needs, and those that it needs to tell how rates depend on the size.
+_LEAST_ROWS, _MANY_ROWS = 8, 24
 #: FLOPs from which a row weighs 1 and 3; smaller products weigh 0.1.
 _MIDDLE, _LARGE = 1e9, 1e11
 #: The least and the most of each figure: share of the peak, seconds, elements, share of the memory.
@@ -59,7 +59,9 @@ def calibrate_products(hardware: Hardware, table: pd.DataFrame) -> ProductCalibr
     """Fits the rate of products, their latency, and how both depend on their size.
 
     The share of the peak is that of the measured run: a run of some seconds does not reach the
-    power limit that a training step does.  Units and tiles are those of the hardware.
+    power limit that a training step does.  A table without large products leaves it as it is, and
+    one with few products leaves what depends on their size.  Units and tiles are those of the
+    hardware.
 
     :param table: the times, as :func:`toast.hardware.measured_tables.read_products` returns them.
     :raises toast.errors.HardwareError: for few rows, and for rates above the peak.
@@ -77,8 +79,9 @@ def calibrate_products(hardware: Hardware, table: pd.DataFrame) -> ProductCalibr
     flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
     weight = np.where(flops >= _LARGE, 3.0, np.where(flops >= _MIDDLE, 1.0, 0.1))
     measured = np.log(rows["seconds"].to_numpy(np.float64))
-    several = hardware.products.units > 1
-    free = np.array([True, True, several, several])
+    several = hardware.products.units > 1 and len(rows) >= _MANY_ROWS
+    # Small products say nothing about the share of the peak.
+    free = np.array([bool((flops >= _LARGE).any()), True, several, several])
     start = np.array([
         hardware.matmul_efficiency, max(hardware.product_latency_s, 1e-6),
         max(hardware.products.ramp, 64.0), 0.8,
