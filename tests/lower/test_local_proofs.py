@@ -33,6 +33,17 @@ def test_ops_with_a_local_form_of_their_own(kind: str) -> None:
     assert proofs.count(sharded=True, equal=True)
 
 
+def test_a_reduction_of_exchanged_parts_keeps_its_initial_value() -> None:
+    """XLA reduces the parts of an all-to-all one by one: single elements, without initial value."""
+    drawn = [
+        one for one in instances.draw("reduce", 50)
+        if "stablehlo.and" in one.region and one.operands[0].shape == (2, 2, 6)
+    ]  # fmt: skip
+    proofs = prove_local(drawn, "reduce", meshes=["b=3,a=2"], rounds=6)
+    assert drawn
+    assert not proofs.wrong
+
+
 def test_a_wrong_local_form_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """An iota that begins with 0 on every device."""
     monkeypatch.delitem(local_forms.LOCAL_FORMS, "iota")

@@ -166,20 +166,21 @@ def _convolution(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
 def _reduce(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     """Devices begin with the combiner's identity; the first one combines the initial value.
 
-    XLA leaves out a reduction over one element together with its initial value.
+    XLA leaves out a reduction over one element together with its initial value, also where it
+    reduces the parts of a collective one by one.
     """
     count = len(operation.results)
-    begins: dict[int, Any] = {}
+    begins: dict[int, tuple[Any, str]] = {}
     for index in range(count):
         place = count + index
-        for combiner, axes in op.partial(index).items():
+        for combiner, axes in _reduced_over(op, index).items():
             operand = operation.operands[place]
             number = (
                 identity(combiner, operand.type.element_type) if combiner in COMBINERS else None
             )
             if number is None or _is_splat(operand, number):
                 continue
-            begins[index] = _first_only(emitter, operation, place, axes, combiner)
+            begins[index] = _first_only(emitter, operation, place, axes, combiner), combiner
             with emitter.before(operation):
                 operation.operands[place] = emitter.splat(number, [], operand.type.element_type)
     if not begins:
@@ -189,11 +190,21 @@ def _reduce(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
         shape = emitter.local_shape(op.signature.results[index].shape, spec)
         result.set_type(ir.RankedTensorType.get(shape, result.type.element_type))
     with emitter.after(operation):
-        for index, begin in begins.items():
-            (combiner,) = op.partial(index)
+        for index, (begin, combiner) in begins.items():
             spread = emitter.broadcast(begin, list(results[index].type.shape), [])
             results[index] = COMBINERS[combiner](spread, results[index]).result
     return results
+
+
+def _reduced_over(op: OpSharding, result: int) -> dict[str, frozenset[str]]:
+    """The combiners of a result, with the axes over which it is a partial sum."""
+    inside = {f for factors in op.rule.results[result] for f in factors}
+    whole = {
+        factor.combiner: frozenset[str]()
+        for number, factor in enumerate(op.rule.factors)
+        if factor.combiner and number not in inside
+    }
+    return whole | op.partial(result)
 
 
 def _first_only(
@@ -201,7 +212,7 @@ def _first_only(
 ) -> Any:
     """An operand on the first device along ``axes``, and the combiner's identity on others."""
     operand = operation.operands[place]
-    if combiner in ("maximum", "minimum", "and", "or"):
+    if not axes or combiner in ("maximum", "minimum", "and", "or"):
         return operand  # idempotent: every device may begin with it
     if _is_splat(operand, _IDENTITY[combiner]):
         return operand
