@@ -167,7 +167,8 @@ def _reduce(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     """Devices begin with the combiner's identity; the first one combines the initial value.
 
     XLA leaves out a reduction over one element together with its initial value, also where it
-    reduces the parts of a collective one by one.
+    reduces the parts of a collective one by one.  A program that reduces one element loses it on
+    one device, too.
     """
     count = len(operation.results)
     begins: dict[int, tuple[Any, str]] = {}
@@ -202,7 +203,7 @@ def _reduced_over(op: OpSharding, result: int) -> dict[str, frozenset[str]]:
     whole = {
         factor.combiner: frozenset[str]()
         for number, factor in enumerate(op.rule.factors)
-        if factor.combiner and number not in inside
+        if factor.combiner and factor.size > 1 and number not in inside
     }
     return whole | op.partial(result)
 
