@@ -2,14 +2,15 @@
 
     python benchmarks/clock.py --predict [--hardware h100]
     python benchmarks/clock.py --run [--hardware h100] [--jobs 6] [--minutes 8]
-    python benchmarks/clock.py
+    python benchmarks/clock.py [--page]
 
 --predict needs no GPU.  It writes a row for every program that fits to benchmarks/clock.csv: models
 of the zoo in sizes of one device, whose attention is cuDNN's, and programs of the grammar of
 strangers.py.  These first predictions stay in the table; --price writes present ones beside them.
 --run compiles and times on the GPU here what is not measured yet; several processes trace
 the programs, and one at a time compiles and times its own.  Without options, the script prints the
-table of errors, and the programs that are not held out.
+table of errors, and the programs that are not held out; --page writes the table to
+docs/fidelity.md.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ from toast.space import Space
 
 TABLE = pathlib.Path(__file__).resolve().parent / "clock.csv"
 DOCS = pathlib.Path(__file__).resolve().parent.parent / "docs"
+#: Around the table in docs/fidelity.md.
+BEGIN, END = "<!-- clock: begin -->", "<!-- clock: end -->"
 GIB = 2.0**30
 MESH = Mesh.parse("gpu=1")
 #: Programs whose predicted peak is above this share of the memory are left out: their first run
@@ -292,6 +295,7 @@ def main() -> None:
     parser.add_argument("--predict", action="store_true", help="predict programs without a row")
     parser.add_argument("--price", action="store_true", help="predict again all rows")
     parser.add_argument("--run", action="store_true", help="measure on the GPU of this machine")
+    parser.add_argument("--page", action="store_true", help="write the table to docs/fidelity.md")
     parser.add_argument("--jobs", type=int, default=6, help="processes that trace programs")
     parser.add_argument("--minutes", type=float, default=60.0, help="time for --run")
     options = parser.parse_args()
@@ -300,6 +304,10 @@ def main() -> None:
     elif options.run:
         run(options.hardware, options.jobs, options.minutes)
     rows = read()
+    if options.page:
+        page = DOCS / "fidelity.md"
+        head, _, rest = page.read_text().partition(BEGIN)
+        page.write_text("\n".join([head + BEGIN, *report(rows), END + rest.partition(END)[2]]))
     if not (options.predict or options.run or options.price):
         for row in rows:
             if not row.held_out:

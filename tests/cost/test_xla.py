@@ -159,7 +159,7 @@ def kept(function: object, *arguments: jax.ShapeDtypeStruct) -> list[str]:
     """Types of the intermediate values that are in memory."""
     program = program_of(function, *arguments)
     names = toast.analyze(program).names
-    live = liveness(program, names.use_op, names.use_value)
+    live = liveness(program, names.use_op, names.use_value, lanes=128)
     return [
         f"{program.kind(value.op)} {value.type}"
         for number, value in enumerate(program.values)

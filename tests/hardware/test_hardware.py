@@ -115,7 +115,11 @@ bandwidth_bytes_per_s = 1e9
             PROTOCOL + PROTOCOL + "[efficiency]",
             "duplicate ring LL; remove it, or set another name",
         ),
-        ("parts = [1, 4]", "parts = []", "parts is []; write numbers of parts, for example [1, 4]"),
+        (
+            "parts = [1, 4, 16, 64]",
+            "parts = []",
+            "parts is []; write numbers of parts, for example [1, 4]",
+        ),
     ],
 )
 def test_bad_waves_and_protocols(old: str, new: str, message: str, tmp_path: pathlib.Path) -> None:

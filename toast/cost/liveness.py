@@ -396,15 +396,15 @@ def _scores(program: Program, kinds: list[str], value: int, size: int) -> bool:
 def _of_libraries(program: Program, kinds: list[str]) -> frozenset[int]:
     """Operands of products that a kernel computes first, where libraries compute the products.
 
-    XLA generates kernels for products of which operands are only moved or rounded before.
+    XLA generates kernels for products of which operands are only moved or rounded before: what is
+    moved or rounded is in memory.
     """
     needed: set[int] = set()
     for number, op in enumerate(program.ops):
-        if kinds[number] in PRODUCTS:
-            for value in op.operands:
-                while kinds[program.values[value].op] in _ROUNDING:
-                    (value,) = program.ops[program.values[value].op].operands[:1]
-                needed.add(value)
+        for value in op.operands if kinds[number] in PRODUCTS else ():
+            while kinds[program.values[value].op] in _ROUNDING:
+                value = program.ops[program.values[value].op].operands[0]
+            needed.add(value)
     return frozenset(needed)
 
 
