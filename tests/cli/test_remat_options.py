@@ -40,6 +40,34 @@ def test_files_record_both(tmp_path: pathlib.Path) -> None:
     assert "another program" not in errors
 
 
+def test_another_policy_is_an_alternative(tmp_path: pathlib.Path) -> None:
+    file, other, answer = (str(tmp_path / name) for name in ("plan.json", "other.json", "a.json"))
+    invoke("plan", *MODEL, *SHORT, "--remat", "none", "--json", file)
+    code, printed, _ = invoke(
+        "explain", file, "--why-not", "remat=full", *SHORT, "-o", other, "--json", answer
+    )
+    assert code == 0
+    assert "remat = full instead of none" in printed
+    assert "Better than the plan" not in printed
+    (explained,) = json.loads(pathlib.Path(answer).read_text())["explained"]
+    numbers = {row["what"]: row for row in explained["searched"]["numbers"]}
+    assert numbers["step time"]["second"] > numbers["step time"]["first"]
+    assert json.loads(pathlib.Path(other).read_text())["origin"]["remat"] == "full"
+    # The way back is better.
+    code, printed, _ = invoke("explain", other, "--why-not", "remat=none", *SHORT)
+    assert "Better than the plan" in printed
+    code, printed, _ = invoke("explain", file, "--why-not", "microbatches=2", *SHORT)
+    assert "microbatches = 2 instead of 1" in printed
+    for words, message in (
+        ("microbatches=many", "--why-not 'microbatches=many': write a number, such as 4"),
+        ("remat=half", "remat 'half': neither a policy nor a preset"),
+        ("microbatches=7", "7"),
+    ):
+        code, _, errors = invoke("explain", file, "--why-not", words, *SHORT)
+        assert code == 2
+        assert message in errors
+
+
 def test_plans_without_them_record_neither(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "plan.json"
     invoke("plan", *MODEL, *SHORT, "--json", str(file))

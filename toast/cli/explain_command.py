@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from toast.cli.plan_file_commands import (
     WhyNotOutput,
     explain_plan,
     load_plan,
+    plan_with,
 )
 from toast.errors import ExplainError
 
@@ -106,6 +108,9 @@ def explain(
             applied.plan, argument=argument, collective=collective, annotations=annotations,
             alternative=why_not, budget=10.0 if budget is None else budget, json_file=json_file,
             output=output,
+            replan=functools.partial(
+                plan_with, source, dimensions[0] if dimensions else None, applied.plan
+            ),
         )  # fmt: skip
         return
     _check(dimensions, conflict, conflicts, mesh, axis, hardware)

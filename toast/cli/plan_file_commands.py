@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,7 +67,7 @@ WhyNotOption = Annotated[
     typer.Option(
         "--why-not",
         help="For a plan: show the effect of another sharding: \"params['wq']=P('model', None)\"; "
-        "* matches any text.",
+        "* matches any text. Or that of another memory policy: remat=full, microbatches=4.",
     ),
 ]
 WhyNotBudget = Annotated[
@@ -207,12 +209,36 @@ def load_plan(
     :class:`toast.errors.PlanError` if there is no program, or if the file beside the plan contains
     another program.
     """
-    from toast import api, targets
+    from toast import api
     from toast.errors import PlanError
-    from toast.plan import Origin, read
+    from toast.plan import read
 
     saved = read(source.target)
     machine = _machine(saved, hardware)
+    program_source, is_file = _program_source(source, target, saved, machine)
+    with progress() as show:
+        analysis = program_source.analysis(show, module=module)
+        if is_file and analysis.program.origin_digest != saved.digest:
+            raise PlanError(
+                f"{saved.name}: {program_source.target} is not the program of the plan; add TARGET "
+                "after the file name"
+            )
+        applied = api.apply_plan(
+            saved, analysis, hardware=machine, progress=show, cache=source.cache
+        )
+    warn(applied.remarks)
+    written = saved.origin.hardware if saved.origin else ""
+    new_origin = program_source.origin(hardware or written or saved.hardware)
+    return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=new_origin))
+
+
+def _program_source(
+    source: Source, target: str | None, saved: Saved, machine: Hardware
+) -> tuple[Source, bool]:
+    """The program of a plan file as :func:`load_plan` finds it, and whether it is a file."""
+    from toast import targets
+    from toast.plan import Origin
+
     origin = saved.origin or Origin("")
     if target is not None:
         if target != origin.target:
@@ -222,25 +248,47 @@ def load_plan(
         named, is_file = targets.of_plan(saved)
     rules = source.rules or (targets.rules_of_plan(saved) if origin.rules else ())
     sizes = {name: size for name, size in source.sizes.items() if size is not None}
-    program_source = Source(
+    found = Source(
         named, {**origin.sizes, **sizes}, source.shapes or origin.shapes, rules, source.cache,
         source.donate or origin.donate, source.platform or origin.platform or None,
         source.trip_counts or origin.trip_counts, source.remat or origin.remat or None,
         source.microbatches or origin.microbatches or None,
     ).on(machine)  # fmt: skip
+    return found, is_file
+
+
+def plan_with(
+    source: Source, target: str | None, plan: Plan, option: str, value: str, budget: float
+) -> Plan:
+    """The program of a plan with another value of ``remat`` or ``microbatches``, planned anew.
+
+    ``source`` and ``target`` name the plan file and its program as for :func:`load_plan`; the
+    search starts from ``plan`` and takes at most ``budget`` seconds.  Raises
+    :class:`toast.errors.PlanError` for a number of microbatches that is none, and the errors of
+    :func:`toast.plan`.
+    """
+    from toast import api
+    from toast.errors import PlanError
+    from toast.plan import read
+    from toast.search import Settings
+
+    changes: dict[str, Any] = {option: value}
+    if option == "microbatches":
+        if not re.fullmatch(r"[1-9]\d{0,8}", value):
+            raise PlanError(f"--why-not 'microbatches={value}': write a number, such as 4")
+        changes = {option: int(value)}
+    program_source, _ = _program_source(source, target, read(source.target), plan.hardware)
+    chosen = dataclasses.replace(program_source, **changes)
     with progress() as show:
-        analysis = program_source.analysis(show, module=module)
-        if is_file and analysis.program.origin_digest != saved.digest:
-            raise PlanError(
-                f"{saved.name}: {named} is not the program of the plan; add TARGET after the file "
-                "name"
-            )
-        applied = api.apply_plan(
-            saved, analysis, hardware=machine, progress=show, cache=source.cache
-        )
-    warn(applied.remarks)
-    new_origin = program_source.origin(hardware or origin.hardware or saved.hardware)
-    return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=new_origin))
+        analysis = chosen.analysis(show, partitioner=plan.analysis.lowering)
+        other = api.plan(
+            analysis, mesh=plan.mesh, hardware=plan.hardware, memory_bytes=plan.memory_bytes,
+            safety=plan.safety, overlap=plan.model.overlap, constraints=plan.constraints,
+            resolution=plan.resolution, start=plan,
+            settings=Settings(seed=plan.seed, budget=budget), progress=show,
+        )  # fmt: skip
+    written = plan.origin.hardware if plan.origin else plan.hardware.name
+    return dataclasses.replace(other, origin=chosen.origin(written))
 
 
 def _machine(saved: Saved, hardware: str | None) -> Hardware:
@@ -271,14 +319,17 @@ def explain_plan(
     budget: float = 10.0,
     json_file: pathlib.Path | None = None,
     output: pathlib.Path | None = None,
+    replan: Callable[[str, str, float], Plan] | None = None,
 ) -> None:
     """Print explanations of a plan.
 
     They are of an ``argument``, of a ``collective`` (its number, or all), of all ``annotations``,
-    and of an ``alternative``.
+    and of an ``alternative``: a sharding, or another value of ``remat`` or ``microbatches``, with
+    which ``replan`` plans the program.
     """
     from toast import report
     from toast.errors import PlanError
+    from toast.explain import other_policy
     from toast.files import write_all
 
     explanations: list[Any] = []
@@ -299,7 +350,13 @@ def explain_plan(
         annotated = plan.explain_annotations()
         explanations += annotated
         shown.append(report.annotations_table(annotated))
-    if alternative is not None:
+    policy = re.fullmatch(r"(remat|microbatches)=(?!P\()(.+)", alternative or "", re.DOTALL)
+    if policy and replan:
+        option, value = policy.groups()
+        other = replan(option, value, budget)
+        explanations.append(other_policy(plan, other, option, value))
+        shown.append(report.why_not_tables(explanations[-1]))
+    elif alternative is not None:
         pattern, equals, spec = alternative.rpartition("=P")
         if not pattern or not equals:
             raise PlanError(f"--why-not '{alternative}': write params['wq']=P('model', None)")

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from toast import lazy
 
 if TYPE_CHECKING:
+    from toast.explain.alternatives import other_policy
     from toast.explain.mirrors import mirrored
     from toast.explain.resolutions import Priced, PricedResolution, resolutions
 
-__all__ = ["Priced", "PricedResolution", "mirrored", "resolutions"]
+__all__ = ["Priced", "PricedResolution", "mirrored", "other_policy", "resolutions"]
 
 lazy.package(
     __name__,
@@ -26,5 +27,6 @@ lazy.package(
             "resolutions",
         ),
         "mirrors": ("mirrored",),
+        "alternatives": ("other_policy",),
     },
 )

@@ -89,6 +89,28 @@ def why_not(
     )  # fmt: skip
 
 
+def other_policy(plan: Plan, other: Plan, option: str, value: str) -> WhyNot:
+    """Compare a plan with one of the same program that computes its gradient in another way.
+
+    :param plan: the plan.
+    :param other: a plan of the program with another memory policy or number of microbatches.
+    :param option: ``remat`` or ``microbatches``.
+    :param value: its value in ``other``.
+    :returns: the comparison; costs are in steps of the unsharded program of ``other``.
+    """
+    if option == "microbatches":
+        now = str(plan.microbatches)
+    else:
+        now = (plan.policy.preset or str(plan.policy)) if plan.policy else "what the program says"
+    scale = plan.before.step_seconds / other.before.step_seconds
+    # The ops of the programs differ, and so do all their collectives.
+    alternative = dataclasses.replace(_alternative(plan, other), appear=(), vanish=())
+    return WhyNot(
+        option, value, (now,), searched=alternative,
+        plan_cost=plan.cost * scale, plan_fits=plan.fits,
+    )  # fmt: skip
+
+
 def _check(plan: Plan, names: Sequence[str], entries: Sequence[Any], what: str) -> None:
     """Raise PinError for a sharding with unknown axes or too many entries."""
     for entry in entries:

@@ -275,7 +275,8 @@ def why_not_tables(answer: WhyNot) -> RenderableType:
     if answer.searched is answer.pinned and answer.pinned is not None:
         parts.append(Text("A search from there finds no better plan"))
     elif answer.searched is not None:
-        parts += _alternative("Pinned, with a search from there", answer.searched)
+        title = "Pinned, with a search from there" if answer.pinned else "With a search"
+        parts += _alternative(title, answer.searched)
     parts += [Text(line, style="bold") for line in better_than_plan(answer)]
     return Group(*parts)
 
