@@ -70,9 +70,16 @@ WRONG = {
         "composite_rule(X) :- op(_,X).\n",
         r'r.lp:1: composite_rule cannot depend on the program; .* composite_rule\("toast.attention"\)',
     ),
-    "a composite that is a number": ("composite_rule(5).\n", r"r.lp:1: composite_rule\(5\) fits no"),
+    "a kind that depends on it in two steps": (
+        "%! mine(K): kinds.\nmine(K) :- op(_,K), K=sine.\nstays_whole(K) :- mine(K).\n",
+        r"r.lp:3: stays_whole cannot depend on the program",
+    ),
+    "a kind that depends on the partitioner": (
+        "stays_whole(sine) :- lowering(xla).\n", r"r.lp:1: stays_whole cannot depend on the program",
+    ),
+    "a composite that is a number": ("composite_rule(5).\n", r"r.lp:1: composite_rule of 5 names no op"),
     "a composite that is replaced": (
-        'elementwise(tanh).\ncomposite_rule("norm").\n', r"r.lp:2: composite_rule\(norm\) fits no",
+        'elementwise(tanh).\ncomposite_rule("norm").\n', r"r.lp:2: composite_rule of norm names no op",
     ),
 }  # fmt: skip
 

@@ -62,6 +62,20 @@ def test_heads_between_keys_and_sizes_are_transposed() -> None:
                    f32(8, 4, 128, 64)) == ([], [])  # fmt: skip
 
 
+def test_reshapes_keep_layouts_unless_they_join_what_is_apart() -> None:
+    def product(shape: tuple[int, ...], contracted: Any) -> Callable[..., Any]:
+        def function(x: jax.Array, y: jax.Array) -> jax.Array:
+            return jax.lax.dot_general(x.transpose(1, 0, 2).reshape(shape), y, contracted)
+
+        return function
+
+    x, y = f32(4, 8, 16), f32(4, 16, 8)
+    assert layouts(product((8, 4, 16), (((2,), (1,)), ((1,), (0,)))), x, y) == ([], [])
+    assert layouts(product((8, 1, 4, 16), (((3,), (1,)), ((2,), (0,)))), x, y) == ([], [])
+    # Dimensions of 4 and 16 are apart: that of 8 lies between them.
+    assert layouts(product((8, 64), (((1,), (0,)), ((), ()))), x, f32(64, 8)) == ([2], [])
+
+
 def test_a_cache_is_updated_in_its_other_layout() -> None:
     def step(query: jax.Array, cache: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         cache = jax.lax.dynamic_update_slice(cache, new, (0, 5, 0, 0))

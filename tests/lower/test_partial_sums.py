@@ -250,3 +250,29 @@ def test_sums_pass_a_custom_call_whose_rule_says_that_it_is_linear(
             sums += reduced
             assert_as_predicted(model, state, lowered_state(model, state))
     assert sums == [4.0 * rows * 32]
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "uint64"])
+@pytest.mark.parametrize("reduction", [jnp.max, jnp.min])
+def test_extremes_of_types_without_infinities(dtype: str, reduction: Callable[..., Any]) -> None:
+    with jax.enable_x64(True):
+        plan = toast.plan(
+            lambda x: reduction(x, axis=1), jax.ShapeDtypeStruct((3, 16), dtype),
+            mesh="a=4", hardware="tpu-v5e", lowering="local",
+            constraints=toast.Constraints(pin={"x": P(None, "a")}),
+            settings=toast.Settings(rounds=1),
+        )  # fmt: skip
+        assert plan.verify().equal
+
+
+def test_a_reduction_that_a_device_computes_whole_begins_as_on_one_device() -> None:
+    """The products underflow unless they begin with the large number."""
+
+    def function(x: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.reduce(x, start * 1e30, jax.lax.mul, (1,))
+
+    plan = toast.plan(
+        function, f32(8, 35), f32(), mesh="a=4", hardware="tpu-v5e", lowering="local",
+        settings=toast.Settings(rounds=1),
+    )  # fmt: skip
+    assert plan.verify().equal

@@ -747,8 +747,8 @@ def _composites(file: pathlib.Path | LogicText) -> set[str]:
         if not (isinstance(name, str) and name.startswith("toast.")):
             shown = show_term(name)
             raise RuleError(
-                f"{file}:{kind_line(file, shown)}: composite_rule({shown}) fits no composite: "
-                'those that stay one op have names in quotes that begin with "toast."; '
+                f"{file}:{kind_line(file, shown)}: composite_rule of {shown} names no op: only "
+                'composites whose name begins with "toast." stay one op; '
                 'write composite_rule("toast.NAME")'
             )
     return {show_term(name) for name in names}

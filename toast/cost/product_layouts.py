@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -130,9 +131,28 @@ def _layout(program: Program, kinds: list[str], value: int) -> tuple[int, list[i
             place = {d: i for i, d in enumerate(dimensions_in(signature, "permutation"))}
             order = [place[d] for d in order]
         elif signature.kind == "reshape":
-            before = signature.operands[0].shape
-            transposed |= [d for d in order if before[d] > 1] != sorted(
-                d for d in order if before[d] > 1
-            )
-            order = list(range(len(shape)))
+            order, apart = _reshaped(order, signature.operands[0].shape, shape)
+            transposed |= apart
     return value, [d for d in order if shape[d] > 1], transposed
+
+
+def _reshaped(
+    order: Sequence[int], before: Sequence[int], after: Sequence[int]
+) -> tuple[list[int], bool]:
+    """The layout after a reshape, and whether it joins dimensions that are apart in memory."""
+    order = [d for d in order if before[d] > 1]
+    old = [d for d in range(len(before)) if before[d] > 1]
+    new = [d for d in range(len(after)) if after[d] > 1]
+    pieces: dict[int, list[int]] = {}  # the new dimensions, by the first old one that they replace
+    while old or new:
+        olds, news = [old.pop(0)] if old else [], [new.pop(0)] if new else []
+        while (left := math.prod(before[d] for d in olds)) != (
+            right := math.prod(after[d] for d in news)
+        ):
+            (olds if left < right else news).append((old if left < right else new).pop(0))
+        place = order.index(olds[0])
+        if order[place : place + len(olds)] != olds:
+            return list(range(len(after))), True
+        del order[place + 1 : place + len(olds)]
+        pieces[olds[0]] = news
+    return [d for first in order for d in pieces[first]], False

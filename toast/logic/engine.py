@@ -524,7 +524,7 @@ def check_rules(file: str | LogicFile, *, functions: Iterable[str] = ()) -> Logi
 
 
 #: What the schema says of predicates that rule files write.
-_RULE_FILES = "op rule"
+_RULE_FILES = re.compile(r"op rule|rules/ops/")
 
 #: The predicates with which a rule file declares its rules.
 _KINDS = frozenset({"rule", "custom_call_rule", "composite_rule", "elementwise", "stays_whole"})
@@ -533,31 +533,38 @@ _KINDS = frozenset({"rule", "custom_call_rule", "composite_rule", "elementwise",
 def check_heads(file: LogicFile) -> None:
     """Refuse rules of a user's file that derive what only the frontend or the analysis writes.
 
-    So are rules that declare op kinds by those of the program.  Raises
+    So are rules that declare op kinds by what depends on the program.  Raises
     :class:`toast.errors.RuleError` with file:line.
     """
-    declared = schema()
+    declared, rules = schema(), list[tuple[int, Predicate, set[Predicate]]]()
     for statement in parse(file, RuleError):
         head = head_of(statement) if statement.ast_type is ast.ASTType.Rule else None
-        if head is None:
-            continue
-        name, arity = predicate = predicate_of(head)
-        where = f"{file}:{statement.location.begin.line}"
-        if predicate in declared and _RULE_FILES not in (writers := declared[predicate].writers):
+        if head is not None:
+            body = {
+                predicate_of(node.symbol)
+                for literal in statement.body
+                for node in walk(literal)
+                if node.ast_type is ast.ASTType.SymbolicAtom
+            }
+            rules.append((statement.location.begin.line, predicate_of(head), body))
+    of_program = {predicate for predicate in declared if predicate[0] not in _KINDS}
+    while new := {
+        head
+        for _, head, body in rules
+        if head not in of_program and head[0] not in _KINDS and body & of_program
+    }:
+        of_program |= new
+    for line, (name, arity), body in rules:
+        writers = declared[name, arity].writers if (name, arity) in declared else ""
+        if writers and not _RULE_FILES.search(writers):
             raise RuleError(
-                f"{where}: a rule file cannot derive {name}/{arity}, which is written by "
+                f"{file}:{line}: a rule file cannot derive {name}/{arity}, which is written by "
                 f"{writers}; remove the rule"
             )
-        used = {
-            predicate_of(node.symbol)
-            for literal in statement.body
-            for node in walk(literal)
-            if node.ast_type is ast.ASTType.SymbolicAtom
-        }
-        if name in _KINDS and used & input_predicates():
+        if name in _KINDS and body & of_program:
             raise RuleError(
-                f"{where}: {name} cannot depend on the program; state the name itself, such as "
-                f"{_example(declared[predicate])}"
+                f"{file}:{line}: {name} cannot depend on the program; state the name itself, such "
+                f"as {_example(declared[name, arity])}"
             )
 
 

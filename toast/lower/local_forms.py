@@ -167,14 +167,13 @@ def _reduce(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     """Devices begin with the combiner's identity; the first one combines the initial value.
 
     XLA leaves out a reduction over one element together with its initial value, also where it
-    reduces the parts of a collective one by one.  A program that reduces one element loses it on
-    one device, too.
+    reduces the parts of an all-to-all one by one.
     """
     count = len(operation.results)
     begins: dict[int, tuple[Any, str]] = {}
     for index in range(count):
         place = count + index
-        for combiner, axes in _reduced_over(op, index).items():
+        for combiner, axes in _reduced_over(operation, op, index).items():
             operand = operation.operands[place]
             number = (
                 identity(combiner, operand.type.element_type) if combiner in COMBINERS else None
@@ -197,15 +196,27 @@ def _reduce(emitter: Emitter, operation: Any, op: OpSharding) -> Any:
     return results
 
 
-def _reduced_over(op: OpSharding, result: int) -> dict[str, frozenset[str]]:
-    """The combiners of a result, with the axes over which it is a partial sum."""
+def _reduced_over(operation: Any, op: OpSharding, result: int) -> dict[str, frozenset[str]]:
+    """The combiners of a result that its initial value is combined with after the reduction.
+
+    Each has the axes over which the result is a partial sum.  There are none for most reductions
+    that a device computes whole: it begins with the initial value as one device does.
+    """
+    sums = op.partial(result)
+    source = getattr(operation.operands[result].owner, "operation", None)
+    if sums or source is None or source.name != "stablehlo.all_to_all":
+        return sums
+    joined = ir.IntegerAttr(source.attributes["concat_dimension"]).value
+    reduced = {int(d) for d in ir.DenseI64ArrayAttr(operation.attributes["dimensions"])}
+    part = list(source.operands[0].type.shape)
+    if joined not in reduced or math.prod(part[d] for d in reduced) > 1:
+        return sums
     inside = {f for factors in op.rule.results[result] for f in factors}
-    whole = {
-        factor.combiner: frozenset[str]()
+    return {
+        factor.combiner: frozenset()
         for number, factor in enumerate(op.rule.factors)
-        if factor.combiner and factor.size > 1 and number not in inside
+        if factor.combiner and number not in inside
     }
-    return whole | op.partial(result)
 
 
 def _first_only(

@@ -31,6 +31,12 @@ _WHOLE = frozenset({
 #: Kinds that combine elements, whose operands can have the combiner's identity in the padding.
 _MASKED = frozenset({"dot_general", "reduce"})
 
+#: The largest numbers of element types without infinities.
+_LARGEST = {
+    "f8E4M3FN": 448.0, "f8E4M3FNUZ": 240.0, "f8E5M2FNUZ": 57344.0, "f8E4M3B11FNUZ": 30.0,
+    "f6E2M3FN": 7.5, "f6E3M2FN": 28.0, "f4E2M1FN": 6.0,
+}  # fmt: skip
+
 #: Attributes with the size of each dimension of the first operand or of the result.
 _SIZES = {"slice": "limit_indices", "gather": "slice_sizes", "dynamic_slice": "slice_sizes"}
 
@@ -81,6 +87,8 @@ def identity(combiner: str, element: Any) -> float | None:
         return real
     if combiner == "and" or (isinstance(element, ir.ComplexType) and math.isinf(real)):
         return None
+    if math.isinf(real):
+        return math.copysign(_LARGEST.get(str(element), math.inf), real)
     return real
 
 

@@ -46,7 +46,9 @@ def _splat_attribute(number: float, shape: Sequence[int], element: Any) -> Any:
     """The attribute of a constant of equal elements."""
     type_ = ir.RankedTensorType.get(list(shape), element)
     if isinstance(element, ir.IntegerType):
-        scalar: Any = ir.IntegerAttr.get(element, int(number))
+        # MLIR takes the bits of a large unsigned number as a negative one.
+        value = int(number) - (2**64 if number >= 2**63 else 0)
+        scalar: Any = ir.IntegerAttr.get(element, value)
     else:
         scalar = ir.FloatAttr.get(element, number)
     return ir.DenseElementsAttr.get_splat(type_, scalar)
