@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -74,9 +75,21 @@ class Verification:
         return all(output.equal for output in self.outputs)
 
 
-def random_arguments(program: Program, seed: int) -> list[Any]:
-    """Random arguments for a program (:func:`random_operands`), and its captured arrays."""
-    arguments = random_operands([program.values[v].type for v in program.argument_values], seed)
+def random_arguments(program: Program, seed: int, *, block: int | None = None) -> list[Any]:
+    """Random arguments for a program (:func:`random_operands`), and its captured arrays.
+
+    Arguments with more than ``block`` elements repeat as many, since random numbers take long.
+    """
+    types = [program.values[v].type for v in program.argument_values]
+    drawn = [
+        type_ if block is None or math.prod(type_.shape) <= block
+        else TensorType((block,), type_.dtype)
+        for type_ in types
+    ]  # fmt: skip
+    arguments = [
+        array if array.shape == type_.shape else np.resize(array, type_.shape)
+        for array, type_ in zip(random_operands(drawn, seed), types, strict=True)
+    ]
     captured = program.captured_arrays
     return [*arguments[: len(arguments) - len(captured)], *captured]
 

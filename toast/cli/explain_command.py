@@ -19,7 +19,7 @@ from toast.cli.plan_file_commands import (
     WhyNotOption,
     WhyNotOutput,
     explain_plan,
-    load_plan,
+    load_plan_and_source,
     plan_with,
 )
 from toast.errors import ExplainError
@@ -103,14 +103,14 @@ def explain(
             )
         if budget is not None and why_not is None:
             raise ExplainError(f"--budget {budget:g}: needs --why-not; add --why-not")
-        applied = load_plan(source, *(dimensions or ()), hardware=hardware, module=False)
+        applied, program = load_plan_and_source(
+            source, *(dimensions or ()), hardware=hardware, module=False
+        )
         explain_plan(
             applied.plan, argument=argument, collective=collective, annotations=annotations,
             alternative=why_not, budget=10.0 if budget is None else budget, json_file=json_file,
             output=output,
-            replan=functools.partial(
-                plan_with, source, dimensions[0] if dimensions else None, applied.plan
-            ),
+            replan=functools.partial(plan_with, program, applied.plan),
         )  # fmt: skip
         return
     _check(dimensions, conflict, conflicts, mesh, axis, hardware)

@@ -200,7 +200,18 @@ def load_plan(
     hardware: str | None = None,
     module: bool = True,
 ) -> Applied:
-    """Load the plan file that ``source`` names and apply it to a program.
+    """The plan of :func:`load_plan_and_source`."""
+    return load_plan_and_source(source, target, hardware=hardware, module=module)[0]
+
+
+def load_plan_and_source(
+    source: Source,
+    target: str | None = None,
+    *,
+    hardware: str | None = None,
+    module: bool = True,
+) -> tuple[Applied, Source]:
+    """Load the plan file that ``source`` names and apply it to a program, which is returned, too.
 
     The program is ``target`` or, without it, the one that the file records.  The file is data: it
     may name a model of the zoo, or files in its own folder.  The user must name a function, or a
@@ -229,13 +240,14 @@ def load_plan(
     warn(applied.remarks)
     written = saved.origin.hardware if saved.origin else ""
     new_origin = program_source.origin(hardware or written or saved.hardware)
-    return dataclasses.replace(applied, plan=dataclasses.replace(applied.plan, origin=new_origin))
+    plan = dataclasses.replace(applied.plan, origin=new_origin)
+    return dataclasses.replace(applied, plan=plan), program_source
 
 
 def _program_source(
     source: Source, target: str | None, saved: Saved, machine: Hardware
 ) -> tuple[Source, bool]:
-    """The program of a plan file as :func:`load_plan` finds it, and whether it is a file."""
+    """The program of a plan, and whether it is a file (:func:`load_plan_and_source`)."""
     from toast import targets
     from toast.plan import Origin
 
@@ -257,19 +269,16 @@ def _program_source(
     return found, is_file
 
 
-def plan_with(
-    source: Source, target: str | None, plan: Plan, option: str, value: str, budget: float
-) -> Plan:
+def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float) -> Plan:
     """The program of a plan with another value of ``remat`` or ``microbatches``, planned anew.
 
-    ``source`` and ``target`` name the plan file and its program as for :func:`load_plan`; the
-    search starts from ``plan`` and takes at most ``budget`` seconds.  Raises
+    ``source`` is the program, as :func:`load_plan_and_source` returns it; the search starts from
+    ``plan`` and takes at most ``budget`` seconds.  Raises
     :class:`toast.errors.PlanError` for a number of microbatches that is none, and the errors of
     :func:`toast.plan`.
     """
     from toast import api
     from toast.errors import PlanError
-    from toast.plan import read
     from toast.search import Settings
 
     changes: dict[str, Any] = {option: value}
@@ -277,8 +286,7 @@ def plan_with(
         if not re.fullmatch(r"[1-9]\d{0,8}", value):
             raise PlanError(f"--why-not 'microbatches={value}': write a number, such as 4")
         changes = {option: int(value)}
-    program_source, _ = _program_source(source, target, read(source.target), plan.hardware)
-    chosen = dataclasses.replace(program_source, **changes)
+    chosen = dataclasses.replace(source, **changes)
     with progress() as show:
         analysis = chosen.analysis(show, partitioner=plan.analysis.lowering)
         other = api.plan(

@@ -16,14 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from toast.cost.entities import Bools, Ints
-from toast.cost.liveness import dimensions_in
+from toast.cost.liveness import BARRIERS, dimensions_in
 from toast.program import Program, Signature
 
 #: Ops whose kernels write no other layout than that of the program, and values from outside.
-_FIXED = frozenset({
-    "argument", "carry", "join", "dot_general", "convolution", "custom_call", "composite",
-    "scatter", "sort", "dynamic_update_slice", "optimization_barrier",
-})  # fmt: skip
+_FIXED = BARRIERS | {"argument", "join", "dynamic_update_slice"}
 #: Ops that a product's operand passes unchanged.
 _PASSING = frozenset({"convert", "reshape", "transpose"})
 

@@ -29,8 +29,8 @@ from toast.hardware.measured_tables import COLUMNS, MEASURABLE, PRODUCT_COLUMNS
 
 #: Runs of a measurement with its first ones, if an op is so slow that there are few repeats.
 _RUNS = 8
-#: Ops of a chain, for large and for small ones, and the seconds from which an op is large.
-_SHORT_CHAIN, _LONG_CHAIN, _LARGE_OP = 2, 16, 2e-3
+#: Ops of a chain, for large and for small ones.
+_SHORT_CHAIN, _LONG_CHAIN = 2, 16
 #: Products of a chain, at most; the seconds of a chain, which hide the start of its program; and
 #: the seconds of the smallest product.
 _LONGEST_CHAIN, _CHAIN_SECONDS, _LEAST_SECONDS = 64, 5e-4, 4e-6

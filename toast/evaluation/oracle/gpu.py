@@ -12,12 +12,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental import topologies
 
 from toast.apply import annotate
 from toast.apply.execute import aval, flat_jit, jax_mesh, platform_of
-from toast.apply.verify import random_operands
+from toast.apply.verify import random_arguments
 from toast.errors import HardwareError, PlanError
 from toast.evaluation.measure import devices_of
 from toast.evaluation.oracle.hlo import communication_in
@@ -25,7 +24,7 @@ from toast.evaluation.oracle.schedule import Schedule
 from toast.evaluation.oracle.tpu import Verdict
 from toast.frontend.mlir import ModuleSource
 from toast.hardware import Hardware, Mesh
-from toast.program import Program, Shardings, TensorType
+from toast.program import Program, Shardings
 
 #: Timed runs of a plan, after one that is not timed.
 _RUNS = 5
@@ -101,7 +100,9 @@ def judge_here(
         schedule = None
         if set(devices) <= set(devices_of(hardware)):
             try:
-                seconds = _step_seconds(compiled, _arguments(program, seed), program.donated)
+                seconds = _step_seconds(
+                    compiled, random_arguments(program, seed, block=_BLOCK), program.donated
+                )
             except jax.errors.JaxRuntimeError as error:
                 if _EXHAUSTED not in str(error):
                     raise
@@ -115,21 +116,6 @@ def judge_here(
         float(used), False, communication_in(compiled.as_text()), taken,
         schedule,
     )  # fmt: skip
-
-
-def _arguments(program: Program, seed: int) -> list[Any]:
-    """Random arguments; large ones repeat a block, since random numbers take long."""
-    types = [program.values[value].type for value in program.argument_values]
-    blocks = [
-        type_ if math.prod(type_.shape) <= _BLOCK else TensorType((_BLOCK,), type_.dtype)
-        for type_ in types
-    ]
-    captured = program.captured_arrays
-    arguments = [
-        np.resize(block, type_.shape)
-        for block, type_ in zip(random_operands(blocks, seed), types, strict=True)
-    ]
-    return [*arguments[: len(arguments) - len(captured)], *captured]
 
 
 def _step_seconds(compiled: Any, arguments: Sequence[Any], donated: Collection[int]) -> float:
