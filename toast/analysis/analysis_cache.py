@@ -95,6 +95,7 @@ def _key(program: Program, rules: Sequence[LogicText], lowering: Lowering) -> by
     return disk_cache.digest([
         _installed(),
         lowering,
+        program.platform,
         disk_cache.digest(part for text in rules for part in (str(text), text.text.encode())),
         repr(program.signatures),
         repr((program.ties, len(program.arguments), len(program.results))),

@@ -278,7 +278,7 @@ def solve_signatures(
         for number, labels in (whole or {}).items()
     }
     model, files = _derive_factors(
-        program, relations, user_files(rules), partitioned, f"lowering({lowering}).\n", stated
+        program, relations, user_files(rules), partitioned, _facts(program, lowering), stated
     )
     links = _links(program)
     first = relations.first_values
@@ -693,6 +693,12 @@ def _place(signature: Signature, file: pathlib.Path | None) -> str:
         file = next((f for f in shipped[2:] for k in keys if k in known_rules(f)), shipped[1])
     line = max((kind_line(file, name) for name, _ in keys), default=1)
     return f"{file}:{line}"
+
+
+def _facts(program: Program, lowering: Lowering) -> str:
+    """What rules know of the whole program."""
+    platform = f"platform({program.platform}).\n" if program.platform else ""
+    return f"lowering({lowering}).\n{platform}"
 
 
 def _derive_factors(

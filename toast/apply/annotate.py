@@ -9,6 +9,10 @@ constraint; uses with equal shardings share it.
 Manual regions (``jax.shard_map``) are moved to the plan's mesh.  The shardings of their operands
 and results have the axes of the region first.  Inside, shardings have the other axes only.
 
+XLA's partitioner expands products of groups of rows (``jax.lax.ragged_dot``): it multiplies all
+rows with the matrix of each group.  These products are manual computations, in which a device runs
+XLA's kernel for its shards.
+
 Arrays of which a device accesses a single element pass an ``optimization_barrier``
 (:mod:`toast.apply.single_elements`).
 """
@@ -24,6 +28,9 @@ from toast.frontend import mlir
 from toast.frontend.mlir import ModuleSource
 from toast.program import Program, Shardings, Spec
 from toast.space import BOUNDARY, matched_axes
+
+#: Ops that a device runs on its shards, out of the partitioner's sight.
+_CONFINED = frozenset({"chlo_ragged_dot"})
 
 
 def annotate(program: Program, shardings: Shardings) -> Any:
@@ -69,11 +76,13 @@ def annotate(program: Program, shardings: Shardings) -> Any:
         if program.values[values[0]].op in everywhere:
             continue
         specs = [shardings.of(program, v) for v in values]
-        writer.set_results(
-            operation,
-            specs,
-            [shardings.sums.get(v, spec) for v, spec in zip(values, specs, strict=True)],
-        )
+        computed = [shardings.sums.get(v, spec) for v, spec in zip(values, specs, strict=True)]
+        op = program.values[values[0]].op
+        signature = program.signatures[program.ops[op].signature]
+        if signature.kind in _CONFINED and signature.attribute("manual") is None:
+            operands = [shardings.at(program, op, n) for n in range(len(operation.operands))]
+            operation = writer.confine(operation, operands, computed[0])
+        writer.set_results(operation, specs, computed)
     writer.constrain_reshards()
     writer.run_callbacks_once()
     writer.move_regions(matched, regions)

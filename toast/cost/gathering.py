@@ -67,9 +67,6 @@ _SUMMED_WHOLE = frozenset({"gather", "scatter"})
 #: The kind of op that may become a loop of products (:mod:`toast.cost.loops`).
 _LOOPED = "dot_general"
 
-#: The product of each group of rows with a matrix of its own.
-_GROUPED = "chlo_ragged_dot"
-
 #: Maximum distance of two use classes of a value class that share a copy.
 _FARTHEST = 8
 
@@ -151,14 +148,12 @@ def build(
     ], dtype=np.float64)  # fmt: skip
     work = ops.flops[classes.of_op[working]] * np.array(program.repeats)[working]
     scratch = _workspaces(program, rules, op_class_of_value)
-    masked = _masked(program, scratch, product_operands)
     rings: Bools = np.array([bool(rule.rings) for rule in analysis.rules])[names.signature]
     early = _early(program, live, names.use_op, names.use_value, grouped)
     ranges = LiveRanges(
         program, live, names.use_op, names.use_value, grouped.of_value, grouped.of_use,
         len(grouped.use_value), grouped.pairs, operands.value, value_bytes,
         NEGLIGIBLE * float(value_bytes.sum()), summed, scratch,
-        np.flatnonzero(masked),
         rings[names.use_op],
         host.inside,
         _rounded_stacks(program, product_operands, grouped),
@@ -178,7 +173,7 @@ def build(
     values = _value_classes(
         program, grouped, live, value_slot, op_class_of_value, ops, summed_over, gathered, free,
         priced, _workspace_terms(rules, factors + 1), scratch, host, looped.results, products,
-        rules, masked, ranges.rounded, remade,
+        rules, ranges.rounded, remade,
     )  # fmt: skip
     uses = UseClasses(
         value=grouped.use_value,
@@ -302,7 +297,6 @@ def _value_classes(
     looped: Bools,
     products: Products,
     rules: Sequence[SignatureRule],
-    masked: Floats,
     rounded: Lifetimes,
     remade: Bools,
 ) -> ValueClasses:
@@ -344,7 +338,6 @@ def _value_classes(
         remade=remade[values],
         free=free,
         arguments=np.bincount(arguments, minlength=len(values)),
-        masked=masked[values],
         may_pad=np.zeros(len(values), dtype=bool),
         collective=np.full(len(values), -1, dtype=np.int64),
         group=np.zeros(len(values), dtype=np.int64),
@@ -474,23 +467,6 @@ def _rounded_stacks(program: Program, rounded: str, grouped: _Grouped) -> Lifeti
     stacks = rounded_stacks(program) if rounded else []
     value, first, last = np.array(stacks, dtype=np.int64).reshape(-1, 3).T
     return Lifetimes(grouped.of_value[value], first, last, value)
-
-
-def _masked(program: Program, scratch: Bools, rounded: str) -> Floats:
-    """``[values]`` bytes of the first operand of grouped products, once for each group.
-
-    Products round float32 operands to the element type ``rounded``, if there is one.
-    """
-    masked = np.zeros(len(program.values))
-    for value in np.flatnonzero(scratch).tolist():
-        op = program.values[value].op
-        if program.kind(op) == _GROUPED:
-            rows, groups = (program.values[v].type for v in program.ops[op].operands[:2])
-            size = element_bytes(rows.dtype)
-            if rounded and rows.dtype == "f32":
-                size = element_bytes(rounded)
-            masked[value] = math.prod(rows.shape) * size * groups.shape[0]
-    return masked
 
 
 class _Slots:

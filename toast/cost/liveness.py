@@ -130,7 +130,6 @@ class LiveRanges:
     floor: float  # bytes up to which a value does not affect the peak
     reduces: Bools  # [values] whether the defining op reduces
     scratch: Bools  # [values] whether the defining op has a workspace, counted with this result
-    grouped: Ints  # results of products that multiply groups of rows one by one
     around: Bools  # [uses] whether operands of the op may go around the devices
     host: Bools  # [values] whether the value is in the memory of the host
     rounded: Lifetimes  # rounded copies of stacked arguments, by value class
@@ -147,13 +146,6 @@ class LiveRanges:
         own = self.live.exists & ~self.live.aliased & (self.size > self.floor) & ~self.host
         own[list(self.program.argument_values)] = False
         return np.flatnonzero(own)
-
-    @functools.cached_property
-    def first_read(self) -> Ints:
-        """``[values]`` the first op that uses each value."""
-        first = np.full(len(self.maker), len(self.program.ops), dtype=np.int64)
-        np.minimum.at(first, self.use_value, self.use_op)
-        return first
 
     @functools.cached_property
     def summed(self) -> Ints:

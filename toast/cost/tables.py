@@ -123,7 +123,6 @@ class ValueClasses(EntityTable):
     remade: Bools  # a device-local program computes it anew in another sharding
     free: Floats  # share of products that may run beside its sums
     arguments: Ints  # number of the program's arguments in it
-    masked: Floats  # bytes of an operand for each group of the grouped product that computes it
     may_pad: Bools  # some sharding pads it to lanes; false before :meth:`Tables.on_hardware`
     #: The kind of collective of a manual region that computes it: index into
     #: ``toast.hardware.COLLECTIVES``, -1 for none; and its axes, axis ``a`` is bit ``a``.  None

@@ -5,9 +5,6 @@ from toast.cost.terms.buffers import (
     Arguments,
     Copies,
     EarlyCopies,
-    GroupedOperands,
-    GroupedResults,
-    LocalWorkspaces,
     MergedSums,
     RingBuffers,
     RoundedStacks,
@@ -55,12 +52,11 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), SharedCopies(), WholeSums(),
-    MergedSums(), SecondBuffers(), RoundedStacks(), Workspaces(), GroupedOperands(),
-    GroupedResults(), RingBuffers(),
+    MergedSums(), SecondBuffers(), RoundedStacks(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 
-#: Those that price what XLA's partitioner makes of sums, and of grouped products.
-_OF_PARTITIONER = (SecondBuffers, PartedProducts, GroupedOperands, GroupedResults)
+#: Those that price what XLA's partitioner makes of sums.
+_OF_PARTITIONER = (SecondBuffers, PartedProducts)
 
 #: Those of a device-local program: XLA partitions none of its ops, and adds no loops.
 LOCAL_TERMS: tuple[Term, ...] = (
@@ -69,7 +65,6 @@ LOCAL_TERMS: tuple[Term, ...] = (
         else ExplicitReshards() if isinstance(term, Reshards)
         else ExplicitPlaces() if isinstance(term, UsePlaces)
         else ScatteredSums() if isinstance(term, WholeSums)
-        else LocalWorkspaces() if isinstance(term, Workspaces)
         else term
         for term in DEFAULT_TERMS if not isinstance(term, _OF_PARTITIONER)
     ),

@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from toast.cost.axis_sets import axes_of
-from toast.cost.entities import Bools, Entity, Floats, Ints
-from toast.cost.layout import UNROLLED, Layout
+from toast.cost.entities import Bools, Entity, Floats
+from toast.cost.layout import Layout
 from toast.cost.liveness import Lifetimes, LiveRanges
 from toast.cost.terms.term import Term
-
-#: Results of groups that are in memory while a grouped product adds them up, and operands that are
-#: gathered for the next groups.
-_FEW = 3
 
 #: Bytes of a rounded element over those of a float32.
 ROUNDED = 0.5
@@ -203,23 +199,6 @@ class MergedSums(Term):
         return layout.value_memory * (layout.tables.values.merged & (layout.partial > 0))
 
 
-def _grouped(layout: Layout) -> Ints:
-    """The value classes of grouped products that XLA masks: on devices with lanes."""
-    lanes = layout.machine.hardware.lanes
-    return np.flatnonzero(layout.tables.values.masked * (lanes > 1))
-
-
-def _apart(layout: Layout, grouped: Ints) -> Bools:
-    """``[S, X]`` whether each group of a grouped product has collectives of its own.
-
-    Sums of all groups are added up before they are summed over devices, unless they are scattered
-    over some axes and whole over others, or scattered shard by shard.
-    """
-    partial, scattered = layout.partial[:, grouped], layout.scattered[:, grouped]
-    few = layout.devices[scattered] <= UNROLLED
-    return np.asarray((scattered > 0) & ((scattered != partial) | few))
-
-
 class Workspaces(Term):
     """Memory that kernels need while they run."""
 
@@ -240,75 +219,7 @@ class Workspaces(Term):
             over = t.values.workspace_over[needing, term][rows, held]
             amount = t.values.workspace[needing, term]
             size[:, needing] += amount / layout.devices[axes_of(over)]
-        grouped = _grouped(layout)
-        if len(grouped):
-            partial = layout.partial[:, grouped]
-            axes = layout.defined_axes[:, grouped]
-            few = _FEW * t.values.bytes[grouped] / layout.devices[axes]
-            few *= ~_apart(layout, grouped)
-            size[:, grouped] = np.where(partial | axes > 0, few, size[:, grouped])
         return size / layout.machine.hardware.allocator_efficiency
-
-
-class LocalWorkspaces(Workspaces):
-    """Workspaces of a device-local program: XLA has a kernel for its grouped products.
-
-    That of the parts of a grouped product that XLA partitions is the work of all groups.
-    """
-
-    def bytes(self, layout: Layout) -> Floats:
-        size = super().bytes(layout)
-        size[:, _grouped(layout)] = 0.0
-        return size
-
-
-class GroupedOperands(Term):
-    """The rows of each group of a grouped product, if it is sharded.
-
-    XLA computes one product for each group.  It masks shards of the rows before it gathers them,
-    for all groups at once.  Products of the same rows share them.
-    """
-
-    name, scope, label = "grouped operands", Entity.VALUE_CLASS, "workspace"
-
-    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
-        values, ops = ranges.grouped, ranges.program.ops
-        rows = [ops[op].operands[0] for op in ranges.maker[values].tolist()]
-        _, first, shared = np.unique(rows, return_index=True, return_inverse=True)
-        end = np.zeros(len(first), dtype=np.int64)
-        np.maximum.at(end, shared, ranges.first_read[values] + 1)
-        values = values[first]
-        return Lifetimes(ranges.value_class[values], ranges.maker[values], end, values)
-
-    def bytes(self, layout: Layout) -> Floats:
-        values, hardware = layout.tables.values, layout.machine.hardware
-        size = np.zeros(layout.value_bytes.shape)
-        grouped = _grouped(layout)
-        partial, axes = layout.partial[:, grouped], layout.defined_axes[:, grouped]
-        rows = values.masked[grouped] / layout.devices[partial]
-        if not hardware.gathers_ahead:
-            rows *= _FEW * values.bytes[grouped] / values.workspace[grouped].sum(axis=1)
-        size[:, grouped] = rows * ((partial | axes > 0) & ~_apart(layout, grouped))
-        return size
-
-
-class GroupedResults(Term):
-    """The results of all groups of a grouped product, if each has collectives of its own."""
-
-    name, scope, label = "grouped results", Entity.VALUE_CLASS, "workspace"
-
-    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
-        values = ranges.grouped
-        start, end = ranges.maker[values], ranges.first_read[values] + 1
-        return Lifetimes(ranges.value_class[values], start, end, values)
-
-    def bytes(self, layout: Layout) -> Floats:
-        values, grouped = layout.tables.values, _grouped(layout)
-        size = np.zeros(layout.value_bytes.shape)
-        axes = layout.defined_axes[:, grouped]
-        results = values.workspace[grouped].sum(axis=1) / layout.devices[axes]
-        size[:, grouped] = results * _apart(layout, grouped)
-        return size
 
 
 class RingBuffers(Term):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
+from toast.frontend.mlir.constants import splat
 from toast.frontend.mlir.manual_computation import REGION, Regions
 from toast.frontend.mlir.marks import ANNOTATION, NAME, marked
 from toast.frontend.mlir.modules import clone, main_function, walk
@@ -205,6 +207,85 @@ class ShardyWriter:
         """
         given = shardings or {}
         self._regions.write(MESH, self._axes, renamed, given.get)
+
+    def confine(self, operation: Any, operands: list[Spec], computed: Spec) -> Any:
+        """Moves an op with one result into a manual computation over all axes of the mesh.
+
+        Each device runs the op on its shards.  If they are shards of a sum, the parts are stacked
+        along a new dimension, which XLA adds up.
+
+        :param operands: the shardings of its operands.
+        :param computed: the sharding of its result.
+        :returns: the op whose result replaces that of ``operation``, which is erased.
+        """
+        kept = {axis for axes in computed for axis in axes}
+        summed = tuple(
+            dict.fromkeys(a for spec in operands for axes in spec for a in axes if a not in kept)
+        )
+        per_value, result = sdy.TensorShardingPerValueAttr.get, operation.results[0]
+        stack = (summed, *computed) if summed else computed
+        with self._context, operation.location:
+            whole = ir.RankedTensorType(result.type)
+            shape = [math.prod(dict(self._axes)[axis] for axis in summed), *whole.shape]
+            stacked = ir.RankedTensorType.get(shape if summed else whole.shape, whole.element_type)
+            manual = sdy.ManualComputationOp(
+                [stacked], list(operation.operands),
+                per_value([self._sharding(spec) for spec in operands]),
+                per_value([self._sharding(stack)]),
+                sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name, _ in self._axes]),
+                ip=ir.InsertionPoint(operation),
+            )  # fmt: skip
+            block = manual.operation.regions[0].blocks.append(
+                *(
+                    self._local(value.type, spec)
+                    for value, spec in zip(operation.operands, operands, strict=True)
+                ),
+                arg_locs=[operation.location] * len(operands),
+            )
+            with ir.InsertionPoint(block):
+                local = ir.Operation.create(
+                    operation.name,
+                    results=[self._local(whole, computed)],
+                    operands=list(block.arguments),
+                    attributes={name: operation.attributes[name] for name in operation.attributes},
+                ).results[0]
+                if summed:
+                    local = stablehlo.ReshapeOp(self._local(stacked, stack), local).result
+                sdy.ReturnOp([local])
+            replacement = manual.operation
+            if summed:
+                replacement = self._sum(replacement)
+            result.replace_all_uses_with(replacement.results[0])
+        operation.erase()
+        return replacement
+
+    def _local(self, type_: Any, spec: Spec) -> Any:
+        """The type of a shard."""
+        whole, sizes = ir.RankedTensorType(type_), dict(self._axes)
+        shape = [
+            size // math.prod(sizes[axis] for axis in axes)
+            for size, axes in zip(whole.shape, spec, strict=True)
+        ]
+        return ir.RankedTensorType.get(shape, whole.element_type)
+
+    def _sum(self, stacked: Any) -> Any:
+        """Adds up the first result of an op along its first dimension, after the op."""
+        type_ = ir.RankedTensorType(stacked.results[0].type)
+        element = ir.RankedTensorType.get([], type_.element_type)
+        with ir.InsertionPoint.after(stacked):
+            zero = splat(0, [], type_.element_type)
+            reduce = stablehlo.ReduceOp(
+                [ir.RankedTensorType.get(type_.shape[1:], type_.element_type)],
+                [stacked.results[0]],
+                [zero],
+                [0],
+            )
+            block = reduce.regions[0].blocks.append(
+                element, element, arg_locs=[ir.Location.current] * 2
+            )
+            with ir.InsertionPoint(block):
+                stablehlo.return_([stablehlo.add(*block.arguments)])
+        return reduce.operation
 
     def constrain(self, operation: Any, index: int, spec: Spec) -> Any:
         """Inserts a constraint for operand ``index`` before ``operation``; returns its result."""
