@@ -19,10 +19,16 @@ Arrays of which a device accesses a single element pass an ``optimization_barrie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toast.apply.single_elements import single_elements
+from toast.cost.reshard_steps import (
+    RESTORED,
+    crowded_dimensions,
+    exchanged_dimensions,
+    reshard_steps,
+)
 from toast.errors import PlanError
 from toast.frontend import mlir
 from toast.frontend.mlir import ModuleSource
@@ -49,13 +55,16 @@ def annotate(program: Program, shardings: Shardings) -> Any:
     writer.set_function(
         [shardings.of(program, v) for v in program.argument_values], list(shardings.results)
     )
+    sizes = dict(shardings.mesh.axes)
     copies: dict[tuple[Any, ...], Any] = {}
     for (op, index), spec in sorted(shardings.uses.items()):
         operation, place = copy.operand_sites[op, index]
         # A copy serves later uses in its own block; it is not visible in other blocks.
         key = (program.ops[op].operands[index], spec, operation.block)
         if key not in copies:
-            copies[key] = writer.constrain(operation, place, spec)
+            stored = shardings.of(program, program.ops[op].operands[index])
+            shape = program.values[program.ops[op].operands[index]].type.shape
+            copies[key] = writer.constrain(operation, place, _way(stored, spec, shape, sizes))
         operation.operands[place] = copies[key]
     matched = dict(shardings.manual_axes) or matched_axes(program, shardings.mesh)
     everywhere = _in_regions_of_all_axes(program, shardings, matched)
@@ -82,13 +91,42 @@ def annotate(program: Program, shardings: Shardings) -> Any:
         if signature.kind in _CONFINED and signature.attribute("manual") is None:
             operands = [shardings.at(program, op, n) for n in range(len(operation.operands))]
             operation = writer.confine(operation, operands, computed[0])
-        writer.set_results(operation, specs, computed)
+        ways = [
+            [*dict.fromkeys((parts, *_way(parts, spec, program.values[v].type.shape, sizes)))]
+            for v, spec, parts in zip(values, specs, map(_scattered, computed, specs), strict=True)
+        ]
+        writer.set_results(operation, ways, computed)
     writer.constrain_reshards()
     writer.run_callbacks_once()
     writer.move_regions(matched, regions)
     writer.confine_callbacks()
     module.operation.verify()
     return module
+
+
+def _way(
+    before: Spec, after: Spec, shape: Sequence[int], sizes: Mapping[str, int]
+) -> tuple[Spec, ...]:
+    """The shardings to state on the way from ``before`` to ``after``, which is the last of them.
+
+    Where the order of the axes of a dimension changes, XLA would gather the whole value, unless
+    each step is stated.
+    """
+    crowded = crowded_dimensions(shape, before, after, sizes)
+    steps = reshard_steps(before, after, crowded, exchanged_dimensions(before, after, sizes))
+    if all(step.kind != "collective_permute" for step in steps):
+        return (after,)
+    between = (step.after for step in steps[:-1])
+    return (*(spec for spec in between if RESTORED not in str(spec)), after)
+
+
+def _scattered(computed: Spec, stored: Spec) -> Spec:
+    """A sharding with the axes of ``stored`` into which a sum that is ``computed`` is scattered."""
+    there = {axis for axes in computed for axis in axes}
+    return tuple(
+        (*axes, *(axis for axis in goal if axis not in there))
+        for axes, goal in zip(computed, stored, strict=True)
+    )
 
 
 def _in_regions_of_all_axes(

@@ -149,7 +149,7 @@ def judge(
 _SCHEDULED = "scheduled.txt"
 
 #: Version of cached verdicts; verdicts of other versions are not used.
-_FORMAT = 8
+_FORMAT = 9
 
 
 def _cached(

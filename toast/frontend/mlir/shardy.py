@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -167,32 +167,41 @@ class ShardyWriter:
         ]
         return sdy.TensorShardingAttr.get(MESH, dims)
 
-    def set_results(self, operation: Any, specs: list[Spec], computed: list[Spec]) -> None:
+    def set_results(
+        self, operation: Any, ways: Sequence[Sequence[Spec]], computed: list[Spec]
+    ) -> None:
         """Writes the shardings of an op's results; results that are not tensors are skipped.
 
         For Shardy, ``computed`` is the op's attribute: the shardings in which the op computes its
-        results.  For XLA, ``specs`` are constraints after the op, because XLA drops the attribute
-        before its partitioner runs.  Loops and branches have no attribute: XLA removes some of
-        their results, and would fail on it.
+        results.  For XLA, ``ways`` are constraints after the op, because XLA drops the attribute
+        before its partitioner runs: the shardings on the way to the one in which each result is
+        stored, the last of them.  Loops and branches have no attribute: XLA removes some of their
+        results, and would fail on it.
         """
         if operation.name in CONSTRAINTS:
             with self._context:
-                operation.attributes["sharding"] = self._sharding(specs[0])
+                operation.attributes["sharding"] = self._sharding(ways[0][-1])
             return
         tensors = [isinstance(r.type, ir.RankedTensorType) for r in operation.results]
         with self._context, operation.location:
             plain = operation.name in _REGIONS or call_target(operation) in _UNSHARDED_CALLS
-            if specs and all(tensors) and not plain:
+            if computed and all(tensors) and not plain:
                 operation.attributes["sdy.sharding"] = sdy.TensorShardingPerValueAttr.get(
                     [self._sharding(spec) for spec in computed]
                 )
             if operation.name in _SOURCES:
                 return
             after = ir.InsertionPoint.after(operation)
-            for result, spec, tensor in zip(operation.results, specs, tensors, strict=True):
-                if tensor and spec:
-                    constraint = sdy.ShardingConstraintOp(result, self._sharding(spec), ip=after)
-                    result.replace_all_uses_except(constraint.result, constraint.operation)
+            for result, way, tensor in zip(operation.results, ways, tensors, strict=True):
+                if tensor and way[-1]:
+                    first = last = sdy.ShardingConstraintOp(
+                        result, self._sharding(way[0]), ip=after
+                    )
+                    for spec in way[1:]:
+                        last = sdy.ShardingConstraintOp(
+                            last.result, self._sharding(spec), ip=after
+                        )
+                    result.replace_all_uses_except(last.result, first.operation)
 
     def move_regions(
         self,
@@ -287,13 +296,18 @@ class ShardyWriter:
                 stablehlo.return_([stablehlo.add(*block.arguments)])
         return reduce.operation
 
-    def constrain(self, operation: Any, index: int, spec: Spec) -> Any:
-        """Inserts a constraint for operand ``index`` before ``operation``; returns its result."""
+    def constrain(self, operation: Any, index: int, specs: Iterable[Spec]) -> Any:
+        """Inserts constraints for operand ``index`` before ``operation``; returns the last result.
+
+        ``specs`` are the shardings on the way from that of the operand to the last one.
+        """
+        value = operation.operands[index]
         with self._context, operation.location:
-            constraint = sdy.ShardingConstraintOp(
-                operation.operands[index], self._sharding(spec), ip=ir.InsertionPoint(operation)
-            )
-        return constraint.result
+            for spec in specs:
+                value = sdy.ShardingConstraintOp(
+                    value, self._sharding(spec), ip=ir.InsertionPoint(operation)
+                ).result
+        return value
 
     def guard(self, operation: Any, index: int, spec: Spec) -> None:
         """Inserts an optimization barrier for operand ``index``, which is sharded by ``spec``."""
