@@ -159,6 +159,21 @@ def test_resharded_uses_are_constrained_once() -> None:
     }
 
 
+def test_axes_in_another_order_are_reached_step_by_step() -> None:
+    """XLA would gather the whole value: it cannot scatter along an axis that becomes the major one."""
+    program = toast.analyze(jnp.dot, f32(32, 64), f32(64, 16)).program
+    (x, w), result = program.argument_values, program.result_values[0]
+    computed, stored = (("b",), ()), (("m", "b"), ())
+    values = {x: (("b",), ("m",)), w: (("m",), ()), result: stored}
+    shardings = Shardings(Mesh.parse("b=4,m=2"), values, {}, (stored,), {result: computed})
+    text = str(annotate(program, shardings))
+    assert text.index('[{"b", "m"}, {}]') < text.index('[{"m", "b"}, {}]', text.index("dot_general"))
+    check = verify(program, shardings)
+    assert check.equal
+    assert "all_gather" not in kinds(check.collectives)
+    assert "collective_permute" in kinds(check.collectives)
+
+
 def test_pytrees_keywords_and_donation() -> None:
     def step(
         params: dict[str, jax.Array], *, batch: tuple[jax.Array, jax.Array]

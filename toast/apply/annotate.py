@@ -4,7 +4,8 @@ The sharding of every op result is closed, so that propagation changes nothing. 
 ``sdy.sharding_constraint`` states the sharding in which the value is stored, because XLA does not
 keep other shardings inside a function.  It equals the sharding in which the op computes the value,
 except for partial sums that are scattered.  Before a use with another sharding is a further
-constraint; uses with equal shardings share it.
+constraint; uses with equal shardings share it.  Where the axes of a dimension change their order,
+there is a constraint for each step of the reshard.
 
 Manual regions (``jax.shard_map``) are moved to the plan's mesh.  The shardings of their operands
 and results have the axes of the region first.  Inside, shardings have the other axes only.
