@@ -167,7 +167,9 @@ def test_axes_in_another_order_are_reached_step_by_step() -> None:
     values = {x: (("b",), ("m",)), w: (("m",), ()), result: stored}
     shardings = Shardings(Mesh.parse("b=4,m=2"), values, {}, (stored,), {result: computed})
     text = str(annotate(program, shardings))
-    assert text.index('[{"b", "m"}, {}]') < text.index('[{"m", "b"}, {}]', text.index("dot_general"))
+    assert text.index('[{"b", "m"}, {}]') < text.index(
+        '[{"m", "b"}, {}]', text.index("dot_general")
+    )
     check = verify(program, shardings)
     assert check.equal
     assert "all_gather" not in kinds(check.collectives)

@@ -198,9 +198,7 @@ class ShardyWriter:
                         result, self._sharding(way[0]), ip=after
                     )
                     for spec in way[1:]:
-                        last = sdy.ShardingConstraintOp(
-                            last.result, self._sharding(spec), ip=after
-                        )
+                        last = sdy.ShardingConstraintOp(last.result, self._sharding(spec), ip=after)
                     result.replace_all_uses_except(last.result, first.operation)
 
     def move_regions(
