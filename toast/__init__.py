@@ -2,7 +2,7 @@
 
 >>> import toast
 >>> print(*sorted(name for name in toast.__all__ if name.islower()))
-accumulate analyze apply_plan checkpoint diff jit plan replicate shard split
+accumulate analyze apply_plan checkpoint diff fit jit plan replicate shard split
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from toast.analysis import Analysis
     from toast.api import analyze, apply_plan, plan
     from toast.errors import ToastError
+    from toast.fitting import Fit, fit
     from toast.frontend.checkpoints import checkpoint
     from toast.frontend.microbatches import accumulate
     from toast.frontend.mlir.annotations import replicate, shard, split
@@ -33,6 +34,7 @@ __all__ = [
     "Applied",
     "Constraints",
     "Difference",
+    "Fit",
     "Hardware",
     "MemoryPolicy",
     "Mesh",
@@ -45,6 +47,7 @@ __all__ = [
     "apply_plan",
     "checkpoint",
     "diff",
+    "fit",
     "jit",
     "plan",
     "replicate",
@@ -82,6 +85,10 @@ lazy.package(
             "apply_plan",
             "plan",
         ),
+        "fitting": (
+            "Fit",
+            "fit",
+        ),
         "planned_function": (
             "PlannedFunction",
             "jit",
@@ -113,6 +120,7 @@ records.provide({
     "Plan.explain_collective": "toast.explain.collective_causes:explain_collective",
     "Plan.explain_annotations": "toast.explain.annotated_values:explain_annotations",
     "Plan.why_not": "toast.explain.alternatives:why_not",
+    "Fit.__str__": "toast.report.fit_tables:fit_as_text",
 })  # fmt: skip
 
 # The last registered frontend is asked first, so the JAX frontend is asked last.  The frontend of

@@ -381,7 +381,7 @@ def plan(
         analysis = target
     else:
         analysis = analyze(
-            target, *arguments, donate=donate, platform=_platform_of(platform, machine),
+            target, *arguments, donate=donate, platform=platform_of(platform, machine),
             trip_counts=trip_counts, rules=rules, progress=progress, cache=cache,
             lowering=lowering, remat=remat, microbatches=microbatches, **keywords,
         )  # fmt: skip
@@ -573,7 +573,7 @@ def apply_plan(
             remat = saved.memory.policy if remat is None else remat
             microbatches = saved.memory.microbatches if microbatches is None else microbatches
         analysis = analyze(
-            target, *arguments, donate=donate, platform=_platform_of(platform, machine),
+            target, *arguments, donate=donate, platform=platform_of(platform, machine),
             trip_counts=trip_counts, rules=rules, progress=progress, remat=remat,
             microbatches=microbatches, **keywords,
         )  # fmt: skip
@@ -595,7 +595,7 @@ def machine_of_plan(plan: str | pathlib.Path) -> Hardware:
     return provenance.machine_of(read(plan))
 
 
-def _platform_of(platform: Any, machine: Hardware) -> Any:
+def platform_of(platform: Any, machine: Hardware) -> Any:
     """The user's platform, or that of the hardware."""
     return ports.HardwarePlatform.of(machine) if platform is None else platform
 

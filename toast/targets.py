@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import os
 import pathlib
 import re
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 #: The largest values of sizes that multiply the number of ops.
 _LARGEST_SIZES = {"layers": 1000, "experts": 10_000}
 
-_SHAPE = re.compile(r"([a-z]\w*)\[([\d,\s]*)\]")
+_SHAPE = re.compile(r"([a-z]\w*)\[([\w,\s]*)\]")
+_SIZE_NAME = re.compile(r"[a-zA-Z_]\w*")
 
 #: The names of ``toast.models.ZOO``, which imports JAX; a test checks that they are equal.
 MODEL_NAMES = (
@@ -61,8 +63,10 @@ def load(
     """The program of a TARGET.
 
     :param target: a model's name, the path of a file, or ``module:function``.
-    :param options: options of a model: ``layers``, ``batch``, ``step`` and so on.
-    :param shapes: the example arguments of a ``module:function``, such as ``f32[8,4]``.
+    :param options: options of a model: ``layers``, ``batch``, ``step`` and so on; or sizes of a
+        ``module:function``, which ``shapes`` or its parameters name.
+    :param shapes: the example arguments of a ``module:function``, such as ``f32[8,4]`` or
+        ``f32[batch,4]``.
     :param small: whether to load the small form of a model.
     :param module: whether the program needs its MLIR module, for running or annotating it.
         Otherwise the program of a model or a StableHLO file may come from the cache
@@ -98,6 +102,11 @@ def _option(name: str) -> str:
     from toast.plan.origin import SIZES
 
     return f"--{name}" if name in SIZES else f"--set {name}"
+
+
+def _gap(name: str) -> str:
+    """What stands between an option of a model and its value."""
+    return "=" if _option(name).startswith("--set") else " "
 
 
 def is_stablehlo(target: str) -> bool:
@@ -163,9 +172,9 @@ def _lowered(
     is_file = target not in MODEL_NAMES and (ports.reads(path) or os.path.exists(path))
     if not is_file and (target in MODEL_NAMES or ":" not in target):
         return _from_zoo(target, chosen, shapes, small, donate, tracing)
-    if chosen:
+    if is_file and chosen:
         raise TargetError(
-            f"{_option(next(iter(chosen)))} is for models, and {target} is not a model; remove it"
+            f"{_option(next(iter(chosen)))} is for models, and {target} is a file; remove it"
         )
     if is_file and shapes:
         raise TargetError(
@@ -190,7 +199,7 @@ def _lowered(
         )
     if is_file:  # which may need no JAX
         return ports.frontend_of(path).program(path)
-    return _from_module(target, shapes, donate, tracing)
+    return _from_module(target, chosen, shapes, donate, tracing)
 
 
 def _from_zoo(
@@ -316,7 +325,11 @@ def _failed(target: str, what: str, error: BaseException) -> TargetError:
 
 
 def _from_module(
-    target: str, shapes: Sequence[str], donate: Sequence[int], tracing: _Tracing
+    target: str,
+    chosen: Mapping[str, int | str],
+    shapes: Sequence[str],
+    donate: Sequence[int],
+    tracing: _Tracing,
 ) -> Program:
     with importing_jax():
         from toast import api
@@ -330,18 +343,41 @@ def _from_module(
                 f"{'--arg' if shapes else '--donate'}: {target} is traced already; remove it"
             )
         tracing.check_untraced(target)
+        _check_unused(chosen, target, "is traced already")
         return api.program_of(value, **tracing.options)
-    arguments = [parse_shape(text) for text in shapes]
+    arguments = _arguments(shapes, chosen)
     if isinstance(value, Model):
         if arguments:
             raise TargetError(f"--arg: {target} is a Model, which has its own arguments; remove it")
+        _check_unused(chosen, target, "is a Model, which has its own sizes")
         return api.program_of(_donating(value, donate), **tracing.options)
     if not callable(value):
         raise TargetError(f"{target}: is neither a function nor a toast.models.Model")
     if arguments:
         return api.program_of(value, *arguments, donate=donate, **tracing.options)
+    model = _called(target, value, chosen)
+    return api.program_of(_donating(model, donate), **tracing.options)
+
+
+def _check_unused(chosen: Mapping[str, int | str], target: str, reason: str) -> None:
+    """Refuses sizes for a target that has none."""
+    for name in chosen:
+        raise TargetError(f"{_option(name)}: {target} {reason}; remove it")
+
+
+def _called(target: str, function: Callable[..., Any], chosen: Mapping[str, int | str]) -> Any:
+    """The model that a function of sizes returns."""
+    from toast.models import Model
+
+    known = _parameters(function)
+    for name in chosen:
+        if name not in known:
+            raise TargetError(
+                f"{_option(name)}: {target} has no parameter {name}, and no --arg has a dimension "
+                f"of that name; write for example --arg f32[{name},4]"
+            )
     try:
-        model = value()
+        model = function(**chosen)
     except TypeError as error:
         raise TargetError(
             f"{target}: needs example arguments: pass --arg f32[8,4] once per argument, or use "
@@ -352,22 +388,95 @@ def _from_module(
     except BaseException as error:
         raise _failed(target, "calling it", error) from error
     if isinstance(model, Model):
-        return api.program_of(_donating(model, donate), **tracing.options)
+        return model
     raise TargetError(
         f"{target}: called without arguments it returned {type(model).__name__}, not a "
         "toast.models.Model; pass --arg f32[8,4] once per argument"
     )
 
 
-def parse_shape(text: str) -> Any:
-    """``f32[8,4]`` or ``float32[8,4]`` as a ``jax.ShapeDtypeStruct``."""
+def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """The parameters that a function takes by name, with their defaults."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {p.name: p.default for p in parameters if p.kind in named}
+
+
+def sizes_of(
+    target: str, options: Mapping[str, int | str | None], shapes: Sequence[str] = ()
+) -> dict[str, int]:
+    """The sizes of a TARGET that its options can change, with their values.
+
+    Those of a model of the zoo, of the parameters of a ``module:function`` that returns a model, or
+    those that the shapes of its arguments name; empty for a file.  Parameters are as for
+    :func:`load`.
+
+    :raises toast.errors.TargetError: if the target cannot be loaded, or a size has no value.
+    """
+    chosen = {key: value for key, value in options.items() if value is not None}
+    if target in MODEL_NAMES:
+        with importing_jax():
+            from toast.models import ZOO, build
+        model = build(target, **chosen)
+        return {name: n for name, n in model.sizes.items() if name in ZOO[target].options}
+    if ":" not in target or os.path.exists(target):
+        return {}
+    if shapes:
+        _arguments(shapes, chosen)  # raises errors
+        return {name: size for name, size in chosen.items() if isinstance(size, int)}
+    value = _imported(target)
+    if not callable(value):
+        return {}
+    sizes = {**_parameters(value), **chosen}
+    return {name: n for name, n in sizes.items() if isinstance(n, int) and type(n) is not bool}
+
+
+def _arguments(shapes: Sequence[str], sizes: Mapping[str, int | str]) -> list[Any]:
+    """The example arguments that shapes describe; ``sizes`` has those that they name."""
+    used = {name for text in shapes for name in _names(text)}
+    for name in sizes if shapes else ():
+        if name not in used:
+            raise TargetError(
+                f"{_option(name)}: no --arg has a dimension of that name; write for example --arg "
+                f"f32[{name},4]"
+            )
+    return [parse_shape(text, sizes) for text in shapes]
+
+
+def _names(text: str) -> list[str]:
+    """The named dimensions of a shape."""
+    _, _, inside = text.strip().removesuffix("]").partition("[")
+    return [part.strip() for part in inside.split(",") if _SIZE_NAME.fullmatch(part.strip())]
+
+
+def parse_shape(text: str, sizes: Mapping[str, int | str] | None = None) -> Any:
+    """``f32[8,4]`` or ``float32[batch,4]`` as a ``jax.ShapeDtypeStruct``.
+
+    ``sizes`` has the values of names.  Raises :class:`toast.errors.TargetError` for other texts.
+    """
     import jax
     import numpy as np
 
     shape_text = _SHAPE.fullmatch(text.strip())
     if shape_text is None:
         raise TargetError(f"--arg {text}: not a shape; write for example f32[256,32]")
-    name, sizes = shape_text.groups()
+    name, parts = shape_text.groups()
+
+    def dimension(size: str) -> int:
+        if size.isdecimal():
+            return int(size)
+        if not _SIZE_NAME.fullmatch(size):
+            raise TargetError(f"--arg {text}: not a shape; write for example f32[256,32]")
+        value = (sizes or {}).get(size)
+        if value is None:
+            raise TargetError(f"--arg {text}: {size} has no value; add {_option(size)}{_gap(size)}8")
+        if not isinstance(value, int) or value < 1:
+            raise TargetError(f"{_option(size)}{_gap(size)}{value}: use a whole number from 1")
+        return value
+
     try:
         dtype = jax.numpy.dtype(_DTYPES.get(name, name))
     except TypeError:
@@ -380,5 +489,5 @@ def parse_shape(text: str) -> Any:
             f"--arg {text}: JAX computes in {used} unless JAX_ENABLE_X64=1 is set",
             ArgumentWarning, stacklevel=2,
         )  # fmt: skip
-    shape = tuple(int(size) for size in sizes.split(",") if size.strip())
+    shape = tuple(dimension(size.strip()) for size in parts.split(",") if size.strip())
     return jax.ShapeDtypeStruct(shape, np.dtype(dtype))

@@ -69,7 +69,9 @@ HardwareOption = Annotated[
 ArgOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--arg", help="Type of an argument of module:function, such as f32[8,4]; repeatable."
+        "--arg",
+        help="Type of an argument of module:function, such as f32[8,4], or f32[batch,4] with "
+        "--batch 8; repeatable.",
     ),
 ]
 DonateOption = Annotated[
@@ -176,6 +178,14 @@ SafetyOption = Annotated[
         "--safety",
         help="Odds with which XLA's memory must be within the limit, such as 0.95. Default: the "
         "predicted peak must be.",
+    ),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit with code 1 if the plan does not fit, with the odds of --safety if they are set.",
+        show_default=False,
     ),
 ]
 TimeoutOption = Annotated[

@@ -17,6 +17,7 @@ from toast.cli.common import (
     ReportOption,
     Source,
     SourcesOption,
+    StrictOption,
     command,
     console,
     group,
@@ -134,6 +135,7 @@ def apply(
             help="Odds with which XLA's memory must be within the limit; default: the plan's.",
         ),
     ] = None,
+    strict: StrictOption = False,
     json_file: JsonOption = None,
     output: OutputOption = None,
     html: ReportOption = None,
@@ -189,7 +191,7 @@ def apply(
     write_all(texts, PlanError)
     warn([*report.missing_rules(analysis), *applied.notes])
     console().print(report.applied_tables(applied))
-    if not result.fits:
+    if strict and not result.fits:
         raise typer.Exit(1)
 
 

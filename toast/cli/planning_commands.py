@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import json
 import pathlib
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ from toast.cli.common import (
     SeedOption,
     Source,
     SourcesOption,
+    StrictOption,
     TimeoutOption,
     UnevenOption,
     command,
@@ -156,6 +157,16 @@ def plan(
         pathlib.Path | None,
         typer.Option("--start", help="Start the search from the plan in this JSON file."),
     ] = None,
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            "--fit",
+            metavar="SIZE",
+            help="Find the largest batch, sequence or other size of TARGET that fits, or the fewest "
+            "devices (devices), and print a table of plans with their speed, best first.",
+        ),
+    ] = None,
+    strict: StrictOption = False,
     json_file: JsonOption = None,
     output: OutputOption = None,
     html: ReportOption = None,
@@ -163,9 +174,11 @@ def plan(
 ) -> None:
     """Find the best sharding of TARGET on a mesh and explain it.
 
-    With --devices instead of --mesh, find the best mesh as well.
+    With --devices instead of --mesh, find the best mesh as well. If the plan does not fit, the last
+    table says what it takes. With --fit, find out which sizes fit.
     """
     from toast import api, inputs, report
+    from toast.cli import fit_option
     from toast.errors import PlanError
     from toast.files import check_writable, write_all
     from toast.hardware import load
@@ -173,8 +186,35 @@ def plan(
     from toast.search import Settings
 
     machine = load(hardware)
+    settings = Settings(seed=seed, budget=budget, restarts=restarts, processes=processes)
+    options: dict[str, Any] = {
+        "safety": inputs.safety_of(safety), "overlap": overlap.value,
+        "constraints": _constraints(pin, forbid, fix, keep_constraints),
+        "resolution": resolution.value, "uneven": uneven,
+    }  # fmt: skip
+    words = fit_option.option_words({
+        "--hardware": hardware, "--memory": memory, "--safety": safety, "--seed": seed or None,
+        "--overlap": None if overlap is OverlapChoice.partial else overlap.value,
+        "--pin": pin, "--forbid": forbid, "--fix": fix, "--keep-constraints": keep_constraints,
+        "--resolution": None if resolution is ResolutionChoice.compatible else resolution.value,
+        "--uneven": uneven, "--lowering": None if lowering is Partitioner.xla else lowering.value,
+        "--restarts": None if restarts == 1 else restarts,
+    })  # fmt: skip
+    sizing = fit_option.Sizing(source, machine, lowering.value, settings, options, words)
+    memory_bytes = None if memory is None else memory * 2**30
+    if fit is not None:
+        fit_option.check_single(start=start, output=output, report=html)
+        check_writable((json_file,), PlanError)
+        answer = sizing.answer(fit, mesh, devices, memory_bytes)
+        if json_file:
+            write_all({json_file: json.dumps(answer.to_dict(), indent=2) + "\n"}, PlanError)
+        console().print(report.fit_tables(answer))
+        if answer.stopped == "interrupt":
+            raise KeyboardInterrupt
+        if strict and not answer.fits:
+            raise typer.Exit(1)
+        return
     inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
-    inputs.safety_of(safety)
     check_writable((json_file, output, html), PlanError)
     begin = start
 
@@ -190,15 +230,11 @@ def plan(
             mesh=mesh,
             devices=devices,
             hardware=machine,
-            memory_bytes=None if memory is None else memory * 2**30,
-            safety=safety,
-            overlap=overlap.value,
-            constraints=_constraints(pin, forbid, fix, keep_constraints),
-            resolution=resolution.value,
-            uneven=uneven,
+            memory_bytes=memory_bytes,
             start=start or begin,
-            settings=Settings(seed=seed, budget=budget, restarts=restarts, processes=processes),
+            settings=settings,
             progress=show,
+            **options,
         )
         return dataclasses.replace(result, origin=chosen.origin(hardware))
 
@@ -217,9 +253,11 @@ def plan(
     if html:
         texts[html] = report.html_text(result, sources=sources)
     write_all(texts, PlanError)
-    console().print(report.plan_tables(result))
+    console().print(report.plan_tables(result, remedies=False))
     if not result.fits:
-        raise typer.Exit(1)
+        console().print(report.remedy_tables(sizing.remedies(result, mesh, devices)))
+        if strict:
+            raise typer.Exit(1)
 
 
 @command(app)

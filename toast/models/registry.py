@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from toast import ports
 from toast.errors import TargetError
+from toast.inputs import is_whole
 from toast.models.parameters import count
 from toast.program import Program
 
@@ -31,6 +32,8 @@ class Model:
     donate: tuple[int, ...] = ()
     #: Positions of arguments with parameters.
     learned: tuple[int, ...] = (0,)
+    #: The sizes that it was built with, such as ``batch`` and ``sequence``.
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def parameter_count(self) -> int:
@@ -92,7 +95,9 @@ def builder(model: Callable[[Any, str], Model], config: Any, name: str) -> Calla
             if current is not None and isinstance(value, str) != isinstance(current, str):
                 word = "text" if isinstance(current, str) else "number"
                 raise TargetError(f"{option} {value!r}: expected a {word}")
-        return model(dataclasses.replace(config, **options), name)
+        chosen = dataclasses.replace(config, **options)
+        sizes = {name: size for name, size in vars(chosen).items() if is_whole(size)}
+        return dataclasses.replace(model(chosen, name), sizes=sizes)
 
     return build
 

@@ -33,7 +33,7 @@ def mlp(batch: int = 256, width: int = 32, hidden: int = 64, out: int = 16) -> M
 
     shapes = ((batch, width), (width, hidden), (hidden, out))
     arguments = tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
-    return Model("mlp", function, arguments, learned=(1, 2))
+    return Model("mlp", function, arguments, learned=(1, 2), sizes={"batch": batch})
 
 
 def attention(sequence: int = 128, width: int = 32, key: int = 64, value: int = 16) -> Model:
@@ -45,7 +45,8 @@ def attention(sequence: int = 128, width: int = 32, key: int = 64, value: int = 
 
     shapes = ((sequence, width), (width, key), (width, key), (width, value))
     arguments = tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
-    return Model("attention", function, arguments, learned=(1, 2, 3))
+    sizes = {"sequence": sequence}
+    return Model("attention", function, arguments, learned=(1, 2, 3), sizes=sizes)
 
 
 ZOO: Mapping[str, Entry] = {

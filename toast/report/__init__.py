@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         conflict_text,
         resolution_tables,
     )
+    from toast.report.fit_tables import fit_tables, remedy_tables
     from toast.report.html import comparison_html, html_text, write_html
     from toast.report.lists import (
         answer_table,
@@ -62,6 +63,7 @@ __all__ = [
     "conflict_list",
     "conflict_text",
     "difference_tables",
+    "fit_tables",
     "hardware_list",
     "hardware_tables",
     "html_text",
@@ -72,6 +74,7 @@ __all__ = [
     "predicate_list",
     "product_calibration_table",
     "proof_table",
+    "remedy_tables",
     "resolution_tables",
     "rule_list",
     "verification_table",
@@ -118,6 +121,10 @@ lazy.package(
             "conflict_list",
             "conflict_text",
             "resolution_tables",
+        ),
+        "fit_tables": (
+            "fit_tables",
+            "remedy_tables",
         ),
         "html": (
             "comparison_html",

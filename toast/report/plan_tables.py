@@ -21,7 +21,7 @@ from toast.plan import (
     spec_text,
 )
 from toast.plan.labels import folded, shown_labels
-from toast.report.summaries import misfit
+from toast.report.summaries import misfit, what_it_takes
 from toast.report.titled_tables import MOST_ROWS, add_rest, titled_table
 from toast.text_tables import TextTable
 from toast.units import listed, size_text, time_text
@@ -182,7 +182,7 @@ def applied_tables(applied: Applied) -> RenderableType:
         table.add_row(what, _number(first, unit), _number(second, unit), _change(first, second))
     before = fit_text(was.peak_bytes <= saved.memory_bytes, was.fit_probability)
     table.add_row("limit", before, fit_text(plan.fits, now.fit_probability), "")
-    parts.append(table)
+    parts += [table, *what_it_takes(plan)]
     return Group(*parts)
 
 

@@ -12,9 +12,10 @@ from rich.text import Text
 from toast.analysis import Analysis
 from toast.cost import Interval
 from toast.cost.error_bars import ODDS, SURE
-from toast.hardware import Hardware, Mesh, load, names
+from toast.hardware import Hardware, Mesh
 from toast.plan import Plan, fit_text, kernel_notes, loop_notes, odds_text, place_of, spec_text
 from toast.plan.labels import shown_labels
+from toast.report.fit_tables import remedy_tables
 from toast.report.memory import peak_groups
 from toast.report.suggested_rules import suggested_rule
 from toast.text_tables import TextTable
@@ -59,8 +60,11 @@ def analysis_table(analysis: Analysis) -> RenderableType:
     return Group(table, _stages(analysis.seconds))
 
 
-def plan_tables(plan: Plan) -> RenderableType:
-    """The output of ``toast plan``: arguments, actions, predictions, collectives, stage times."""
+def plan_tables(plan: Plan, *, remedies: bool = True) -> RenderableType:
+    """The output of ``toast plan``: arguments, actions, predictions, collectives, stage times.
+
+    If the plan does not fit, what it takes is the last table, unless ``remedies`` is false.
+    """
     program = plan.analysis.program
     title = Text(
         f"Plan for {program.name} on mesh {plan.mesh} of {plan.hardware.name} "
@@ -79,46 +83,35 @@ def plan_tables(plan: Plan) -> RenderableType:
         *([_meshes(plan)] if plan.meshes else []),
         Text(f"{how}, cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"),
         *(Text(f"Note: {note}") for note in notes),
-        _stages(plan.seconds),
+        _stages(plan.seconds), *(what_it_takes(plan) if remedies else []),
     )  # fmt: skip
 
 
-#: Maximum number of devices with more memory in the remedies.
-_NAMED_DEVICES = 3
-
-
 def misfit(plan: Plan) -> list[Text]:
-    """A message with remedies if the plan does not fit; otherwise empty."""
+    """A message if the plan does not fit; otherwise empty.
+
+    What it takes to fit is the last table of a plan (:func:`toast.report.remedy_tables`).
+    """
     if plan.fits:
         return []
     peak, limit = plan.needed_bytes(plan.after), plan.memory_bytes
-    devices = plan.mesh.devices * 2 ** math.ceil(math.log2(max(peak / max(limit, 1.0), 1.0)))
-    remedies = []
-    if devices <= plan.hardware.max_devices:
-        remedies.append(f"a larger mesh, such as --devices {max(devices, 2 * plan.mesh.devices)}")
-    for reshard in plan.step_reshards:
-        tree = reshard.tree
-        option = f": --donate {tree.position}" if tree.position >= 0 else ""
-        remedies.append(f"donation of {tree.argument}, which the step returns{option}")
-    larger = sorted((device.memory_limit_bytes, device.name) for device in map(load, names()))
-    named = [f"{name} ({size_text(size)})" for size, name in larger if size >= peak]
-    if named:
-        remedies.append(f"--hardware with more memory: {', '.join(named[:_NAMED_DEVICES])}")
-    if plan.policy is None:
-        remedies.append(
-            "recomputation, offload and microbatches, for a model or a function: --remat auto"
-        )
-    remedies.append("a smaller batch or a shorter sequence")
     if plan.after.peak_bytes <= limit:
-        message = f"{plan.unsafe_text[0].upper()}{plan.unsafe_text[1:]}. Remedies:"
+        message = f"{plan.unsafe_text[0].upper()}{plan.unsafe_text[1:]}"
     else:
         message = (
             f"Does not fit: the plan needs {size_text(peak)} per device, {size_text(peak - limit)} "
-            f"more than the limit of {size_text(limit)}. Remedies:"
+            f"more than the limit of {size_text(limit)}"
         )
-    return [
-        Text(message, style="bold red"), *(Text(f"  * {remedy}") for remedy in remedies), Text(),
-    ]  # fmt: skip
+    return [Text(f"{message}; what it takes is at the end", style="bold red"), Text()]
+
+
+def what_it_takes(plan: Plan) -> list[RenderableType]:
+    """What a plan that does not fit needs, without further plans; otherwise empty."""
+    if plan.fits:
+        return []
+    from toast.fitting import remedies_for  # which makes plans, and so imports JAX
+
+    return [remedy_tables(remedies_for(plan))]
 
 
 def plan_cost_before(plan: Plan) -> float:

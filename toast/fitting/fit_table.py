@@ -1,0 +1,261 @@
+"""What fits: rows of sizes, policies and meshes with their prices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from toast import lazy
+from toast.hardware import Mesh
+from toast.plan import Plan
+from toast.records import Record, late
+from toast.units import size_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = lazy.module("pandas")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanRequest:
+    """What to plan: sizes, microbatches, a policy, and a mesh or a number of devices."""
+
+    #: Sizes of the target by name, such as ``("batch", 32)``.
+    sizes: tuple[tuple[str, int], ...] = ()
+    #: ``None`` for the program's own number.
+    microbatches: int | None = None
+    mesh: Mesh | None = None
+    devices: int | None = None
+    #: The memory policy, ``auto``, or empty for the program's own recomputation.
+    remat: str = ""
+
+    @property
+    def label(self) -> str:
+        """The request in words: ``batch 32, 2 microbatches``."""
+        parts = [f"{name} {size}" for name, size in self.sizes]
+        parts += [f"{self.devices} devices"] if self.devices else []
+        parts += [f"{self.microbatches} microbatches"] if (self.microbatches or 1) > 1 else []
+        return ", ".join(parts)
+
+    def with_size(self, name: str, value: int) -> PlanRequest:
+        """The request with another size, or another number of devices."""
+        if name == "devices":
+            return dataclasses.replace(self, devices=value, mesh=None)
+        sizes = {**dict(self.sizes), name: value}
+        return dataclasses.replace(self, sizes=tuple(sizes.items()))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options of the policy, of the microbatches and of the mesh on the command line."""
+        words = ["--mesh", str(self.mesh)] if self.mesh else []
+        words += ["--devices", str(self.devices)] if self.devices and not self.mesh else []
+        words += ["--remat", self.remat] if self.remat else []
+        words += ["--microbatches", str(self.microbatches)] if self.microbatches else []
+        return tuple(words)
+
+
+@dataclasses.dataclass(frozen=True)
+class FitRow:
+    """A plan of the table."""
+
+    sizes: tuple[tuple[str, int], ...]
+    microbatches: int
+    #: The name of the memory policy, ``own`` for one that was chosen by name of residual, or empty.
+    remat: str
+    #: The policy as text, which ``--remat`` takes; empty for the program's own recomputation.
+    policy: str
+    mesh: Mesh
+    step_seconds: float
+    #: The predicted peak of a device, and the odds that XLA's is within the limit.
+    peak_bytes: float
+    fit_probability: float | None
+    fits: bool
+    #: Tokens, rows or steps per second of the whole mesh (:attr:`Fit.unit`).
+    rate: float
+    #: The command that makes this plan; empty in Python.
+    command: str = ""
+    #: What was asked for.
+    request: PlanRequest = dataclasses.field(
+        default_factory=PlanRequest, compare=False, repr=False, kw_only=True
+    )
+    #: The plan itself.
+    plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False, kw_only=True)
+
+    @staticmethod
+    def of(plan: Plan, request: PlanRequest, work: float) -> FitRow:
+        """The row of a plan whose step does ``work``, such as its number of tokens."""
+        label = ""
+        if plan.policy is not None:
+            label = plan.policy.preset or "own"
+        return FitRow(
+            sizes=request.sizes,
+            microbatches=plan.microbatches,
+            remat=label,
+            policy="" if plan.policy is None else plan.policy.preset or str(plan.policy),
+            mesh=plan.mesh,
+            step_seconds=plan.after.step_seconds,
+            peak_bytes=plan.after.peak_bytes,
+            fit_probability=plan.after.fit_probability,
+            fits=plan.fits,
+            rate=work / plan.after.step_seconds,
+            request=dataclasses.replace(
+                request, mesh=plan.mesh, devices=None, microbatches=request.microbatches
+            ),
+            plan=plan,
+        )
+
+    @property
+    def devices(self) -> int:
+        """The devices of the mesh."""
+        return self.mesh.devices
+
+    def value(self, name: str) -> int:
+        """A size, or the number of devices."""
+        return self.devices if name == "devices" else dict(self.sizes)[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The row as plain data, for JSON."""
+        data = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self) if field.name not in ("request", "plan")
+        }  # fmt: skip
+        return {
+            **data, "sizes": dict(self.sizes), "mesh": str(self.mesh), "devices": self.devices
+        }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedy:
+    """A change with which a plan would fit."""
+
+    #: The options of the command line that make the change: ``--remat auto``.
+    change: str
+    #: What it does, in words.
+    text: str
+    #: ``planned`` if a plan was made and fits, ``priced`` if it follows from prices.
+    source: str
+    peak_bytes: float | None = None
+    step_seconds: float | None = None
+    #: The whole command.
+    command: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The remedy as plain data, for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit(Record):
+    """The answer to a question such as "what is the largest batch that fits?".
+
+    ``str()`` is a table of 80 columns, :meth:`frame` a DataFrame.
+    """
+
+    #: The name of the program, of the size that was looked for, and of the hardware.
+    program: str
+    find: str
+    hardware: str
+    memory_bytes: float
+    safety: float | None
+    #: What :attr:`FitRow.rate` counts: ``tokens``, ``rows`` or ``steps``.
+    unit: str
+    #: The plans that fit, most work per second first.
+    rows: tuple[FitRow, ...]
+    #: If nothing fits, the plan with the smallest peak.
+    nearest: FitRow | None = None
+    #: Notes, one per line.
+    note: str = ""
+    #: Why the search ended early: ``budget``, ``interrupt``, or empty.
+    stopped: str = ""
+    #: The number of plans that were computed, and their seconds.
+    plans: int = 0
+    seconds: float = dataclasses.field(default=0.0, compare=False)
+
+    def __repr__(self) -> str:
+        if self.largest is None:
+            return f"<Fit of {self.program}: no {self.find} fits>"
+        return (
+            f"<Fit of {self.program}: {self.find} {self.largest.value(self.find)}, "
+            f"{len(self.rows)} plans>"
+        )
+
+    @late
+    def __str__(self) -> str:
+        """The answer and its table, at most 80 columns wide."""
+        raise NotImplementedError
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything fits."""
+        return bool(self.rows)
+
+    @property
+    def best(self) -> FitRow | None:
+        """The row with most work per second; ``None`` if nothing fits."""
+        return self.rows[0] if self.rows else None
+
+    @property
+    def largest(self) -> FitRow | None:
+        """The row with the largest size or the fewest devices, of these the fastest."""
+        sign = 1 if self.find == "devices" else -1
+        rows = sorted(self.rows, key=lambda row: (sign * row.value(self.find), -row.rate))
+        return rows[0] if rows else None
+
+    @property
+    def value(self) -> int | None:
+        """The largest size that fits, or the fewest devices; ``None`` if nothing does."""
+        return self.largest.value(self.find) if self.largest else None
+
+    def frame(self) -> pd.DataFrame:
+        """A DataFrame with one row per plan, best first.
+
+        Columns: the sizes, ``microbatches``, ``remat``, ``mesh``, ``devices``, ``step_seconds``,
+        ``peak_bytes``, ``fit_probability``, and the rate (``tokens_per_s``).
+        """
+        names = list(dict.fromkeys(name for row in self.rows for name, _ in row.sizes))
+        columns = [
+            "microbatches", "remat", "mesh", "devices", "step_seconds", "peak_bytes",
+            "fit_probability",
+        ]  # fmt: skip
+        return pd.DataFrame(
+            [
+                {
+                    **dict(row.sizes),
+                    **{column: getattr(row, column) for column in columns},
+                    "mesh": str(row.mesh),
+                    f"{self.unit}_per_s": row.rate,
+                }
+                for row in self.rows
+            ],
+            columns=[*names, *columns, f"{self.unit}_per_s"],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer as plain data, for JSON."""
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            "version": 1,
+            **data,
+            "value": self.value,
+            "rows": [row.to_dict() for row in self.rows],
+            "nearest": self.nearest and self.nearest.to_dict(),
+        }
+
+
+def nearest_text(row: FitRow, limit: float) -> str:
+    """What the plan with the smallest need lacks."""
+    where = [f"{name} {size}" for name, size in row.sizes]
+    where += [f"{row.devices} devices"] if row.devices > 1 else ["1 device"]
+    if row.microbatches > 1:
+        where.append(f"{row.microbatches} microbatches")
+    return (
+        f"the smallest need found is {size_text(row.peak_bytes)} per device ({', '.join(where)}), "
+        f"and the limit is {size_text(limit)}"
+    )
+
+
+def better(rate: float, than: float, share: float) -> bool:
+    """Whether a rate is better by more than a share."""
+    return rate > than * (1.0 + share) if math.isfinite(than) else True
