@@ -198,9 +198,15 @@ class Fit(Record):
 
     @property
     def largest(self) -> FitRow | None:
-        """The row with the largest size or the fewest devices, of these the fastest."""
+        """The row with the largest size or the fewest devices, of these the fastest.
+
+        Larger batches always fit in more microbatches.  So the largest batch is that of the rows
+        with fewest.
+        """
         sign = 1 if self.find == "devices" else -1
-        rows = sorted(self.rows, key=lambda row: (sign * row.value(self.find), -row.rate))
+        fewest = min((row.microbatches for row in self.rows), default=1)
+        own = [row for row in self.rows if self.find != "batch" or row.microbatches == fewest]
+        rows = sorted(own, key=lambda row: (sign * row.value(self.find), -row.rate))
         return rows[0] if rows else None
 
     @property

@@ -12,12 +12,12 @@ import inspect
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toast import api, inputs
-from toast.analysis import Analysis, analyzed, lowering_of
-from toast.errors import MeshError, SearchError, TargetError, ToastError
+from toast.analysis import Analysis, lowering_of
+from toast.errors import MeshError, SearchError, TargetError
 from toast.fitting.fit_table import Fit, FitRow, PlanRequest, better
 from toast.fitting.ladder import Ladder, Need, highest_rung
 from toast.fitting.requests import IMPOSSIBLE, OutOfTimeError, RequestPlanner, limited
@@ -40,6 +40,10 @@ _MOST_SMALLER = 3
 
 #: The most meshes of a number of devices that are planned with the joint decision.
 _MOST_MESHES = 2
+
+#: The share by which all residuals may exceed the limit if a plan that keeps them is tried: those
+#: of a survey are often sharded less, and those of such a plan about as they are.
+_SLACK, _PLANNED_SLACK = 1.0, 0.05
 
 #: The devices with which the search for the fewest begins.
 _DEVICES = 8
@@ -257,6 +261,23 @@ def find_fit(
     )  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """What a plan that keeps all residuals needs at one load."""
+
+    load: float
+    bytes: float
+    #: Those bytes that do not grow.
+    fixed_bytes: float
+    #: The share by which it may need less.
+    slack: float
+
+    def needed(self, load: float) -> float:
+        """The least that such a plan may need at another load."""
+        grown = self.fixed_bytes + (self.bytes - self.fixed_bytes) * load / self.load
+        return grown / (1.0 + self.slack)
+
+
 class _Question:
     """The search for the plans of a table."""
 
@@ -285,6 +306,8 @@ class _Question:
         self.program = ""
         self.safety: float | None = None
         self._tried_first = False
+        #: By microbatches: what a plan needs that keeps everything.
+        self._kept: dict[int | None, _Kept] = {}
 
     # -- one plan ----------------------------------------------------------------------------
 
@@ -345,20 +368,23 @@ class _Question:
         plan = None if request is None else self._least(request)
         if request is None or plan is None:
             return None
-        prediction = plan.after
         fits = plan.fits or self._fits_offloaded(request, plan)
         # With more devices, arguments are smaller as well.
-        fixed = 0.0 if self._ladder.falling else prediction.argument_bytes
-        return Need(fits, plan.needed_bytes(prediction), fixed)
+        fixed = 0.0 if self._ladder.falling else plan.after.argument_bytes
+        if self._joint:
+            self._kept[count] = _Kept(self._ladder.load(rung), _kept_bytes(plan), fixed, _SLACK)
+        return Need(fits, plan.needed_bytes(plan.after), fixed)
 
     def _fits_offloaded(self, request: PlanRequest, surveyed: Plan) -> bool:
         """Whether a plan fits that keeps arguments of blocks in the memory of the host."""
         if not self._joint or not self._planner.has_host_link:
             return False
         room = surveyed.memory_bytes - surveyed.needed_bytes(surveyed.after)
-        if best_choice(recomputation(surveyed), room) is None:
+        choice = best_choice(recomputation(surveyed), room)
+        if choice is None:
             return False
-        return any(row.fits for row in self._planned(request, surveyed))
+        placed = dataclasses.replace(request, mesh=surveyed.mesh, devices=None)
+        return self._planner.plan(placed, choice.policy).fits
 
     def _planned(self, request: PlanRequest, least: Plan) -> list[FitRow]:
         """The rows of a request whose plan with the least memory is known."""
@@ -367,12 +393,30 @@ class _Question:
         rows = []
         for mesh in self._meshes(least, request):
             placed = dataclasses.replace(request, mesh=mesh, devices=None)
-            row = self.rows.get(placed)
-            if row is None:
-                row = self._noted(self._planner.joint(placed), placed)
-                self._planner.forget(dataclasses.replace(placed, remat=""))
-            rows.append(row)
+            # A plan that keeps everything has been tried (:meth:`_kept_row`).
+            rows.append(self._noted(self._planner.joint(placed, keeps=False), placed))
+            self._planner.forget(dataclasses.replace(placed, remat=""))
         return rows
+
+    def _kept_row(self, rung: float, count: int | None) -> FitRow | None:
+        """The row that recomputes nothing, if that seems to fit and does."""
+        request = self._request(rung, count)
+        if request is None or not self._joint or count not in self._kept:
+            return None
+        needed = self._kept[count].needed(self._ladder.load(rung))
+        if needed > self._planner.hardware.memory_limit_bytes:
+            return None
+        request = dataclasses.replace(request, remat="none")
+        try:
+            plan = self._planner.plan(request, "none")
+        except IMPOSSIBLE:
+            return None
+        self._kept[count] = _Kept(
+            self._ladder.load(rung), plan.needed_bytes(plan.after), self._kept[count].fixed_bytes,
+            _PLANNED_SLACK,
+        )  # fmt: skip
+        row = self._noted(plan, request)
+        return row if row.fits else None
 
     def _meshes(self, least: Plan, request: PlanRequest) -> list[Any]:
         """The mesh of the request, or the best meshes of its devices."""
@@ -392,13 +436,12 @@ class _Question:
         """Plans what the table needs."""
         own = self._base.microbatches
         highest = self._highest(own, 0)
-        if highest is None:
-            if own is None and self._find != "batch":
-                self._cut(0, None)
-            return
-        self._table(highest, own)
-        if own is None:
-            self._cut(highest, highest)
+        if highest is not None:
+            self._table(highest, own)
+        if own is None and self._find == "batch":
+            self._cut_batch()
+        elif own is None:
+            self._cut(highest)
 
     def _highest(self, count: int | None, first: int) -> int | None:
         return highest_rung(
@@ -408,86 +451,79 @@ class _Question:
 
     def _table(self, highest: int, count: int | None) -> None:
         """Plans the highest rung, the half above it, and those below while their rate grows."""
-        self._rate(highest + 0.5, count)
-        best = self._rate(highest, count)
-        if best is None:
-            return
+        rows = [self._row(highest + 0.5, count), self._row(highest, count)]
+        best = max((row.rate for row in rows if row), default=0.0)
         most = 1 if self._ladder.falling else _MOST_SMALLER
         for rung in range(highest - 1, highest - 1 - most, -1):
-            rate = self._rate(rung, count)
-            if rate is None or (not self._ladder.falling and not better(rate, best, 0.0)):
+            row = self._row(rung, count)
+            if row is None or (not self._ladder.falling and not better(row.rate, best, 0.0)):
                 break
-            best = max(best, rate)
-        if not any(self._at(row) == 0 for row in self.rows.values()):
-            self._rate(0, count)  # what the user began with
+            best = max(best, row.rate)
+        if highest > 0:
+            self._row(0, count)  # what the user began with
 
-    def _at(self, row: FitRow) -> float:
-        value = row.value(self._find)
-        return 0.0 if value == self._ladder.first else 1.0
-
-    def _rate(self, rung: float, count: int | None) -> float | None:
-        """The best rate of a rung, which is planned if need be; ``None`` if it does not fit."""
+    def _row(self, rung: float, count: int | None) -> FitRow | None:
+        """The fastest row of a rung, which is planned if need be; ``None`` if it does not fit."""
         request = self._request(rung, count)
-        least = None if request is None else self._least(request)
-        if request is None or least is None:
+        if request is None:
             return None
-        need = least.needed_bytes(least.after)
         rows = [
             row for key, row in self.rows.items()
-            if (key.sizes, key.microbatches, row.devices) == (request.sizes, count, least.mesh.devices)
+            if (row.value(self._find), key.microbatches) == (self._ladder.value(rung), count)
         ]  # fmt: skip
-        if not rows and (need <= least.memory_bytes or self._fits_offloaded(request, least)):
-            rows = self._planned(request, least)
-        return max((row.rate for row in rows if row.fits), default=None)
+        if not rows and (kept := self._kept_row(rung, count)):
+            rows = [kept]
+        if not rows:
+            least = self._least(request)
+            if least is not None and (least.fits or self._fits_offloaded(request, least)):
+                rows = self._planned(request, least)
+        return max((row for row in rows if row.fits), key=lambda row: row.rate, default=None)
 
-    def _cut(self, first: int, highest: float | None) -> None:
-        """Plans with more microbatches, while these allow more work per second or larger sizes.
+    def _cut_batch(self) -> None:
+        """Plans larger batches of the fastest microbatch, while these do more per second."""
+        best = max(self.rows.values(), key=lambda row: row.rate, default=None)
+        if best is None:
+            return
+        rung = math.log2(best.value("batch") / self._ladder.first)
+        rung = math.floor(rung) + (0.5 if rung % 1 else 0.0)
+        self._kept = {None: self._kept[None]} if None in self._kept else {}
+        for power in range(1, round(math.log2(_MOST_MICROBATCHES)) + 1):
+            count = best.microbatches * 2**power
+            if None in self._kept:  # as much as one microbatch
+                one = self._kept[None]
+                self._kept[count] = dataclasses.replace(one, load=one.load * 2**power)
+            row = self._row(rung + power, count)
+            if row is None or not better(row.rate, best.rate, _GAIN):
+                return
+            best_rate = row.rate
+            best = dataclasses.replace(best, rate=best_rate)
+
+    def _cut(self, highest: int | None) -> None:
+        """Plans with more microbatches, while larger sizes fit with them.
 
         ``highest`` is the highest rung that fits without.
         """
-        best = max((row.rate for row in self.rows.values()), default=0.0)
         own = max((row.microbatches for row in self.rows.values()), default=1)
-        count = 1
-        while count < _MOST_MICROBATCHES:
+        count = 2 * own
+        while count <= _MOST_MICROBATCHES:
+            first = 0 if highest is None else highest + 1
+            need = self._need(first, count)
+            if need is None or (highest is not None and not need.fits):
+                return  # the batch cannot be cut, or that does not help
+            reached = self._highest(count, first)
+            if reached is not None:
+                self._row(reached + 0.5, count)
+                self._row(reached, count)
+                highest = reached
             count *= 2
-            if count <= own:
-                continue
-            if self._find == "batch":
-                assert highest is not None
-                shift = math.log2(count / own)
-                below = self._below(highest + shift)
-                rung = next((r for r in below if self._fits(r, count)), None)
-                rate = None if rung is None else self._rate(rung, count)
-                if rung is None or rate is None or not better(rate, best, _GAIN):
-                    return
-                best, highest = rate, rung - shift
-            else:
-                if highest is not None and not self._fits(highest + 1, count):
-                    return
-                found = self._highest(count, first if highest is None else int(highest) + 1)
-                if found is None:
-                    if self._impossible(count):
-                        return
-                    continue
-                self._rate(found + 0.5, count)
-                self._rate(found, count)
-                highest = found
 
-    def _below(self, rung: float) -> Iterator[float]:
-        """A rung and the next ones below that leave room for sums of gradients."""
-        yield from (rung, rung - 0.5, rung - 1)
 
-    def _fits(self, rung: float, count: int) -> bool:
-        try:
-            need = self._need(rung, count)
-        except ToastError:
-            return False
-        return need is not None and need.fits
-
-    def _impossible(self, count: int) -> bool:
-        """Whether no size can be cut into this number of microbatches."""
-        request = self._request(0, count)
-        return request is None or self._least(request) is None
+def _kept_bytes(surveyed: Plan) -> float:
+    """About what a plan needs that keeps all residuals."""
+    residuals = recomputation(surveyed).residuals
+    return surveyed.needed_bytes(surveyed.after) + math.fsum(
+        residual.bytes for residual in residuals if not residual.is_input
+    )
 
 
 __all__ = ["find_fit", "fit"]

@@ -63,6 +63,8 @@ def answer_lines(fit: Fit) -> list[str]:
         lines.append(f"Fewest devices that {fit.program} fits on: {fit.value} of {where}")
     else:
         lines.append(f"Largest {fit.find} of {fit.program} that fits on {where}: {fit.value}")
+        if fit.find == "batch" and any(r.microbatches > fit.largest.microbatches for r in fit.rows):
+            lines[-1] += " (more in microbatches)"
     if fit.stopped:
         reason = {"budget": "its budget ran out", "interrupt": "it was interrupted"}[fit.stopped]
         lines.append(f"The search is not complete, as {reason}: more may fit")
