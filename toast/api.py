@@ -640,8 +640,9 @@ def _check_memory(
     raise SearchError(
         f"memory limit of {best.memory_bytes / 2**30:.4g} GiB per device: no plan on {where} "
         f"fits{surely}; "
-        f"the smallest peak found is {smallest_peak / 2**30:.4g} GiB; raise the limit or use a "
-        "larger mesh"
+        f"the smallest peak found is {smallest_peak / 2**30:.4g} GiB; raise the limit, or find "
+        "what fits: remat='auto', toast.fit(find='batch') or toast.fit(find='devices')",
+        shell="raise the limit, or find what fits: --remat auto, --fit batch or --fit devices",
     )
 
 

@@ -604,7 +604,7 @@ def _changes(before: Program, after: Program) -> str:
 
 def _misfit(plan: Plan) -> str:
     """That a plan does not fit, and what to do."""
-    remedies = ["more devices", "a smaller batch"]
+    remedies = ["more devices", "a smaller batch (toast.fit finds how many, and how small)"]
     if plan.policy is None:
         remedies.append('recomputation (remat="auto")')
     if plan.step_reshards:

@@ -416,7 +416,7 @@ def sizes_of(
 
     :raises toast.errors.TargetError: if the target cannot be loaded, or a size has no value.
     """
-    chosen = {key: value for key, value in options.items() if value is not None}
+    chosen: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if target in MODEL_NAMES:
         with importing_jax():
             from toast.models import ZOO, build
@@ -472,7 +472,9 @@ def parse_shape(text: str, sizes: Mapping[str, int | str] | None = None) -> Any:
             raise TargetError(f"--arg {text}: not a shape; write for example f32[256,32]")
         value = (sizes or {}).get(size)
         if value is None:
-            raise TargetError(f"--arg {text}: {size} has no value; add {_option(size)}{_gap(size)}8")
+            raise TargetError(
+                f"--arg {text}: {size} has no value; add {_option(size)}{_gap(size)}8"
+            )
         if not isinstance(value, int) or value < 1:
             raise TargetError(f"{_option(size)}{_gap(size)}{value}: use a whole number from 1")
         return value

@@ -184,7 +184,7 @@ StrictOption = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Exit with code 1 if the plan does not fit, with the odds of --safety if they are set.",
+        help="Exit with code 1 if the plan does not fit, or less safely than --safety asks.",
         show_default=False,
     ),
 ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from toast.cli.common import Source, progress
-from toast.errors import PlanError, TargetError
+from toast.errors import MeshError, PlanError, TargetError
 
 if TYPE_CHECKING:
     from toast.analysis import Analysis, Lowering
@@ -64,11 +64,14 @@ class Sizing:
         from toast.fitting import find_fit
         from toast.fitting.requests import limited
 
+        if find == "devices" and (mesh is not None or devices is not None):
+            given = f"--mesh {mesh}" if mesh is not None else f"--devices {devices}"
+            raise MeshError(f"{given}: --fit devices looks for the number of devices; remove it")
         sizes = self._sizes()
         if find != "devices" and not self.source.is_traced:
             raise TargetError(
-                f"--fit {find}: {self.source.target} has one size, with which it was lowered; use a "
-                "model or module:function, or --fit devices"
+                f"--fit {find}: {self.source.target} has one size, with which it was lowered; use "
+                "a model or module:function, or --fit devices"
             )
         hint = ""
         if self.source.shapes and find not in sizes:
@@ -125,9 +128,7 @@ class Sizing:
         self, sizes: Mapping[str, int], policy: str | MemoryPolicy | None,
         microbatches: int | None, progress: Callable[[Any], None],
     ) -> Analysis:  # fmt: skip
-        chosen = dataclasses.replace(
-            self._with(sizes), remat=policy, microbatches=microbatches
-        )
+        chosen = dataclasses.replace(self._with(sizes), remat=policy, microbatches=microbatches)
         return chosen.on(self.machine).analysis(progress, partitioner=self.partitioner)
 
     def _with(self, sizes: Mapping[str, int]) -> Source:
@@ -137,8 +138,6 @@ class Sizing:
         return dataclasses.replace(self.source, sizes={**self.source.sizes, **changed})
 
     def _command(self, request: PlanRequest) -> str:
-        source = dataclasses.replace(
-            self._with(dict(request.sizes)), remat=None, microbatches=None
-        )
+        source = dataclasses.replace(self._with(dict(request.sizes)), remat=None, microbatches=None)
         words = source.origin("").words
         return shlex.join(["toast", "plan", *words, *request.words, *self.words])

@@ -162,8 +162,8 @@ def plan(
         typer.Option(
             "--fit",
             metavar="SIZE",
-            help="Find the largest batch, sequence or other size of TARGET that fits, or the fewest "
-            "devices (devices), and print a table of plans with their speed, best first.",
+            help="Find the largest batch, sequence or other size of TARGET that fits, or the "
+            "fewest devices (devices), and print a table of plans with their speed, best first.",
         ),
     ] = None,
     strict: StrictOption = False,

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from toast.fitting.fit_table import Fit, FitRow, PlanRequest, Remedy
     from toast.fitting.remedies import remedies_for
     from toast.fitting.requests import RequestPlanner
-    from toast.fitting.size_fit import find_fit, fit
+    from toast.fitting.size_fit import fit
+    from toast.fitting.size_question import find_fit
 
 __all__ = [
     "Fit",
@@ -32,6 +33,7 @@ lazy.package(
         "fit_table": ("Fit", "FitRow", "PlanRequest", "Remedy"),
         "requests": ("RequestPlanner",),
         "remedies": ("remedies_for",),
-        "size_fit": ("find_fit", "fit"),
+        "size_fit": ("fit",),
+        "size_question": ("find_fit",),
     },
 )

@@ -161,7 +161,8 @@ class Fit(Record):
     safety: float | None
     #: What :attr:`FitRow.rate` counts: ``tokens``, ``rows`` or ``steps``.
     unit: str
-    #: The plans that fit, most work per second first.
+    #: The plans that fit, most work per second first; or fewest devices first, if these were
+    #: looked for.
     rows: tuple[FitRow, ...]
     #: If nothing fits, the plan with the smallest peak.
     nearest: FitRow | None = None
@@ -193,7 +194,7 @@ class Fit(Record):
 
     @property
     def best(self) -> FitRow | None:
-        """The row with most work per second; ``None`` if nothing fits."""
+        """The first row; ``None`` if nothing fits."""
         return self.rows[0] if self.rows else None
 
     @property

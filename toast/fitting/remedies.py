@@ -128,9 +128,7 @@ class _Remedies:
         for reshard in self._plan.step_reshards:
             tree = reshard.tree
             change = f"--donate {tree.position}" if tree.position >= 0 else "donation"
-            yield Remedy(
-                change, f"donate {tree.argument}, which the step returns", "priced"
-            )
+            yield Remedy(change, f"donate {tree.argument}, which the step returns", "priced")
 
     def _recomputation(self) -> Iterator[Remedy]:
         """Recompute or offload, if the policy is not chosen yet."""
@@ -224,9 +222,7 @@ class _Remedies:
         larger = [(size, name) for size, name in larger if size >= self._needed]
         if larger:
             named = [f"{name} ({size_text(size)})" for size, name in larger[:_NAMED_DEVICES]]
-            yield Remedy(
-                f"--hardware {larger[0][1]}", f"more memory: {', '.join(named)}", "priced"
-            )
+            yield Remedy(f"--hardware {larger[0][1]}", f"more memory: {', '.join(named)}", "priced")
 
     def _questions(self) -> Iterator[Remedy]:
         """Commands that look for sizes that fit."""
@@ -255,4 +251,3 @@ def _longer(mesh: Mesh, factor: int) -> Mesh:
     """A mesh with ``factor`` times as many devices along its first axis."""
     (name, size), *others = mesh.axes
     return Mesh(((name, size * factor), *others), mesh.order)
-

@@ -1,0 +1,117 @@
+"""``--fit``, ``--strict``, sizes of functions, and what a plan that does not fit needs."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+from tests.cli.test_cli import run
+from toast.resources import directory
+
+FACTS = directory("facts")
+MODULE = """
+import jax, jax.numpy as jnp, toast
+from toast.models import Model
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+def forward(x, w):
+    return jnp.tanh(x @ w)
+
+def model(batch=64, width=512):
+    return Model("mine", forward, (f32(batch, width), f32(width, 2048)))
+"""
+SHAPES = ["--arg", "f32[batch,512]", "--arg", "f32[512,2048]"]
+LIMIT = ["--mesh", "data=4", "--memory", "0.0078125", "--uneven", "0"]
+
+
+@pytest.fixture
+def here(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    (tmp_path / "fitting_module.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "fitting_module", raising=False)
+    return tmp_path
+
+
+def test_a_dimension_with_a_name_is_found(here: pathlib.Path) -> None:
+    found = run(
+        "plan", "fitting_module:forward", *SHAPES, "--batch", 1024, "--fit", "batch", *LIMIT,
+        "--json", here / "fit.json",
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert found.stdout.startswith("Largest batch of forward that fits on mesh data=4 of tpu-v5e")
+    data = json.loads((here / "fit.json").read_text())
+    assert data["value"] == 2048
+    commands = [row["command"] for row in data["rows"]]
+    assert commands[0].startswith("toast plan fitting_module:forward --batch ")
+    assert f"The first: {commands[0]}" in " ".join(found.stdout.split())
+    again = run(*commands[0].replace("'", "").split()[1:])
+    assert again.exit_code == 0, again.output
+
+
+def test_so_is_a_parameter_of_a_function_that_returns_a_model(here: pathlib.Path) -> None:
+    found = run("plan", "fitting_module:model", "--fit", "batch", "--mesh", "data=4", "--budget", 0)
+    assert found.exit_code == 0, found.output
+    assert "Largest batch of mine that fits on mesh data=4" in found.stdout
+    assert "The search is not complete, as its budget ran out" in found.stdout
+    wide = run("plan", "fitting_module:model", "--set", "width=1024", "--mesh", "data=4")
+    assert "f32[64,1024]" in wide.stdout
+
+
+def test_a_plan_that_does_not_fit_lists_what_it_takes(here: pathlib.Path) -> None:
+    words = (
+        "plan", "t2b-scan", "--layers", 2, "--sequence", 2048, "--batch", 64, "--mesh", "data=4",
+        "--hardware", "tpu-v5e", "--budget", 0,
+    )  # fmt: skip
+    found = run(*words)
+    assert found.exit_code == 0
+    assert found.stdout.startswith("Does not fit: the plan needs ")
+    end = found.stdout[found.stdout.index("What it takes to fit") :]
+    for change in ("--remat auto", "--hardware ", "--fit batch", "--fit devices"):
+        assert change in end
+    assert "The first: toast plan t2b-scan --layers 2" in end
+    assert "larger mesh" not in found.stdout
+    assert run(*words, "--strict").exit_code == 1
+
+
+def test_strict_is_about_the_odds_if_these_are_set(here: pathlib.Path) -> None:
+    words = ("plan", "fitting_module:model", "--mesh", "data=4", "--budget", 0, "--strict")
+    assert run(*words).exit_code == 0
+    assert run(*words, "--safety", 0.9).exit_code == 0
+    nothing = run(*words, "--fit", "batch", "--memory", 1e-4)
+    assert nothing.exit_code == 1
+    assert nothing.stdout.startswith("Nothing fits: no batch of mine fits on")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mlp", "--fit", "sequence", "--mesh", "data=4"],
+         "--fit sequence: mlp has no such size; use one of batch, devices"),
+        ([FACTS / "mlp.lp", "--fit", "batch", "--mesh", "data=4"],
+         "has one size, with which it was lowered; use a model or module:function"),
+        (["mlp", "--fit", "devices", "--mesh", "data=4"],
+         "--mesh data=4: --fit devices looks for the number of devices; remove it"),
+        (["mlp", "--fit", "batch"], "use either --mesh data=4,model=4 or --devices 16"),
+        (["mlp", "--fit", "batch", "--mesh", "data=4", "--report", "out.html"],
+         "--report out.html: is for one plan, and --fit makes several"),
+        (["fitting_module:forward", *SHAPES, "--fit", "batch", "--mesh", "data=4"],
+         "--arg f32[batch,512]: batch has no value; add --batch 8"),
+        (["fitting_module:forward", *SHAPES, "--sequence", 8, "--mesh", "data=4"],
+         "--sequence: no --arg has a dimension of that name"),
+        (["fitting_module:forward", "--arg", "f32[8,512]", "--arg", "f32[512,2048]", "--fit",
+          "batch", "--mesh", "data=4"],
+         "has no such size; use one of devices, or name it in a shape, such as --arg f32[batch,4]"),
+        (["fitting_module:model", "--set", "depth=3", "--mesh", "data=4"],
+         "--set depth: fitting_module:model has no parameter depth"),
+    ],
+)  # fmt: skip
+def test_errors(here: pathlib.Path, words: list[object], message: str) -> None:
+    found = run("plan", *words)
+    assert found.exit_code == 2
+    assert message in found.stderr
+    assert found.stderr.count("\n") == 1

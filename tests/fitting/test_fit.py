@@ -1,0 +1,185 @@
+"""Sizes that fit: the answers are those of plans, one by one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import toast
+from tests.helpers import f32
+from toast.errors import MeshError, TargetError
+from toast.models import Model
+
+ONCE = toast.Settings(rounds=1)
+ON: dict[str, Any] = {"mesh": "data=4", "hardware": "tpu-v5e", "settings": ONCE, "uneven": 0.0}
+
+
+def forward(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.tanh(x @ w)
+
+
+def arrays(batch: int) -> tuple[Any, ...]:
+    return f32(batch, 512), f32(512, 2048)
+
+
+def block(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+    return x + jax.nn.silu(x @ w["up"]) @ w["down"]
+
+
+def train(weights: Any, x: Any) -> Any:
+    layer = toast.checkpoint(block, prevent_cse=False)
+
+    def loss(weights: Any, x: Any) -> Any:
+        return jnp.mean(jax.lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0] ** 2)
+
+    gradient = toast.accumulate(jax.grad(loss), batch_argnums=1)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient(weights, x))
+
+
+def batches(batch: int, sequence: int = 512) -> tuple[Any, ...]:
+    return {"up": f32(4, 128, 512), "down": f32(4, 512, 128)}, f32(batch, sequence, 128)
+
+
+@pytest.fixture(scope="module")
+def table() -> toast.Fit:
+    return toast.fit(
+        train, batches, find="batch", sizes={"batch": 64}, microbatches=1, memory_bytes=2**26, **ON
+    )  # fmt: skip
+
+
+def test_the_largest_batch_without_recomputation() -> None:
+    found = toast.fit(forward, arrays, sizes={"batch": 4096}, memory_bytes=2**23, **ON)
+    assert found.value is not None
+    assert found.largest is not None
+    assert found.unit == "rows"
+    limit = {**ON, "memory_bytes": 2**23}
+    assert toast.plan(forward, *arrays(found.value), **limit).fits
+    following = found.value * 3 // 2 if found.value & (found.value - 1) == 0 else found.value * 4 // 3
+    with pytest.raises(toast.ToastError, match="no plan"):
+        toast.plan(forward, *arrays(following), **limit)
+    row = found.largest
+    assert row.rate == row.value("batch") / row.step_seconds
+    assert [r.rate for r in found.rows] == sorted((r.rate for r in found.rows), reverse=True)
+
+
+def test_each_size_has_the_policy_that_is_best_for_it(table: toast.Fit) -> None:
+    assert table.unit == "tokens"
+    assert table.fits
+    for row in table.rows:
+        assert row.fits
+        assert row.peak_bytes <= 2**26
+        assert row.rate == row.value("batch") * 512 / row.step_seconds
+    best, largest = table.best, table.largest
+    assert best is not None
+    assert largest is not None
+    # The largest batch recomputes more than the fastest one.
+    assert largest.value("batch") > best.value("batch")
+    assert largest.policy != best.policy
+    assert largest.plan is not None
+    assert largest.plan.after.peak_bytes == largest.peak_bytes
+
+
+def test_the_table_as_text_data_and_frame(table: toast.Fit) -> None:
+    text = str(table)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith("Largest batch of train that fits on mesh data=4 of tpu-v5e")
+    assert "tokens/s" in text
+    frame = table.frame()
+    assert len(frame) == len(table.rows)
+    assert list(frame.columns) == [
+        "batch", "sequence", "microbatches", "remat", "mesh", "devices", "step_seconds",
+        "peak_bytes", "fit_probability", "tokens_per_s",
+    ]  # fmt: skip
+    data = json.loads(json.dumps(table.to_dict()))
+    assert data["value"] == table.value
+    assert [row["sizes"]["batch"] for row in data["rows"]] == list(frame["batch"])
+    assert repr(table).startswith("<Fit of train: batch ")
+
+
+def test_a_fixed_policy_stays_and_the_batch_is_cut() -> None:
+    found = toast.fit(
+        train, batches, find="batch", sizes={"batch": 16}, remat="none", memory_bytes=2**26, **ON,
+    )  # fmt: skip
+    assert {row.remat for row in found.rows} == {"none"}
+    assert {row.microbatches for row in found.rows} == {1, 2}
+    (cut,) = (row for row in found.rows if row.microbatches == 2)
+    assert found.value is not None
+    assert cut.value("batch") > found.value
+    assert "(more in microbatches)" in " ".join(str(found).split())
+
+
+def test_the_fewest_devices() -> None:
+    options = {**ON, "memory_bytes": 2**25}
+    del options["mesh"]
+    found = toast.fit(forward, arrays(8192), find="devices", **options)
+    assert found.value is not None
+    assert found.best is found.largest
+    assert found.rows[0].devices == found.value < found.rows[-1].devices
+    assert toast.plan(forward, *arrays(8192), devices=found.value, **options).fits
+    with pytest.raises(toast.ToastError, match="no plan"):
+        toast.plan(forward, *arrays(8192), devices=found.value // 2, **options)
+    assert str(found).startswith(f"Fewest devices that forward fits on: {found.value} of tpu-v5e")
+
+
+def test_nothing_fits() -> None:
+    found = toast.fit(forward, arrays, sizes={"batch": 4}, memory_bytes=2**20, **ON)
+    assert not found.fits
+    assert found.value is None
+    assert found.best is None
+    assert found.nearest is not None
+    assert found.nearest.value("batch") == 1
+    first = " ".join(str(found).split())
+    assert first.startswith("Nothing fits: no batch of forward fits on tpu-v5e (1 MiB per device)")
+    assert "the smallest need found is" in first
+    assert found.frame().empty
+
+
+def test_a_budget_ends_the_question() -> None:
+    settings = toast.Settings(rounds=1, budget=0.0)
+    found = toast.fit(forward, arrays, sizes={"batch": 64}, **{**ON, "settings": settings})
+    assert found.stopped == "budget"
+    assert found.plans == 1
+    assert found.value == 64
+    assert "its budget ran out" in str(found)
+
+
+def test_a_function_of_sizes_may_return_a_model() -> None:
+    def build(batch: int = 64) -> Model:
+        return Model("two", forward, arrays(batch))
+
+    settings = toast.Settings(rounds=1, budget=0.0)
+    found = toast.fit(build, find="batch", **{**ON, "settings": settings})
+    assert found.program == "two"
+    assert found.value == 64
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: toast.fit(forward, arrays, find="sequence", sizes={"batch": 4}, **ON),
+         TargetError, "find='sequence': the target has no such size; use one of batch, devices"),
+        (lambda: toast.fit(forward, arrays, **ON),
+         TargetError, "size batch has no value; give a whole number to begin with"),
+        (lambda: toast.fit(forward, arrays, sizes={"batch": 4, "rows": 4}, **ON),
+         TargetError, "the function has no size rows; it has batch"),
+        (lambda: toast.fit(forward, arrays(4), **ON),
+         TargetError, "the arguments have one size; pass a function of it"),
+        (lambda: toast.fit(forward, arrays(4), find="devices", **ON),
+         MeshError, "looks for the number of devices; remove mesh and devices"),
+        (lambda: toast.fit(forward, lambda batch: f32(batch, 4), sizes={"batch": 4}, **ON),
+         TargetError, "return the tuple of arguments, also if there is only one"),
+        (lambda: toast.fit(forward, arrays, sizes={"batch": 4}, colour="red", **ON),
+         TargetError, "colour: is no option of toast.fit"),
+        (lambda: toast.fit(forward, arrays, sizes={"batch": 4}, remat="auto", **ON),
+         TargetError, "nothing is differentiated in it"),
+    ],
+)  # fmt: skip
+def test_errors(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,66 @@
+"""The grid of sizes, and how few plans find the largest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from toast.fitting.ladder import Ladder, Need, highest_rung
+
+
+def searched(
+    ladder: Ladder, bytes_of: Callable[[int], float], limit: float, fixed: float = 0.0
+) -> tuple[int | None, list[int]]:
+    """The value of the highest rung, and the values that were planned for it."""
+    tried = []
+
+    def need(rung: int) -> Need | None:
+        value = ladder.value(rung)
+        assert value is not None
+        tried.append(value)
+        return Need(bytes_of(value) <= limit, bytes_of(value), fixed)
+
+    rung = highest_rung(ladder, need, limit)
+    return None if rung is None else ladder.value(rung), tried
+
+
+@pytest.mark.parametrize("slope", [0.03, 1.0, 7.7, 40.0, 900.0])
+@pytest.mark.parametrize("fixed", [0.0, 500.0])
+def test_few_plans_of_a_linear_need_suffice(slope: float, fixed: float) -> None:
+    found, tried = searched(Ladder(16), lambda size: fixed + slope * size, 1000.0, fixed)
+    powers = [2**n for n in range(24) if fixed + slope * 2**n <= 1000.0]
+    assert found == (max(powers) if powers else None)
+    assert len(tried) == len({*tried}) <= 5
+
+
+@pytest.mark.parametrize("limit", [3.0, 100.0, 12345.0])
+def test_needs_that_are_not_linear(limit: float) -> None:
+    found, tried = searched(Ladder(64), lambda size: size**1.7 + 2.0, limit)
+    powers = [2**n for n in range(24) if 2**n ** 1.7 + 2.0 <= limit]
+    powers = [n for n in (2**k for k in range(24)) if n**1.7 + 2.0 <= limit]
+    assert found == (max(powers) if powers else None)
+    assert len(tried) <= 8
+
+
+def test_the_fewest_devices() -> None:
+    ladder = Ladder(8, falling=True, most=256)
+    assert searched(ladder, lambda devices: 5000.0 / devices, 100.0)[0] == 64
+    assert searched(ladder, lambda devices: 50.0 / devices, 100.0)[0] == 1
+    assert searched(ladder, lambda devices: 1e6 / devices, 100.0)[0] is None
+
+
+def test_sizes_that_are_impossible_count_as_too_large() -> None:
+    def need(rung: int) -> Need | None:
+        return Need(True, 1.0, 0.0) if rung <= 2 else None
+
+    assert highest_rung(Ladder(4), need, 10.0) == 2
+    assert highest_rung(Ladder(4), lambda _: None, 10.0) is None
+
+
+def test_sizes_without_a_half_and_beyond_the_ends_have_no_value() -> None:
+    ladder = Ladder(5, most=20)
+    assert [ladder.value(rung) for rung in (-1, -0.5, 0, 0.5, 1, 2, 3)] == [
+        None, None, 5, None, 10, 20, None
+    ]  # fmt: skip
+    assert Ladder(8, falling=True).value(0.5) is None

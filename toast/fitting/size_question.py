@@ -1,0 +1,382 @@
+"""The search for the plans of a table of what fits.
+
+Memory grows with a size, so a search over a grid of sizes (:mod:`toast.fitting.ladder`) finds the
+largest one with few plans.  These recompute everything, which needs least; sizes that fit are then
+planned with the joint decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+
+from toast import inputs
+from toast.errors import MeshError, TargetError
+from toast.fitting.fit_table import Fit, FitRow, PlanRequest, better
+from toast.fitting.ladder import Ladder, Need, highest_rung
+from toast.fitting.requests import IMPOSSIBLE, OutOfTimeError, RequestPlanner
+from toast.hardware import Mesh
+from toast.inputs import AnyMesh
+from toast.plan import Plan
+from toast.plan.policy_choice import best_choice
+from toast.plan.residual_costs import recomputation
+from toast.program import MemoryPolicy
+
+#: The most microbatches that are tried.
+_MOST_MICROBATCHES = 64
+
+#: The share by which more microbatches must raise the rate, so that still more are tried.
+_GAIN = 0.02
+
+#: The most sizes below the largest one that are planned.
+_MOST_SMALLER = 3
+
+#: The most meshes of a number of devices that are planned with the joint decision.
+_MOST_MESHES = 2
+
+#: The share by which all residuals may exceed the limit if a plan that keeps them is tried: those
+#: of a survey are often sharded less, and those of such a plan about as they are.
+_SLACK, _PLANNED_SLACK = 1.0, 0.05
+
+#: The devices with which the search for the fewest begins.
+_DEVICES = 8
+
+
+def find_fit(
+    planner: RequestPlanner,
+    *,
+    find: str,
+    sizes: Mapping[str, int],
+    mesh: AnyMesh | None,
+    devices: int | None,
+    remat: str | MemoryPolicy | None = None,
+    microbatches: int | None = None,
+    one_token: bool = False,
+) -> Fit:
+    """The implementation of :func:`toast.fit`, for any planner.
+
+    ``one_token`` says that a step handles one token of each sequence, as in decoding.
+    """
+    if find == "devices":
+        if mesh is not None or devices is not None:
+            raise MeshError(
+                "find='devices': looks for the number of devices; remove mesh and devices"
+            )
+        base = PlanRequest(tuple(sizes.items()), microbatches)
+    else:
+        if find not in sizes:
+            known = ", ".join([*sizes, "devices"])
+            raise TargetError(f"find={find!r}: the target has no such size; use one of {known}")
+        meshes = inputs.candidate_meshes(mesh, devices, planner.hardware)
+        base = PlanRequest(
+            tuple(sizes.items()), microbatches, meshes[0] if devices is None else None, devices
+        )
+    question = _Question(planner, find, base, remat, one_token)
+    begin = time.perf_counter()
+    stopped = ""
+    try:
+        question.run()
+    except OutOfTimeError as error:
+        stopped = error.stopped
+    except KeyboardInterrupt:
+        stopped = "interrupt"
+    rows = sorted(
+        question.rows.values(),
+        key=lambda row: (
+            row.devices if find == "devices" else 0, -row.rate, row.microbatches, str(row.mesh)
+        ),
+    )  # fmt: skip
+    return Fit(
+        program=question.program, find=find, hardware=planner.hardware.name,
+        memory_bytes=planner.hardware.memory_limit_bytes, safety=question.safety,
+        unit=question.unit, rows=tuple(row for row in rows if row.fits),
+        nearest=None if any(row.fits for row in rows) else question.nearest,
+        note="\n".join(question.notes), stopped=stopped, plans=planner.count,
+        seconds=time.perf_counter() - begin,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """What a plan that keeps all residuals needs at one load."""
+
+    load: float
+    bytes: float
+    #: Those bytes that do not grow.
+    fixed_bytes: float
+    #: The share by which it may need less.
+    slack: float
+
+    def needed(self, load: float) -> float:
+        """The least that such a plan may need at another load."""
+        grown = self.fixed_bytes + (self.bytes - self.fixed_bytes) * load / self.load
+        return grown / (1.0 + self.slack)
+
+
+class _Question:
+    """The search for the plans of a table."""
+
+    def __init__(
+        self, planner: RequestPlanner, find: str, base: PlanRequest,
+        remat: str | MemoryPolicy | None, one_token: bool,
+    ) -> None:  # fmt: skip
+        self._planner, self._find, self._base = planner, find, base
+        self._policy, self._limit = remat, planner.hardware.memory_limit_bytes
+        #: Whether the policy of each plan is chosen; it is decided at the first plan.
+        self._joint = remat is None or remat == "auto"
+        sizes = dict(base.sizes)
+        self.unit = "steps"
+        self._counted: tuple[str, ...] = ()
+        if "sequence" in sizes and not one_token:
+            self.unit, self._counted = "tokens", ("batch", "sequence")
+        elif "batch" in sizes:
+            self.unit, self._counted = ("tokens" if one_token else "rows"), ("batch",)
+        falling = find == "devices"
+        first = min(_DEVICES, planner.hardware.max_devices) if falling else sizes[find]
+        self._ladder = Ladder(1 << (first.bit_length() - 1) if falling else first, falling)
+        #: By what was planned.
+        self.rows: dict[PlanRequest, FitRow] = {}
+        self.nearest: FitRow | None = None
+        self.notes: list[str] = []
+        self.program = ""
+        self.safety: float | None = None
+        self._tried_first = False
+        #: By microbatches: what a plan needs that keeps everything.
+        self._kept: dict[int | None, _Kept] = {}
+
+    # -- one plan ----------------------------------------------------------------------------
+
+    def _request(self, rung: float, count: int | None) -> PlanRequest | None:
+        value = self._ladder.value(rung)
+        if value is None:
+            return None
+        remat = "auto" if self._joint else str(self._policy or "")
+        if isinstance(self._policy, MemoryPolicy):
+            remat = self._policy.label
+        request = dataclasses.replace(self._base, microbatches=count, remat=remat)
+        return request.with_size(self._find, value)
+
+    def _work(self, request: PlanRequest) -> float:
+        sizes = dict(request.sizes)
+        return float(math.prod(sizes.get(name, 1) for name in self._counted))
+
+    def _noted(self, plan: Plan, request: PlanRequest, *, row: bool = True) -> FitRow:
+        """The row of a plan, which is kept if ``row``."""
+        self.program, self.safety = plan.analysis.program.name, plan.safety
+        if request.remat == "auto" and not self._joint:
+            request = dataclasses.replace(request, remat="")  # there is nothing to decide
+        made = FitRow.of(plan, request, self._work(request))
+        if self.nearest is None or made.peak_bytes < self.nearest.peak_bytes:
+            self.nearest = dataclasses.replace(made, plan=None)
+        if row and made.fits:
+            self.rows[dataclasses.replace(request, mesh=plan.mesh, devices=None)] = made
+        return made
+
+    def _least(self, request: PlanRequest) -> Plan | None:
+        """The plan that needs least memory; ``None`` if the size is impossible."""
+        try:
+            if not self._joint:
+                plan = self._planner.plan(request, self._policy)
+            else:
+                plan = self._survey(request)
+        except IMPOSSIBLE as error:
+            falling = self._ladder.falling and isinstance(error, MeshError)
+            if not self._tried_first and not falling:  # it is what the user began with
+                raise
+            if request.microbatches == self._base.microbatches:
+                self._say(f"{request.label} is left out: {error}")
+            return None
+        self._tried_first = True
+        self._noted(plan, request, row=not self._joint)
+        return plan
+
+    def _survey(self, request: PlanRequest) -> Plan:
+        try:
+            return self._planner.survey(request)
+        except TargetError:
+            if self._tried_first or self._policy == "auto":
+                raise
+            # Nothing is differentiated, or there are no blocks: there is nothing to decide.
+            self._joint = False
+            return self._planner.plan(request, None)
+
+    def _need(self, rung: float, count: int | None) -> Need | None:
+        """What a rung needs, if it is possible."""
+        request = self._request(rung, count)
+        plan = None if request is None else self._least(request)
+        if request is None or plan is None:
+            return None
+        fits = plan.fits or self._fits_offloaded(request, plan)
+        # With more devices, arguments are smaller as well.
+        fixed = 0.0 if self._ladder.falling else plan.after.argument_bytes
+        if self._joint:
+            self._kept[count] = _Kept(self._ladder.load(rung), _kept_bytes(plan), fixed, _SLACK)
+        return Need(fits, plan.needed_bytes(plan.after), fixed)
+
+    def _fits_offloaded(self, request: PlanRequest, surveyed: Plan) -> bool:
+        """Whether a plan fits that keeps arguments of blocks in the memory of the host."""
+        if not self._joint or not self._planner.has_host_link:
+            return False
+        room = surveyed.memory_bytes - surveyed.needed_bytes(surveyed.after)
+        choice = best_choice(recomputation(surveyed), room)
+        if choice is None:
+            return False
+        placed = dataclasses.replace(request, mesh=surveyed.mesh, devices=None)
+        return self._planner.plan(placed, choice.policy).fits
+
+    def _planned(self, request: PlanRequest, least: Plan) -> list[FitRow]:
+        """The rows of a request whose plan with the least memory is known."""
+        if not self._joint:
+            return [self._noted(least, request)]
+        rows = []
+        for mesh in self._meshes(least, request):
+            placed = dataclasses.replace(request, mesh=mesh, devices=None)
+            # A plan that keeps everything has been tried (:meth:`_kept_row`).
+            rows.append(self._noted(self._planner.joint(placed, keeps=False), placed))
+            self._planner.forget(dataclasses.replace(placed, remat=""))
+        return rows
+
+    def _kept_row(self, rung: float, count: int | None) -> FitRow | None:
+        """The row that recomputes nothing, if that seems to fit and does."""
+        request = self._request(rung, count)
+        if request is None or not self._joint or count not in self._kept:
+            return None
+        needed = self._kept[count].needed(self._ladder.load(rung))
+        if needed > self._limit:
+            return None
+        request = dataclasses.replace(request, remat="none")
+        try:
+            plan = self._planner.plan(request, "none")
+        except IMPOSSIBLE:
+            return None
+        self._kept[count] = _Kept(
+            self._ladder.load(rung), plan.needed_bytes(plan.after), self._kept[count].fixed_bytes,
+            _PLANNED_SLACK,
+        )  # fmt: skip
+        row = self._noted(plan, request)
+        return row if row.fits else None
+
+    def _meshes(self, least: Plan, request: PlanRequest) -> list[Mesh]:
+        """The mesh of the request, or the best meshes of its devices."""
+        if request.mesh is not None:
+            return [request.mesh]
+        ranked = sorted((row for row in least.meshes if row.fits), key=lambda row: row.order)
+        meshes = [row.mesh for row in ranked[:_MOST_MESHES]]
+        return meshes or [least.mesh]
+
+    def _say(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    # -- the table ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Plans what the table needs."""
+        own = self._base.microbatches
+        highest = self._highest(own, 0)
+        if highest is not None:
+            self._table(highest, own)
+        if own is None and self._find == "batch":
+            self._cut_batch()
+        elif own is None:
+            if highest is not None:
+                self._cut_to_keep(highest)
+            self._cut(highest)
+
+    def _highest(self, count: int | None, first: int) -> int | None:
+        return highest_rung(
+            self._ladder, lambda rung: self._need(rung, count),
+            self._limit, first,
+        )  # fmt: skip
+
+    def _table(self, highest: int, count: int | None) -> None:
+        """Plans the highest rung, the half above it, and those below while their rate grows."""
+        rows = [self._row(highest + 0.5, count), self._row(highest, count)]
+        best = max((row.rate for row in rows if row), default=0.0)
+        most = 1 if self._ladder.falling else _MOST_SMALLER
+        for rung in range(highest - 1, highest - 1 - most, -1):
+            row = self._row(rung, count)
+            if row is None or (not self._ladder.falling and not better(row.rate, best, 0.0)):
+                break
+            best = max(best, row.rate)
+        if highest > 0:
+            self._row(0, count)  # what the user began with
+
+    def _row(self, rung: float, count: int | None) -> FitRow | None:
+        """The fastest row of a rung, which is planned if need be; ``None`` if it does not fit."""
+        request = self._request(rung, count)
+        if request is None:
+            return None
+        rows = [
+            row for key, row in self.rows.items()
+            if (row.value(self._find), key.microbatches) == (self._ladder.value(rung), count)
+        ]  # fmt: skip
+        if not rows and (kept := self._kept_row(rung, count)):
+            rows = [kept]
+        if not rows:
+            least = self._least(request)
+            if least is not None and (least.fits or self._fits_offloaded(request, least)):
+                rows = self._planned(request, least)
+        return max((row for row in rows if row.fits), key=lambda row: row.rate, default=None)
+
+    def _cut_batch(self) -> None:
+        """Plans larger batches of the fastest microbatch, while these do more per second."""
+        best = max(self.rows.values(), key=lambda row: row.rate, default=None)
+        if best is None:
+            return
+        rung = math.log2(best.value("batch") / self._ladder.first)
+        rung = math.floor(rung) + (0.5 if rung % 1 else 0.0)
+        self._kept = {None: self._kept[None]} if None in self._kept else {}
+        for power in range(1, round(math.log2(_MOST_MICROBATCHES)) + 1):
+            count = best.microbatches * 2**power
+            if None in self._kept:  # as much as one microbatch
+                one = self._kept[None]
+                self._kept[count] = dataclasses.replace(one, load=one.load * 2**power)
+            row = self._row(rung + power, count)
+            if row is None or not better(row.rate, best.rate, _GAIN):
+                return
+            best_rate = row.rate
+            best = dataclasses.replace(best, rate=best_rate)
+
+    def _cut_to_keep(self, rung: int) -> None:
+        """Plans a rung in so many microbatches that all residuals fit, which may be faster."""
+        row, one = self._row(rung, None), self._kept.get(None)
+        if row is None or one is None or row.remat == "none":
+            return
+        count = 2 * row.microbatches
+        while count <= _MOST_MICROBATCHES:
+            load = one.load * count / row.microbatches
+            self._kept[count] = dataclasses.replace(one, load=load)
+            seems = self._kept[count].needed(self._ladder.load(rung)) <= self._limit
+            if seems and (self._kept_row(rung, count) or self._kept[count].slack == _SLACK):
+                return  # it fits, or the batch cannot be cut
+            count *= 2
+
+    def _cut(self, highest: int | None) -> None:
+        """Plans with more microbatches, while larger sizes fit with them.
+
+        ``highest`` is the highest rung that fits without.
+        """
+        own = max((row.microbatches for row in self.rows.values()), default=1)
+        count = 2 * own
+        while count <= _MOST_MICROBATCHES:
+            first = 0 if highest is None else highest + 1
+            need = self._need(first, count)
+            if need is None or (highest is not None and not need.fits):
+                return  # the batch cannot be cut, or that does not help
+            reached = self._highest(count, first)
+            if reached is not None:
+                self._row(reached + 0.5, count)
+                self._row(reached, count)
+                highest = reached
+            count *= 2
+
+
+def _kept_bytes(surveyed: Plan) -> float:
+    """About what a plan needs that keeps all residuals."""
+    residuals = recomputation(surveyed).residuals
+    return surveyed.needed_bytes(surveyed.after) + math.fsum(
+        residual.bytes for residual in residuals if not residual.is_input
+    )
