@@ -58,7 +58,9 @@ def test_the_largest_batch_without_recomputation() -> None:
     assert found.unit == "rows"
     limit = {**ON, "memory_bytes": 2**23}
     assert toast.plan(forward, *arrays(found.value), **limit).fits
-    following = found.value * 3 // 2 if found.value & (found.value - 1) == 0 else found.value * 4 // 3
+    following = (
+        found.value * 3 // 2 if found.value & (found.value - 1) == 0 else found.value * 4 // 3
+    )
     with pytest.raises(toast.ToastError, match="no plan"):
         toast.plan(forward, *arrays(following), **limit)
     row = found.largest

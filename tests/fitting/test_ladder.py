@@ -37,7 +37,7 @@ def test_few_plans_of_a_linear_need_suffice(slope: float, fixed: float) -> None:
 @pytest.mark.parametrize("limit", [3.0, 100.0, 12345.0])
 def test_needs_that_are_not_linear(limit: float) -> None:
     found, tried = searched(Ladder(64), lambda size: size**1.7 + 2.0, limit)
-    powers = [2**n for n in range(24) if 2**n ** 1.7 + 2.0 <= limit]
+    powers = [2**n for n in range(24) if 2**n**1.7 + 2.0 <= limit]
     powers = [n for n in (2**k for k in range(24)) if n**1.7 + 2.0 <= limit]
     assert found == (max(powers) if powers else None)
     assert len(tried) <= 8

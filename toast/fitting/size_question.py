@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from toast import inputs
 from toast.errors import MeshError, TargetError
 from toast.fitting.fit_table import Fit, FitRow, PlanRequest, better
-from toast.fitting.ladder import Ladder, Need, highest_rung
+from toast.fitting.ladder import MOST_RUNGS, Ladder, Need, highest_rung
 from toast.fitting.requests import IMPOSSIBLE, OutOfTimeError, RequestPlanner
 from toast.hardware import Mesh
 from toast.inputs import AnyMesh
@@ -39,6 +39,9 @@ _MOST_MESHES = 2
 #: The share by which all residuals may exceed the limit if a plan that keeps them is tried: those
 #: of a survey are often sharded less, and those of such a plan about as they are.
 _SLACK, _PLANNED_SLACK = 1.0, 0.05
+
+#: The most plans that keep everything, for the largest size at which that is possible.
+_MOST_KEPT = 3
 
 #: The devices with which the search for the fewest begins.
 _DEVICES = 8
@@ -99,7 +102,7 @@ def find_fit(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
+class _KeepingNeed:
     """What a plan that keeps all residuals needs at one load."""
 
     load: float
@@ -144,7 +147,7 @@ class _Question:
         self.safety: float | None = None
         self._tried_first = False
         #: By microbatches: what a plan needs that keeps everything.
-        self._kept: dict[int | None, _Kept] = {}
+        self._kept: dict[int | None, _KeepingNeed] = {}
 
     # -- one plan ----------------------------------------------------------------------------
 
@@ -212,7 +215,9 @@ class _Question:
         # With more devices, arguments are smaller as well.
         fixed = 0.0 if self._ladder.falling else plan.after.argument_bytes
         if self._joint:
-            self._kept[count] = _Kept(self._ladder.load(rung), _kept_bytes(plan), fixed, _SLACK)
+            self._kept[count] = _KeepingNeed(
+                self._ladder.load(rung), _kept_bytes(plan), fixed, _SLACK
+            )
         return Need(fits, plan.needed_bytes(plan.after), fixed)
 
     def _fits_offloaded(self, request: PlanRequest, surveyed: Plan) -> bool:
@@ -251,7 +256,7 @@ class _Question:
             plan = self._planner.plan(request, "none")
         except IMPOSSIBLE:
             return None
-        self._kept[count] = _Kept(
+        self._kept[count] = _KeepingNeed(
             self._ladder.load(rung), plan.needed_bytes(plan.after), self._kept[count].fixed_bytes,
             _PLANNED_SLACK,
         )  # fmt: skip
@@ -295,14 +300,34 @@ class _Question:
         """Plans the highest rung, the half above it, and those below while their rate grows."""
         rows = [self._row(highest + 0.5, count), self._row(highest, count)]
         best = max((row.rate for row in rows if row), default=0.0)
+        begin = highest
+        if (kept := self._highest_kept(highest, count)) is not None:
+            row = self._row(kept, count)
+            if row is not None and better(row.rate, best, 0.0):
+                best, begin = row.rate, kept
         most = 1 if self._ladder.falling else _MOST_SMALLER
-        for rung in range(highest - 1, highest - 1 - most, -1):
+        for rung in range(begin - 1, begin - 1 - most, -1):
             row = self._row(rung, count)
             if row is None or (not self._ladder.falling and not better(row.rate, best, 0.0)):
                 break
             best = max(best, row.rate)
         if highest > 0:
             self._row(0, count)  # what the user began with
+
+    def _highest_kept(self, highest: int, count: int | None) -> int | None:
+        """The highest rung up to ``highest`` at which all residuals fit, by a plan that does."""
+        for _ in range(_MOST_KEPT):
+            if not self._joint or count not in self._kept:
+                return None
+            rung = highest
+            while self._kept[count].needed(self._ladder.load(rung)) > self._limit:
+                rung -= 1
+                if self._ladder.value(rung) is None or highest - rung > MOST_RUNGS:
+                    return None
+            row = self._row(rung, count) if rung == highest else self._kept_row(rung, count)
+            if row is not None:
+                return rung if row.remat == "none" else None
+        return None
 
     def _row(self, rung: float, count: int | None) -> FitRow | None:
         """The fastest row of a rung, which is planned if need be; ``None`` if it does not fit."""

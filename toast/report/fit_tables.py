@@ -28,12 +28,15 @@ def fit_as_text(fit: Fit) -> str:
     console = rich.console.Console(
         file=file, width=_WIDTH, markup=False, emoji=False, highlight=False, color_system=None
     )
-    console.print(fit_tables(fit))
+    console.print(fit_tables(fit, timed=False))
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
-def fit_tables(fit: Fit) -> RenderableType:
-    """The output of ``toast plan --fit``: the answer, the table, and how to make its plans."""
+def fit_tables(fit: Fit, *, timed: bool = True) -> RenderableType:
+    """The output of ``toast plan --fit``: the answer, the table, and how to make its plans.
+
+    ``timed`` adds how long the search took.
+    """
     parts: list[RenderableType] = [
         Text(line, style="bold" if fit.rows else "bold red") for line in answer_lines(fit)
     ]
@@ -42,7 +45,8 @@ def fit_tables(fit: Fit) -> RenderableType:
         parts += [Text(line) for line in _commands(fit)]
     parts += [Text(f"Note: {note}") for note in fit.note.splitlines()]
     minutes, seconds = divmod(round(fit.seconds), 60)
-    parts.append(Text(f"Search: {fit.plans} plans in {minutes}:{seconds:02}"))
+    duration = f" in {minutes}:{seconds:02}" if timed else ""
+    parts.append(Text(f"Search: {fit.plans} plans{duration}"))
     return Group(*parts)
 
 
