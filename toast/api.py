@@ -33,6 +33,7 @@ from toast.plan import (
     joint_plan,
     make_plan,
     may_gain,
+    memory_notes,
     needed,
     padded,
     padding_gain,
@@ -463,8 +464,8 @@ def plan(
             best, share or MOST_ADDED, settings, overlap,
             searching=begin, stages=_PADDING_STAGES if share else stages,
         )  # fmt: skip
-        if more:
-            best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *more])))
+        lines = [*memory_notes(best), best.note, *more]
+        best = dataclasses.replace(best, note="\n".join(filter(None, lines)))
     if not best.fits:
         missing = (
             f"does not fit: the plan needs {size_text(best.after.peak_bytes)} per device, and the "

@@ -26,7 +26,7 @@ def test_files_record_both(tmp_path: pathlib.Path) -> None:
     )
     assert code in (0, 1)
     assert "the batch is cut into 2 microbatches" in printed
-    assert "remat full, 4 runs of scan: recomputes" in printed
+    assert "remat full, 4 runs of scan; recomputed: " in printed
     data = json.loads(pathlib.Path(file).read_text())
     assert (data["origin"]["remat"], data["origin"]["microbatches"]) == ("full", 2)
     assert data["remat"]["preset"] == "full"

@@ -13,6 +13,7 @@ from toast.plan.joint_memory import joint_plan
 from toast.plan.kernel_notes import kernel_notes
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.make_plan import make_plan
+from toast.plan.memory_notes import memory_notes
 from toast.plan.padding import (
     MOST_ADDED,
     Padding,
@@ -78,6 +79,7 @@ __all__ = [
     "loop_notes",
     "make_plan",
     "may_gain",
+    "memory_notes",
     "needed",
     "odds_text",
     "padded",

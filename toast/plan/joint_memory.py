@@ -67,16 +67,14 @@ def joint_plan(
     searches[0].run()
     if may_cut_batch and not searches[0].fits:
         searches += _with_microbatches(plan_with, progress)
-    every = [(search, plan) for search in searches for plan in search.plans.values()]
+    every = [plan for search in searches for plan in search.plans.values()]
     if not every:
         assert searches[0].too_large is not None
         raise searches[0].too_large
-    every.sort(key=lambda pair: _rank(pair[1]))
-    search, best = every[0]
-    tried = "; ".join(_text(plan) for _, plan in every)
+    every.sort(key=_rank)
+    best = every[0]
+    tried = "; ".join(_text(plan) for plan in every)
     note = f"remat=auto chose the first of {len(every)} policies: {tried}"
-    if search.surveyed is not None and best.policy is not None:
-        note += _gain_text(search.surveyed, best)
     return dataclasses.replace(best, note="\n".join(filter(None, [note, best.note])))
 
 
@@ -225,19 +223,3 @@ class _JointSearch:
         except SearchError as error:  # no plan is within the limit of the user
             self.too_large = error
             return None
-
-
-def _gain_text(surveyed: Plan, plan: Plan) -> str:
-    """About how long recomputation takes in a plan, and what it frees; empty without any."""
-    assert plan.policy is not None
-    costs = recomputation(surveyed)
-    choice = priced(costs, plan.policy)
-    every = sum(r.bytes for r in costs.residuals if not r.is_input)
-    freed = every - max(choice.bytes, 0.0)
-    if not choice.recomputed_seconds or freed <= 0.0:
-        return ""
-    return (
-        f"\nrecomputation takes about {time_text(choice.recomputed_seconds)} "
-        f"({choice.recomputed_seconds / plan.after.step_seconds:.0%} of the step before overlap) "
-        f"and frees about {size_text(freed)}"
-    )
