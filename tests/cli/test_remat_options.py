@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -66,6 +67,49 @@ def test_another_policy_is_an_alternative(tmp_path: pathlib.Path) -> None:
         code, _, errors = invoke("explain", file, "--why-not", words, *SHORT)
         assert code == 2
         assert message in errors
+
+
+def test_another_choice_for_some_values_is_an_alternative(tmp_path: pathlib.Path) -> None:
+    file, other = str(tmp_path / "plan.json"), str(tmp_path / "other.json")
+    invoke("plan", *MODEL, *SHORT, "--remat", "minimal", "--json", file)
+    code, printed, _ = invoke("explain", file, "--why-not", "offload=@product", *SHORT, "-o", other)
+    assert code == 0
+    assert "offload = @product instead of keep = @product" in printed
+    changed = json.loads(pathlib.Path(other).read_text())["remat"]["policy"]["scan"]
+    before = json.loads(pathlib.Path(file).read_text())["remat"]["policy"]["scan"]
+    assert "mlp.dot_general" in before["keep"]
+    assert "mlp.dot_general" in changed["offload"]
+    assert changed["recompute"] == before["recompute"]
+    code, printed, _ = invoke("explain", other, "--why-not", "keep=mlp.dot_general", *SHORT)
+    assert "keep = mlp.dot_general instead of offload = mlp.dot_general" in printed
+    for words, message in (
+        ("keep=quary", "keep=quary: no residual is named quary; those of scan ("),
+        ("keep=mlp.dot_general", "keep=mlp.dot_general: the plan has mlp.dot_general kept already"),
+        ("recompute=x", "recompute=x: x is an argument of its block, which exists anyway"),
+    ):
+        code, _, errors = invoke("explain", file, "--why-not", words, *SHORT)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert errors.startswith(f"toast: {message}")
+
+
+def test_choices_need_a_policy_and_a_link_to_the_host(tmp_path: pathlib.Path) -> None:
+    file = str(tmp_path / "plan.json")
+    invoke("plan", *MODEL, *SHORT, "--json", file)
+    code, _, errors = invoke("explain", file, "--why-not", "offload=logits", *SHORT)
+    assert (code, errors) == (
+        2,
+        "toast: --why-not offload=logits: the plan has no memory policy, which this would change; "
+        "use --why-not 'remat=*: keep=* offload=logits', or make the plan with --remat\n",
+    )
+    whole = pathlib.Path("hardware/tpu-v5e.toml").read_text()
+    bare = tmp_path / "bare.toml"
+    bare.write_text(re.sub(r"\[host\].*\n.*\n|(?m:^host = .*\n)", "", whole))
+    words = ["plan", *MODEL, *SHORT, "--remat", "full", "--hardware", str(bare), "--json", file]
+    assert invoke(*words)[0] in (0, 1)
+    code, _, errors = invoke("explain", file, "--why-not", "offload=logits", *SHORT)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert errors.startswith("toast: --why-not offload=logits: the file of ")
+    assert "no [host] with the speed of the link to the memory of the host" in errors
 
 
 def test_plans_without_them_record_neither(tmp_path: pathlib.Path) -> None:
