@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner
@@ -69,46 +70,84 @@ def test_another_policy_is_an_alternative(tmp_path: pathlib.Path) -> None:
         assert message in errors
 
 
-def test_another_choice_for_some_values_is_an_alternative(tmp_path: pathlib.Path) -> None:
-    file, other = str(tmp_path / "plan.json"), str(tmp_path / "other.json")
-    invoke("plan", *MODEL, *SHORT, "--remat", "minimal", "--json", file)
-    code, printed, _ = invoke("explain", file, "--why-not", "offload=@product", *SHORT, "-o", other)
+STEP = """
+import jax, jax.numpy as jnp, toast
+
+@toast.checkpoint
+def layer(x, up, down):
+    hidden = x @ up
+    gate = jnp.sin(hidden)
+    return x + gate @ down
+
+def step(x, up, down):
+    return jax.grad(lambda up: layer(x, up, down).sum())(up)
+"""
+#: The same for a small function.
+SMALL = [
+    "small_remat_step:step", "--arg", "f32[512,64]", "--arg", "f32[64,128]", "--arg",
+    "f32[128,64]",
+]  # fmt: skip
+
+
+@pytest.fixture
+def small_plan(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Plans ``SMALL``; the result is the file of the plan."""
+    (tmp_path / "small_remat_step.py").write_text(STEP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def planned(*options: str) -> str:
+        file = str(tmp_path / "plan.json")
+        code, _, errors = invoke("plan", *SMALL, "--mesh", "data=4", *options, "--json", file)
+        assert code == 0, errors
+        return file
+
+    return planned
+
+
+def test_another_choice_for_some_values_is_an_alternative(
+    small_plan: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    file, other = small_plan("--remat", "layer: keep=hidden"), str(tmp_path / "other.json")
+    code, printed, _ = invoke(
+        "explain", file, *SMALL[:1], "--why-not", "offload=hidden", "-o", other
+    )
     assert code == 0
-    assert "offload = @product instead of keep = @product" in printed
-    changed = json.loads(pathlib.Path(other).read_text())["remat"]["policy"]["scan"]
-    before = json.loads(pathlib.Path(file).read_text())["remat"]["policy"]["scan"]
-    assert "mlp.dot_general" in before["keep"]
-    assert "mlp.dot_general" in changed["offload"]
+    assert "offload = hidden instead of keep = hidden" in printed
+    (changed,), (before,) = (
+        json.loads(pathlib.Path(each).read_text())["remat"]["policy"].values()
+        for each in (other, file)
+    )
+    assert (before["keep"][-1], before["offload"]) == ("hidden", [])
+    assert changed["offload"] == ["hidden"]
     assert changed["recompute"] == before["recompute"]
-    code, printed, _ = invoke("explain", other, "--why-not", "keep=mlp.dot_general", *SHORT)
-    assert "keep = mlp.dot_general instead of offload = mlp.dot_general" in printed
+    code, printed, _ = invoke("explain", other, *SMALL[:1], "--why-not", "keep=@product")
+    assert "keep = @product instead of offload = @product" in printed
     for words, message in (
-        ("keep=quary", "keep=quary: no residual is named quary; those of scan ("),
-        ("keep=mlp.dot_general", "keep=mlp.dot_general: the plan has mlp.dot_general kept already"),
+        ("keep=quary", "keep=quary: no residual is named quary; those of layer ("),
+        ("keep=hidden", "keep=hidden: the plan has hidden kept already"),
         ("recompute=x", "recompute=x: x is an argument of its block, which exists anyway"),
     ):
-        code, _, errors = invoke("explain", file, "--why-not", words, *SHORT)
+        code, _, errors = invoke("explain", file, *SMALL[:1], "--why-not", words)
         assert (code, errors.count("\n")) == (2, 1)
         assert errors.startswith(f"toast: {message}")
 
 
-def test_choices_need_a_policy_and_a_link_to_the_host(tmp_path: pathlib.Path) -> None:
-    file = str(tmp_path / "plan.json")
-    invoke("plan", *MODEL, *SHORT, "--json", file)
-    code, _, errors = invoke("explain", file, "--why-not", "offload=logits", *SHORT)
-    assert (code, errors) == (
+def test_choices_need_a_policy_and_a_link_to_the_host(
+    small_plan: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    asked = ["explain", small_plan(), *SMALL[:1], "--why-not", "offload=gate"]
+    assert invoke(*asked) == (
         2,
-        "toast: --why-not offload=logits: the plan has no memory policy, which this would change; "
-        "use --why-not 'remat=*: keep=* offload=logits', or make the plan with --remat\n",
+        "",
+        "toast: --why-not offload=gate: the plan has no memory policy, which this would change; "
+        "use --why-not 'remat=*: keep=* offload=gate', or make the plan with --remat\n",
     )
-    whole = pathlib.Path("hardware/tpu-v5e.toml").read_text()
-    bare = tmp_path / "bare.toml"
+    whole, bare = pathlib.Path("hardware/tpu-v5e.toml").read_text(), tmp_path / "bare.toml"
     bare.write_text(re.sub(r"\[host\].*\n.*\n|(?m:^host = .*\n)", "", whole))
-    words = ["plan", *MODEL, *SHORT, "--remat", "full", "--hardware", str(bare), "--json", file]
-    assert invoke(*words)[0] in (0, 1)
-    code, _, errors = invoke("explain", file, "--why-not", "offload=logits", *SHORT)
+    small_plan("--remat", "full", "--hardware", str(bare))
+    code, _, errors = invoke(*asked)
     assert (code, errors.count("\n")) == (2, 1)
-    assert errors.startswith("toast: --why-not offload=logits: the file of ")
+    assert errors.startswith("toast: --why-not offload=gate: the file of ")
     assert "no [host] with the speed of the link to the memory of the host" in errors
 
 
