@@ -80,7 +80,11 @@ def layer(x, up, down):
     return x + gate @ down
 
 def step(x, up, down):
-    return jax.grad(lambda up: layer(x, up, down).sum())(up)
+    def loss(up):
+        y = layer(layer(layer(x, up, down), up, down), up, down)
+        return y.sum()
+
+    return jax.grad(loss)(up)
 """
 #: The same for a small function.
 SMALL = [
@@ -130,6 +134,22 @@ def test_another_choice_for_some_values_is_an_alternative(
         code, _, errors = invoke("explain", file, *SMALL[:1], "--why-not", words)
         assert (code, errors.count("\n")) == (2, 1)
         assert errors.startswith(f"toast: {message}")
+
+
+def test_policies_beyond_the_users_limit_are_priced(
+    small_plan: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    page, batch = tmp_path / "report.html", ("--fix", "x:0=data")
+    peak = json.loads(pathlib.Path(small_plan("--remat", "full", *batch)).read_text())["after"]
+    limit = str(1.001 * peak["peak_bytes"] / 2**30)
+    file = small_plan("--remat", "full", *batch, "--memory", limit, "--report", str(page))
+    assert "everything kept" in page.read_text()
+    assert "full recomputation" not in page.read_text()  # that is the plan
+    words = ["--why-not", "remat=none", "--budget", "0"]
+    code, printed, _ = invoke("explain", file, *SMALL[:1], *words)
+    assert code == 0
+    assert "remat = none instead of full" in printed
+    assert "not fit" in printed
 
 
 def test_choices_need_a_policy_and_a_link_to_the_host(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -288,10 +289,8 @@ def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float
     :class:`toast.errors.TargetError` for names that no residual has, and the errors of
     :func:`toast.plan`.
     """
-    from toast import api
     from toast.errors import PlanError
     from toast.explain import other_policy
-    from toast.search import Settings
 
     changes: dict[str, Any] = {option: value}
     before: tuple[str, ...] = ()
@@ -302,18 +301,51 @@ def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float
     elif option != "remat":
         policy, before = _changed_policy(plan, cast("Choice", option), value)
         changes = {"remat": policy}
-    chosen = dataclasses.replace(source, **changes)
     with progress() as show:
-        analysis = chosen.analysis(show, partitioner=plan.analysis.lowering)
-        other = api.plan(
-            analysis, mesh=plan.mesh, hardware=plan.hardware, memory_bytes=plan.memory_bytes,
-            safety=plan.safety, overlap=plan.model.overlap, constraints=plan.constraints,
-            resolution=plan.resolution, start=plan,
-            settings=Settings(seed=plan.seed, budget=budget), progress=show,
-        )  # fmt: skip
-    written = plan.origin.hardware if plan.origin else plan.hardware.name
-    other = dataclasses.replace(other, origin=chosen.origin(written))
+        other = _replanned(dataclasses.replace(source, **changes), plan, budget, show)
     return other_policy(plan, other, option, value, before)
+
+
+def _replanned(source: Source, plan: Plan, budget: float, show: Callable[[Any], None]) -> Plan:
+    """The plan of ``source``, which is the program of ``plan`` traced in another way.
+
+    The search starts from ``plan``, under the same options, and takes at most ``budget`` seconds.
+    The result may not fit.
+    """
+    from toast import api
+    from toast.search import Settings
+
+    analysis = source.analysis(show, partitioner=plan.analysis.lowering)
+    # A limit of the user would be an error for plans that do not fit.
+    machine = dataclasses.replace(plan.hardware, memory_limit_bytes=plan.memory_bytes)
+    other = api.plan(
+        analysis, mesh=plan.mesh, hardware=machine, safety=plan.safety, overlap=plan.model.overlap,
+        constraints=plan.constraints, resolution=plan.resolution, start=plan,
+        settings=Settings(seed=plan.seed, budget=budget), progress=show,
+    )  # fmt: skip
+    written = plan.origin.hardware if plan.origin else plan.hardware.name
+    return dataclasses.replace(other, hardware=plan.hardware, origin=source.origin(written))
+
+
+def policy_plans(source: Source, plan: Plan, show: Callable[[Any], None]) -> list[Plan]:
+    """The plan with everything kept, and with everything recomputed, to compare their memory.
+
+    They have the shardings of ``plan``, without a search.  ``source`` is its program.  There are
+    none for a program that is not traced, or a plan without a memory policy.
+    """
+    from toast.errors import ToastError
+
+    if plan.policy is None or not source.is_traced:
+        return []
+    plans = []
+    for preset in ("none", "full"):
+        if plan.policy.preset == preset:
+            continue
+        count = plan.microbatches if plan.microbatches > 1 else source.microbatches
+        chosen = dataclasses.replace(source, remat=preset, microbatches=count)
+        with contextlib.suppress(ToastError):  # the policy may have no counterpart of the plan
+            plans.append(_replanned(chosen, plan, 0.0, show))
+    return plans
 
 
 def _changed_policy(
@@ -398,7 +430,7 @@ def explain_plan(
         shown.append(report.annotations_table(annotated))
     policy = _POLICY.fullmatch(alternative or "")
     if policy and replan:
-        explanations.append(replan(*policy.groups(), budget))
+        explanations.append(replan(policy[1], policy[2], budget))
         shown.append(report.why_not_tables(explanations[-1]))
     elif alternative is not None:
         pattern, equals, spec = alternative.rpartition("=P")

@@ -101,6 +101,7 @@ def other_policy(
     :param before: what the plan does with these residuals (``keep``).
     :returns: the comparison; costs are in steps of the unsharded program of ``other``.
     """
+    now: tuple[str, ...]
     if option == "microbatches":
         now = (str(plan.microbatches),)
     elif before:

@@ -12,6 +12,7 @@ The report contains the same data as JSON, in the element with the id ``data``. 
     Rows of the tables.
 ``memory``
     ``before`` and ``after``: ``op`` and ``live_bytes`` of the timeline, the peak, the live values.
+    ``policies`` has rows of :func:`toast.report.html.policies.policy_rows`.
 ``conflicts``
     ``[name, other, set, group, sites]`` for each conflict, in the order of the numbers of ``toast
     explain --conflict``; a site is a value, or ``[op, operand]``.
@@ -42,6 +43,7 @@ from toast.plan.labels import shown_label
 from toast.program import Program
 from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
+from toast.report.html.policies import policy_rows
 from toast.report.memory import peak_groups
 from toast.report.summaries import interval_text, plan_cost_before
 from toast.units import size_text, time_text
@@ -54,9 +56,14 @@ _AT_PEAK, _LINES = 60, 60
 
 
 def gather(
-    plan: Plan, compared: Sequence[MethodResult] = (), sources: pathlib.Path | None = None
+    plan: Plan,
+    compared: Sequence[MethodResult] = (),
+    sources: pathlib.Path | None = None,
+    policies: Sequence[Plan] = (),
 ) -> dict[str, Any]:
     """The data of the report of ``plan``, compared with the results ``compared``.
+
+    ``policies`` are plans of the same step with other memory policies.
 
     For a program from a file, the report may show lines of files below the folder ``sources``.
     """
@@ -82,6 +89,7 @@ def gather(
             "limit_bytes": plan.memory_bytes,
             "before": _memory(program, plan.timeline_before, places),
             "after": _memory(program, plan.timeline, places),
+            "policies": policy_rows(plan, policies),
         },
         "rounds": [dataclasses.asdict(r) for r in plan.rounds],
         "meshes": [
