@@ -34,6 +34,7 @@ from toast.plan import (
     make_plan,
     may_gain,
     memory_notes,
+    misfit_proof,
     needed,
     padded,
     padding_gain,
@@ -473,7 +474,8 @@ def plan(
         )
         if best.after.peak_bytes <= limit:  # but not with the odds that are asked for
             missing = best.unsafe_text
-        best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, missing])))
+        lines = [best.note, missing, misfit_proof(best)]
+        best = dataclasses.replace(best, note="\n".join(filter(None, lines)))
     kept = saved.padding if saved and not analysis.program.padding else ()
     if share and (gain or kept) and result.stopped != "interrupt":
         best = _padded_plan(

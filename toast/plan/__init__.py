@@ -24,6 +24,7 @@ from toast.plan.padding import (
     padding_note,
 )
 from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
+from toast.plan.policy_bound import misfit_proof
 from toast.plan.prediction import Collective, NumberChange, Prediction, fit_text, odds_text
 from toast.plan.program_notes import loop_notes, program_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
@@ -80,6 +81,7 @@ __all__ = [
     "make_plan",
     "may_gain",
     "memory_notes",
+    "misfit_proof",
     "needed",
     "odds_text",
     "padded",

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from toast.errors import SearchError, TargetError
 from toast.plan.plan import Plan
+from toast.plan.policy_bound import policy_bound
 from toast.plan.policy_choice import PolicyChoice, best_choice, priced
 from toast.plan.residual_costs import recomputation
 from toast.program import PRESETS, MemoryPolicy, preset, survey
@@ -75,7 +76,24 @@ def joint_plan(
     best = every[0]
     tried = "; ".join(_text(plan) for plan in every)
     note = f"remat=auto chose the first of {len(every)} policies: {tried}"
-    return dataclasses.replace(best, note="\n".join(filter(None, [note, best.note])))
+    return dataclasses.replace(
+        best,
+        note="\n".join(filter(None, [note, best.note])),
+        policies_bound_seconds=_bound(searches, every, may_cut_batch=may_cut_batch),
+    )
+
+
+def _bound(
+    searches: Sequence[_JointSearch], plans: Sequence[Plan], *, may_cut_batch: bool
+) -> float:
+    """The seconds that every plan takes at least; 0 if padding or several meshes were tried."""
+    surveys = [search.surveyed for search in searches if search.surveyed is not None]
+    if not surveys or any(plan.padding or plan.meshes for plan in [*surveys, *plans]):
+        return 0.0
+    most = _MOST_MICROBATCHES if may_cut_batch else 1
+    return min(
+        policy_bound(plan, most_microbatches=max(1, most // plan.microbatches)) for plan in surveys
+    )
 
 
 def _with_microbatches(

@@ -195,6 +195,10 @@ def _prediction(plan: Plan) -> TextTable:
         ratio = multiple(after.step_seconds / plan.bound_seconds)
         bound = f"{time_text(plan.bound_seconds)}; plan: {ratio}"
         table.add_row("lower bound (roofline, no collectives)", "", bound)
+    if 0 < plan.policies_bound_seconds < math.inf:
+        ratio = multiple(after.step_seconds / plan.policies_bound_seconds)
+        bound = f"{time_text(plan.policies_bound_seconds)}; plan: {ratio}"
+        table.add_row("  of every memory policy", "", bound)
     return table
 
 
