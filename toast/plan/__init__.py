@@ -13,6 +13,7 @@ from toast.plan.joint_memory import joint_plan
 from toast.plan.kernel_notes import kernel_notes
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.make_plan import make_plan
+from toast.plan.memory_advice import AdvisedValue, MemoryAdvice, memory_advice
 from toast.plan.memory_notes import memory_notes
 from toast.plan.padding import (
     MOST_ADDED,
@@ -43,6 +44,7 @@ __all__ = [
     "MOST_ADDED",
     "VERSION",
     "ActionChange",
+    "AdvisedValue",
     "Alternative",
     "AnnotationExplanation",
     "Applied",
@@ -58,6 +60,7 @@ __all__ = [
     "Difference",
     "FreeAxis",
     "HeldAxis",
+    "MemoryAdvice",
     "NumberChange",
     "Origin",
     "Padding",
@@ -80,6 +83,7 @@ __all__ = [
     "loop_notes",
     "make_plan",
     "may_gain",
+    "memory_advice",
     "memory_notes",
     "misfit_proof",
     "needed",
