@@ -499,10 +499,11 @@ def check_host_link(program: Program, machine: Hardware) -> None:
     """Raises :class:`toast.errors.HardwareError` if a policy offloads and there is no host link."""
     policy = program.memory and program.memory.policy
     if policy and policy.offloads and not has_host_link(machine):
+        moved = (f"{b.block}: offload={','.join(b.offload)}" for b in policy.blocks if b.offload)
         raise HardwareError(
-            f"remat {policy.label}: offloads to the memory of the host, and the file of "
-            f"{machine.name} has no [host] with the speed of the link; keep or recompute these "
-            "values, or add [host] to the file"
+            f"remat {policy.preset or '; '.join(moved)}: the file of "
+            f"{machine.name} has no [host] with the speed of the link to the memory of the host; "
+            "keep or recompute these values, or add [host] to the file"
         )
 
 

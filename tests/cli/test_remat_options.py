@@ -85,6 +85,29 @@ def step(x, up, down):
         return y.sum()
 
     return jax.grad(loss)(up)
+
+def forward(x, up, down):
+    return layer(x, up, down)
+
+saved = jax.checkpoint_policies.save_only_these_names("gate")
+kept = jax.checkpoint(lambda x, up: x * (x @ up).sum(), policy=saved)
+
+def own_policy(x, up, down):
+    return jax.grad(lambda up: kept(x, up).sum())(up)
+
+@jax.custom_vjp
+def logged(x):
+    return jnp.sin(x)
+
+def logged_forward(x):
+    jax.experimental.io_callback(lambda _: None, None, x)
+    return jnp.sin(x), x
+
+logged.defvjp(logged_forward, lambda x, g: (g * jnp.cos(x),))
+
+def custom(x, up, down):
+    block = toast.checkpoint(lambda x, up: logged(x @ up), name="block")
+    return jax.grad(lambda up: block(x, up).sum())(up)
 """
 #: The same for a small function.
 SMALL = [
@@ -231,3 +254,54 @@ def test_errors(words: list[str], message: str) -> None:
     assert code == 2
     assert errors.startswith(message)
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "remat", "message"),
+    [
+        ("forward", "auto", "forward: remat auto: nothing is differentiated in it, so that there"),
+        (
+            "own_policy", "full",
+            "own_policy: remat full: there is no scan and no repeated layer that may be recomputed "
+            "(<lambda> at small_remat_step.py:21 has a jax.checkpoint of its own with policy "
+            "save_only_these_names); use toast.checkpoint(layer) around its layers\n",
+        ),
+        (
+            "custom", "full",
+            "custom: remat full: there is no scan and no repeated layer that may be recomputed "
+            "(block has side effects in the custom gradient of logged at small_remat_step.py:37 ",
+        ),
+        ("step", "layer: offload=gate,hidden", "remat layer: offload=hidden,gate: the file of "),
+        ("step", "minimal_offloaded", "remat minimal_offloaded: the file of "),
+    ],
+)  # fmt: skip
+def test_bad_input_is_an_error_of_one_line(
+    small_plan: Callable[..., str], tmp_path: pathlib.Path, function: str, remat: str, message: str
+) -> None:
+    whole, bare = pathlib.Path("hardware/tpu-v5e.toml").read_text(), tmp_path / "bare.toml"
+    bare.write_text(re.sub(r"\[host\].*\n.*\n|(?m:^host = .*\n)", "", whole))
+    target, output = f"small_remat_step:{function}", str(tmp_path / "none.json")
+    words = ["--mesh", "data=4", "--hardware", str(bare), "--remat", remat, "--json", output]
+    code, printed, errors = invoke("plan", target, *SMALL[1:], *words)
+    assert (code, printed, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(f"toast: {message}")
+    assert not pathlib.Path(output).exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "stays"),
+    [
+        ("own_policy", "a jax.checkpoint of its own with policy save_only_these_names"),
+        ("custom", "block has side effects in the custom gradient of logged at "),
+    ],
+)
+def test_what_auto_leaves_alone_is_said(
+    small_plan: Callable[..., str], function: str, stays: str
+) -> None:
+    code, printed, errors = invoke(
+        "plan", f"small_remat_step:{function}", *SMALL[1:], "--mesh", "data=4", "--remat", "auto"
+    )
+    assert (code, errors) == (0, "")
+    folded = " ".join(printed.split())
+    assert "Note: left as it is: " in folded
+    assert stays in folded

@@ -107,9 +107,8 @@ def test_offloaded_values_leave_the_device() -> None:
             step, *arrays(64, 8), mesh="data=4", hardware=bare, remat="layer: offload=hidden"
         )
     assert str(error.value) == (
-        "remat layer: keep=x,params['first'],params['second'] recompute=hidden.dot_general offload=hidden: "
-        "offloads to the memory of the host, and the file of tpu-v5e has no [host] with the speed "
-        "of the link; keep or recompute these values, or add [host] to the file"
+        "remat layer: offload=hidden: the file of tpu-v5e has no [host] with the speed of the link "
+        "to the memory of the host; keep or recompute these values, or add [host] to the file"
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -65,7 +67,10 @@ def joint_plan(
     :raises toast.errors.TargetError: if the program has nothing to recompute.
     """
     searches = [_JointSearch(plan_with, progress, None)]
-    searches[0].run()
+    try:
+        searches[0].run()
+    except TargetError as error:
+        raise TargetError(re.sub(r"remat (none|full): ", "remat auto: ", str(error))) from None
     if may_cut_batch and not searches[0].fits:
         searches += _with_microbatches(plan_with, progress)
     every = [plan for search in searches for plan in search.plans.values()]
@@ -160,7 +165,12 @@ class _JointSearch:
         """Plans the program with several policies."""
         self._plan("none")
         if self.surveyed is None:
-            self.survey_fits()
+            try:
+                self.survey_fits()
+            except TargetError:  # what the program recomputes itself stays, and the note says so
+                if any(plan.analysis.program.memory.own for plan in self.plans.values()):
+                    return
+                raise
         if self.surveyed is not None:
             self.surveyed = self._improve(self.surveyed)
             self._try_presets(self.surveyed)
@@ -209,7 +219,10 @@ class _JointSearch:
         room = surveyed.memory_bytes - surveyed.needed_bytes(surveyed.after)
         longest = priced(costs, best.policy).seconds + _LONGER * best.after.step_seconds
         likely = []
+        linked = math.isfinite(best.hardware.host_bytes_per_s)
         for name in PRESETS:
+            if preset(name).offloads and not linked:
+                continue
             with contextlib.suppress(TargetError):  # no residual has one of its names
                 choice = priced(costs, preset(name).resolved(memory.blocks))
                 if choice.bytes <= room and choice.seconds <= longest:

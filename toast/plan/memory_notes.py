@@ -63,7 +63,7 @@ def memory_notes(plan: Plan) -> list[str]:
         notes.append(f"{label}, {runs}; {'; '.join(parts) or 'nothing is kept'}")
     if several and share:
         notes.append(f"recomputation adds about {_share_text(share)} of the step")
-    return [*notes, *(f"recomputation that stays: {text}" for text in memory.own)]
+    return [*notes, *(f"left as it is: {text}" for text in memory.own)]
 
 
 def recomputed_seconds(plan: Plan) -> float:
