@@ -25,6 +25,7 @@ The report contains the same data as JSON, in the element with the id ``data``. 
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import shlex
 from collections import Counter, defaultdict
@@ -110,6 +111,7 @@ def gather(
 
 def _summary(plan: Plan) -> dict[str, Any]:
     bound, step = plan.bound_seconds, plan.after.step_seconds
+    over_policies = plan.policies_bound_seconds
     return {
         "step_seconds": step,
         "step_seconds_before": plan.before.step_seconds,
@@ -126,6 +128,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "error_bars": plan.error_bars.basis,
         "borrowed": plan.error_bars.borrowed,
         "bound_seconds": bound,
+        "policies_bound_seconds": over_policies if 0 < over_policies < math.inf else None,
         "over_bound": max(1.0, step / bound) if bound > 0 else None,
         "collective_seconds": plan.after.collective_seconds,
         "hidden_seconds": plan.after.hidden_seconds,
