@@ -168,7 +168,8 @@ class _JointSearch:
             try:
                 self.survey_fits()
             except TargetError:  # what the program recomputes itself stays, and the note says so
-                if any(plan.analysis.program.memory.own for plan in self.plans.values()):
+                known = [plan.analysis.program.memory for plan in self.plans.values()]
+                if any(memory.own for memory in known if memory):
                     return
                 raise
         if self.surveyed is not None:
