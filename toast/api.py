@@ -33,6 +33,8 @@ from toast.plan import (
     joint_plan,
     make_plan,
     may_gain,
+    memory_notes,
+    misfit_proof,
     needed,
     padded,
     padding_gain,
@@ -463,8 +465,8 @@ def plan(
             best, share or MOST_ADDED, settings, overlap,
             searching=begin, stages=_PADDING_STAGES if share else stages,
         )  # fmt: skip
-        if more:
-            best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, *more])))
+        lines = [*memory_notes(best), best.note, *more]
+        best = dataclasses.replace(best, note="\n".join(filter(None, lines)))
     if not best.fits:
         missing = (
             f"does not fit: the plan needs {size_text(best.after.peak_bytes)} per device, and the "
@@ -472,7 +474,8 @@ def plan(
         )
         if best.after.peak_bytes <= limit:  # but not with the odds that are asked for
             missing = best.unsafe_text
-        best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, missing])))
+        lines = [best.note, missing, misfit_proof(best)]
+        best = dataclasses.replace(best, note="\n".join(filter(None, lines)))
     kept = saved.padding if saved and not analysis.program.padding else ()
     if share and (gain or kept) and result.stopped != "interrupt":
         best = _padded_plan(
@@ -496,10 +499,11 @@ def check_host_link(program: Program, machine: Hardware) -> None:
     """Raises :class:`toast.errors.HardwareError` if a policy offloads and there is no host link."""
     policy = program.memory and program.memory.policy
     if policy and policy.offloads and not has_host_link(machine):
+        moved = (f"{b.block}: offload={','.join(b.offload)}" for b in policy.blocks if b.offload)
         raise HardwareError(
-            f"remat {policy.label}: offloads to the memory of the host, and the file of "
-            f"{machine.name} has no [host] with the speed of the link; keep or recompute these "
-            "values, or add [host] to the file"
+            f"remat {policy.preset or '; '.join(moved)}: the file of "
+            f"{machine.name} has no [host] with the speed of the link to the memory of the host; "
+            "keep or recompute these values, or add [host] to the file"
         )
 
 

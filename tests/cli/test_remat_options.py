@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
+from collections.abc import Callable
 
 import pytest
 from typer.testing import CliRunner
@@ -26,7 +28,7 @@ def test_files_record_both(tmp_path: pathlib.Path) -> None:
     )
     assert code in (0, 1)
     assert "the batch is cut into 2 microbatches" in printed
-    assert "remat full, 4 runs of scan: recomputes" in printed
+    assert "remat full, 4 runs of scan; recomputed: " in printed
     data = json.loads(pathlib.Path(file).read_text())
     assert (data["origin"]["remat"], data["origin"]["microbatches"]) == ("full", 2)
     assert data["remat"]["preset"] == "full"
@@ -66,6 +68,130 @@ def test_another_policy_is_an_alternative(tmp_path: pathlib.Path) -> None:
         code, _, errors = invoke("explain", file, "--why-not", words, *SHORT)
         assert code == 2
         assert message in errors
+
+
+STEP = """
+import jax, jax.numpy as jnp, toast
+
+@toast.checkpoint
+def layer(x, up, down):
+    hidden = x @ up
+    gate = jnp.sin(hidden)
+    return x + gate @ down
+
+def step(x, up, down):
+    def loss(up):
+        y = layer(layer(layer(x, up, down), up, down), up, down)
+        return y.sum()
+
+    return jax.grad(loss)(up)
+
+def forward(x, up, down):
+    return layer(x, up, down)
+
+saved = jax.checkpoint_policies.save_only_these_names("gate")
+kept = jax.checkpoint(lambda x, up: x * (x @ up).sum(), policy=saved)
+
+def own_policy(x, up, down):
+    return jax.grad(lambda up: kept(x, up).sum())(up)
+
+@jax.custom_vjp
+def logged(x):
+    return jnp.sin(x)
+
+def logged_forward(x):
+    jax.experimental.io_callback(lambda _: None, None, x)
+    return jnp.sin(x), x
+
+logged.defvjp(logged_forward, lambda x, g: (g * jnp.cos(x),))
+
+def custom(x, up, down):
+    block = toast.checkpoint(lambda x, up: logged(x @ up), name="block")
+    return jax.grad(lambda up: block(x, up).sum())(up)
+"""
+#: The same for a small function.
+SMALL = [
+    "small_remat_step:step", "--arg", "f32[512,64]", "--arg", "f32[64,128]", "--arg",
+    "f32[128,64]",
+]  # fmt: skip
+
+
+@pytest.fixture
+def small_plan(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Plans ``SMALL``; the result is the file of the plan."""
+    (tmp_path / "small_remat_step.py").write_text(STEP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def planned(*options: str) -> str:
+        file = str(tmp_path / "plan.json")
+        code, _, errors = invoke("plan", *SMALL, "--mesh", "data=4", *options, "--json", file)
+        assert code == 0, errors
+        return file
+
+    return planned
+
+
+def test_another_choice_for_some_values_is_an_alternative(
+    small_plan: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    file, other = small_plan("--remat", "layer: keep=hidden"), str(tmp_path / "other.json")
+    code, printed, _ = invoke(
+        "explain", file, *SMALL[:1], "--why-not", "offload=hidden", "-o", other
+    )
+    assert code == 0
+    assert "offload = hidden instead of keep = hidden" in printed
+    (changed,), (before,) = (
+        json.loads(pathlib.Path(each).read_text())["remat"]["policy"].values()
+        for each in (other, file)
+    )
+    assert (before["keep"][-1], before["offload"]) == ("hidden", [])
+    assert changed["offload"] == ["hidden"]
+    assert changed["recompute"] == before["recompute"]
+    code, printed, _ = invoke("explain", other, *SMALL[:1], "--why-not", "keep=@product")
+    assert "keep = @product instead of offload = @product" in printed
+    for words, message in (
+        ("keep=quary", "keep=quary: no residual is named quary; those of layer ("),
+        ("keep=hidden", "keep=hidden: the plan has hidden kept already"),
+        ("recompute=x", "recompute=x: x is an argument of its block, which exists anyway"),
+    ):
+        code, _, errors = invoke("explain", file, *SMALL[:1], "--why-not", words)
+        assert (code, errors.count("\n")) == (2, 1)
+        assert errors.startswith(f"toast: {message}")
+
+
+def test_policies_beyond_the_users_limit_are_priced(
+    small_plan: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    page, batch = tmp_path / "report.html", ("--fix", "x:0=data")
+    peak = json.loads(pathlib.Path(small_plan("--remat", "full", *batch)).read_text())["after"]
+    limit = str(1.001 * peak["peak_bytes"] / 2**30)
+    file = small_plan("--remat", "full", *batch, "--memory", limit, "--report", str(page))
+    assert "everything kept" in page.read_text()
+    assert "full recomputation" not in page.read_text()  # that is the plan
+    words = ["--why-not", "remat=none", "--budget", "0"]
+    code, printed, _ = invoke("explain", file, *SMALL[:1], *words)
+    assert code == 0
+    assert "remat = none instead of full" in printed
+    assert "not fit" in printed
+
+
+def test_choices_need_a_policy_and_a_link_to_the_host(
+    small_plan: Callable[..., str], tmp_path: pathlib.Path
+) -> None:
+    asked = ["explain", small_plan(), *SMALL[:1], "--why-not", "offload=gate"]
+    assert invoke(*asked) == (
+        2,
+        "",
+        "toast: --why-not offload=gate: the plan has no memory policy, which this would change; "
+        "use --why-not 'remat=*: keep=* offload=gate', or make the plan with --remat\n",
+    )
+    whole, bare = pathlib.Path("hardware/tpu-v5e.toml").read_text(), tmp_path / "bare.toml"
+    bare.write_text(re.sub(r"\[host\].*\n.*\n|(?m:^host = .*\n)", "", whole))
+    small_plan("--remat", "full", "--hardware", str(bare))
+    code, _, errors = invoke(*asked)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert errors.startswith("toast: --why-not offload=gate: the file of ")
+    assert "no [host] with the speed of the link to the memory of the host" in errors
 
 
 def test_plans_without_them_record_neither(tmp_path: pathlib.Path) -> None:
@@ -128,3 +254,54 @@ def test_errors(words: list[str], message: str) -> None:
     assert code == 2
     assert errors.startswith(message)
     assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "remat", "message"),
+    [
+        ("forward", "auto", "forward: remat auto: nothing is differentiated in it, so that there"),
+        (
+            "own_policy", "full",
+            "own_policy: remat full: there is no scan and no repeated layer that may be recomputed "
+            "(<lambda> at small_remat_step.py:21 has a jax.checkpoint of its own with policy "
+            "save_only_these_names); use toast.checkpoint(layer) around its layers\n",
+        ),
+        (
+            "custom", "full",
+            "custom: remat full: there is no scan and no repeated layer that may be recomputed "
+            "(block has side effects in the custom gradient of logged at small_remat_step.py:37 ",
+        ),
+        ("step", "layer: offload=gate,hidden", "remat layer: offload=hidden,gate: the file of "),
+        ("step", "minimal_offloaded", "remat minimal_offloaded: the file of "),
+    ],
+)  # fmt: skip
+def test_bad_input_is_an_error_of_one_line(
+    small_plan: Callable[..., str], tmp_path: pathlib.Path, function: str, remat: str, message: str
+) -> None:
+    whole, bare = pathlib.Path("hardware/tpu-v5e.toml").read_text(), tmp_path / "bare.toml"
+    bare.write_text(re.sub(r"\[host\].*\n.*\n|(?m:^host = .*\n)", "", whole))
+    target, output = f"small_remat_step:{function}", str(tmp_path / "none.json")
+    words = ["--mesh", "data=4", "--hardware", str(bare), "--remat", remat, "--json", output]
+    code, printed, errors = invoke("plan", target, *SMALL[1:], *words)
+    assert (code, printed, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(f"toast: {message}")
+    assert not pathlib.Path(output).exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "stays"),
+    [
+        ("own_policy", "a jax.checkpoint of its own with policy save_only_these_names"),
+        ("custom", "block has side effects in the custom gradient of logged at "),
+    ],
+)
+def test_what_auto_leaves_alone_is_said(
+    small_plan: Callable[..., str], function: str, stays: str
+) -> None:
+    code, printed, errors = invoke(
+        "plan", f"small_remat_step:{function}", *SMALL[1:], "--mesh", "data=4", "--remat", "auto"
+    )
+    assert (code, errors) == (0, "")
+    folded = " ".join(printed.split())
+    assert "Note: left as it is: " in folded
+    assert stays in folded

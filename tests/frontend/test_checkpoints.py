@@ -216,7 +216,8 @@ def test_a_checkpoint_of_the_program_stays_and_is_named() -> None:
 
     with pytest.raises(TargetError, match=r"^step: remat full: there is no scan and no repeated "
         r"layer that may be recomputed \(layer at test_checkpoints.py:\d+ has a jax.checkpoint of "
-        r"its own\); use toast.checkpoint\(layer\) around its layers$"):  # fmt: skip
+        r"its own with policy dots_saveable\); use toast.checkpoint\(layer\) around its layers$"
+    ):  # fmt: skip
         program_of(_named(jax.grad(loss), "step"), stack(), f32(6, 8), remat="full")
 
 

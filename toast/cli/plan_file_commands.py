@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -28,7 +29,8 @@ from toast.units import size_text
 
 if TYPE_CHECKING:
     from toast.hardware import Hardware
-    from toast.plan import Applied, Plan, Saved
+    from toast.plan import Applied, Plan, Saved, WhyNot
+    from toast.program import Choice, MemoryPolicy
 
 app = group("")
 
@@ -68,7 +70,8 @@ WhyNotOption = Annotated[
     typer.Option(
         "--why-not",
         help="For a plan: show the effect of another sharding: \"params['wq']=P('model', None)\"; "
-        "* matches any text. Or that of another memory policy: remat=full, microbatches=4.",
+        "* matches any text. Or that of another memory policy: remat=full, microbatches=4, or the "
+        "plan's with another choice for some values: offload=NAME, keep=NAME, recompute=NAME.",
     ),
 ]
 WhyNotBudget = Annotated[
@@ -81,6 +84,10 @@ WhyNotOutput = Annotated[
     pathlib.Path | None,
     typer.Option("-o", "--output", help="Write the plan of --why-not to this JSON file."),
 ]
+
+
+#: An alternative that is another memory policy; with ``P(...)``, it is the sharding of an argument.
+_POLICY = re.compile(r"(remat|microbatches|keep|recompute|offload)=(?!P\()(.+)", re.DOTALL)
 
 
 def _plan_file(metavar: str) -> Any:
@@ -271,34 +278,98 @@ def _program_source(
     return found, is_file
 
 
-def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float) -> Plan:
-    """The program of a plan with another value of ``remat`` or ``microbatches``, planned anew.
+def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float) -> WhyNot:
+    """Compare a plan with another one of its program, planned anew.
+
+    ``option`` and ``value`` are those of ``--why-not``: ``remat`` or ``microbatches``; or ``keep``,
+    ``recompute`` or ``offload`` with names of residuals, for the policy of the plan with another
+    choice for these alone.
 
     ``source`` is the program, as :func:`load_plan_and_source` returns it; the search starts from
     ``plan`` and takes at most ``budget`` seconds.  Raises
-    :class:`toast.errors.PlanError` for a number of microbatches that is none, and the errors of
+    :class:`toast.errors.PlanError` for a number of microbatches that is none,
+    :class:`toast.errors.TargetError` for names that no residual has, and the errors of
     :func:`toast.plan`.
     """
-    from toast import api
     from toast.errors import PlanError
-    from toast.search import Settings
+    from toast.explain import other_policy
 
     changes: dict[str, Any] = {option: value}
+    before: tuple[str, ...] = ()
     if option == "microbatches":
         if not re.fullmatch(r"[1-9]\d{0,8}", value):
             raise PlanError(f"--why-not 'microbatches={value}': write a number, such as 4")
         changes = {option: int(value)}
-    chosen = dataclasses.replace(source, **changes)
+    elif option != "remat":
+        policy, before = _changed_policy(plan, cast("Choice", option), value)
+        changes = {"remat": policy}
     with progress() as show:
-        analysis = chosen.analysis(show, partitioner=plan.analysis.lowering)
-        other = api.plan(
-            analysis, mesh=plan.mesh, hardware=plan.hardware, memory_bytes=plan.memory_bytes,
-            safety=plan.safety, overlap=plan.model.overlap, constraints=plan.constraints,
-            resolution=plan.resolution, start=plan,
-            settings=Settings(seed=plan.seed, budget=budget), progress=show,
-        )  # fmt: skip
+        other = _replanned(dataclasses.replace(source, **changes), plan, budget, show)
+    return other_policy(plan, other, option, value, before)
+
+
+def _replanned(source: Source, plan: Plan, budget: float, show: Callable[[Any], None]) -> Plan:
+    """The plan of ``source``, which is the program of ``plan`` traced in another way.
+
+    The search starts from ``plan``, under the same options, and takes at most ``budget`` seconds.
+    The result may not fit.
+    """
+    from toast import api
+    from toast.search import Settings
+
+    analysis = source.analysis(show, partitioner=plan.analysis.lowering)
+    # A limit of the user would be an error for plans that do not fit.
+    machine = dataclasses.replace(plan.hardware, memory_limit_bytes=plan.memory_bytes)
+    other = api.plan(
+        analysis, mesh=plan.mesh, hardware=machine, safety=plan.safety, overlap=plan.model.overlap,
+        constraints=plan.constraints, resolution=plan.resolution, start=plan,
+        settings=Settings(seed=plan.seed, budget=budget), progress=show,
+    )  # fmt: skip
     written = plan.origin.hardware if plan.origin else plan.hardware.name
-    return dataclasses.replace(other, origin=chosen.origin(written))
+    return dataclasses.replace(other, hardware=plan.hardware, origin=source.origin(written))
+
+
+def policy_plans(source: Source, plan: Plan, show: Callable[[Any], None]) -> list[Plan]:
+    """The plan with everything kept, and with everything recomputed, to compare their memory.
+
+    They have the shardings of ``plan``, without a search.  ``source`` is its program.  There are
+    none for a program that is not traced, or a plan without a memory policy.
+    """
+    from toast.errors import ToastError
+
+    if plan.policy is None or not source.is_traced:
+        return []
+    plans = []
+    for preset in ("none", "full"):
+        if plan.policy.preset == preset:
+            continue
+        count = plan.microbatches if plan.microbatches > 1 else source.microbatches
+        chosen = dataclasses.replace(source, remat=preset, microbatches=count)
+        with contextlib.suppress(ToastError):  # the policy may have no counterpart of the plan
+            plans.append(_replanned(chosen, plan, 0.0, show))
+    return plans
+
+
+def _changed_policy(
+    plan: Plan, choice: Choice, value: str
+) -> tuple[MemoryPolicy, tuple[Choice, ...]]:
+    """The policy of a plan with another choice for residuals, and what it did with these."""
+    from toast import api
+    from toast.errors import HardwareError, PlanError
+
+    memory, asked = plan.analysis.program.memory, f"--why-not {choice}={value}"
+    if memory is None or memory.policy is None:
+        raise PlanError(
+            f"{asked}: the plan has no memory policy, which this would change; use --why-not "
+            f"'remat=*: keep=* {choice}={value}', or make the plan with --remat"
+        )
+    if choice == "offload" and not api.has_host_link(plan.hardware):
+        raise HardwareError(
+            f"{asked}: the file of {plan.hardware.name} has no [host] with the speed of the link "
+            "to the memory of the host; add it to a copy of the file, and plan with that"
+        )
+    names = [name for name in (part.strip() for part in value.split(",")) if name]
+    return memory.policy.changed(memory.blocks, choice, names)
 
 
 def _machine(saved: Saved, hardware: str | None) -> Hardware:
@@ -329,17 +400,16 @@ def explain_plan(
     budget: float = 10.0,
     json_file: pathlib.Path | None = None,
     output: pathlib.Path | None = None,
-    replan: Callable[[str, str, float], Plan] | None = None,
+    replan: Callable[[str, str, float], WhyNot] | None = None,
 ) -> None:
     """Print explanations of a plan.
 
     They are of an ``argument``, of a ``collective`` (its number, or all), of all ``annotations``,
-    and of an ``alternative``: a sharding, or another value of ``remat`` or ``microbatches``, with
-    which ``replan`` plans the program.
+    and of an ``alternative``: a sharding, or another memory policy or number of microbatches, with
+    which ``replan`` plans the program (:func:`plan_with`).
     """
     from toast import report
     from toast.errors import PlanError
-    from toast.explain import other_policy
     from toast.files import write_all
 
     explanations: list[Any] = []
@@ -360,11 +430,9 @@ def explain_plan(
         annotated = plan.explain_annotations()
         explanations += annotated
         shown.append(report.annotations_table(annotated))
-    policy = re.fullmatch(r"(remat|microbatches)=(?!P\()(.+)", alternative or "", re.DOTALL)
+    policy = _POLICY.fullmatch(alternative or "")
     if policy and replan:
-        option, value = policy.groups()
-        other = replan(option, value, budget)
-        explanations.append(other_policy(plan, other, option, value))
+        explanations.append(replan(policy[1], policy[2], budget))
         shown.append(report.why_not_tables(explanations[-1]))
     elif alternative is not None:
         pattern, equals, spec = alternative.rpartition("=P")

@@ -33,6 +33,7 @@ from toast.cli.common import (
     progress,
     warn,
 )
+from toast.cli.plan_file_commands import policy_plans
 from toast.errors import PinError
 
 if TYPE_CHECKING:
@@ -251,7 +252,9 @@ def plan(
         local = lowering is Partitioner.local
         texts[output] = result.lowered().text if local else result.annotated()
     if html:
-        texts[html] = report.html_text(result, sources=sources)
+        with progress() as show:
+            policies = policy_plans(source.on(machine), result, show)
+        texts[html] = report.html_text(result, sources=sources, policies=policies)
     write_all(texts, PlanError)
     console().print(report.plan_tables(result, remedies=False))
     if not result.fits:

@@ -21,7 +21,11 @@ from toast.cli.common import (
     progress,
     warn,
 )
-from toast.cli.plan_file_commands import ProgramArgument, load_plan
+from toast.cli.plan_file_commands import (
+    ProgramArgument,
+    load_plan_and_source,
+    policy_plans,
+)
 
 app = group("")
 
@@ -77,11 +81,14 @@ def report(
         _refuse(context, source.target)
         own = context.get_parameter_source("hardware")
         chosen = hardware if own and own.name == "COMMANDLINE" else None
-        applied = load_plan(source, program, hardware=chosen)
+        applied, found = load_plan_and_source(source, program, hardware=chosen)
         # The page does not show the error stream.
         note = "; ".join(filter(None, (applied.plan.note, *applied.remarks)))
         plan = dataclasses.replace(applied.plan, note=note)
-        write_all({output: reports.html_text(plan, sources=sources)}, PlanError)
+        with progress() as show:
+            policies = policy_plans(found, plan, show)
+        page = reports.html_text(plan, sources=sources, policies=policies)
+        write_all({output: page}, PlanError)
         print(f"written to {output}")
         return
     if program is not None:
@@ -99,7 +106,10 @@ def report(
             settings=Settings(seed=seed), progress=show,
         )  # fmt: skip
         show("writing the report")
-        page = reports.comparison_html(source.marked(rows, hardware), sources)
+        page = reports.comparison_html(
+            source.marked(rows, hardware), sources,
+            lambda plan: policy_plans(source.on(machine), plan, show),
+        )  # fmt: skip
         write_all({output: page}, PlanError)
     warn(reports.missing_rules(analysis))
     print(f"written to {output}")

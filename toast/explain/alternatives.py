@@ -89,24 +89,30 @@ def why_not(
     )  # fmt: skip
 
 
-def other_policy(plan: Plan, other: Plan, option: str, value: str) -> WhyNot:
+def other_policy(
+    plan: Plan, other: Plan, option: str, value: str, before: Sequence[str] = ()
+) -> WhyNot:
     """Compare a plan with one of the same program that computes its gradient in another way.
 
     :param plan: the plan.
     :param other: a plan of the program with another memory policy or number of microbatches.
-    :param option: ``remat`` or ``microbatches``.
-    :param value: its value in ``other``.
+    :param option: ``remat``, ``microbatches``, or what happens to some residuals (``offload``).
+    :param value: its value in ``other``: for the last, the names of residuals.
+    :param before: what the plan does with these residuals (``keep``).
     :returns: the comparison; costs are in steps of the unsharded program of ``other``.
     """
+    now: tuple[str, ...]
     if option == "microbatches":
-        now = str(plan.microbatches)
+        now = (str(plan.microbatches),)
+    elif before:
+        now = tuple(f"{choice} = {value}" for choice in before)
     else:
-        now = (plan.policy.preset or str(plan.policy)) if plan.policy else "what the program says"
+        now = (plan.policy.label if plan.policy else "what the program says",)
     scale = plan.before.step_seconds / other.before.step_seconds
     # The ops of the programs differ, and so do all their collectives.
     alternative = dataclasses.replace(_alternative(plan, other), appear=(), vanish=())
     return WhyNot(
-        option, value, (now,), searched=alternative,
+        option, value, now, searched=alternative,
         plan_cost=plan.cost * scale, plan_fits=plan.fits,
     )  # fmt: skip
 

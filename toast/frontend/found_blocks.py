@@ -108,7 +108,8 @@ class _BlockSearch:
         """The equations for one of ``jax.checkpoint``."""
         policy = equation.params.get("policy")
         if not isinstance(policy, PlannedPolicy):
-            self._trace.remark(f"{_place(inner)} has a jax.checkpoint of its own")
+            own = _policy_text(policy)
+            self._trace.remark(f"{_place(inner)} has a jax.checkpoint of its own{own}")
             return [equation]
         self._trace.repeat(policy.block, runs)
         if policy.keeps_all:
@@ -316,6 +317,12 @@ def _name(jaxpr: Any) -> str:
     text = str(getattr(jaxpr.debug_info, "func_src_info", "")).split(" at ")[0]
     name = re.sub(r"[^\w.]", "", text.rpartition(".")[2]).strip("_")
     return name if name and not text.startswith("<") and name != "lambda" else "scan"
+
+
+def _policy_text(policy: Any) -> str:
+    """The policy of a ``jax.checkpoint`` as text, if it has one."""
+    name = str(getattr(policy, "__qualname__", "")).partition(".<locals>")[0]
+    return f" with policy {name.strip('_')}" if name and policy is not None else ""
 
 
 def _place(jaxpr: Any) -> str:

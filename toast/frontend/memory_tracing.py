@@ -67,8 +67,10 @@ class MemoryTrace:
         if text not in self.own:
             self.own.append(text)
 
-    def record(self, name: str) -> TracedMemory:
+    def record(self, name: str, *, differentiated: bool = True) -> TracedMemory:
         """What the trace of the program ``name`` did, after it is complete.
+
+        ``differentiated`` is whether the program has ops of gradients.
 
         Raises :class:`toast.errors.TargetError` if there is nothing to recompute or to accumulate,
         or if the policy names blocks or residuals that the program does not have.
@@ -79,7 +81,7 @@ class MemoryTrace:
                 "it; use toast.accumulate(jax.value_and_grad(loss), batch_argnums=...) in the step"
             )
         blocks = tuple(self.blocks.values())
-        if self.policy is not None and not blocks:
+        if self.policy is not None and not (blocks and (differentiated or self.gradients)):
             self._check_blocks(name, self.policy)
         policy = self.policy and self.policy.resolved(blocks)
         return TracedMemory(policy, max(self.accumulated, default=1), blocks, tuple(self.own))

@@ -445,6 +445,8 @@ def _readable(equation: Any, last: bool) -> str:
     """
     frame = _frame(equation)
     called = str(equation.params.get("name", "")) if equation.primitive.name in _CALLS else ""
+    if equation.primitive.name in ("custom_jvp_call", "custom_vjp_call"):
+        called = _function_text(equation.params["call_jaxpr"]).rpartition(".")[2]
     what = re.sub(r"\W", "", called).strip("_") or str(equation.primitive.name)
     if frame is None:
         return what
@@ -480,14 +482,18 @@ def custom_gradient_text(jaxpr: Any) -> str:
     """The first custom gradient of a jaxpr, with its place in the user's code."""
     for equation in jaxpr.eqns:
         if equation.primitive.name == "custom_vjp_call":
-            called = equation.params["call_jaxpr"]
-            information = getattr(called, "jaxpr", called).debug_info
-            function = str(getattr(information, "func_src_info", "")).partition(" at ")[0]
+            function = _function_text(equation.params["call_jaxpr"])
             return f"the custom gradient of {function or 'a function'} at {_source(equation)}"
         inner = inner_jaxpr(equation)
         if inner is not None and (text := custom_gradient_text(inner)):
             return text
     return ""
+
+
+def _function_text(closed: Any) -> str:
+    """The name of the function of a jaxpr, with those around it; empty if unknown."""
+    information = getattr(closed, "jaxpr", closed).debug_info
+    return str(getattr(information, "func_src_info", "")).partition(" at ")[0]
 
 
 class _Kinds:

@@ -13,6 +13,8 @@ from toast.plan.joint_memory import joint_plan
 from toast.plan.kernel_notes import kernel_notes
 from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
 from toast.plan.make_plan import make_plan
+from toast.plan.memory_advice import AdvisedValue, MemoryAdvice, memory_advice
+from toast.plan.memory_notes import memory_notes
 from toast.plan.padding import (
     MOST_ADDED,
     Padding,
@@ -23,6 +25,7 @@ from toast.plan.padding import (
     padding_note,
 )
 from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
+from toast.plan.policy_bound import misfit_proof
 from toast.plan.prediction import Collective, NumberChange, Prediction, fit_text, odds_text
 from toast.plan.program_notes import loop_notes, program_notes
 from toast.plan.reapply import Applied, ArgumentChange, apply_saved, check_axes
@@ -41,6 +44,7 @@ __all__ = [
     "MOST_ADDED",
     "VERSION",
     "ActionChange",
+    "AdvisedValue",
     "Alternative",
     "AnnotationExplanation",
     "Applied",
@@ -56,6 +60,7 @@ __all__ = [
     "Difference",
     "FreeAxis",
     "HeldAxis",
+    "MemoryAdvice",
     "NumberChange",
     "Origin",
     "Padding",
@@ -78,6 +83,9 @@ __all__ = [
     "loop_notes",
     "make_plan",
     "may_gain",
+    "memory_advice",
+    "memory_notes",
+    "misfit_proof",
     "needed",
     "odds_text",
     "padded",

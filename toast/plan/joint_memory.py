@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from toast.errors import SearchError, TargetError
 from toast.plan.plan import Plan
+from toast.plan.policy_bound import policy_bound
 from toast.plan.policy_choice import PolicyChoice, best_choice, priced
 from toast.plan.residual_costs import recomputation
 from toast.program import PRESETS, MemoryPolicy, preset, survey
@@ -64,20 +67,38 @@ def joint_plan(
     :raises toast.errors.TargetError: if the program has nothing to recompute.
     """
     searches = [_JointSearch(plan_with, progress, None)]
-    searches[0].run()
+    try:
+        searches[0].run()
+    except TargetError as error:
+        raise TargetError(re.sub(r"remat (none|full): ", "remat auto: ", str(error))) from None
     if may_cut_batch and not searches[0].fits:
         searches += _with_microbatches(plan_with, progress)
-    every = [(search, plan) for search in searches for plan in search.plans.values()]
+    every = [plan for search in searches for plan in search.plans.values()]
     if not every:
         assert searches[0].too_large is not None
         raise searches[0].too_large
-    every.sort(key=lambda pair: _rank(pair[1]))
-    search, best = every[0]
-    tried = "; ".join(_text(plan) for _, plan in every)
+    every.sort(key=_rank)
+    best = every[0]
+    tried = "; ".join(_text(plan) for plan in every)
     note = f"remat=auto chose the first of {len(every)} policies: {tried}"
-    if search.surveyed is not None and best.policy is not None:
-        note += _gain_text(search.surveyed, best)
-    return dataclasses.replace(best, note="\n".join(filter(None, [note, best.note])))
+    return dataclasses.replace(
+        best,
+        note="\n".join(filter(None, [note, best.note])),
+        policies_bound_seconds=_bound(searches, every, may_cut_batch=may_cut_batch),
+    )
+
+
+def _bound(
+    searches: Sequence[_JointSearch], plans: Sequence[Plan], *, may_cut_batch: bool
+) -> float:
+    """The seconds that every plan takes at least; 0 if padding or several meshes were tried."""
+    surveys = [search.surveyed for search in searches if search.surveyed is not None]
+    if not surveys or any(plan.padding or plan.meshes for plan in [*surveys, *plans]):
+        return 0.0
+    most = _MOST_MICROBATCHES if may_cut_batch else 1
+    return min(
+        policy_bound(plan, most_microbatches=max(1, most // plan.microbatches)) for plan in surveys
+    )
 
 
 def _with_microbatches(
@@ -144,7 +165,13 @@ class _JointSearch:
         """Plans the program with several policies."""
         self._plan("none")
         if self.surveyed is None:
-            self.survey_fits()
+            try:
+                self.survey_fits()
+            except TargetError:  # what the program recomputes itself stays, and the note says so
+                known = [plan.analysis.program.memory for plan in self.plans.values()]
+                if any(memory.own for memory in known if memory):
+                    return
+                raise
         if self.surveyed is not None:
             self.surveyed = self._improve(self.surveyed)
             self._try_presets(self.surveyed)
@@ -193,7 +220,10 @@ class _JointSearch:
         room = surveyed.memory_bytes - surveyed.needed_bytes(surveyed.after)
         longest = priced(costs, best.policy).seconds + _LONGER * best.after.step_seconds
         likely = []
+        linked = math.isfinite(best.hardware.host_bytes_per_s)
         for name in PRESETS:
+            if preset(name).offloads and not linked:
+                continue
             with contextlib.suppress(TargetError):  # no residual has one of its names
                 choice = priced(costs, preset(name).resolved(memory.blocks))
                 if choice.bytes <= room and choice.seconds <= longest:
@@ -225,19 +255,3 @@ class _JointSearch:
         except SearchError as error:  # no plan is within the limit of the user
             self.too_large = error
             return None
-
-
-def _gain_text(surveyed: Plan, plan: Plan) -> str:
-    """About how long recomputation takes in a plan, and what it frees; empty without any."""
-    assert plan.policy is not None
-    costs = recomputation(surveyed)
-    choice = priced(costs, plan.policy)
-    every = sum(r.bytes for r in costs.residuals if not r.is_input)
-    freed = every - max(choice.bytes, 0.0)
-    if not choice.recomputed_seconds or freed <= 0.0:
-        return ""
-    return (
-        f"\nrecomputation takes about {time_text(choice.recomputed_seconds)} "
-        f"({choice.recomputed_seconds / plan.after.step_seconds:.0%} of the step before overlap) "
-        f"and frees about {size_text(freed)}"
-    )

@@ -105,6 +105,9 @@ class Plan(Record):
     meshes: tuple[MeshResult, ...] = dataclasses.field(default=(), repr=False)
     #: A lower bound of the step time of every plan on this mesh and hardware, in seconds.
     bound_seconds: float = 0.0
+    #: The same for every memory policy and number of microbatches that ``remat="auto"`` may choose
+    #: (:mod:`toast.plan.policy_bound`); 0 for other plans.
+    policies_bound_seconds: float = 0.0
     #: The cost model, and the state of the plan in the model's space: ``[classes, axes]``.
     model: CostModel = dataclasses.field(kw_only=True, compare=False, repr=False)
     state: States = dataclasses.field(kw_only=True, compare=False, repr=False)

@@ -57,34 +57,7 @@ def program_notes(analysis: Analysis) -> list[str]:
         notes.append(f"unused arguments: {listed(unused, _NAMED)}")
     if calls := annotation_labels(program):
         notes.append(f"annotations that hold: {listed(calls, _NAMED)}")
-    notes += _memory_notes(program)
     return [*notes, *_callback_notes(program), *kernel_notes(analysis), *loop_notes(program)]
-
-
-def _memory_notes(program: Program) -> list[str]:
-    """Lines on what the backward pass recomputes, by block, and on microbatches."""
-    memory = program.memory
-    if memory is None:
-        return []
-    notes = []
-    if memory.microbatches > 1:
-        notes.append(f"the batch is cut into {memory.microbatches} microbatches")
-    for block in memory.blocks:
-        assert memory.policy is not None
-        decision = memory.policy.of(block.name)
-        inputs = {residual.name for residual in block.residuals if residual.kind == "input"}
-        parts = [
-            f"{verb} {listed(names, _NAMED)}"
-            for verb, every in (
-                ("recomputes", decision.recompute), ("offloads", decision.offload),
-                ("keeps", decision.keep),
-            )
-            if (names := [name for name in every if name not in inputs or verb == "offloads"])
-        ]  # fmt: skip
-        runs = f"{block.runs} runs of {block.name}" if block.runs > 1 else block.name
-        notes.append(f"remat {memory.policy.preset or 'of the policy'}, {runs}: {'; '.join(parts)}")
-    notes += [f"recomputation that stays: {text}" for text in memory.own]
-    return notes
 
 
 def _callback_notes(program: Program) -> list[str]:

@@ -214,6 +214,9 @@ def apply_saved(
         result = dataclasses.replace(result, steps=tuple(map(_step, saved.actions)))
     if same and mesh.real == saved.mesh.real and hardware_digest(hardware) == saved.hardware_digest:
         notes += _price_notes(saved.after, result.after)
+        if memory_bytes == saved.memory_bytes:
+            bound = saved.policies_bound_seconds
+            result = dataclasses.replace(result, policies_bound_seconds=bound)
     applied = result.arguments
     changes = tuple(
         ArgumentChange(path, spec, applied[path], why or "the axis is used elsewhere")

@@ -14,6 +14,7 @@ from toast.program.memory_policy import (
     residual_label,
     survey,
 )
+from toast.program.passes import Pass, passes_of
 from toast.program.program import (
     Attribute,
     Builder,
@@ -44,6 +45,7 @@ __all__ = [
     "MemoryPolicy",
     "Op",
     "PaddedDimension",
+    "Pass",
     "Program",
     "Residual",
     "Shardings",
@@ -58,6 +60,7 @@ __all__ = [
     "element_bytes",
     "has_callback_functions",
     "has_collective",
+    "passes_of",
     "preset",
     "residual_label",
     "survey",

@@ -244,6 +244,51 @@ class MemoryPolicy:
                 )
         return MemoryPolicy(tuple(self.of(b.name).resolved(b) for b in blocks), self.preset)
 
+    def changed(
+        self, blocks: Sequence[Block], choice: Choice, patterns: Sequence[str]
+    ) -> tuple[MemoryPolicy, tuple[Choice, ...]]:
+        """The policy by names with another choice for some residuals, and the choices before.
+
+        :param blocks: the blocks of the program.
+        :param choice: what happens to the residuals.
+        :param patterns: their names, names with ``*``, or kinds (``@product``), as in policies.
+        :raises toast.errors.TargetError: if no residual has one of the names, if an argument of a
+            block would be recomputed, or if nothing changes.
+        """
+        asked = f"{choice}={','.join(patterns)}"
+        known = [residual for block in blocks for residual in block.residuals]
+        for pattern in patterns:
+            fitting = [r for r in known if _fits(pattern, r)]
+            if not fitting and (pattern, choice) != (UNNAMED, "recompute"):
+                raise TargetError(
+                    f"{asked}: no residual is named {pattern}; those of {_known(blocks)}"
+                )
+            if choice == "recompute" and fitting and all(r.kind == "input" for r in fitting):
+                raise TargetError(
+                    f"{asked}: {pattern} is an argument of its block, which exists anyway; "
+                    "keep or offload it"
+                )
+        entries: list[BlockPolicy] = []
+        before: dict[Choice, None] = {}
+        for block in blocks:
+            old = self.of(block.name).resolved(block)
+            names: dict[Choice, list[str]] = {c: [*old._patterns(c)] for c in CHOICES}
+            for residual in block.residuals:
+                wanted = any(_fits(pattern, residual) for pattern in patterns)
+                was = old.choice(residual)
+                if wanted and was != choice and (residual.kind, choice) != ("input", "recompute"):
+                    before[was] = None
+                    names[was].remove(residual.name)
+                    names[choice].append(residual.name)
+            if UNNAMED in patterns and UNNAMED not in names["recompute"]:
+                before["keep"] = None
+                names["recompute"] = [UNNAMED, *names["recompute"]]
+            entries.append(BlockPolicy(block.name, **{c: tuple(n) for c, n in names.items()}))
+        if not before:
+            done = {"keep": "kept", "offload": "offloaded", "recompute": "recomputed"}[choice]
+            raise TargetError(f"{asked}: the plan has {', '.join(patterns)} {done} already")
+        return MemoryPolicy(tuple(entries)), tuple(before)
+
     def to_dict(self) -> dict[str, dict[str, list[str]]]:
         """The policy as plain data: names of residuals, by block and choice."""
         return {

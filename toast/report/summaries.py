@@ -13,8 +13,18 @@ from toast.analysis import Analysis
 from toast.cost import Interval
 from toast.cost.error_bars import ODDS, SURE
 from toast.hardware import Hardware, Mesh
-from toast.plan import Plan, fit_text, kernel_notes, loop_notes, odds_text, place_of, spec_text
+from toast.plan import (
+    Plan,
+    fit_text,
+    kernel_notes,
+    loop_notes,
+    memory_advice,
+    odds_text,
+    place_of,
+    spec_text,
+)
 from toast.plan.labels import shown_labels
+from toast.program import Choice
 from toast.report.fit_tables import remedy_tables
 from toast.report.memory import peak_groups
 from toast.report.suggested_rules import suggested_rule
@@ -78,13 +88,48 @@ def plan_tables(plan: Plan, *, remedies: bool = True) -> RenderableType:
         notes = []
     shown = plan.steps or plan.method == "toast"
     return Group(
-        *misfit(plan), title, Text(), _arguments(plan), *([_actions(plan)] if shown else []),
+        *misfit(plan), *advice(plan), title, Text(), _arguments(plan),
+        *([_actions(plan)] if shown else []),
         _prediction(plan), *_error_notes(plan), _collectives(plan), _memory(plan),
         *([_meshes(plan)] if plan.meshes else []),
         Text(f"{how}, cost {plan.cost:.4g} (unsharded: {plan_cost_before(plan):.4g})"),
         *(Text(f"Note: {note}") for note in notes),
         _stages(plan.seconds), *(what_it_takes(plan) if remedies else []),
     )  # fmt: skip
+
+
+#: What is done to values, as column of advice.
+_DONE: dict[Choice, str] = {"recompute": "recompute", "offload": "offload to the host"}
+
+#: Maximum number of values in advice.
+_MOST_ADVISED = 12
+
+
+def advice(plan: Plan) -> list[RenderableType]:
+    """What to recompute and offload in a program that is a file, if its plan does not fit."""
+    program = plan.analysis.program
+    if plan.fits or program.traced or program.memory is not None:
+        return []
+    found = memory_advice(plan)
+    values = [v for choice in _DONE for v in found.of(choice)] if found else []
+    if found is None or not values:
+        return []
+    table = _table(
+        "Recomputation and offload that would help", "", "value", "at", "count",
+        "bytes per device", right=("count", "bytes per device"),
+    )  # fmt: skip
+    for value in values[:_MOST_ADVISED]:
+        table.add_row(
+            _DONE[value.choice], value.value, value.place or "-", f"{value.count:,}",
+            size_text(value.bytes),
+        )  # fmt: skip
+    if more := values[_MOST_ADVISED:]:
+        table.add_row(
+            "both", f"{len(more)} more", "", f"{sum(v.count for v in more):,}",
+            size_text(sum(v.bytes for v in more)),
+        )  # fmt: skip
+    line = f"{found.text[0].upper()}{found.text[1:]}. In JAX: jax.checkpoint with a policy."
+    return [table, Text(line), Text()]
 
 
 def misfit(plan: Plan) -> list[Text]:
@@ -188,6 +233,10 @@ def _prediction(plan: Plan) -> TextTable:
         ratio = multiple(after.step_seconds / plan.bound_seconds)
         bound = f"{time_text(plan.bound_seconds)}; plan: {ratio}"
         table.add_row("lower bound (roofline, no collectives)", "", bound)
+    if 0 < plan.policies_bound_seconds < math.inf:
+        ratio = multiple(after.step_seconds / plan.policies_bound_seconds)
+        bound = f"{time_text(plan.policies_bound_seconds)}; plan: {ratio}"
+        table.add_row("  of every memory policy", "", bound)
     return table
 
 

@@ -408,6 +408,9 @@ class PlanFile(_Entry, frozen=True, kw_only=True):
     bound_seconds: Annotated[
         Amount, Meta(description="Lower bound of the step time of every plan on this mesh.")
     ] = 0.0
+    policies_bound_seconds: Annotated[
+        Amount, Meta(description="The same for every memory policy, if TOAST chose one.")
+    ] = 0.0
     analysis: Annotated[
         dict[str, Count], Meta(description="Counts of names, colors, conflicts ...")
     ] = {}

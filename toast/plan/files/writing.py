@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -71,6 +72,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "before": dataclasses.asdict(plan.before),
         "after": dataclasses.asdict(plan.after),
         "bound_seconds": plan.bound_seconds,
+        **_nonzero("policies_bound_seconds", plan.policies_bound_seconds),
         "analysis": plan.analysis.counts(),
         "search": {
             "states": plan.states,
@@ -81,6 +83,10 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         ],
         "seconds": plan.seconds,
     }
+
+
+def _nonzero(key: str, value: float) -> dict[str, float]:
+    return {key: value} if 0 < value < math.inf else {}
 
 
 def _origin_data(origin: Origin) -> dict[str, Any]:

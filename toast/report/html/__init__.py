@@ -12,7 +12,7 @@ import hashlib
 import importlib.resources
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jinja2
@@ -34,17 +34,22 @@ __all__ = ["comparison_html", "gather", "html_text", "write_html"]
 
 
 def html_text(
-    plan: Plan, compared: Sequence[MethodResult] = (), sources: pathlib.Path | None = None
+    plan: Plan,
+    compared: Sequence[MethodResult] = (),
+    sources: pathlib.Path | None = None,
+    policies: Sequence[Plan] = (),
 ) -> str:
     """The report of a plan as HTML text in ASCII.
 
     ``compared`` has the results of other methods (the section "Methods" is missing without them).
+    ``policies`` are plans of the same step with other memory policies, such as ``remat="none"`` and
+    ``"full"``, whose memory is drawn beside that of the plan.
     The report shows source lines of programs that were traced in this process, and of files below
     the folder ``sources``: a StableHLO file can name any file as the place of an op.
 
     The element with the id ``data`` contains the result of :func:`gather` as JSON.
     """
-    data = gather(plan, compared, sources)
+    data = gather(plan, compared, sources, policies)
     style, script = _file("report.css"), _script()
     text = _environment().get_template("report.html.jinja").render(
         data=data,
@@ -59,11 +64,16 @@ def html_text(
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 
-def comparison_html(rows: Sequence[MethodResult], sources: pathlib.Path | None = None) -> str:
+def comparison_html(
+    rows: Sequence[MethodResult],
+    sources: pathlib.Path | None = None,
+    policies: Callable[[Plan], Sequence[Plan]] = lambda _: (),
+) -> str:
     """The report of TOAST's plan, or of the best plan of another method, with all ``rows``.
 
     ``rows`` are the results of :func:`toast.evaluation.compare.compare`; ``sources`` is as for
-    :func:`html_text`.  Raises :class:`toast.errors.PlanError` if no method has a plan.
+    :func:`html_text`, and so are the plans that ``policies`` makes of the best plan.  Raises
+    :class:`toast.errors.PlanError` if no method has a plan.
     """
     plans = [row.plan for row in rows if row.plan is not None]
     if not plans:
@@ -73,15 +83,20 @@ def comparison_html(rows: Sequence[MethodResult], sources: pathlib.Path | None =
             else f"no report: {names} found no plan; {rows[0].method}: {rows[0].error}"
         )  # fmt: skip
     plan = min(plans, key=lambda plan: (plan.method != "toast", plan.cost))
-    return html_text(plan, rows if len(rows) > 1 else (), sources)
+    return html_text(plan, rows if len(rows) > 1 else (), sources, policies(plan))
 
 
-def write_html(plan: Plan, path: str | pathlib.Path, compared: Sequence[MethodResult] = ()) -> None:
-    """Write :func:`html_text` of ``plan`` and ``compared`` to the file ``path``.
+def write_html(
+    plan: Plan,
+    path: str | pathlib.Path,
+    compared: Sequence[MethodResult] = (),
+    policies: Sequence[Plan] = (),
+) -> None:
+    """Write :func:`html_text` of ``plan``, ``compared`` and ``policies`` to the file ``path``.
 
     Raises :class:`toast.errors.PlanError` if the file cannot be written; no partial file remains.
     """
-    write_all({path: html_text(plan, compared)}, PlanError)
+    write_all({path: html_text(plan, compared, policies=policies)}, PlanError)
 
 
 @functools.cache

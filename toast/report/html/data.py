@@ -12,6 +12,7 @@ The report contains the same data as JSON, in the element with the id ``data``. 
     Rows of the tables.
 ``memory``
     ``before`` and ``after``: ``op`` and ``live_bytes`` of the timeline, the peak, the live values.
+    ``policies`` has rows of :func:`toast.report.html.policies.policy_rows`.
 ``conflicts``
     ``[name, other, set, group, sites]`` for each conflict, in the order of the numbers of ``toast
     explain --conflict``; a site is a value, or ``[op, operand]``.
@@ -24,6 +25,7 @@ The report contains the same data as JSON, in the element with the id ``data``. 
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 import shlex
 from collections import Counter, defaultdict
@@ -42,6 +44,7 @@ from toast.plan.labels import shown_label
 from toast.program import Program
 from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
+from toast.report.html.policies import policy_rows
 from toast.report.memory import peak_groups
 from toast.report.summaries import interval_text, plan_cost_before
 from toast.units import size_text, time_text
@@ -54,9 +57,14 @@ _AT_PEAK, _LINES = 60, 60
 
 
 def gather(
-    plan: Plan, compared: Sequence[MethodResult] = (), sources: pathlib.Path | None = None
+    plan: Plan,
+    compared: Sequence[MethodResult] = (),
+    sources: pathlib.Path | None = None,
+    policies: Sequence[Plan] = (),
 ) -> dict[str, Any]:
     """The data of the report of ``plan``, compared with the results ``compared``.
+
+    ``policies`` are plans of the same step with other memory policies.
 
     For a program from a file, the report may show lines of files below the folder ``sources``.
     """
@@ -82,6 +90,7 @@ def gather(
             "limit_bytes": plan.memory_bytes,
             "before": _memory(program, plan.timeline_before, places),
             "after": _memory(program, plan.timeline, places),
+            "policies": policy_rows(plan, policies),
         },
         "rounds": [dataclasses.asdict(r) for r in plan.rounds],
         "meshes": [
@@ -102,6 +111,7 @@ def gather(
 
 def _summary(plan: Plan) -> dict[str, Any]:
     bound, step = plan.bound_seconds, plan.after.step_seconds
+    over_policies = plan.policies_bound_seconds
     return {
         "step_seconds": step,
         "step_seconds_before": plan.before.step_seconds,
@@ -118,6 +128,7 @@ def _summary(plan: Plan) -> dict[str, Any]:
         "error_bars": plan.error_bars.basis,
         "borrowed": plan.error_bars.borrowed,
         "bound_seconds": bound,
+        "policies_bound_seconds": over_policies if 0 < over_policies < math.inf else None,
         "over_bound": max(1.0, step / bound) if bound > 0 else None,
         "collective_seconds": plan.after.collective_seconds,
         "hidden_seconds": plan.after.hidden_seconds,

@@ -236,6 +236,64 @@ def timeline(
     )
 
 
+def policies(rows: Sequence[Mapping[str, Any]], limit: float) -> Markup:
+    """The memory of plans with several policies over the time of a step, as SVG, with the limit.
+
+    ``rows`` are those of :func:`toast.report.html.policies.policy_rows`: the last one is the plan.
+    """
+    height, bottom, wide = 220, 20, 1000
+    longest = max(row["step_seconds"] for row in rows) or 1.0
+    most = max(row["peak_bytes"] for row in rows)
+    top: float = max(most, limit if limit < 8 * most else 0.0, 1.0) * 1.08
+
+    def at_y(size: float) -> float:
+        return height - bottom - (height - bottom - 8) * size / top
+
+    def across(kind: str, size: float) -> str:
+        at = f"{at_y(size):.1f}"
+        return f'<line class="{kind}" x2="100%" y1="{at}" y2="{at}"/>'
+
+    grid = "".join(
+        across("grid", t)
+        + f'<text class="tick" x="-6" y="{at_y(t) + 4:.1f}">{size_text(t) if t else "0"}</text>'
+        for t in _ticks(top)
+    )
+    marks = "".join(
+        f'<text class="phase-text" text-anchor="{anchor}" x="{100 * share:.0f}%" '
+        f'y="{height - 5}">{time_text(share * longest) if share else "0"}</text>'
+        for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end"))
+    )
+    paths = []
+    for number, row in enumerate(rows):
+        kind = "plan" if number == len(rows) - 1 else f"other{number % 3}"
+        path = f"M0 {at_y(row['argument_bytes']):.1f}" + "".join(
+            f"H{wide * at / longest:.1f}V{at_y(size):.1f}"
+            for at, size in zip(row["seconds"], row["live_bytes"], strict=True)
+        ) + f"H{wide * row['step_seconds'] / longest:.1f}V{at_y(0):.1f}"  # fmt: skip
+        if kind == "plan":
+            paths.append(f'<path class="area" d="{path}H0Z"/>')
+        paths.append(f'<path class="{kind}" d="{path}"/>')
+    line = ""
+    if limit <= top:
+        line = across("limit", limit) + (
+            f'<text class="limit-text" x="100%" dx="-4" y="{at_y(limit) - 4:.1f}">'
+            f"limit {size_text(limit)}</text>"
+        )
+    described = "; ".join(
+        f"{row['label']}: step {time_text(row['step_seconds'])}, peak "
+        f"{size_text(row['peak_bytes'])}, {row['fit']}"
+        for row in rows
+    )
+    return Markup(
+        f'<svg class="policies" role="img" height="{height}" '
+        'aria-labelledby="policies-title policies-desc">'
+        '<title id="policies-title">Memory over the time of a step, by memory policy</title>'
+        f'<desc id="policies-desc">{escape(described)}; the limit is {size_text(limit)}.</desc>'
+        f'{grid}<svg width="100%" height="{height}" viewBox="0 0 {wide} {height}" '
+        f'preserveAspectRatio="none">{"".join(paths)}</svg>{marks}{line}</svg>'
+    )
+
+
 def _thinned(
     ops: Sequence[int], sizes: Sequence[int], last: int, first: float
 ) -> list[tuple[float, float]]:

@@ -1,0 +1,324 @@
+"""What to recompute or offload in a program that cannot be traced again, such as a file.
+
+The passes are recognised by the paths that JAX gives ops.  **Residuals** are values of the forward
+pass that the backward pass uses, or stacks of them from all iterations of a loop.  Those of alike
+layers get one decision, by the integer program that chooses policies
+(:mod:`toast.plan.policy_choice`), under the shardings of the plan.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from toast.cost.breakdown import break_down
+from toast.plan.plan import Plan
+from toast.plan.policy_choice import PolicyChoice, best_choice, priced
+from toast.plan.residual_costs import Recomputation, ResidualCost
+from toast.program import Choice, MemoryPolicy, element_bytes, passes_of
+from toast.program.memory_policy import BlockPolicy
+from toast.units import listed, size_text, time_text
+
+#: Ops between a value and the stack of all iterations.
+_AROUND = frozenset({"broadcast_in_dim", "reshape", "convert"})
+
+#: Ops whose results are outside of what can be computed again.
+_OUTSIDE = frozenset({"argument", "constant", "iota"})
+
+#: Seconds for what cannot be computed again: what a loop carries from one iteration to the next.
+_NEVER = 1e6
+
+#: Ops that only cut arguments of the program.
+_CUTS = frozenset({"dynamic_slice", "slice", "reshape", "transpose", "optimization_barrier"})
+
+#: The name of the only block.
+_PROGRAM = "program"
+
+
+@dataclasses.dataclass(frozen=True)
+class AdvisedValue:
+    """Residuals of alike layers."""
+
+    #: The op and the type: ``dot_general bf16[16,2048,4096]``.
+    value: str
+    #: ``model.py:12``; empty if unknown.
+    place: str
+    #: The number of such values, iterations of loops included.
+    count: int
+    #: The bytes on a device of all of them.
+    bytes: float
+    choice: Choice
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryAdvice:
+    """What to keep, recompute and offload, and about what that does to the plan."""
+
+    values: tuple[AdvisedValue, ...]
+    #: Seconds of a step for recomputation.
+    seconds: float
+    #: The bytes that it frees.
+    freed_bytes: float
+    #: The peak that remains.
+    peak_bytes: float
+    #: Whether the peak is within the limit.
+    fits: bool
+
+    def of(self, choice: Choice) -> tuple[AdvisedValue, ...]:
+        """The values with a choice, the largest first."""
+        return tuple(value for value in self.values if value.choice == choice)
+
+    @property
+    def text(self) -> str:
+        """The advice in a line."""
+        parts = []
+        for choice in ("recompute", "offload"):
+            names = [v.value for v in self.of(choice)]
+            if names:
+                parts.append(f"{choice} {listed(names)}")
+        rest = "which fits" if self.fits else "which still does not fit"
+        return (
+            f"{'; '.join(parts)}: adds about {time_text(self.seconds)} to the step and frees about "
+            f"{size_text(self.freed_bytes)}; {size_text(self.peak_bytes)} remain, {rest}"
+        )
+
+
+def memory_advice(plan: Plan) -> MemoryAdvice | None:
+    """What to recompute and to offload so that a plan fits, with the least longer step.
+
+    ``None`` if the plan fits, or the program has no residuals: no backward pass is recognised.
+    """
+    if plan.fits:
+        return None
+    graph = _Graph(plan)
+    costs, kept = graph.costs(), graph.kept
+    if not kept:
+        return None
+    every = math.fsum(costs.residuals[number].bytes for number in kept)
+    needed = plan.needed_bytes(plan.after)
+    room = plan.memory_bytes - needed + every
+    names = [residual.name for residual in costs.residuals]
+    choice = _best(costs, room) or _best(costs, _least(costs))
+    if choice is None:
+        return None
+    decided = choice.policy.of(_PROGRAM)
+    before = priced(
+        costs, MemoryPolicy((BlockPolicy(_PROGRAM, keep=tuple(names[n] for n in kept)),))
+    )
+    choices: dict[str, Choice] = dict.fromkeys(names, "recompute")
+    choices.update(dict.fromkeys(decided.keep, "keep"))
+    choices.update(dict.fromkeys(decided.offload, "offload"))
+    values = [
+        AdvisedValue(*graph.labels[number], graph.counts[number], residual.bytes,
+                     choices[residual.name])
+        for number, residual in enumerate(costs.residuals)
+        if number in kept or choices[residual.name] != "recompute"
+    ]  # fmt: skip
+    freed = every - choice.bytes
+    return MemoryAdvice(
+        tuple(sorted(values, key=lambda value: -value.bytes)),
+        max(0.0, choice.recomputed_seconds - before.recomputed_seconds),
+        freed, plan.after.peak_bytes - freed, needed - freed <= plan.memory_bytes,
+    )  # fmt: skip
+
+
+def _best(costs: Recomputation, room: float) -> PolicyChoice | None:
+    """The best choice that computes nothing again that cannot be."""
+    choice = best_choice(costs, room)
+    return None if choice is None or choice.recomputed_seconds >= _NEVER else choice
+
+
+def _least(costs: Recomputation) -> float:
+    """About the least room with which a choice exists."""
+    low, high = 0.0, math.fsum(residual.bytes for residual in costs.residuals)
+    for _ in range(8):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _best(costs, middle) else (middle, high)
+    return high
+
+
+class _Graph:
+    """The residuals of a program, and the ops of the forward pass that compute them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._program = plan, plan.analysis.program
+        program = self._program
+        self._passes = passes_of(program)
+        parts = break_down(plan.model, plan.state)
+        self._seconds = (parts.product_seconds + parts.memory_seconds).tolist()
+        for collective in parts.collectives:
+            self._seconds[collective.op] += collective.seconds
+        self._live = {b.value: b.bytes for b in plan.timeline.at_peak if b.what == "value"}
+        self._yielded = self._yields()
+        self._numbers: dict[tuple[str, str], int] = {}
+        #: What and where each residual is, how many values it has, and their bytes.
+        self.labels: list[tuple[str, str]] = []
+        self.counts: list[int] = []
+        self._bytes: list[float] = []
+        #: The residual of each value.
+        self._of_value: dict[int, int] = {}
+        #: The values that the backward pass uses.
+        self._needed: list[int] = []
+        for buffer, value in self._residuals():
+            self._needed.append(value)
+            self._find(buffer, value)
+        #: The residuals that are in memory now.
+        self.kept = tuple(range(len(self.labels)))
+
+    def _find(self, buffer: int, value: int) -> None:
+        """Adds what is in memory for a value that the backward pass uses.
+
+        If it is not in memory itself, XLA computes it, as a part of the kernels that use it, from
+        values that are.
+        """
+        program, waiting, seen = self._program, [(buffer, value)], {value}
+        while waiting:
+            buffer, value = waiting.pop()
+            if value in self._of_value:
+                continue
+            if buffer in self._live:
+                self._add(value, self._live[buffer])
+                continue
+            op = program.values[value].op
+            if program.kind(op) != "carry":
+                new = {*program.ops[op].operands} - seen
+                seen |= new
+                waiting += [(v, v) for v in new if not self._is_outside(program.values[v].op)]
+
+    def _yields(self) -> dict[int, int]:
+        """The value that a loop yields, by the result of the loop."""
+        program = self._program
+        return {
+            op.results[0]: op.operands[0]
+            for number, op in enumerate(program.ops)
+            if program.kind(number) == "yield" and op.results and op.operands
+        }
+
+    def _residuals(self) -> Iterator[tuple[int, int]]:
+        """The buffers between the passes, and the value of the forward pass that each has.
+
+        The buffer of a stack is what its loop carries.
+        """
+        program = self._program
+        seen: set[int] = set()
+        for user, op in enumerate(program.ops):
+            if self._passes[user] not in ("backward", "recomputed"):
+                continue
+            for used in op.operands:
+                maker = program.values[used].op
+                if used in seen or self._passes[maker] != "forward":
+                    continue
+                seen.add(used)
+                if used in self._yielded:
+                    yield from self._stacked(self._yielded[used])
+                elif not self._is_outside(maker) and program.kind(maker) != "carry":
+                    yield used, used
+
+    def _stacked(self, stack: int) -> Iterator[tuple[int, int]]:
+        """The buffer of a stack, and the value of which a loop makes it; none for other results."""
+        program = self._program
+        update = program.ops[program.values[stack].op]
+        if program.kind(program.values[stack].op) != "dynamic_update_slice":
+            return
+        buffer, value = update.operands[:2]
+        while program.kind(program.values[value].op) in _AROUND:
+            value = program.ops[program.values[value].op].operands[0]
+        if not self._is_outside(program.values[value].op):
+            yield buffer, value
+
+    def _size(self, value: int) -> float:
+        """The bytes of a value on a device."""
+        type_ = self._program.values[value].type
+        sizes = dict(self._plan.mesh.axes)
+        spec = self._plan.shardings.of(self._program, value)
+        shards = math.prod(sizes[axis] for axes in spec for axis in axes)
+        return math.prod(type_.shape) * element_bytes(type_.dtype) / shards
+
+    def _add(self, value: int, size: float) -> int:
+        """The residual of a value, with those of alike layers."""
+        program, op = self._program, self._program.values[value].op
+        place = self._place(op)
+        label = f"{program.kind(op)} {program.values[value].type}", place
+        number = self._numbers.setdefault(label, len(self.labels))
+        if number == len(self.labels):
+            self.labels.append(label)
+            self.counts.append(0)
+            self._bytes.append(0.0)
+        carried = program.kind(op) == "carry"
+        self.counts[number] += self._runs(op) if carried else program.repeats[op]
+        self._bytes[number] += size
+        self._of_value[value] = number
+        return number
+
+    def _place(self, op: int) -> str:
+        """The source line of an op; for one of a function that JAX lowers once, that before it."""
+        first = len(self._program.arguments)
+        for before in range(op, first - 1, -1):
+            location = self._program.location(before)
+            if location.file:
+                near = "" if before == op else "after "
+                return f"{near}{location.shown_file}:{location.line}"
+        return ""
+
+    def costs(self) -> Recomputation:
+        """What it costs to keep, recompute and offload each residual."""
+        program = self._program
+        chain: dict[int, int] = {}
+        needs: list[tuple[int, int, int]] = []
+        seconds: list[float] = []
+        waiting = list(self._needed)
+        asked = [(-1, value) for value in self._needed]
+        while waiting:
+            value = waiting.pop()
+            op = program.values[value].op
+            if op in chain or self._is_outside(op):
+                continue
+            chain[op] = len(seconds)
+            carried = program.kind(op) == "carry"
+            seconds.append(_NEVER if carried else self._seconds[op])
+            if carried and value not in self._of_value:
+                self._add(value, self._size(value) * self._runs(op))
+            if not carried:
+                asked += [(op, operand) for operand in {*program.ops[op].operands}]
+                waiting += program.ops[op].operands
+        for user, value in asked:
+            op = program.values[value].op
+            if op in chain:
+                number = self._of_value.get(value, -1)
+                needs.append((chain.get(user, -1), chain[op], number))
+        hardware = self._plan.hardware
+        # What is kept now costs nothing: advice should change little.
+        linked = math.isfinite(hardware.host_bytes_per_s)
+        residuals = tuple(
+            ResidualCost(
+                _PROGRAM, f"{number}", size, 0.0, False,
+                2.0 * size / hardware.host_bytes_per_s if linked else math.inf,
+            )
+            for number, size in enumerate(self._bytes)
+        )  # fmt: skip
+        return Recomputation((_PROGRAM,), residuals, tuple(seconds), tuple(needs))
+
+    def _runs(self, carry: int) -> int:
+        """The iterations of the loop that carries a value: how often the users of it run."""
+        program = self._program
+        (value,) = program.ops[carry].results[:1]
+        users = collections.Counter(
+            program.repeats[op] for op, known in enumerate(program.ops) if value in known.operands
+        )
+        return max(users, default=1)
+
+    def _is_outside(self, op: int) -> bool:
+        """Whether the results of an op need not be computed again: arguments, counters of loops."""
+        program = self._program
+        kind = program.kind(op)
+        if kind == "carry":
+            type_ = program.values[program.ops[op].results[0]].type
+            return math.prod(type_.shape) <= 1
+        if kind in _CUTS and program.ops[op].operands:
+            return self._is_outside(program.values[program.ops[op].operands[0]].op)
+        return kind in _OUTSIDE or self._passes[op] != "forward"
+
+
+__all__ = ["AdvisedValue", "MemoryAdvice", "memory_advice"]

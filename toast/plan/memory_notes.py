@@ -1,0 +1,168 @@
+"""Notes on the memory policy of a plan: what is recomputed, offloaded and kept, and what that does.
+
+Seconds and bytes are those of the plan's own program and shardings, so that every policy has them:
+a preset, one of the user, or one that TOAST found.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import re
+from collections.abc import Sequence
+
+from toast.plan.plan import Plan
+from toast.program import (
+    Block,
+    BlockPolicy,
+    Choice,
+    Residual,
+    Spec,
+    element_bytes,
+    passes_of,
+)
+from toast.program.memory_policy import CHOICES, UNNAMED
+from toast.units import listed, size_text
+
+#: The most names that a note lists for a choice.
+_NAMED = 4
+
+_DONE: dict[Choice, str] = {"recompute": "recomputed", "offload": "offloaded", "keep": "kept"}
+
+
+def memory_notes(plan: Plan) -> list[str]:
+    """A line for each block of the plan's policy; without a policy, for what stays as it is."""
+    memory = plan.analysis.program.memory
+    if memory is None:
+        return []
+    notes = []
+    if memory.microbatches > 1:
+        notes.append(f"the batch is cut into {memory.microbatches} microbatches")
+    sizes, policy = ResidualSizes(plan), memory.policy
+    share = recomputed_seconds(plan) / max(plan.after.step_seconds, 1e-300)
+    decided = [(block, policy.of(block.name)) for block in memory.blocks if policy]
+    several = sum(bool(_names(block, of, "recompute")) for block, of in decided) > 1
+    label = f"remat {policy.preset}".strip() if policy else ""
+    for block, decision in decided:
+        runs = f"{block.runs} runs of {block.name}" if block.runs > 1 else block.name
+        parts = []
+        for choice in ("recompute", "offload", "keep"):
+            shown = _names(block, decision, choice, sizes)
+            if not shown:
+                continue
+            effects = []
+            if choice == "recompute" and share and not several:
+                effects.append(f"adds about {_share_text(share)} of the step")
+            freed = sizes.of_names(block, getattr(decision, choice))
+            if choice != "keep" and freed:
+                effects.append(f"frees about {size_text(freed)}")
+            done = f" ({', '.join(effects)})" if effects else ""
+            parts.append(f"{_DONE[choice]}: {listed(shown, _NAMED)}{done}")
+        if len(parts) == 1 and parts[0].startswith("kept"):
+            parts = ["everything is kept"]
+        notes.append(f"{label}, {runs}; {'; '.join(parts) or 'nothing is kept'}")
+    if several and share:
+        notes.append(f"recomputation adds about {_share_text(share)} of the step")
+    return [*notes, *(f"left as it is: {text}" for text in memory.own)]
+
+
+def recomputed_seconds(plan: Plan) -> float:
+    """Seconds of a step, before overlap, for what the backward pass computes again."""
+    program, parts = plan.analysis.program, plan.breakdown
+    again = [here == "recomputed" for here in passes_of(program)]
+    spent = (parts.product_seconds + parts.memory_seconds).tolist()
+    seconds = math.fsum(time for time, here in zip(spent, again, strict=True) if here)
+    return seconds + math.fsum(c.seconds for c in parts.collectives if again[c.op])
+
+
+def _share_text(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+class ResidualSizes:
+    """The bytes of residuals on a device under the shardings of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._program = plan, plan.analysis.program
+        self._axes = dict(plan.mesh.axes)
+        self._of_type: dict[str, list[int]] = collections.defaultdict(list)
+        for value, known in enumerate(self._program.values):
+            self._of_type[str(known.type)].append(value)
+
+    def of(self, block: Block, residual: Residual) -> float:
+        """The bytes of all runs of a block that wait for the backward pass."""
+        return math.fsum(
+            self._bytes(text, residual.source) * block.runs / self._plan.microbatches
+            for text in residual.types
+        )
+
+    def of_names(self, block: Block, names: Sequence[str]) -> float:
+        """The bytes of the residuals with these names, without arguments of the block."""
+        return math.fsum(
+            self.of(block, residual) for residual in block.residuals
+            if residual.name in names and residual.kind != "input"
+        )  # fmt: skip
+
+    def _bytes(self, type_text: str, source: str) -> float:
+        """The bytes on a device of a value with a type, from a place in the program."""
+        values = self._of_type.get(type_text, [])
+        if not values:
+            return 0.0
+        here = [value for value in values if self._is_at(value, source)]
+        chosen = (here or values)[-1]  # the backward pass has the last one
+        type_ = self._program.values[chosen].type
+        spec: Spec = self._plan.shardings.of(self._program, chosen)
+        shards = math.prod(self._axes[axis] for axes in spec for axis in axes)
+        return math.prod(type_.shape) * element_bytes(type_.dtype) / shards
+
+    def _is_at(self, value: int, source: str) -> bool:
+        place = self._program.location(self._program.values[value].op)
+        return bool(source) and source.startswith(f"{place.file.rpartition('/')[2]}:{place.line} ")
+
+
+# -- names for people ------------------------------------------------------------------------------
+
+
+def _names(
+    block: Block, decision: BlockPolicy, choice: Choice, sizes: ResidualSizes | None = None
+) -> list[str]:
+    """What is kept, recomputed or offloaded, the largest first, as people call it.
+
+    The values inside a statement count as its result if the choice for all of them is the same.
+    """
+    choices = {name: c for c in CHOICES for name in getattr(decision, c)}
+    stems: dict[str, set[Choice]] = collections.defaultdict(set)
+    for residual in block.residuals:
+        stems[_stem(residual)].add(choices.get(residual.name, "recompute"))
+    totals: dict[str, float] = {}
+    for residual in block.residuals:
+        mine = choices.get(residual.name, "recompute") == choice
+        if not mine or (residual.kind == "input" and choice != "offload"):
+            continue
+        alike = len(stems[_stem(residual)]) == 1
+        shown = _stem(residual) if alike else residual.name
+        totals[shown] = totals.get(shown, 0.0) + (sizes.of(block, residual) if sizes else 0.0)
+    names = sorted(totals, key=lambda name: -totals[name])
+    return [*names, *(["values without names"] if UNNAMED in getattr(decision, choice) else [])]
+
+
+def _stem(residual: Residual) -> str:
+    """What a residual belongs to: ``scores`` for ``scores.exp``, ``silu (step.py:14)``.
+
+    The latter is for ``layer.silu``, the result of a call in the function ``layer``.
+    """
+    if residual.own or residual.kind == "input":
+        return residual.name
+    first, dot, rest = residual.name.partition(".")
+    match = re.fullmatch(r"(\S+:\d+) \((.*)\)", residual.source)
+    if dot and match and re.sub(r"\W", "", match[2]).strip("_") in (first, ""):
+        return f"{'product' if residual.kind.endswith('product') else _plain(rest)} ({match[1]})"
+    return first
+
+
+def _plain(name: str) -> str:
+    """A name without the number that tells it from others."""
+    return re.sub(r"(?<=[a-z])_\d+$", "", name)
+
+
+__all__ = ["ResidualSizes", "memory_notes", "recomputed_seconds"]

@@ -1,0 +1,80 @@
+"""The memory of a plan over its step, beside that of plans with other memory policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from toast.plan import Plan, fit_text
+
+#: What people call the presets that keep and recompute everything.
+_LABELS = {"none": "everything kept", "full": "full recomputation"}
+
+#: Maximum number of points of a line.
+_POINTS = 400
+
+
+def policy_rows(plan: Plan, others: Sequence[Plan]) -> list[dict[str, Any]]:
+    """The lines of the chart: of ``others``, which have other policies, and of the plan, the last.
+
+    Empty without others.  ``seconds`` is when memory changes to ``live_bytes``: every op takes its
+    time before overlap, scaled to the step, and the ops of a loop that of all iterations.
+    """
+    if not others:
+        return []
+    named = [(_label(other), other) for other in others]
+    return [_row(label, other) for label, other in [*named, ("the plan", plan)]]
+
+
+def _label(plan: Plan) -> str:
+    preset = plan.policy.preset if plan.policy else ""
+    label = _LABELS.get(preset, preset or "another policy")
+    return f"{label}, {plan.microbatches} microbatches" if plan.microbatches > 1 else label
+
+
+def _row(label: str, plan: Plan) -> dict[str, Any]:
+    line, begins = plan.timeline, _begins(plan)
+    last = np.flatnonzero(np.diff(line.op, append=len(begins) + 1))
+    at = np.minimum(line.op[last], len(begins) - 1)  # results end after the last op
+    seconds, live = begins[at], line.live_bytes[last]
+    kept = _thinned(seconds, live)
+    step = plan.after.step_seconds
+    return {
+        "label": label,
+        "step_seconds": step,
+        "peak_bytes": line.peak_bytes,
+        "argument_bytes": line.argument_bytes,
+        "fits": plan.fits,
+        "fit": fit_text(plan.fits, plan.after.fit_probability),
+        "seconds": [float(f"{s:.4g}") for s in seconds[kept].tolist()],
+        "live_bytes": np.round(live[kept]).astype(np.int64).tolist(),
+    }
+
+
+def _begins(plan: Plan) -> npt.NDArray[np.float64]:
+    """``[ops + 1]`` seconds from the beginning of a step to each op, and to the end."""
+    parts = plan.breakdown
+    spent = parts.product_seconds + parts.memory_seconds
+    for collective in parts.collectives:
+        spent[collective.op] += collective.seconds
+    ends = np.concatenate([[0.0], np.cumsum(spent)])
+    return np.asarray(ends * (plan.after.step_seconds / max(float(ends[-1]), 1e-300)))
+
+
+def _thinned(
+    seconds: npt.NDArray[np.float64], live: npt.NDArray[np.float64]
+) -> npt.NDArray[np.int64]:
+    """The points that are drawn: in each interval of time, the largest and the last."""
+    if len(seconds) <= _POINTS:
+        return np.arange(len(seconds))
+    place = (seconds * (_POINTS // 2 / max(float(seconds[-1]), 1e-300))).astype(np.int64)
+    order = np.lexsort((live, place))
+    most = order[np.flatnonzero(np.diff(place[order], append=place[order[-1]] + 1))]
+    last = np.flatnonzero(np.diff(place, append=place[-1] + 1))
+    return np.unique(np.concatenate([most, last]))
+
+
+__all__ = ["policy_rows"]
