@@ -30,6 +30,7 @@ from toast.plan import (
     apply_saved,
     check_axes,
     check_program,
+    is_survey,
     joint_plan,
     make_plan,
     may_gain,
@@ -45,6 +46,8 @@ from toast.plan import (
     saved_start,
     small_collective_notes,
     start_actions,
+    with_policies,
+    without_policies,
 )
 from toast.program import (
     MemoryPolicy,
@@ -68,6 +71,7 @@ from toast.search import (
     find,
     noted_interrupts,
     search_meshes,
+    with_best_policies,
 )
 from toast.space import Constraints, Resolving, Space, region_notes
 from toast.uneven import PaddedProgram, padded_program, padded_sizes
@@ -389,6 +393,10 @@ def plan(
         )  # fmt: skip
     check_host_link(analysis.program, machine)
     seconds = dict(analysis.seconds)
+    #: Whether this is the program of a policy that a survey has chosen.
+    traced = isinstance(start, Plan) and is_survey(start.analysis.program)
+    if is_survey(analysis.program):
+        stages = with_best_policies(stages)
 
     if saved:
         check_program(saved, analysis.program)
@@ -399,17 +407,20 @@ def plan(
     def prepare(mesh: Mesh, like: CostModel | None = None) -> Job:
         space = Space(analysis, mesh, constraints=constraints, resolution=resolution)
         _check_axes(analysis, mesh, share if devices is None else 0)
-        at = None if saved is None else saved_start(saved, space, resolution)
+        at = None if saved is None else saved_start(saved, space, resolution, recomputed=traced)
         model = CostModel(
             at.space if at else space, machine, overlap=overlap, like=like, safety=safety
         )
         begin_with_fixed(model)
+        model = with_policies(model, limit)
         if at is None:
             return Job(model, limit, settings, stages)
-        actions, remarks[mesh], lost = start_actions(at)
-        if lost and devices is None:
-            raise PlanError(f"{remarks[mesh][0]}; start from another plan")
-        return Job(model, limit, settings, stages, (actions,))
+        begun = start_actions(at)
+        if begun.lost and devices is None:
+            raise PlanError(f"{begun.notes[0]}; start from another plan")
+        if not traced:
+            remarks[mesh] = begun.notes
+        return Job(model, limit, settings, stages, begun.starts)
 
     options: dict[str, Any] = {
         "overlap": overlap, "resolution": resolution, "settings": settings, "stages": stages,
@@ -449,7 +460,8 @@ def plan(
             *_foreign_axes(analysis, model.space.full_mesh),
         ]
         best = make_plan(
-            model, result, memory_bytes=limit, seed=settings.seed, seconds=seconds,
+            without_policies(model), result, memory_bytes=limit, seed=settings.seed,
+            seconds=seconds,
             note="\n".join([
                 *ended, *remarks.get(model.space.full_mesh, ()),
                 *program_notes(analysis),
@@ -467,7 +479,7 @@ def plan(
         )  # fmt: skip
         lines = [*memory_notes(best), best.note, *more]
         best = dataclasses.replace(best, note="\n".join(filter(None, lines)))
-    if not best.fits:
+    if not best.fits and not is_survey(analysis.program):
         missing = (
             f"does not fit: the plan needs {size_text(best.after.peak_bytes)} per device, and the "
             f"limit is {size_text(limit)}"
@@ -486,7 +498,8 @@ def plan(
         _check_axes(best.analysis, best.mesh, share, found=best)
     if gain and gain.small and best.padding == analysis.program.padding:
         best = dataclasses.replace(best, note="\n".join(filter(None, [best.note, gain.text])))
-    _check_memory(best, memory_bytes, result.smallest_peak, meshes, devices)
+    if not is_survey(analysis.program):
+        _check_memory(best, memory_bytes, result.smallest_peak, meshes, devices)
     return best
 
 

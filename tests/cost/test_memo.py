@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import toast.cost.memo
 from tests.helpers import after_each, analyzed, refinements
 from toast.cost import CostModel, Memo
-from toast.cost.memo import _GOLDEN, _Growing, _Numbers
+from toast.cost.memo import _GOLDEN, GrowingArray, _Numbers
 from toast.evaluation.optimum import random_legal
 from toast.hardware import Mesh, load
 from toast.space import Action, Constraints, Scope, Space, States
@@ -85,15 +85,15 @@ def test_an_interrupt_amid_what_it_learns_leaves_it_whole(
     several: tuple[CostModel, States], call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = several
-    memo, append, calls = Memo(model), _Growing.append, itertools.count()
+    memo, append, calls = Memo(model), GrowingArray.append, itertools.count()
 
-    def interrupted(rows: _Growing, new: npt.NDArray[np.generic]) -> None:
+    def interrupted(rows: GrowingArray, new: npt.NDArray[np.generic]) -> None:
         if next(calls) == call:
             raise KeyboardInterrupt
         append(rows, new)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_Growing, "append", interrupted)
+        patched.setattr(GrowingArray, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
             memo.price(batch)
     np.testing.assert_array_equal(memo.price(batch).seconds, Memo(model).price(batch).seconds)

@@ -6,7 +6,9 @@ from toast.cost.error_bars import ErrorBars, Interval
 from toast.cost.layout import Layout
 from toast.cost.memo import Memo
 from toast.cost.model import CostModel, Overlap
+from toast.cost.policy_prices import PolicyCosts, PolicyMemo, PolicyModel, PricedPolicy
 from toast.cost.prices import Prices, Transfer, Worth
+from toast.cost.residuals import Choices
 from toast.cost.terms import DEFAULT_TERMS, LocalTerm, StepPart, Term, Traffic
 from toast.cost.timeline import Buffer, Timeline
 
@@ -14,6 +16,7 @@ __all__ = [
     "DEFAULT_TERMS",
     "Breakdown",
     "Buffer",
+    "Choices",
     "CostModel", "Entity",
     "ErrorBars",
     "Interval",
@@ -22,6 +25,10 @@ __all__ = [
     "Memo",
     "OpCollective",
     "Overlap",
+    "PolicyCosts",
+    "PolicyMemo",
+    "PolicyModel",
+    "PricedPolicy",
     "Prices",
     "StepPart",
     "Term",

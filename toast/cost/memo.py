@@ -73,12 +73,12 @@ class Memo:
     def _forget(self) -> None:
         spent = 1 + len(self._tables.windows.room)
         self._numbers = _Numbers()
-        self._sums = _Growing((self._spending + spent,))
+        self._sums = GrowingArray((self._spending + spent,))
         self._grown = _SparseRows(self._growth.shape[1])
         # The price of shards that change places depends on the order of the axes.
-        self._trading = _Growing((), np.bool_)
+        self._trading = GrowingArray((), np.bool_)
         self._trade_numbers = _Numbers()
-        self._trades = _Growing((spent,))
+        self._trades = GrowingArray((spent,))
 
     def price(self, states: States) -> Worth:
         """Step time and peak memory of ``states`` (``[S, classes, axes]``).
@@ -90,7 +90,7 @@ class Memo:
         try:
             numbers = self._lookup(states)
             first = np.arange(len(states) + 1) * numbers.shape[1]
-            chosen = _chosen(numbers.reshape(-1), first, len(self._sums.array))
+            chosen = rows_chosen(numbers.reshape(-1), first, len(self._sums.array))
             sums = np.asarray(chosen @ self._sums.array)
             spent = sums[:, self._spending :]
             spent += self._traded(states, numbers, sums[:, _STAYING : self._spending])
@@ -146,7 +146,7 @@ class Memo:
 
         trades = self._trade_numbers.known(keys, learn)
         first = np.searchsorted(row, np.arange(len(states) + 1))
-        return np.asarray(_chosen(trades, first, len(self._trades.array)) @ self._trades.array)
+        return np.asarray(rows_chosen(trades, first, len(self._trades.array)) @ self._trades.array)
 
     def _learn(self, states: States, rows: Ints, values: Ints) -> None:
         """Price the neighbourhoods of value classes, each as it is in one of the states."""
@@ -166,14 +166,29 @@ class Memo:
         for ordered in self._ordered:
             trading |= piece.total(ordered.scope, reordering(*ordered.ends(layout))) > 0
         self._sums.append(np.concatenate([sums, spent], axis=1))
-        self._grown.append(self._held(piece, layout) @ self._growth)
+        self._remember(states, rows, values, self._held(piece, layout))
         self._trading.append(trading)
 
-    def _held(self, piece: Piece, layout: Layout) -> sparse.csr_array:
-        """``[N, columns]`` bytes of each neighbourhood in the columns of the timeline."""
+    def _remember(self, states: States, rows: Ints, values: Ints, held: sparse.csr_array) -> None:
+        """Keep what else a price needs of new neighbourhoods: here, the growth of memory.
+
+        ``held`` (``[N, columns]``) are their bytes in the columns of the timeline; the others are
+        those of :meth:`_learn`.
+        """
+        self._grown.append(held @ self._growth)
+
+    def _held(
+        self, piece: Piece, layout: Layout, scopes: frozenset[Entity] = frozenset(Entity)
+    ) -> sparse.csr_array:
+        """``[N, columns]`` bytes of each neighbourhood in the columns of the timeline.
+
+        They are those of terms with these scopes.
+        """
         none = np.zeros(0, dtype=np.int64)
         parts = [(np.zeros(0), none, none)]
         for term in self._model.buffers:
+            if term.scope not in scopes:
+                continue
             size, members = piece.own(term.scope, term.bytes(layout)), piece.members[term.scope]
             column = members.row + self._tables.columns[term.name].start
             some = np.flatnonzero((size != 0) & self._grows[column])
@@ -218,13 +233,13 @@ class Memo:
         return spent
 
 
-def _chosen(numbers: Numbers, first: Ints, rows: int) -> sparse.csr_array:
+def rows_chosen(numbers: Numbers, first: Ints, rows: int) -> sparse.csr_array:
     """``[S, rows]`` the rows that each state adds up: its numbers, from ``first`` on."""
     parts = np.ones(len(numbers)), numbers, first.astype(np.int32)
     return sparse.csr_array(parts, shape=(len(first) - 1, rows))
 
 
-class _Growing:
+class GrowingArray:
     """An array to which rows are added."""
 
     def __init__(self, row: tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> None:
@@ -233,9 +248,11 @@ class _Growing:
 
     @property
     def array(self) -> npt.NDArray[Any]:
+        """The rows so far."""
         return self._room[: self._count]
 
     def append(self, rows: npt.NDArray[Any]) -> None:
+        """Add rows."""
         count = self._count + len(rows)
         if count > len(self._room):
             room = np.zeros((2 * count, *self._room.shape[1:]), dtype=self._room.dtype)
@@ -250,9 +267,9 @@ class _SparseRows:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._data = _Growing(())
-        self._column = _Growing((), np.int32)
-        self._first = _Growing((), np.int32)
+        self._data = GrowingArray(())
+        self._column = GrowingArray((), np.int32)
+        self._first = GrowingArray((), np.int32)
         self._first.append(np.zeros(1, dtype=np.int32))
 
     @property
@@ -278,7 +295,7 @@ class _Numbers:
     """Numbers of 64-bit keys, in order of arrival: a hash table with open addressing."""
 
     def __init__(self) -> None:
-        self._keys = _Growing((), np.int64)
+        self._keys = GrowingArray((), np.int64)
         self._table: Numbers = np.full(4096, -1, dtype=np.int32)
 
     def known(self, keys: Ints, learn: Callable[[Ints], None]) -> Numbers:

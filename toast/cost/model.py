@@ -20,7 +20,7 @@ import typing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -53,6 +53,9 @@ from toast.errors import SearchError
 from toast.hardware import COLLECTIVES, Collectives, Hardware
 from toast.space import Space, States
 
+if typing.TYPE_CHECKING:
+    from toast.cost.memo import Memo
+
 #: Collectives that run beside products: none; those that hardware runs in the background, beside
 #: independent products; all, as far as there are products.
 Overlap = Literal["none", "partial", "full"]
@@ -82,6 +85,9 @@ MEMORY_WEIGHT = 10.0
 
 class CostModel:
     """Prices states of one decision space on one hardware."""
+
+    #: Whether a few states may be priced without a memo.
+    priced_alone = True
 
     def __init__(
         self,
@@ -147,12 +153,18 @@ class CostModel:
         self.safety = safety
         self._factor = 1.0 if safety is None else self.error_bars.factor(safety)
 
-    def for_search(self) -> CostModel:
+    def for_search(self) -> Self:
         """A copy without the program, which prices states and can be sent to a process."""
         _ = self.quick_bound  # computed now, because it needs the program
         slim = copy.copy(self)
         slim.space = self.space.for_search()
         return slim
+
+    def memo(self, memory_bytes: float) -> Memo:
+        """A memo of this model's prices, for a search within ``memory_bytes``."""
+        from toast.cost.memo import Memo
+
+        return Memo(self)
 
     def layout(self, states: States) -> Layout:
         """Shardings of all value and use classes in ``states``: ``[S, classes, axes]``."""
@@ -306,17 +318,24 @@ class CostModel:
             return COLLECTIVES[kind] in _BACKGROUND
         return self.overlap == "full"
 
-    def hidden(self, products: Floats, collectives: Floats, asked: Floats) -> Floats:
+    def hidden(
+        self,
+        products: Floats,
+        collectives: Floats,
+        asked: Floats,
+        share: Floats | float = 1.0,
+    ) -> Floats:
         """Seconds of collectives that products hide: ``[S]``.
 
         ``products`` and ``collectives`` (``[S]``) are the seconds of all of them; ``asked`` is
-        those that may be hidden in each window (``[S, G]``).
+        those that may be hidden in each window (``[S, G]``).  ``share`` is as for
+        :meth:`toast.cost.overlap.Windows.hidden`.
         """
         if self.overlap == "full":
             return np.minimum(collectives, products)
         if self.overlap == "partial":
             saved = self.hardware.overlap_efficiency
-            return np.asarray(saved * self.tables.windows.hidden(asked, products))
+            return np.asarray(saved * self.tables.windows.hidden(asked, products, share))
         return np.zeros(len(products))
 
     @staticmethod

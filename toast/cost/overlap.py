@@ -65,17 +65,18 @@ class Windows:
         """``[S, G]`` seconds in each window, from the collectives of classes (``[S, classes]``)."""
         return np.asarray(self.shares(entity, beside_op=beside_op) @ seconds.T).T
 
-    def hidden(self, asked: Floats, products: Floats) -> Floats:
+    def hidden(self, asked: Floats, products: Floats, share: Floats | float = 1.0) -> Floats:
         """``[S]`` seconds of ``asked`` (``[S, G]``) that products hide, at most ``products``.
 
-        ``products`` (``[S]``) are the seconds of all products.
+        ``products`` (``[S]``) are the seconds of all products; only a ``share`` of the work of each
+        bin is done (``[S, B]``).
         """
-        left = self.bins * products[:, None]  # [S, B]
+        left = self.bins * products[:, None] * share  # [S, B]
         covered = np.zeros((len(products), 1))
         for room, seconds in zip(self.room, asked.T[:, :, None], strict=True):
             if not seconds.any():
                 continue
-            near = np.minimum(left, room * products[:, None])
+            near = np.minimum(left, room * products[:, None] * share)
             total = near.sum(axis=1, keepdims=True)
             taken = np.minimum(seconds, total)
             left -= near * np.divide(taken, total, out=np.zeros_like(total), where=total > 0)
@@ -98,13 +99,7 @@ def windows(
     ``value_class`` and ``use_class`` are the classes of values and of uses.  ``around`` (``[ops]``)
     are the ops of which shards go around the devices while they compute.
     """
-    total = float(work.sum())
-    share = work / total if total else np.zeros(len(work))
-    middle = np.cumsum(share) - share / 2
-    if len(work) <= _BINS:
-        bin_of = np.arange(len(work))
-    else:
-        bin_of = np.unique((middle * _BINS).astype(np.int64), return_inverse=True)[1].ravel()
+    share, bin_of = _bins_of(work)
     bins: Floats = np.bincount(bin_of, weights=share).astype(np.float64)
     in_bin = np.zeros((len(work), len(bins)))
     in_bin[np.arange(len(work)), bin_of] = share
@@ -131,6 +126,27 @@ def windows(
     return Windows(
         bins, room, of_values(of_value), of_uses(of_use), of_values(beside[0]), of_uses(beside[1])
     )
+
+
+def bin_shares(work: Floats, left: npt.NDArray[np.bool_]) -> Floats:
+    """``[P, B]`` the share of the work of each bin that is left.
+
+    ``work`` is that of each product; ``left`` (``[P, products]``) is whether it runs.
+    """
+    share, bin_of = _bins_of(work)
+    some = np.zeros((len(left), int(bin_of.max(initial=-1)) + 1))
+    np.add.at(some.T, bin_of, (left * share).T)
+    return np.asarray(some / np.maximum(np.bincount(bin_of, weights=share), 1e-300))
+
+
+def _bins_of(work: Floats) -> tuple[Floats, Ints]:
+    """``[products]`` the share of each product in the work of all, and its bin."""
+    total = float(work.sum())
+    share = work / total if total else np.zeros(len(work))
+    middle = np.cumsum(share) - share / 2
+    if len(work) <= _BINS:
+        return share, np.arange(len(work))
+    return share, np.unique((middle * _BINS).astype(np.int64), return_inverse=True)[1].ravel()
 
 
 def independent_products(

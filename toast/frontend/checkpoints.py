@@ -111,7 +111,7 @@ def policed(
         trace.remark(f"{name} has side effects ({effect_text(closed.jaxpr)})")
         return jax.extend.core.jaxpr_as_fun(closed), False
     try:
-        with_names, block = named_block(
+        with_names, block, numbers = named_block(
             closed, name, inputs, runs=runs, origin=origin, known=trace.names
         )
     except NotImplementedError as error:  # JAX does not compute effects again
@@ -129,7 +129,12 @@ def policed(
         chosen = with_names(block.names, functools.partial(residual_label, policy.block))
     run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(chosen)
     if marked or not policy.keeps_all:
-        run = jax.checkpoint(run, policy=policy, prevent_cse=prevent_cse and not policy.keeps_all)
+        # Without a barrier, XLA uses what it made of an argument in the forward pass.
+        apart: bool | tuple[bool, ...] = prevent_cse and not policy.keeps_all
+        if apart and decision.gathered:
+            shared = {numbers[name] for name in decision.gathered}
+            apart = tuple(number not in shared for number in range(len(closed.jaxpr.invars)))
+        run = jax.checkpoint(run, policy=policy, prevent_cse=apart)
     return run, True
 
 

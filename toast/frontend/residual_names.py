@@ -76,7 +76,7 @@ def named_block(
     runs: int = 1,
     origin: str,
     known: dict[str, ResidualNames] | None = None,
-) -> tuple[Callable[..., Any], Block]:
+) -> tuple[Callable[..., Any], Block, dict[str, int]]:
     """The residuals of a block.
 
     :param closed: the ``ClosedJaxpr`` of the block.
@@ -86,7 +86,8 @@ def named_block(
     :param origin: as in :class:`Block`.
     :param known: the names of jaxprs, by text; new ones are added.
     :returns: a function that puts the names that it is called with into the jaxpr, or labels for
-        them, which replace those of the program, too; and the block.
+        them, which replace those of the program, too; the block; and the numbers of the arguments
+        that are residuals, by name.
     """
     names = {} if known is None else known
     key = f"{[*inputs]} {_statements(closed.jaxpr)} {_ADDRESS.sub('', str(closed.jaxpr))}"
@@ -102,7 +103,8 @@ def named_block(
             values = {place: label(name) for place, name in (values | {**mine.own}).items()}
         return _renamed(closed, lambda place, _: values.get(place), arguments)
 
-    return with_names, Block(name, mine.residuals, runs, origin)
+    numbers = {residual.name: number for number, residual in mine.arguments.items()}
+    return with_names, Block(name, mine.residuals, runs, origin), numbers
 
 
 def _residual_names(closed: Any, inputs: Sequence[str]) -> ResidualNames:

@@ -18,7 +18,21 @@ from toast.boundary.printable import printable, shortened
 from toast.boundary.regular_files import read_bytes, shown
 from toast.errors import TargetError
 from toast.frontend import mlir
-from toast.program import Attribute, Builder, Program, Signature, TensorType
+from toast.program import (
+    Attribute,
+    Builder,
+    Program,
+    Signature,
+    TensorType,
+    is_residual_label,
+    label_of_result,
+)
+
+#: Operations whose gradients JAX computes from their results.
+_GRADIENTS_OF_RESULTS = frozenset({
+    "stablehlo.exponential", "stablehlo.exponential_minus_one", "stablehlo.logistic",
+    "stablehlo.tanh", "stablehlo.sqrt", "stablehlo.rsqrt", "stablehlo.cbrt",
+})  # fmt: skip
 
 
 def from_file(path: str | pathlib.Path, *, function: str = "") -> Program:
@@ -428,6 +442,11 @@ class _Reader:
         for index in range(len(operands)):
             self._sites[number, index] = (operation, index)
         name, constraint = mlir.take_name(operation), mlir.constraint(operation)
+        if is_residual_label(name) and operands[0] not in self._labels:
+            # Surveys are not run: their names change nothing, not even the price.
+            self._labels[operands[0]] = label_of_result(name) if self._used(operation) else name
+            self._numbers.update(zip(operation.results, operands, strict=True))
+            return
         if name:
             self._labels[self._builder.next_value] = name
         try:
@@ -448,6 +467,12 @@ class _Reader:
         self._define(operation, self._add(operation, kind, operands, types, attributes, repeats))
         if function := mlir.decomposition(operation):
             self._decompose(self._builder.signature(number), function)
+
+    def _used(self, operation: Any) -> bool:
+        """Whether a gradient uses what an operation names, before it has its name."""
+        value = operation.operands[0]
+        of_result = getattr(value.owner, "name", "") in _GRADIENTS_OF_RESULTS
+        return of_result and len([*value.uses]) > 1
 
     def _decompose(self, signature: Signature, function: str) -> None:
         """Reads the decomposition of a composite, for the analysis."""

@@ -39,6 +39,7 @@ from toast.plan.reasons import (
 )
 from toast.plan.small_collectives import small_collective_notes
 from toast.plan.starting_plan import check_program, saved_start, start_actions
+from toast.plan.survey_policies import is_survey, with_policies, without_policies
 
 __all__ = [
     "MOST_ADDED",
@@ -78,6 +79,7 @@ __all__ = [
     "fit_text",
     "folded",
     "is_plan",
+    "is_survey",
     "joint_plan",
     "kernel_notes",
     "loop_notes",
@@ -99,4 +101,6 @@ __all__ = [
     "small_collective_notes",
     "spec_text",
     "start_actions",
+    "with_policies",
+    "without_policies",
 ]

@@ -1,15 +1,15 @@
 """Recomputation, offload and sharding chosen together.
 
-Searches find shardings, and an integer program finds the memory policy for given shardings; they
-take turns.  Every policy that is considered is traced and searched, so that prices are those of the
-program that runs; the integer program only proposes it.
+The program is traced as a survey, which recomputes everything.  One search in it moves shardings
+and policy at once: the price of a state is that with its best policy
+(:mod:`toast.cost.policy_prices`).
+The program is then traced with the policy that wins, and searched from the survey's shardings on,
+so that prices are those of the program that runs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -17,22 +17,22 @@ from typing import Any, Protocol
 from toast.errors import SearchError, TargetError
 from toast.plan.plan import Plan
 from toast.plan.policy_bound import policy_bound
-from toast.plan.policy_choice import PolicyChoice, best_choice, priced
-from toast.plan.residual_costs import recomputation
-from toast.program import PRESETS, MemoryPolicy, preset, survey
+from toast.plan.survey_policies import PolicyChoice, SurveyPolicies
+from toast.program import MemoryPolicy, survey
 from toast.units import size_text, time_text
 
-#: Policies that are traced and searched, beside those that keep and recompute everything.
-_MOST_POLICIES = 4
+#: The most policies of the integer program, and the most presets, that are traced and searched.
+_MOST_POLICIES, _MOST_PRESETS = 3, 3
 
-#: Presets that are tried as well, and the share of the step by which they may seem longer.
-_MOST_PRESETS, _LONGER = 3, 0.1
+#: The share of the step by which a preset may seem longer than the best plan.
+_LONGER = 0.04
 
 #: The most microbatches that are tried.
 _MOST_MICROBATCHES = 64
 
-#: The share of the limit that a policy may leave free before another one is tried.
-_FREE = 0.03
+#: The share of the limit that a policy may leave free before another one is tried; and the share
+#: that is left free after one did not fit.
+_FREE, _MARGIN = 0.03, 0.005
 
 #: The share by which a policy of its own must be better than one that keeps or recomputes all.
 _GAIN = 0.01
@@ -150,6 +150,9 @@ class _JointSearch:
         self.plans: dict[str, Plan] = {}
         self.surveyed: Plan | None = None
         self.too_large: SearchError | None = None
+        self._policies: SurveyPolicies | None = None
+        #: What was expected of each plan, by the text of its policy.
+        self._expected: dict[str, PolicyChoice] = {}
 
     @property
     def fits(self) -> bool:
@@ -157,89 +160,88 @@ class _JointSearch:
         return any(plan.fits for plan in self.plans.values())
 
     def survey_fits(self) -> bool:
-        """Whether the program fits if everything is recomputed."""
+        """Whether a policy is expected to fit."""
         self.surveyed = self._attempt(survey(), "survey")
-        return self.surveyed is not None and self.surveyed.fits
+        if self.surveyed is None:
+            return False
+        self._policies = SurveyPolicies(self.surveyed)
+        return self._policies.best().fits
 
     def run(self) -> None:
-        """Plans the program with several policies."""
-        self._plan("none")
+        """Plans the program with the policy that its survey chooses, and with those beside it."""
         if self.surveyed is None:
             try:
                 self.survey_fits()
             except TargetError:  # what the program recomputes itself stays, and the note says so
-                known = [plan.analysis.program.memory for plan in self.plans.values()]
-                if any(memory.own for memory in known if memory):
+                plan = self._plan("none")
+                memory = plan and plan.analysis.program.memory
+                if memory and memory.own:
                     return
                 raise
-        if self.surveyed is not None:
-            self.surveyed = self._improve(self.surveyed)
-            self._try_presets(self.surveyed)
+        if self._policies is not None:
+            self._try_best(self._policies)
+            self._try_presets(self._policies)
         if not self.fits:
             self._plan("full")
 
-    def _improve(self, surveyed: Plan) -> Plan:
-        """Tries the policies that the integer program proposes; returns the last survey."""
-        extra = 0.0  # bytes that a policy took beyond those that were proposed
+    def _try_best(self, policies: SurveyPolicies) -> None:
+        """Tries the policies of the integer program; the limit is corrected by what they take."""
+        limit = policies.limit
         for _ in range(_MOST_POLICIES):
-            choice = self._proposed(surveyed, extra)
-            if choice is None or str(choice.policy) in self.plans:
-                break
-            plan = self._plan(choice.policy)
+            choice = policies.best(limit)
+            text = str(choice.policy)
+            if text in self._expected:
+                return
+            plan = self._plan(choice.policy, choice)
             if plan is None:
-                extra += _FREE * surveyed.memory_bytes
+                limit -= _FREE * policies.limit
                 continue
             needed = plan.needed_bytes(plan.after)
-            proposed = surveyed.needed_bytes(surveyed.after) + choice.bytes
-            if plan.fits and needed > (1.0 - _FREE) * plan.memory_bytes:
-                break
-            if not plan.fits:
-                extra += max(needed - plan.memory_bytes, _FREE * plan.memory_bytes)
-            elif needed < proposed:
-                # The search has found shardings with less memory: what is recomputed under these?
-                again = self._attempt(survey(), "survey", start=plan)
-                if again is None:
-                    break
-                surveyed, extra = again, 0.0
-        return surveyed
+            over = needed - plan.memory_bytes
+            if -_FREE * plan.memory_bytes < over <= 0.0:
+                return
+            limit = min(limit, choice.needed_bytes) - over - (over > 0.0) * _MARGIN * policies.limit
+            if over <= 0.0:
+                better = policies.best(limit)
+                if better.step_seconds > choice.step_seconds * (1.0 - _GAIN):
+                    return
 
-    def _try_presets(self, surveyed: Plan) -> None:
-        """Tries the presets that seem little longer.
+    def _try_presets(self, policies: SurveyPolicies) -> None:
+        """Tries presets that are expected to be better than the best plan so far."""
+        for _ in range(_MOST_PRESETS):
+            best = min(self.plans.values(), key=_rank, default=None)
+            if best is None:
+                return
+            expected = self._expected.get(str(best.policy))
+            longer = 1.0 if expected is None else best.after.step_seconds / expected.step_seconds
+            likely = [
+                (choice.step_seconds, name, choice)
+                for name, choice in policies.presets().items()
+                if choice.fits and str(choice.policy) not in self._expected
+            ]
+            if not likely:
+                return
+            seconds, name, choice = min(likely, key=lambda each: each[:2])
+            if best.fits and seconds * min(longer, 1.0) > best.after.step_seconds * (1.0 + _LONGER):
+                return
+            # A search of its own may find other shardings than that of the survey.
+            self._plan(name, choice, anew=True)
 
-        Proposals do not know what is hidden behind products, so a preset may be better.
+    def _plan(
+        self,
+        policy: str | MemoryPolicy,
+        expected: PolicyChoice | None = None,
+        *,
+        anew: bool = False,
+    ) -> Plan | None:
+        """The plan with a policy, which is kept; ``None`` if it is beyond the limit of the user.
+
+        Its search begins with the shardings of the survey, or ``anew``.
         """
-        memory = surveyed.analysis.program.memory
-        best = (
-            self.plans[min(self.plans, key=lambda text: _rank(self.plans[text]))]
-            if self.plans
-            else None
-        )
-        if best is None or not best.fits or best.policy is None or memory is None:
-            return
-        costs = recomputation(surveyed)
-        room = surveyed.memory_bytes - surveyed.needed_bytes(surveyed.after)
-        longest = priced(costs, best.policy).seconds + _LONGER * best.after.step_seconds
-        likely = []
-        linked = math.isfinite(best.hardware.host_bytes_per_s)
-        for name in PRESETS:
-            if preset(name).offloads and not linked:
-                continue
-            with contextlib.suppress(TargetError):  # no residual has one of its names
-                choice = priced(costs, preset(name).resolved(memory.blocks))
-                if choice.bytes <= room and choice.seconds <= longest:
-                    likely.append((choice.seconds, name, str(choice.policy)))
-        for _, name, policy in sorted(likely)[:_MOST_PRESETS]:
-            if policy not in self.plans:
-                self._plan(name, start=best)
-
-    def _proposed(self, surveyed: Plan, extra: float) -> PolicyChoice | None:
-        room = surveyed.memory_bytes - surveyed.needed_bytes(surveyed.after) - extra
-        return best_choice(recomputation(surveyed), room)
-
-    def _plan(self, policy: str | MemoryPolicy, start: Plan | None = None) -> Plan | None:
-        """The plan with a policy, which is kept; ``None`` if it is beyond the limit of the user."""
-        name = policy if isinstance(policy, str) else "proposed"
-        plan = self._attempt(policy, name, start)
+        name = policy if isinstance(policy, str) else policy.preset or "proposed"
+        if expected is not None:
+            self._expected[str(expected.policy)] = expected
+        plan = self._attempt(policy, name, None if anew else self.surveyed)
         if plan is not None:
             self.plans.setdefault(str(plan.policy), plan)
         return plan

@@ -60,6 +60,8 @@ def memory_notes(plan: Plan) -> list[str]:
             parts.append(f"{_DONE[choice]}: {listed(shown, _NAMED)}{done}")
         if len(parts) == 1 and parts[0].startswith("kept"):
             parts = ["everything is kept"]
+        if gathered := plan.policy.of(block.name).gathered:
+            parts.append(f"uses copies of {listed(gathered, _NAMED)} again")
         notes.append(f"{label}, {runs}; {'; '.join(parts) or 'nothing is kept'}")
     if several and share:
         notes.append(f"recomputation adds about {_share_text(share)} of the step")

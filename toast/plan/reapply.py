@@ -51,6 +51,12 @@ if TYPE_CHECKING:
 #: Number of characters of a program's hash in messages.
 _HASH = 8
 
+#: Ops that carry values through loops.
+_OF_LOOPS = frozenset({"carry", "yield", "dynamic_slice", "dynamic_update_slice"})
+
+#: What the path of an op has in blocks, and if the op runs again.
+_BLOCK, _AGAIN = "/checkpoint/", "/rematted_computation/"
+
 OpState = npt.NDArray[np.int8]
 
 
@@ -406,8 +412,11 @@ def _space(saved: Saved, analysis: Analysis, mesh: Mesh) -> tuple[Space, list[st
 class Work:
     """The state of every op, while the plan's shardings are applied."""
 
-    def __init__(self, saved: Saved, space: Space, state: OpState, exact: bool) -> None:
-        self.saved, self.space, self._exact = saved, space, exact
+    def __init__(
+        self, saved: Saved, space: Space, state: OpState, exact: bool, *, recomputed: bool = False
+    ) -> None:
+        """With ``recomputed``, the programs differ only in what they recompute."""
+        self.saved, self.space, self._exact, self._recomputed = saved, space, exact, recomputed
         self.state = state  # [ops, axes]
         #: ``[ops, axes]`` the plan's state of each op that it contains.
         self.wanted = np.full_like(state, NONE)
@@ -427,7 +436,10 @@ class Work:
         """Apply the plan to the ops that it contains; returns ``[ops]`` which these are."""
         known = np.zeros(len(self.state), dtype=bool)
         here, there = keyed_ops(self._program), self.saved.ops
-        for known_by in map(operator.attrgetter, ("place", "loose", "looser")):
+        ways: list[Callable[[OpKey], OpKey]] = [
+            operator.attrgetter(way) for way in ("place", "loose", "looser")
+        ]
+        for known_by in [_outside_of_blocks, *ways] if self._recomputed else ways:
             ops: dict[OpKey, list[int]] = defaultdict(list)
             runs: dict[OpKey, list[Run]] = defaultdict(list)
             for key, numbers in here.items():
@@ -448,6 +460,8 @@ class Work:
         """Apply the plan to the ops of one key, one by one if their number is the same."""
         if sum(run.count for run in runs) == len(ops):
             states = [run.held for run in runs for _ in range(run.count)]
+        elif self._recomputed and key.kind in _OF_LOOPS:
+            return  # other values are carried
         elif len({run.held for run in runs}) == 1:
             states = [runs[0].held] * len(ops)
         elif self.saved.replayed:
@@ -501,7 +515,7 @@ class Work:
                 row[axis], whole = NONE, False
             else:
                 shards[factor] = shards.get(factor, 1) * size
-        if whole or not self.saved.replayed:
+        if whole or self._recomputed or not self.saved.replayed:
             self.state[op] = np.where(self._pinned[op], self.state[op], row)
         return whole
 
@@ -545,6 +559,12 @@ class Work:
         self.placed[op], self.wanted[op] = True, row
         self._set(op, row)
         return why
+
+
+def _outside_of_blocks(key: OpKey) -> OpKey:
+    """The key of an op as if there were no block around it, unless it runs again in one."""
+    path = key.path if _AGAIN in key.path else key.path.replace(_BLOCK, "/")
+    return key.place._replace(path=path)
 
 
 def by_class(op_state: OpState, space: Space) -> tuple[States, npt.NDArray[np.bool_], bool]:

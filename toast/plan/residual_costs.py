@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from toast.cost.breakdown import break_down
 from toast.cost.liveness import PASSED_ON
 from toast.plan.plan import Plan
-from toast.program import Block, Program, element_bytes, residual_label
+from toast.program import Block, Program, element_bytes, label_parts, residual_label
 from toast.space import BOUNDARY
 
 #: Values of these ops come from outside of what is recomputed.
@@ -138,10 +138,11 @@ class _BlockGraph:
         labels = {residual_label(block.name, name): name for name in block.names}
         places: dict[str, list[int]] = collections.defaultdict(list)
         for value in sorted(program.labels, key=lambda v: program.values[v].op):
-            if program.labels[value] in labels:
-                places[labels[program.labels[value]]].append(value)
+            label, _ = label_parts(program.labels[value])
+            if label in labels:
+                places[labels[label]].append(value)
         #: How often the program has the block, loops apart.
-        self.copies = self._copies(block, max(places.values(), key=len, default=[]))
+        self.copies = self._copies(block, max(places.values(), key=self._often, default=[]))
         ends = [
             program.values[values[self.copies - 1]].op
             for values in places.values() if len(values) >= 2 * self.copies
@@ -157,6 +158,11 @@ class _BlockGraph:
                 self._name[value], self.named[name] = name, value
         self.names = tuple(self.named)
         self.ops = tuple(sorted(self._chain()))
+
+    def _often(self, values: list[int]) -> tuple[int, int]:
+        """How many values there are, and how often all of them are computed in a step."""
+        program = self._program
+        return len(values), sum(program.repeats[program.values[value].op] for value in values)
 
     def _copies(self, block: Block, values: list[int]) -> int:
         """How many of the values of one name belong to all runs of a block."""

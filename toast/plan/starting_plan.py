@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,17 @@ from toast.plan.labels import describe_value, folded
 from toast.plan.matching import Offered
 from toast.plan.reapply import Work, by_class
 from toast.program import Program
-from toast.space import NONE, Action, Resolving, Space, States
+from toast.space import NONE, PRODUCTS, Action, Resolving, Space, States
 from toast.units import listed
 
 #: The minimum share of the plan's arguments that another program must have.
 _LEAST = 0.1
+
+#: Ops that may sum over devices.
+_SUMMING = PRODUCTS | {"reduce", "gather", "scatter"}
+
+#: How often unknown ops look at known ones around them.
+_ROUNDS = 4
 
 #: Maximum number of actions that approximate the shardings of a plan without actions.
 _MOST = 12
@@ -54,6 +60,13 @@ class StartActions(NamedTuple):
     notes: tuple[str, ...]
     #: Whether no sharding of the plan is left although the plan has some.
     lost: bool
+    #: The actions of the plan that have a match, without the refinements after them.
+    matched: tuple[Action, ...] = ()
+
+    @property
+    def starts(self) -> tuple[tuple[Action, ...], ...]:
+        """The trajectories with which the search begins."""
+        return tuple(dict.fromkeys([self.actions, self.matched or self.actions]))
 
 
 def check_program(saved: Saved, program: Program) -> None:
@@ -80,10 +93,32 @@ def check_program(saved: Saved, program: Program) -> None:
         )
 
 
-def saved_start(saved: Saved, space: Space, resolution: Resolving) -> Start:
-    """The shardings of a plan in ``space``; a space with more classes uses ``resolution``."""
+def saved_start(
+    saved: Saved, space: Space, resolution: Resolving, *, recomputed: bool = False
+) -> Start:
+    """The shardings of a plan in ``space``; a space with more classes uses ``resolution``.
+
+    With ``recomputed``, the programs differ in what they recompute: ops that both have keep their
+    shardings.
+    """
     program = space.analysis.program
     exact = saved.is_of(program) and dict(saved.mesh.real.axes) == dict(space.mesh.axes)
+    if recomputed and not exact:
+        work = Work(saved, space, space.of_ops(space.pinned).copy(), exact, recomputed=True)
+        known = work.ops()
+        work.arguments()
+        known |= work.placed
+        _follow(work.state, known, space)
+        state = _of_most(work.state, known, space)
+        if (space.of_ops(state) != work.state)[known].any():
+            op_state = np.where(known[:, None], work.state, space.of_ops(state))
+            space = Space(
+                space.analysis, space.full_mesh, constraints=space.constraints,
+                resolution=resolution, apart=op_state,
+            )  # fmt: skip
+            state = op_state[space.classes.representative]
+        matter = np.bincount(space.classes.of_op, known, len(state)) > 0
+        return Start(saved, space, exact, state, matter, np.zeros(len(known), dtype=bool))
     if not exact and saved.replayed:
         none = np.zeros(0, dtype=bool)
         return Start(saved, space, exact, None, none, none)
@@ -105,6 +140,57 @@ def saved_start(saved: Saved, space: Space, resolution: Resolving) -> Start:
     return Start(saved, space, exact, state, matter, overruled)
 
 
+def _follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: Space) -> None:
+    """Shards unknown ops as the next user of their value, or as their operands; known from then.
+
+    JAX rounds, names, stacks and moves the values that a policy keeps.
+    """
+    program, analysis = space.analysis.program, space.analysis
+    rules = [analysis.rules[number] for number in analysis.names.signature.tolist()]
+    users: dict[int, tuple[int, int]] = {}  # the first user of each value
+    for number, op in enumerate(program.ops):
+        for index, value in enumerate(op.operands):
+            users.setdefault(value, (number, index))
+
+    def take(number: int, own: Sequence[Sequence[int]], other: int, its: Sequence[Any]) -> None:
+        dims = {factor: d for d, stack in enumerate(its) for factor in stack}
+        for axis, factor in enumerate(op_state[other].tolist()):
+            d = dims.get(factor, -1)
+            op_state[number, axis] = own[d][0] if 0 <= d < len(own) and own[d] else NONE
+        known[number] = True
+
+    def forward(*, sums: bool) -> None:
+        for number in np.flatnonzero(~known).tolist():
+            for index, value in enumerate(program.ops[number].operands):
+                made = program.values[value]
+                if known[number] or not known[made.op] or not made.type.shape:
+                    continue
+                # A sum may be scattered as its users need it.
+                if sums or program.kind(made.op) not in _SUMMING:
+                    its = rules[made.op].results[made.result]
+                    take(number, rules[number].operands[index], made.op, its)
+
+    for _ in range(_ROUNDS):
+        forward(sums=False)
+        for number in np.flatnonzero(~known).tolist()[::-1]:
+            for value in program.ops[number].results[:1]:
+                user, index = users.get(value, (-1, 0))
+                if user >= 0 and known[user] and index < len(rules[user].operands):
+                    take(number, rules[number].results[0], user, rules[user].operands[index])
+    forward(sums=True)
+
+
+def _of_most(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: Space) -> States:
+    """The state of most of the known ops of each class: ``[classes, axes]``."""
+    state = space.pinned.copy()
+    ops = np.flatnonzero(known)
+    rows = np.column_stack([space.classes.of_op[ops], op_state[ops]])
+    each, count = np.unique(rows, axis=0, return_counts=True)
+    for row in np.argsort(count, kind="stable").tolist():  # the most frequent one comes last
+        state[each[row, 0]] = each[row, 1:]
+    return state
+
+
 def start_actions(start: Start) -> StartActions:
     """The actions that lead to the shardings of a plan, after the initial actions of the space.
 
@@ -122,6 +208,7 @@ def start_actions(start: Start) -> StartActions:
             actions.append(action)
             state = space.apply(state, action)
     notes = [] if start.exact else [_other_program_note(start, len(wanted), missing)]
+    matched = tuple(actions) if start.state is not None and not start.exact else ()
     if start.state is not None:
         target = np.where(start.matters[:, None], space.within(start.state), state)
         notes += _pin_notes(start, target)
@@ -129,7 +216,7 @@ def start_actions(start: Start) -> StartActions:
             state = _approach(space, state, target, actions)
         known = len(actions)
         state = _refine(space, state, target, actions)
-        if len(actions) > known:
+        if len(actions) > known and start.exact:
             notes.append("actions do not reach all of its shardings; refinements replace the rest")
         if (state != target).any():
             notes.append("dimensions that an axis does not divide are not sharded")
@@ -138,6 +225,7 @@ def start_actions(start: Start) -> StartActions:
         tuple(actions),
         tuple(f"start {saved.name}: {note}" for note in notes),
         bool(shards and not start.exact and not actions and not space.first_actions),
+        matched,
     )
 
 

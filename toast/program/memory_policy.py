@@ -19,6 +19,9 @@ from toast.units import listed
 Choice = Literal["keep", "recompute", "offload"]
 CHOICES: tuple[Choice, ...] = ("keep", "recompute", "offload")
 
+#: The words of the text of a policy.
+_WORDS = (*CHOICES, "gathered")
+
 #: How a residual is computed: by a product of matrices, by one with batch dimensions (scores of
 #: attention), by a kernel or a custom gradient, by other ops; or it is an argument of the block.
 ResidualKind = Literal["product", "batched_product", "kernel", "other", "input"]
@@ -27,10 +30,32 @@ ResidualKind = Literal["product", "batched_product", "kernel", "other", "input"]
 #: How the names of residuals begin in the program of a survey.
 _SURVEYED = "toast:"
 
+#: How such a name ends if a gradient uses the result before it has the name.
+_RESULT = " (result)"
+
 
 def residual_label(block: str, residual: str) -> str:
     """The name of a residual of a block in the program of a survey."""
     return f"{_SURVEYED}{block}/{residual}"
+
+
+def is_residual_label(name: str) -> bool:
+    """Whether a name of a value is that of a residual in the program of a survey."""
+    return name.startswith(_SURVEYED)
+
+
+def label_of_result(label: str) -> str:
+    """The label of a residual from whose operation JAX computes a gradient, too.
+
+    This gradient uses the result before it has its name.  The operation runs again even if a policy
+    keeps what has the name.
+    """
+    return f"{label}{_RESULT}"
+
+
+def label_parts(label: str) -> tuple[str, bool]:
+    """A label of a residual, and whether it is one of :func:`label_of_result`."""
+    return label.removesuffix(_RESULT), label.endswith(_RESULT)
 
 
 #: Stands for the values of a block that have no name.
@@ -84,6 +109,10 @@ class BlockPolicy:
     JAX may also keep values without names that are computed from those with names, such as the
     cosine in the gradient of a sine.  It does so only if everything is kept, and ``recompute`` does
     not have ``@unnamed``.
+
+    Arguments of the block exist anyway.  Where they are gathered or moved for the forward pass, the
+    backward pass does so again, unless ``gathered`` names them: then it uses the same copies, which
+    stay in memory.  This is so for all of them if everything is kept.
     """
 
     #: The name of the block, with ``*`` for any text.
@@ -91,9 +120,10 @@ class BlockPolicy:
     keep: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        count = collections.Counter((*self.keep, *self.offload, *self.recompute))
+        count = collections.Counter((*self.keep, *self.offload, *self.recompute, *self.gathered))
         for name, times in count.items():
             if times > 1:
                 raise TargetError(
@@ -108,13 +138,22 @@ class BlockPolicy:
             return "recompute"
         return min(fitting, key=lambda pair: _looseness(pair[0]))[1]
 
-    def _patterns(self, choice: Choice) -> tuple[str, ...]:
+    def _patterns(self, choice: str) -> tuple[str, ...]:
         return cast(tuple[str, ...], getattr(self, choice))
+
+    def stays_gathered(self, residual: Residual) -> bool:
+        """Whether the backward pass uses the forward pass's copies of an argument of the block."""
+        return residual.kind == "input" and any(_fits(p, residual) for p in self.gathered)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether it recomputes and offloads nothing, as if there were no block."""
+        return not self.recompute and not self.offload
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """All names and patterns in it."""
-        return (*self.keep, *self.recompute, *self.offload)
+        return (*self.keep, *self.recompute, *self.offload, *self.gathered)
 
     def resolved(self, block: Block) -> BlockPolicy:
         """The decision for each residual of a block by its name.
@@ -123,15 +162,23 @@ class BlockPolicy:
         """
         names: dict[Choice, list[str]] = {choice: [] for choice in CHOICES}
         names["recompute"] += [UNNAMED] * (UNNAMED in self.recompute)
+        gathered: list[str] = []
         for residual in block.residuals:
             choice = self.choice(residual)
             if residual.kind == "input" and choice == "recompute":
                 choice = "keep"
+            if choice == "keep" and self.stays_gathered(residual):
+                gathered.append(residual.name)
+                continue
             names[choice].append(residual.name)
-        return BlockPolicy(block.name, **{choice: tuple(n) for choice, n in names.items()})
+        return BlockPolicy(
+            block.name,
+            **{choice: tuple(n) for choice, n in names.items()},
+            gathered=tuple(gathered),
+        )
 
     def __str__(self) -> str:
-        parts = [f"{c}={','.join(self._patterns(c))}" for c in CHOICES if self._patterns(c)]
+        parts = [f"{c}={','.join(self._patterns(c))}" for c in _WORDS if self._patterns(c)]
         return f"{self.block}: {' '.join(parts) or 'recompute=*'}"
 
 
@@ -195,10 +242,10 @@ class MemoryPolicy:
             names: dict[str, tuple[str, ...]] = {}
             for word in rest.split():
                 choice, equals, values = word.partition("=")
-                if choice not in CHOICES or not equals or choice in names:
+                if choice not in _WORDS or not equals or choice in names:
                     raise TargetError(
                         f"remat {text!r}: {word!r} is not a choice; write keep=NAME,NAME, "
-                        "offload=NAME or recompute=NAME, each once per block"
+                        "offload=NAME, recompute=NAME or gathered=NAME, each once per block"
                     )
                 names[choice] = tuple(filter(None, values.split(",")))
             entries.append(BlockPolicy(block.strip(), **names))
@@ -242,7 +289,8 @@ class MemoryPolicy:
                 raise TargetError(
                     f"remat {entry}: no residual is named {unused[0]}; those of {_known(mine)}"
                 )
-        return MemoryPolicy(tuple(self.of(b.name).resolved(b) for b in blocks), self.preset)
+        decisions = tuple(self.of(block.name).resolved(block) for block in blocks)
+        return MemoryPolicy(decisions, self.preset, self.surveys)
 
     def changed(
         self, blocks: Sequence[Block], choice: Choice, patterns: Sequence[str]
@@ -292,7 +340,11 @@ class MemoryPolicy:
     def to_dict(self) -> dict[str, dict[str, list[str]]]:
         """The policy as plain data: names of residuals, by block and choice."""
         return {
-            entry.block: {choice: list(entry._patterns(choice)) for choice in CHOICES}
+            entry.block: {
+                word: list(entry._patterns(word))
+                for word in _WORDS
+                if word in CHOICES or entry._patterns(word)
+            }
             for entry in self.blocks
         }
 

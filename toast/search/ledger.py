@@ -113,10 +113,23 @@ class Ledger:
     def _priced(self, states: States) -> Prices | Worth:
         if self._memo is None:
             classes = len(self.model.tables.values)
-            if (len(self) + len(states)) * classes <= _WHOLE:
+            if self.model.priced_alone and (len(self) + len(states)) * classes <= _WHOLE:
                 return self.model.price(states)
-            self._memo = Memo(self.model)
-        return self._memo.price(states)
+        return self.memo.price(states)
+
+    @property
+    def memo(self) -> Memo:
+        """The prices of what states have in common."""
+        if self._memo is None:
+            self._memo = self.model.memo(self.memory_bytes)
+        return self._memo
+
+    def price_again(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory at the prices of now: a stage may have found better memory policies."""
+        state = self.replay(trajectory.actions)
+        self._cost.pop(state_key(state), None)
+        (key,), _ = self.price(state[None])
+        return self.offer(key, trajectory.actions)
 
     def cost(self, key: bytes) -> float:
         """The cost of a priced state."""

@@ -91,6 +91,7 @@ class DecisionEntry(_Entry, frozen=True, kw_only=True):
     keep: tuple[str, ...] = ()
     recompute: tuple[str, ...] = ()
     offload: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
 
 
 class RematEntry(_Entry, frozen=True, kw_only=True):

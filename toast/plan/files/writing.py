@@ -17,7 +17,7 @@ from toast.plan.files.saved import VERSION, Held, OpKey
 from toast.plan.labels import action_labels, spec_text
 from toast.plan.origin import Origin
 from toast.plan.plan import Plan
-from toast.program import Program, TracedMemory
+from toast.program import Program, TracedMemory, is_residual_label
 from toast.space import Constraints, Space
 from toast.space.constraints import is_open, parse_spec
 
@@ -175,7 +175,8 @@ def held_labels(analysis: Analysis, mesh: Mesh, op_state: np.ndarray[Any, Any]) 
 def key_of(program: Program, op: int) -> OpKey:
     """The key of an op in a plan file."""
     at = program.location(op)
-    named = [program.labels[v] for v in program.ops[op].results if v in program.labels]
+    labels = [program.labels[v] for v in program.ops[op].results if v in program.labels]
+    named = [label for label in labels if not is_residual_label(label)]
     return OpKey(program.kind(op), at.path, at.file, at.line, at.function, ", ".join(named))
 
 

@@ -1,0 +1,312 @@
+"""What memory policies change of the price of a survey, by class of ops, values and uses.
+
+Under a policy, some ops of a survey do not run (:mod:`toast.cost.residuals`).  Of a value class,
+each member is then left whole, without its uses by ops that do not run, without its definition, or
+not at all.  A residual that is kept stays in memory from its last use in the forward pass to its
+last in the backward one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+from scipy import sparse
+
+from toast.cost.entities import Bools, Floats, Ints
+from toast.cost.liveness import LoopOps, loops_of
+from toast.cost.overlap import bin_shares
+from toast.cost.residuals import Choices, Residuals, residuals_of
+from toast.cost.tables import CopyPairs, Tables
+from toast.program import Program
+from toast.space import Space
+
+#: The kind of ops that give values their names.
+_NAME = "sdy_sharding_constraint"
+
+
+@dataclasses.dataclass(frozen=True)
+class Leftover:
+    """How much of each class is left under ``P`` policies."""
+
+    #: ``[P, A]`` the share of value classes of which everything is left; of whose definitions, and
+    #: of whose uses in the backward pass that is so, beside those.
+    whole: Floats
+    definition: Floats
+    uses: Floats
+    #: ``[P, O]`` the share of op classes that do not run.
+    dead: Floats
+    #: ``[P, B]`` the share of the work in each bin of products that is left.
+    bins: Floats
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyTables:
+    """The classes of a survey that policies concern.
+
+    ``R`` residuals, ``N`` nodes, ``A`` value classes, ``V`` values in these, ``O`` op classes.
+    """
+
+    residuals: Residuals
+    #: ``[A]`` the value classes.
+    classes: Ints
+    #: ``[V]`` the values; the place of each one's class among these, and its share of the class;
+    #: the node that computes it, and the residual that it is (-1 for none); whether the backward
+    #: pass uses it, and whether a node does.
+    values: Ints
+    place: Ints
+    share: Floats
+    maker: Ints
+    residual: Ints
+    needed: Bools
+    reused: Bools
+    #: ``[X]`` the values that nodes use, as numbers among ``V``, and these nodes.
+    used: Ints
+    user: Ints
+    #: ``[O]`` the op classes; ``[Y]`` the place among these of ops that are nodes, these nodes,
+    #: and the share of each op in its class.
+    op_classes: Ints
+    op_place: Ints
+    op_node: Ints
+    op_share: Floats
+    #: ``[products]`` the work of each product, and the node that it is, or -1.
+    work: Floats
+    working: Ints
+    #: The tables without the uses by nodes, and the rows of its uses and pairs in all tables.
+    backward: Tables
+    use_rows: Ints
+    pair_rows: Ints
+    #: ``[R]`` the place of the class of a residual's values among ``A``.
+    residual_place: Ints
+    #: ``[R]`` how often each value's bytes go through memory in a step if it is kept, beside the
+    #: kernels that have it in memory anyway; the same in a program without blocks; and how often it
+    #: is computed in a step.
+    passes: Floats
+    bare_passes: Floats
+    runs: Floats
+    #: ``[R]`` the share of its values that are in memory even if nothing asks to keep them: a
+    #: program without blocks keeps these alone.
+    stored: Floats
+    #: ``[R, moments]`` how many of its values are in memory if it is kept, beside those of the
+    #: forward pass that are there anyway, for each moment at which memory may peak; and how many
+    #: are if they come back from the host before their first use.
+    waiting: Floats
+    fetched: Floats
+
+    @functools.cached_property
+    def is_input(self) -> Bools:
+        """``[R]`` whether a residual is an argument of its block."""
+        return np.array([r.is_input for r in self.residuals.named], dtype=bool)
+
+    @functools.cached_property
+    def may_move(self) -> Bools:
+        """``[R]`` whether moving a residual to the host frees memory of the device."""
+        return np.array([not r.from_arguments for r in self.residuals.named], dtype=bool)
+
+    @functools.cached_property
+    def may_share(self) -> Bools:
+        """``[R]`` whether the backward pass can use the forward pass's copies of an argument."""
+        return np.array([r.is_input and r.apart for r in self.residuals.named], dtype=bool)
+
+    def leftover(self, choices: Choices) -> Leftover:
+        """What is left under policies."""
+        none = np.zeros((len(choices), 1), dtype=bool)
+        runs = self.residuals.running(choices)
+        made = np.concatenate([runs, ~none], axis=1)[:, self.maker]
+        kept = ~made & np.concatenate([choices.present, none], axis=1)[:, self.residual]
+        by_node = np.zeros(made.shape, dtype=bool)
+        np.logical_or.at(by_node.T, self.used, runs[:, self.user].T)
+        shared = np.concatenate([choices.shared, none], axis=1)[:, self.residual]
+        whole = (by_node | (~self.reused & made)) & ~shared
+        uses = ~whole & self.needed & (made | kept) & ~shared
+        definition = (made & ~shared).astype(np.float64) - whole
+        of_class = sparse.csr_array(
+            (self.share, (np.arange(len(self.place)), self.place)),
+            shape=(len(self.place), len(self.classes)),
+        )
+        of_op = sparse.csr_array(
+            (self.op_share, (self.op_node, self.op_place)),
+            shape=(self.residuals.nodes, len(self.op_classes)),
+        )
+        left = [
+            np.asarray(amount.astype(np.float64) @ of_class)
+            for amount in (whole, definition, uses)
+        ]  # fmt: skip
+        dead = np.asarray((~runs).astype(np.float64) @ of_op)
+        working = np.concatenate([runs, ~none], axis=1)[:, self.working]
+        return Leftover(left[0], left[1], left[2], dead, bin_shares(self.work, working))
+
+    def held(self, choices: Choices) -> Floats:
+        """``[P, R]`` how much of each residual waits in memory.
+
+        What moves to the host leaves the memory of the device.
+        """
+        stored = np.where(choices.bare[:, None], self.stored, 1.0)
+        return choices.keep * stored - (choices.move & self.is_input)
+
+
+def policy_tables(space: Space, tables: Tables) -> PolicyTables:
+    """The tables of the policies of a survey."""
+    program, names = space.analysis.program, space.analysis.names
+    found = residuals_of(program)
+    node = found.node_of_op
+    repeats = np.array(program.repeats, dtype=np.float64)
+    maker_op = np.array([value.op for value in program.values], dtype=np.int64)
+    residual_of = np.full(len(program.values), -1, dtype=np.int64)
+    for number, residual in enumerate(found.named):
+        residual_of[list(residual.again)] = number
+    # Value classes with values that nodes compute or use.
+    by_node = node[names.use_op] >= 0
+    concerned = node[maker_op] >= 0
+    concerned[names.use_value[by_node]] = True
+    concerned[residual_of >= 0] = True
+    classes = np.unique(tables.value_class[concerned])
+    place_of = np.full(len(tables.values), -1, dtype=np.int64)
+    place_of[classes] = np.arange(len(classes))
+    values = np.flatnonzero(place_of[tables.value_class] >= 0)
+    number_of = np.full(len(program.values), -1, dtype=np.int64)
+    number_of[values] = np.arange(len(values))
+    place = place_of[tables.value_class[values]]
+    weight = repeats[maker_op[values]]
+    share = weight / np.maximum(np.bincount(place, weight, len(classes)), 1e-300)[place]
+    needed, reused = np.zeros((2, len(program.values)), dtype=bool)
+    needed[names.use_value[~by_node]] = True
+    reused[names.use_value[by_node]] = True
+    ops = np.flatnonzero(node >= 0)
+    op_classes, op_place = np.unique(space.classes.of_op[ops], return_inverse=True)
+    count = np.maximum(space.classes.count[op_classes], 1)
+    op_share = repeats[ops] / count[op_place.reshape(-1)]
+    backward, use_rows, pair_rows = _without_nodes(tables, tables.use_class[~by_node])
+    working = np.flatnonzero((tables.ops.flops > 0)[space.classes.of_op])
+    passes, bare_passes, stored, waiting, fetched = _kept(program, tables, found)
+    return PolicyTables(
+        residuals=found,
+        classes=classes,
+        values=values,
+        place=place,
+        share=share,
+        maker=node[maker_op[values]],
+        residual=residual_of[values],
+        needed=needed[values],
+        reused=reused[values],
+        used=number_of[names.use_value[by_node]],
+        user=node[names.use_op[by_node]],
+        op_classes=op_classes,
+        op_place=op_place.reshape(-1),
+        op_node=node[ops],
+        op_share=op_share,
+        work=tables.ops.flops[space.classes.of_op[working]] * repeats[working],
+        working=node[working],
+        backward=backward,
+        use_rows=use_rows,
+        pair_rows=pair_rows,
+        residual_place=place_of[tables.value_class[[r.again[-1] for r in found.named]]],
+        passes=passes,
+        bare_passes=bare_passes,
+        runs=np.array([
+            repeats[maker_op[list(r.forward)]].sum() for r in found.named
+        ], dtype=np.float64),
+        stored=stored,
+        waiting=waiting,
+        fetched=fetched,
+    )  # fmt: skip
+
+
+def _without_nodes(tables: Tables, left: Ints) -> tuple[Tables, Ints, Ints]:
+    """The tables with the use classes ``left`` alone, and the rows of its uses and pairs."""
+    keeps = np.zeros(len(tables.uses), dtype=bool)
+    keeps[left] = True
+    use_rows, pairs = np.flatnonzero(keeps), tables.pairs
+    pair_rows = np.flatnonzero(keeps[pairs.later] & keeps[pairs.earlier])
+    number = np.cumsum(keeps) - 1
+    fewer = dataclasses.replace(
+        tables,
+        uses=tables.uses.take(use_rows),
+        pairs=CopyPairs(
+            number[pairs.later[pair_rows]], number[pairs.earlier[pair_rows]],
+            pairs.distance[pair_rows],
+        ),
+    )  # fmt: skip
+    return fewer, use_rows, pair_rows
+
+
+def _kept(
+    program: Program, tables: Tables, found: Residuals
+) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """The columns ``passes``, ``bare_passes``, ``stored``, ``waiting`` and ``fetched``."""
+    events, block = tables.events, tables.columns["values"]
+    of_values = (events.column >= block.start) & (events.column < block.stop)
+    end = np.full(len(program.values), -1, dtype=np.int64)
+    freed = of_values & (events.sign < 0)
+    end[events.value[freed]] = events.op[freed]
+    for op in program.ops:  # a name is in the buffer of what it names
+        if op.results and program.signatures[op.signature].kind == _NAME:
+            end[list(op.results)] = np.maximum(end[op.results[0]], end[op.operands[0]])
+    last = np.array([value.op + 1 for value in program.values], dtype=np.int64)
+    for number, op in enumerate(program.ops):
+        last[list(op.operands)] = number + 1
+    moment_op = _moment_ops(tables)
+    loops = _Loops(program)
+    passes, bare, stored = np.zeros((3, len(found.named)))
+    waiting, fetched = np.zeros((2, len(found.named), len(moment_op)))
+    for number, residual in enumerate(found.named):
+        for before, after in zip(residual.forward, residual.again, strict=False):
+            one, two = program.values[before].op, program.values[after].op
+            times = program.repeats[one]
+            begin, stop, stacked = loops.between(one, two)
+            written, read = end[before] >= 0, end[after] >= 0
+            share = 1.0 / len(residual.forward)
+            if not stacked:
+                begin = end[before] if written else one
+                stop = end[after] if read else last[after]
+                share *= written or read
+            fresh = (not written) + (not read)
+            # JAX rounds what it keeps, so that it is written once more, except in loops.
+            passes[number] += (fresh if stacked else 1 + (not read)) * times
+            bare[number] += fresh * (share > 0) * times
+            stored[number] += share
+            here = (moment_op >= begin) & (moment_op < stop)
+            waiting[number, here] += stacked or 1
+            used = (moment_op >= two) & (moment_op < max(end[after], last[after]))
+            fetched[number, used] += 1
+    return passes, bare, stored, waiting, fetched
+
+
+def _moment_ops(tables: Tables) -> Ints:
+    """``[moments]`` the op of the last allocation before memory may peak."""
+    events = tables.events
+    if not len(events):
+        return np.zeros(0, dtype=np.int64)
+    shrinks = np.zeros(len(events), dtype=bool)
+    shrinks[1:] = (events.sign[1:] < 0) & (events.sign[:-1] > 0)
+    ends = np.flatnonzero(np.append(shrinks[1:], True))
+    return np.asarray(events.op[ends])
+
+
+class _Loops:
+    """The loops around ops."""
+
+    def __init__(self, program: Program) -> None:
+        self._loops, self._repeats = loops_of(program), program.repeats
+
+    def _around(self, op: int) -> list[LoopOps]:
+        """The loops around an op, the innermost first."""
+        inside = [loop for loop in self._loops if loop.last_carry < op <= loop.end]
+        return sorted(inside, key=lambda loop: loop.end - loop.begin)
+
+    def between(self, one: int, other: int) -> tuple[int, int, int]:
+        """The ops between which a stack of the values of ``one`` waits for ``other``; its length.
+
+        A length of 0 is that of no stack.
+        """
+        mine, others = self._around(one), self._around(other)
+        apart = [loop for loop in mine if loop not in others]
+        later = [loop for loop in others if loop not in mine]
+        if not apart or not later:
+            return 0, 0, 0
+        length = self._repeats[one] // max(1, self._repeats[apart[-1].begin])
+        return apart[-1].begin, later[-1].end + 1, length
+
+
+__all__ = ["Leftover", "PolicyTables", "policy_tables"]

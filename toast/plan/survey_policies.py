@@ -1,0 +1,140 @@
+"""The memory policy that a survey chooses, by the names of residuals."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import numpy as np
+
+from toast.cost import Choices, CostModel, PolicyMemo, PolicyModel, PricedPolicy
+from toast.errors import TargetError
+from toast.plan.plan import Plan
+from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, preset
+from toast.search import best_policy
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyChoice:
+    """A policy under the shardings of a survey, and its price as estimated from these."""
+
+    policy: MemoryPolicy
+    step_seconds: float
+    peak_bytes: float
+    #: Bytes to compare with the limit (:meth:`Plan.needed_bytes`), and whether they are within it.
+    needed_bytes: float
+    fits: bool
+    #: Seconds of what runs again, before overlap, and the bytes at the peak that it frees.
+    recomputed_seconds: float
+    freed_bytes: float
+
+
+def is_survey(program: Program) -> bool:
+    """Whether a program recomputes everything, and its residuals have names."""
+    policy = program.memory and program.memory.policy
+    return bool(policy and policy.surveys)
+
+
+def with_policies(model: CostModel, memory_bytes: float) -> CostModel:
+    """A model that prices the states of a survey with their best policies; others stay."""
+    program = model.space.analysis.program
+    if not is_survey(program):
+        return model
+    return PolicyModel(model, memory_bytes, tuple(_presets(program).values()))
+
+
+def without_policies(model: CostModel) -> CostModel:
+    """The model of the program as it is."""
+    return model.plain if isinstance(model, PolicyModel) and model.plain else model
+
+
+def _presets(program: Program) -> dict[str, MemoryPolicy]:
+    """The presets that a program may have, by name, with the names of its residuals."""
+    found: dict[str, MemoryPolicy] = {}
+    assert program.memory is not None
+    for name in PRESETS:
+        with contextlib.suppress(TargetError):  # no residual has one of its names
+            found[name] = preset(name).resolved(program.memory.blocks)
+    return found
+
+
+class SurveyPolicies:
+    """The policies of a survey under the shardings of its plan."""
+
+    def __init__(self, surveyed: Plan) -> None:
+        program = surveyed.analysis.program
+        self._plan, self._presets = surveyed, _presets(program)
+        self._memory = program.memory
+        self._model = PolicyModel(
+            surveyed.model, surveyed.memory_bytes, tuple(self._presets.values())
+        )
+        self._memo: PolicyMemo = self._model.memo(surveyed.memory_bytes)
+
+    @property
+    def limit(self) -> float:
+        """The bytes of a device."""
+        return self._plan.memory_bytes
+
+    def best(self, limit: float | None = None) -> PolicyChoice:
+        """The policy with the shortest step that fits, or with the least memory.
+
+        ``limit`` are other bytes than those of a device.
+        """
+        memo = self._memo if limit is None else self._memo.within(limit)
+        return self._choice(best_policy(memo, self._plan.state))
+
+    def presets(self) -> dict[str, PolicyChoice]:
+        """The presets that the program may have, by name."""
+        return {name: self.priced(policy) for name, policy in self._presets.items()}
+
+    def priced(self, policy: MemoryPolicy) -> PolicyChoice:
+        """A policy with the names of residuals."""
+        choices = self._model.policies.residuals.choices([policy])
+        priced = self._memo.policy(self._plan.state, choices)
+        return dataclasses.replace(self._choice(priced), policy=policy)
+
+    def _choice(self, priced: PricedPolicy) -> PolicyChoice:
+        costs, model = self._memo.costs(self._plan.state), self._plan.model
+        residuals, choices = self._model.policies.residuals, priced.choices
+        again = residuals.running(choices)[0] & ~residuals.running(residuals.everything)[0]
+        highest = int(np.argmax(costs.bytes + costs.kept_bytes.sum(axis=0)))
+        lost = ~choices.keep[0] & ~self._model.policies.is_input
+        needed = model.needed_bytes(priced.argument_bytes, priced.peak_bytes)
+        return PolicyChoice(
+            policy=self._named(choices),
+            step_seconds=priced.step_seconds,
+            peak_bytes=priced.peak_bytes,
+            needed_bytes=float(needed),
+            fits=bool(needed <= self._plan.memory_bytes),
+            recomputed_seconds=float(costs.node_seconds[again].sum()),
+            freed_bytes=float(
+                costs.kept_bytes[lost, highest].sum()
+                + costs.freed_bytes[choices.move[0], highest].sum()
+            ),
+        )
+
+    def _named(self, choices: Choices) -> MemoryPolicy:
+        """One policy by names; it is a preset if one says the same."""
+        residuals, (key,) = self._model.policies.residuals, choices.keys()
+        for name, policy in self._presets.items():
+            if residuals.choices([policy]).keys() == [key]:
+                return dataclasses.replace(policy, preset=name)
+        names: dict[str, dict[str, list[str]]] = {block: {} for block in residuals.blocks}
+        for number, residual in enumerate(residuals.named):
+            choice = "recompute"
+            if choices.move[0, number]:
+                choice = "offload"
+            elif choices.shared[0, number]:
+                choice = "gathered"
+            elif choices.keep[0, number] or residual.is_input:
+                choice = "keep"
+            names[residual.block].setdefault(choice, []).append(residual.name)
+        return MemoryPolicy(
+            tuple(
+                BlockPolicy(block, **{choice: tuple(some) for choice, some in choices.items()})
+                for block, choices in names.items()
+            )
+        )
+
+
+__all__ = ["PolicyChoice", "SurveyPolicies", "is_survey", "with_policies", "without_policies"]
