@@ -60,7 +60,7 @@ def memory_notes(plan: Plan) -> list[str]:
             parts.append(f"{_DONE[choice]}: {listed(shown, _NAMED)}{done}")
         if len(parts) == 1 and parts[0].startswith("kept"):
             parts = ["everything is kept"]
-        if gathered := plan.policy.of(block.name).gathered:
+        if gathered := decision.gathered:
             parts.append(f"uses copies of {listed(gathered, _NAMED)} again")
         notes.append(f"{label}, {runs}; {'; '.join(parts) or 'nothing is kept'}")
     if several and share:
