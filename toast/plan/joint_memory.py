@@ -27,6 +27,10 @@ _MOST_POLICIES, _MOST_PRESETS = 3, 3
 #: The share of the step by which a preset may seem longer than the best plan.
 _LONGER = 0.04
 
+#: Presets whose own searches may find other shardings, and the most ops of a program for which they
+#: are tried: such a program is traced and searched in seconds.
+_OTHER_WAYS, _FEW_OPS = ("minimal", "full"), 3_000
+
 #: The most microbatches that are tried.
 _MOST_MICROBATCHES = 64
 
@@ -181,6 +185,7 @@ class _JointSearch:
         if self._policies is not None:
             self._try_best(self._policies)
             self._try_presets(self._policies)
+            self._try_other_ways(self._policies)
         if not self.fits:
             self._plan("full")
 
@@ -227,6 +232,29 @@ class _JointSearch:
             # A search of its own may find other shardings than that of the survey.
             self._plan(name, choice, anew=True)
 
+    def _try_other_ways(self, policies: SurveyPolicies) -> None:
+        """Tries presets for other shardings than those of the survey.
+
+        If one is better, a survey that begins with its shardings is searched as well.
+        """
+        assert self.surveyed is not None
+        if len(self.surveyed.analysis.program.ops) > _FEW_OPS:
+            return
+        presets = policies.presets()
+        for name in _OTHER_WAYS:
+            best = min(self.plans.values(), key=_rank, default=None)
+            choice = presets.get(name)
+            if best is None or choice is None or str(choice.policy) in self.plans:
+                continue
+            plan = self._plan(name, choice, anew=True)
+            if plan is None or _rank(plan) >= _rank(best):
+                continue
+            again = self._attempt(survey(), "survey", plan)
+            if again is not None:
+                self.surveyed = again
+                choice = SurveyPolicies(again).best()
+                self._plan(choice.policy, choice)
+
     def _plan(
         self,
         policy: str | MemoryPolicy,
@@ -243,7 +271,8 @@ class _JointSearch:
             self._expected[str(expected.policy)] = expected
         plan = self._attempt(policy, name, None if anew else self.surveyed)
         if plan is not None:
-            self.plans.setdefault(str(plan.policy), plan)
+            text = str(plan.policy)
+            self.plans[text] = min(plan, self.plans.get(text, plan), key=_rank)
         return plan
 
     def _attempt(
