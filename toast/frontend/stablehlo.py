@@ -28,12 +28,6 @@ from toast.program import (
     label_of_result,
 )
 
-#: Operations whose gradients JAX computes from their results.
-_GRADIENTS_OF_RESULTS = frozenset({
-    "stablehlo.exponential", "stablehlo.exponential_minus_one", "stablehlo.logistic",
-    "stablehlo.tanh", "stablehlo.sqrt", "stablehlo.rsqrt", "stablehlo.cbrt",
-})  # fmt: skip
-
 
 def from_file(path: str | pathlib.Path, *, function: str = "") -> Program:
     """Reads a StableHLO file (text, bytecode or a portable artifact).
@@ -470,9 +464,8 @@ class _Reader:
 
     def _used(self, operation: Any) -> bool:
         """Whether a gradient uses what an operation names, before it has its name."""
-        value = operation.operands[0]
-        of_result = getattr(value.owner, "name", "") in _GRADIENTS_OF_RESULTS
-        return of_result and len([*value.uses]) > 1
+        # The ops after it use the name; so only the gradient of its own op uses the result.
+        return len([*operation.operands[0].uses]) > 1
 
     def _decompose(self, signature: Signature, function: str) -> None:
         """Reads the decomposition of a composite, for the analysis."""

@@ -137,10 +137,14 @@ class _BlockGraph:
         self._program = program
         labels = {residual_label(block.name, name): name for name in block.names}
         places: dict[str, list[int]] = collections.defaultdict(list)
+        #: Values of which gradients use the results before they have their names.
+        self._results: set[int] = set()
         for value in sorted(program.labels, key=lambda v: program.values[v].op):
-            label, _ = label_parts(program.labels[value])
+            label, of_result = label_parts(program.labels[value])
             if label in labels:
                 places[labels[label]].append(value)
+                if of_result:
+                    self._results.add(value)
         #: How often the program has the block, loops apart.
         self.copies = self._copies(block, max(places.values(), key=self._often, default=[]))
         ends = [
@@ -193,7 +197,10 @@ class _BlockGraph:
             for value in {*op.operands}:
                 maker = program.values[value].op
                 if maker in mine:
-                    yield (user if user in mine else -1), maker, self._name.get(value, "")
+                    inside = user in mine
+                    named = inside or value not in self._results
+                    name = self._name.get(value, "") if named else ""
+                    yield (user if inside else -1), maker, name
 
     def from_arguments(self, name: str) -> bool:
         """Whether a residual is a part of an argument of the program, which exists anyway."""
