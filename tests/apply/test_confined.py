@@ -38,13 +38,14 @@ def test_ops_on_shards_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         if one.axis != other.axis and one.color != other.color:
             state = space.apply(space.apply(space.initial, one), other)
             states[state.tobytes()] = state
-    assert len(states) > 4
+    chosen = [*states.values()][::6]
+    assert len(chosen) > 2
     regions = 0
-    for state in states.values():
+    for state in chosen:
         shardings = shardings_of(model, state)
         regions += str(annotate(program, shardings)).count("sdy.manual_computation")
         assert verify(program, shardings).equal
-    assert regions == len(states) * sum(
+    assert regions == len(chosen) * sum(
         program.kind(op) == "dot_general" for op in range(len(program.ops))
     )
 

@@ -71,9 +71,8 @@ def test_a_plan_that_does_not_fit_lists_what_it_takes(here: pathlib.Path) -> Non
     assert found.exit_code == 0
     assert found.stdout.startswith("Does not fit: the plan needs ")
     end = found.stdout[found.stdout.index("What it takes to fit") :]
-    for change in ("--remat auto", "--hardware ", "--fit batch", "--fit devices"):
+    for change in ("--fit batch", "--fit devices"):  # without time, nothing is planned
         assert change in end
-    assert "The first: toast plan t2b-scan --layers 2" in end
     assert "larger mesh" not in found.stdout
     assert run(*words, "--strict").exit_code == 1
 
