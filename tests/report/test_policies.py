@@ -16,8 +16,8 @@ from tests.report.browser import missing, opened
 from tests.report.test_html import QUICK, embedded
 from toast.plan import Plan
 from toast.report import html_text
-from toast.report.html import policies as module
-from toast.report.html.policies import policy_rows
+from toast.report.html import policy_timelines as module
+from toast.report.html.policy_timelines import policy_rows
 from toast.units import size_text
 
 

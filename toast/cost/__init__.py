@@ -4,7 +4,7 @@ from toast.cost.breakdown import Breakdown, OpCollective, break_down
 from toast.cost.entities import Entity
 from toast.cost.error_bars import ErrorBars, Interval
 from toast.cost.layout import Layout
-from toast.cost.memo import Memo
+from toast.cost.memo import Memo, memo_of
 from toast.cost.model import CostModel, Overlap
 from toast.cost.policy_prices import PolicyCosts, PolicyMemo, PolicyModel, PricedPolicy
 from toast.cost.prices import Prices, Transfer, Worth
@@ -17,7 +17,8 @@ __all__ = [
     "Breakdown",
     "Buffer",
     "Choices",
-    "CostModel", "Entity",
+    "CostModel",
+    "Entity",
     "ErrorBars",
     "Interval",
     "Layout",
@@ -37,4 +38,5 @@ __all__ = [
     "Transfer",
     "Worth",
     "break_down",
+    "memo_of",
 ]  # fmt: skip

@@ -351,3 +351,13 @@ class _Numbers:
             self._table[slot[free]] = number[free]  # the last of several wins
             left = self._table[slot] != number
             number, slot = number[left], (slot[left] + 1) & mask
+
+
+def memo_of(model: CostModel, memory_bytes: float) -> Memo:
+    """A memo of the prices of a model, for a search within ``memory_bytes``.
+
+    A model whose prices are others, such as those with the best memory policy, has its own.
+    """
+    own = getattr(model, "memo", None)
+    memo: Memo = Memo(model) if own is None else own(memory_bytes)
+    return memo

@@ -53,9 +53,6 @@ from toast.errors import SearchError
 from toast.hardware import COLLECTIVES, Collectives, Hardware
 from toast.space import Space, States
 
-if typing.TYPE_CHECKING:
-    from toast.cost.memo import Memo
-
 #: Collectives that run beside products: none; those that hardware runs in the background, beside
 #: independent products; all, as far as there are products.
 Overlap = Literal["none", "partial", "full"]
@@ -159,12 +156,6 @@ class CostModel:
         slim = copy.copy(self)
         slim.space = self.space.for_search()
         return slim
-
-    def memo(self, memory_bytes: float) -> Memo:
-        """A memo of this model's prices, for a search within ``memory_bytes``."""
-        from toast.cost.memo import Memo
-
-        return Memo(self)
 
     def layout(self, states: States) -> Layout:
         """Shardings of all value and use classes in ``states``: ``[S, classes, axes]``."""

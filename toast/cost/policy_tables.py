@@ -179,7 +179,7 @@ def policy_tables(space: Space, tables: Tables) -> PolicyTables:
     op_share = repeats[ops] / count[op_place.reshape(-1)]
     backward, use_rows, pair_rows = _without_nodes(tables, tables.use_class[~by_node])
     working = np.flatnonzero((tables.ops.flops > 0)[space.classes.of_op])
-    passes, bare_passes, stored, waiting, fetched = _kept(program, tables, found)
+    passes, bare_passes, stored, waiting, fetched = _kept_values(program, tables, found)
     return PolicyTables(
         residuals=found,
         classes=classes,
@@ -231,7 +231,7 @@ def _without_nodes(tables: Tables, left: Ints) -> tuple[Tables, Ints, Ints]:
     return fewer, use_rows, pair_rows
 
 
-def _kept(
+def _kept_values(
     program: Program, tables: Tables, found: Residuals
 ) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     """The columns ``passes``, ``bare_passes``, ``stored``, ``waiting`` and ``fetched``."""

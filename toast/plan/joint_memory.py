@@ -19,7 +19,7 @@ from toast.plan.plan import Plan
 from toast.plan.policy_bound import policy_bound
 from toast.plan.policy_choice import best_choice, priced
 from toast.plan.residual_costs import recomputation
-from toast.plan.survey_policies import PolicyChoice, SurveyPolicies
+from toast.plan.survey_policies import SurveyedChoice, SurveyPolicies
 from toast.program import MemoryPolicy, survey
 from toast.units import size_text, time_text
 
@@ -161,7 +161,7 @@ class _JointSearch:
         self.too_large: SearchError | None = None
         self._policies: SurveyPolicies | None = None
         #: What was expected of each plan, by the text of its policy.
-        self._expected: dict[str, PolicyChoice] = {}
+        self._expected: dict[str, SurveyedChoice] = {}
 
     @property
     def fits(self) -> bool:
@@ -285,7 +285,7 @@ class _JointSearch:
     def _plan(
         self,
         policy: str | MemoryPolicy,
-        expected: PolicyChoice | None = None,
+        expected: SurveyedChoice | None = None,
         *,
         anew: bool = False,
     ) -> Plan | None:

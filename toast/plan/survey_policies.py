@@ -15,7 +15,7 @@ from toast.search import best_policy
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyChoice:
+class SurveyedChoice:
     """A policy under the shardings of a survey, and its price as estimated from these."""
 
     policy: MemoryPolicy
@@ -75,7 +75,7 @@ class SurveyPolicies:
         """The bytes of a device."""
         return self._plan.memory_bytes
 
-    def best(self, limit: float | None = None) -> PolicyChoice:
+    def best(self, limit: float | None = None) -> SurveyedChoice:
         """The policy with the shortest step that fits, or with the least memory.
 
         ``limit`` are other bytes than those of a device.
@@ -83,24 +83,24 @@ class SurveyPolicies:
         memo = self._memo if limit is None else self._memo.within(limit)
         return self._choice(best_policy(memo, self._plan.state))
 
-    def presets(self) -> dict[str, PolicyChoice]:
+    def presets(self) -> dict[str, SurveyedChoice]:
         """The presets that the program may have, by name."""
         return {name: self.priced(policy) for name, policy in self._presets.items()}
 
-    def priced(self, policy: MemoryPolicy) -> PolicyChoice:
+    def priced(self, policy: MemoryPolicy) -> SurveyedChoice:
         """A policy with the names of residuals."""
         choices = self._model.policies.residuals.choices([policy])
         priced = self._memo.policy(self._plan.state, choices)
         return dataclasses.replace(self._choice(priced), policy=policy)
 
-    def _choice(self, priced: PricedPolicy) -> PolicyChoice:
+    def _choice(self, priced: PricedPolicy) -> SurveyedChoice:
         costs, model = self._memo.costs(self._plan.state), self._plan.model
         residuals, choices = self._model.policies.residuals, priced.choices
         again = residuals.running(choices)[0] & ~residuals.running(residuals.everything)[0]
         highest = int(np.argmax(costs.bytes + costs.kept_bytes.sum(axis=0)))
         lost = ~choices.keep[0] & ~self._model.policies.is_input
         needed = model.needed_bytes(priced.argument_bytes, priced.peak_bytes)
-        return PolicyChoice(
+        return SurveyedChoice(
             policy=self._named(choices),
             step_seconds=priced.step_seconds,
             peak_bytes=priced.peak_bytes,
@@ -137,4 +137,4 @@ class SurveyPolicies:
         )
 
 
-__all__ = ["PolicyChoice", "SurveyPolicies", "is_survey", "with_policies", "without_policies"]
+__all__ = ["SurveyPolicies", "SurveyedChoice", "is_survey", "with_policies", "without_policies"]

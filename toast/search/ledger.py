@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from toast.cost import CostModel, Memo, Prices, Worth
+from toast.cost import CostModel, Memo, Prices, Worth, memo_of
 from toast.space import Action, States
 
 Floats = npt.NDArray[np.float64]
@@ -121,7 +121,7 @@ class Ledger:
     def memo(self) -> Memo:
         """The prices of what states have in common."""
         if self._memo is None:
-            self._memo = self.model.memo(self.memory_bytes)
+            self._memo = memo_of(self.model, self.memory_bytes)
         return self._memo
 
     def price_again(self, trajectory: Trajectory) -> Trajectory:

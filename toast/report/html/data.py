@@ -12,7 +12,7 @@ The report contains the same data as JSON, in the element with the id ``data``. 
     Rows of the tables.
 ``memory``
     ``before`` and ``after``: ``op`` and ``live_bytes`` of the timeline, the peak, the live values.
-    ``policies`` has rows of :func:`toast.report.html.policies.policy_rows`.
+    ``policies`` has rows of :func:`toast.report.html.policy_timelines.policy_rows`.
 ``conflicts``
     ``[name, other, set, group, sites]`` for each conflict, in the order of the numbers of ``toast
     explain --conflict``; a site is a value, or ``[op, operand]``.
@@ -44,7 +44,7 @@ from toast.plan.labels import shown_label
 from toast.program import Program
 from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
-from toast.report.html.policies import policy_rows
+from toast.report.html.policy_timelines import policy_rows
 from toast.report.memory import peak_groups
 from toast.report.summaries import interval_text, plan_cost_before
 from toast.units import size_text, time_text

@@ -239,7 +239,8 @@ def timeline(
 def policies(rows: Sequence[Mapping[str, Any]], limit: float) -> Markup:
     """The memory of plans with several policies over the time of a step, as SVG, with the limit.
 
-    ``rows`` are those of :func:`toast.report.html.policies.policy_rows`: the last one is the plan.
+    ``rows`` are those of :func:`toast.report.html.policy_timelines.policy_rows`: the last
+    one is the plan.
     """
     height, bottom, wide = 220, 20, 1000
     longest = max(row["step_seconds"] for row in rows) or 1.0
