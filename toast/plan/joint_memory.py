@@ -17,17 +17,12 @@ from typing import Any, Protocol
 from toast.errors import SearchError, TargetError
 from toast.plan.plan import Plan
 from toast.plan.policy_bound import policy_bound
-from toast.plan.policy_choice import best_choice, priced
-from toast.plan.residual_costs import recomputation
 from toast.plan.survey_policies import SurveyedChoice, SurveyPolicies
 from toast.program import MemoryPolicy, survey
 from toast.units import size_text, time_text
 
 #: The most policies of the integer program, and the most presets, that are traced and searched.
 _MOST_POLICIES, _MOST_PRESETS = 3, 3
-
-#: The most policies that are proposed by what each residual costs, and traced and searched.
-_MOST_PROPOSALS = 2
 
 #: The share of the step by which a preset may seem longer than the best plan.
 _LONGER = 0.04
@@ -189,7 +184,6 @@ class _JointSearch:
                 raise
         if self._policies is not None:
             self._try_best(self._policies)
-            self._try_proposals(self.surveyed)
             self._try_presets(self._policies)
             self._try_other_ways(self._policies)
         if not self.fits:
@@ -216,27 +210,6 @@ class _JointSearch:
                 better = policies.best(limit)
                 if better.step_seconds > choice.step_seconds * (1.0 - _GAIN):
                     return
-
-    def _try_proposals(self, surveyed: Plan | None) -> None:
-        """Tries what is best by the ops that each residual needs, where that seems better."""
-        if surveyed is None:
-            return
-        costs, extra = recomputation(surveyed), 0.0
-        for _ in range(_MOST_PROPOSALS):
-            room = surveyed.memory_bytes - surveyed.needed_bytes(surveyed.after) - extra
-            choice = best_choice(costs, room)
-            best = min(self.plans.values(), key=_rank, default=None)
-            if choice is None or str(choice.policy) in self.plans:
-                return
-            if best is not None and best.fits and best.policy is not None:
-                gain = priced(costs, best.policy).seconds - choice.seconds
-                if gain <= _GAIN * best.after.step_seconds:
-                    return
-            plan = self._plan(choice.policy)
-            if plan is not None and plan.fits:
-                return
-            over = 0.0 if plan is None else plan.needed_bytes(plan.after) - plan.memory_bytes
-            extra += max(over, _FREE * surveyed.memory_bytes)
 
     def _try_presets(self, policies: SurveyPolicies) -> None:
         """Tries presets that are expected to be better than the best plan so far."""
