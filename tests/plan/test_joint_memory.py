@@ -100,7 +100,7 @@ def test_a_survey_is_the_full_recomputation(step: Any) -> None:
         for name in ("full", "none")
     )
     assert residuals.running(nothing).all()
-    assert residuals.running(everything).sum() < residuals.nodes / 2
+    assert residuals.running(everything).sum() < residuals.graph.nodes / 2
     # Four layers of float32[16,1024,1024] on four devices.
     costs = PolicyModel(surveyed.model, 2**40, [surveyed.policy]).memo(2**40).costs(surveyed.state)
     assert costs.kept_bytes.max() == 4 * 16 * 1024 * 1024 * 4 / 4

@@ -20,6 +20,7 @@ from toast import report
 from toast.hardware import Hardware, load
 from toast.plan import Plan
 from toast.plan.policy_bound import least_memory, misfit_proof, policy_bound
+from toast.plan.survey_policies import SurveyPolicies
 from toast.program import BlockPolicy, MemoryPolicy, survey
 from toast.program.memory_policy import CHOICES
 from toast.search import Polishing
@@ -122,8 +123,11 @@ def test_microbatches_are_not_faster() -> None:
 
 def test_less_memory_takes_longer() -> None:
     least = least_memory(surveyed(scanned), results=False)
-    rising = [bound(scanned, least + room) for room in (2**30, 2**20, 0)]
-    assert rising[0] < rising[1] < rising[2] < math.inf
+    most = SurveyPolicies(surveyed(scanned)).presets()["none"].peak_bytes
+    shares = (1.0, 0.25, 0.1, 0.02, 0.0)
+    rising = [bound(scanned, least + share * (most - least)) for share in shares]
+    assert rising == sorted(rising)
+    assert rising[0] < rising[-1] < math.inf
     assert bound(scanned, least - 1) == math.inf
     # A device with a faster link to the host may offload instead.
     fast = dataclasses.replace(machine(), host_bytes_per_s=1e15)

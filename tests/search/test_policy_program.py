@@ -8,14 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from toast.cost import Choices, PolicyCosts
-from toast.cost.residuals import Residuals
+from toast.cost import Choices, PolicyCosts, Recomputation
 from toast.search.policy_program import best_choice
 
 RESIDUALS = 5
 
 
-def graph(random: np.random.Generator) -> tuple[PolicyCosts, Residuals]:
+def graph(random: np.random.Generator) -> tuple[PolicyCosts, Recomputation]:
     """Residuals among nodes, each of which needs some of the earlier ones; two moments."""
     nodes = 2 * RESIDUALS
     needs = []
@@ -38,14 +37,10 @@ def graph(random: np.random.Generator) -> tuple[PolicyCosts, Residuals]:
         bytes=10.0 + node_bytes.sum(axis=0),
         busy_seconds=20.0,
     )
-    graph = Residuals(
-        ("block",), (), nodes, np.zeros(0, dtype=np.int64), user, node, residual,
-        np.zeros(len(user), dtype=bool),
-    )  # fmt: skip
-    return costs, graph
+    return costs, Recomputation(nodes, user, node, residual, np.zeros(len(user), dtype=bool))
 
 
-def price(costs: PolicyCosts, graph: Residuals, choices: Choices) -> tuple[float, float]:
+def price(costs: PolicyCosts, graph: Recomputation, choices: Choices) -> tuple[float, float]:
     """Seconds beyond those of the survey, and the peak."""
     runs = graph.running(choices)[0]
     keep, move = choices.keep[0], choices.move[0]
@@ -69,7 +64,7 @@ def test_the_choice_is_the_best_of_all_policies(seed: int) -> None:
             seconds, peak = price(costs, needs, Choices(keep, move, none, none[:, 0]))
             if peak <= limit:
                 best = min(best, seconds)
-        chosen = best_choice(costs, needs.user, needs.node, needs.residual, limit)
+        chosen = best_choice(costs, needs, limit)
         if chosen is None:
             assert best == math.inf
             continue
@@ -78,7 +73,7 @@ def test_the_choice_is_the_best_of_all_policies(seed: int) -> None:
         assert seconds == pytest.approx(best, rel=2e-3)
 
 
-def one(**changes: float) -> tuple[PolicyCosts, tuple[np.ndarray, ...]]:  # type: ignore[type-arg]
+def one(**changes: float) -> tuple[PolicyCosts, Recomputation]:
     """An argument of a block of 8 bytes, which a node needs."""
     amounts = {"moved": 0.5, "shared": 0.0, "copies": 0.0, "room": 0.0} | changes
     costs = PolicyCosts(
@@ -93,22 +88,23 @@ def one(**changes: float) -> tuple[PolicyCosts, tuple[np.ndarray, ...]]:  # type
         bytes=np.array([16.0]),
         busy_seconds=2.0,
     )
-    return costs, tuple(np.array([number]) for number in (-1, 0, -1))
+    user, node, residual = (np.array([number]) for number in (-1, 0, -1))
+    return costs, Recomputation(1, user, node, residual, np.zeros(1, dtype=bool))
 
 
 def test_offloaded_arguments_of_blocks_make_room() -> None:
-    costs, edges = one()
-    kept, moved = best_choice(costs, *edges, 16.0), best_choice(costs, *edges, 8.0)
+    costs, needs = one()
+    kept, moved = best_choice(costs, needs, 16.0), best_choice(costs, needs, 8.0)
     assert kept is not None
     assert moved is not None
     assert (kept.move.any(), moved.move.all()) == (False, True)
-    assert best_choice(costs, *edges, 7.0) is None
+    assert best_choice(costs, needs, 7.0) is None
 
 
 @pytest.mark.parametrize(("limit", "shared"), [(16.0, False), (20.0, True)])
 def test_weights_stay_gathered_if_there_is_room(limit: float, shared: bool) -> None:
-    costs, edges = one(shared=0.25, copies=4.0, moved=np.inf)
-    chosen = best_choice(costs, *edges, limit)
+    costs, needs = one(shared=0.25, copies=4.0, moved=np.inf)
+    chosen = best_choice(costs, needs, limit)
     assert chosen is not None
     assert bool(chosen.shared[0, 0]) is shared
 
@@ -117,7 +113,20 @@ def test_blocks_without_residuals_are_recomputed() -> None:
     none = np.zeros(0)
     wide = np.zeros((0, 1))
     costs = PolicyCosts(none, wide, none, none, none, wide, wide, wide, np.ones(1), 1.0)
-    edges = (np.zeros(0, dtype=np.int64),) * 3
-    chosen = best_choice(costs, *edges, 2.0)
+    needs = Recomputation(0, *(np.zeros(0, dtype=np.int64),) * 3, np.zeros(0, dtype=bool))
+    chosen = best_choice(costs, needs, 2.0)
     assert chosen is not None
     assert chosen.keep.shape == (1, 0)
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(8.0, True), (7.0, None)])
+def test_what_cannot_run_again_is_kept(limit: float, kept: bool | None) -> None:
+    wide, none = np.zeros((1, 1)), np.zeros(1)
+    costs = PolicyCosts(
+        np.array([np.inf]), wide, none, np.array([np.inf]), none, np.array([[8.0]]), wide, wide,
+        none, 1.0,
+    )  # fmt: skip
+    user, node, residual = (np.array([number]) for number in (-1, 0, 0))
+    needs = Recomputation(1, user, node, residual, np.zeros(1, dtype=bool))
+    chosen = best_choice(costs, needs, limit)
+    assert (None if chosen is None else chosen.keep.all()) == kept

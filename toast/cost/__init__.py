@@ -8,7 +8,7 @@ from toast.cost.memo import Memo, memo_of
 from toast.cost.model import CostModel, Overlap
 from toast.cost.policy_prices import PolicyCosts, PolicyMemo, PolicyModel, PricedPolicy
 from toast.cost.prices import Prices, Transfer, Worth
-from toast.cost.residuals import Choices
+from toast.cost.residuals import Choices, Recomputation
 from toast.cost.terms import DEFAULT_TERMS, LocalTerm, StepPart, Term, Traffic
 from toast.cost.timeline import Buffer, Timeline
 
@@ -31,6 +31,7 @@ __all__ = [
     "PolicyModel",
     "PricedPolicy",
     "Prices",
+    "Recomputation",
     "StepPart",
     "Term",
     "Timeline",

@@ -28,7 +28,7 @@ from toast.cost.memo import GrowingArray, Memo, Numbers, rows_chosen
 from toast.cost.model import CostModel
 from toast.cost.policy_tables import PolicyTables, policy_tables
 from toast.cost.prices import Prices, Worth
-from toast.cost.residuals import Choices
+from toast.cost.residuals import Choices, Recomputation
 from toast.cost.terms import StepPart
 from toast.program import MemoryPolicy
 from toast.space import States
@@ -59,7 +59,8 @@ class PolicyCosts:
     price of the survey; nodes that do not run are taken from it.
     """
 
-    #: ``[N]`` seconds of a step for each node, and ``[N, M]`` the bytes of its values.
+    #: ``[N]`` seconds of a step for each node, infinite for what cannot run again; and ``[N, M]``
+    #: the bytes of its values.
     node_seconds: Floats
     node_bytes: Floats
     #: ``[R]`` seconds to keep each residual, and to move it to the host and back; and seconds that
@@ -234,10 +235,9 @@ class PolicyMemo(Memo):
     # -- the family --------------------------------------------------------------------------
 
     @property
-    def edges(self) -> tuple[Ints, Ints, Ints]:
-        """Who needs what, as in :class:`toast.cost.residuals.Residuals`."""
-        needs = self._policies.residuals
-        return needs.user, needs.node, needs.residual
+    def recomputation(self) -> Recomputation:
+        """What can run again."""
+        return self._policies.residuals.graph
 
     def within(self, memory_bytes: float) -> PolicyMemo:
         """The same prices for another limit."""
@@ -361,7 +361,7 @@ class PolicyMemo(Memo):
         t, hardware = self._policies, self._model.hardware
         numbers, survey = self._survey(state[None])
         parts = self._parts.array[self._row.array[numbers[0, t.classes]]].astype(np.float64)
-        width, steps, nodes = self._width, len(StepPart), t.residuals.nodes
+        width, steps, nodes = self._width, len(StepPart), t.residuals.graph.nodes
         step, seconds = survey[0, :steps].copy(), np.zeros(nodes)
         for term, work in self._model.op_work(held_by(self._tables, state[None])):
             step[term.part] += work.sum()

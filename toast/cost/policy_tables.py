@@ -127,7 +127,7 @@ class PolicyTables:
         )
         of_op = sparse.csr_array(
             (self.op_share, (self.op_node, self.op_place)),
-            shape=(self.residuals.nodes, len(self.op_classes)),
+            shape=(self.residuals.graph.nodes, len(self.op_classes)),
         )
         left = [
             np.asarray(amount.astype(np.float64) @ of_class)

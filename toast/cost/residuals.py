@@ -94,18 +94,11 @@ class Choices:
 
 
 @dataclasses.dataclass(frozen=True)
-class Residuals:
-    """What the backward pass of a survey computes again.
+class Recomputation:
+    """A graph of what can run again: ``N`` nodes, and ``E`` needs for the value of a node."""
 
-    ``R`` residuals, and ``N`` nodes: ops of one run of a block.
-    """
-
-    blocks: tuple[str, ...]
-    named: tuple[NamedResidual, ...]
-    #: The number of nodes, and ``[ops]`` the node of each op, -1 for none.
     nodes: int
-    node_of_op: Ints
-    #: ``[E]`` who needs the value of node ``node``: another node, or the backward pass (-1).  If
+    #: ``[E]`` who needs the value of node ``node``: a later node, or the backward pass (-1).  If
     #: the value is a residual (else -1), it may be kept instead.
     user: Ints
     node: Ints
@@ -126,6 +119,24 @@ class Residuals:
         for user, node, missing in edges:
             runs[:, node] |= runs[:, user] & missing
         return runs[:, :-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Residuals:
+    """What the backward pass of a survey computes again.
+
+    ``R`` residuals; the nodes are ops of one run of a block.
+    """
+
+    blocks: tuple[str, ...]
+    named: tuple[NamedResidual, ...]
+    #: ``[ops]`` the node of each op, -1 for none.
+    node_of_op: Ints
+    graph: Recomputation
+
+    def running(self, choices: Choices) -> Bools:
+        """``[P, N]`` the nodes that run again under policies."""
+        return self.graph.running(choices)
 
     @property
     def everything(self) -> Choices:
@@ -177,9 +188,8 @@ def residuals_of(program: Program) -> Residuals:
         nodes += 1 + max(chain.values(), default=-1)
     users, needed, numbers, of_result = np.array(sorted({*needs}), dtype=np.int64).reshape(-1, 4).T
     blocks = tuple(block.name for block in program.memory.blocks)
-    return Residuals(
-        blocks, tuple(named), nodes, node_of_op, users, needed, numbers, of_result.astype(bool)
-    )
+    graph = Recomputation(nodes, users, needed, numbers, of_result.astype(bool))
+    return Residuals(blocks, tuple(named), node_of_op, graph)
 
 
 class _BlockRuns:
@@ -331,4 +341,4 @@ def _parts(values: list[int], parts: int) -> list[list[int]]:
     return [values[first : first + size] for first in range(0, len(values), size)]
 
 
-__all__ = ["Choices", "NamedResidual", "Residuals", "residuals_of"]
+__all__ = ["Choices", "NamedResidual", "Recomputation", "Residuals", "residuals_of"]

@@ -15,8 +15,7 @@ from toast.fitting.fit_table import PlanRequest, Remedy
 from toast.fitting.requests import OutOfTimeError, RequestPlanner
 from toast.hardware import Mesh, load, names
 from toast.plan import Plan
-from toast.plan.policy_choice import best_choice
-from toast.plan.residual_costs import recomputation
+from toast.plan.survey_policies import SurveyPolicies
 from toast.program import MemoryPolicy
 from toast.units import size_text
 
@@ -139,10 +138,9 @@ class _Remedies:
         assert self._planner is not None
         surveyed = self._planner.survey(self._request)
         self._surveyed = surveyed
-        room = self._limit - surveyed.needed_bytes(surveyed.after)
         if surveyed.fits:
             yield self._remedy("recompute in the backward pass", surveyed)
-        elif self._planner.has_host_link and best_choice(recomputation(surveyed), room):
+        elif self._planner.has_host_link and SurveyPolicies(surveyed).best().fits:
             yield self._remedy("recompute, and offload arguments of layers to the host", None)
 
     def _microbatches(self) -> Iterator[Remedy]:

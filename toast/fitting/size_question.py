@@ -20,8 +20,7 @@ from toast.fitting.requests import IMPOSSIBLE, OutOfTimeError, RequestPlanner
 from toast.hardware import Mesh
 from toast.inputs import AnyMesh
 from toast.plan import Plan
-from toast.plan.policy_choice import best_choice
-from toast.plan.residual_costs import recomputation
+from toast.plan.survey_policies import SurveyPolicies
 from toast.program import MemoryPolicy
 
 #: The most microbatches that are tried.
@@ -224,9 +223,8 @@ class _Question:
         """Whether a plan fits that keeps arguments of blocks in the memory of the host."""
         if not self._joint or not self._planner.has_host_link:
             return False
-        room = surveyed.memory_bytes - surveyed.needed_bytes(surveyed.after)
-        choice = best_choice(recomputation(surveyed), room)
-        if choice is None:
+        choice = SurveyPolicies(surveyed).best()
+        if not choice.fits:
             return False
         placed = dataclasses.replace(request, mesh=surveyed.mesh, devices=None)
         return self._planner.plan(placed, choice.policy).fits
@@ -401,7 +399,4 @@ class _Question:
 
 def _kept_bytes(surveyed: Plan) -> float:
     """About what a plan needs that keeps all residuals."""
-    residuals = recomputation(surveyed).residuals
-    return surveyed.needed_bytes(surveyed.after) + math.fsum(
-        residual.bytes for residual in residuals if not residual.is_input
-    )
+    return SurveyPolicies(surveyed).presets()["none"].needed_bytes

@@ -3,22 +3,23 @@
 The passes are recognised by the paths that JAX gives ops.  **Residuals** are values of the forward
 pass that the backward pass uses, or stacks of them from all iterations of a loop.  Those of alike
 layers get one decision, by the integer program that chooses policies
-(:mod:`toast.plan.policy_choice`), under the shardings of the plan.
+(:mod:`toast.search.policy_program`), under the shardings of the plan.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from toast.cost import Choices, PolicyCosts, Recomputation
 from toast.cost.breakdown import break_down
+from toast.cost.entities import Ints
 from toast.plan.plan import Plan
-from toast.plan.policy_choice import PolicyChoice, best_choice, priced
-from toast.plan.residual_costs import Recomputation, ResidualCost
-from toast.program import Choice, MemoryPolicy, element_bytes, passes_of
-from toast.program.memory_policy import BlockPolicy
+from toast.program import Choice, Program, element_bytes, passes_of
+from toast.search.policy_program import best_choice
 from toast.units import listed, size_text, time_text
 
 #: Ops between a value and the stack of all iterations.
@@ -27,14 +28,11 @@ _AROUND = frozenset({"broadcast_in_dim", "reshape", "convert"})
 #: Ops whose results are outside of what can be computed again.
 _OUTSIDE = frozenset({"argument", "constant", "iota"})
 
-#: Seconds for what cannot be computed again: what a loop carries from one iteration to the next.
-_NEVER = 1e6
-
 #: Ops that only cut arguments of the program.
 _CUTS = frozenset({"dynamic_slice", "slice", "reshape", "transpose", "optimization_barrier"})
 
-#: The name of the only block.
-_PROGRAM = "program"
+#: Times that the way to the least limit is halved, if nothing fits.
+_HALVINGS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,50 +91,44 @@ def memory_advice(plan: Plan) -> MemoryAdvice | None:
     if plan.fits:
         return None
     graph = _Graph(plan)
-    costs, kept = graph.costs(), graph.kept
-    if not kept:
+    needs, costs, kept = graph.recomputation(), graph.costs(), graph.kept
+    if not kept.any():
         return None
-    every = math.fsum(costs.residuals[number].bytes for number in kept)
-    needed = plan.needed_bytes(plan.after)
-    room = plan.memory_bytes - needed + every
-    names = [residual.name for residual in costs.residuals]
-    choice = _best(costs, room) or _best(costs, _least(costs))
+    choice = best_choice(costs, needs, plan.memory_bytes) or _with_least_memory(costs, needs)
     if choice is None:
         return None
-    decided = choice.policy.of(_PROGRAM)
-    before = priced(
-        costs, MemoryPolicy((BlockPolicy(_PROGRAM, keep=tuple(names[n] for n in kept)),))
-    )
-    choices: dict[str, Choice] = dict.fromkeys(names, "recompute")
-    choices.update(dict.fromkeys(decided.keep, "keep"))
-    choices.update(dict.fromkeys(decided.offload, "offload"))
+    names: list[Choice] = [
+        "offload" if move else "keep" if keep else "recompute"
+        for keep, move in zip(choice.keep[0], choice.move[0], strict=True)
+    ]
+    sizes = costs.kept_bytes[:, 0]
     values = [
-        AdvisedValue(*graph.labels[number], graph.counts[number], residual.bytes,
-                     choices[residual.name])
-        for number, residual in enumerate(costs.residuals)
-        if number in kept or choices[residual.name] != "recompute"
-    ]  # fmt: skip
-    freed = every - choice.bytes
+        AdvisedValue(*graph.labels[number], graph.counts[number], float(sizes[number]), name)
+        for number, name in enumerate(names)
+        if kept[number] or name != "recompute"
+    ]
+    now = dataclasses.replace(choice, keep=kept[None], move=np.zeros_like(choice.move))
+    again = needs.running(choice)[0] & ~needs.running(now)[0]
+    freed = float(sizes[kept].sum() - sizes[choice.keep[0]].sum())
+    needed = plan.needed_bytes(plan.after)
     return MemoryAdvice(
         tuple(sorted(values, key=lambda value: -value.bytes)),
-        max(0.0, choice.recomputed_seconds - before.recomputed_seconds),
+        float(costs.node_seconds[again].sum()),
         freed, plan.after.peak_bytes - freed, needed - freed <= plan.memory_bytes,
     )  # fmt: skip
 
 
-def _best(costs: Recomputation, room: float) -> PolicyChoice | None:
-    """The best choice that computes nothing again that cannot be."""
-    choice = best_choice(costs, room)
-    return None if choice is None or choice.recomputed_seconds >= _NEVER else choice
-
-
-def _least(costs: Recomputation) -> float:
-    """About the least room with which a choice exists."""
-    low, high = 0.0, math.fsum(residual.bytes for residual in costs.residuals)
-    for _ in range(8):
+def _with_least_memory(costs: PolicyCosts, needs: Recomputation) -> Choices | None:
+    """The best choice within about the least limit for which one exists."""
+    low = float(costs.bytes[0])
+    high = low + float(costs.kept_bytes.sum())
+    best = best_choice(costs, needs, high)
+    for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if _best(costs, middle) else (middle, high)
-    return high
+        choice = best_choice(costs, needs, middle)
+        low, high = (middle, high) if choice is None else (low, middle)
+        best = choice or best
+    return best
 
 
 class _Graph:
@@ -147,11 +139,12 @@ class _Graph:
         program = self._program
         self._passes = passes_of(program)
         parts = break_down(plan.model, plan.state)
-        self._seconds = (parts.product_seconds + parts.memory_seconds).tolist()
+        self._seconds = parts.product_seconds + parts.memory_seconds
         for collective in parts.collectives:
             self._seconds[collective.op] += collective.seconds
         self._live = {b.value: b.bytes for b in plan.timeline.at_peak if b.what == "value"}
         self._yielded = self._yields()
+        self._runs = _runs_of_uses(program)
         self._numbers: dict[tuple[str, str], int] = {}
         #: What and where each residual is, how many values it has, and their bytes.
         self.labels: list[tuple[str, str]] = []
@@ -164,8 +157,11 @@ class _Graph:
         for buffer, value in self._residuals():
             self._needed.append(value)
             self._find(buffer, value)
-        #: The residuals that are in memory now.
-        self.kept = tuple(range(len(self.labels)))
+        in_memory = len(self.labels)
+        #: The ops that can run again, in program order, and the values that each needs.
+        self._chain, self._asked = self._chain_of()
+        #: ``[R]`` the residuals that are in memory now.
+        self.kept = np.arange(len(self.labels)) < in_memory
 
     def _find(self, buffer: int, value: int) -> None:
         """Adds what is in memory for a value that the backward pass uses.
@@ -247,7 +243,7 @@ class _Graph:
             self.counts.append(0)
             self._bytes.append(0.0)
         carried = program.kind(op) == "carry"
-        self.counts[number] += self._runs(op) if carried else program.repeats[op]
+        self.counts[number] += int(self._runs[value]) if carried else program.repeats[op]
         self._bytes[number] += size
         self._of_value[value] = number
         return number
@@ -262,52 +258,56 @@ class _Graph:
                 return f"{near}{location.shown_file}:{location.line}"
         return ""
 
-    def costs(self) -> Recomputation:
-        """What it costs to keep, recompute and offload each residual."""
+    def _chain_of(self) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
+        """The ops that compute residuals, and the values that these and the backward pass need.
+
+        What a loop carries from one iteration to the next cannot be computed again, so that it is
+        a residual, too.
+        """
         program = self._program
-        chain: dict[int, int] = {}
-        needs: list[tuple[int, int, int]] = []
-        seconds: list[float] = []
-        waiting = list(self._needed)
+        chain: set[int] = set()
         asked = [(-1, value) for value in self._needed]
+        waiting = list(self._needed)
         while waiting:
             value = waiting.pop()
             op = program.values[value].op
             if op in chain or self._is_outside(op):
                 continue
-            chain[op] = len(seconds)
-            carried = program.kind(op) == "carry"
-            seconds.append(_NEVER if carried else self._seconds[op])
-            if carried and value not in self._of_value:
-                self._add(value, self._size(value) * self._runs(op))
-            if not carried:
+            chain.add(op)
+            if program.kind(op) != "carry":
                 asked += [(op, operand) for operand in {*program.ops[op].operands}]
                 waiting += program.ops[op].operands
-        for user, value in asked:
-            op = program.values[value].op
-            if op in chain:
-                number = self._of_value.get(value, -1)
-                needs.append((chain.get(user, -1), chain[op], number))
-        hardware = self._plan.hardware
-        # What is kept now costs nothing: advice should change little.
-        linked = math.isfinite(hardware.host_bytes_per_s)
-        residuals = tuple(
-            ResidualCost(
-                _PROGRAM, f"{number}", size, 0.0, False,
-                2.0 * size / hardware.host_bytes_per_s if linked else math.inf,
-            )
-            for number, size in enumerate(self._bytes)
-        )  # fmt: skip
-        return Recomputation((_PROGRAM,), residuals, tuple(seconds), tuple(needs))
+            elif value not in self._of_value:
+                self._add(value, self._size(value) * float(self._runs[value]))
+        return sorted(chain), asked
 
-    def _runs(self, carry: int) -> int:
-        """The iterations of the loop that carries a value: how often the users of it run."""
-        program = self._program
-        (value,) = program.ops[carry].results[:1]
-        users = collections.Counter(
-            program.repeats[op] for op, known in enumerate(program.ops) if value in known.operands
-        )
-        return max(users, default=1)
+    def recomputation(self) -> Recomputation:
+        """What can run again, and who needs it."""
+        node = {op: number for number, op in enumerate(self._chain)}
+        needs = [
+            (node.get(user, -1), node[self._program.values[value].op],
+             self._of_value.get(value, -1))
+            for user, value in self._asked if self._program.values[value].op in node
+        ]  # fmt: skip
+        user, needed, residual = np.array(sorted({*needs}), dtype=np.int64).reshape(-1, 3).T
+        return Recomputation(len(node), user, needed, residual, np.zeros(len(user), dtype=bool))
+
+    def costs(self) -> PolicyCosts:
+        """What it costs to keep, recompute and offload each residual; memory has one moment."""
+        plan, sizes, nodes = self._plan, np.array(self._bytes), len(self._chain)
+        carried = [self._program.kind(op) == "carry" for op in self._chain]
+        host = plan.hardware.host_bytes_per_s
+        move = 2.0 * sizes / host if math.isfinite(host) else np.full(len(sizes), np.inf)
+        none, wide = np.zeros(len(sizes)), np.zeros((len(sizes), 1))
+        rest = plan.needed_bytes(plan.after) - sizes[self.kept].sum()
+        # What is kept now costs nothing: advice should change little.
+        return PolicyCosts(
+            node_seconds=np.where(carried, np.inf, self._seconds[list(self._chain)]),
+            node_bytes=np.zeros((nodes, 1)),
+            keep_seconds=none, move_seconds=move, share_seconds=none,
+            kept_bytes=sizes[:, None], freed_bytes=wide, shared_bytes=wide,
+            bytes=np.array([rest]), busy_seconds=plan.after.step_seconds,
+        )  # fmt: skip
 
     def _is_outside(self, op: int) -> bool:
         """Whether the results of an op need not be computed again: arguments, counters of loops."""
@@ -319,6 +319,15 @@ class _Graph:
         if kind in _CUTS and program.ops[op].operands:
             return self._is_outside(program.values[program.ops[op].operands[0]].op)
         return kind in _OUTSIDE or self._passes[op] != "forward"
+
+
+def _runs_of_uses(program: Program) -> Ints:
+    """``[values]`` how often the op runs that uses each most often; 1 without uses."""
+    runs = np.ones(len(program.values), dtype=np.int64)
+    for op, repeats in zip(program.ops, program.repeats, strict=True):
+        operands = list(op.operands)
+        runs[operands] = np.maximum(runs[operands], repeats)
+    return runs
 
 
 __all__ = ["AdvisedValue", "MemoryAdvice", "memory_advice"]

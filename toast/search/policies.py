@@ -51,7 +51,7 @@ def grow(memo: PolicyMemo, state: States) -> int:
     most = float((costs.bytes + costs.kept_bytes.sum(axis=0)).max(initial=0.0))
     least = float(costs.bytes.max(initial=0.0))
     limits = [np.inf, *(least + share * (most - least) for share in _SHARES)]
-    found = [best_choice(costs, *memo.edges, limit) for limit in limits]
+    found = [best_choice(costs, memo.recomputation, limit) for limit in limits]
     found.append(_within(memo, state))
     return memo.add(Choices.joined([choices for choices in found if choices is not None]))
 
@@ -67,7 +67,7 @@ def _within(memo: PolicyMemo, state: States) -> Choices:
     costs, most = memo.costs(state), memo.most_bytes(state)
     best, limit = None, most
     for _ in range(1 + _CORRECTIONS):
-        choices = best_choice(costs, *memo.edges, limit)
+        choices = best_choice(costs, memo.recomputation, limit)
         if choices is None:
             break
         priced = memo.policy(state, choices)

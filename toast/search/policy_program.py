@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import optimize, sparse
 
-from toast.cost import Choices, PolicyCosts
-from toast.cost.entities import Floats, Ints
+from toast.cost import Choices, PolicyCosts, Recomputation
+from toast.cost.entities import Floats
 
 #: Seconds that the solver may take, and the share by which its answer may be longer than the best.
 _SECONDS, _GAP = 10.0, 1e-3
@@ -15,25 +15,22 @@ _SECONDS, _GAP = 10.0, 1e-3
 _HIDDEN = 1e-3
 
 
-def best_choice(
-    costs: PolicyCosts, user: Ints, node: Ints, residual: Ints, limit: float
-) -> Choices | None:
-    """The best policy within ``limit`` bytes.
-
-    ``user``, ``node`` and ``residual`` are the edges of :class:`toast.cost.residuals.Residuals`.
-    ``None`` if nothing is within the limit.
-    """
+def best_choice(costs: PolicyCosts, graph: Recomputation, limit: float) -> Choices | None:
+    """The best policy within ``limit`` bytes; ``None`` if nothing is within the limit."""
+    user, node, residual = graph.user, graph.node, graph.residual
     many, nodes = len(costs.keep_seconds), len(costs.node_seconds)
     may_move = np.isfinite(costs.move_seconds)
     move = np.where(may_move, costs.move_seconds, 0.0)
     may_share = costs.share_seconds > 0
+    may_run = np.isfinite(costs.node_seconds)
+    node_seconds = np.where(may_run, costs.node_seconds, 0.0)
     # Unknowns: whether each residual is kept, moved, or has its copies used again; whether each
     # node runs; and the seconds in which the device waits for the host.
     first = 3 * many
     width = first + nodes + 1
     price = np.concatenate([
         costs.keep_seconds, costs.keep_seconds + _HIDDEN * move, -costs.share_seconds,
-        costs.node_seconds, [1.0],
+        node_seconds, [1.0],
     ])  # fmt: skip
     rows: list[sparse.csr_array] = []
     lower: list[Floats] = []
@@ -71,11 +68,11 @@ def best_choice(
     if may_move.any():  # seconds beyond those of the rest of the step
         beside = np.concatenate([
             costs.keep_seconds, costs.keep_seconds - move, -costs.share_seconds,
-            costs.node_seconds, [1.0],
+            node_seconds, [1.0],
         ])  # fmt: skip
-        rest = costs.busy_seconds - costs.node_seconds.sum()
+        rest = costs.busy_seconds - node_seconds.sum()
         add(beside[None], np.array([-rest]))
-    upper = np.concatenate([np.ones(many), may_move, may_share, np.ones(nodes), [np.inf]])
+    upper = np.concatenate([np.ones(many), may_move, may_share, may_run, [np.inf]])
     integral = np.repeat([1, 0], [first, nodes + 1])
     result = optimize.milp(
         price,
