@@ -18,7 +18,9 @@ def passes_of(program: Program) -> list[Pass]:
     """``[ops]`` the pass of each op.
 
     The paths of functions that JAX lowers once, such as ``silu``, do not begin at the program, and
-    some ops have no path.  These ops belong to the pass of the op before them.
+    some ops have no path.  These ops belong to the pass of the op before them.  Bodies of loops are
+    such functions in some versions of JAX; what a block computes there after its recomputation
+    belongs to the backward pass.
     """
     passes: list[Pass] = []
     current: Pass = ""
@@ -33,6 +35,8 @@ def passes_of(program: Program) -> list[Pass]:
             current = "forward"
         elif path.startswith("jit("):
             current = ""
+        elif current == "recomputed" and path.startswith("checkpoint/"):
+            current = "backward"
         passes.append(current)
     return passes
 
