@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -26,7 +26,7 @@ from toast.cost.liveness import (
 )
 from toast.cost.machine import NEGLIGIBLE
 from toast.cost.overlap import Windows, windows
-from toast.cost.product_layouts import ProductLayouts
+from toast.cost.product_layouts import GROUPED, ProductLayouts
 from toast.cost.sum_tables import added_sums, waiting_sums
 from toast.cost.tables import (
     Columns,
@@ -62,7 +62,7 @@ _READ_NOTHING = frozenset({
 })  # fmt: skip
 
 #: Ops whose sums over many devices XLA does not compute in parts.
-_SUMMED_WHOLE = frozenset({"gather", "scatter"})
+_SUMMED_WHOLE = frozenset({"gather", "scatter"}) | GROUPED
 
 #: The kind of op that may become a loop of products (:mod:`toast.cost.loops`).
 _LOOPED = "dot_general"
@@ -86,6 +86,7 @@ def build(
     terms: Sequence[Buffered],
     *,
     product_operands: str = "",
+    grouped_operands: str = "",
     lanes: int = 1,
     loops: bool = False,
     partitioned: bool = True,
@@ -94,9 +95,10 @@ def build(
 
     ``terms`` are those of the price: the timeline has a block of columns for each term with
     buffers.  ``product_operands`` is the element type to which products round float32 operands, or
-    empty; ``lanes`` are the elements of a row of the device's tiles, 1 for none.  With ``loops``,
-    products may be computed shard by shard beside permutes.  ``partitioned`` is whether XLA
-    partitions the program, rather than compiles that of one device.
+    empty, and ``grouped_operands`` that of products of groups; ``lanes`` are the elements of a row
+    of the device's tiles, 1 for none.  With ``loops``, products may be computed shard by shard
+    beside permutes.  ``partitioned`` is whether XLA partitions the program, rather than compiles
+    that of one device.
     """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
@@ -187,7 +189,13 @@ def build(
         ).astype(np.float64),
         reads=grouped.use_reads,
         free=open_windows.free(Entity.USE_CLASS),
-        share=_rounded(program, names.use_op, names.use_value, grouped, product_operands),
+        share=_rounded(
+            program,
+            names.use_op,
+            names.use_value,
+            grouped,
+            dict.fromkeys(PRODUCTS, product_operands) | dict.fromkeys(GROUPED, grouped_operands),
+        ),
         looped=looped.operands,
         sums=summed_by_op & np.asarray(looped.operands.any(axis=1))[:, None],
         result_bytes=looped.result_bytes,
@@ -332,6 +340,7 @@ def _value_classes(
         merged=product & ~live.exists[values],
         transcendentals=_transcendentals(program, grouped),
         summed_whole=np.array([kind in _SUMMED_WHOLE for kind in kinds], dtype=bool),
+        grouped=np.array([kind in GROUPED for kind in kinds], dtype=bool),
         reduces=summed_over[values],
         gathered=gathered[values],
         constant=constant[values],
@@ -846,16 +855,21 @@ def _transcendentals(program: Program, grouped: _Grouped) -> Floats:
 
 
 def _rounded(
-    program: Program, use_op: Ints, use_of: Ints, grouped: _Grouped, product_operands: str
+    program: Program, use_op: Ints, use_of: Ints, grouped: _Grouped, operands: Mapping[str, str]
 ) -> Floats:
-    """``[U]`` bytes of an element as products receive it, over those of the value's element."""
+    """``[U]`` bytes of an element as products receive it, over those of the value's element.
+
+    ``operands`` are the element types to which kinds of products round theirs, or empty.
+    """
     share = np.ones(len(grouped.use_value))
-    if not product_operands:
-        return share
-    rounded = element_bytes(product_operands) / element_bytes("f32")
+    rounded = {
+        kind: element_bytes(dtype) / element_bytes("f32")
+        for kind, dtype in operands.items()
+        if dtype
+    }
     for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
-        if program.kind(op) in PRODUCTS and program.values[value].type.dtype == "f32":
-            share[grouped.of_use[use]] = rounded
+        if program.kind(op) in rounded and program.values[value].type.dtype == "f32":
+            share[grouped.of_use[use]] = rounded[program.kind(op)]
     return share
 
 

@@ -27,7 +27,7 @@ UNROLLED = 4
 #: Devices up to which XLA makes a loop of such a product; over more, it has one kernel.
 _MOST_PARTS = 32
 
-#: Devices up to which XLA sums the results of gathers and scatters in parts.
+#: Devices up to which XLA sums the results of gathers, scatters and grouped products in parts.
 _FEW = 8
 
 #: A product is summed whole if it takes less than this share of the transfer of its parts.
@@ -184,8 +184,10 @@ class Layout(LocalLayout):
     def whole(self) -> Bools:
         """``[S, C]`` whether XLA computes a scattered sum whole and then slices it.
 
-        It does so for scatters and gathers over many devices, for sums scattered along several
-        dimensions, and for products that are too short to run beside the transfer of their parts.
+        It does so for scatters, gathers and grouped products over many devices, for grouped
+        products that are scattered over more than two devices along their last dimension, for sums
+        scattered along several dimensions, and for products that are too short to run beside the
+        transfer of their parts.
         """
         t, axes = self.tables, self.scattered
         if not axes.any():
@@ -197,6 +199,9 @@ class Layout(LocalLayout):
         seconds = self.machine.collectives.seconds(SCATTER, self.value_bytes * parts, axes)
         whole = (once < _SHORT * seconds) & t.ops.product[op_class] & (parts > UNROLLED)
         whole |= t.values.summed_whole & (parts > _FEW)
+        if t.values.grouped.any():
+            last = axes_of(self.settled == t.values.rank[:, None] - 1)
+            whole |= t.values.grouped & (axes & last > 0) & (parts > 2)
         for a, b in itertools.combinations(range(self.settled.shape[-1]), 2):
             both = (axes >> np.uint8(a)) & (axes >> np.uint8(b)) & 1
             whole |= (both > 0) & (self.settled[..., a] != self.settled[..., b])
@@ -208,7 +213,9 @@ class Layout(LocalLayout):
         if self.machine.hardware.platform != "tpu":
             return np.zeros(self.scattered.shape, dtype=bool)
         parts = self.devices[self.scattered]
-        return np.asarray((parts > UNROLLED) & (parts <= _MOST_PARTS) & ~self.whole)
+        return np.asarray(
+            (parts > UNROLLED) & (parts <= _MOST_PARTS) & ~self.whole & ~self.tables.values.grouped
+        )
 
     @functools.cached_property
     def looped_gathers(self) -> Loops:

@@ -137,6 +137,7 @@ class CostModel:
                 space,
                 self.terms,
                 product_operands=hardware.product_operands,
+                grouped_operands=hardware.grouped_operands,
                 lanes=hardware.lanes,
                 loops=self.loops,
                 partitioned=not local,

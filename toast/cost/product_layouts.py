@@ -26,7 +26,7 @@ _PASSING = frozenset({"convert", "reshape", "transpose"})
 
 #: Products of groups of rows, and the operand with the sizes of the groups.  XLA multiplies all
 #: rows with the matrix of each group, after it has written them with zeros for the other rows.
-_RAGGED, _GROUPS = frozenset({"chlo_ragged_dot", "ragged_dot"}), 2
+GROUPED, _GROUPS = frozenset({"chlo_ragged_dot", "ragged_dot"}), 2
 
 #: Accesses of an operand: a transpose reads and writes it.  The transposed cache is copied before
 #: it is updated, and transposed back if it is kept.
@@ -61,7 +61,7 @@ class ProductLayouts:
         ):
             op = program.ops[number]
             signature, kind = program.signatures[op.signature], kinds[op.signature]
-            if kind in _RAGGED and index == 0:
+            if kind in GROUPED and index == 0:
                 layouts.again[use] = _TRANSPOSED * signature.operands[_GROUPS].shape[-1]
             if kind != "dot_general" or (groups := _groups(signature, index)) is None:
                 continue

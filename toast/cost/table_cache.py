@@ -33,6 +33,7 @@ def tables(
     terms: Sequence[Buffered],
     *,
     product_operands: str = "",
+    grouped_operands: str = "",
     lanes: int = 1,
     loops: bool = False,
     partitioned: bool = True,
@@ -46,7 +47,10 @@ def tables(
     if disk_cache.enabled() and len(space.analysis.program.ops) >= _LEAST_OPS:
         with contextlib.suppress(OSError):
             names = " ".join(term.name for term in terms)
-            key = _key(space, f"{product_operands} {lanes} {loops} {partitioned} {names}")
+            key = _key(
+                space,
+                f"{product_operands} {grouped_operands} {lanes} {loops} {partitioned} {names}",
+            )
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
             if entry := disk_cache.load(_KIND, key):
@@ -54,8 +58,8 @@ def tables(
                 _check(unpacked, space)
                 return unpacked
     built = build(
-        space, terms, product_operands=product_operands, lanes=lanes, loops=loops,
-        partitioned=partitioned,
+        space, terms, product_operands=product_operands, grouped_operands=grouped_operands,
+        lanes=lanes, loops=loops, partitioned=partitioned,
     )  # fmt: skip
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")

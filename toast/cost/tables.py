@@ -117,6 +117,7 @@ class ValueClasses(EntityTable):
     merged: Bools  # a product's result, fused with its only consumer unless summed
     transcendentals: Floats  # exponentials and the like, of all its values in a step
     summed_whole: Bools  # XLA sums it whole over many devices, even if parts suffice
+    grouped: Bools  # the product of groups of rows, which a kernel of its own writes to memory
     reduces: Bools  # [C, F + 1] the defining op reduces over the factor
     gathered: Bools  # devices gather its partial results, because no collective combines them
     constant: Bools  # computed from constants alone: XLA sends it to no device

@@ -126,6 +126,8 @@ class Hardware:
     #: The element type that float32 operands of products are rounded to before they are stored or
     #: sent; empty if they are not rounded.
     product_operands: str = ""
+    #: The same for products of groups of rows.
+    grouped_operands: str = ""
     #: Exponentials, logarithms and similar functions per second.
     transcendentals_per_s: float = math.inf
     #: Multiplications and additions per second in products of a vector and a matrix for each

@@ -149,6 +149,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     device_kind: Text | None = None
     max_devices: Count = 10**6
     product_operands: Literal["bf16", "f16"] | None = None
+    grouped_operands: Literal["bf16", "f16", "f32"] | None = None
     transcendentals_per_s: FlopsPerS = math.inf
     gathers_ahead: Literal["operands", "all"] | None = None
     vector_products_per_s: FlopsPerS = math.inf
@@ -322,6 +323,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         lanes=file.memory.lanes,
         gathers_ahead=file.gathers_ahead or "",
         product_operands=file.product_operands or "",
+        grouped_operands=file.grouped_operands or file.product_operands or "",
         transcendentals_per_s=file.transcendentals_per_s,
         vector_products_per_s=file.vector_products_per_s,
         max_devices=file.max_devices,

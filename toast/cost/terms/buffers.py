@@ -141,7 +141,8 @@ class SharedCopies(Term):
 class WholeSums(Term):
     """The parts of a whole sum that a device does not keep.
 
-    XLA computes some sums whole that could be computed in parts; the using kernel slices them.
+    XLA computes some sums whole that could be computed in parts; the using kernel slices them.  A
+    kernel of its own writes the operand of a grouped product's reduce-scatter, which is whole, too.
     """
 
     name, scope, label = "whole sums", Entity.VALUE_CLASS, "sum"
@@ -153,7 +154,8 @@ class WholeSums(Term):
         return Lifetimes(ranges.value_class[large], ranges.maker[large], last[large] + 1, large)
 
     def bytes(self, layout: Layout) -> Floats:
-        return layout.value_memory * ((layout.devices[layout.scattered] - 1) * layout.whole)
+        whole = layout.whole | layout.tables.values.grouped
+        return layout.value_memory * ((layout.devices[layout.scattered] - 1) * whole)
 
 
 class ScatteredSums(Term):
