@@ -16,7 +16,7 @@ from toast.frontend import jax_libraries, memory_tracing, mlir
 from toast.frontend.found_blocks import finding_blocks
 from toast.frontend.jax_lowering import check_platform, lower, read
 from toast.frontend.mlir.absent_devices import abstract_device, traced_for
-from toast.program import Program, TracedMemory, passes_of
+from toast.program import Program, TracedMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _program(
     calling = calling if library is None else _with_static_leaves(calling, library)
     program = read(lowering, name, calling)
     if memory is not None:
-        differentiated = any(passes_of(program))
+        differentiated = any(program.passes)
         program = _with_memory(program, memory.record(name, differentiated=differentiated))
     return _with_named_updates(program) if calling.updates else program
 

@@ -18,7 +18,7 @@ from toast.cost import Choices, PolicyCosts, Recomputation
 from toast.cost.breakdown import break_down
 from toast.cost.entities import Ints
 from toast.plan.plan import Plan
-from toast.program import Choice, Program, element_bytes, passes_of
+from toast.program import Choice, Program, element_bytes
 from toast.search.policy_program import best_choice
 from toast.units import listed, size_text, time_text
 
@@ -137,7 +137,7 @@ class _Graph:
     def __init__(self, plan: Plan) -> None:
         self._plan, self._program = plan, plan.analysis.program
         program = self._program
-        self._passes = passes_of(program)
+        self._passes = program.passes
         parts = break_down(plan.model, plan.state)
         self._seconds = parts.product_seconds + parts.memory_seconds
         for collective in parts.collectives:

@@ -19,7 +19,6 @@ from toast.program import (
     Residual,
     Spec,
     element_bytes,
-    passes_of,
 )
 from toast.program.memory_policy import CHOICES, UNNAMED
 from toast.units import listed, size_text
@@ -31,9 +30,12 @@ _DONE: dict[Choice, str] = {"recompute": "recomputed", "offload": "offloaded", "
 
 
 def memory_notes(plan: Plan) -> list[str]:
-    """A line for each block of the plan's policy; without a policy, for what stays as it is."""
+    """A line for each block of the plan's policy; without a policy, for what stays as it is.
+
+    There is none for a survey, which nobody runs.
+    """
     memory = plan.analysis.program.memory
-    if memory is None:
+    if memory is None or (memory.policy and memory.policy.surveys):
         return []
     notes = []
     if memory.microbatches > 1:
@@ -71,7 +73,7 @@ def memory_notes(plan: Plan) -> list[str]:
 def recomputed_seconds(plan: Plan) -> float:
     """Seconds of a step, before overlap, for what the backward pass computes again."""
     program, parts = plan.analysis.program, plan.breakdown
-    again = [here == "recomputed" for here in passes_of(program)]
+    again = [here == "recomputed" for here in program.passes]
     spent = (parts.product_seconds + parts.memory_seconds).tolist()
     seconds = math.fsum(time for time, here in zip(spent, again, strict=True) if here)
     return seconds + math.fsum(c.seconds for c in parts.collectives if again[c.op])

@@ -26,7 +26,7 @@ from toast.cost import CostModel
 from toast.cost import bound as roofline
 from toast.cost.terms import StepPart
 from toast.plan.plan import Plan
-from toast.program import Program, element_bytes, passes_of
+from toast.program import Program, element_bytes
 from toast.units import size_text
 
 #: Seconds that the solver may take; if it needs more, products alone are the bound.
@@ -48,7 +48,7 @@ def policy_bound(surveyed: Plan, *, most_microbatches: int = 1) -> float:
     """
     model, program = surveyed.model, surveyed.analysis.program
     products, every, alone = _least_seconds(model)
-    passes = passes_of(program)
+    passes = program.passes
     again = _recomputed(program)
     base = 0.0
     for op, here in enumerate(passes):
@@ -131,7 +131,7 @@ def _least_seconds(model: CostModel) -> tuple[_Floats, _Floats, npt.NDArray[np.b
             model.class_seconds(),
         )
     )
-    inside = np.array([bool(here) for here in passes_of(program)])
+    inside = np.array([bool(here) for here in program.passes])
     mixed = np.bincount(classes.of_op, weights=inside, minlength=len(total)) > 0
     return (
         of_products[classes.of_op] * share,
@@ -142,7 +142,7 @@ def _least_seconds(model: CostModel) -> tuple[_Floats, _Floats, npt.NDArray[np.b
 
 def _recomputed(program: Program) -> frozenset[int]:
     """The ops whose results do not depend on gradients, in the backward pass of a survey."""
-    passes = passes_of(program)
+    passes = program.passes
     again: set[int] = set()
     for op, here in enumerate(passes):
         if program.kind(op) == "optimization_barrier":

@@ -17,7 +17,7 @@ from toast.program.memory_policy import (
     residual_label,
     survey,
 )
-from toast.program.passes import Pass, passes_of
+from toast.program.passes import Pass
 from toast.program.program import (
     Attribute,
     Builder,
@@ -66,7 +66,6 @@ __all__ = [
     "is_residual_label",
     "label_of_result",
     "label_parts",
-    "passes_of",
     "preset",
     "residual_label",
     "survey",

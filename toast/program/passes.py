@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
-
-from toast.program.program import Program
 
 #: What an op belongs to: the forward pass, the backward pass, what the backward pass computes again
 #: of the forward pass; or nothing of these, such as an optimizer.
@@ -14,8 +13,8 @@ Pass = Literal["forward", "backward", "recomputed", ""]
 _BARRIER = "optimization_barrier"
 
 
-def passes_of(program: Program) -> list[Pass]:
-    """``[ops]`` the pass of each op.
+def passes_of(ops: Iterable[tuple[str, str]]) -> list[Pass]:
+    """``[ops]`` the pass of each op, from its kind and its path.
 
     The paths of functions that JAX lowers once, such as ``silu``, do not begin at the program, and
     some ops have no path.  These ops belong to the pass of the op before them.  Bodies of loops are
@@ -24,9 +23,8 @@ def passes_of(program: Program) -> list[Pass]:
     """
     passes: list[Pass] = []
     current: Pass = ""
-    for op in range(len(program.ops)):
-        path = program.location(op).path
-        begins = program.kind(op) == _BARRIER and "transpose(" in path
+    for kind, path in ops:
+        begins = kind == _BARRIER and "transpose(" in path
         if begins or "rematted_computation" in path:
             current = "recomputed"
         elif "transpose(" in path:

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toast.program.memory_policy import TracedMemory
+from toast.program.passes import Pass, passes_of
 
 #: The value of an op's attribute.
 Attribute = int | str | tuple[int | str, ...]
@@ -214,6 +215,12 @@ class Program:
     def location(self, op: int) -> Location:
         """The source location of an op; unknown for arguments, results and fact bases."""
         return Location() if self.source is None else self.source.location(op)
+
+    @functools.cached_property
+    def passes(self) -> tuple[Pass, ...]:
+        """``[ops]`` the pass that each op belongs to."""
+        every = range(len(self.ops))
+        return tuple(passes_of((self.kind(op), self.location(op).path) for op in every))
 
     @functools.cached_property
     def argument_values(self) -> tuple[int, ...]:
