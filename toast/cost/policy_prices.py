@@ -336,9 +336,17 @@ class PolicyMemo(Memo):
         return Worth(busy + waiting, resident + highest, resident)
 
     def _size_of(self, numbers: Numbers) -> Floats:
-        """``[S, R, 2]`` bytes of a value of each residual, and of its copies."""
-        of_residual = self._policies.classes[self._policies.residual_place]
-        return np.asarray(self._size.array[self._row.array[numbers[:, of_residual]]])
+        """``[S, R, 2]`` bytes of a value of each residual, and of its copies.
+
+        What is kept has the sharding of the pass in which it is smaller.
+        """
+        t = self._policies
+        again, forward = (
+            self._size.array[self._row.array[numbers[:, t.classes[place]]]]
+            for place in (t.residual_place, t.forward_place)
+        )
+        least = np.minimum(again[..., 0], forward[..., 0])
+        return np.stack([least, again[..., 1]], axis=2)
 
     def _survey(self, states: States) -> tuple[Numbers, Floats]:
         """The neighbourhoods of states, and the prices of the survey without the work of ops.

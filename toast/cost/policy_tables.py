@@ -77,8 +77,9 @@ class PolicyTables:
     backward: Tables
     use_rows: Ints
     pair_rows: Ints
-    #: ``[R]`` the place of the class of a residual's values among ``A``.
+    #: ``[R]`` the places among ``A`` of the classes of a residual's values in both passes.
     residual_place: Ints
+    forward_place: Ints
     #: ``[R]`` how often each value's bytes go through memory in a step if it is kept, beside the
     #: kernels that have it in memory anyway; the same in a program without blocks; and how often it
     #: is computed in a step.
@@ -161,6 +162,7 @@ def policy_tables(space: Space, tables: Tables) -> PolicyTables:
     concerned = node[maker_op] >= 0
     concerned[names.use_value[by_node]] = True
     concerned[residual_of >= 0] = True
+    concerned[[r.forward[-1] for r in found.named]] = True
     classes = np.unique(tables.value_class[concerned])
     place_of = np.full(len(tables.values), -1, dtype=np.int64)
     place_of[classes] = np.arange(len(classes))
@@ -202,6 +204,7 @@ def policy_tables(space: Space, tables: Tables) -> PolicyTables:
         use_rows=use_rows,
         pair_rows=pair_rows,
         residual_place=place_of[tables.value_class[[r.again[-1] for r in found.named]]],
+        forward_place=place_of[tables.value_class[[r.forward[-1] for r in found.named]]],
         passes=passes,
         bare_passes=bare_passes,
         runs=np.array([
