@@ -189,6 +189,7 @@ def test_a_program_without_names_of_maxtext() -> None:
 @pytest.mark.parametrize(("path", "shape", "roles"), [
     ("params['layers'][*]['wq']", (8, 4, 2), ("embed_attn", "q_heads", "kv")),
     ("params['layers']['wq']", (2, 8, 4, 2), ("layers", "embed_attn", "q_heads", "kv")),
+    ("state[0].mu['layers']['wq']", (2, 8, 4, 2), ("layers", "embed_attn", "q_heads", "kv")),
     ("params['layers'][0][0]['gate']", (2, 8, 16), ("layers", "embed", "mlp")),
     ("params['params']['decoder']['layers']['mlp']['wi_0']['kernel']", (8, 2, 16),
      ("embed", "layers", "mlp")),

@@ -105,14 +105,16 @@ def roles_of(path: str, shape: Sequence[int], dtype: str) -> _Roles:
         # Shards of float inputs along their second dimension are features, not tokens.
         second = ("sequence",) if rank > 1 and dtype.startswith(("i", "ui")) else ()
         return ("batch", *second, *(None,) * rank)[:rank]
-    if "bias" in (name, words[-1] if words else ""):
+    is_float = dtype.startswith(("f", "bf"))
+    if not is_float or "bias" in (name, words[-1] if words else ""):
         return (None,) * rank
     for kind, names in _IN_BLOCK.items():
         if any(kind in word for word in words[:-1]) and name in names:
             name = names[name]
             break
-    in_stack = any(word in _STACKS for word in words)
-    is_stack = in_stack and len(parts) == len(words)
+    stacks = [number for number, part in enumerate(parts) if part in _STACKS]
+    in_stack = bool(stacks)
+    is_stack = in_stack and not any(part.isdigit() for part in parts[stacks[0] :])
     ranks = _ranks(name)
     # Blocks of several layers have both: a number of the block, and a dimension for its layers.
     is_stack |= in_stack and rank not in ranks
