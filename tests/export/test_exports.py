@@ -55,6 +55,13 @@ def yaml_mapping(text: str, key: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(axes.split(", ")) for name, axes in rows}
 
 
+def test_the_exported_plan() -> None:
+    """Weights have both axes, and the batch has that of their model dimension."""
+    assert plan().arguments["params['up']"] == (("data",), ("model",))
+    assert plan().arguments["params['norm']"] == ((),)
+    assert plan().arguments["tokens"] == (("data",), ())
+
+
 def test_python_runs_the_step() -> None:
     exported = module_of(plan().export("python"))
     mesh = exported.make_mesh()
@@ -63,8 +70,9 @@ def test_python_runs_the_step() -> None:
     outs = exported.out_shardings(mesh, jax.eval_shape(train_step, *arguments))
     assert exported.PARAMETERS == ("params", "tokens")
     own = plan().shardings_for(mesh)
+    expected = jax.jit(train_step)(*arguments)
     for exported_tree, tree, leaves in [
-        (ins, own.in_shardings, arguments), (outs, own.out_shardings, train_step(*arguments)),
+        (ins, own.in_shardings, arguments), (outs, own.out_shardings, expected),
     ]:  # fmt: skip
         assert jax.tree.all(jax.tree.map(
             lambda one, two, leaf: one.is_equivalent_to(two, np.ndim(leaf)),
@@ -72,7 +80,7 @@ def test_python_runs_the_step() -> None:
         ))  # fmt: skip
     params, loss = jax.jit(train_step, in_shardings=ins, out_shardings=outs)(*arguments)
     assert params["up"].sharding.spec == P("data", "model")
-    assert np.allclose(loss, train_step(*arguments)[1])
+    assert np.allclose(loss, expected[1])
 
 
 def test_python_names_what_does_not_fit() -> None:

@@ -42,27 +42,26 @@ def test_nnx_applies_the_rules() -> None:
             self.up = nnx.Linear(16, 32, rngs=nnx.Rngs(0))
             self.down = nnx.Linear(32, 16, rngs=nnx.Rngs(0))
 
-    @nnx.jit
     def apply(network: Any, x: jax.Array) -> Any:
-        return network.down(nnx.relu(network.up(x)))
+        return x @ network.up.kernel[...] @ network.down.kernel[...]
 
     pin = {
         "network.up.kernel.value": "P('data', 'model')",
         "network.down.kernel.value": "P('model')",
     }
-    function = toast.jit(
-        apply, mesh="data=2,model=2", hardware="tpu-v5e", settings=toast.Settings(rounds=1),
-        constraints=toast.Constraints(pin=pin),
-    )  # fmt: skip
     network = Network()
-    own = function.plan_for(network, jnp.ones((8, 16)))
+    own = toast.plan(
+        apply, network, jnp.ones((8, 16)), mesh="data=2,model=2", hardware="tpu-v5e",
+        settings=toast.Settings(rounds=1), constraints=toast.Constraints(pin=pin),
+    )  # fmt: skip
+    planned = own.shardings_for().in_shardings[0]
+    mesh = planned.up.kernel.get_value().mesh
     exported = module_of(own.export("flax"))
     exported.annotate(network, "network")
     assert network.up.kernel.get_metadata("out_sharding") == ("embed", "mlp")
     state = nnx.state(network)
     with nnx.logical_axis_rules(exported.RULES):
-        shardings = nnx.get_named_sharding(state, function.mesh)
-    planned = own.shardings_for(function.mesh).in_shardings[0]
+        shardings = nnx.get_named_sharding(state, mesh)
     for kernel in (shardings.up.kernel, shardings.down.kernel):
         assert kernel is not None
     assert shardings.up.kernel.get_value().spec == planned.up.kernel.get_value().spec
