@@ -34,6 +34,7 @@ def test_a_state_is_placed() -> None:
     both = plan().place((params, values()[1]))
     assert isinstance(both, tuple)
     assert both[1].sharding == plan().shardings_for().in_shardings[1]
+    assert isinstance(plan().place([params]), list)
     tokens = plan().place(values()[1], argument=1)
     assert tokens.sharding == both[1].sharding
     results = plan().jit()(*both)

@@ -21,12 +21,14 @@ def argument_types(program: Program, shardings: Shardings, devices: Devices | No
     calling = _calling(program, "types_for")
     check_mesh(program, shardings, devices)
     by_name = in_shardings_by_name(program, shardings, devices)
-    types = {
-        key: jax.tree.map(_typed, tree, by_name[key])
-        for key, tree in avals_by_name(calling).items()
-    }
-    positional = tuple(tree for key, tree in types.items() if isinstance(key, int))
-    keywords = {key: tree for key, tree in types.items() if isinstance(key, str)}
+    own = [leaf for key in avals_by_name(calling) for leaf in jax.tree.leaves(by_name[key])]
+    leaves = [
+        # Leaves that are no arrays, such as the functions of a module, stay as they are.
+        calling.static[number] if number in calling.static
+        else jax.ShapeDtypeStruct(planned.shape, planned.dtype, sharding=sharding)
+        for number, (planned, sharding) in enumerate(zip(calling.in_avals, own, strict=True))
+    ]  # fmt: skip
+    positional, keywords = jax.tree.unflatten(calling.in_tree, leaves)
     return (positional, keywords) if keywords else positional
 
 
@@ -42,10 +44,9 @@ def placed_state(
     calling = _calling(program, "place")
     check_mesh(program, shardings, devices)
     avals = avals_by_name(calling)
-    keys = _arguments_of(program, state, avals, argument)
-    trees = [state] if len(keys) == 1 and _alike(state, avals[keys[0]]) else [*state]
+    trees = _arguments_of(program, state, avals, argument)
     roots = _roots(program, calling, avals)
-    for key, tree in zip(keys, trees, strict=True):
+    for key, tree in trees.items():
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         for (path, leaf), planned in zip(leaves, jax.tree.leaves(avals[key]), strict=True):
             if text := _misfit(f"{roots[key]}{jax.tree_util.keystr(path)}", leaf, planned):
@@ -53,12 +54,14 @@ def placed_state(
                     f"{text}; restore the state of the planned model, or plan again for this one"
                 )
     by_name = in_shardings_by_name(program, shardings, devices)
-    placed = [
-        jax.tree.map(lambda leaf, own: jax.device_put(leaf, own) if is_array(leaf) else leaf,
-                     tree, by_name[key])
-        for key, tree in zip(keys, trees, strict=True)
-    ]  # fmt: skip
-    return placed[0] if trees[0] is state else type(state)(placed)
+
+    def put(leaf: Any, sharding: Any) -> Any:
+        return jax.device_put(leaf, sharding) if is_array(leaf) else leaf
+
+    placed = [jax.tree.map(put, tree, by_name[key]) for key, tree in trees.items()]
+    if next(iter(trees.values())) is state:
+        return placed[0]
+    return placed if isinstance(state, list) else tuple(placed)
 
 
 def check_mesh(program: Program, shardings: Shardings, devices: Devices | None) -> None:
@@ -95,21 +98,19 @@ def _calling(program: Program, what: str) -> Any:
 
 def _arguments_of(
     program: Program, state: Any, avals: dict[int | str, Any], argument: int | str | None
-) -> list[int | str]:
-    """The arguments that a state is, by the structures of their trees: one, or successive ones."""
+) -> dict[int | str, Any]:
+    """The parts of a state by argument, as the structures of their trees are: one, or several."""
     if argument is not None and argument not in avals:
         raise PlanError(
             f"place: {program.name} has no argument {argument!r}; use one of "
             f"{', '.join(map(repr, avals))}"
         )
     keys = [*avals] if argument is None else [argument]
-    runs = [[key] for key in keys if _alike(state, avals[key])]
+    runs: list[dict[int | str, Any]] = [{key: state} for key in keys]
     if argument is None and isinstance(state, tuple | list) and state:
         starts = range(len(keys) - len(state) + 1)
-        runs += [
-            run for run in (keys[first : first + len(state)] for first in starts)
-            if all(_alike(own, avals[key]) for own, key in zip(state, run, strict=True))
-        ]  # fmt: skip
+        runs += [dict(zip(keys[first:], state, strict=False)) for first in starts]
+    runs = [run for run in runs if all(_alike(tree, avals[key]) for key, tree in run.items())]
     if not runs:
         raise PlanError(
             f"place: {tree_difference(state, avals[keys[0]])} compared with argument {keys[0]!r} "
@@ -117,8 +118,7 @@ def _arguments_of(
         )
     exact = (
         run for run in runs
-        for trees in [[state] if len(run) == 1 else [*state]]
-        if not any(tree_difference(own, avals[key]) for own, key in zip(trees, run, strict=True))
+        if not any(tree_difference(tree, avals[key]) for key, tree in run.items())
     )  # fmt: skip
     return next(exact, runs[0])
 
@@ -160,10 +160,3 @@ def _misfit(path: str, leaf: Any, planned: Any) -> str:
     if dtype != planned.dtype:
         return f"{path}: it is {dtype} in the state, and {planned.dtype} in the plan"
     return ""
-
-
-def _typed(planned: Any, sharding: Any) -> Any:
-    """The type of a leaf with its sharding; a leaf that is no array stays."""
-    if not is_array(planned):
-        return planned
-    return jax.ShapeDtypeStruct(planned.shape, planned.dtype, sharding=sharding)
