@@ -115,6 +115,7 @@ records.provide({
     "Plan.factors": "toast.explain.history:op_factors",
     "Plan.lowered": "toast.explain.history:lowered",
     "Plan.to_dict": "toast.plan.files:plan_data",
+    "Plan.export": "toast.export:export",
     "Plan.explain_argument": "toast.explain.arguments:explain_argument",
     "Plan.explain_collectives": "toast.explain.collective_causes:explain_collectives",
     "Plan.explain_collective": "toast.explain.collective_causes:explain_collective",

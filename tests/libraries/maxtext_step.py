@@ -60,6 +60,27 @@ def train_step(options: dict[str, object]) -> tuple[Step, jax.sharding.Mesh]:
     return Step(function, tuple(arguments), 1, context), mesh
 
 
+def state_shardings(file: pathlib.Path, options: dict[str, object]) -> dict[str, Any]:
+    """The shardings of MaxText's train state by path, with the rules of a configuration file."""
+    with empty_modules():
+        from maxtext.configs import pyconfig
+        from maxtext.trainers.pre_train import train_compile
+        from maxtext.utils import maxtext_utils
+
+        own = {**_COMMON, **options}
+        words = [f"{name}={value}" for name, value in own.items() if not name.startswith("ici_")]
+        config = pyconfig.initialize(["", str(file), *words])
+        mesh = jax.sharding.Mesh(
+            maxtext_utils.create_device_mesh(config, jax.devices()), config.mesh_axes
+        )
+        arguments, _, shardings, *_ = train_compile.get_shaped_inputs(mesh, config)
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(arguments[0])]
+    leaves = jax.tree.leaves(shardings)
+    return {
+        f"state{jax.tree_util.keystr(path)}": leaf for path, leaf in zip(paths, leaves, strict=True)
+    }
+
+
 def random_arguments(step: Step) -> Step:
     """The step with positive random numbers as its arguments."""
     leaves, tree = jax.tree.flatten(step.arguments)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import os
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
+import toast
 from tests.libraries import maxtext_step
 from tests.libraries.empty_modules import empty_modules
 from tests.libraries.measured import MESH, measured, planned
+from toast.export.exported_text import UNSAID
+from toast.paths import matches
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,6 +39,39 @@ def test_llama_is_planned_on_its_mesh() -> None:
     assert plan.analysis.without_rule == ()
     assert plan.steps, "something can be sharded"
     assert plan.note == "unused arguments: data['targets_position']"
+
+
+def test_exported_rules_shard_its_state(tmp_path: pathlib.Path) -> None:
+    """MaxText's state has the shardings of the plan, except for what the file says it cannot say."""
+    pins = {  # of parameters and of both moments
+        "*['mlp']['wi_?']['kernel'].value": "P('fsdp', None, 'tensor')",
+        "*['mlp']['wo']['kernel'].value": "P('tensor', None, 'fsdp')",
+        "*['query']['kernel'].value": "P('fsdp', None, 'tensor')",
+        "*['out']['kernel'].value": "P('tensor', None, None, 'fsdp')",
+        "*['token_embedder']['embedding'].value": "P('tensor', 'fsdp')",
+        "data['inputs']": "P('fsdp')",
+    }
+    step, _ = maxtext_step.train_step(maxtext_step.SMALL)
+    with step.context():
+        plan = toast.plan(
+            step.function, *step.arguments, donate=0, mesh="fsdp=4,tensor=2", hardware="tpu-v5e",
+            constraints=toast.Constraints(pin=pins), settings=toast.Settings(rounds=1),
+        )  # fmt: skip
+    file = tmp_path / "plan.yml"
+    file.write_text(plan.export("maxtext"))
+    said = " ".join(line.lstrip("# ") for line in file.read_text().splitlines())
+    shardings = maxtext_step.state_shardings(file, maxtext_step.SMALL)
+    assert shardings.keys() == {path for path in plan.arguments if path.startswith("state")}
+    differ = []
+    for path, sharding in shardings.items():
+        planned = plan.arguments[path]
+        own = [() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+               for axes in sharding.spec]  # fmt: skip
+        if (*own, *((),) * len(planned))[: len(planned)] != planned:
+            differ.append(path)
+    assert not [path for path in differ if any(matches(pin, path) for pin in pins)]
+    assert any(matches(pin, path) for pin in pins for path in shardings)
+    assert not differ or f"{UNSAID}state" in said
 
 
 #: Prints the predicted peak, in GiB, of a plan of MaxText's step for FSDP over 16 devices.

@@ -138,4 +138,9 @@ def test_initial_modules_of_equinox() -> None:
     assert kernel.sharding.mesh == function.mesh
     assert model.activation is begin(jax.random.key(1))[0].activation
     assert (np.asarray(kernel) == np.asarray(expected)).all()
+    types = plan.types_for(function.mesh)[0]
+    assert types.activation is model.activation
+    assert types.layers[0].weight.sharding == kernel.sharding
+    placed = plan.place(begin(jax.random.key(1))[0], function.mesh)
+    assert placed.layers[0].weight.sharding == kernel.sharding
     function(model, state, X + 0)

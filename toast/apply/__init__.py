@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from toast.apply.hosts import plan_digest
     from toast.apply.initial import initial
+    from toast.apply.restored_state import argument_types, check_mesh, placed_state
     from toast.apply.verify import OutputCheck, Verification, verify
 
 __all__ = [
@@ -32,14 +33,17 @@ __all__ = [
     "Runnable",
     "Verification",
     "annotate",
+    "argument_types",
     "axis_names",
     "callable_of",
+    "check_mesh",
     "collectives_in",
     "in_shardings",
     "initial",
     "jax_mesh",
     "jit_shardings",
     "out_shardings",
+    "placed_state",
     "plan_digest",
     "platform_of",
     "verify",
@@ -65,6 +69,7 @@ lazy.package(
         ),
         "hosts": ("plan_digest",),
         "initial": ("initial",),
+        "restored_state": ("argument_types", "check_mesh", "placed_state"),
         "verify": (
             "OutputCheck",
             "Verification",

@@ -39,16 +39,16 @@ def initial(
 
     def arrays(*values: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(function(*values))
-        other[:] = [None if _is_array(leaf) else leaf for leaf in leaves]
+        other[:] = [None if is_array(leaf) else leaf for leaf in leaves]
         trees[:] = [tree]
-        return [leaf for leaf in leaves if _is_array(leaf)]
+        return [leaf for leaf in leaves if is_array(leaf)]
 
     shapes = iter(jax.eval_shape(arrays, *arguments))
     types = [next(shapes) if leaf is None else leaf for leaf in other]
     mesh, on_mesh = on_devices(shardings, devices)
     check_hosts(program, mesh, on_mesh)
     shown = in_shardings_by_name(program, shardings, devices)
-    avals = _avals(calling)
+    avals = avals_by_name(calling)
     wanted = _matching(program, name, jax.tree.unflatten(trees[0], types), avals, argument)
     leaves = [leaf for key in wanted for leaf in jax.tree.leaves(shown[key])]
     chosen = [leaf for leaf, fixed in zip(leaves, other, strict=True) if fixed is None]
@@ -69,7 +69,7 @@ def in_shardings_by_name(
     return {**dict(enumerate(positional)), **named}
 
 
-def _avals(calling: Any) -> dict[int | str, Any]:
+def avals_by_name(calling: Any) -> dict[int | str, Any]:
     """The pytree of types of each argument, by position or keyword."""
     positional, keywords = jax.tree.unflatten(calling.in_tree, list(calling.in_avals))
     return {**dict(enumerate(positional)), **keywords}
@@ -91,8 +91,8 @@ def _matching(
             )
         if not _alike(made, avals[argument]):
             raise PlanError(
-                f"init {name}: {_difference(made, avals[argument])}; return argument {argument!r} "
-                f"as {program.name} takes it"
+                f"init {name}: {tree_difference(made, avals[argument])}; return argument "
+                f"{argument!r} as {program.name} takes it"
             )
         return [argument]
     if single := [key for key, tree in avals.items() if _alike(made, tree)]:
@@ -105,16 +105,16 @@ def _matching(
     first_key = next(iter(avals), 0)
     raise PlanError(
         f"init {name}: its result is no argument of {program.name}: as the first one, "
-        f"{_difference(made, avals.get(first_key))}; return one argument, or a tuple of successive "
-        "ones, as the plan has them"
+        f"{tree_difference(made, avals.get(first_key))}; return one argument, or a tuple of "
+        "successive ones, as the plan has them"
     )
 
 
 def _alike(made: Any, planned: Any) -> bool:
-    return not _difference(made, planned)
+    return not tree_difference(made, planned)
 
 
-def _difference(made: Any, planned: Any) -> str:
+def tree_difference(made: Any, planned: Any) -> str:
     """The first difference between an initial value and an argument; empty if there is none."""
     own, other = (jax.tree_util.tree_leaves_with_path(tree) for tree in (made, planned))
     if jax.tree.structure(made) != jax.tree.structure(planned):
@@ -126,7 +126,7 @@ def _difference(made: Any, planned: Any) -> str:
             return f"it has a further leaf {more[0] or 'itself'}"
         return "it is another kind of pytree"
     for (path, leaf), (_, aval) in zip(own, other, strict=True):
-        if _is_array(leaf) and (leaf.shape, leaf.dtype) != (aval.shape, aval.dtype):
+        if is_array(leaf) and (leaf.shape, leaf.dtype) != (aval.shape, aval.dtype):
             return (
                 f"leaf {jax.tree_util.keystr(path) or 'itself'} is "
                 f"{leaf.dtype.name}{list(leaf.shape)}, and the plan has "
@@ -135,5 +135,6 @@ def _difference(made: Any, planned: Any) -> str:
     return ""
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array, or the type of one."""
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")

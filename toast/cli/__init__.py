@@ -13,6 +13,7 @@ from toast.cli import (
     checking_commands,
     common,
     explain_command,
+    export_command,
     hardware_commands,
     lower_command,
     plan_file_commands,
@@ -27,7 +28,7 @@ app = common.group(
 )
 for commands in (
     planning_commands, query_command, explain_command, report_commands, plan_file_commands,
-    lower_command, checking_commands,
+    export_command, lower_command, checking_commands,
 ):  # fmt: skip
     app.add_typer(commands.app)
 app.add_typer(hardware_commands.app, name="hardware")

@@ -37,7 +37,7 @@ Target = Annotated[
     str,
     typer.Argument(
         help="Model name (see toast models), StableHLO file, fact base (.lp) or module:function; "
-        "toast report, explain and query also take a plan's JSON file."
+        "toast export, report, explain and query also take a plan's JSON file."
     ),
 ]
 MeshOption = Annotated[

@@ -7,7 +7,7 @@ import functools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -191,6 +191,29 @@ class Plan(Record):
         """
         return maxtext_policy(self.analysis.program.memory)
 
+    @late
+    def export(
+        self,
+        to: str,
+        *,
+        names: Mapping[str, str] | None = None,
+        rename: Mapping[str, str] | None = None,
+    ) -> str:
+        """The plan as a file of another trainer.
+
+        :param to: ``python``, a module with the mesh and the shardings of arguments and results
+            that needs JAX alone; ``flax``, a module with names of dimensions and rules for Linen
+            and NNX; ``maxtext`` or ``levanter``, a configuration in YAML.
+        :param names: names of logical axes by dimension of an argument, which may be a pattern:
+            ``{"params['layers'][*]['w1']:1": "mlp"}``.
+        :param rename: MaxText's mesh axis for an axis of the plan: ``{"model": "tensor"}``.
+        :returns: the text; comments in it name what the format cannot say.
+        :raises toast.errors.PlanError: for an unknown format, a name that is no word, a dimension
+            that no argument has, an axis that MaxText lacks, and a plan without any dimension that
+            MaxText or Levanter has a name for.
+        """
+        raise NotImplementedError
+
     @property
     def constraints(self) -> Constraints:
         """The user's constraints."""
@@ -305,8 +328,10 @@ class Plan(Record):
         ``mesh`` is as for :meth:`jit`.  Both are pytrees of ``jax.sharding.NamedSharding`` in the
         structures of :attr:`in_shardings` and :attr:`out_shardings`.  With these, XLA chooses the
         shardings of intermediate values; :meth:`jit` also fixes those.  Raises
-        :class:`toast.errors.PlanError` if there are too few devices.
+        :class:`toast.errors.PlanError` if there are too few devices, or the axes of the mesh have
+        other sizes than those of the plan.
         """
+        apply.check_mesh(self.analysis.program, self.shardings, mesh)
         shardings: JitShardings = apply.jit_shardings(
             self.analysis.program, self.shardings, devices=mesh
         )
@@ -334,6 +359,27 @@ class Plan(Record):
             self.analysis.program, self.shardings, function, arguments, devices=mesh,
             argument=argument,
         )  # fmt: skip
+
+    def types_for(self, mesh: Any = None) -> Any:
+        """The types of the arguments with their shardings: what a checkpoint is restored to.
+
+        The result has the structure of :attr:`in_shardings`, with a ``jax.ShapeDtypeStruct`` for
+        each array: ``checkpointer.restore(path, plan.types_for(mesh)[0])`` with orbax.  ``mesh`` is
+        as for :meth:`jit`.  Raises :class:`toast.errors.PlanError` as :meth:`shardings_for`.
+        """
+        return apply.argument_types(self.analysis.program, self.shardings, mesh)
+
+    def place(self, state: Any, mesh: Any = None, *, argument: int | str | None = None) -> Any:
+        """A state, such as a restored checkpoint, on the devices as the plan takes it.
+
+        It is an argument, or a tuple of successive ones; ``argument`` is the position or the name
+        of one, by default that with the same pytree.  ``mesh`` is as for :meth:`jit`.  Raises
+        :class:`toast.errors.PlanError` for a state that does not fit: the message names the
+        argument, the dimension and the sizes.
+        """
+        return apply.placed_state(
+            self.analysis.program, self.shardings, state, devices=mesh, argument=argument
+        )
 
     @functools.cached_property
     def digest(self) -> str:

@@ -1,0 +1,69 @@
+"""The formats to which plans are exported."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from toast.errors import PlanError
+from toast.export.flax_names import flax_module
+from toast.export.levanter_axes import levanter_config
+from toast.export.logical_axes import logical_axes
+from toast.export.maxtext_rules import maxtext_config
+from toast.export.python_module import python_module
+from toast.plan import Plan, Saved
+
+#: The formats, and what each is.
+FORMATS: Mapping[str, str] = {
+    "python": "a module that needs JAX alone",
+    "flax": "names of dimensions and rules for Linen and NNX",
+    "maxtext": "a configuration with logical_axis_rules",
+    "levanter": "a configuration with the mappings of axes",
+}
+
+
+def export(
+    plan: Plan,
+    to: str,
+    *,
+    names: Mapping[str, str] | None = None,
+    rename: Mapping[str, str] | None = None,
+) -> str:
+    """The implementation of :meth:`toast.Plan.export`."""
+    _check(to, names, rename)
+    if to == "python":
+        return python_module(plan)
+    axes = logical_axes(plan, names)
+    if to == "flax":
+        return flax_module(axes)
+    return maxtext_config(axes, rename) if to == "maxtext" else levanter_config(axes)
+
+
+def export_file(saved: Saved, to: str) -> str:
+    """The text for the contents of a plan file, without its program: ``python`` alone.
+
+    Raises :class:`toast.errors.PlanError` for another format.
+    """
+    _check(to, None, None)
+    if to != "python":
+        raise PlanError(
+            f"{saved.name}: the file has no logical axes; add the program of the plan for {to}"
+        )
+    return python_module(saved)
+
+
+def _check(to: str, names: Mapping[str, str] | None, rename: Mapping[str, str] | None) -> None:
+    """Raises :class:`toast.errors.PlanError` for an unknown format, or an option it lacks."""
+    if to not in FORMATS:
+        near = difflib.get_close_matches(to, FORMATS, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise PlanError(f"export to {to!r}: no such format; {hint}use {', '.join(FORMATS)}")
+    if names and to == "python":
+        raise PlanError("export to python: it has no logical axes to name; leave out the names")
+    if rename and to != "maxtext":
+        raise PlanError(
+            f"export to {to}: it has the mesh axes of the plan; leave out what renames them"
+        )
+
+
+__all__ = ["FORMATS", "export", "export_file"]
