@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))  # use this checkout, not an installed version
 
 import toast
 from toast.models import ZOO, build
-from toast.plan import folded, spec_text
+from toast.paths import folded
+from toast.plan import spec_text
 
 HARDWARE = "tpu-v5e"
 MESHES = ("data=4,model=4", "data=8,model=2")

@@ -33,6 +33,23 @@ def is_pattern(text: str) -> bool:
     return "*" in text or "?" in text
 
 
+#: A path whose keys are joined by dots, as those of PyTorch are, and its numbers.
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+_DOTTED_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def folded(path: str) -> str:
+    """A path, or a text with one, with ``*`` for list positions.
+
+    >>> folded("params['layers'][3]['wq']")
+    "params['layers'][*]['wq']"
+    >>> folded("layers.3.attention.wq.weight")
+    'layers.*.attention.wq.weight'
+    """
+    bracketed = re.sub(r"\[\d+\]", "[*]", path)
+    return _DOTTED.sub(lambda match: _DOTTED_NUMBER.sub("*", match[0]), bracketed)
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def keys(path: str) -> tuple[str, ...]:
     """The keys of a path; equal for ``params['layers'][0]`` and ``params.layers[0]``."""
@@ -76,7 +93,7 @@ def near(pattern: str, paths: Iterable[str]) -> list[str]:
     # Many paths may have one last key, such as ``kernel``; the other keys distinguish them.
     for path in sorted(known, key=lambda path: -whole[path] - ends[path]):
         if max(whole[path], ends[path]) >= _LIKE:
-            alike.setdefault(re.sub(r"\[\d+\]", "[*]", path), path)
+            alike.setdefault(folded(path), path)
     return (list(alike.values()) or known)[:3]
 
 

@@ -12,14 +12,13 @@ from toast.cost import CostModel
 from toast.errors import PinError
 from toast.explain.arguments import argument_number
 from toast.explain.collective_causes import explain_collectives
-from toast.paths import is_pattern, matches
+from toast.paths import folded, is_pattern, matches
 from toast.plan import (
     Alternative,
     CollectiveCount,
     CollectiveExplanation,
     Plan,
     WhyNot,
-    folded,
     make_plan,
     spec_text,
 )

@@ -8,8 +8,8 @@ from toast.analysis.dimensions import find_argument
 from toast.errors import ExplainError, PlanError
 from toast.explain.collective_causes import in_order, values_of
 from toast.explain.history import History
-from toast.paths import is_pattern, matches
-from toast.plan import ArgumentExplanation, FreeAxis, HeldAxis, Plan, Prediction, folded, spec_text
+from toast.paths import folded, is_pattern, matches
+from toast.plan import ArgumentExplanation, FreeAxis, HeldAxis, Plan, Prediction, spec_text
 from toast.program import element_bytes
 from toast.units import listed, size_text, time_text
 

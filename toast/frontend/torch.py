@@ -56,8 +56,8 @@ class TrainStep:
             return
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise TargetError(
-                f"optimizer: a {type(self.optimizer).__name__} is not a torch.optim.Optimizer; pass "
-                "one such as torch.optim.AdamW(model.parameters())"
+                f"optimizer: a {type(self.optimizer).__name__} is not a torch.optim.Optimizer; "
+                "pass one such as torch.optim.AdamW(model.parameters())"
             )
         own = {id(parameter) for parameter in self.model.parameters()}
         updated = (p for group in self.optimizer.param_groups for p in group["params"])

@@ -47,9 +47,7 @@ def from_exported(
         inputs = export.extract_avals(exported)
     names = [*names, *(f"constant[{n}]" for n in range(len(states) - len(names)))]
     types = [jax_type(state) for state in states]
-    inputs = [
-        jax.ShapeDtypeStruct(i.shape, jax.dtypes.canonicalize_dtype(i.dtype)) for i in inputs
-    ]
+    inputs = [jax.ShapeDtypeStruct(i.shape, jax.dtypes.canonicalize_dtype(i.dtype)) for i in inputs]
 
     def call(states: list[Any], *inputs: Any) -> Any:
         with located_errors(name, root), loaded.override_property(prng=jax.random.key(0)):

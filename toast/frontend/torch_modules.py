@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,10 +125,6 @@ class _ModuleState:
         names = (*self.parameters, *self.tied, *self.buffers)
         self.owners = {n: type(modules[n.rpartition(".")[0]]).__name__ for n in names}
 
-    def name_of(self, parameter: Any) -> str:
-        """The name of a parameter."""
-        return next(name for name, tensor in self._tensors.items() if tensor is parameter)
-
     def names_by_id(self) -> dict[int, str]:
         """The name of each parameter by identity."""
         return {id(tensor): name for name, tensor in self._tensors.items()}
@@ -209,7 +206,7 @@ class _Step:
     def __init__(self, name: str, target: Any, state: _ModuleState, batch: _Batch) -> None:
         self._name, self._target, self._state, self._batch = name, target, state, batch
         self._training = isinstance(target, TrainStep)
-        self._optimizer = target.optimizer if self._training else None
+        self._optimizer: Any = target.optimizer if self._training else None
         #: The parameter of each state of the optimizer, by path.
         self.states: dict[str, str] = {}
         #: The paths of the results; a trace sets them.  Empty for those of JAX.
@@ -287,7 +284,11 @@ class _Step:
         for stand_in in stand_ins.values():
             if stand_in.requires_grad:
                 stand_in.grad = torch.empty_like(stand_in)
-        clone = self._clone(stand_ins, {}, capturable=False)
+        groups = self._optimizer.param_groups
+        clone = self._clone(
+            [(group, [stand_ins[names[id(p)]] for p in group["params"]]) for group in groups],
+            capturable=False,
+        )
         with located_errors(f"{self._name}: {type(clone).__name__}", self._target.model):
             _step_of(clone)
         types = {}
@@ -302,39 +303,70 @@ class _Step:
         self, parameters: _Tensors, gradients: _Tensors, states: _Tensors
     ) -> tuple[_Tensors, _Tensors]:
         """The parameters and states after the optimizer's step."""
+        own: dict[str, _Tensors] = {name: {} for name in parameters}
+        for path, value in states.items():
+            own[self.states[path]][path.rpartition(".")[2]] = value
+        names = self._state.names_by_id()
+        new, new_states = dict(parameters), dict(states)
+        for group in self._optimizer.param_groups:
+            members = [names[id(p)] for p in group["params"]]
+            members = [name for name in members if name in gradients]
+            update = jax.jit(functools.partial(self._update, group))
+            # Parameters of equal types are traced once, if one's update does not read another's.
+            for part in [[name] for name in members] if self._is_separable() else [members]:
+                results = update(
+                    *([tree[n] for n in part] for tree in (parameters, gradients, own))
+                )
+                for name, parameter, state in zip(part, *results, strict=True):
+                    new[name] = parameter
+                    new_states |= {f"optimizer.{name}.{key}": v for key, v in state.items()}
+        return new, new_states
+
+    def _is_separable(self) -> bool:
+        """Whether the optimizer updates each parameter by itself, as those of PyTorch do."""
+        return bool(type(self._optimizer).__module__.startswith("torch.optim."))
+
+    def _update(
+        self,
+        group: Mapping[str, Any],
+        parameters: list[Any],
+        gradients: list[Any],
+        states: list[_Tensors],
+    ) -> tuple[list[Any], list[_Tensors]]:
+        """Some parameters of a group and their states after the optimizer's step."""
         loaded = environment()
         with torch_ops():
-            tensors = loaded.j2t_iso({n: parameters[n] for n in parameters})
-            for name, gradient in gradients.items():
-                tensors[name].grad = loaded.j2t_iso(gradient)
-            own: dict[str, dict[str, Any]] = collections.defaultdict(dict)
-            for path, value in states.items():
-                own[self.states[path]][path.rpartition(".")[2]] = loaded.j2t_iso(value)
-            clone = self._clone(tensors, own, capturable=True)
+            tensors = [loaded.j2t_iso(parameter) for parameter in parameters]
+            for tensor, gradient in zip(tensors, gradients, strict=True):
+                tensor.grad = loaded.j2t_iso(gradient)
+            own = [loaded.j2t_iso(dict(state)) for state in states]
+            clone = self._clone([(group, tensors)], capturable=True)
+            clone.state.update(zip(tensors, own, strict=True))
             _step_of(clone)
-            new_states = {
-                path: clone.state[tensors[name]][path.rpartition(".")[2]].jax()
-                for path, name in self.states.items()
-            }
-            return {name: tensors[name].jax() for name in parameters}, new_states
+            after = [
+                {key: clone.state[tensor][key].jax() for key in state}
+                for tensor, state in zip(tensors, own, strict=True)
+            ]
+            return [tensor.jax() for tensor in tensors], after
 
-    def _clone(self, tensors: _Tensors, states: Mapping[str, Any], *, capturable: bool) -> Any:
-        """The optimizer with other tensors, by the names of their parameters.
+    def _clone(
+        self, groups: Sequence[tuple[Mapping[str, Any], list[Any]]], *, capturable: bool
+    ) -> Any:
+        """The optimizer with other tensors in its groups, and without states.
 
         One that is capturable keeps its counts in tensors.
         """
-        names = self._state.names_by_id()
         clone = copy.copy(self._optimizer)
         clone.param_groups = [
             {
                 **group,
-                "params": [tensors[names[id(p)]] for p in group["params"]],
+                "params": tensors,
                 **{key: False for key in ("foreach", "fused") if key in group},
                 **({"capturable": capturable} if "capturable" in group else {}),
             }
-            for group in self._optimizer.param_groups
+            for group, tensors in groups
         ]
-        clone.state = collections.defaultdict(dict, {tensors[n]: s for n, s in states.items()})
+        clone.state = collections.defaultdict(dict)
         return clone
 
 

@@ -11,7 +11,7 @@ from toast.plan.diff import (
 from toast.plan.files import VERSION, Origin, Saved, read, schema
 from toast.plan.joint_memory import joint_plan
 from toast.plan.kernel_notes import kernel_notes
-from toast.plan.labels import describe_value, dimension_labels, folded, place_of, spec_text
+from toast.plan.labels import describe_value, dimension_labels, place_of, spec_text
 from toast.plan.make_plan import make_plan
 from toast.plan.memory_advice import AdvisedValue, MemoryAdvice, memory_advice
 from toast.plan.memory_notes import memory_notes
@@ -77,7 +77,6 @@ __all__ = [
     "diff",
     "dimension_labels",
     "fit_text",
-    "folded",
     "is_plan",
     "is_survey",
     "joint_plan",

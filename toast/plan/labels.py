@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pathlib
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
+from toast.paths import folded
 from toast.program import Program, Spec
 from toast.space import Action, Space
 from toast.units import listed
@@ -102,8 +102,3 @@ def spec_text(spec: Spec) -> str:
     while parts and parts[-1] == "None":
         parts.pop()
     return f"P({', '.join(parts)})"
-
-
-def folded(name: str) -> str:
-    """An argument path with ``*`` for list positions: ``layers[3]`` becomes ``layers[*]``."""
-    return re.sub(r"\[\d+\]", "[*]", name)

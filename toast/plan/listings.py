@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toast import lazy
-from toast.plan.labels import describe_value, folded, place_of, spec_text
+from toast.paths import folded
+from toast.plan.labels import describe_value, place_of, spec_text
 from toast.plan.plan import ArgumentRow, Plan
 from toast.program import element_bytes
 

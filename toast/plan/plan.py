@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from toast.apply import JitShardings, Runnable, Verification
     from toast.lower import LocalProgram, OpFactors
+    from toast.plan.torch_shardings import TorchShardings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +184,14 @@ class Plan(Record):
         """The number of microbatches of ``toast.accumulate`` that the plan asked for, or 1."""
         memory = self.analysis.program.memory
         return 1 if memory is None else memory.microbatches
+
+    @late
+    def to_torch(self) -> TorchShardings:
+        """The shardings of a PyTorch module as DTensor placements and parallel styles.
+
+        For a program of JAX, names are the paths of arguments, and there are no parallel styles.
+        """
+        raise NotImplementedError
 
     def to_maxtext(self) -> str:
         """The memory policy as lines of MaxText's configuration (``remat_policy: custom``).

@@ -23,6 +23,7 @@ from toast.cost import CostModel
 from toast.errors import PinError, PlanError
 from toast.frontend.shifts import with_shifts
 from toast.hardware import Hardware, Mesh
+from toast.paths import folded
 from toast.plan.files import (
     Held,
     OpKey,
@@ -33,7 +34,7 @@ from toast.plan.files import (
     keyed_ops,
     read,
 )
-from toast.plan.labels import action_labels, folded, shown_labels
+from toast.plan.labels import action_labels, shown_labels
 from toast.plan.make_plan import make_plan
 from toast.plan.matching import Offered
 from toast.plan.plan import Plan, Step

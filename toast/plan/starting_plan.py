@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.errors import PlanError
+from toast.paths import folded
 from toast.plan.files import Saved
-from toast.plan.labels import describe_value, folded
+from toast.plan.labels import describe_value
 from toast.plan.matching import Offered
 from toast.plan.reapply import Work, by_class
 from toast.program import Program

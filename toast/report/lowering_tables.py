@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from toast.lower import LocalCollective, LocalProgram
-from toast.plan import describe_value, folded
+from toast.paths import folded
+from toast.plan import describe_value
 from toast.report.titled_tables import MOST_ROWS, add_rest, titled_table
 from toast.text_tables import TextTable
 from toast.units import size_text, time_text

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from toast.cost import Timeline
-from toast.plan import describe_value, folded
+from toast.paths import folded
+from toast.plan import describe_value
 from toast.program import Program
 
 

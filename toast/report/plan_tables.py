@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from toast.paths import folded
 from toast.plan import (
     Alternative,
     AnnotationExplanation,
@@ -20,7 +21,7 @@ from toast.plan import (
     fit_text,
     spec_text,
 )
-from toast.plan.labels import folded, shown_labels
+from toast.plan.labels import shown_labels
 from toast.report.summaries import misfit, what_it_takes
 from toast.report.titled_tables import MOST_ROWS, add_rest, titled_table
 from toast.text_tables import TextTable

@@ -24,9 +24,8 @@ from toast.errors import PlanError
 from toast.evaluation.baselines.propagated import Propagator, Sharded
 from toast.hardware import Mesh
 from toast.inputs import AnyHardware, AnyMesh
-from toast.paths import matches
+from toast.paths import folded, matches
 from toast.plan import Plan, Prediction, Step, make_plan
-from toast.plan.labels import folded
 from toast.plan.prediction import reason_of
 from toast.program import Spec
 from toast.search import OVER_LIMIT, Round, SearchResult, Settings

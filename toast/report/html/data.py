@@ -39,7 +39,8 @@ from toast.cost import Breakdown, Timeline
 from toast.cost.error_bars import ODDS
 from toast.evaluation.compare import MethodResult
 from toast.explain.collective_causes import numbered
-from toast.plan import Origin, Plan, Prediction, fit_text, folded, odds_text, spec_text
+from toast.paths import folded
+from toast.plan import Origin, Plan, Prediction, fit_text, odds_text, spec_text
 from toast.plan.labels import shown_label
 from toast.program import Program
 from toast.report.html.legend import Colors, SourcePlaces

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from toast.boundary.source_lines import SourceLines
-from toast.plan import Plan, folded
+from toast.paths import folded
+from toast.plan import Plan
 from toast.program import Location, Program, Spec
 
 #: Maximum number of argument dimensions in the row of a color.
