@@ -139,9 +139,7 @@ def plan(config: Config, mesh: str, hardware: str, **options: Any) -> toast.Plan
     with torch.device("meta"):
         model = Llama(config).to(config.dtype)
         tokens = torch.empty(config.batch, config.sequence, dtype=torch.long)
-    return toast.plan(
-        train_step(model), tokens, tokens, mesh=mesh, hardware=hardware, **options
-    )
+    return toast.plan(train_step(model), tokens, tokens, mesh=mesh, hardware=hardware, **options)
 
 
 def train(config: Config, steps: int, sharded: Any = None) -> list[float]:

@@ -117,6 +117,21 @@ def torch_ops() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def optimizer_errors(name: str, optimizer: Any) -> Iterator[None]:
+    """Errors in this block become a :class:`toast.errors.TargetError` about the optimizer."""
+    try:
+        yield
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        kind = type(optimizer).__name__
+        raise TargetError(
+            f"{name}: the step of {kind} cannot be traced, for example since it reads values of "
+            f"tensors ({type(error).__name__}: {first}); plan with an optimizer such as "
+            "torch.optim.AdamW, or without one"
+        ) from error
+
+
+@contextlib.contextmanager
 def located_errors(name: str, model: Any) -> Iterator[None]:
     """Errors in this block become a :class:`toast.errors.TargetError` of one line.
 
@@ -128,7 +143,7 @@ def located_errors(name: str, model: Any) -> Iterator[None]:
     except ToastError:
         raise
     except Exception as error:
-        place = _place(error.__traceback__, model) or name
+        place = _place(error.__traceback__, model) or "the step"
         raise TargetError(f"{name}: {_problem(error, place)}") from error
 
 
@@ -157,8 +172,9 @@ def _place(traceback: TracebackType | None, model: Any) -> str:
     while traceback is not None:
         frame = traceback.tb_frame
         own = frame.f_locals.get("self")
-        if paths.get(id(own)):
-            module = f"{paths[id(own)]} ({type(own).__name__})"
+        if id(own) in paths:
+            kind = type(own).__name__
+            module = f"{paths[id(own)]} ({kind})" if paths[id(own)] else kind
         file = frame.f_code.co_filename
         if not file.startswith((*_library_folders(), "<")):
             short = file.removeprefix(os.path.join(os.getcwd(), ""))

@@ -20,7 +20,13 @@ import jax
 from toast.errors import TargetError
 from toast.frontend import jax as jax_frontend
 from toast.frontend.torch import TrainStep
-from toast.frontend.torch_environment import environment, jax_type, located_errors, torch_ops
+from toast.frontend.torch_environment import (
+    environment,
+    jax_type,
+    located_errors,
+    optimizer_errors,
+    torch_ops,
+)
 from toast.program import Program
 
 _Tensors = dict[str, Any]
@@ -289,12 +295,13 @@ class _Step:
             [(group, [stand_ins[names[id(p)]] for p in group["params"]]) for group in groups],
             capturable=False,
         )
-        with located_errors(f"{self._name}: {type(clone).__name__}", self._target.model):
+        with optimizer_errors(self._name, clone):
             _step_of(clone)
         types = {}
+        counted = {names[id(p)] for g in groups if _counts_on_host(g) for p in g["params"]}
         for name, stand_in in stand_ins.items():
             for key, value in clone.state.get(stand_in, {}).items():
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor) and not (name in counted and value.ndim == 0):
                     path = f"optimizer.{name}.{key}"
                     types[path], self.states[path] = jax_type(value), name
         return types
@@ -341,11 +348,14 @@ class _Step:
                 tensor.grad = loaded.j2t_iso(gradient)
             own = [loaded.j2t_iso(dict(state)) for state in states]
             clone = self._clone([(group, tensors)], capturable=True)
+            if _counts_on_host(group):
+                own = [{"step": importlib.import_module("torch").tensor(1.0), **s} for s in own]
             clone.state.update(zip(tensors, own, strict=True))
-            _step_of(clone)
+            with optimizer_errors(self._name, clone):
+                _step_of(clone)
             after = [
                 {key: clone.state[tensor][key].jax() for key in state}
-                for tensor, state in zip(tensors, own, strict=True)
+                for tensor, state in zip(tensors, states, strict=True)
             ]
             return [tensor.jax() for tensor in tensors], after
 
@@ -368,6 +378,11 @@ class _Step:
         ]
         clone.state = collections.defaultdict(dict)
         return clone
+
+
+def _counts_on_host(group: Mapping[str, Any]) -> bool:
+    """Whether an optimizer must read its count of steps, so that it is no array of the program."""
+    return "capturable" not in group
 
 
 def _step_of(optimizer: Any) -> None:
