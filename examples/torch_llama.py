@@ -6,15 +6,15 @@ Plan the shape of Llama 3 8B; no weight is allocated:
 
 Plan a small form, and train it on CPU processes, which must agree with one process:
 
-    python examples/torch_llama.py --size small --mesh data=2,model=2 --hardware h100 --run
+    python examples/torch_llama.py --size small --mesh data=4 --hardware h100 --run
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import multiprocessing
-import os
+import pathlib
+import tempfile
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from torch.nn import functional
 
 import toast
 from toast.frontend.torch import TrainStep
+
+Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Config:
 
 
 CONFIGS = {
-    "small": Config(256, 64, 2, 4, 2, 128, 8, 32, torch.float32),
+    "small": Config(256, 64, 2, 8, 4, 128, 8, 32, torch.float32),
     "8b": Config(128_256, 4096, 32, 32, 8, 14_336, 32, 4096, torch.bfloat16),
 }
 
@@ -65,19 +67,18 @@ class Attention(nn.Module):
         self.wv = nn.Linear(config.width, config.key_heads * self.size, bias=False)
         self.wo = nn.Linear(config.heads * self.size, config.width, bias=False)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, angles: Angles, mask: torch.Tensor) -> torch.Tensor:
         # The number of heads comes from the shape: a tensor-parallel device has some of them.
         q, k, v = (w(x).unflatten(-1, (-1, self.size)) for w in (self.wq, self.wk, self.wv))
-        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        q, k = rotated(q, angles), rotated(k, angles)
         q = q.unflatten(2, (-1, self.group))
         scores = torch.einsum("bqngd,bknd->bngqk", q, k) / self.size**0.5
-        places = torch.arange(x.shape[1], device=x.device)
-        future = places[None, :] > places[:, None]
-        weights = (scores + future * -1e9).softmax(-1)
+        weights = (scores + mask).softmax(-1)
         return self.wo(torch.einsum("bngqk,bknd->bqngd", weights, v).flatten(2))
 
 
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotated(x: torch.Tensor, angles: Angles) -> torch.Tensor:
+    cos, sin = angles
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
@@ -101,8 +102,8 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(config.width)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)
+    def forward(self, x: torch.Tensor, angles: Angles, mask: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), angles, mask)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
@@ -112,6 +113,8 @@ class Llama(nn.Module):
         half = config.width // config.heads // 2
         frequencies = 500_000.0 ** (-torch.arange(half) / half)
         angles = torch.outer(torch.arange(config.sequence), frequencies)[:, None]
+        mask = torch.full((config.sequence, config.sequence), -1e9).triu(1)
+        self.register_buffer("mask", mask, persistent=False)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         self.tok_embeddings = nn.Embedding(config.vocabulary, config.width)
@@ -122,7 +125,7 @@ class Llama(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
-            x = layer(x, self.cos, self.sin)
+            x = layer(x, (self.cos, self.sin), self.mask)
         return self.output(self.norm(x))
 
 
@@ -153,50 +156,49 @@ def train(config: Config, steps: int, sharded: Any = None) -> list[float]:
 
         mesh = sharded.device_mesh("cpu")
         sharded.distribute(model, mesh)
-        names = ("tokens", "targets")
+        placements = sharded.placements
         batch = [
-            distribute_tensor(tensor, mesh, sharded.placements[name])
-            for tensor, name in zip(batch, names, strict=True)
+            distribute_tensor(tensor, mesh, placements[name])
+            for tensor, name in zip(batch, ("tokens", "targets"), strict=True)
         ]
-    step = train_step(model)
+    step = train_step(model)  # the optimizer updates the sharded parameters
     losses = [step(*batch) for _ in range(steps)]
-    return [float(value.full_tensor() if sharded else value) for value in losses]
+    return [float(loss.full_tensor() if sharded else loss) for loss in losses]
 
 
-def work(rank: int, config: Config, sharded: Any, losses: Any) -> None:
+def work(rank: int, config: Config, sharded: Any, folder: str) -> None:
     """One process of the mesh."""
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29513"}
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=sharded.mesh.devices)
-    result = train(config, 3, sharded)
+    place = f"file://{folder}/rendezvous"
+    torch.distributed.init_process_group("gloo", place, rank=rank, world_size=sharded.mesh.devices)
+    losses = train(config, 3, sharded)
     if rank == 0:
-        losses.put(result)
+        pathlib.Path(folder, "losses").write_text(shown(losses))
     torch.distributed.destroy_process_group()
+
+
+def shown(losses: list[float]) -> str:
+    return " ".join(f"{value:.5f}" for value in losses)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--size", choices=CONFIGS, default="small")
-    parser.add_argument("--mesh", default="data=2,model=2")
+    parser.add_argument("--mesh", default="data=4")
     parser.add_argument("--hardware", default="h100")
+    parser.add_argument("--memory", type=float, help="the limit in bytes per device")
     parser.add_argument("--run", action="store_true", help="train on CPU processes")
     options = parser.parse_args()
     config = CONFIGS[options.size]
-    sharded = plan(config, options.mesh, options.hardware).to_torch()
-    print(sharded)
+    made = plan(config, options.mesh, options.hardware, memory_bytes=options.memory)
+    sharded = made.to_torch()
+    print(made, sharded, sep="\n")
     if options.run:
-        processes = multiprocessing.get_context("spawn")
-        losses = processes.Queue()
-        started = [
-            processes.Process(target=work, args=(rank, config, sharded, losses))
-            for rank in range(sharded.mesh.devices)
-        ]
-        for process in started:
-            process.start()
-        print("one process:", *(f"{value:.6f}" for value in train(config, 3)))
-        print("the mesh:   ", *(f"{value:.6f}" for value in losses.get()))
-        for process in started:
-            process.join()
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = config, sharded, folder
+            torch.multiprocessing.spawn(work, arguments, nprocs=sharded.mesh.devices)
+            losses = pathlib.Path(folder, "losses").read_text()
+        print("losses of the mesh:   ", losses)
+        print("losses of one process:", shown(train(config, 3)))
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_exported_programs() -> None:
     exported = torch.export.export(model, (X,))
     program = api.program_of(exported)
     assert program.arguments == ("0.weight", "0.bias", "2.weight", "2.bias", "input")
-    with pytest.raises(TargetError, match="arguments of a torch.export program"):
+    with pytest.raises(TargetError, match=r"arguments of a torch\.export program"):
         api.program_of(exported, X)
 
 
@@ -212,11 +212,11 @@ def test_losses_are_scalars(result: Any, what: str) -> None:
 
 def test_invalid_steps() -> None:
     model = samples.Linear()
-    with pytest.raises(TargetError, match="a int is not a torch.nn.Module"):
+    with pytest.raises(TargetError, match=r"a int is not a torch\.nn\.Module"):
         TrainStep(3, samples.loss)
     with pytest.raises(TargetError, match="a str is not a function"):
         TrainStep(model, "mse")  # type: ignore[arg-type]
-    with pytest.raises(TargetError, match="is not a torch.optim.Optimizer"):
+    with pytest.raises(TargetError, match=r"is not a torch\.optim\.Optimizer"):
         TrainStep(model, samples.loss, 0.1)
     with pytest.raises(TargetError, match="a parameter that the model does not have"):
         TrainStep(model, samples.loss, torch.optim.SGD(samples.Linear().parameters()))

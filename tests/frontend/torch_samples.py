@@ -68,3 +68,42 @@ def tagger() -> Any:
     with torch.device("meta"):
         model, tokens = Tagger(), torch.empty(32, dtype=torch.long)
     return Model("tagger", TrainStep(model, loss), (tokens, tokens), learned=())
+
+
+class ViT(nn.Module):
+    """A vision transformer with one block, on images of 8 by 8 pixels."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.patch = nn.Linear(3 * 4 * 4, width)
+        self.position = nn.Parameter(torch.zeros(4, width))
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.head = nn.Linear(width, 8)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        patches = images.unflatten(3, (2, 4)).unflatten(2, (2, 4)).permute(0, 2, 4, 1, 3, 5)
+        x = self.patch(patches.flatten(3).flatten(1, 2)) + self.position
+        x = x + self.attention(self.norm1(x))
+        x = x + self.mlp(self.norm2(x))
+        return self.head(x.mean(1))
+
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, -1)
+        )
+        weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def classification_loss(
+    model: nn.Module, images: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    return functional.cross_entropy(model(images), labels)

@@ -46,8 +46,6 @@ class TorchCalling(jax_frontend.Calling):
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
     #: For each state of the optimizer, its path, the parameter.
     states: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    #: The paths of the arguments of the forward pass or the loss.
-    batch: tuple[str, ...] = ()
 
 
 def from_target(
@@ -91,7 +89,6 @@ def from_target(
         "owners": state.owners,
         "tied": state.tied,
         "states": step.states,
-        "batch": tuple(inputs),
     }
     return renamed(program, names, step.results, calling)
 
@@ -129,11 +126,18 @@ class _ModuleState:
         self.buffers = {name: jax_type(tensor) for name, tensor in others.items()}
         modules = dict(model.named_modules())
         names = (*self.parameters, *self.tied, *self.buffers)
-        self.owners = {n: type(modules[n.rpartition(".")[0]]).__name__ for n in names}
+        self.owners = {n: _kind(modules[n.rpartition(".")[0]]) for n in names}
 
     def names_by_id(self) -> dict[int, str]:
         """The name of each parameter by identity."""
         return {id(tensor): name for name, tensor in self._tensors.items()}
+
+
+def _kind(module: Any) -> str:
+    """The type of a module; for those of linear layers and tables, the one of PyTorch."""
+    nn = importlib.import_module("torch.nn")
+    kind = next((k for k in (nn.Linear, nn.Embedding) if isinstance(module, k)), type(module))
+    return str(kind.__name__)
 
 
 def _other_tensors(model: Any) -> Iterator[tuple[str, Any]]:

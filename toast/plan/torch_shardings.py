@@ -35,14 +35,16 @@ class TorchShardings:
     axes: tuple[str, ...]
     #: The mesh axes of each dimension, by the name of the tensor.
     specs: Mapping[str, Spec] = dataclasses.field(repr=False)
-    #: The names of the inputs.
-    inputs: tuple[str, ...]
     #: The type of the module of each parameter and buffer; empty for a function of JAX.
     owners: Mapping[str, str] = dataclasses.field(repr=False)
+    #: The name that each further name of a tied parameter stands for.
+    tied: Mapping[str, str] = dataclasses.field(repr=False)
     #: The sharding of each state of the optimizer that is not that of its parameter, by path.
     state_specs: Mapping[str, Spec] = dataclasses.field(repr=False)
     #: Axes, each with two modules between which activations stay sharded on it.
     pairs: frozenset[tuple[str, str, str]] = dataclasses.field(repr=False)
+    #: Axes, each with a module whose weight is gathered on it before use.
+    gathered: frozenset[tuple[str, str]] = dataclasses.field(repr=False)
 
     def __repr__(self) -> str:
         lines = [f"{name}: [{', '.join(of)}]" for name, of in self.folded_text.items()]
@@ -177,8 +179,7 @@ class TorchShardings:
         tensors on, so that code between a column-wise and a row-wise module must take its number of
         heads from the shape (``unflatten(-1, (-1, size))``).
 
-        :raises toast.errors.PlanError: if the axis shards an input: parameters on such an axis are
-            for ``fully_shard``.
+        :raises toast.errors.PlanError: if the plan has no such axis, or is not of a module.
         """
         parallel = _torch("torch.distributed.tensor.parallel")
         replicate = _torch("torch.distributed.tensor").Replicate()
@@ -198,18 +199,23 @@ class TorchShardings:
     def _styles(self, axis: str) -> dict[str, _Style]:
         self._check_axis(axis)
         paired = {path for on, *paths in self.pairs if on == axis for path in paths}
-        every = {
-            path: _style(side_of(kind, spec, axis), path in paired)
-            for path, kind, spec in self._weights()
-        }
+        every: dict[str, _Style | None] = {name.rpartition(".")[0]: None for name in self.owners}
+        for path, kind, spec in self._weights():
+            if (axis, path) not in self.gathered:
+                every[path] = _style(side_of(kind, spec, axis), path in paired)
         return {path: style for path, style in _folded(every).items() if style is not None}
 
     def _weights(self) -> Iterator[tuple[str, str, Spec]]:
         """The modules with a weight: path, type, and the sharding of the weight."""
         for name, kind in self.owners.items():
             path, _, key = name.rpartition(".")
-            if key == "weight" and kind in ("Linear", "Embedding"):
+            if key == "weight" and kind in ("Linear", "Embedding") and name not in self._shared:
                 yield path, kind, self.specs[name]
+
+    @property
+    def _shared(self) -> set[str]:
+        """Both names of tied parameters."""
+        return {*self.tied, *self.tied.values()}
 
     def _unexpressed(self, axis: str) -> Iterator[tuple[str, str]]:
         """The parameters for which no style exists on an axis, each with the reason."""
@@ -224,6 +230,10 @@ class TorchShardings:
             if path in sides and key == "bias":
                 if sharded != (sides[path] == "column"):
                     yield name, f"{shards}, unlike the style of its weight"
+            elif sharded and (axis, path) in self.gathered:
+                yield name, f"{shards}, and gathers it before use; use fully_shard or distribute()"
+            elif sharded and name in self._shared:
+                yield name, f"{shards}, and a style would untie it; use distribute()"
             elif sharded and not (path in sides and key == "weight"):
                 yield name, f"{shards}, and PyTorch has no style for {kind}; use distribute()"
 
@@ -235,12 +245,6 @@ class TorchShardings:
                 "the plan is not of a PyTorch module, whose submodules parallelize_module needs; "
                 "plan a torch.nn.Module or a TrainStep"
             )
-        for name in self.inputs:
-            if any(axis in axes for axes in self.specs[name]):
-                raise PlanError(
-                    f"axis {axis} shards the input {name}: its parameters are for fully_shard on "
-                    f"device_mesh[{axis!r}], or for distribute()"
-                )
 
 
 @dataclasses.dataclass(frozen=True)
