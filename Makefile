@@ -57,9 +57,12 @@ $(VENV)/.tested: $(VENV)/.created pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,docs,libraries,dask]'
 	touch $@ $(VENV)/.installed $(VENV)/.documented
 
-# Their tests are skipped if a library cannot be installed, or does not fit this Python or JAX.
+# Their tests are skipped if a library cannot be installed, or does not fit this Python or JAX.  Of
+# PyTorch, only the wheel for CPUs is installed: it needs no CUDA.
 $(VENV)/.libraries: $(VENV)/.tested
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[libraries-more]'
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--extra-index-url https://download.pytorch.org/whl/cpu 'torch==2.13.0+cpu' -e '.[torch]'
 	touch $@
 
 $(VENV)/.documented: $(VENV)/.created pyproject.toml

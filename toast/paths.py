@@ -50,6 +50,18 @@ def folded(path: str) -> str:
     return _DOTTED.sub(lambda match: _DOTTED_NUMBER.sub("*", match[0]), bracketed)
 
 
+def list_positions(path: str) -> list[tuple[str, str]]:
+    """The list positions in a path, each after the path of its list.
+
+    >>> list_positions("layers.3.experts.0.weight")
+    [('layers', '3'), ('layers.*.experts', '0')]
+    """
+    return [
+        (folded(path[: match.start()].removesuffix(".")), match[1] or match[2])
+        for match in re.finditer(r"\[(\d+)\]|(?<=\.)(\d+)(?=\.)", path)
+    ]
+
+
 @functools.lru_cache(maxsize=1 << 16)
 def keys(path: str) -> tuple[str, ...]:
     """The keys of a path; equal for ``params['layers'][0]`` and ``params.layers[0]``."""

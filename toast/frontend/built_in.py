@@ -1,6 +1,6 @@
-"""The frontends for JAX's functions and stages and for StableHLO files.
+"""The frontends for JAX's functions and stages, for StableHLO files, and for PyTorch.
 
-Each imports JAX only when it is used.
+Each imports JAX, or PyTorch, only when it is used.
 """
 
 from __future__ import annotations
@@ -74,6 +74,39 @@ class _StablehloFiles:
         return stablehlo.from_file(target)
 
 
+class _TorchTargets:
+    """Modules, train steps and exported programs of PyTorch."""
+
+    name = "torch"
+    suffixes: frozenset[str] = frozenset()
+    takes_arguments = True
+    takes_platform = True
+    traces = True
+    cacheable = False
+
+    def accepts(self, target: Any) -> bool:
+        # They exist only if their modules have been imported.
+        kinds = (
+            ("toast.frontend.torch", "TrainStep"), ("torch.nn", "Module"),
+            ("torch.export", "ExportedProgram"),
+        )  # fmt: skip
+        return any(_is_of(target, module, name) for module, name in kinds)
+
+    def program(self, target: Any, *arguments: Any, **options: Any) -> Program:
+        from toast.frontend import torch_export, torch_modules
+
+        if _is_of(target, "torch.export", "ExportedProgram"):
+            return torch_export.from_exported(target, arguments, **options)
+        return torch_modules.from_target(target, arguments, **options)
+
+
+def _is_of(target: Any, module: str, name: str) -> bool:
+    """Whether a target has the type with a name in a module, if that has been imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(target, kind)
+
+
 JAX_FUNCTIONS = _JaxFunctions()
 JAX_STAGES = _JaxStages()
 STABLEHLO_FILES = _StablehloFiles()
+TORCH_TARGETS = _TorchTargets()

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from toast.errors import TargetError
-from toast.program import Program
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,37 +80,6 @@ class TrainStep:
         return value.detach()
 
 
-class _TorchTargets:
-    """The frontend for modules, train steps and exported programs of PyTorch."""
-
-    name = "torch"
-    suffixes: frozenset[str] = frozenset()
-    takes_arguments = True
-    takes_platform = True
-    traces = True
-    cacheable = False
-
-    def accepts(self, target: Any) -> bool:
-        if isinstance(target, TrainStep):
-            return True
-        torch = sys.modules.get("torch")
-        module = getattr(getattr(torch, "nn", None), "Module", None)
-        return (module is not None and isinstance(target, module)) or _is_exported(target)
-
-    def program(self, target: Any, *arguments: Any, **options: Any) -> Program:
-        from toast.frontend import torch_export, torch_modules
-
-        import_torch()
-        if _is_exported(target):
-            return torch_export.from_exported(target, arguments, **options)
-        return torch_modules.from_target(target, arguments, **options)
-
-
-def _is_exported(target: Any) -> bool:
-    exported = getattr(sys.modules.get("torch.export"), "ExportedProgram", None)
-    return exported is not None and isinstance(target, exported)
-
-
 def import_torch() -> Any:
     """The module ``torch``.
 
@@ -127,6 +94,4 @@ def import_torch() -> Any:
         ) from None
 
 
-TORCH_TARGETS = _TorchTargets()
-
-__all__ = ["TrainStep"]
+__all__ = ["TrainStep", "import_torch"]

@@ -57,8 +57,7 @@ def from_exported(
         pass  # the environment is complete before JAX traces
     program = jax_frontend.from_function(call, types, *inputs, name=name, platform=platform)
     batch = [str(path) for path in exported.graph_signature.user_inputs]
-    fields = {"owners": {}, "tied": {}, "states": {}}
-    return renamed(program, [*names, *batch], (), fields)
+    return renamed(program, [*names, *batch], (), {})
 
 
 __all__ = ["from_exported"]

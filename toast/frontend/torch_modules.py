@@ -70,7 +70,7 @@ def from_target(
     model = target.model if isinstance(target, TrainStep) else target
     name = name or type(model).__name__
     state = _ModuleState(model)
-    batch = _Batch(arguments, keywords)
+    batch = _ExampleBatch(arguments, keywords)
     step = _Step(name, target, state, batch)
     groups = (state.parameters, state.buffers, step.optimizer_types())
     given = {donate} if isinstance(donate, int) else {*(donate or ())}
@@ -150,7 +150,7 @@ def _other_tensors(model: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{path}.{name}" if path else name, value
 
 
-class _Batch:
+class _ExampleBatch:
     """Example arguments: pytrees with tensors and static leaves."""
 
     def __init__(self, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
@@ -213,7 +213,7 @@ def _leaf_type(leaf: Any) -> jax.ShapeDtypeStruct:
 class _Step:
     """The JAX function of a forward pass or a train step."""
 
-    def __init__(self, name: str, target: Any, state: _ModuleState, batch: _Batch) -> None:
+    def __init__(self, name: str, target: Any, state: _ModuleState, batch: _ExampleBatch) -> None:
         self._name, self._target, self._state, self._batch = name, target, state, batch
         self._training = isinstance(target, TrainStep)
         self._optimizer: Any = target.optimizer if self._training else None

@@ -39,7 +39,7 @@ def torch_shardings(plan: Plan) -> TorchShardings:
 
 
 def _best_axes(mesh: Mesh, specs: Iterable[Spec]) -> tuple[str, ...]:
-    """The order of axes that agrees with most dimensions which several axes shard."""
+    """The order of axes, major to minor, of the dimensions that several axes shard."""
     orders = [axes for spec in specs for axes in spec if len(axes) > 1]
     pairs = [pair for axes in orders for pair in itertools.combinations(axes, 2)]
 

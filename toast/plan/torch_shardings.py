@@ -27,8 +27,8 @@ class TorchShardings:
     """The shardings of parameters, buffers and inputs for a PyTorch ``DeviceMesh``.
 
     Names are those of the module, and the parameters of its forward pass or loss.  ``axes`` are
-    those of the plan's mesh, in the order in which most tensors are sharded, major to minor;
-    :meth:`device_mesh` has this order.
+    those of the plan's mesh, in the order in which dimensions with several are sharded, major to
+    minor; :meth:`device_mesh` has this order.
     """
 
     mesh: Mesh
@@ -194,7 +194,8 @@ class TorchShardings:
 
     def parallelize_notes(self, axis: str) -> tuple[str, ...]:
         """What :meth:`parallelize_plan` cannot express, one line for each parameter and why."""
-        return tuple(_folded(dict(self._unexpressed(axis)), text=True).values())
+        every = dict.fromkeys(self.owners, "") | dict(self._unexpressed(axis))
+        return tuple(filter(None, _folded(every, text=True).values()))
 
     def _styles(self, axis: str) -> dict[str, _Style]:
         self._check_axis(axis)

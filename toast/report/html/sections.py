@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+from toast.paths import list_positions
 from toast.program import Program
 from toast.space import PRODUCTS
 
@@ -208,11 +209,9 @@ def _argument_layers(paths: Sequence[str]) -> list[str]:
     values: dict[str, set[str]] = defaultdict(set)
     places: list[list[tuple[str, str]]] = []
     for path in paths:
-        here = []
-        for match in re.finditer(r"\[(\d+)\]", path):
-            prefix = re.sub(r"\[\d+\]", "[*]", path[: match.start()])
-            values[prefix].add(match[1])
-            here.append((prefix, match[1]))
+        here = list_positions(path)
+        for prefix, number in here:
+            values[prefix].add(number)
         places.append(here)
     several = {prefix: len(numbers) for prefix, numbers in values.items() if len(numbers) > 1}
     called: dict[int, Counter[str]] = defaultdict(Counter)

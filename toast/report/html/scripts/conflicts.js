@@ -10,7 +10,8 @@ function conflictText(i) {
   const [name, other] = data.conflicts[i];
   return `${nameText(name)} and ${factorOf(other) === factorOf(name) ? nameText(other) : opOfName(name) === opOfName(other) ? factorOf(other) : nameText(other)}`;
 }
-const folded = (text) => text.replace(/\[\d+\]/g, "[*]");
+const folded = (text) => text.replace(/\[\d+\]/g, "[*]")
+  .replace(/[A-Za-z_]\w*(?:\.\w+)+/g, (path) => path.replace(/\.\d+(?=\.|$)/g, ".*"));
 const alike = new Map();
 data.conflicts.forEach(([, , , , sites], i) => {
   const section = listing.sections[sectionOf(siteOp(sites[0]))];
