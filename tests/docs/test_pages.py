@@ -9,8 +9,8 @@ import pytest
 from tests.docs.blocks import ROOT, Block, blocks, check, commands, matches, renewed
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("*/README.md"), *ROOT.glob("docs/*.md")])
-#: What pages on other libraries import.
-LIBRARIES = {"equinox", "flax", "optax", "orbax"}
+#: What pages on other libraries import, with the extra of each.
+LIBRARIES = dict.fromkeys(("equinox", "flax", "optax", "orbax"), "libraries") | {"torch": "torch"}
 #: What would be run if it were called ``console`` or ``python``.
 NOT_RUN = {"bash", "sh", "shell", "pycon", "py"}
 
@@ -26,7 +26,7 @@ def test_the_page_does_what_it_says(
         library = str(error.name).partition(".")[0]
         if library not in LIBRARIES:
             raise
-        pytest.skip(f"without {library}: pip install 'toast-partitioner[libraries]'")
+        pytest.skip(f"without {library}: pip install 'toast-partitioner[{LIBRARIES[library]}]'")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
