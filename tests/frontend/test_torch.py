@@ -184,6 +184,7 @@ def test_control_flow_that_depends_on_data(monkeypatch: pytest.MonkeyPatch) -> N
         (lambda y: y * GLOBAL, "uses a tensor that is neither a parameter, a buffer nor an arg"),
         (lambda y: y.reshape(3), "cannot be traced: TypeError: cannot reshape"),
     ],
+    ids=["mask", "number", "global", "shape"],
 )  # fmt: skip
 def test_modules_that_cannot_be_traced(call: Any, text: str) -> None:
     with pytest.raises(TargetError) as caught:
@@ -201,6 +202,7 @@ def test_modules_that_cannot_be_traced(call: Any, text: str) -> None:
         (lambda y: y, "a tensor of shape (2, 4)"), (lambda y: None, "NoneType"),
         (lambda y: (y.sum(), y), "tuple"),
     ],
+    ids=["tensor", "nothing", "tuple"],
 )  # fmt: skip
 def test_losses_are_scalars(result: Any, what: str) -> None:
     with pytest.raises(TargetError) as caught:
