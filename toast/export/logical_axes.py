@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from toast.errors import PlanError
 from toast.export.parameter_names import COMMON, roles_of
-from toast.paths import keys, matches, near
-from toast.plan import Plan, folded, place_of, spec_text
+from toast.paths import folded, keys, matches, near
+from toast.plan import Plan, place_of, spec_text
 from toast.program import Spec, TensorType, element_bytes
 from toast.units import listed
 
