@@ -10,6 +10,7 @@ import inspect
 import os
 import pathlib
 import re
+import shlex
 import sys
 import threading
 import time
@@ -127,6 +128,13 @@ JsonOption = Annotated[
 ReportOption = Annotated[
     pathlib.Path | None,
     typer.Option("--report", help="Write an HTML report to this file; it opens offline."),
+]
+TraceOption = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        "--trace",
+        help="Write the step's timeline to this file, for ui.perfetto.dev or chrome://tracing.",
+    ),
 ]
 SourcesOption = Annotated[
     pathlib.Path | None,
@@ -286,7 +294,7 @@ def command(
 
 
 #: Parameters of commands that name an output file; ``-`` is the standard output.
-_OUTPUTS = ("json_file", "csv", "facts", "html", "output", "plot")
+_OUTPUTS = ("json_file", "csv", "facts", "html", "output", "plot", "trace")
 
 
 def _errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -543,6 +551,12 @@ class Source:
         from toast.models import ZOO
 
         return ZOO[self.target].strategies if self.target in ZOO else None
+
+
+def command_line() -> str:
+    """The command that runs, as for a shell; empty if another program runs it."""
+    toast = pathlib.PurePath(sys.argv[0]).name in ("toast", "__main__.py")
+    return shlex.join(["toast", *sys.argv[1:]]) if toast else ""
 
 
 def console() -> rich.console.Console:

@@ -26,8 +26,10 @@ from toast.cli.common import (
     SourcesOption,
     StrictOption,
     TimeoutOption,
+    TraceOption,
     UnevenOption,
     command,
+    command_line,
     console,
     group,
     progress,
@@ -172,6 +174,7 @@ def plan(
     output: OutputOption = None,
     html: ReportOption = None,
     sources: SourcesOption = None,
+    trace: TraceOption = None,
 ) -> None:
     """Find the best sharding of TARGET on a mesh and explain it.
 
@@ -204,7 +207,7 @@ def plan(
     sizing = fit_option.Sizing(source, machine, lowering.value, settings, options, words)
     memory_bytes = None if memory is None else memory * 2**30
     if fit is not None:
-        fit_option.check_single(start=start, output=output, report=html)
+        fit_option.check_single(start=start, output=output, report=html, trace=trace)
         check_writable((json_file,), PlanError)
         answer = sizing.answer(fit, mesh, devices, memory_bytes)
         if json_file:
@@ -216,7 +219,7 @@ def plan(
             raise typer.Exit(1)
         return
     inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
-    check_writable((json_file, output, html), PlanError)
+    check_writable((json_file, output, html, trace), PlanError)
     begin = start
 
     def planned(
@@ -248,13 +251,17 @@ def plan(
     texts: dict[str | pathlib.Path, str] = {}
     if json_file:
         texts[json_file] = result.json_text()
+    if trace:
+        texts[trace] = json.dumps(result.trace()) + "\n"
     if output:
         local = lowering is Partitioner.local
         texts[output] = result.lowered().text if local else result.annotated()
     if html:
         with progress() as show:
             policies = policy_plans(source.on(machine), result, show)
-        texts[html] = report.html_text(result, sources=sources, policies=policies)
+        texts[html] = report.html_text(
+            result, sources=sources, policies=policies, origin=report.PageOrigin(command_line())
+        )
     write_all(texts, PlanError)
     console().print(report.plan_tables(result, remedies=False))
     if not result.fits:
@@ -420,7 +427,9 @@ def compare(
     warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if html:
-        texts[html] = report.comparison_html(source.marked(rows, hardware), sources)
+        texts[html] = report.comparison_html(
+            source.marked(rows, hardware), sources, origin=report.PageOrigin(command_line())
+        )
     if json_file:
         data = {
             "version": 1, "program": analysis.program.name, "mesh": dict(parsed.axes),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +17,9 @@ from toast.cli.common import (
     SeedOption,
     Source,
     SourcesOption,
+    TraceOption,
     command,
+    command_line,
     group,
     progress,
     warn,
@@ -26,6 +29,9 @@ from toast.cli.plan_file_commands import (
     load_plan_and_source,
     policy_plans,
 )
+
+if TYPE_CHECKING:
+    from toast.plan import Plan
 
 app = group("")
 
@@ -59,6 +65,7 @@ def report(
     safety: SafetyOption = None,
     seed: SeedOption = 0,
     sources: SourcesOption = None,
+    trace: TraceOption = None,
 ) -> None:
     """Plan TARGET and write an HTML report that opens offline.
 
@@ -76,7 +83,7 @@ def report(
     from toast.hardware import Mesh, load
     from toast.search import Settings
 
-    check_writable((output,), PlanError)
+    check_writable((output, trace), PlanError)
     if is_plan(source.target):
         _refuse(context, source.target)
         own = context.get_parameter_source("hardware")
@@ -87,8 +94,10 @@ def report(
         plan = dataclasses.replace(applied.plan, note=note)
         with progress() as show:
             policies = policy_plans(found, plan, show)
-        page = reports.html_text(plan, sources=sources, policies=policies)
-        write_all({output: page}, PlanError)
+        page = reports.html_text(
+            plan, sources=sources, policies=policies, origin=reports.PageOrigin(command_line())
+        )
+        write_all({output: page, **_traced(trace, plan)}, PlanError)
         print(f"written to {output}")
         return
     if program is not None:
@@ -109,10 +118,17 @@ def report(
         page = reports.comparison_html(
             source.marked(rows, hardware), sources,
             lambda plan: policy_plans(source.on(machine), plan, show),
+            reports.PageOrigin(command_line()),
         )  # fmt: skip
-        write_all({output: page}, PlanError)
+        best = reports.best_plan(rows) if trace else None
+        write_all({output: page, **_traced(trace, best)}, PlanError)
     warn(reports.missing_rules(analysis))
     print(f"written to {output}")
+
+
+def _traced(path: pathlib.Path | None, plan: Plan | None) -> dict[str | pathlib.Path, str]:
+    """The file of a trace of ``plan``, if one is asked for."""
+    return {path: json.dumps(plan.trace()) + "\n"} if path and plan else {}
 
 
 def _refuse(context: typer.Context, plan: str) -> None:

@@ -28,6 +28,7 @@ from toast.program import Choice
 from toast.report.fit_tables import remedy_tables
 from toast.report.memory import peak_groups
 from toast.report.suggested_rules import suggested_rule
+from toast.report.verdict import PlanVerdict, multiple, verdict_of
 from toast.text_tables import TextTable
 from toast.units import size_text, time_text
 
@@ -88,7 +89,8 @@ def plan_tables(plan: Plan, *, remedies: bool = True) -> RenderableType:
         notes = []
     shown = plan.steps or plan.method == "toast"
     return Group(
-        *misfit(plan), *advice(plan), title, Text(), _arguments(plan),
+        verdict_line(verdict_of(plan)), *misfit(plan), *advice(plan), title, Text(),
+        _arguments(plan),
         *([_actions(plan)] if shown else []),
         _prediction(plan), *_error_notes(plan), _collectives(plan), _memory(plan),
         *([_meshes(plan)] if plan.meshes else []),
@@ -96,6 +98,15 @@ def plan_tables(plan: Plan, *, remedies: bool = True) -> RenderableType:
         *(Text(f"Note: {note}") for note in notes),
         _stages(plan.seconds), *(what_it_takes(plan) if remedies else []),
     )  # fmt: skip
+
+
+#: Styles of verdicts.
+_GRADES = {"good": "bold green", "doubtful": "bold yellow", "bad": "bold red"}
+
+
+def verdict_line(verdict: PlanVerdict) -> Text:
+    """A verdict in its colour."""
+    return Text(str(verdict), style=_GRADES[verdict.grade])
 
 
 #: What is done to values, as column of advice.
@@ -371,12 +382,6 @@ def verification_table(plan: Plan, verification: Verification) -> RenderableType
         Text(f"Collectives predicted: {predicted or 'none'}"),
         Text(f"{equal} of {len(verification.outputs)} outputs equal{proven}", style="bold"),
     )
-
-
-def multiple(ratio: float) -> str:
-    """A step time over the lower bound as text: ``1.04x``; rounding never shows less than 1."""
-    ratio = max(1.0, ratio)
-    return f"{ratio:,.{1 + (ratio < 10)}f}x"
 
 
 def comparison_table(

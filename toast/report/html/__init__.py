@@ -24,13 +24,14 @@ from toast.files import write_all
 from toast.plan import Plan
 from toast.report.html import drawing
 from toast.report.html.data import gather
-from toast.report.summaries import multiple
+from toast.report.html.page_origin import PageOrigin
+from toast.report.verdict import baseline_text, multiple, rounded
 from toast.units import size_text, time_text
 
 #: Files of ``scripts``, in the order of execution.
 _SCRIPTS = ("page", "program", "timeline", "conflicts", "listing", "search")
 
-__all__ = ["comparison_html", "gather", "html_text", "write_html"]
+__all__ = ["PageOrigin", "best_plan", "comparison_html", "gather", "html_text", "write_html"]
 
 
 def html_text(
@@ -38,6 +39,7 @@ def html_text(
     compared: Sequence[MethodResult] = (),
     sources: pathlib.Path | None = None,
     policies: Sequence[Plan] = (),
+    origin: PageOrigin | None = None,
 ) -> str:
     """The report of a plan as HTML text in ASCII.
 
@@ -46,10 +48,12 @@ def html_text(
     ``"full"``, whose memory is drawn beside that of the plan.
     The report shows source lines of programs that were traced in this process, and of files below
     the folder ``sources``: a StableHLO file can name any file as the place of an op.
+    ``origin`` has the command and the date on the page; by default, the command of the plan, and
+    today.
 
     The element with the id ``data`` contains the result of :func:`gather` as JSON.
     """
-    data = gather(plan, compared, sources, policies)
+    data = gather(plan, compared, sources, policies, origin)
     style, script = _file("report.css"), _script()
     text = _environment().get_template("report.html.jinja").render(
         data=data,
@@ -68,12 +72,22 @@ def comparison_html(
     rows: Sequence[MethodResult],
     sources: pathlib.Path | None = None,
     policies: Callable[[Plan], Sequence[Plan]] = lambda _: (),
+    origin: PageOrigin | None = None,
 ) -> str:
     """The report of TOAST's plan, or of the best plan of another method, with all ``rows``.
 
     ``rows`` are the results of :func:`toast.evaluation.compare.compare`; ``sources`` is as for
-    :func:`html_text`, and so are the plans that ``policies`` makes of the best plan.  Raises
-    :class:`toast.errors.PlanError` if no method has a plan.
+    :func:`html_text`, and so are the plans that ``policies`` makes of the best plan, and
+    ``origin``.  Raises :class:`toast.errors.PlanError` if no method has a plan.
+    """
+    plan = best_plan(rows)
+    return html_text(plan, rows if len(rows) > 1 else (), sources, policies(plan), origin)
+
+
+def best_plan(rows: Sequence[MethodResult]) -> Plan:
+    """TOAST's plan, or the best of another method.
+
+    Raises :class:`toast.errors.PlanError` if no method has a plan.
     """
     plans = [row.plan for row in rows if row.plan is not None]
     if not plans:
@@ -82,8 +96,7 @@ def comparison_html(
             rows[0].error if len(rows) == 1
             else f"no report: {names} found no plan; {rows[0].method}: {rows[0].error}"
         )  # fmt: skip
-    plan = min(plans, key=lambda plan: (plan.method != "toast", plan.cost))
-    return html_text(plan, rows if len(rows) > 1 else (), sources, policies(plan))
+    return min(plans, key=lambda plan: (plan.method != "toast", plan.cost))
 
 
 def write_html(
@@ -108,8 +121,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(size=size_text, time=time_text, multiple=multiple)
-    environment.globals.update(drawing=drawing)
+    environment.filters.update(size=size_text, time=time_text, multiple=multiple, rounded=rounded)
+    environment.globals.update(drawing=drawing, baseline_text=baseline_text)
     return environment
 
 

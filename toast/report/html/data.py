@@ -5,6 +5,10 @@ The report contains the same data as JSON, in the element with the id ``data``. 
 ``summary``
     The numbers at the top: step time, peak, limit, bound, search; in seconds and bytes per device.
     ``over_bound`` is the step time over the lower bound, or None.
+``verdict``
+    :class:`toast.report.verdict.PlanVerdict`, with its line as ``text``.
+``origin``
+    The version of TOAST, the date and the command.
 ``before``, ``after``
     :class:`toast.plan.Prediction` of the unsharded program and of the plan.
 ``arguments``, ``actions``, ``collectives``, ``kinds``, ``lines``, ``colors``, ``rounds``,
@@ -45,9 +49,11 @@ from toast.plan.labels import shown_label
 from toast.program import Program
 from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
+from toast.report.html.page_origin import PageOrigin
 from toast.report.html.policy_timelines import policy_rows
 from toast.report.memory import peak_groups
 from toast.report.summaries import interval_text, plan_cost_before
+from toast.report.verdict import verdict_of
 from toast.units import size_text, time_text
 
 #: Version of the embedded data.
@@ -62,12 +68,14 @@ def gather(
     compared: Sequence[MethodResult] = (),
     sources: pathlib.Path | None = None,
     policies: Sequence[Plan] = (),
+    origin: PageOrigin | None = None,
 ) -> dict[str, Any]:
     """The data of the report of ``plan``, compared with the results ``compared``.
 
     ``policies`` are plans of the same step with other memory policies.
 
     For a program from a file, the report may show lines of files below the folder ``sources``.
+    ``origin`` has the command and the date on the page.
     """
     program = plan.analysis.program
     places = SourcePlaces(program, sources)
@@ -77,6 +85,8 @@ def gather(
         "program": program.name,
         "mesh": [list(axis) for axis in plan.mesh.axes],
         "hardware": plan.hardware.name,
+        "origin": (origin or PageOrigin()).data(plan),
+        "verdict": verdict_of(plan, compared).to_dict(),
         "summary": _summary(plan),
         "before": dataclasses.asdict(plan.before),
         "after": dataclasses.asdict(plan.after),

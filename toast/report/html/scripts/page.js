@@ -53,6 +53,19 @@ byId("theme").addEventListener("click", () => {
   try { localStorage.setItem("toast-theme", next); } catch { /* storage is unavailable */ }
 });
 
+/* -- copies ------------------------------------------------------------------------------ */
+
+/* The clipboard needs a secure context; a selection can be copied by hand. */
+async function copyText(button, source) {
+  const says = button.textContent;
+  getSelection().selectAllChildren(source);
+  try { await navigator.clipboard.writeText(source.textContent); button.textContent = "Copied"; }
+  catch { button.textContent = document.execCommand("copy") ? "Copied" : "Selected"; }
+  setTimeout(() => { button.textContent = says; }, 1500);
+}
+for (const button of document.querySelectorAll("[data-copy]"))
+  button.addEventListener("click", () => copyText(button, byId(button.dataset.copy)));
+
 /* -- long and wide tables, and the navigation -------------------------------------------- */
 
 for (const button of document.querySelectorAll(".show-more"))
