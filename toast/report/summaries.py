@@ -26,7 +26,7 @@ from toast.plan import (
 from toast.plan.labels import shown_labels
 from toast.program import Choice
 from toast.report.fit_tables import remedy_tables
-from toast.report.memory import peak_groups
+from toast.report.memory import BUFFER_WORDS, peak_groups
 from toast.report.suggested_rules import suggested_rule
 from toast.report.verdict import PlanVerdict, multiple, verdict_of
 from toast.text_tables import TextTable
@@ -295,12 +295,6 @@ def _algorithms(plan: Plan, kind: str) -> str:
     return ", ".join(sorted(spent, key=lambda name: -spent[name])[:3]) or "-"
 
 
-_WHAT = {
-    "value": "", "copy": "resharded ", "sum": "sum over devices of ",
-    "second": "second buffer of ", "workspace": "workspace for ", "ring": "parts under way of ",
-    "rounded": "rounded copy of ",
-}  # fmt: skip
-
 #: Maximum number of groups of values at the peak.
 _SHOWN = 12
 
@@ -315,7 +309,9 @@ def _memory(plan: Plan) -> TextTable:
     table.add_row(size_text(line.argument_bytes), str(len(program.arguments)), "arguments")
     groups = peak_groups(program, line)
     for group in groups[:_SHOWN]:
-        table.add_row(size_text(group.bytes), str(group.count), _WHAT[group.what] + group.value)
+        table.add_row(
+            size_text(group.bytes), str(group.count), BUFFER_WORDS[group.what] + group.value
+        )
     rest = groups[_SHOWN:]
     if rest:
         count = sum(group.count for group in rest)

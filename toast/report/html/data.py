@@ -22,6 +22,8 @@ The report contains the same data as JSON, in the element with the id ``data``. 
     explain --conflict``; a site is a value, or ``[op, operand]``.
 ``explain``
     The command that explains conflicts, without ``--conflict K``, quoted for a shell.
+``timeline``
+    When ops and collectives run, and memory by group: :mod:`toast.report.html.step_lanes`.
 ``listing``
     The program as columns: :func:`toast.report.html.listing.listing`.
 """
@@ -51,6 +53,8 @@ from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
 from toast.report.html.page_origin import PageOrigin
 from toast.report.html.policy_timelines import policy_rows
+from toast.report.html.sections import sections_of
+from toast.report.html.step_lanes import step_lanes
 from toast.report.memory import peak_groups
 from toast.report.summaries import interval_text, plan_cost_before
 from toast.report.verdict import verdict_of
@@ -80,6 +84,7 @@ def gather(
     program = plan.analysis.program
     places = SourcePlaces(program, sources)
     colors = Colors(plan)
+    sections = sections_of(program)
     return {
         "version": VERSION,
         "program": program.name,
@@ -116,7 +121,8 @@ def gather(
         "stages": plan.seconds,
         "conflicts": _conflicts(plan.analysis),
         "explain": shlex.join(["toast", "explain", *(plan.origin or Origin("TARGET")).words]),
-        "listing": listing(plan, places, colors),
+        "listing": listing(plan, places, colors, sections),
+        "timeline": step_lanes(plan, sections),
     }
 
 

@@ -32,8 +32,21 @@ function timeText(seconds) {
     if (seconds >= size) return `${digits(seconds / size)} ${unit}`;
   return seconds && seconds < 5e-9 ? "< 0.01 us" : `${digits(seconds / 1e-6)} us`;
 }
-const count = (n) => n.toLocaleString("en-US");
+const grouped = new Intl.NumberFormat("en-US");
+const count = (n) => grouped.format(n);
 const several = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+/* -- the view in the address ------------------------------------------------------------- */
+
+/* After the `#`: an op, or `name=value` pairs of what differs from the first view. */
+const view = new Map(new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : ""));
+let writing = 0;
+function remember(name, value) {
+  if ((view.get(name) || "") === value) return;
+  if (value) view.set(name, value); else view.delete(name);
+  clearTimeout(writing);
+  writing = setTimeout(() => history.replaceState(null, "", `#${new URLSearchParams([...view])}`), 200);
+}
 
 /* -- theme ------------------------------------------------------------------------------- */
 
@@ -43,6 +56,7 @@ function setTheme(theme) {
   if (theme) root.dataset.theme = theme;
   else delete root.dataset.theme;
   byId("theme").textContent = `Theme: ${theme || "system"}`;
+  document.dispatchEvent(new Event("themed"));
 }
 let theme = "";
 try { theme = localStorage.getItem("toast-theme") || ""; } catch { /* storage is unavailable */ }

@@ -55,6 +55,7 @@ function filter() {
   const asked = JSON.stringify([query, kind, color, only]);
   if (asked === last) return;
   last = asked;
+  for (const id of ["query", "kind", "color", "only"]) remember(id, byId(id).value.trim());
   const unfiltered = !query && !kind && !color && !only;
   matching = unfiltered ? null : new Uint8Array(ops);
   let hitCount = ops;
@@ -134,11 +135,14 @@ document.addEventListener("click", (event) => {
   const hash = link && (link.getAttribute("href") || "");
   if (hash && /^#op-\d+$/.test(hash)) {
     event.preventDefault();
-    history.replaceState(null, "", hash);
+    remember("op", hash.slice(4));
     reveal(Number(hash.slice(4)));
   }
 });
-const goTo = () => { if (/^#op-\d+$/.test(location.hash)) reveal(Number(location.hash.slice(4))); };
+function goTo() {
+  const op = /^#op-\d+$/.test(location.hash) ? location.hash.slice(4) : view.get("op");
+  if (/^\d+$/.test(op || "") && Number(op) < ops) reveal(Number(op));
+}
 window.addEventListener("hashchange", goTo);
 
 document.addEventListener("keydown", (event) => {
@@ -153,6 +157,8 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+for (const id of ["query", "kind", "color", "only"]) if (view.has(id)) byId(id).value = view.get(id);
+recall();
 filter();
 if (ops <= PAGE) for (const fold of folds) setOpen(fold, true);
 goTo();
