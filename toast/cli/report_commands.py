@@ -66,6 +66,15 @@ def report(
     seed: SeedOption = 0,
     sources: SourcesOption = None,
     trace: TraceOption = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name",
+            metavar="DIMENSION=NAME",
+            help="Name the color of a dimension: tokens:0=batch; * matches any text; repeatable. "
+            "Names of common arguments are known.",
+        ),
+    ] = None,
 ) -> None:
     """Plan TARGET and write an HTML report that opens offline.
 
@@ -83,6 +92,7 @@ def report(
     from toast.hardware import Mesh, load
     from toast.search import Settings
 
+    named = reports.parse_names(name)
     check_writable((output, trace), PlanError)
     if is_plan(source.target):
         _refuse(context, source.target)
@@ -95,8 +105,9 @@ def report(
         with progress() as show:
             policies = policy_plans(found, plan, show)
         page = reports.html_text(
-            plan, sources=sources, policies=policies, origin=reports.PageOrigin(command_line())
-        )
+            plan, sources=sources, policies=policies,
+            origin=reports.PageOrigin(command_line()), names=named,
+        )  # fmt: skip
         write_all({output: page, **_traced(trace, plan)}, PlanError)
         print(f"written to {output}")
         return
@@ -118,7 +129,7 @@ def report(
         page = reports.comparison_html(
             source.marked(rows, hardware), sources,
             lambda plan: policy_plans(source.on(machine), plan, show),
-            reports.PageOrigin(command_line()),
+            origin=reports.PageOrigin(command_line()), names=named,
         )  # fmt: skip
         best = reports.best_plan(rows) if trace else None
         write_all({output: page, **_traced(trace, best)}, PlanError)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         hardware_tables,
         product_calibration_table,
     )
+    from toast.report.dimension_names import parse_names
     from toast.report.explanations import (
         chain_text,
         conflict_list,
@@ -81,6 +82,7 @@ __all__ = [
     "lowering_tables",
     "missing_rules",
     "model_list",
+    "parse_names",
     "plan_tables",
     "predicate_list",
     "product_calibration_table",
@@ -106,6 +108,7 @@ lazy.package(
             "verdict_line",
             "verification_table",
         ),
+        "dimension_names": ("parse_names",),
         "verdict": ("PlanVerdict", "verdict_of"),
         "lists": (
             "answer_table",

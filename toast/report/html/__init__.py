@@ -12,7 +12,7 @@ import hashlib
 import importlib.resources
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -39,7 +39,9 @@ def html_text(
     compared: Sequence[MethodResult] = (),
     sources: pathlib.Path | None = None,
     policies: Sequence[Plan] = (),
+    *,
     origin: PageOrigin | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> str:
     """The report of a plan as HTML text in ASCII.
 
@@ -49,11 +51,13 @@ def html_text(
     The report shows source lines of programs that were traced in this process, and of files below
     the folder ``sources``: a StableHLO file can name any file as the place of an op.
     ``origin`` has the command and the date on the page; by default, the command of the plan, and
-    today.
+    today.  ``names`` are names of dimensions, such as ``{"tokens:0": "batch"}``, beside those that
+    follow from the arguments; ``*`` matches any text.  Raises :class:`toast.errors.PlanError` if a
+    name matches no dimension.
 
     The element with the id ``data`` contains the result of :func:`gather` as JSON.
     """
-    data = gather(plan, compared, sources, policies, origin)
+    data = gather(plan, compared, sources, policies, origin=origin, names=names)
     style, script = _file("report.css"), _script()
     text = _environment().get_template("report.html.jinja").render(
         data=data,
@@ -72,16 +76,19 @@ def comparison_html(
     rows: Sequence[MethodResult],
     sources: pathlib.Path | None = None,
     policies: Callable[[Plan], Sequence[Plan]] = lambda _: (),
+    *,
     origin: PageOrigin | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> str:
     """The report of TOAST's plan, or of the best plan of another method, with all ``rows``.
 
     ``rows`` are the results of :func:`toast.evaluation.compare.compare`; ``sources`` is as for
-    :func:`html_text`, and so are the plans that ``policies`` makes of the best plan, and
-    ``origin``.  Raises :class:`toast.errors.PlanError` if no method has a plan.
+    :func:`html_text`, and so are the plans that ``policies`` makes of the best plan,
+    ``origin`` and ``names``.  Raises :class:`toast.errors.PlanError` if no method has a plan.
     """
     plan = best_plan(rows)
-    return html_text(plan, rows if len(rows) > 1 else (), sources, policies(plan), origin)
+    compared = rows if len(rows) > 1 else ()
+    return html_text(plan, compared, sources, policies(plan), origin=origin, names=names)
 
 
 def best_plan(rows: Sequence[MethodResult]) -> Plan:
@@ -104,12 +111,15 @@ def write_html(
     path: str | pathlib.Path,
     compared: Sequence[MethodResult] = (),
     policies: Sequence[Plan] = (),
+    **options: Any,
 ) -> None:
     """Write :func:`html_text` of ``plan``, ``compared`` and ``policies`` to the file ``path``.
 
+    ``options`` are its ``origin`` and ``names``.
+
     Raises :class:`toast.errors.PlanError` if the file cannot be written; no partial file remains.
     """
-    write_all({path: html_text(plan, compared, policies=policies)}, PlanError)
+    write_all({path: html_text(plan, compared, policies=policies, **options)}, PlanError)
 
 
 @functools.cache

@@ -35,7 +35,7 @@ import math
 import pathlib
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,18 +72,21 @@ def gather(
     compared: Sequence[MethodResult] = (),
     sources: pathlib.Path | None = None,
     policies: Sequence[Plan] = (),
+    *,
     origin: PageOrigin | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The data of the report of ``plan``, compared with the results ``compared``.
 
     ``policies`` are plans of the same step with other memory policies.
 
     For a program from a file, the report may show lines of files below the folder ``sources``.
-    ``origin`` has the command and the date on the page.
+    ``origin`` has the command and the date on the page.  ``names`` are the user's names of
+    dimensions; :class:`toast.errors.PlanError` is raised if one matches none.
     """
     program = plan.analysis.program
     places = SourcePlaces(program, sources)
-    colors = Colors(plan)
+    colors = Colors(plan, names)
     sections = sections_of(program)
     return {
         "version": VERSION,

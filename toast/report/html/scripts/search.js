@@ -5,7 +5,7 @@ for (let op = 0; op < ops; op++) kinds.set(kindOf(op), (kinds.get(kindOf(op)) ||
 byId("kind").append(...[...kinds].sort(([a], [b]) => (a < b ? -1 : 1)).map(([kind, n]) =>
   make("option", { value: kind }, `${kind} (${count(n)})`)));
 byId("color").append(...data.colors.map((color, c) =>
-  make("option", { value: String(c) }, `${color.label} ${color.arguments[0] || ""} (${count(color.names)})`)));
+  make("option", { value: String(c) }, `${color.label} ${color.name || color.arguments[0] || ""} (${count(color.names)})`)));
 
 /* Texts per signature and per place, so that each is searched only once. */
 const signatureText = listing.signatures.map(([kind, attributes, , operands, results]) =>
