@@ -77,7 +77,7 @@ def _of_buffers(program: Program, buffers: Sequence[Buffer]) -> list[int]:
     passes = passes_of(program)
     backward = [op for op, of in enumerate(passes) if of == "backward"]
     first, last = (backward[0], backward[-1]) if backward else (len(program.ops), -1)
-    weights = _weights(program)
+    weights = forms_of_weights(program)
     results = {program.values[value].op for value in program.result_values}
     indices = []
     for buffer in buffers:
@@ -86,7 +86,7 @@ def _of_buffers(program: Program, buffers: Sequence[Buffer]) -> list[int]:
             group = "workspace"
         elif buffer.value in weights:
             group = "weights in use"
-        elif buffer.start <= first < buffer.end and passes[op] != "backward":
+        elif backward and buffer.start <= first < buffer.end and passes[op] != "backward":
             group = "kept activations"
         elif passes[op] == "backward" and buffer.end > last:
             group = "gradients"
@@ -98,14 +98,17 @@ def _of_buffers(program: Program, buffers: Sequence[Buffer]) -> list[int]:
     return indices
 
 
-def _weights(program: Program) -> frozenset[int]:
-    """The weights, and the forms of them in which products use them."""
-    pairs = zip(argument_roles(program), program.argument_values, strict=True)
-    forms = {value for role, value in pairs if role == "weights"}
+def forms_of_weights(program: Program) -> dict[int, str]:
+    """The weights, and the forms of them in which products use them, with their paths."""
+    paths = zip(
+        argument_roles(program), program.argument_values, program.arguments, strict=True
+    )  # fmt: skip
+    forms = {value: path for role, value, path in paths if role == "weights"}
     for op in range(len(program.arguments), len(program.ops)):
         if program.kind(op) in _FORMS and program.ops[op].operands[0] in forms:
-            forms.update(program.ops[op].results)
-    return frozenset(forms)
+            path = forms[program.ops[op].operands[0]]
+            forms.update(dict.fromkeys(program.ops[op].results, path))
+    return forms
 
 
-__all__ = ["GROUPS", "MemoryGroups", "memory_groups"]
+__all__ = ["GROUPS", "MemoryGroups", "forms_of_weights", "memory_groups"]

@@ -98,17 +98,19 @@ def _utilization(plan: Plan) -> float | None:
 
 
 def _work(plan: Plan) -> tuple[int, Literal["tokens", "rows"]]:
-    """What one step works on: the elements of integer inputs, or the rows of others."""
+    """What one step works on: tokens, which are elements of integer inputs, or rows of arrays."""
     program = plan.analysis.program
     inputs = [
         program.values[value].type
         for role, value in zip(argument_roles(program), program.argument_values, strict=True)
         if role == "inputs" and program.values[value].type.shape
     ]
-    tokens = [math.prod(t.shape) for t in inputs if t.dtype[0] in "iu" and len(t.shape) < 3]
-    if tokens:
-        return max(tokens), "tokens"
-    return max((t.shape[0] for t in inputs), default=0), "rows"
+    whole = [t for t in inputs if t.dtype[0] in "iu" and len(t.shape) < 3]
+    arrays = [t for t in inputs if "f" in t.dtype and len(t.shape) > 1]
+    # Beside images and other arrays, one integer per row is a label.
+    if any(len(t.shape) == 2 for t in whole) or (whole and not arrays):
+        return max(math.prod(t.shape) for t in whole), "tokens"
+    return max((t.shape[0] for t in arrays or inputs), default=0), "rows"
 
 
 def multiple(ratio: float) -> str:

@@ -24,6 +24,8 @@ The report contains the same data as JSON, in the element with the id ``data``. 
     The command that explains conflicts, without ``--conflict K``, quoted for a shell.
 ``timeline``
     When ops and collectives run, and memory by group: :mod:`toast.report.html.step_lanes`.
+``block``
+    The block of the program that repeats most: :func:`toast.report.html.block.block_of`, or None.
 ``listing``
     The program as columns: :func:`toast.report.html.listing.listing`.
 """
@@ -49,6 +51,7 @@ from toast.paths import folded
 from toast.plan import Origin, Plan, Prediction, fit_text, odds_text, spec_text
 from toast.plan.labels import shown_label
 from toast.program import Program
+from toast.report.html.block import block_of
 from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
 from toast.report.html.page_origin import PageOrigin
@@ -126,6 +129,7 @@ def gather(
         "explain": shlex.join(["toast", "explain", *(plan.origin or Origin("TARGET")).words]),
         "listing": listing(plan, places, colors, sections),
         "timeline": step_lanes(plan, sections),
+        "block": block_of(plan, sections, colors),
     }
 
 

@@ -81,6 +81,10 @@ function filter() {
     else if (n < 0 && fold.byFilter) setOpen(fold, false);
     else if (open) setOpen(fold, true);
   }
+  for (const group of new Set(folds.map((fold) => fold.group).filter(Boolean))) {
+    group.button.hidden = Boolean(matching);
+    group.inner.hidden = !matching && !group.open;
+  }
   empty.hidden = hitCount > 0;
   for (const phase of phases) phase.heading.hidden = phase.folds.every((fold) => fold.element.hidden);
   byId("found").textContent = matching ? `${count(hitCount)} of ${several(ops, "op")}` : several(ops, "op");
@@ -121,6 +125,7 @@ function reveal(op) {
   const fold = folds[sectionOf(op)];
   if (!fold) return;
   if (matching && !matching[op]) { byId("filters").reset(); filter(); }
+  if (fold.group && !matching) openGroup(fold.group, true);
   const open = fold.button.getAttribute("aria-expanded") === "true";
   let at = open ? fold.all.indexOf(op) : (fold.matched ? fold.matched.indexOf(op) : op - fold.section.start);
   if (!open || at >= fold.until()) setOpen(fold, true, Math.max(PAGE, at + 50));
