@@ -65,6 +65,18 @@ def opened(browser: Any, path: pathlib.Path, **options: Any) -> Any:
     return page
 
 
+def violations(page: Any) -> list[str]:
+    """What axe finds wrong with the accessibility of a page, best practices included."""
+    import axe_playwright_python
+
+    script = pathlib.Path(axe_playwright_python.__file__).with_name("axe.min.js")
+    page.evaluate(script.read_text(encoding="utf-8"))
+    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+    options = {"runOnly": {"type": "tag", "values": tags}}
+    result = page.evaluate("options => axe.run(document, options)", options)
+    return [f"{v['id']}: {node['html'][:200]}" for v in result["violations"] for node in v["nodes"]]
+
+
 def embedded(page: Any) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(page.locator("#data").text_content())
     return data

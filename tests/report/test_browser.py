@@ -13,7 +13,7 @@ import pytest
 
 import toast
 from tests.helpers import FORMS
-from tests.report.browser import SHOTS, embedded, missing, number, opened, says
+from tests.report.browser import SHOTS, embedded, missing, number, opened, says, violations
 from tests.report.test_html import HOSTILE, QUICK, hostile, planned
 from toast.evaluation.compare import compare
 from toast.hardware import load
@@ -52,6 +52,7 @@ def test_the_full_train_step_is_one_small_file(chrome: Any, tmp_path: pathlib.Pa
     page = opened(chrome, path, viewport={"width": 1360, "height": 950})
     assert number(page.locator("#found").inner_text()) == len(plan.analysis.program.ops) > 13_000
     page.screenshot(path=SHOTS / "t2b-summary.png")
+    page.locator(".alike-button").first.click()
     page.locator(".fold button", has_text="layers[9]").first.click()
     rows = page.locator("tr[id^=op-]")
     assert rows.count() > 100
@@ -157,7 +158,7 @@ def test_the_keyboard_is_enough(chrome: Any, report: pathlib.Path) -> None:
     for _ in range(4):
         page.keyboard.press("Tab")
         order.append(page.evaluate(focused))
-    assert order == ["theme", "Summary", "Arguments", "Actions"]
+    assert order == ["theme", "Summary", "Timeline", "Layout"]
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("/")
     assert page.evaluate(focused) == "query"
@@ -214,7 +215,7 @@ CONTRAST = """() => {
   for (let node; (node = walk.nextNode());) {
     const e = node.parentElement;
     if (!node.textContent.trim() || e.closest("script,style,noscript,title,desc") || !e.getClientRects().length) continue;
-    const style = getComputedStyle(e), svg = e.closest("svg");
+    const style = getComputedStyle(e), svg = e.closest("svg") && !e.closest("foreignObject");
     const a = light(rgba(svg ? style.fill : style.color)), b = light(behind(e));
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (ratio < 4.5) found.add(`${e.tagName} ${e.className.baseVal ?? e.className}: ${node.textContent.trim().slice(0, 30)} ${ratio.toFixed(2)}`);
@@ -243,8 +244,23 @@ MISSING = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_no_complaints(scheme: str, chrome: Any, report: pathlib.Path) -> None:
+    pytest.importorskip("axe_playwright_python")
+    page = opened(chrome, report, color_scheme=scheme)
+    page.locator("#conflicts").evaluate("section => section.scrollIntoView()")
+    page.wait_for_selector(".node.torn")
+    page.locator(".fold button", has_text="layers[1]").first.click()
+    page.locator("tr:has(.tag) button.op").first.click()
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert violations(page) == []
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_can_be_read(scheme: str, chrome: Any, report: pathlib.Path) -> None:
     page = opened(chrome, report, color_scheme=scheme)
+    page.locator("#conflicts").evaluate("section => section.scrollIntoView()")
+    page.wait_for_selector(".node.torn")
     page.locator(".fold button", has_text="layers[1]").first.click()
     page.locator("tr:has(.tag) button.op").first.click()
     assert page.evaluate(CONTRAST) == []
