@@ -555,8 +555,9 @@ class Source:
 
 def command_line() -> str:
     """The command that runs, as for a shell; empty if another program runs it."""
-    toast = pathlib.PurePath(sys.argv[0]).name in ("toast", "__main__.py")
-    return shlex.join(["toast", *sys.argv[1:]]) if toast else ""
+    path = pathlib.PurePath(sys.argv[0])
+    ours = "toast" in (path.name, path.parent.name if path.name == "__main__.py" else "")
+    return shlex.join(["toast", *sys.argv[1:]]) if ours else ""
 
 
 def console() -> rich.console.Console:

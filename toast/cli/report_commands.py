@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +32,7 @@ from toast.cli.plan_file_commands import (
 )
 
 if TYPE_CHECKING:
+    from toast.evaluation.compare import MethodResult
     from toast.plan import Plan
 
 app = group("")
@@ -66,6 +68,14 @@ def report(
     seed: SeedOption = 0,
     sources: SourcesOption = None,
     trace: TraceOption = None,
+    beside: Annotated[
+        list[pathlib.Path] | None,
+        typer.Option(
+            "--beside",
+            help="Show another plan of the program beside it: a file of toast plan --json; "
+            "repeatable.",
+        ),
+    ] = None,
     name: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,8 +92,8 @@ def report(
     of the plan is neither a zoo model nor a file in the same folder, add it after the file.
 
     The report shows the arguments with their shardings, the actions with their reasons, the time
-    and memory of each part, the conflicts, and every op with its source line. --methods adds the
-    plans of other methods.
+    and memory of each part, the conflicts, and every op with its source line. --methods and
+    --beside add the plans of other methods and earlier plans, with what differs.
     """
     from toast import report as reports
     from toast.errors import PlanError
@@ -104,8 +114,10 @@ def report(
         plan = dataclasses.replace(applied.plan, note=note)
         with progress() as show:
             policies = policy_plans(found, plan, show)
+            others = _earlier(beside, plan, show)
+        compared = [stage.MethodResult.of("this plan", plan), *others] if others else ()
         page = reports.html_text(
-            plan, sources=sources, policies=policies,
+            plan, compared, sources=sources, policies=policies,
             origin=reports.PageOrigin(command_line()), names=named,
         )  # fmt: skip
         write_all({output: page, **_traced(trace, plan)}, PlanError)
@@ -125,16 +137,36 @@ def report(
             memory_bytes=None if memory is None else memory * 2**30, safety=safety,
             settings=Settings(seed=seed), progress=show,
         )  # fmt: skip
+        rows = source.marked(rows, hardware)
+        best = reports.best_plan(rows)
+        compared = [*rows, *_earlier(beside, best, show)]
         show("writing the report")
-        page = reports.comparison_html(
-            source.marked(rows, hardware), sources,
-            lambda plan: policy_plans(source.on(machine), plan, show),
+        page = reports.html_text(
+            best, compared if len(compared) > 1 else (), sources,
+            policy_plans(source.on(machine), best, show),
             origin=reports.PageOrigin(command_line()), names=named,
         )  # fmt: skip
-        best = reports.best_plan(rows) if trace else None
         write_all({output: page, **_traced(trace, best)}, PlanError)
     warn(reports.missing_rules(analysis))
     print(f"written to {output}")
+
+
+def _earlier(
+    paths: list[pathlib.Path] | None, plan: Plan, show: Callable[[Any], None]
+) -> list[MethodResult]:
+    """The plans in files, applied to the program of ``plan``, named by their files."""
+    from toast import api
+    from toast.evaluation.compare import MethodResult
+
+    rows = []
+    for path in paths or ():
+        show(f"pricing {path.name}")
+        applied = api.apply_plan(
+            path, plan.analysis, hardware=plan.hardware, memory_bytes=plan.memory_bytes,
+            safety=plan.safety,
+        )  # fmt: skip
+        rows.append(MethodResult.of(path.stem, applied.plan))
+    return rows
 
 
 def _traced(path: pathlib.Path | None, plan: Plan | None) -> dict[str | pathlib.Path, str]:

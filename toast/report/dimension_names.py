@@ -25,7 +25,7 @@ _OF_WEIGHTS: Sequence[tuple[str, tuple[str, ...]]] = (
 )  # fmt: skip
 
 #: Last words of paths that say nothing, and weights that have one matrix for each expert.
-_GENERAL = frozenset(("weight", "weights", "kernel", "w", "value", "embedding"))
+_GENERAL = frozenset(("weight", "weights", "kernel", "w", "value"))
 _EXPERTS = re.compile(r"experts?|moe", re.IGNORECASE)
 
 #: Inputs without rows.

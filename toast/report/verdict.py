@@ -69,7 +69,7 @@ def verdict_of(plan: Plan, compared: Sequence[MethodResult] = ()) -> PlanVerdict
     step, fit = plan.after.step_seconds, fit_text(plan.fits, plan.after.fit_probability)
     ratios = [
         (row.method, row.step_seconds / step) for row in compared
-        if row.method != plan.method and not row.error and row.fits and step > 0
+        if row.plan is not plan and not row.error and row.fits and step > 0
     ]  # fmt: skip
     work, unit = _work(plan)
     return PlanVerdict(

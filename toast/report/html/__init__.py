@@ -29,7 +29,17 @@ from toast.report.verdict import baseline_text, multiple, rounded
 from toast.units import size_text, time_text
 
 #: Files of ``scripts``, in the order of execution.
-_SCRIPTS = ("page", "program", "lanes", "mesh", "timeline", "conflicts", "listing", "search")
+_SCRIPTS = (
+    "page",
+    "program",
+    "lanes",
+    "mesh",
+    "plans",
+    "timeline",
+    "conflicts",
+    "listing",
+    "search",
+)
 
 __all__ = ["PageOrigin", "best_plan", "comparison_html", "gather", "html_text", "write_html"]
 

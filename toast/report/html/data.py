@@ -22,6 +22,8 @@ The report contains the same data as JSON, in the element with the id ``data``. 
     explain --conflict``; a site is a value, or ``[op, operand]``.
 ``explain``
     The command that explains conflicts, without ``--conflict K``, quoted for a shell.
+``plans``, ``python``
+    The plans of the switch, and the plan as Python: :mod:`toast.report.html.plan_switch`.
 ``timeline``
     When ops and collectives run, and memory by group: :mod:`toast.report.html.step_lanes`.
 ``block``
@@ -55,6 +57,7 @@ from toast.report.html.block import block_of
 from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
 from toast.report.html.page_origin import PageOrigin
+from toast.report.html.plan_switch import plan_rows, python_text
 from toast.report.html.policy_timelines import policy_rows
 from toast.report.html.sections import sections_of
 from toast.report.html.step_lanes import step_lanes
@@ -123,6 +126,8 @@ def gather(
             }
             for tried in sorted(plan.meshes, key=lambda tried: tried.order)
         ],
+        "plans": plan_rows(plan, compared),
+        "python": python_text(plan),
         "compared": [_compared(row) for row in compared],
         "stages": plan.seconds,
         "conflicts": _conflicts(plan.analysis),
