@@ -583,22 +583,14 @@ def _say(message: str) -> None:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[Any], None]]:
-    """A status line on the terminal's error stream while stages run."""
+    """A status line on the terminal's error stream while stages run, with the time so far."""
     import rich.console
-    from rich.text import Text
 
-    with rich.console.Console(stderr=True).status("starting") as status:
+    from toast.cli.elapsed import ElapsedLine
 
-        def show(event: Any) -> None:
-            if isinstance(event, str):
-                status.update(Text(event))  # names in it are not markup
-            else:
-                status.update(
-                    f"search: round {event.number + 1}, {event.states} states, "
-                    f"best cost {event.cost:.4g}"
-                )
-
-        yield show
+    line = ElapsedLine()
+    with rich.console.Console(stderr=True).status(line):
+        yield line.show
 
 
 @contextlib.contextmanager

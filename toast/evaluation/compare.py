@@ -172,11 +172,13 @@ def compare(
     resolve(analysis, mesh, constraints)  # raises errors before the long work
 
     def announce(event: str | Round) -> None:
+        place = f"method {methods.index(method) + 1} of {len(methods)}, "
         if isinstance(event, str):
-            report_stage(f"{method}: {event}")
+            report_stage(f"{place}{method}: {event}")
         else:
             report_stage(
-                f"{method}: round {event.number + 1}, {event.states} states, {event.cost:.4g}"
+                f"{place}{method}: round {event.number + 1}, {event.states} states, "
+                f"{event.cost:.4g}"
             )
 
     makers: dict[str, Callable[[], Plan]] = {

@@ -201,6 +201,7 @@ def _actions(plan: Plan) -> TextTable:
         "Actions, in order", "#", "dimensions", "axis", "resolution", "step", "peak", "why",
         right=("#", "step", "peak"),
     )  # fmt: skip
+    table.spare("resolution")
     for number, step in enumerate(plan.steps, 1):
         label = shown_labels(step.dimensions, 2) or "intermediate values only"
         label = f"only {label}" if step.part else label
@@ -274,6 +275,7 @@ def _collectives(plan: Plan) -> TextTable:
         "Collectives per step", "kind", "count", "bytes per device", "time", "algorithms",
         right=("count", "bytes per device", "time"),
     )  # fmt: skip
+    table.spare("algorithms")
     for collective in plan.after.collectives:
         if collective.count:
             table.add_row(
@@ -402,6 +404,7 @@ def comparison_table(
         "search", "states", "cost", "note",
         right=numbers,
     )  # fmt: skip
+    table.spare("search", "states", "cost")
     for row in rows:
         ratio = row.step_seconds / ours
         compiled = row.verdict_error or "-"
