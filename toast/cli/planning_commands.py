@@ -35,6 +35,7 @@ from toast.cli.common import (
     progress,
     warn,
 )
+from toast.cli.json_files import write_json
 from toast.cli.plan_file_commands import policy_plans
 from toast.errors import PinError
 
@@ -446,10 +447,17 @@ def compare(
 
 
 @command(app)
-def models() -> None:
+def models(json_file: JsonOption = None) -> None:
     """List the models of the zoo."""
     from toast import report, targets
 
     with targets.importing_jax():
         from toast.models import ZOO
+    if json_file:
+        rows = [
+            {"name": name, "description": entry.summary, "options": entry.options,
+             "parameters": entry.build().parameter_count}
+            for name, entry in ZOO.items()
+        ]  # fmt: skip
+        write_json(json_file, models=rows)
     console().print(report.model_list(ZOO))

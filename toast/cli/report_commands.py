@@ -12,6 +12,7 @@ import typer
 
 from toast.cli.common import (
     HardwareOption,
+    JsonOption,
     LimitOption,
     MemoryOption,
     SafetyOption,
@@ -25,6 +26,7 @@ from toast.cli.common import (
     progress,
     warn,
 )
+from toast.cli.json_files import write_json
 from toast.cli.plan_file_commands import (
     ProgramArgument,
     load_plan_and_source,
@@ -68,6 +70,7 @@ def report(
     seed: SeedOption = 0,
     sources: SourcesOption = None,
     trace: TraceOption = None,
+    json_file: JsonOption = None,
     beside: Annotated[
         list[pathlib.Path] | None,
         typer.Option(
@@ -103,7 +106,7 @@ def report(
     from toast.search import Settings
 
     named = reports.parse_names(name)
-    check_writable((output, trace), PlanError)
+    check_writable((output, trace, json_file), PlanError)
     if is_plan(source.target):
         _refuse(context, source.target)
         own = context.get_parameter_source("hardware")
@@ -121,6 +124,7 @@ def report(
             origin=reports.PageOrigin(command_line()), names=named,
         )  # fmt: skip
         write_all({output: page, **_traced(trace, plan)}, PlanError)
+        write_json(json_file, output=output, verdict=reports.verdict_of(plan, compared).to_dict())
         print(f"written to {output}")
         return
     if program is not None:
@@ -147,6 +151,7 @@ def report(
             origin=reports.PageOrigin(command_line()), names=named,
         )  # fmt: skip
         write_all({output: page, **_traced(trace, best)}, PlanError)
+        write_json(json_file, output=output, verdict=reports.verdict_of(best, compared).to_dict())
     warn(reports.missing_rules(analysis))
     print(f"written to {output}")
 

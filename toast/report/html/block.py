@@ -139,7 +139,9 @@ class _Drawing:
         users: dict[int, int] = {}
         for op in range(self._section.stop - 1, self._section.start - 1, -1):
             box = self._of.get(op, users.get(op))
-            for value in program.ops[op].operands if box is not None else ():
+            if box is None:
+                continue
+            for value in program.ops[op].operands:
                 source = program.values[value].op
                 if source >= self._section.start and source not in self._of:
                     users[source] = box
@@ -242,10 +244,10 @@ class _Drawing:
                     outputs[origin][value] = None
         for op in range(last, len(program.ops)):
             for value in program.ops[op].operands:
-                box = self._of.get(program.values[value].op)
-                if box is not None and passes[op] == passes[first]:
-                    flow[box, after].setdefault(value, [])
-                    outputs[box][value] = None
+                last_box = self._of.get(program.values[value].op)
+                if last_box is not None and passes[op] == passes[first]:
+                    flow[last_box, after].setdefault(value, [])
+                    outputs[last_box][value] = None
         # Masks and positions, which are small, are not drawn.
         large = max(sizes.values(), default=0) / 64
         for (origin, box), values in list(flow.items()):
