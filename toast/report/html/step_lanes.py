@@ -19,7 +19,7 @@ from toast.report.memory import BUFFER_WORDS
 from toast.report.memory_groups import memory_groups
 
 #: Times are in parts of the step, bytes in parts of the peak: integers are short.
-TIME_PARTS, MEMORY_PARTS = 1_000_000, 100_000
+TIME_PARTS, MEMORY_PARTS = 1_000_000, 10_000_000
 
 #: Maximum number of buffers; the smallest are left out.
 _BUFFERS = 900
