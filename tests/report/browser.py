@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -63,6 +64,11 @@ def opened(browser: Any, path: pathlib.Path, **options: Any) -> Any:
     page.goto(address)
     page.wait_for_selector("html[data-ready]", state="attached")
     return page
+
+
+def axe_is_here() -> bool:
+    """Whether axe, which checks the accessibility of pages, is installed."""
+    return importlib.util.find_spec("axe_playwright_python") is not None
 
 
 def violations(page: Any) -> list[str]:

@@ -41,9 +41,8 @@ def test_lanes_are_the_breakdown() -> None:
     assert [name for _, name in steps["phases"]] == ["forward", "backward", "adam"]
 
 
-@pytest.mark.parametrize("name", ["t2b", "unet"])
-def test_groups_add_up_to_the_memory(name: str) -> None:
-    plan = planned(name, **({"layers": 2} if name == "t2b" else {}))
+def test_groups_add_up_to_the_memory() -> None:
+    plan = planned("t2b", layers=2)
     line = plan.timeline
     of = memory_groups(plan, line)
     total = of.live.sum(axis=0)
@@ -51,8 +50,8 @@ def test_groups_add_up_to_the_memory(name: str) -> None:
     at = np.minimum(line.op[last], len(total) - 1)
     assert total[at] == pytest.approx(line.live_bytes[last], rel=1e-6)
     assert {"weights", "optimizer state", "kept activations"} <= {*of.groups} <= {*GROUPS}
-    state = 2 if name == "t2b" else 1  # Adam's moments in float32, of weights in bfloat16
-    assert of.live[of.groups.index("optimizer state")][0] > state * of.live[0][0]
+    # Two moments in float32, of weights in bfloat16.
+    assert of.live[of.groups.index("optimizer state")][0] > 1.5 * of.live[0][0]
     memory = gather(plan)["timeline"]["memory"]
     drawn = np.sum(memory["live"], axis=0) * memory["peak_bytes"] / memory["parts"]
     assert drawn.max() == pytest.approx(line.peak_bytes, rel=1e-3)
