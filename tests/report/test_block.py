@@ -13,6 +13,7 @@ import toast
 from tests.helpers import f32
 from tests.report.browser import missing, opened
 from tests.report.test_html import QUICK, planned
+from tests.tiny_plan import tiny
 from toast.plan import Plan
 from toast.report.html import drawing, gather
 from toast.report.html.block import block_of
@@ -27,9 +28,9 @@ def block(plan: Plan) -> dict[str, Any]:
 
 
 def test_a_layer_is_drawn_with_its_weights_and_collectives() -> None:
-    plan = planned("t2b", layers=3)
+    plan = tiny()
     drawn = block(plan)
-    assert (drawn["title"], drawn["phase"], drawn["alike"]) == ("layers[1]", "forward", 3)
+    assert (drawn["title"], drawn["phase"], drawn["alike"]) == ("layers[1]", "forward", 2)
     nodes = {node["title"]: node for node in drawn["nodes"]}
     assert {"wq", "wk", "wv", "wo", "gate", "up", "down", "rms_norm", "attention"} <= {*nodes}
     for name in ("wq", "down"):
@@ -57,7 +58,7 @@ def test_a_layer_is_drawn_with_its_weights_and_collectives() -> None:
 
 
 def test_boxes_do_not_overlap_and_edges_go_down() -> None:
-    drawn = block(planned("t2b", layers=3))
+    drawn = block(tiny())
     for a, b in itertools.combinations(drawn["nodes"], 2):
         apart_x = a["x"] + a["width"] <= b["x"] or b["x"] + b["width"] <= a["x"]
         apart_y = a["y"] + a["height"] <= b["y"] or b["y"] + b["height"] <= a["y"]

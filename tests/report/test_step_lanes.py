@@ -11,13 +11,14 @@ import pytest
 
 from tests.report.browser import missing, opened
 from tests.report.test_html import planned
+from tests.tiny_plan import tiny
 from toast.plan import Plan
 from toast.report.html import gather
 from toast.report.memory_groups import GROUPS, memory_groups
 
 
 def test_lanes_are_the_breakdown() -> None:
-    plan = planned("t2b", layers=2)
+    plan = tiny()
     data = gather(plan)
     steps = data["timeline"]
     unit = steps["seconds"] / steps["parts"]
@@ -42,7 +43,7 @@ def test_lanes_are_the_breakdown() -> None:
 
 
 def test_groups_add_up_to_the_memory() -> None:
-    plan = planned("t2b", layers=2)
+    plan = tiny()
     line = plan.timeline
     of = memory_groups(plan, line)
     total = of.live.sum(axis=0)
