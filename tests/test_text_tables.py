@@ -45,7 +45,7 @@ def test_every_table_is_one_of_these() -> None:
 def test_narrow_terminals_get_fewer_columns_and_no_lines() -> None:
     table = TextTable("kind", "algorithms", "time", title="Collectives")
     table.spare("algorithms")
-    table.add_row("all_gather", "bidirectional ring over data x model", "17.5 ms")
+    table.add_row("all_gather", "bidirectional ring over data x model, line over model", "17.5 ms")
     wide, narrow = (printed(table, width=width) for width in (120, 80))
     assert "algorithms" in wide
     assert "\u2502" in wide

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from toast.boundary.printable import printable
 
-#: Terminals with fewer columns get tables without lines, and without spared columns.
+#: On terminals with fewer columns, tables that do not fit have no lines and no spared columns.
 NARROW = 100
 
 
@@ -35,11 +35,12 @@ class TextTable(rich.table.Table):
         super().add_column(_plain(header), *parts, **options)
 
     def spare(self, *headers: str) -> None:
-        """Leave out the columns with these headers on terminals of fewer than 100 columns."""
+        """Leave out the columns with these headers where the table does not fit."""
         self._spared += headers
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if options.max_width >= NARROW:
+        whole = self.__rich_measure__(console, options.update(max_width=4 * NARROW)).maximum
+        if options.max_width >= min(NARROW, whole):
             yield from super().__rich_console__(console, options)
             return
         table = copy.copy(self)

@@ -129,8 +129,8 @@ def baseline_text(method: str, ratio: float) -> str:
 
 
 def rounded(number: float) -> str:
-    """Three digits, with ``k`` or ``M``: ``173k``."""
-    for unit, size in (("M", 1e6), ("k", 1e3)):
+    """Three digits, with ``k``, ``M`` or ``G``: ``173k``."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{float(f'{number / size:.3g}'):,g}{unit}"
     return f"{number:.3g}"
