@@ -46,7 +46,7 @@ def test_narrow_terminals_get_fewer_columns_and_no_lines() -> None:
     table = TextTable("kind", "algorithms", "time", title="Collectives")
     table.spare("algorithms")
     table.add_row("all_gather", "bidirectional ring over data x model, line over model", "17.5 ms")
-    wide, narrow = (printed(table, width=width) for width in (120, 80))
+    wide, narrow = (printed(table, width=width) for width in (120, 70))
     assert "algorithms" in wide
     assert "\u2502" in wide
     assert "algorithms" not in narrow
