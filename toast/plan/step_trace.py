@@ -9,7 +9,7 @@ import numpy as np
 
 from toast.cost.step_schedule import HOST, MEMORY, PRODUCTS
 from toast.plan.plan import Plan
-from toast.program import Program, passes_of
+from toast.program import Program
 from toast.units import size_text
 
 #: The process of a trace: one device; all others run alike.
@@ -50,7 +50,7 @@ def _named(what: str, thread: int, names: dict[str, Any]) -> dict[str, Any]:
 def _spans(plan: Plan) -> Iterator[dict[str, Any]]:
     """Complete events (``X``), one for each span of the schedule."""
     program, planned = plan.analysis.program, plan.schedule
-    passes = passes_of(program)
+    passes = program.passes
     columns = (planned.lane, planned.op, planned.collective, planned.begin, planned.seconds)
     for lane, op, number, begin, seconds in zip(*(c.tolist() for c in columns), strict=True):
         about = _about(program, op)

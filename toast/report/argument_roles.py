@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from toast.program import Program, passes_of
+from toast.program import Program
 from toast.space import PRODUCTS
 
 #: What an argument is for.
@@ -62,7 +62,7 @@ def _uses(program: Program) -> tuple[dict[int, str], bool]:
 
     A use is ``left`` or ``right`` of a product, ``update`` after the backward pass, or ``other``.
     """
-    passes = passes_of(program)
+    passes = program.passes
     differentiated = "backward" in passes
     of = {value: value for value in program.argument_values}
     uses: dict[int, str] = {}

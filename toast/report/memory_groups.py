@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from toast.cost import Buffer, Timeline
 from toast.plan import Plan
-from toast.program import Program, element_bytes, passes_of
+from toast.program import Program, element_bytes
 from toast.report.argument_roles import argument_roles
 
 #: The groups, from the bottom of the chart to its top.  Those of arguments come first.
@@ -74,7 +74,7 @@ def _arguments(plan: Plan, total: float) -> npt.NDArray[np.float64]:
 
 def _of_buffers(program: Program, buffers: Sequence[Buffer]) -> list[int]:
     """The index in ``GROUPS`` of each buffer."""
-    passes = passes_of(program)
+    passes = program.passes
     backward = [op for op, of in enumerate(passes) if of == "backward"]
     first, last = (backward[0], backward[-1]) if backward else (len(program.ops), -1)
     weights = forms_of_weights(program)

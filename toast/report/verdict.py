@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from toast.plan import Plan, fit_text
-from toast.program import passes_of
 from toast.report.argument_roles import argument_roles
 from toast.units import size_text, time_text
 
@@ -79,7 +78,7 @@ def verdict_of(plan: Plan, compared: Sequence[MethodResult] = ()) -> PlanVerdict
         memory_bytes=plan.memory_bytes,
         fit=fit,
         utilization=_utilization(plan),
-        measure="HFU" if "recomputed" in passes_of(plan.analysis.program) else "MFU",
+        measure="HFU" if "recomputed" in plan.analysis.program.passes else "MFU",
         rate=work / step if work and step > 0 else None,
         unit=unit,
         over_bound=max(1.0, step / plan.bound_seconds) if plan.bound_seconds > 0 else None,

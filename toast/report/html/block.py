@@ -14,7 +14,7 @@ from scipy import sparse
 
 from toast import lazy
 from toast.plan import Plan
-from toast.program import Program, Spec, passes_of
+from toast.program import Program, Spec
 from toast.report.html.legend import Colors
 from toast.report.html.sections import Section
 from toast.report.memory_groups import forms_of_weights
@@ -221,7 +221,7 @@ class _Drawing:
     def data(self) -> dict[str, Any]:
         """The nodes and the edges, with their places."""
         program, first, last = self._program, self._section.start, self._section.stop
-        passes = passes_of(program)
+        passes = program.passes
         flow: dict[tuple[int, int], dict[int, list[Any]]] = defaultdict(dict)
         outputs: dict[int, dict[int, None]] = defaultdict(dict)
         inputs: dict[int, None] = {}
