@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from toast.evaluation.compare import MethodResult
-from toast.plan import Plan, folded, spec_text
+from toast.paths import folded
+from toast.plan import Plan, spec_text
 from toast.report.memory_groups import memory_groups
 from toast.report.verdict import verdict_of
 
@@ -91,19 +93,15 @@ def specs_by_path(plan: Plan) -> dict[str, dict[str, None]]:
 
 def python_text(plan: Plan) -> str:
     """The plan as Python: its mesh, and the shardings of its arguments."""
-    mixed = {path for path, specs in specs_by_path(plan).items() if len(specs) > 1}
-    usual: Mapping[str, str] = {
-        path: Counter(
-            spec_text(spec) for name, spec in plan.arguments.items() if folded(name) == path
-        ).most_common(1)[0][0]
-        for path in mixed
-    }
-    lines: dict[str, str] = {}
+    # As the code folds: positions of lists alone.
+    paths = {name: re.sub(r"\[\d+\]", "[*]", name) for name in plan.arguments}
+    texts: dict[str, Counter[str]] = defaultdict(Counter)
     for name, spec in plan.arguments.items():
-        path, text = folded(name), spec_text(spec)
-        lines.setdefault(path, usual.get(path, text))
-        if text != lines[path]:
-            lines[name] = text
+        texts[paths[name]][spec_text(spec)] += 1
+    lines = {path: counts.most_common(1)[0][0] for path, counts in texts.items()}
+    for name, spec in plan.arguments.items():
+        if spec_text(spec) != lines[paths[name]]:
+            lines[name] = spec_text(spec)
     return _PYTHON.format(
         program=" ".join(plan.analysis.program.name.split()),
         mesh=plan.mesh,

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from toast.cost.step_schedule import HOST, MEMORY, PRODUCTS
-from toast.plan import Plan, folded
+from toast.paths import folded
+from toast.plan import Plan
 from toast.program import Program
 from toast.report.html import drawing
 from toast.report.html.policy_timelines import thinned
