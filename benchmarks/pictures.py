@@ -1,4 +1,4 @@
-"""Update the pictures of reports in ``docs``: the summary, a conflict, the ops of a source line.
+"""Update the pictures of reports in ``docs``: summary, timeline, block, conflict, ops of a line.
 
     python benchmarks/pictures.py
 
@@ -36,6 +36,8 @@ def train_step(started: Any, path: pathlib.Path) -> None:
     """Pictures of the top of the page, and of three products of a layer with their collectives."""
     page = opened(started, path, viewport=VIEW)
     page.screenshot(path=DOCS / "report.png")
+    page.locator("#timeline").screenshot(path=DOCS / "report-timeline.png")
+    page.locator(".block").screenshot(path=DOCS / "report-block.png")
     page.locator("#query").fill(products_of_the_mlp())
     page.locator("#only").select_option("moves")
     page.get_by_role("button", name="Fold all").click()

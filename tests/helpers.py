@@ -33,9 +33,9 @@ def f32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def printed(what: object) -> str:
+def printed(what: object, width: int = 250) -> str:
     """As on a wide console of the user's own, where markup counts."""
-    console = rich.console.Console(width=250, record=True, file=io.StringIO())
+    console = rich.console.Console(width=width, record=True, file=io.StringIO())
     console.print(what)
     return console.export_text()
 

@@ -9,6 +9,9 @@ import rich.console
 
 import toast
 from tests.helpers import printed
+from tests.tiny_plan import tiny
+from toast import report
+from toast.evaluation.compare import MethodResult
 from toast.text_tables import TextTable
 
 ODD = ("[/tmp/x]", "[bold]b[/bold]", "model.py:100:4", "params['w'][0]", "\\[a]")
@@ -37,3 +40,33 @@ def test_every_table_is_one_of_these() -> None:
     assert [
         path.name for path in package.rglob("*.py") if "rich.table" in path.read_text("utf-8")
     ] == ["text_tables.py"]
+
+
+def test_narrow_terminals_get_fewer_columns_and_no_lines() -> None:
+    table = TextTable("kind", "algorithms", "time", title="Collectives")
+    table.spare("algorithms")
+    table.add_row("all_gather", "bidirectional ring over data x model, line over model", "17.5 ms")
+    wide, narrow = (printed(table, width=width) for width in (120, 70))
+    assert "algorithms" in wide
+    assert "\u2502" in wide
+    assert "algorithms" not in narrow
+    assert "bidirectional" not in narrow
+    assert "all_gather  17.5 ms" in narrow
+    assert "\u2502" not in narrow
+    assert printed(table, width=120) == wide
+
+
+def test_tables_of_plans_fit_80_columns() -> None:
+    plan = tiny()
+    rows = [MethodResult.of("toast", plan), MethodResult("alpa", error="no plan " * 30)]
+    parts = (
+        report.plan_tables(plan),
+        report.comparison_table(plan.analysis, plan.mesh, plan.hardware, 1e9, rows),
+        report.collectives_table(plan.explain_collectives()),
+        report.hardware_tables(plan.hardware),
+        report.hardware_list([plan.hardware]),
+        report.analysis_table(plan.analysis),
+    )
+    for part in parts:
+        text = printed(part, width=80)
+        assert max(map(len, text.splitlines())) <= 80

@@ -112,6 +112,7 @@ records.provide({
     "Plan.at_peak": "toast.plan.listings:at_peak",
     "Plan.memory_data": "toast.plan.listings:memory_data",
     "Plan.to_torch": "toast.plan.torch_plan:torch_shardings",
+    "Plan.trace": "toast.plan.step_trace:trace_data",
     "Plan.here": "toast.plan.reapply:here",
     "Plan.factors": "toast.explain.history:op_factors",
     "Plan.lowered": "toast.explain.history:lowered",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -63,6 +64,23 @@ def opened(browser: Any, path: pathlib.Path, **options: Any) -> Any:
     page.goto(address)
     page.wait_for_selector("html[data-ready]", state="attached")
     return page
+
+
+def axe_is_here() -> bool:
+    """Whether axe, which checks the accessibility of pages, is installed."""
+    return importlib.util.find_spec("axe_playwright_python") is not None
+
+
+def violations(page: Any) -> list[str]:
+    """What axe finds wrong with the accessibility of a page, best practices included."""
+    import axe_playwright_python
+
+    script = pathlib.Path(axe_playwright_python.__file__).with_name("axe.min.js")
+    page.evaluate(script.read_text(encoding="utf-8"))
+    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+    options = {"runOnly": {"type": "tag", "values": tags}}
+    result = page.evaluate("options => axe.run(document, options)", options)
+    return [f"{v['id']}: {node['html'][:200]}" for v in result["violations"] for node in v["nodes"]]
 
 
 def embedded(page: Any) -> dict[str, Any]:

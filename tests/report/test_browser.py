@@ -13,7 +13,16 @@ import pytest
 
 import toast
 from tests.helpers import FORMS
-from tests.report.browser import SHOTS, embedded, missing, number, opened, says
+from tests.report.browser import (
+    SHOTS,
+    axe_is_here,
+    embedded,
+    missing,
+    number,
+    opened,
+    says,
+    violations,
+)
 from tests.report.test_html import HOSTILE, QUICK, hostile, planned
 from toast.evaluation.compare import compare
 from toast.hardware import load
@@ -39,6 +48,10 @@ def test_reports_of_the_zoo_open(name: str, chrome: Any, tmp_path: pathlib.Path)
         plan.after.step_seconds
     )
     assert page.locator("[data-number=peak_bytes]").inner_text() == size_text(plan.after.peak_bytes)
+    assert time_text(plan.after.step_seconds) in page.locator("#verdict").inner_text()
+    expect(page.locator("#at-text")).to_contain_text("in memory")
+    assert page.locator("#at-lanes dt").count() == len(plan.schedule.lanes)
+    assert page.locator(".device").count() == 2
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.complaints == []
     page.close()
@@ -52,6 +65,7 @@ def test_the_full_train_step_is_one_small_file(chrome: Any, tmp_path: pathlib.Pa
     page = opened(chrome, path, viewport={"width": 1360, "height": 950})
     assert number(page.locator("#found").inner_text()) == len(plan.analysis.program.ops) > 13_000
     page.screenshot(path=SHOTS / "t2b-summary.png")
+    page.locator(".alike-button").first.click()
     page.locator(".fold button", has_text="layers[9]").first.click()
     rows = page.locator("tr[id^=op-]")
     assert rows.count() > 100
@@ -61,6 +75,24 @@ def test_the_full_train_step_is_one_small_file(chrome: Any, tmp_path: pathlib.Pa
     assert number(page.locator("#found").inner_text()) == len(gathered)
     page.locator("#program").scroll_into_view_if_needed()
     page.screenshot(path=SHOTS / "t2b-program.png")
+    assert page.complaints == []
+    page.close()
+
+
+def test_a_production_model_is_one_small_file(chrome: Any, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "llama.html"
+    plan = planned("llama3-8b", "data=8,model=8")
+    write_html(plan, path)
+    assert path.stat().st_size <= 2_000_000
+    page = opened(chrome, path)
+    assert number(page.locator("#found").inner_text()) == len(plan.analysis.program.ops)
+    assert page.locator("#layout h3", has_text="32 alike").count() == 1
+    assert page.locator(".alike-button", has_text="31 alike").count() >= 2
+    expect(page.locator("#at-text")).to_contain_text("in memory")
+    page.locator("#timeline").screenshot(path=SHOTS / "llama-timeline.png")
+    page.locator(".block").screenshot(path=SHOTS / "llama-block.png")
+    if axe_is_here():
+        assert violations(page) == []
     assert page.complaints == []
     page.close()
 
@@ -157,7 +189,7 @@ def test_the_keyboard_is_enough(chrome: Any, report: pathlib.Path) -> None:
     for _ in range(4):
         page.keyboard.press("Tab")
         order.append(page.evaluate(focused))
-    assert order == ["theme", "Summary", "Arguments", "Actions"]
+    assert order == ["theme", "Summary", "Timeline", "Layout"]
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("/")
     assert page.evaluate(focused) == "query"
@@ -214,7 +246,7 @@ CONTRAST = """() => {
   for (let node; (node = walk.nextNode());) {
     const e = node.parentElement;
     if (!node.textContent.trim() || e.closest("script,style,noscript,title,desc") || !e.getClientRects().length) continue;
-    const style = getComputedStyle(e), svg = e.closest("svg");
+    const style = getComputedStyle(e), svg = e.closest("svg") && !e.closest("foreignObject");
     const a = light(rgba(svg ? style.fill : style.color)), b = light(behind(e));
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (ratio < 4.5) found.add(`${e.tagName} ${e.className.baseVal ?? e.className}: ${node.textContent.trim().slice(0, 30)} ${ratio.toFixed(2)}`);
@@ -243,8 +275,24 @@ MISSING = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_has_no_complaints(scheme: str, chrome: Any, report: pathlib.Path) -> None:
+    if not axe_is_here():
+        pytest.skip("axe-playwright-python is not installed")
+    page = opened(chrome, report, color_scheme=scheme)
+    page.locator("#conflicts").evaluate("section => section.scrollIntoView()")
+    page.wait_for_selector(".node.torn")
+    page.locator(".fold button", has_text="layers[1]").first.click()
+    page.locator("tr:has(.tag) button.op").first.click()
+    page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    assert violations(page) == []
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_can_be_read(scheme: str, chrome: Any, report: pathlib.Path) -> None:
     page = opened(chrome, report, color_scheme=scheme)
+    page.locator("#conflicts").evaluate("section => section.scrollIntoView()")
+    page.wait_for_selector(".node.torn")
     page.locator(".fold button", has_text="layers[1]").first.click()
     page.locator("tr:has(.tag) button.op").first.click()
     assert page.evaluate(CONTRAST) == []
@@ -289,7 +337,7 @@ def test_it_fits_a_narrow_window(chrome: Any, report: pathlib.Path) -> None:
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= 400
     # What goes on at a side says so there.
-    frame = page.locator("#arguments .scroll")
+    frame = page.locator("#arguments > .scroll")
     expect(frame).to_have_attribute("data-more", "right")
     assert "scroll sideways" in frame.evaluate("e => getComputedStyle(e, '::before').content")
     frame.evaluate("e => { e.scrollLeft = 40; }")
@@ -349,7 +397,7 @@ def test_methods_are_beside_it(chrome: Any, tmp_path: pathlib.Path) -> None:
     )
     (tmp_path / "r.html").write_text(comparison_html(rows))
     page = opened(chrome, tmp_path / "r.html")
-    shown = page.locator("#methods tbody tr")
+    shown = page.locator("#methods > .scroll tbody tr")
     assert shown.locator("th").all_inner_texts() == ["toast", "shardy", "manual"]
     assert shown.nth(0).locator("td").first.inner_text() == time_text(rows[0].step_seconds)
     assert page.complaints == []

@@ -10,6 +10,7 @@ import typer
 
 from toast.cli.common import (
     HardwareOption,
+    JsonOption,
     LoweringOption,
     MeshOption,
     Partitioner,
@@ -23,6 +24,7 @@ from toast.cli.common import (
     progress,
     use_cpu_devices,
 )
+from toast.cli.json_files import write_json
 
 app = group("")
 
@@ -37,6 +39,7 @@ def verify(
     ] = 600,
     seed: SeedOption = 0,
     lowering: LoweringOption = Partitioner.xla,
+    json_file: JsonOption = None,
 ) -> None:
     """Run TARGET sharded and unsharded and compare the outputs.
 
@@ -65,6 +68,11 @@ def verify(
         show(f"running {name} on {parsed.devices} devices")
         with deadline(timeout, f"{name}: running it"):
             verification = plan.verify(seed=seed)
+    write_json(
+        json_file, program=name, mesh=dict(parsed.axes), equal=verification.equal,
+        outputs=verification.outputs, collectives=verification.collectives,
+        predicted=plan.after.collectives,
+    )  # fmt: skip
     console().print(report.verification_table(plan, verification))
     if not verification.equal:
         raise typer.Exit(1)
@@ -110,6 +118,7 @@ def validate(
     timeout: TimeoutOption = 600,
     seed: SeedOption = 0,
     lowering: LoweringOption = Partitioner.xla,
+    json_file: JsonOption = None,
 ) -> None:
     """Compare predictions with XLA's results for the same plans.
 
@@ -152,4 +161,8 @@ def validate(
         )  # fmt: skip
     if plot:
         write_all({plot: stage.plot(validation)}, PlanError)
+    write_json(
+        json_file, program=analysis.program.name, mesh=dict(parsed.axes), hardware=machine.name,
+        memory_bytes=validation.memory_bytes, plans=validation.rows,
+    )  # fmt: skip
     console().print(stage.table(validation))

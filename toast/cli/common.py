@@ -10,6 +10,7 @@ import inspect
 import os
 import pathlib
 import re
+import shlex
 import sys
 import threading
 import time
@@ -127,6 +128,13 @@ JsonOption = Annotated[
 ReportOption = Annotated[
     pathlib.Path | None,
     typer.Option("--report", help="Write an HTML report to this file; it opens offline."),
+]
+TraceOption = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        "--trace",
+        help="Write the step's timeline to this file, for ui.perfetto.dev or chrome://tracing.",
+    ),
 ]
 SourcesOption = Annotated[
     pathlib.Path | None,
@@ -286,7 +294,7 @@ def command(
 
 
 #: Parameters of commands that name an output file; ``-`` is the standard output.
-_OUTPUTS = ("json_file", "csv", "facts", "html", "output", "plot")
+_OUTPUTS = ("json_file", "csv", "facts", "html", "output", "plot", "trace")
 
 
 def _errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -545,6 +553,13 @@ class Source:
         return ZOO[self.target].strategies if self.target in ZOO else None
 
 
+def command_line() -> str:
+    """The command that runs, as for a shell; empty if another program runs it."""
+    path = pathlib.PurePath(sys.argv[0])
+    ours = "toast" in (path.name, path.parent.name if path.name == "__main__.py" else "")
+    return shlex.join(["toast", *sys.argv[1:]]) if ours else ""
+
+
 def console() -> rich.console.Console:
     """The console that results are printed on."""
     import rich.console
@@ -568,22 +583,14 @@ def _say(message: str) -> None:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[Any], None]]:
-    """A status line on the terminal's error stream while stages run."""
+    """A status line on the terminal's error stream while stages run, with the time so far."""
     import rich.console
-    from rich.text import Text
 
-    with rich.console.Console(stderr=True).status("starting") as status:
+    from toast.cli.elapsed import ElapsedLine
 
-        def show(event: Any) -> None:
-            if isinstance(event, str):
-                status.update(Text(event))  # names in it are not markup
-            else:
-                status.update(
-                    f"search: round {event.number + 1}, {event.states} states, "
-                    f"best cost {event.cost:.4g}"
-                )
-
-        yield show
+    line = ElapsedLine()
+    with rich.console.Console(stderr=True).status(line):
+        yield line.show
 
 
 @contextlib.contextmanager

@@ -7,19 +7,22 @@ from typing import Annotated
 
 import typer
 
-from toast.cli.common import command, console, group, progress, use_cpu_devices
+from toast.cli.common import JsonOption, command, console, group, progress, use_cpu_devices
+from toast.cli.json_files import write_json
 
 app = group("List, show and calibrate hardware descriptions.")
 Device = Annotated[str, typer.Argument(metavar="NAME", help="Device name or hardware file.")]
 
 
 @command(app, "list")
-def hardware_list() -> None:
+def hardware_list(json_file: JsonOption = None) -> None:
     """List the devices that TOAST describes."""
     from toast import report
     from toast.hardware import load, names
 
-    console().print(report.hardware_list([load(name) for name in names()]))
+    machines = [load(name) for name in names()]
+    write_json(json_file, devices=machines)
+    console().print(report.hardware_list(machines))
 
 
 @command(app, "show")
@@ -28,6 +31,7 @@ def hardware_show(
     mesh: Annotated[
         str | None, typer.Option("--mesh", help="Mesh for the collectives, such as data=4,model=4.")
     ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Show a device's figures, what they stand on, and the cost of collectives on a mesh."""
     from toast import report
@@ -35,6 +39,7 @@ def hardware_show(
     from toast.hardware.sources import figure_sources
 
     machine, shape = load(device), Mesh.parse(mesh) if mesh else None
+    write_json(json_file, device=machine)
     console().print(report.hardware_tables(machine, shape, figure_sources(device)))
 
 
@@ -75,6 +80,7 @@ def hardware_calibrate(
     source: Annotated[
         str, typer.Option("--source", help="Source to record for the fitted figures.")
     ] = "Measured",
+    json_file: JsonOption = None,
 ) -> None:
     """Fit a device's products and collectives to measurements and write a hardware file.
 
@@ -127,9 +133,18 @@ def hardware_calibrate(
             fitted = calibrate.calibrate(machine, times, progress=show)
     text = calibrate.file_text(device, fitted, source, figures)
     write_all({place: text}, HardwareError)
+    errors = {
+        "products": None if gemms is None else fitted_products.errors.to_dict("records"),
+        "collectives": None if fitted is None else fitted.errors.to_dict("records"),
+    }
+    written = [*texts, place]
+    write_json(
+        json_file, figures={".".join(filter(None, at)): v for at, v in figures.items()},
+        errors=errors, written=written,
+    )  # fmt: skip
     if gemms is not None:
         console().print(report.product_calibration_table(fitted_products))
     if fitted is not None:
         console().print(report.calibration_table(fitted))
-    for path in (*texts, place):
+    for path in written:
         print(f"written to {path}")

@@ -9,6 +9,7 @@ import typer
 
 from toast.cli.common import (
     HardwareOption,
+    JsonOption,
     SeedOption,
     Source,
     UnevenOption,
@@ -18,6 +19,7 @@ from toast.cli.common import (
     progress,
     warn,
 )
+from toast.cli.json_files import write_json
 from toast.cli.plan_file_commands import ProgramArgument, load_plan
 from toast.cli.planning_commands import BudgetOption
 
@@ -43,6 +45,7 @@ def lower(
         pathlib.Path | None,
         typer.Option("-o", "--output", help="Write the program of one device to this file."),
     ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Write the program that one device runs, with every collective as an op.
 
@@ -56,7 +59,7 @@ def lower(
     from toast.hardware import Collectives, load
     from toast.search import Settings
 
-    check_writable((output,), PlanError)
+    check_writable((output, json_file), PlanError)
     if is_plan(source.target):
         for name in ("mesh", "budget", "seed", "uneven"):
             given = context.get_parameter_source(name)
@@ -89,11 +92,19 @@ def lower(
         predicted = plan.model.local_collectives(plan.state)
         if output:
             write_all({output: local.text}, PlanError)
+    counts = local.counts()
+    rows = [
+        {"kind": kind, "axes": axes, "bytes": size, "count": counts[kind, axes, size],
+         "predicted": predicted[kind, axes, size]}
+        for kind, axes, size in sorted({**counts, **predicted})
+    ]  # fmt: skip
+    equal = counts == predicted
+    write_json(json_file, collectives=rows, gathered=local.gathered, equal=equal, output=output)
     prices = Collectives(plan.hardware, plan.mesh)
     console().print(report.lowering_tables(
         local, predicted, lambda c: prices.cheapest(c.kind, c.bytes, c.axes).seconds(c.bytes),
     ))  # fmt: skip
     if output:
         print(f"written to {output}")
-    if local.gathered or local.counts() != predicted:
+    if local.gathered or not equal:
         raise typer.Exit(1)

@@ -20,6 +20,7 @@ from toast.cli.common import (
     SourcesOption,
     StrictOption,
     command,
+    command_line,
     console,
     group,
     progress,
@@ -194,7 +195,9 @@ def apply(
     if output:
         texts[output] = result.annotated()
     if html:
-        texts[html] = report.html_text(result, sources=sources)
+        texts[html] = report.html_text(
+            result, sources=sources, origin=report.PageOrigin(command_line())
+        )
     write_all(texts, PlanError)
     warn([*report.missing_rules(analysis), *applied.notes])
     console().print(report.applied_tables(applied))

@@ -26,13 +26,16 @@ from toast.cli.common import (
     SourcesOption,
     StrictOption,
     TimeoutOption,
+    TraceOption,
     UnevenOption,
     command,
+    command_line,
     console,
     group,
     progress,
     warn,
 )
+from toast.cli.json_files import write_json
 from toast.cli.plan_file_commands import policy_plans
 from toast.errors import PinError
 
@@ -172,6 +175,7 @@ def plan(
     output: OutputOption = None,
     html: ReportOption = None,
     sources: SourcesOption = None,
+    trace: TraceOption = None,
 ) -> None:
     """Find the best sharding of TARGET on a mesh and explain it.
 
@@ -204,7 +208,7 @@ def plan(
     sizing = fit_option.Sizing(source, machine, lowering.value, settings, options, words)
     memory_bytes = None if memory is None else memory * 2**30
     if fit is not None:
-        fit_option.check_single(start=start, output=output, report=html)
+        fit_option.check_single(start=start, output=output, report=html, trace=trace)
         check_writable((json_file,), PlanError)
         answer = sizing.answer(fit, mesh, devices, memory_bytes)
         if json_file:
@@ -216,7 +220,7 @@ def plan(
             raise typer.Exit(1)
         return
     inputs.candidate_meshes(mesh, devices, machine)  # raises errors before the long work
-    check_writable((json_file, output, html), PlanError)
+    check_writable((json_file, output, html, trace), PlanError)
     begin = start
 
     def planned(
@@ -248,13 +252,17 @@ def plan(
     texts: dict[str | pathlib.Path, str] = {}
     if json_file:
         texts[json_file] = result.json_text()
+    if trace:
+        texts[trace] = json.dumps(result.trace()) + "\n"
     if output:
         local = lowering is Partitioner.local
         texts[output] = result.lowered().text if local else result.annotated()
     if html:
         with progress() as show:
             policies = policy_plans(source.on(machine), result, show)
-        texts[html] = report.html_text(result, sources=sources, policies=policies)
+        texts[html] = report.html_text(
+            result, sources=sources, policies=policies, origin=report.PageOrigin(command_line())
+        )
     write_all(texts, PlanError)
     console().print(report.plan_tables(result, remedies=False))
     if not result.fits:
@@ -420,7 +428,9 @@ def compare(
     warn(report.missing_rules(analysis))
     texts: dict[str | pathlib.Path, str] = {}
     if html:
-        texts[html] = report.comparison_html(source.marked(rows, hardware), sources)
+        texts[html] = report.comparison_html(
+            source.marked(rows, hardware), sources, origin=report.PageOrigin(command_line())
+        )
     if json_file:
         data = {
             "version": 1, "program": analysis.program.name, "mesh": dict(parsed.axes),
@@ -437,10 +447,17 @@ def compare(
 
 
 @command(app)
-def models() -> None:
+def models(json_file: JsonOption = None) -> None:
     """List the models of the zoo."""
     from toast import report, targets
 
     with targets.importing_jax():
         from toast.models import ZOO
+    if json_file:
+        rows = [
+            {"name": name, "description": entry.summary, "options": entry.options,
+             "parameters": entry.build().parameter_count}
+            for name, entry in ZOO.items()
+        ]  # fmt: skip
+        write_json(json_file, models=rows)
     console().print(report.model_list(ZOO))

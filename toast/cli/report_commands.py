@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
-from typing import Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from toast.cli.common import (
     HardwareOption,
+    JsonOption,
     LimitOption,
     MemoryOption,
     SafetyOption,
     SeedOption,
     Source,
     SourcesOption,
+    TraceOption,
     command,
+    command_line,
     group,
     progress,
     warn,
 )
+from toast.cli.json_files import write_json
 from toast.cli.plan_file_commands import (
     ProgramArgument,
     load_plan_and_source,
     policy_plans,
 )
+
+if TYPE_CHECKING:
+    from toast.evaluation.compare import MethodResult
+    from toast.plan import Plan
 
 app = group("")
 
@@ -59,6 +69,25 @@ def report(
     safety: SafetyOption = None,
     seed: SeedOption = 0,
     sources: SourcesOption = None,
+    trace: TraceOption = None,
+    json_file: JsonOption = None,
+    beside: Annotated[
+        list[pathlib.Path] | None,
+        typer.Option(
+            "--beside",
+            help="Show another plan of the program beside it: a file of toast plan --json; "
+            "repeatable.",
+        ),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name",
+            metavar="DIMENSION=NAME",
+            help="Name the color of a dimension: tokens:0=batch; * matches any text; repeatable. "
+            "Names of common arguments are known.",
+        ),
+    ] = None,
 ) -> None:
     """Plan TARGET and write an HTML report that opens offline.
 
@@ -66,8 +95,8 @@ def report(
     of the plan is neither a zoo model nor a file in the same folder, add it after the file.
 
     The report shows the arguments with their shardings, the actions with their reasons, the time
-    and memory of each part, the conflicts, and every op with its source line. --methods adds the
-    plans of other methods.
+    and memory of each part, the conflicts, and every op with its source line. --methods and
+    --beside add the plans of other methods and earlier plans, with what differs.
     """
     from toast import report as reports
     from toast.errors import PlanError
@@ -76,7 +105,8 @@ def report(
     from toast.hardware import Mesh, load
     from toast.search import Settings
 
-    check_writable((output,), PlanError)
+    named = reports.parse_names(name)
+    check_writable((output, trace, json_file), PlanError)
     if is_plan(source.target):
         _refuse(context, source.target)
         own = context.get_parameter_source("hardware")
@@ -87,8 +117,14 @@ def report(
         plan = dataclasses.replace(applied.plan, note=note)
         with progress() as show:
             policies = policy_plans(found, plan, show)
-        page = reports.html_text(plan, sources=sources, policies=policies)
-        write_all({output: page}, PlanError)
+            others = _earlier(beside, plan, show)
+        compared = [stage.MethodResult.of("this plan", plan), *others] if others else ()
+        page = reports.html_text(
+            plan, compared, sources=sources, policies=policies,
+            origin=reports.PageOrigin(command_line()), names=named,
+        )  # fmt: skip
+        write_all({output: page, **_traced(trace, plan)}, PlanError)
+        write_json(json_file, output=output, verdict=reports.verdict_of(plan, compared).to_dict())
         print(f"written to {output}")
         return
     if program is not None:
@@ -105,14 +141,42 @@ def report(
             memory_bytes=None if memory is None else memory * 2**30, safety=safety,
             settings=Settings(seed=seed), progress=show,
         )  # fmt: skip
+        rows = source.marked(rows, hardware)
+        best = reports.best_plan(rows)
+        compared = [*rows, *_earlier(beside, best, show)]
         show("writing the report")
-        page = reports.comparison_html(
-            source.marked(rows, hardware), sources,
-            lambda plan: policy_plans(source.on(machine), plan, show),
+        page = reports.html_text(
+            best, compared if len(compared) > 1 else (), sources,
+            policy_plans(source.on(machine), best, show),
+            origin=reports.PageOrigin(command_line()), names=named,
         )  # fmt: skip
-        write_all({output: page}, PlanError)
+        write_all({output: page, **_traced(trace, best)}, PlanError)
+        write_json(json_file, output=output, verdict=reports.verdict_of(best, compared).to_dict())
     warn(reports.missing_rules(analysis))
     print(f"written to {output}")
+
+
+def _earlier(
+    paths: list[pathlib.Path] | None, plan: Plan, show: Callable[[Any], None]
+) -> list[MethodResult]:
+    """The plans in files, applied to the program of ``plan``, named by their files."""
+    from toast import api
+    from toast.evaluation.compare import MethodResult
+
+    rows = []
+    for path in paths or ():
+        show(f"pricing {path.name}")
+        applied = api.apply_plan(
+            path, plan.analysis, hardware=plan.hardware, memory_bytes=plan.memory_bytes,
+            safety=plan.safety,
+        )  # fmt: skip
+        rows.append(MethodResult.of(path.stem, applied.plan))
+    return rows
+
+
+def _traced(path: pathlib.Path | None, plan: Plan | None) -> dict[str | pathlib.Path, str]:
+    """The file of a trace of ``plan``, if one is asked for."""
+    return {path: json.dumps(plan.trace()) + "\n"} if path and plan else {}
 
 
 def _refuse(context: typer.Context, plan: str) -> None:

@@ -13,6 +13,7 @@ import typer
 
 from toast.cli.common import (
     ArgOption,
+    JsonOption,
     RulesOption,
     SeedOption,
     Source,
@@ -22,6 +23,7 @@ from toast.cli.common import (
     progress,
     warn,
 )
+from toast.cli.json_files import write_json
 
 app = group("List, check, prove, export and compare sharding rules.")
 
@@ -33,7 +35,7 @@ def _keep_working_directory_clean() -> None:
 
 
 @command(app, "list")
-def rules_list(rules: RulesOption = None) -> None:
+def rules_list(rules: RulesOption = None, json_file: JsonOption = None) -> None:
     """List all op kinds and custom call targets with a rule.
 
     The table shows the kinds of factors of each rule, and the number of random ops on which it was
@@ -43,7 +45,9 @@ def rules_list(rules: RulesOption = None) -> None:
     from toast.analysis import rule_entries
     from toast.assurance import prove
 
-    console().print(report.rule_list(rule_entries(rules or ()), prove.record()))
+    entries, proven = list(rule_entries(rules or ())), prove.record()
+    write_json(json_file, rules=entries, proven=proven)
+    console().print(report.rule_list(entries, proven))
 
 
 @command(app, "check")
@@ -55,6 +59,7 @@ def rules_check(
         str | None, typer.Option("--on", help="Also apply the rules to the ops of this TARGET.")
     ] = None,
     arg: ArgOption = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Check rule files: syntax, predicates, variables, one rule per op, no code, sound factors."""
     from toast import targets
@@ -62,8 +67,10 @@ def rules_check(
 
     _keep_working_directory_clean()
     program = targets.load(on, shapes=arg or (), small=True) if on else None
-    count, odd = lint.check(paths, program)
-    warn(list(odd))
+    count, warnings = lint.check(paths, program)
+    odd = list(warnings)
+    write_json(json_file, files=count, notes=odd)
+    warn(odd)
     print("1 rule file is sound" if count == 1 else f"{count} rule files are sound")
 
 
@@ -82,6 +89,7 @@ def rules_annotate(
             "private ones, and calls stay.",
         ),
     ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Write TARGET as StableHLO with TOAST's rule on every op, for Shardy's propagation.
 
@@ -96,6 +104,7 @@ def rules_annotate(
     programs, left_out = source.functions(function)
     text, count = interchange.annotated_together(programs, source.rules)
     warn(left_out)
+    write_json(json_file, ops=count, left_out=left_out, output=output)
     if output:
         write_all({output: text}, PlanError)
         print(f"{count} ops annotated in {output}")
@@ -106,6 +115,7 @@ def rules_annotate(
 @command(app, "diff")
 def rules_diff(
     source: Source,
+    json_file: JsonOption = None,
 ) -> None:
     """Compare TOAST's rule with Shardy's for every op of TARGET, up to the names of factors.
 
@@ -114,6 +124,7 @@ def rules_diff(
     from toast.assurance import interchange
 
     compared, differences = interchange.differences(source.program(), source.rules)
+    write_json(json_file, ops=compared, differences=differences)
     for difference in differences:
         print(f"{difference.kind} at {difference.place}")
         print(f"  ours:     {difference.ours}\n  Shardy's: {difference.shardys}")
@@ -145,6 +156,7 @@ def rules_prove(
     arg: ArgOption = None,
     rules: RulesOption = None,
     seed: SeedOption = 0,
+    json_file: JsonOption = None,
 ) -> None:
     """Run ops unsharded and sharded along each factor, and compare the results.
 
@@ -185,6 +197,7 @@ def rules_prove(
                 for proof in proofs
                 if proof.wrong
             ]
+    write_json(json_file, kinds=rows, wrong=wrong, not_drawn=nothing, not_run=dict(reasons))
     console().print(report.proof_table(rows))
     warn(nothing + [f"{number} not run: {reason}" for reason, number in reasons.most_common(5)])
     for line in wrong:

@@ -9,6 +9,7 @@ from toast.cost.model import CostModel, Overlap
 from toast.cost.policy_prices import PolicyCosts, PolicyMemo, PolicyModel, PricedPolicy
 from toast.cost.prices import Prices, Transfer, Worth
 from toast.cost.residuals import Choices, Recomputation
+from toast.cost.step_schedule import StepSchedule, step_schedule
 from toast.cost.terms import DEFAULT_TERMS, LocalTerm, StepPart, Term, Traffic
 from toast.cost.timeline import Buffer, Timeline
 
@@ -33,6 +34,7 @@ __all__ = [
     "Prices",
     "Recomputation",
     "StepPart",
+    "StepSchedule",
     "Term",
     "Timeline",
     "Traffic",
@@ -40,4 +42,5 @@ __all__ = [
     "Worth",
     "break_down",
     "memo_of",
+    "step_schedule",
 ]  # fmt: skip

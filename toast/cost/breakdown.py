@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from toast.cost.entities import OP_SCOPES, Entity, Floats, Ints
 from toast.cost.model import CostModel
-from toast.cost.terms import StepPart
+from toast.cost.terms import StepPart, Traffic
 from toast.hardware import COLLECTIVES
 from toast.space import States
 
@@ -28,6 +28,8 @@ class OpCollective:
     seconds: float
     #: Bytes of one result on a device.
     bytes: float
+    #: The part of the seconds that products hide.
+    hidden_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Breakdown:
     collectives: tuple[OpCollective, ...]
     #: The same seconds by the name of the term: ``[ops]`` each.
     term_seconds: Mapping[str, Floats]
+    #: Seconds of transfers to the host and back, which run beside everything else: ``[ops]``.
+    host_seconds: Floats
 
     def __repr__(self) -> str:
         return f"<Breakdown of {len(self.product_seconds):,} ops>"
@@ -78,7 +82,9 @@ def break_down(model: CostModel, state: States) -> Breakdown:
         ),
     }  # fmt: skip
     collectives: list[OpCollective] = []
-    for traffic in model.traffic(layout):
+    moves = list(model.traffic(layout))
+    products = float(parts[StepPart.PRODUCTS].sum())
+    for traffic, hidden in zip(moves, _hidden_shares(model, moves, products), strict=True):
         members, op = movers[traffic.term.scope]
         for x in np.flatnonzero(traffic.count[0]).tolist():
             axes, once = model.axis_names(traffic.axes[0, x]), float(traffic.once[0, x])
@@ -93,6 +99,7 @@ def break_down(model: CostModel, state: States) -> Breakdown:
                         count=count,
                         seconds=count * once,
                         bytes=float(traffic.result[0, x]),
+                        hidden_seconds=count * once * float(hidden[x]),
                     )
                 )
     return Breakdown(
@@ -100,7 +107,35 @@ def break_down(model: CostModel, state: States) -> Breakdown:
         memory_seconds=parts[StepPart.MEMORY],
         collectives=tuple(sorted(collectives, key=lambda c: (c.op, c.operand, c.kind))),
         term_seconds=by_term,
+        host_seconds=parts[StepPart.HOST],
     )
+
+
+def _hidden_shares(model: CostModel, moves: Sequence[Traffic], products: float) -> list[Floats]:
+    """``[X]`` for each of ``moves``: the share of its collectives that products hide.
+
+    ``products`` are the seconds of all products.  The shares add up to the hidden seconds of the
+    price: those of one window are hidden alike.
+    """
+    shares: list[Floats] = [np.zeros(traffic.seconds.shape[1]) for traffic in moves]
+    total = sum(float(traffic.seconds.sum()) for traffic in moves)
+    if model.overlap == "full":
+        return [share + min(1.0, products / max(total, 1e-300)) for share in shares]
+    windows = model.tables.windows
+    asked = np.zeros((1, len(windows.room)))
+    behind = [k for k, traffic in enumerate(moves) if model.in_background(traffic.kind)]
+    for k in behind:
+        scope, beside = moves[k].term.scope, moves[k].term.beside_op
+        asked += windows.asked(scope, moves[k].seconds, beside_op=beside)
+    of_window = np.zeros(len(windows.room))
+    for window, taken in windows.taken(asked, np.array([products])):
+        of_window[window] = float(taken[0, 0]) / float(asked[0, window])
+    covered = float(of_window @ asked[0])
+    of_window *= model.hardware.overlap_efficiency * min(1.0, products / max(covered, 1e-300))
+    for k in behind:
+        of_class = windows.shares(moves[k].term.scope, beside_op=moves[k].term.beside_op)
+        shares[k] = np.asarray(of_class.T @ of_window)
+    return shares
 
 
 class _Spread:

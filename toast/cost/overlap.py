@@ -9,7 +9,7 @@ windows; the narrowest windows come first, because they have the fewest alternat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,17 +71,27 @@ class Windows:
         ``products`` (``[S]``) are the seconds of all products; only a ``share`` of the work of each
         bin is done (``[S, B]``).
         """
-        left = self.bins * products[:, None] * share  # [S, B]
         covered = np.zeros((len(products), 1))
-        for room, seconds in zip(self.room, asked.T[:, :, None], strict=True):
+        for _, taken in self.taken(asked, products, share):
+            covered += taken
+        return np.minimum(covered[:, 0], products)
+
+    def taken(
+        self, asked: Floats, products: Floats, share: Floats | float = 1.0
+    ) -> Iterator[tuple[int, Floats]]:
+        """The windows that are asked for, each with what products hide of it: ``[S, 1]`` seconds.
+
+        Parameters are those of :meth:`hidden`.
+        """
+        left = self.bins * products[:, None] * share  # [S, B]
+        for window, (room, seconds) in enumerate(zip(self.room, asked.T[:, :, None], strict=True)):
             if not seconds.any():
                 continue
             near = np.minimum(left, room * products[:, None] * share)
             total = near.sum(axis=1, keepdims=True)
             taken = np.minimum(seconds, total)
             left -= near * np.divide(taken, total, out=np.zeros_like(total), where=total > 0)
-            covered += taken
-        return np.minimum(covered[:, 0], products)
+            yield window, taken
 
 
 def windows(

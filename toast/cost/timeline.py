@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -40,11 +41,18 @@ class Timeline:
     argument_bytes: float
     #: The op before which memory peaks.
     peak_op: int
-    #: The buffers at the peak besides the arguments, the largest first.
-    at_peak: tuple[Buffer, ...]
+    #: All buffers besides the arguments.
+    buffers: tuple[Buffer, ...] = dataclasses.field(repr=False)
 
     def __repr__(self) -> str:
         return f"<Timeline: peak {size_text(self.peak_bytes)} before op {self.peak_op}>"
+
+    @functools.cached_property
+    def at_peak(self) -> tuple[Buffer, ...]:
+        """The buffers at the peak besides the arguments, the largest first."""
+        peak = self.peak_op
+        alive = (b for b in self.buffers if b.start <= peak < b.end)
+        return tuple(sorted(alive, key=lambda buffer: -buffer.bytes))
 
     @property
     def peak_bytes(self) -> float:
@@ -59,13 +67,12 @@ class Timeline:
         events = tables.events
         live = argument_bytes + np.cumsum(columns[events.column] * events.sign)
         peak = int(events.op[np.argmax(live)]) if len(live) else 0
-        at_peak = (b for b in _buffers(tables, labels, columns) if b.start <= peak < b.end)
         return cls(
             op=events.op,
             live_bytes=np.maximum(live, argument_bytes),
             argument_bytes=argument_bytes,
             peak_op=peak,
-            at_peak=tuple(sorted(at_peak, key=lambda buffer: -buffer.bytes)),
+            buffers=tuple(_buffers(tables, labels, columns)),
         )
 
 

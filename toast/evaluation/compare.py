@@ -58,6 +58,22 @@ class MethodResult:
     verdict_error: str = ""
     plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
 
+    @staticmethod
+    def of(method: str, plan: Plan, **options: Any) -> MethodResult:
+        """The row of a plan, named ``method``; ``options`` are its other fields."""
+        return MethodResult(
+            method,
+            step_seconds=plan.after.step_seconds,
+            peak_bytes=plan.after.peak_bytes,
+            fits=plan.fits,
+            fit_probability=plan.after.fit_probability,
+            bound_seconds=plan.bound_seconds,
+            cost=plan.cost,
+            states=plan.states,
+            plan=plan,
+            **options,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data, for JSON, with the shardings of arguments instead of the plan."""
         fields = {
@@ -156,11 +172,13 @@ def compare(
     resolve(analysis, mesh, constraints)  # raises errors before the long work
 
     def announce(event: str | Round) -> None:
+        place = f"method {methods.index(method) + 1} of {len(methods)}, "
         if isinstance(event, str):
-            report_stage(f"{method}: {event}")
+            report_stage(f"{place}{method}: {event}")
         else:
             report_stage(
-                f"{method}: round {event.number + 1}, {event.states} states, {event.cost:.4g}"
+                f"{place}{method}: round {event.number + 1}, {event.states} states, "
+                f"{event.cost:.4g}"
             )
 
     makers: dict[str, Callable[[], Plan]] = {
@@ -223,20 +241,7 @@ def _row(method: str, make: Callable[[], Plan], constraints: Constraints) -> Met
         violations = f"violates the constraints: {listed(places)}"
         plan = dataclasses.replace(plan, note=", ".join(filter(None, (plan.note, violations))))
         note = ", ".join(filter(None, (note, violations)))
-    return MethodResult(
-        method,
-        step_seconds=plan.after.step_seconds,
-        peak_bytes=plan.after.peak_bytes,
-        fits=plan.fits,
-        fit_probability=plan.after.fit_probability,
-        bound_seconds=plan.bound_seconds,
-        cost=plan.cost,
-        states=plan.states,
-        search_seconds=spent,
-        note=note,
-        broken=places,
-        plan=plan,
-    )
+    return MethodResult.of(method, plan, search_seconds=spent, note=note, broken=places)
 
 
 def _judged(row: MethodResult, plan: Plan, oracle: Compiler, timeout: float) -> MethodResult:

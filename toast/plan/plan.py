@@ -16,7 +16,16 @@ import numpy.typing as npt
 from toast import apply, ports
 from toast.analysis import Analysis, Lowering, lowering_of
 from toast.analysis.query import Relations, evaluate, prepare
-from toast.cost import Breakdown, CostModel, ErrorBars, Timeline, Transfer, break_down
+from toast.cost import (
+    Breakdown,
+    CostModel,
+    ErrorBars,
+    StepSchedule,
+    Timeline,
+    Transfer,
+    break_down,
+    step_schedule,
+)
 from toast.errors import PlanError
 from toast.files import write_all
 from toast.hardware import Hardware, Mesh
@@ -249,6 +258,11 @@ class Plan(Record):
     def breakdown_before(self) -> Breakdown:
         """The breakdown of the unsharded program."""
         return break_down(self.model, self.model.space.unsharded)
+
+    @functools.cached_property
+    def schedule(self) -> StepSchedule:
+        """When each op and each collective of a step runs: the breakdown along the priced path."""
+        return step_schedule(self.breakdown, self.after.step_seconds)
 
     # -- shardings ---------------------------------------------------------------------------
 
@@ -551,6 +565,16 @@ class Plan(Record):
     @late
     def memory_data(self) -> dict[str, Any]:
         """The timeline as plain data: live bytes after the last change before each op."""
+        raise NotImplementedError
+
+    @late
+    def trace(self) -> dict[str, Any]:
+        """The schedule of a step in Chrome's trace format, as plain data for JSON.
+
+        Perfetto (ui.perfetto.dev) and ``chrome://tracing`` show it: a track for matrix products,
+        one for memory traffic and one for the collectives over each set of mesh axes, in
+        microseconds, and the live bytes of a device.
+        """
         raise NotImplementedError
 
     def to_json(self, path: str | pathlib.Path) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         hardware_tables,
         product_calibration_table,
     )
+    from toast.report.dimension_names import parse_names
     from toast.report.explanations import (
         chain_text,
         conflict_list,
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
         resolution_tables,
     )
     from toast.report.fit_tables import fit_tables, remedy_tables
-    from toast.report.html import comparison_html, html_text, write_html
+    from toast.report.html import (
+        PageOrigin,
+        best_plan,
+        comparison_html,
+        html_text,
+        write_html,
+    )
     from toast.report.lists import (
         answer_table,
         audit_list,
@@ -44,16 +51,21 @@ if TYPE_CHECKING:
         comparison_table,
         missing_rules,
         plan_tables,
+        verdict_line,
         verification_table,
     )
+    from toast.report.verdict import PlanVerdict, verdict_of
 
 __all__ = [
+    "PageOrigin",
+    "PlanVerdict",
     "analysis_table",
     "annotations_table",
     "answer_table",
     "applied_tables",
     "argument_explanation",
     "audit_list",
+    "best_plan",
     "calibration_table",
     "chain_text",
     "collective_explanation",
@@ -70,6 +82,7 @@ __all__ = [
     "lowering_tables",
     "missing_rules",
     "model_list",
+    "parse_names",
     "plan_tables",
     "predicate_list",
     "product_calibration_table",
@@ -77,6 +90,8 @@ __all__ = [
     "remedy_tables",
     "resolution_tables",
     "rule_list",
+    "verdict_line",
+    "verdict_of",
     "verification_table",
     "why_not_tables",
     "write_html",
@@ -90,8 +105,11 @@ lazy.package(
             "comparison_table",
             "missing_rules",
             "plan_tables",
+            "verdict_line",
             "verification_table",
         ),
+        "dimension_names": ("parse_names",),
+        "verdict": ("PlanVerdict", "verdict_of"),
         "lists": (
             "answer_table",
             "audit_list",
@@ -127,6 +145,8 @@ lazy.package(
             "remedy_tables",
         ),
         "html": (
+            "PageOrigin",
+            "best_plan",
             "comparison_html",
             "html_text",
             "write_html",

@@ -27,6 +27,7 @@ def hardware_list(machines: Iterable[Hardware]) -> RenderableType:
         "name", "description", "matrix products", "memory", "bandwidth", "links", "max devices",
         title="Devices (achievable rates)", title_justify="left",
     )  # fmt: skip
+    table.spare("description")
     for machine in machines:
         link = machine.interconnect
         shape = (

@@ -9,6 +9,13 @@ from toast.paths import folded
 from toast.plan import describe_value
 from toast.program import Program
 
+#: What comes before the name of a value, by the kind of its buffer (:class:`toast.cost.Buffer`).
+BUFFER_WORDS = {
+    "value": "", "copy": "resharded ", "sum": "sum over devices of ",
+    "second": "second buffer of ", "workspace": "workspace for ", "ring": "parts under way of ",
+    "rounded": "rounded copy of ",
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class PeakGroup:

@@ -26,8 +26,9 @@ from toast.plan import (
 from toast.plan.labels import shown_labels
 from toast.program import Choice
 from toast.report.fit_tables import remedy_tables
-from toast.report.memory import peak_groups
+from toast.report.memory import BUFFER_WORDS, peak_groups
 from toast.report.suggested_rules import suggested_rule
+from toast.report.verdict import PlanVerdict, multiple, verdict_of
 from toast.text_tables import TextTable
 from toast.units import size_text, time_text
 
@@ -88,7 +89,8 @@ def plan_tables(plan: Plan, *, remedies: bool = True) -> RenderableType:
         notes = []
     shown = plan.steps or plan.method == "toast"
     return Group(
-        *misfit(plan), *advice(plan), title, Text(), _arguments(plan),
+        verdict_line(verdict_of(plan)), *misfit(plan), *advice(plan), title, Text(),
+        _arguments(plan),
         *([_actions(plan)] if shown else []),
         _prediction(plan), *_error_notes(plan), _collectives(plan), _memory(plan),
         *([_meshes(plan)] if plan.meshes else []),
@@ -96,6 +98,15 @@ def plan_tables(plan: Plan, *, remedies: bool = True) -> RenderableType:
         *(Text(f"Note: {note}") for note in notes),
         _stages(plan.seconds), *(what_it_takes(plan) if remedies else []),
     )  # fmt: skip
+
+
+#: Styles of verdicts.
+_GRADES = {"good": "bold green", "doubtful": "bold yellow", "bad": "bold red"}
+
+
+def verdict_line(verdict: PlanVerdict) -> Text:
+    """A verdict in its colour."""
+    return Text(str(verdict), style=_GRADES[verdict.grade])
 
 
 #: What is done to values, as column of advice.
@@ -190,6 +201,7 @@ def _actions(plan: Plan) -> TextTable:
         "Actions, in order", "#", "dimensions", "axis", "resolution", "step", "peak", "why",
         right=("#", "step", "peak"),
     )  # fmt: skip
+    table.spare("resolution")
     for number, step in enumerate(plan.steps, 1):
         label = shown_labels(step.dimensions, 2) or "intermediate values only"
         label = f"only {label}" if step.part else label
@@ -263,6 +275,7 @@ def _collectives(plan: Plan) -> TextTable:
         "Collectives per step", "kind", "count", "bytes per device", "time", "algorithms",
         right=("count", "bytes per device", "time"),
     )  # fmt: skip
+    table.spare("algorithms")
     for collective in plan.after.collectives:
         if collective.count:
             table.add_row(
@@ -284,12 +297,6 @@ def _algorithms(plan: Plan, kind: str) -> str:
     return ", ".join(sorted(spent, key=lambda name: -spent[name])[:3]) or "-"
 
 
-_WHAT = {
-    "value": "", "copy": "resharded ", "sum": "sum over devices of ",
-    "second": "second buffer of ", "workspace": "workspace for ", "ring": "parts under way of ",
-    "rounded": "rounded copy of ",
-}  # fmt: skip
-
 #: Maximum number of groups of values at the peak.
 _SHOWN = 12
 
@@ -304,7 +311,9 @@ def _memory(plan: Plan) -> TextTable:
     table.add_row(size_text(line.argument_bytes), str(len(program.arguments)), "arguments")
     groups = peak_groups(program, line)
     for group in groups[:_SHOWN]:
-        table.add_row(size_text(group.bytes), str(group.count), _WHAT[group.what] + group.value)
+        table.add_row(
+            size_text(group.bytes), str(group.count), BUFFER_WORDS[group.what] + group.value
+        )
     rest = groups[_SHOWN:]
     if rest:
         count = sum(group.count for group in rest)
@@ -373,12 +382,6 @@ def verification_table(plan: Plan, verification: Verification) -> RenderableType
     )
 
 
-def multiple(ratio: float) -> str:
-    """A step time over the lower bound as text: ``1.04x``; rounding never shows less than 1."""
-    ratio = max(1.0, ratio)
-    return f"{ratio:,.{1 + (ratio < 10)}f}x"
-
-
 def comparison_table(
     analysis: Analysis,
     mesh: Mesh,
@@ -401,6 +404,7 @@ def comparison_table(
         "search", "states", "cost", "note",
         right=numbers,
     )  # fmt: skip
+    table.spare("search", "states", "cost")
     for row in rows:
         ratio = row.step_seconds / ours
         compiled = row.verdict_error or "-"

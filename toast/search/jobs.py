@@ -100,7 +100,7 @@ class Runner:
         time that earlier ones leave.  The reason is empty if the end or an interrupt left no time.
         """
         together = min(self._processes, len(jobs))
-        progress = _Progress(self._progress)
+        progress = _Progress(self._progress, len(jobs))
         if self._executor is not None and len(jobs) > 1 and not self._interrupt.is_set():
             results = self._run_on_executor(self._executor, jobs, end, progress)
         elif together < 2 or self._interrupt.is_set():
@@ -358,11 +358,20 @@ class _Worker:
             self._messages.put((self, _Loss(f"{type(error).__name__}: {error}")))
 
 
+@dataclasses.dataclass(frozen=True)
+class SharedRound(Round):
+    """Progress of several searches after a round of one of them."""
+
+    #: How many of the searches have begun, and how many there are.
+    search: int
+    searches: int
+
+
 class _Progress:
     """Combines the progress of several searches."""
 
-    def __init__(self, progress: Callable[[Round], None] | None) -> None:
-        self._progress = progress
+    def __init__(self, progress: Callable[[Round], None] | None, jobs: int) -> None:
+        self._progress, self._jobs = progress, jobs
         self._begin = time.perf_counter()
         self._states: dict[int, int] = {}
         self._count = 0
@@ -372,7 +381,10 @@ class _Progress:
         self._states[number] = event.states
         self._cost = min(self._cost, event.cost)
         seconds = time.perf_counter() - self._begin
-        every = Round(self._count, sum(self._states.values()), self._cost, seconds)
+        states = sum(self._states.values())
+        every = SharedRound(
+            self._count, states, self._cost, seconds, len(self._states), self._jobs
+        )  # fmt: skip
         self._count += 1
         if self._progress:
             self._progress(every)

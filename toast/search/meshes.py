@@ -146,14 +146,15 @@ def _prepared(
     skipped: dict[Mesh, str] = {}
     first: MeshError | PinError | None = None
     like: CostModel | None = None
-    for mesh in meshes:
+    meshes = tuple(meshes)
+    for number, mesh in enumerate(meshes, 1):
         if jobs and end is not None and time.perf_counter() >= end:
             skipped[mesh] = _NO_TIME
             continue
         if jobs and interrupt.is_set():
             skipped[mesh] = _INTERRUPTED
             continue
-        notify(f"decision space of mesh {mesh}")
+        notify(f"decision space {number} of {len(meshes)}: mesh {mesh}")
         try:
             jobs[mesh] = prepare(mesh, like)
         except (MeshError, PinError) as error:

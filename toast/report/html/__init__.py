@@ -12,7 +12,7 @@ import hashlib
 import importlib.resources
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -24,13 +24,24 @@ from toast.files import write_all
 from toast.plan import Plan
 from toast.report.html import drawing
 from toast.report.html.data import gather
-from toast.report.summaries import multiple
+from toast.report.html.page_origin import PageOrigin
+from toast.report.verdict import baseline_text, multiple, rounded
 from toast.units import size_text, time_text
 
 #: Files of ``scripts``, in the order of execution.
-_SCRIPTS = ("page", "program", "timeline", "conflicts", "listing", "search")
+_SCRIPTS = (
+    "page",
+    "program",
+    "lanes",
+    "mesh",
+    "plans",
+    "timeline",
+    "conflicts",
+    "listing",
+    "search",
+)
 
-__all__ = ["comparison_html", "gather", "html_text", "write_html"]
+__all__ = ["PageOrigin", "best_plan", "comparison_html", "gather", "html_text", "write_html"]
 
 
 def html_text(
@@ -38,6 +49,9 @@ def html_text(
     compared: Sequence[MethodResult] = (),
     sources: pathlib.Path | None = None,
     policies: Sequence[Plan] = (),
+    *,
+    origin: PageOrigin | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> str:
     """The report of a plan as HTML text in ASCII.
 
@@ -46,10 +60,14 @@ def html_text(
     ``"full"``, whose memory is drawn beside that of the plan.
     The report shows source lines of programs that were traced in this process, and of files below
     the folder ``sources``: a StableHLO file can name any file as the place of an op.
+    ``origin`` has the command and the date on the page; by default, the command of the plan, and
+    today.  ``names`` are names of dimensions, such as ``{"tokens:0": "batch"}``, beside those that
+    follow from the arguments; ``*`` matches any text.  Raises :class:`toast.errors.PlanError` if a
+    name matches no dimension.
 
     The element with the id ``data`` contains the result of :func:`gather` as JSON.
     """
-    data = gather(plan, compared, sources, policies)
+    data = gather(plan, compared, sources, policies, origin=origin, names=names)
     style, script = _file("report.css"), _script()
     text = _environment().get_template("report.html.jinja").render(
         data=data,
@@ -68,12 +86,25 @@ def comparison_html(
     rows: Sequence[MethodResult],
     sources: pathlib.Path | None = None,
     policies: Callable[[Plan], Sequence[Plan]] = lambda _: (),
+    *,
+    origin: PageOrigin | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> str:
     """The report of TOAST's plan, or of the best plan of another method, with all ``rows``.
 
     ``rows`` are the results of :func:`toast.evaluation.compare.compare`; ``sources`` is as for
-    :func:`html_text`, and so are the plans that ``policies`` makes of the best plan.  Raises
-    :class:`toast.errors.PlanError` if no method has a plan.
+    :func:`html_text`, and so are the plans that ``policies`` makes of the best plan,
+    ``origin`` and ``names``.  Raises :class:`toast.errors.PlanError` if no method has a plan.
+    """
+    plan = best_plan(rows)
+    compared = rows if len(rows) > 1 else ()
+    return html_text(plan, compared, sources, policies(plan), origin=origin, names=names)
+
+
+def best_plan(rows: Sequence[MethodResult]) -> Plan:
+    """TOAST's plan, or the best of another method.
+
+    Raises :class:`toast.errors.PlanError` if no method has a plan.
     """
     plans = [row.plan for row in rows if row.plan is not None]
     if not plans:
@@ -82,8 +113,7 @@ def comparison_html(
             rows[0].error if len(rows) == 1
             else f"no report: {names} found no plan; {rows[0].method}: {rows[0].error}"
         )  # fmt: skip
-    plan = min(plans, key=lambda plan: (plan.method != "toast", plan.cost))
-    return html_text(plan, rows if len(rows) > 1 else (), sources, policies(plan))
+    return min(plans, key=lambda plan: (plan.method != "toast", plan.cost))
 
 
 def write_html(
@@ -91,12 +121,15 @@ def write_html(
     path: str | pathlib.Path,
     compared: Sequence[MethodResult] = (),
     policies: Sequence[Plan] = (),
+    **options: Any,
 ) -> None:
     """Write :func:`html_text` of ``plan``, ``compared`` and ``policies`` to the file ``path``.
 
+    ``options`` are its ``origin`` and ``names``.
+
     Raises :class:`toast.errors.PlanError` if the file cannot be written; no partial file remains.
     """
-    write_all({path: html_text(plan, compared, policies=policies)}, PlanError)
+    write_all({path: html_text(plan, compared, policies=policies, **options)}, PlanError)
 
 
 @functools.cache
@@ -108,8 +141,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(size=size_text, time=time_text, multiple=multiple)
-    environment.globals.update(drawing=drawing)
+    environment.filters.update(size=size_text, time=time_text, multiple=multiple, rounded=rounded)
+    environment.globals.update(drawing=drawing, baseline_text=baseline_text)
     return environment
 
 

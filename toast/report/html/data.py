@@ -5,6 +5,10 @@ The report contains the same data as JSON, in the element with the id ``data``. 
 ``summary``
     The numbers at the top: step time, peak, limit, bound, search; in seconds and bytes per device.
     ``over_bound`` is the step time over the lower bound, or None.
+``verdict``
+    :class:`toast.report.verdict.PlanVerdict`, with its line as ``text``.
+``origin``
+    The version of TOAST, the date and the command.
 ``before``, ``after``
     :class:`toast.plan.Prediction` of the unsharded program and of the plan.
 ``arguments``, ``actions``, ``collectives``, ``kinds``, ``lines``, ``colors``, ``rounds``,
@@ -18,6 +22,12 @@ The report contains the same data as JSON, in the element with the id ``data``. 
     explain --conflict``; a site is a value, or ``[op, operand]``.
 ``explain``
     The command that explains conflicts, without ``--conflict K``, quoted for a shell.
+``plans``, ``python``
+    The plans of the switch, and the plan as Python: :mod:`toast.report.html.plan_switch`.
+``timeline``
+    When ops and collectives run, and memory by group: :mod:`toast.report.html.step_lanes`.
+``block``
+    The block of the program that repeats most: :func:`toast.report.html.block.block_of`, or None.
 ``listing``
     The program as columns: :func:`toast.report.html.listing.listing`.
 """
@@ -29,7 +39,7 @@ import math
 import pathlib
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,11 +53,17 @@ from toast.paths import folded
 from toast.plan import Origin, Plan, Prediction, fit_text, odds_text, spec_text
 from toast.plan.labels import shown_label
 from toast.program import Program
+from toast.report.html.block import block_of
 from toast.report.html.legend import Colors, SourcePlaces
 from toast.report.html.listing import listing
+from toast.report.html.page_origin import PageOrigin
+from toast.report.html.plan_switch import plan_rows, python_text
 from toast.report.html.policy_timelines import policy_rows
+from toast.report.html.sections import sections_of
+from toast.report.html.step_lanes import step_lanes
 from toast.report.memory import peak_groups
 from toast.report.summaries import interval_text, plan_cost_before
+from toast.report.verdict import verdict_of
 from toast.units import size_text, time_text
 
 #: Version of the embedded data.
@@ -62,21 +78,29 @@ def gather(
     compared: Sequence[MethodResult] = (),
     sources: pathlib.Path | None = None,
     policies: Sequence[Plan] = (),
+    *,
+    origin: PageOrigin | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The data of the report of ``plan``, compared with the results ``compared``.
 
     ``policies`` are plans of the same step with other memory policies.
 
     For a program from a file, the report may show lines of files below the folder ``sources``.
+    ``origin`` has the command and the date on the page.  ``names`` are the user's names of
+    dimensions; :class:`toast.errors.PlanError` is raised if one matches none.
     """
     program = plan.analysis.program
     places = SourcePlaces(program, sources)
-    colors = Colors(plan)
+    colors = Colors(plan, names)
+    sections = sections_of(program)
     return {
         "version": VERSION,
         "program": program.name,
         "mesh": [list(axis) for axis in plan.mesh.axes],
         "hardware": plan.hardware.name,
+        "origin": (origin or PageOrigin()).data(plan),
+        "verdict": verdict_of(plan, compared).to_dict(),
         "summary": _summary(plan),
         "before": dataclasses.asdict(plan.before),
         "after": dataclasses.asdict(plan.after),
@@ -102,11 +126,15 @@ def gather(
             }
             for tried in sorted(plan.meshes, key=lambda tried: tried.order)
         ],
+        "plans": plan_rows(plan, compared),
+        "python": python_text(plan),
         "compared": [_compared(row) for row in compared],
         "stages": plan.seconds,
         "conflicts": _conflicts(plan.analysis),
         "explain": shlex.join(["toast", "explain", *(plan.origin or Origin("TARGET")).words]),
-        "listing": listing(plan, places, colors),
+        "listing": listing(plan, places, colors, sections),
+        "timeline": step_lanes(plan, sections),
+        "block": block_of(plan, sections, colors),
     }
 
 

@@ -119,6 +119,64 @@ def mesh(axes: Sequence[tuple[str, int]]) -> Markup:
     )
 
 
+#: The largest number of devices that a map of the mesh draws along an axis.
+_DRAWN = 16
+
+
+def mesh_map(axes: Sequence[tuple[str, int]]) -> Markup:
+    """The devices of a mesh with their numbers and axes, as SVG; long axes are cut.
+
+    The last axis is horizontal, the one before it vertical; a panel shows each place on the others.
+    Each device has its place on all axes in ``data-at``.
+    """
+    real = [(name, size) for name, size in axes if size > 1] or list(axes[-1:])
+    *outer, rows, columns = [("", 1)] * max(0, 2 - len(real)) + real
+    panels = list(itertools.product(*(range(min(size, 2)) for _, size in outer)))[:4]
+    across, down = min(columns[1], _DRAWN), min(rows[1], _DRAWN)
+    cell, left, top, gap = 30, 58, 34, 26
+    wide = across * cell + gap
+    parts = []
+    for number, panel in enumerate(panels):
+        x0 = left + number * wide
+        if outer:
+            at = ", ".join(f"{name} {k}" for (name, _), k in zip(outer, panel, strict=True))
+            parts.append(f'<text class="panel" x="{x0}" y="11">{escape(at)}</text>')
+        parts.append(f'<text class="axis-name" x="{x0}" y="27">{escape(columns[0])} &#8594;</text>')
+        for y, x in itertools.product(range(down), range(across)):
+            place = (*panel, y, x) if rows[0] else (*panel, x)
+            device = _number(place, [size for _, size in real])
+            parts.append(
+                f'<g class="device" data-at="{",".join(map(str, place))}">'
+                f'<rect x="{x0 + x * cell}" y="{top + y * cell}" width="{cell - 2}" '
+                f'height="{cell - 2}" rx="3"/><text x="{x0 + x * cell + cell / 2 - 1:g}" '
+                f'y="{top + y * cell + 18}" text-anchor="middle">{device}</text></g>'
+            )
+    if rows[0]:
+        parts.append(f'<text class="axis-name" x="0" y="{top + 18}">{escape(rows[0])}</text>')
+        parts.append(f'<text class="axis-name" x="0" y="{top + 32}">&#8595;</text>')
+    width, height = left + len(panels) * wide, top + down * cell + 4
+    text = " by ".join(f"{name} {size}" for name, size in axes)
+    return Markup(
+        f'<svg class="mesh-map" role="img" width="{width}" height="{height}" viewBox="0 0 {width} '
+        f'{height}" aria-labelledby="mesh-map-title"><title id="mesh-map-title">'
+        f"{escape(f'Devices of the mesh: {text}')}</title>{''.join(parts)}</svg>"
+    )
+
+
+def cut_mesh(axes: Sequence[tuple[str, int]]) -> bool:
+    """Whether :func:`mesh_map` leaves out devices."""
+    sizes = [size for _, size in axes if size > 1]
+    return any(size > _DRAWN for size in sizes[-2:]) or any(size > 2 for size in sizes[:-2])
+
+
+def _number(place: Sequence[int], sizes: Sequence[int]) -> int:
+    """The number of a device in row-major order."""
+    number = 0
+    for at, size in zip(place, sizes, strict=True):
+        number = number * size + at
+    return number
+
+
 def stack(parts: Iterable[tuple[str, float]], whole: float) -> Markup:
     """A stacked bar, as SVG: ``parts`` are (class, amount), and ``whole`` is the full width."""
     x, rects = 0.0, []

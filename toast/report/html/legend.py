@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from toast.boundary.source_lines import SourceLines
 from toast.paths import folded
 from toast.plan import Plan
 from toast.program import Location, Program, Spec
+from toast.report.dimension_names import named_dimensions
 
 #: Maximum number of argument dimensions in the row of a color.
 _DIMENSIONS = 6
@@ -64,7 +66,11 @@ class Colors:
     Colors of the same dimensions in repeated layers share a letter: D1, D2, D3 ...
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, given: Mapping[str, str] | None = None) -> None:
+        """``given`` are the user's names of dimensions, such as ``{"tokens:0": "batch"}``.
+
+        Raises :class:`toast.errors.PlanError` if one of them matches no dimension.
+        """
         analysis = plan.analysis
         names = analysis.names
         marked = np.concatenate([names.def_name, names.use_name])
@@ -95,6 +101,17 @@ class Colors:
             kinds.setdefault((*of, *sizes[c], count[order[c]]), len(kinds))
             for c, of in enumerate(arguments)
         ]
+        starts = names.value_dim
+        self.names = named_dimensions(
+            analysis.program,
+            [
+                [self.kind[c] if c >= 0 else -1 for c in self.of_name[
+                    names.def_name[starts[value] : starts[value + 1]]
+                ].tolist()]
+                for value in analysis.program.argument_values
+            ],
+            given or {},
+        )  # fmt: skip
         of_kind = np.array([*self.kind, -1])[self.of_name]
         total = np.bincount(of_kind[of_kind >= 0], minlength=len(kinds))
         axes: list[dict[str, int]] = [{} for _ in kinds]
@@ -115,6 +132,7 @@ class Colors:
         self.rows = [
             {
                 "label": color_label(kind),
+                "name": self.names.get(kind, ""),
                 "colors": len(of),
                 "dimensions": int(sum(count[order[c]] for c in of)),
                 "names": int(total[kind]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,15 @@ import numpy as np
 from toast.plan import Plan
 from toast.program import Spec
 from toast.report.html.legend import Colors, SourcePlaces
-from toast.report.html.sections import sections_of
+from toast.report.html.sections import Section
 
 #: Longer attributes of ops are truncated, in characters.
 _LONG = 120
 
 
-def listing(plan: Plan, places: SourcePlaces, colors: Colors) -> dict[str, Any]:
+def listing(
+    plan: Plan, places: SourcePlaces, colors: Colors, sections: Sequence[Section]
+) -> dict[str, Any]:
     """The program as columns.
 
     * ``signatures``: ``[kind, attributes, factors, operands, results, rule]``; an operand or result
@@ -103,7 +106,7 @@ def listing(plan: Plan, places: SourcePlaces, colors: Colors) -> dict[str, Any]:
         "spots": [[*spot, places.source(spot)] for spot in places.spot_number],
         "path_spot": [places.spot_number[spot] for spot in places.spots],
         "place": places.of_op,
-        "sections": [dataclasses.asdict(section) for section in sections_of(program)],
+        "sections": [dataclasses.asdict(section) for section in sections],
         "color": _runs(colors.of_name.tolist()),
         "color_kind": colors.kind,
         "color_label": colors.labels,

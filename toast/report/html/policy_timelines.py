@@ -20,8 +20,8 @@ _POINTS = 400
 def policy_rows(plan: Plan, others: Sequence[Plan]) -> list[dict[str, Any]]:
     """The lines of the chart: of ``others``, which have other policies, and of the plan, the last.
 
-    Empty without others.  ``seconds`` is when memory changes to ``live_bytes``: every op takes its
-    time before overlap, scaled to the step, and the ops of a loop that of all iterations.
+    Empty without others.  ``seconds`` is when memory changes to ``live_bytes``: the beginning of an
+    op in the schedule, in which the ops of a loop take the time of all iterations.
     """
     if not others:
         return []
@@ -36,11 +36,11 @@ def _label(plan: Plan) -> str:
 
 
 def _row(label: str, plan: Plan) -> dict[str, Any]:
-    line, begins = plan.timeline, _begins(plan)
+    line, begins = plan.timeline, plan.schedule.op_begin
     last = np.flatnonzero(np.diff(line.op, append=len(begins) + 1))
     at = np.minimum(line.op[last], len(begins) - 1)  # results end after the last op
     seconds, live = begins[at], line.live_bytes[last]
-    kept = _thinned(seconds, live)
+    kept = thinned(seconds, live)
     step = plan.after.step_seconds
     return {
         "label": label,
@@ -54,20 +54,13 @@ def _row(label: str, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _begins(plan: Plan) -> npt.NDArray[np.float64]:
-    """``[ops + 1]`` seconds from the beginning of a step to each op, and to the end."""
-    parts = plan.breakdown
-    spent = parts.product_seconds + parts.memory_seconds
-    for collective in parts.collectives:
-        spent[collective.op] += collective.seconds
-    ends = np.concatenate([[0.0], np.cumsum(spent)])
-    return np.asarray(ends * (plan.after.step_seconds / max(float(ends[-1]), 1e-300)))
-
-
-def _thinned(
+def thinned(
     seconds: npt.NDArray[np.float64], live: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.int64]:
-    """The points that are drawn: in each interval of time, the largest and the last."""
+    """The points of a line to draw: in each interval of time, the largest and the last.
+
+    ``seconds`` (``[points]``) are in order; ``live`` (``[points]``) are bytes.
+    """
     if len(seconds) <= _POINTS:
         return np.arange(len(seconds))
     place = (seconds * (_POINTS // 2 / max(float(seconds[-1]), 1e-300))).astype(np.int64)
@@ -77,4 +70,4 @@ def _thinned(
     return np.unique(np.concatenate([most, last]))
 
 
-__all__ = ["policy_rows"]
+__all__ = ["policy_rows", "thinned"]

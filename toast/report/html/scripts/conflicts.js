@@ -27,7 +27,7 @@ if (data.conflicts.length) {
   for (const members of groups) {
     const [, , , , sites] = data.conflicts[members[0]];
     const op = siteOp(sites[0]);
-    const button = make("button", { type: "button", "aria-pressed": "false", onclick: () => choose(members[0]) }, folded(conflictText(members[0])));
+    const button = make("button", { type: "button", "aria-pressed": "false", onclick: () => chosen(members[0]) }, folded(conflictText(members[0])));
     conflictButtons.set(members, button);
     body.append(make("tr", {}, make("th", { scope: "row" }, button),
       make("td", { class: "num" }, String(members[0])), make("td", {}, make("small", {}, `${placeText(op)} ${listing.sections[sectionOf(op)].phase}`)),
@@ -189,6 +189,10 @@ function graphOf(name, other) {
   return { svg, part };
 }
 const shortened = (text, most) => (text.length <= most ? text : `\u2026${text.slice(1 - most)}`);
+function chosen(i) {
+  remember("conflict", String(i));
+  choose(i);
+}
 function choose(i) {
   const [name, other, set, group, sites] = data.conflicts[i];
   const members = groupOf.get(i), at = members.indexOf(i);
@@ -207,7 +211,7 @@ function choose(i) {
   add("the plan", `${nameText(name)} (${numberText(opOfName(name))}) has ${axesOf(name)}; ${nameText(other)} (${numberText(opOfName(other))}) has ${axesOf(other)}`);
   add("resolved with", `compatibility set ${set}, resolution group ${group}`);
   add("explained by", make("code", {}, `${data.explain} --conflict ${i}`));
-  const turn = (step) => choose(members[(at + step + members.length) % members.length]);
+  const turn = (step) => chosen(members[(at + step + members.length) % members.length]);
   view.replaceChildren(make("h3", {}, `Conflict ${i}: ${conflictText(i)}`),
     members.length > 1 ? make("div", { class: "steps" },
       make("button", { type: "button", id: "conflict-back", onclick: () => { turn(-1); byId("conflict-back").focus(); } }, "Previous"),
@@ -232,4 +236,18 @@ function choose(i) {
 /* Show an interesting conflict first: resolved by the plan, at a product, in many layers. */
 const worth = (members) => members.length + (held[data.conflicts[members[0]][0]] !== held[data.conflicts[members[0]][1]] ? 1e7 : 0) + (placeText(siteOp(data.conflicts[members[0]][4][0])) ? 1e6 : 0) +
   (members.some((i) => siteOp(data.conflicts[i][4][0]) < ops && kindOf(opOfName(data.conflicts[i][0])) === "dot_general") ? 1e8 : 0);
-if (data.conflicts.length) choose(groups.reduce((a, b) => (worth(b) > worth(a) ? b : a))[0]);
+/* The graph is drawn when it comes into view: it needs all edges of the program. */
+function firstGraph() {
+  const asked = Number(view.get("conflict"));
+  if (byId("conflict-view").dataset.conflict) return;
+  choose(view.has("conflict") && data.conflicts[asked] ? asked : groups.reduce((a, b) => (worth(b) > worth(a) ? b : a))[0]);
+}
+if (data.conflicts.length) {
+  const near = new IntersectionObserver((entries) => {
+    if (!entries.some((e) => e.isIntersecting)) return;
+    near.disconnect();
+    firstGraph();
+  }, { rootMargin: "50%" });
+  near.observe(byId("conflicts"));
+  window.addEventListener("beforeprint", firstGraph);
+}

@@ -147,4 +147,24 @@ listing.sections.forEach((section, i) => {
   phases[phases.length - 1].folds.push(fold);
   box.append(element);
 });
+/* Layers with the same ops: the first is shown, the others are behind a button. */
+const opsOf = ({ section }) => listing.signature.slice(section.start, section.stop).join();
+for (const { folds: members } of phases)
+  for (let i = 0, end; i < members.length; i = end) {
+    const ops = opsOf(members[i]);
+    for (end = i + 1; end < members.length && opsOf(members[end]) === ops; end++);
+    if (end - i < 4) continue;
+    const others = members.slice(i + 1, end), inner = make("div", { hidden: true, id: `alike-${others[0].body.id}` }, others.map((fold) => fold.element));
+    const button = make("button", { type: "button", class: "alike-button", "aria-expanded": "false", "aria-controls": inner.id },
+      make("span", { class: "mark", "aria-hidden": "true" }, "\u25b8"), ` ${others.length} alike: ${others[0].section.title} to ${others[others.length - 1].section.title}`);
+    const group = { inner, button, open: false };
+    for (const fold of others) fold.group = group;
+    button.addEventListener("click", () => openGroup(group, !group.open));
+    members[i].element.after(button, inner);
+  }
+function openGroup(group, open) {
+  group.open = open;
+  group.inner.hidden = !open;
+  group.button.setAttribute("aria-expanded", String(open));
+}
 box.append(empty);

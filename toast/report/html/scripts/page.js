@@ -32,8 +32,21 @@ function timeText(seconds) {
     if (seconds >= size) return `${digits(seconds / size)} ${unit}`;
   return seconds && seconds < 5e-9 ? "< 0.01 us" : `${digits(seconds / 1e-6)} us`;
 }
-const count = (n) => n.toLocaleString("en-US");
+const grouped = new Intl.NumberFormat("en-US");
+const count = (n) => grouped.format(n);
 const several = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+/* -- the view in the address ------------------------------------------------------------- */
+
+/* After the `#`: an op, or `name=value` pairs of what differs from the first view. */
+const view = new Map(new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : ""));
+let writing = 0;
+function remember(name, value) {
+  if ((view.get(name) || "") === value) return;
+  if (value) view.set(name, value); else view.delete(name);
+  clearTimeout(writing);
+  writing = setTimeout(() => history.replaceState(null, "", `#${new URLSearchParams([...view])}`), 200);
+}
 
 /* -- theme ------------------------------------------------------------------------------- */
 
@@ -43,6 +56,7 @@ function setTheme(theme) {
   if (theme) root.dataset.theme = theme;
   else delete root.dataset.theme;
   byId("theme").textContent = `Theme: ${theme || "system"}`;
+  document.dispatchEvent(new Event("themed"));
 }
 let theme = "";
 try { theme = localStorage.getItem("toast-theme") || ""; } catch { /* storage is unavailable */ }
@@ -52,6 +66,19 @@ byId("theme").addEventListener("click", () => {
   setTheme(next);
   try { localStorage.setItem("toast-theme", next); } catch { /* storage is unavailable */ }
 });
+
+/* -- copies ------------------------------------------------------------------------------ */
+
+/* The clipboard needs a secure context; a selection can be copied by hand. */
+async function copyText(button, source) {
+  const says = button.textContent;
+  getSelection().selectAllChildren(source);
+  try { await navigator.clipboard.writeText(source.textContent); button.textContent = "Copied"; }
+  catch { button.textContent = document.execCommand("copy") ? "Copied" : "Selected"; }
+  setTimeout(() => { button.textContent = says; }, 1500);
+}
+for (const button of document.querySelectorAll("[data-copy]"))
+  button.addEventListener("click", () => copyText(button, byId(button.dataset.copy)));
 
 /* -- long and wide tables, and the navigation -------------------------------------------- */
 

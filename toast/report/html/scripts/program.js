@@ -89,11 +89,12 @@ function seconds(op) {
 const sectionOf = (op) => listing.sections.findIndex((s) => s.start <= op && op < s.stop);
 
 const colorLabel = (c) => listing.color_label[c], colorKind = (c) => listing.color_kind[c];
+const colorName = (c) => data.colors[colorKind(c)].name;
 /* A size with the letter and tint of its color, and its mesh axes. */
 function chip(size, color, axes = []) {
   const known = color >= 0;
   return make("span", { class: "dim" + (known ? ` c${colorKind(color) % 12}` : ""),
-    title: known ? `color ${colorLabel(color)}${axes.length ? `, sharded over ${axes.join(" and ")}` : ""}` : "never sharded" },
+    title: known ? `color ${colorLabel(color)}${colorName(color) ? `, ${colorName(color)}` : ""}${axes.length ? `, sharded over ${axes.join(" and ")}` : ""}` : "never sharded" },
     String(size), known ? make("sup", {}, colorLabel(color)) : "",
     axes.length ? make("span", { class: "on" }, axes.map((a) => make("i", {}, a))) : "");
 }

@@ -5,7 +5,7 @@ for (let op = 0; op < ops; op++) kinds.set(kindOf(op), (kinds.get(kindOf(op)) ||
 byId("kind").append(...[...kinds].sort(([a], [b]) => (a < b ? -1 : 1)).map(([kind, n]) =>
   make("option", { value: kind }, `${kind} (${count(n)})`)));
 byId("color").append(...data.colors.map((color, c) =>
-  make("option", { value: String(c) }, `${color.label} ${color.arguments[0] || ""} (${count(color.names)})`)));
+  make("option", { value: String(c) }, `${color.label} ${color.name || color.arguments[0] || ""} (${count(color.names)})`)));
 
 /* Texts per signature and per place, so that each is searched only once. */
 const signatureText = listing.signatures.map(([kind, attributes, , operands, results]) =>
@@ -55,6 +55,7 @@ function filter() {
   const asked = JSON.stringify([query, kind, color, only]);
   if (asked === last) return;
   last = asked;
+  for (const id of ["query", "kind", "color", "only"]) remember(id, byId(id).value.trim());
   const unfiltered = !query && !kind && !color && !only;
   matching = unfiltered ? null : new Uint8Array(ops);
   let hitCount = ops;
@@ -79,6 +80,10 @@ function filter() {
     if (n > 0 && hitCount <= FEW && !open) { setOpen(fold, true); fold.byFilter = true; }
     else if (n < 0 && fold.byFilter) setOpen(fold, false);
     else if (open) setOpen(fold, true);
+  }
+  for (const group of new Set(folds.map((fold) => fold.group).filter(Boolean))) {
+    group.button.hidden = Boolean(matching);
+    group.inner.hidden = !matching && !group.open;
   }
   empty.hidden = hitCount > 0;
   for (const phase of phases) phase.heading.hidden = phase.folds.every((fold) => fold.element.hidden);
@@ -120,6 +125,7 @@ function reveal(op) {
   const fold = folds[sectionOf(op)];
   if (!fold) return;
   if (matching && !matching[op]) { byId("filters").reset(); filter(); }
+  if (fold.group && !matching) openGroup(fold.group, true);
   const open = fold.button.getAttribute("aria-expanded") === "true";
   let at = open ? fold.all.indexOf(op) : (fold.matched ? fold.matched.indexOf(op) : op - fold.section.start);
   if (!open || at >= fold.until()) setOpen(fold, true, Math.max(PAGE, at + 50));
@@ -134,11 +140,14 @@ document.addEventListener("click", (event) => {
   const hash = link && (link.getAttribute("href") || "");
   if (hash && /^#op-\d+$/.test(hash)) {
     event.preventDefault();
-    history.replaceState(null, "", hash);
+    remember("op", hash.slice(4));
     reveal(Number(hash.slice(4)));
   }
 });
-const goTo = () => { if (/^#op-\d+$/.test(location.hash)) reveal(Number(location.hash.slice(4))); };
+function goTo() {
+  const op = /^#op-\d+$/.test(location.hash) ? location.hash.slice(4) : view.get("op");
+  if (/^\d+$/.test(op || "") && Number(op) < ops) reveal(Number(op));
+}
 window.addEventListener("hashchange", goTo);
 
 document.addEventListener("keydown", (event) => {
@@ -153,6 +162,8 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+for (const id of ["query", "kind", "color", "only"]) if (view.has(id)) byId(id).value = view.get(id);
+recall();
 filter();
 if (ops <= PAGE) for (const fold of folds) setOpen(fold, true);
 goTo();
