@@ -17,6 +17,8 @@ import sys
 import time
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
 import toast
 
 EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "torch_llama.py"

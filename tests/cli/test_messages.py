@@ -67,7 +67,8 @@ def test_a_plan_that_does_not_fit_says_so_first_and_ends_with_what_it_takes(
         tmp_path / "plan.json",
     )  # fmt: skip
     assert found.exit_code == 0
-    first = found.stdout[: found.stdout.index("Plan for")].strip()
+    verdict, first = found.stdout[: found.stdout.index("Plan for")].strip().split("\n", 1)
+    assert "of 15.8 GiB: does not fit" in verdict
     assert first.startswith("Does not fit: the plan needs ")
     assert first.endswith("than the limit of 15.8 GiB; what it takes is at the end")
     assert "--fit devices" in found.stdout[found.stdout.index("What it takes to fit") :]
@@ -91,7 +92,9 @@ def test_what_does_not_fit_is_red() -> None:
         file=file, force_terminal=True, color_system="standard", width=200
     )
     console.print(report.plan_tables(plan))
-    assert file.getvalue().startswith("\x1b[1;31mDoes not fit")
+    verdict, first = file.getvalue().split("\n")[:2]
+    assert re.match(r"\x1b\[1;31m\d.* does not fit ", verdict)
+    assert first.startswith("\x1b[1;31mDoes not fit")
 
 
 def test_a_module_of_several_functions_is_annotated_whole_or_from_one(
