@@ -63,6 +63,7 @@ $(VENV)/.libraries: $(VENV)/.tested
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[libraries-more]'
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 		--extra-index-url https://download.pytorch.org/whl/cpu 'torch==2.13.0+cpu' -e '.[torch]'
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]'
 	touch $@
 
 $(VENV)/.documented: $(VENV)/.created pyproject.toml

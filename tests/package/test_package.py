@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import os
 import pathlib
 import pkgutil
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 
 import pytest
 
 import toast
+from tests.docs.blocks import blocks
 from toast.resources import directory
 
 ROOT = directory("rules").parent
 
 
 def run(*command: object, cwd: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command with eight CPU devices, without the checkout on its path."""
+    own = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": "",
+    }  # fmt: skip
     done = subprocess.run(
-        [str(c) for c in command], cwd=cwd, capture_output=True, text=True, check=False
-    )
+        [str(c) for c in command],
+        cwd=cwd, env=os.environ | own, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -51,6 +60,77 @@ def test_wheel_runs_away_from_the_checkout(tmp_path: pathlib.Path) -> None:
     where = run(python, "-c", "import toast.resources as r; print(r.directory('rules'))", cwd=away)
     assert str(home) in where.stdout
     shutil.rmtree(home)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A package index (PEP 503) with the wheel and the sdist."""
+    folder = tmp_path_factory.mktemp("index") / "toast-partitioner"
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT, cwd=ROOT)
+    names = sorted(file.name for file in folder.iterdir())
+    links = "".join(f'<a href="{name}">{name}</a>' for name in names)
+    (folder / "index.html").write_text(f"<!DOCTYPE html><html><body>{links}</body></html>")
+    return folder.parent
+
+
+@pytest.mark.slow
+def test_the_wheel_is_small_and_the_sdist_has_what_tests_need(index: pathlib.Path) -> None:
+    (wheel,) = index.glob("*/*.whl")
+    assert wheel.stat().st_size <= 2 * 2**20
+    (sdist,) = index.glob("*/*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        parts = {pathlib.PurePath(name).parts[1] for name in archive.getnames()}
+    assert parts >= {"toast", "rules", "facts", "hardware", "tests", "docs", "LICENSE"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_wheel_and_sdist_install_from_an_index(
+    version: str, index: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    interpreter = interpreter_of(version)
+    if interpreter is None:
+        pytest.skip(f"without Python {version}")
+    run(interpreter, "-m", "venv", tmp_path / "env", cwd=tmp_path)
+    python = tmp_path / "env" / "bin" / "python"
+    install = (python, "-m", "pip", "install", "--quiet", "--extra-index-url", index.as_uri())
+    run(*install, "toast-partitioner[report]", cwd=tmp_path)
+    works(python, tmp_path)
+    only = ("--force-reinstall", "--no-deps", "--no-binary", "toast-partitioner")
+    run(*install, *only, "toast-partitioner", cwd=tmp_path)
+    works(python, tmp_path)
+    shutil.rmtree(tmp_path / "env")
+
+
+def works(python: pathlib.Path, folder: pathlib.Path) -> None:
+    """The commands, and the step of the landing page, away from the checkout."""
+    command = python.parent / "toast"
+    assert "plan" in run(command, "--help", cwd=folder).stdout
+    plan = run(
+        command, "plan", "t2b", "--mesh", "data=4,model=4", "--hardware", "tpu-v5e", cwd=folder
+    )
+    assert "t2b" in plan.stdout
+    page = blocks(ROOT / "docs" / "index.md")
+    (step,) = (block.body for block in page if block.title == "step.py")
+    (folder / "step.py").write_text(step)
+    shown = next(block.body for block in page if block.language == "console").splitlines()
+    assert run(python, "step.py", cwd=folder).stdout.splitlines() == shown[1:]
+
+
+def test_the_landing_page_takes_ten_lines() -> None:
+    page = blocks(ROOT / "docs" / "index.md")
+    (step,) = (block.body for block in page if block.title == "step.py")
+    assert len([line for line in step.splitlines() if line.strip()]) <= 10
+
+
+def interpreter_of(version: str) -> str | None:
+    """A Python of this version: on the path, or of pyenv."""
+    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"))
+    places = [*sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
+    if sys.version_info[:2] == tuple(map(int, version.split("."))):
+        return sys.executable
+    # Before those on the path, which may be shims that refuse to run.
+    return str(places[-1]) if places else shutil.which(f"python{version}")
 
 
 def modules() -> list[str]:

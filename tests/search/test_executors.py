@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import toast
+from tests.docs.blocks import ROOT, blocks
 from tests.helpers import analyzed, model_of
 from tests.search.test_jobs import result
 from toast.errors import SearchError
@@ -165,3 +166,28 @@ def test_a_dask_cluster_that_goes_away(cluster: Any) -> None:
     closer.join()
     assert "the executor failed" in other.notes[0]
     assert other.cost == alone().cost
+
+
+# -- Ray -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ray_executor() -> Iterator[concurrent.futures.Executor]:
+    """That of docs/training.md, on two workers of this machine."""
+    ray = pytest.importorskip("ray", reason="without ray: pip install 'toast-partitioner[ray]'")
+    names: dict[str, Any] = {}
+    page = blocks(ROOT / "docs" / "training.md")
+    exec(next(block.body for block in page if block.title == "ray_executor.py"), names)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield names["RayExecutor"]()
+    ray.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_the_same_plan_on_ray(ray_executor: concurrent.futures.Executor) -> None:
+    here = toast.plan(analyzed("attention"), **MESHES)
+    other = toast.plan(analyzed("attention"), executor=ray_executor, **MESHES)
+    assert (other.digest, other.cost, other.meshes) == (here.digest, here.cost, here.meshes)
+    assert other.note == here.note
+    assert result(found_by(ray_executor)) == result(alone())

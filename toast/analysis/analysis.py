@@ -51,8 +51,11 @@ class Analysis(Record):
     Arrays serve the search; every relation is also a DataFrame for audits.
     """
 
+    #: The program.
     program: Program
+    #: The rule that each signature of an op gets.
     rules: tuple[SignatureRule, ...]
+    #: The named dimensions (3.1), as arrays.
     names: Names
     #: ``[names]`` the color of each name: the smallest name of its connected component.
     color: Ints

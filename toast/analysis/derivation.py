@@ -35,9 +35,11 @@ Orders = Mapping[int, tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]
 class Resolution:
     """A conflict for the search: resolution 0 of ``group`` selects ``names[0]``."""
 
+    #: The two names: resolution 0 selects the first, resolution 1 the second.
     names: tuple[int, int]
     #: Compatibility set (3.5) and resolution group (3.6), numbered from 0.
     set: int
+    #: The resolution group (3.6), numbered from 0.
     group: int
 
 

@@ -25,7 +25,9 @@ _NEAR = 3
 class Dimension:
     """One dimension of a value."""
 
+    #: The number of the value.
     value: int
+    #: The number of the dimension, from 0.
     d: int
     #: The text that :func:`find_dimension` accepts: ``params['wq']:0``, ``%12:0``.
     label: str

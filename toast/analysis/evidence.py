@@ -23,11 +23,15 @@ Role = Literal["pass_through", "reduction", "need_replication", "permutation"]
 class Place:
     """A dimension of a value at one op."""
 
+    #: The number of the op.
     op: int
+    #: The kind of the op, such as ``dot_general``.
     op_kind: str
+    #: The source line of the op.
     location: Location
     #: ``operand(0)`` if the op uses the value, ``result(0)`` if it defines the value.
     tensor: str
+    #: The dimension.
     dimension: Dimension
     #: The (major-most) factor of the dimension: the name is (op, factor).
     factor: str
@@ -51,9 +55,13 @@ class Place:
 class ChainStep:
     """Two places that are connected, or that one op separates, and the rules that state it."""
 
+    #: What connects the places, or separates them.
     kind: Kind
+    #: The place where the step begins.
     one: Place
+    #: The place where it ends.
     other: Place
+    #: The rules that state it.
     rules: tuple[RuleLine, ...]
     #: For a step that separates: the reason.
     reason: str = ""
@@ -63,11 +71,14 @@ class ChainStep:
 class Chain(Record):
     """The steps between two dimensions; every step begins at the end of the previous one."""
 
+    #: The first dimension.
     one: Dimension
+    #: The second dimension.
     other: Dimension
     #: Whether they have one color.  Otherwise some steps are ``apart``, as few as possible; or
     #: there are no steps, because there is no path.
     tied: bool
+    #: The steps from the one to the other.
     steps: tuple[ChainStep, ...]
 
     def __repr__(self) -> str:
@@ -98,10 +109,15 @@ class Chain(Record):
 class Side:
     """One of the two names of a conflict: a factor of an op."""
 
+    #: The number of the name.
     name: int
+    #: The number of the op.
     op: int
+    #: The kind of the op, such as ``dot_general``.
     op_kind: str
+    #: The source line of the op.
     location: Location
+    #: The factor of the op, such as ``contracting(0)``.
     factor: str
     #: As :meth:`toast.Analysis.name_label` writes it.
     label: str
@@ -113,8 +129,11 @@ class Site:
 
     #: ``def`` where ``op`` defines it, ``use`` where ``op`` uses it.
     kind: str
+    #: The number of the op.
     op: int
+    #: The kind of the op.
     op_kind: str
+    #: The source line of the op.
     location: Location
     #: Its dimensions under the names, in the order of the conflict's.
     dimensions: tuple[Dimension, Dimension]
@@ -124,6 +143,7 @@ class Site:
 class Neighbour:
     """A conflict at the other end of a box (3.5, Figure 6)."""
 
+    #: The number of the conflict.
     number: int
     #: Names that edges join: the first of each pair is one of the conflict's, and choosing it goes
     #: with choosing the second, one of the neighbour's.
@@ -140,6 +160,7 @@ class Conflict(Record):
     number: int
     #: Resolution 0 picks the first, resolution 1 the second.
     sides: tuple[Side, Side]
+    #: The tensors that both names annotate.
     sites: tuple[Site, ...]
     #: What makes the two one dimension: from the first dimension of the first site to the second.
     chain: Chain
@@ -147,13 +168,17 @@ class Conflict(Record):
     #: site: the earliest in the program that two ops of the chain use.  None, and no flows, where
     #: the chain leaves the site by its uses only.
     source: Dimension | None
+    #: The two flows from the source to the first site.
     flows: tuple[tuple[ChainStep, ...], ...]
+    #: The conflicts that are resolved with this one.
     neighbours: tuple[Neighbour, ...]
     #: Compatibility set, and the conflicts in it (this one among them): all are resolved alike.
     set: int
+    #: The numbers of the conflicts in the compatibility set.
     set_members: tuple[int, ...]
     #: Resolution group: sets of repeated layers, which are resolved alike too.
     group: int
+    #: The numbers of the sets in the resolution group.
     group_sets: tuple[int, ...]
 
     def __repr__(self) -> str:

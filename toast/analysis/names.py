@@ -26,23 +26,23 @@ Bools = npt.NDArray[np.bool_]
 class Names:
     """Named dimensions of a program: ``N`` names, ``U`` uses, ``V`` values, ``D`` dimensions."""
 
-    signature: Ints  # [ops] signature of each op
-    first_name: Ints  # [ops + 1] names of op i are first_name[i] : first_name[i + 1]
-    name_op: Ints  # [N] op of each name
-    divisor: Ints  # [N] a sharding of the name divides this
-    shardable: Bools  # [N] may take a mesh axis
-    value_op: Ints  # [V] op that defines each value
-    value_dim: Ints  # [V + 1] dimensions of value v are rows value_dim[v] : value_dim[v + 1]
-    def_name: Ints  # [D] name of each dimension where its value is defined
-    dim_size: Ints  # [D] elements along each dimension
-    use_op: Ints  # [U] op that uses
-    use_index: Ints  # [U] operand number
-    use_value: Ints  # [U] value used
-    use_dim: Ints  # [U + 1] dimensions of use u are rows use_dim[u] : use_dim[u + 1]
-    use_name: Ints  # [rows] name of each dimension at the use
-    use_def_name: Ints  # [rows] name of the same dimension where the value is defined
-    edges: Ints  # [edges, 2] M: from definition name to use name; sorted, without duplicates
-    tied: Ints  # [pairs, 2] names of tied ops that are the same: they have one color
+    signature: Ints  #: [ops] signature of each op
+    first_name: Ints  #: [ops + 1] names of op i are first_name[i] : first_name[i + 1]
+    name_op: Ints  #: [N] op of each name
+    divisor: Ints  #: [N] a sharding of the name divides this
+    shardable: Bools  #: [N] may take a mesh axis
+    value_op: Ints  #: [V] op that defines each value
+    value_dim: Ints  #: [V + 1] dimensions of value v are rows value_dim[v] : value_dim[v + 1]
+    def_name: Ints  #: [D] name of each dimension where its value is defined
+    dim_size: Ints  #: [D] elements along each dimension
+    use_op: Ints  #: [U] op that uses
+    use_index: Ints  #: [U] operand number
+    use_value: Ints  #: [U] value used
+    use_dim: Ints  #: [U + 1] dimensions of use u are rows use_dim[u] : use_dim[u + 1]
+    use_name: Ints  #: [rows] name of each dimension at the use
+    use_def_name: Ints  #: [rows] name of the same dimension where the value is defined
+    edges: Ints  #: [edges, 2] M: from definition name to use name; sorted, without duplicates
+    tied: Ints  #: [pairs, 2] names of tied ops that are the same: they have one color
 
     @property
     def count(self) -> int:

@@ -859,7 +859,9 @@ def _signature_rule(
 class RuleLine:
     """The place of a rule: TOAST's files as ``rules/ops/dot.lp``, a user's file by its path."""
 
+    #: The file.
     file: str
+    #: The line, from 1.
     line: int
 
     def __str__(self) -> str:

@@ -249,7 +249,9 @@ def out_shardings(program: Program, shardings: Shardings) -> Any:
 class JitShardings(NamedTuple):
     """Arguments of ``jax.jit``: pytrees of ``jax.sharding.NamedSharding``."""
 
+    #: Those of the arguments.
     in_shardings: Any
+    #: Those of the results.
     out_shardings: Any
 
 

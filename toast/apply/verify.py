@@ -46,10 +46,13 @@ _LARGEST_RUN = 4 * 2**30
 class OutputCheck:
     """The comparison of one output of the sharded and the unsharded program."""
 
+    #: The path of the output, such as ``result[0]['wq']``.
     path: str
+    #: The largest absolute difference of two elements.
     max_abs_error: float
     #: The largest absolute error divided by the largest absolute value.
     relative_error: float
+    #: Whether the two outputs are equal, as far as rounding allows.
     equal: bool
     #: The largest absolute value in the unsharded program.
     magnitude: float = 0.0
@@ -66,7 +69,9 @@ class OutputCheck:
 class Verification:
     """The comparison of all outputs, and the number of collectives that XLA compiled, by kind."""
 
+    #: The comparison of each output.
     outputs: tuple[OutputCheck, ...]
+    #: The number of collectives that XLA compiled, by kind.
     collectives: dict[str, int]
 
     @property

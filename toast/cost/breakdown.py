@@ -18,13 +18,17 @@ from toast.space import States
 class OpCollective:
     """Collectives of one kind around one op, per step and device."""
 
+    #: The number of the op.
     op: int
     #: The operand that is moved before the op; -1 for the op's result.
     operand: int
+    #: The name in StableHLO, such as ``all_gather``.
     kind: str
+    #: The mesh axes that they run along.
     axes: tuple[str, ...]
     #: Number per step, including the repetitions of loops.
     count: int
+    #: Seconds of all of them.
     seconds: float
     #: Bytes of one result on a device.
     bytes: float
@@ -40,8 +44,9 @@ class Breakdown:
     often; so is a sum that XLA merges with others.
     """
 
-    product_seconds: Floats  # [ops]
-    memory_seconds: Floats  # [ops]
+    product_seconds: Floats  #: [ops] seconds of matrix products
+    memory_seconds: Floats  #: [ops] seconds of memory-bound kernels
+    #: Every collective, with the op or the use that it is for.
     collectives: tuple[OpCollective, ...]
     #: The same seconds by the name of the term: ``[ops]`` each.
     term_seconds: Mapping[str, Floats]

@@ -68,7 +68,9 @@ Number = TypeVar("Number", float, Floats)
 class Interval(NamedTuple):
     """A range that contains XLA's figure with some odds, and the prediction."""
 
+    #: The lower end.
     low: float
+    #: The upper end.
     high: float
 
 
@@ -176,7 +178,9 @@ def laws(path: pathlib.Path = FILE) -> Laws:
 class ErrorBars:
     """The error bars of the predictions for one program on one kind of device."""
 
+    #: What the unsharded program is made of: shares by name.
     made: Mapping[str, float]
+    #: The distribution of XLA's temporaries over the predicted ones.
     memory: Spread
     _step: Law
     _wider: float

@@ -16,24 +16,26 @@ Floats = npt.NDArray[np.float64]
 class Prices:
     """Predictions for ``S`` states, per device."""
 
-    seconds: Floats  # [S] step time
-    matmul_seconds: Floats  # [S]
-    memory_seconds: Floats  # [S] memory-bound kernels, and waiting for the memory of the host
-    collective_seconds: Floats  # [S, 5] by kind, in the order of COLLECTIVES
-    collective_count: Floats  # [S, 5]
-    collective_bytes: Floats  # [S, 5] bytes of results a device holds after each collective
-    hidden_seconds: Floats  # [S] of collectives, beside products
-    sent_bytes: Floats  # [S] bytes a device sends in rings
-    peak_bytes: Floats  # [S] arguments and temporaries at the peak
-    argument_bytes: Floats  # [S]
-    output_bytes: Floats  # [S] results, also those in donated arguments
+    seconds: Floats  #: [S] step time
+    matmul_seconds: Floats  #: [S] matrix products
+    memory_seconds: Floats  #: [S] memory-bound kernels, and waiting for the memory of the host
+    collective_seconds: Floats  #: [S, 5] by kind, in the order of COLLECTIVES
+    collective_count: Floats  #: [S, 5] collectives of each kind
+    collective_bytes: Floats  #: [S, 5] bytes of results a device holds after each collective
+    hidden_seconds: Floats  #: [S] of collectives, beside products
+    sent_bytes: Floats  #: [S] bytes a device sends in rings
+    peak_bytes: Floats  #: [S] arguments and temporaries at the peak
+    argument_bytes: Floats  #: [S] arguments
+    output_bytes: Floats  #: [S] results, also those in donated arguments
 
 
 @dataclasses.dataclass(frozen=True)
 class Transfer:
     """Equal collectives, as XLA leaves them; all of them add up to a state's prices."""
 
+    #: The name in StableHLO, such as ``all_gather``.
     kind: str
+    #: The mesh axes that it runs along.
     axes: tuple[str, ...]
     #: Of one result on a device.
     bytes: float
@@ -41,6 +43,7 @@ class Transfer:
     count: float
     #: The cheapest algorithm on the links, and the seconds of one.
     algorithm: str
+    #: Seconds of one.
     seconds: float
     #: Whether shards exchange their edges (of a window, slice or pad).
     edges: bool = False

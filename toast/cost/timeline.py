@@ -17,6 +17,7 @@ from toast.units import size_text
 class Buffer:
     """A value in memory."""
 
+    #: The number of the value.
     value: int
     #: Bytes per device.
     bytes: float
@@ -27,6 +28,7 @@ class Buffer:
     what: str
     #: Alive from before op ``start`` to before op ``end``.
     start: int
+    #: The op before which it is freed.
     end: int
 
 
@@ -38,6 +40,7 @@ class Timeline:
     op: Ints
     #: ``[events]`` live bytes after each, arguments included.
     live_bytes: Floats
+    #: Bytes of the arguments, which live through the whole step.
     argument_bytes: float
     #: The op before which memory peaks.
     peak_op: int

@@ -41,13 +41,17 @@ class Optimum:
     state: States
     #: C(s) of section 4.5.
     cost: float
+    #: Its seconds of a step.
     seconds: float
+    #: Its peak of memory per device.
     peak_bytes: float
+    #: Whether it fits.
     fits: bool
     #: The fewest actions that lead to it; empty for :func:`best_legal`.
     actions: tuple[Action, ...]
     #: Number of states in the set, and of those that were priced.
     states: int
+    #: The number of states that were priced.
     priced: int
 
 

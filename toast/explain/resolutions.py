@@ -20,6 +20,7 @@ from toast.space import Action, Space
 class PricedResolution:
     """The price of sharding a color along one mesh axis with one resolution of a conflict."""
 
+    #: The mesh axis.
     axis: str
     #: 0 or 1: the side of the conflict that gets the axis.
     resolution: int
@@ -27,6 +28,7 @@ class PricedResolution:
     picks: str
     #: The resulting sharding of :attr:`Priced.tensor`.
     sharding: str
+    #: The prediction with that sharding alone.
     prediction: Prediction
 
 
@@ -34,11 +36,15 @@ class PricedResolution:
 class Priced:
     """The prices of the resolutions of a conflict on a mesh of a device."""
 
+    #: The number of the conflict.
     conflict: int
     #: The tensor of the conflict's first site: ``%12``.
     tensor: str
+    #: The mesh, as text.
     mesh: str
+    #: The name of the hardware.
     hardware: str
+    #: The prediction of the unsharded program.
     unsharded: Prediction
     #: Ordered by axis, then by resolution.
     resolutions: tuple[PricedResolution, ...]

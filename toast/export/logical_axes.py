@@ -30,8 +30,11 @@ _DIMENSION = re.compile(r"(.+):(\d+)\Z", re.DOTALL)
 class ArgumentAxes:
     """An argument with the logical axis of each dimension."""
 
+    #: The path of the argument, such as ``params['wq']``.
     path: str
+    #: Its shape and element type.
     type: TensorType
+    #: Its sharding: the mesh axes of each dimension.
     spec: Spec
     #: The number of each dimension's logical axis.
     colors: tuple[int, ...]
@@ -53,10 +56,15 @@ class ArgumentAxes:
 class InnerValue:
     """A value inside of the step that is not sharded as its logical axes are elsewhere."""
 
+    #: The op that defines it, with its source line.
     place: str
+    #: Its shape and element type.
     type: TensorType
+    #: Its sharding in the plan.
     spec: Spec
+    #: The sharding that its logical axes have elsewhere.
     expected: Spec
+    #: Its bytes without sharding.
     bytes: float
 
 
@@ -64,7 +72,9 @@ class InnerValue:
 class LogicalAxes:
     """The logical axes of a plan's arguments."""
 
+    #: The plan.
     plan: Plan
+    #: The arguments, each with its logical axes.
     arguments: tuple[ArgumentAxes, ...]
     #: The name of each logical axis that arguments have, by number; several may have one name.
     names: Mapping[int, str]

@@ -26,7 +26,9 @@ class PlanRequest:
     sizes: tuple[tuple[str, int], ...] = ()
     #: ``None`` for the program's own number.
     microbatches: int | None = None
+    #: The mesh; ``None`` for the best one of :attr:`devices`.
     mesh: Mesh | None = None
+    #: The number of devices; ``None`` if there is a mesh.
     devices: int | None = None
     #: The memory policy, ``auto``, or empty for the program's own recomputation.
     remat: str = ""
@@ -60,17 +62,23 @@ class PlanRequest:
 class FitRow:
     """A plan of the table."""
 
+    #: Sizes of the target by name, such as ``("batch", 32)``.
     sizes: tuple[tuple[str, int], ...]
+    #: The number of microbatches; 1 without any.
     microbatches: int
     #: The name of the memory policy, ``own`` for one that was chosen by name of residual, or empty.
     remat: str
     #: The policy as text, which ``--remat`` takes; empty for the program's own recomputation.
     policy: str
+    #: The mesh of the plan.
     mesh: Mesh
+    #: The predicted seconds of a step.
     step_seconds: float
     #: The predicted peak of a device, and the odds that XLA's is within the limit.
     peak_bytes: float
+    #: The odds that XLA's peak is within the limit; ``None`` if unknown.
     fit_probability: float | None
+    #: Whether the plan fits.
     fits: bool
     #: Tokens, rows or steps per second of the whole mesh (:attr:`Fit.unit`).
     rate: float
@@ -136,7 +144,9 @@ class Remedy:
     text: str
     #: ``planned`` if a plan was made and fits, ``priced`` if it follows from prices.
     source: str
+    #: The predicted peak of a device; ``None`` if unknown.
     peak_bytes: float | None = None
+    #: The predicted seconds of a step; ``None`` if unknown.
     step_seconds: float | None = None
     #: The whole command.
     command: str = ""
@@ -155,9 +165,13 @@ class Fit(Record):
 
     #: The name of the program, of the size that was looked for, and of the hardware.
     program: str
+    #: The size that was looked for, such as ``batch``, or ``devices``.
     find: str
+    #: The name of the hardware.
     hardware: str
+    #: The limit per device, in bytes.
     memory_bytes: float
+    #: The odds with which plans must fit; ``None`` if the prediction itself must.
     safety: float | None
     #: What :attr:`FitRow.rate` counts: ``tokens``, ``rows`` or ``steps``.
     unit: str
@@ -172,6 +186,7 @@ class Fit(Record):
     stopped: str = ""
     #: The number of plans that were computed, and their seconds.
     plans: int = 0
+    #: The seconds of the whole search.
     seconds: float = dataclasses.field(default=0.0, compare=False)
 
     def __repr__(self) -> str:

@@ -34,11 +34,15 @@ COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "coll
 class Algorithm:
     """One way to run a collective on one group of devices."""
 
+    #: The name, such as ``ring``.
     name: str
+    #: Seconds that it takes however few the bytes.
     latency_s: float
+    #: Seconds of each byte, in addition.
     seconds_per_byte: float
     #: The sizes at which it may run: from the first one to below the second.
     least_bytes: float = 0.0
+    #: The size below which it may run.
     most_bytes: float = math.inf
 
     def seconds(self, size: float) -> float:

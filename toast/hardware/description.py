@@ -45,6 +45,7 @@ class Network:
     The mesh axis of this name goes over the slices.
     """
 
+    #: The name of the mesh axis.
     axis: str
     #: The most slices.
     max_slices: int
@@ -70,9 +71,13 @@ class Measured:
     algorithm: str
     #: The variant of the algorithm; empty if there is only one.
     protocol: str
+    #: Seconds that it takes however few the bytes.
     latency_s: float
+    #: Seconds of each step, in addition.
     step_latency_s: float
+    #: Bytes per second that pass through the memory of the device.
     memory_bandwidth_bytes_per_s: float
+    #: Bytes per second that a device sends on its links.
     link_bandwidth_bytes_per_s: float
 
 
@@ -85,11 +90,15 @@ class Protocol:
     step_latency_s + wire_share * bytes / bandwidth``.
     """
 
+    #: The name of the protocol, such as ``LL128``.
     name: str
     #: As in :class:`Measured`.
     algorithm: str
+    #: Seconds that it takes however few the bytes, by the library's estimate.
     latency_s: float
+    #: Seconds of each step, in addition.
     step_latency_s: float
+    #: Bytes per second of a device.
     bandwidth_bytes_per_s: float
 
 
@@ -100,17 +109,21 @@ class Hardware:
     A device is a JAX device: a chip, or on TPU v3 one of the two cores of a chip.
     """
 
+    #: The name, as ``--hardware`` takes it.
     name: str
+    #: One line on the device.
     description: str
     #: Peak FLOP/s of the datasheet by StableHLO element type.
     flops_per_s: Mapping[str, float]
     #: Fraction of the peak that large matrix products reach.
     matmul_efficiency: float
+    #: Bytes of memory of the device.
     memory_capacity_bytes: float
     #: Bytes available to one program: its arguments, outputs and temporaries.
     memory_limit_bytes: float
     #: Achievable bytes per second of the device's memory.
     memory_bytes_per_s: float
+    #: The links between devices.
     interconnect: Interconnect
     #: The rate above over that of the datasheet.
     memory_efficiency: float = 1.0

@@ -36,6 +36,7 @@ class Mesh:
     8
     """
 
+    #: Name and size of each axis, major to minor.
     axes: tuple[tuple[str, int], ...]
     #: The order of the devices, major to minor, if it differs from that of the axes: neighbours
     #: along the last axis are neighbours on the hardware.

@@ -43,6 +43,7 @@ from toast.space import BOUNDARY, matched_axes, split_axes
 class LocalCollective:
     """One collective of a lowered program."""
 
+    #: The name in StableHLO, such as ``all_gather``.
     kind: str
     #: In the order of the mesh.
     axes: tuple[str, ...]
@@ -52,6 +53,7 @@ class LocalCollective:
     repeats: int
     #: The value that it reshards or sums, and the op that uses it or, for a sum, defines it.
     value: int
+    #: The op that uses the value or, for a sum, defines it.
     op: int
     #: The numbers of the plan's steps that it follows from, from 1.
     steps: tuple[int, ...] = ()
@@ -65,7 +67,9 @@ class LocalCollective:
 class GatheredOp:
     """An op that runs whole along factors that the plan shards."""
 
+    #: The number of the op.
     op: int
+    #: The factors of the op that the plan shards and that run whole.
     factors: tuple[str, ...]
 
 
@@ -73,10 +77,13 @@ class GatheredOp:
 class LocalProgram:
     """The program of one device of a mesh, with every collective of a plan as an op."""
 
+    #: The program that was lowered.
     program: Program
+    #: The shardings that it was lowered for.
     shardings: Shardings
     #: The MLIR module.
     module: Any = dataclasses.field(repr=False)
+    #: Every collective, in program order.
     collectives: tuple[LocalCollective, ...] = dataclasses.field(repr=False)
     #: Ops without a local form for factors that the plan shards.
     gathered: tuple[GatheredOp, ...] = ()

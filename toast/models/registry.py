@@ -24,7 +24,9 @@ Strategies = Mapping[str, Sequence[tuple[str, int, str]]]
 class Model:
     """A JAX function with example arguments."""
 
+    #: The name, as the command line takes it.
     name: str
+    #: The function, as ``jax.jit`` takes it.
     function: Callable[..., Any]
     #: Example arguments: pytrees of arrays or ``jax.ShapeDtypeStruct``.
     arguments: tuple[Any, ...]

@@ -21,8 +21,11 @@ from toast.space import Constraints
 class Change:
     """A difference between two plans as text; ``""`` if a plan does not have it."""
 
+    #: What differs: a setting, the path of an argument, or an op.
     what: str
+    #: As it is in the first plan.
     first: str
+    #: As it is in the second plan.
     second: str
 
 
@@ -32,8 +35,11 @@ class ActionChange:
 
     #: The position in its plan, from 1.
     number: int
+    #: The dimensions of arguments that it shards.
     dimensions: tuple[str, ...]
+    #: The mesh axis.
     axis: str
+    #: The resolution of conflicts: one bit per resolution group.
     resolution: tuple[int, ...]
     #: Whether it belongs to the second plan.
     second: bool
@@ -43,10 +49,15 @@ class ActionChange:
 class CollectiveChange:
     """A difference in the collectives of one kind over the same axes; values per device."""
 
+    #: The name in StableHLO, such as ``all_gather``.
     kind: str
+    #: The mesh axes that they run along.
     axes: tuple[str, ...]
+    #: Their number in the first and in the second plan.
     count: tuple[float, float]
+    #: Their bytes in the first and in the second plan.
     bytes: tuple[float, float]
+    #: Their seconds in the first and in the second plan.
     seconds: tuple[float, float]
 
 
@@ -56,12 +67,15 @@ class Difference(Record):
 
     #: The names of the plans in messages.
     names: tuple[str, str]
+    #: Settings that differ, such as the mesh.
     settings: tuple[Change, ...]
     #: Shardings and types by path; ``""`` if a plan does not have the argument.
     arguments: tuple[Change, ...]
+    #: Actions that only one of the plans has, or that come in another order.
     actions: tuple[ActionChange, ...]
     #: Values other than arguments, by their ops.
     values: tuple[Change, ...]
+    #: Collectives that differ, by kind and axes.
     collectives: tuple[CollectiveChange, ...]
     #: Time and memory.
     numbers: tuple[NumberChange, ...]

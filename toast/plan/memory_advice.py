@@ -47,6 +47,7 @@ class AdvisedValue:
     count: int
     #: The bytes on a device of all of them.
     bytes: float
+    #: Whether to recompute, offload or keep them.
     choice: Choice
 
 
@@ -54,6 +55,7 @@ class AdvisedValue:
 class MemoryAdvice:
     """What to keep, recompute and offload, and about what that does to the plan."""
 
+    #: What to do with each group of residuals.
     values: tuple[AdvisedValue, ...]
     #: Seconds of a step for recomputation.
     seconds: float

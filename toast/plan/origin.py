@@ -13,6 +13,7 @@ SIZES = ("layers", "sequence", "batch", "edges", "experts")
 class Origin:
     """The TARGET and the options of a plan, so that later commands can find the program again."""
 
+    #: The TARGET of the command line.
     target: str
     #: Options of a model, by name.
     sizes: Mapping[str, int | str] = dataclasses.field(default_factory=dict)

@@ -59,10 +59,13 @@ class Step:
     #: The dimensions of arguments, with ``*`` for list positions:
     #: ``params['layers'][*]['gate']:1``.
     dimensions: tuple[str, ...]
+    #: The mesh axis.
     axis: str
     #: One bit per resolution group; empty if the color has no conflicts.
     resolution: tuple[int, ...]
+    #: The prediction after this step.
     after: Prediction
+    #: What the step saves and adds, in words.
     reason: str
     #: For a refinement: the op classes that it changes, each with the factor that gets the axis.
     part: tuple[tuple[int, int], ...] = ()
@@ -74,9 +77,13 @@ class ArgumentRow:
 
     #: Their paths, with ``*`` for list positions: ``params['layers'][*]['gate']``.
     patterns: tuple[str, ...]
+    #: The number of arguments.
     count: int
+    #: Their shape.
     shape: tuple[int, ...]
+    #: Their element type, such as ``f32``.
     dtype: str
+    #: Their sharding: the mesh axes of each dimension.
     spec: Spec
     #: The bytes per device of all of them.
     device_bytes: int
@@ -91,17 +98,29 @@ class Plan(Record):
     states.
     """
 
+    #: The analysis of the program.
     analysis: Analysis
+    #: The mesh; axes of one device shard nothing.
     mesh: Mesh
+    #: The kind of device that prices are for.
     hardware: Hardware
+    #: The limit per device, in bytes.
     memory_bytes: float
+    #: The sharding of every value, argument and result, and the reshards.
     shardings: Shardings
+    #: The pins and actions, in order, each with its reason.
     steps: tuple[Step, ...]
+    #: The prediction of the unsharded program.
     before: Prediction
+    #: The prediction of the plan.
     after: Prediction
+    #: The cost that the search minimises (4.5).
     cost: float
+    #: The number of states that the search priced.
     states: int
+    #: The progress of the search after each round.
     rounds: tuple[Round, ...]
+    #: The seed of the search.
     seed: int
     #: Every collective with its value class or use class and its algorithm.
     transfers: tuple[Transfer, ...] = dataclasses.field(repr=False)
@@ -120,6 +139,7 @@ class Plan(Record):
     policies_bound_seconds: float = 0.0
     #: The cost model, and the state of the plan in the model's space: ``[classes, axes]``.
     model: CostModel = dataclasses.field(kw_only=True, compare=False, repr=False)
+    #: The state of the plan in the space of :attr:`model`: ``[classes, axes]``.
     state: States = dataclasses.field(kw_only=True, compare=False, repr=False)
     #: The actions of the steps after the pins; empty if the method has no actions.
     actions: tuple[Action, ...] = dataclasses.field(default=(), compare=False, repr=False)
@@ -596,12 +616,17 @@ class Plan(Record):
 class CollectiveCount:
     """Collectives that one of two plans has in excess of the other."""
 
+    #: The name in StableHLO, such as ``all_gather``.
     kind: str
+    #: The mesh axes that they run along.
     axes: tuple[str, ...]
     #: The op that defines the value, and the op that uses it (empty for a sum).
     value: str
+    #: The op that uses the value; empty for a sum.
     use: str
+    #: The number in a step.
     count: float
+    #: Seconds of all of them.
     seconds: float
 
 
@@ -609,10 +634,13 @@ class CollectiveCount:
 class Alternative:
     """A plan with another sharding, and its differences from the original plan."""
 
+    #: The alternative.
     plan: Plan = dataclasses.field(repr=False)
     #: The predictions that differ: first the original plan's, then the alternative's.
     numbers: tuple[NumberChange, ...]
+    #: Collectives that the alternative has in excess of the plan.
     appear: tuple[CollectiveCount, ...]
+    #: Collectives that the plan has in excess of the alternative.
     vanish: tuple[CollectiveCount, ...]
     #: Arguments with different shardings: path, original sharding, alternative sharding.
     arguments: tuple[tuple[str, str, str], ...]
@@ -643,7 +671,9 @@ class Alternative:
 class WhyNot(Record):
     """The effect of another sharding of an argument."""
 
+    #: The argument, or the pattern of arguments, that was asked about.
     argument: str
+    #: The sharding that was asked about, as text.
     spec: str
     #: The shardings of the arguments in the plan.
     now: tuple[str, ...]
@@ -655,6 +685,7 @@ class WhyNot(Record):
     searched: Alternative | None = None
     #: The cost of the plan, and whether it fits.
     plan_cost: float = math.inf
+    #: Whether the plan fits.
     plan_fits: bool = False
 
     def __repr__(self) -> str:

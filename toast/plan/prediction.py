@@ -16,9 +16,13 @@ from toast.units import size_text, time_text
 class Collective:
     """All collectives of one kind in a step; bytes and seconds per device."""
 
+    #: The name in StableHLO, such as ``all_gather``.
     kind: str
+    #: The number in a step.
     count: int
+    #: Bytes of the results that a device holds after them.
     bytes: float
+    #: Seconds of all of them, before overlap.
     seconds: float
 
 
@@ -26,11 +30,17 @@ class Collective:
 class Prediction:
     """The predictions of the cost model for one state, per device."""
 
+    #: Seconds of a step.
     step_seconds: float
+    #: Seconds of matrix products.
     matmul_seconds: float
+    #: Seconds of kernels that memory traffic bounds.
     memory_seconds: float
+    #: Bytes at the peak of memory, arguments included.
     peak_bytes: float
+    #: Bytes of the arguments.
     argument_bytes: float
+    #: The collectives, by kind.
     collectives: tuple[Collective, ...]
     #: The seconds of collectives that overlap with matrix products.
     hidden_seconds: float = 0.0
@@ -40,6 +50,7 @@ class Prediction:
     output_bytes: float = 0.0
     #: The ranges of XLA's step time and of its peak, with odds of 80 %; ``None`` if unknown.
     step_interval: Interval | None = None
+    #: The range of the peak of memory, in bytes, with odds of 80 %; ``None`` if unknown.
     peak_interval: Interval | None = None
     #: The odds that XLA's peak is within the memory limit; ``None`` if unknown.
     fit_probability: float | None = None
@@ -179,10 +190,13 @@ _EQUAL = 1e-9
 class NumberChange:
     """A difference between two predictions."""
 
+    #: What differs, such as ``peak memory``.
     what: str
     #: ``seconds``, ``bytes`` or ``""``.
     unit: str
+    #: The number of the first prediction.
     first: float
+    #: The number of the second prediction.
     second: float
 
 

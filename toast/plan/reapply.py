@@ -65,11 +65,13 @@ OpState = npt.NDArray[np.int8]
 class ArgumentChange:
     """An argument whose sharding differs from that in the plan."""
 
+    #: The path of the argument.
     argument: str
     #: The sharding in the plan.
     saved: Spec
     #: The sharding in the program.
     applied: Spec
+    #: Why the sharding is another.
     why: str
 
 
@@ -77,6 +79,7 @@ class ArgumentChange:
 class Applied(Record):
     """The result of applying a plan to a program, and what did not match."""
 
+    #: The plan for the program.
     plan: Plan
     #: The contents of the file, with its old prediction (``saved.after``).
     saved: Saved
@@ -88,11 +91,13 @@ class Applied(Record):
     new: tuple[tuple[str, Spec], ...]
     #: Arguments that share a path, or a pattern of paths, with the plan.
     matched: tuple[str, ...]
+    #: Arguments with another sharding than in the plan.
     changed: tuple[ArgumentChange, ...]
     #: Actions without a match, as text.
     actions_gone: tuple[str, ...]
     #: The number of ops with the plan's shardings, and of all ops, without arguments and results.
     ops_matched: int
+    #: The number of all ops, without arguments and results.
     ops: int
     #: Notes, one line each.
     notes: tuple[str, ...]

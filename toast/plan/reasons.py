@@ -20,13 +20,17 @@ class Cause:
     number: int
     #: ``pin``, ``fix``, ``action``, ``refinement``, ``region`` (manual over the axis), or a method.
     kind: str
+    #: The mesh axis.
     axis: str
     #: Dimensions that the step shards; for a region, its source line.
     dimensions: tuple[str, ...] = ()
+    #: The resolution of conflicts: one bit per resolution group.
     resolution: tuple[int, ...] = ()
     #: The gain and the price of the step, as text.
     reason: str = ""
+    #: The prediction before the step; ``None`` if there is none.
     before: Prediction | None = None
+    #: The prediction after the step; ``None`` if there is none.
     after: Prediction | None = None
 
     def __str__(self) -> str:
@@ -42,8 +46,11 @@ class Cause:
 class HeldAxis:
     """A mesh axis that shards a dimension of an argument."""
 
+    #: The number of the dimension, from 0.
     dimension: int
+    #: The mesh axis.
     axis: str
+    #: The step that gave the axis to the dimension.
     cause: Cause
 
 
@@ -51,12 +58,15 @@ class HeldAxis:
 class FreeAxis:
     """A mesh axis that does not shard a dimension of an argument, and the reason."""
 
+    #: The number of the dimension, from 0.
     dimension: int
+    #: The mesh axis.
     axis: str
     #: ``elsewhere`` (it shards another dimension), ``size`` (it does not divide this one),
     #: ``undone`` (a step sharded it, a later one removed the axis), ``few`` (too few dimensions
     #: have the color), ``conflict``, ``constraint`` or ``price``.
     kind: str
+    #: The reason, in words.
     why: str
     #: The prediction with one more action that shards it; for ``price`` and ``undone``.
     then: Prediction | None = None
@@ -66,15 +76,23 @@ class FreeAxis:
 class ArgumentExplanation(Record):
     """The sharding of an argument, with the cause of each axis."""
 
+    #: The path of the argument, such as ``params['wq']``.
     argument: str
+    #: Its shape.
     shape: tuple[int, ...]
+    #: Its element type, such as ``f32``.
     dtype: str
+    #: Its sharding: the mesh axes of each dimension.
     spec: Spec
     #: The arguments of its group (4.4), with ``*`` for list positions.
     group: tuple[str, ...]
+    #: Its bytes, unsharded.
     bytes: int
+    #: Its bytes on a device.
     device_bytes: int
+    #: The mesh axes that shard it, each with its cause.
     held: tuple[HeldAxis, ...]
+    #: The mesh axes that do not shard it, each with the reason.
     free: tuple[FreeAxis, ...]
     #: The numbers of the collectives that move it.
     moved_by: tuple[int, ...]
@@ -98,7 +116,9 @@ class CollectiveExplanation(Record):
 
     #: The number in the plan, from 1, by decreasing time.
     number: int
+    #: The name in StableHLO, such as ``all_gather``.
     kind: str
+    #: The mesh axes that it runs along.
     axes: tuple[str, ...]
     #: The bytes of the result on a device, of one collective.
     bytes: float
@@ -109,23 +129,28 @@ class CollectiveExplanation(Record):
     seconds: float
     #: The seconds of all; these sum to the prediction.
     total_seconds: float
+    #: The algorithm that its price is of, such as ``ring``.
     algorithm: str
     #: ``reshard``, ``sum`` (of partial sums), ``edges`` (of a window), ``order`` (shards change
     #: places) or ``manual`` (the program's own, in a manual region).
     what: str
     #: The value that moves, and the number of such values.
     value: str
+    #: The number of such values.
     values: int
     #: The ops that define and use it, with their source lines; a sum has no use.
     definition: str
+    #: The op that uses the value, with its source line; empty for a sum.
     use: str
     #: The sharding before and after the collective.
     before: Spec
+    #: The sharding after the collective.
     after: Spec
     #: For each axis: the factors that hold it at the definition and at the use.
     factors: tuple[tuple[str, str, str], ...]
     #: The steps that gave these factors the axes; the last one causes the collective.
     causes: tuple[Cause, ...]
+    #: The cause, in words.
     why: str
 
     def __repr__(self) -> str:
@@ -145,11 +170,13 @@ class AnnotationExplanation(Record):
 
     #: The user's call, such as ``split(0, 'data')``, and its source line.
     call: str
+    #: The source line of the call; empty if unknown.
     place: str
     #: The value that is annotated.
     value: str
     #: Its sharding in the plan, and that of the value before the annotation.
     spec: Spec
+    #: The sharding of the value before the annotation.
     before: Spec
     #: The numbers of the collectives that reshard the value for the annotation, or the annotated
     #: value for its uses.

@@ -31,7 +31,9 @@ class TorchShardings:
     minor; :meth:`device_mesh` has this order.
     """
 
+    #: The mesh of the plan.
     mesh: Mesh
+    #: The axes of the mesh in the order of the device mesh.
     axes: tuple[str, ...]
     #: The mesh axes of each dimension, by the name of the tensor.
     specs: Mapping[str, Spec] = dataclasses.field(repr=False)

@@ -66,7 +66,9 @@ UNNAMED = "@unnamed"
 class Residual:
     """A residual of a block: one value, or several with one name."""
 
+    #: The name, which policies match.
     name: str
+    #: The kind of op that computes it, or ``input``; policies match it with ``@``.
     kind: ResidualKind
     #: The types of its values: ``bf16[16,8192,4096]``.
     types: tuple[str, ...]
@@ -82,7 +84,9 @@ class Residual:
 class Block:
     """A part of a program whose residuals a policy decides about."""
 
+    #: The name, which policies match.
     name: str
+    #: Its residuals, in program order.
     residuals: tuple[Residual, ...]
     #: How often it runs in a step: the length of its scan, or the number of its calls.
     runs: int = 1
@@ -117,9 +121,13 @@ class BlockPolicy:
 
     #: The name of the block, with ``*`` for any text.
     block: str
+    #: Residuals that stay in memory.
     keep: tuple[str, ...] = ()
+    #: Residuals that are in the memory of the host until the backward pass.
     offload: tuple[str, ...] = ()
+    #: Residuals that the backward pass computes again.
     recompute: tuple[str, ...] = ()
+    #: Arguments of which the backward pass uses the gathered copies of the forward pass.
     gathered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -193,6 +201,7 @@ class MemoryPolicy:
     layer: keep=query,key offload=gate; *: keep=*
     """
 
+    #: The decisions for blocks, by their names.
     blocks: tuple[BlockPolicy, ...]
     #: The name of the preset that it is; empty for another policy.
     preset: str = dataclasses.field(default="", compare=False)

@@ -53,7 +53,9 @@ def element_bytes(dtype: str) -> int:
 class TensorType:
     """Shape and StableHLO element type (``f32``, ``bf16``, ``i1`` ...) of a value."""
 
+    #: The elements along each dimension.
     shape: tuple[int, ...]
+    #: The element type, in StableHLO's words.
     dtype: str
 
     def __str__(self) -> str:
@@ -64,9 +66,13 @@ class TensorType:
 class Location:
     """The origin of an op: the path of JAX primitives and the user's innermost source line."""
 
+    #: The path of JAX primitives, such as ``jit(step)/dot_general``.
     path: str = ""
+    #: The user's file; empty if unknown.
     file: str = ""
+    #: The line in the file, from 1; 0 if unknown.
     line: int = 0
+    #: The user's function; empty if unknown.
     function: str = ""
 
     @property
@@ -99,9 +105,13 @@ class PaddedDimension:
 class Signature:
     """All inputs of an op's sharding rule; ops with equal signatures share one solved rule."""
 
+    #: The kind of op, such as ``dot_general``.
     kind: str
+    #: The attributes that the rule depends on, by name.
     attributes: tuple[tuple[str, Attribute], ...]
+    #: The types of the operands.
     operands: tuple[TensorType, ...]
+    #: The types of the results.
     results: tuple[TensorType, ...]
 
     def attribute(self, name: str) -> Attribute | None:
@@ -113,8 +123,11 @@ class Signature:
 class Op:
     """An op: the index of its signature, and the indices of the values it uses and defines."""
 
+    #: The number of the signature.
     signature: int
+    #: The numbers of the values that it uses.
     operands: tuple[int, ...]
+    #: The numbers of the values that it defines.
     results: tuple[int, ...]
 
 
@@ -122,8 +135,11 @@ class Op:
 class Value:
     """An SSA value: its type, the op that defines it, and its index among the op's results."""
 
+    #: The shape and the element type.
     type: TensorType
+    #: The number of the op that defines it.
     op: int
+    #: Which of the op's results it is, from 0.
     result: int
 
 
@@ -135,9 +151,13 @@ class Program:
     result, so argument ``i`` is op ``i`` and result ``j`` is op ``len(ops) - len(results) + j``.
     """
 
+    #: The name of the function.
     name: str
+    #: The different signatures of ops: kind, types and attributes.
     signatures: tuple[Signature, ...]
+    #: The ops, in program order.
     ops: tuple[Op, ...]
+    #: The values, by number.
     values: tuple[Value, ...]
     #: Argument paths, e.g. ``params['layers'][3]['wq']``.
     arguments: tuple[str, ...]
@@ -174,6 +194,7 @@ class Program:
     #: What was padded in it (:mod:`toast.uneven`), and the digest of the program as it was given,
     #: before that and before :mod:`toast.frontend.shifts`; empty if it is this one.
     padding: tuple[PaddedDimension, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    #: The digest before padding and before shifts; empty if the program is as it was given.
     whole_digest: str = dataclasses.field(default="", repr=False, compare=False)
     #: The memory policy and the microbatches that it was traced with; ``None`` if none were asked
     #: for.

@@ -17,6 +17,7 @@ Spec = tuple[tuple[str, ...], ...]
 class Shardings:
     """The shardings of all values of a program, and the uses that need another sharding."""
 
+    #: The mesh whose axes the shardings name.
     mesh: Mesh
     #: The sharding of each value at its definition; missing values are replicated.
     values: Mapping[int, Spec]

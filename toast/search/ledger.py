@@ -40,7 +40,9 @@ class SearchEnd(Exception):
 class Trajectory(NamedTuple):
     """Actions in order, with the rank that the search minimises."""
 
+    #: What the search minimises: the cost with the length and ``OVER_LIMIT``.
     rank: float
+    #: The actions, in order.
     actions: tuple[Action, ...]
     #: Cost C (4.5) of the final state, without length and ``OVER_LIMIT``.
     cost: float

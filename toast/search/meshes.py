@@ -31,12 +31,17 @@ _INTERRUPTED = "interrupted"
 class MeshResult:
     """One mesh and the best plan on it."""
 
+    #: The mesh.
     mesh: Mesh
     #: Whether a full search finished; otherwise, one round or as much as the budget allowed.
     full: bool = False
+    #: The cost of the best plan on it; ``None`` without a plan.
     cost: float | None = None
+    #: Its predicted seconds of a step.
     step_seconds: float | None = None
+    #: Its predicted peak of memory per device.
     peak_bytes: float | None = None
+    #: Whether it fits.
     fits: bool | None = None
     #: The odds that it fits.
     fit_probability: float | None = None

@@ -43,9 +43,13 @@ DEFAULT_STAGES: tuple[Stage, ...] = (
 class Round:
     """Progress after one round."""
 
+    #: The number of the round, from 1.
     number: int
+    #: States priced so far.
     states: int
+    #: The lowest cost so far.
     cost: float
+    #: Seconds since the search began.
     seconds: float
 
 
@@ -53,13 +57,17 @@ class Round:
 class SearchResult:
     """The best trajectory of a search, and what the search did."""
 
+    #: The actions of the best trajectory, in order.
     actions: tuple[Action, ...]
     #: ``[classes, axes]``
     state: States
+    #: Its cost C (4.5).
     cost: float
     #: States priced.
     states: int
+    #: Seconds of the search.
     seconds: float
+    #: The progress after each round.
     rounds: tuple[Round, ...]
     #: Why the search ended early: ``budget``, ``interrupt`` or empty.
     stopped: str = ""

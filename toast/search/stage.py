@@ -64,6 +64,7 @@ class Stage(Protocol):
 class WhenImproved:
     """Stages for the first round, and for rounds whose earlier stages improved the trajectory."""
 
+    #: The stages.
     stages: tuple[Stage, ...]
 
     def __post_init__(self) -> None:

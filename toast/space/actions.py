@@ -25,6 +25,7 @@ class Action(NamedTuple):
     color: int
     #: The resolution of conflicts: one bit per resolution group of the color.
     resolution: tuple[int, ...]
+    #: The number of the mesh axis.
     axis: int
     #: The part of the color: pairs of an op class and its factor, to which the axis moves from any
     #: other factor; factor -1 removes the axis.  Empty for the whole color; then an op that already

@@ -30,11 +30,11 @@ _ODD = -7046029254386353131
 class Classes:
     """``K`` op classes with at most ``F`` factors each."""
 
-    of_op: Ints  # [ops] the class of each op
-    representative: Ints  # [K] one op of each class
-    count: Ints  # [K] the number of ops in each class, times their repeats
-    divisor: Ints  # [K, F] shards of the factor divide this; 1 if it takes no axis
-    family: Ints  # [K] a number; equal for classes that differ only in their neighbours
+    of_op: Ints  #: [ops] the class of each op
+    representative: Ints  #: [K] one op of each class
+    count: Ints  #: [K] the number of ops in each class, times their repeats
+    divisor: Ints  #: [K, F] shards of the factor divide this; 1 if it takes no axis
+    family: Ints  #: [K] a number; equal for classes that differ only in their neighbours
 
 
 def behaviours(
