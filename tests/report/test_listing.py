@@ -1,4 +1,7 @@
-"""The listing of a report in headless Chromium: it folds, filters and searches."""
+"""The listing of a report in headless Chromium: it folds, filters and searches.
+
+Keys press the buttons: while the page still draws, it may move under a mouse.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +33,17 @@ def test_filters_count_what_the_data_says(chrome: Any, report: pathlib.Path) -> 
     page.locator("#only").select_option("moves")
     moved = {c.op for c in plan.breakdown.collectives}
     says(page, f"^{sum(kinds[op] == 'dot_general' for op in moved)} of ")
-    page.locator("#clear").click()
+    page.locator("#clear").press("Enter")
     page.locator("#color").select_option("1")
     says(page, f"^{len([*colored(embedded(page)['listing'], 1)])} of ")
-    page.locator("#clear").click()
+    page.locator("#clear").press("Enter")
     says(page, r"^[\d,]+ ops$")
     for kind in {c.kind for c in plan.breakdown.collectives}:
         page.locator("#query").fill(kind)
         wanted = {c.op for c in plan.breakdown.collectives if c.kind == kind}
         wanted |= {op for op, name in enumerate(kinds) if kind in name}
         says(page, f"^{len(wanted)} of ")
-    page.locator("button[data-line]").first.click()
+    page.locator("button[data-line]").first.press("Enter")
     assert number(found.inner_text()) > 0
     assert page.complaints == []
     page.close()
@@ -62,19 +65,19 @@ def test_sections_fold_and_links_unfold_them(chrome: Any, report: pathlib.Path) 
     page = opened(chrome, report)
     assert page.locator("tr[id^=op-]").count() == 0
     button = page.locator(".fold button", has_text="layers[1]").first
-    button.click()
+    button.press("Enter")
     assert button.get_attribute("aria-expanded") == "true"
     op = page.locator("button.op").nth(20)
-    op.click()
+    op.press("Enter")
     assert op.get_attribute("aria-expanded") == "true"
     detail = page.locator("tr.detail")
     for part in ("source", "sharding rule", "operand 0", "transformer.py:"):
         assert part in detail.inner_text() or "layers.py:" in detail.inner_text(), part
-    op.click()
+    op.press("Enter")
     assert detail.count() == 0
-    page.locator("#fold-all").click()
+    page.locator("#fold-all").press("Enter")
     assert page.locator("tr[id^=op-]").count() == 0
-    page.locator("#memory a[href^='#op-']").first.click()
+    page.locator("#memory a[href^='#op-']").first.press("Enter")
     here = page.locator("tr.here")
     assert here.is_visible()
     assert page.evaluate("document.activeElement.closest('tr').classList.contains('here')")
@@ -131,7 +134,7 @@ def test_the_search_finds_what_the_page_shows(chrome: Any, report: pathlib.Path)
         f"dot_general#{product}": {product},
     }.items():
         assert wanted, query
-        page.locator("#clear").click()
+        page.locator("#clear").press("Enter")
         says(page, r"^[\d,]+ ops$")
         page.locator("#query").fill(query)
         says(page, f"^{len(wanted):,} of ")
@@ -166,7 +169,7 @@ def test_an_empty_listing_says_why(chrome: Any, report: pathlib.Path) -> None:
     page.wait_for_timeout(200)
     assert empty.inner_text().startswith(known)
     page.screenshot(path=SHOTS / "empty.png")
-    page.get_by_role("button", name="Show all ops").click()
+    page.get_by_role("button", name="Show all ops").press("Enter")
     says(page, r"^[\d,]+ ops$")
     assert page.evaluate("document.activeElement.id") == "query"
     assert not empty.is_visible()
@@ -184,7 +187,7 @@ def test_badges_stand_by_what_is_moved(chrome: Any, report: pathlib.Path) -> Non
     for only in ("moves", "conflicts"):
         page.locator("#only").select_option(only)
         for button in page.locator(".fold:visible > h4 > button[aria-expanded=false]").all():
-            button.click()
+            button.press("Enter")
         rows = page.evaluate(BADGES)
         ops = {op for op, _, _, _ in rows}
         assert ops == {

@@ -67,15 +67,15 @@ def test_the_switch_stays_in_the_address(
     page = opened(chrome, path)
     shown = page.locator("#beside .verdict strong")
     assert shown.inner_text() == "earlier"
-    page.locator("#plans button").nth(1).click()
+    page.locator("#plans button").nth(1).press("Enter")
     assert shown.inner_text() == "<b>third</b>"
     page.wait_for_timeout(300)
     assert "beside=" in page.evaluate("location.hash")
     page.evaluate("location.reload()")
     page.wait_for_selector("html[data-ready]", state="attached")
     assert shown.inner_text() == "<b>third</b>"
-    page.locator(".as-python summary").click()
-    page.locator("[data-copy=python]").click()
+    page.locator(".as-python summary").press("Enter")
+    page.locator("[data-copy=python]").press("Enter")
     page.wait_for_timeout(50)
     assert page.locator("[data-copy=python]").inner_text() in ("Copied", "Selected")
     assert page.complaints == []

@@ -79,7 +79,7 @@ def test_a_moment_is_told(chrome: Any, report: pathlib.Path) -> None:
         page.keyboard.press(key)
         page.wait_for_timeout(60)
         assert text in page.locator("#range").inner_text()
-    page.locator("#zoom-in").click()
+    page.locator("#zoom-in").press("Enter")
     page.locator("#at").fill("250000")
     page.wait_for_timeout(400)
     address = page.evaluate("location.hash")
@@ -110,13 +110,13 @@ def test_the_mouse_enlarges_a_range(chrome: Any, report: pathlib.Path) -> None:
     page.mouse.up()
     page.wait_for_timeout(60)
     assert " to " in page.locator("#range").inner_text()
-    page.locator("#at-peak").click()
+    page.locator("#at-peak").press("Enter")
     page.wait_for_timeout(60)
     groups = page.locator(".groups tbody tr").all_inner_texts()
     assert len(groups) == len(
         memory_groups(planned("t2b", layers=2), planned("t2b", layers=2).timeline).groups
     )
-    page.locator("#zoom-all").click()
+    page.locator("#zoom-all").press("Enter")
     assert page.locator("#zoom-all").is_disabled()
     assert page.complaints == []
     page.close()
