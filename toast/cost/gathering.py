@@ -867,6 +867,8 @@ def _rounded(
         for kind, dtype in operands.items()
         if dtype
     }
+    if not rounded:
+        return share
     for use, (op, value) in enumerate(zip(use_op.tolist(), use_of.tolist(), strict=True)):
         if program.kind(op) in rounded and program.values[value].type.dtype == "f32":
             share[grouped.of_use[use]] = rounded[program.kind(op)]
