@@ -22,7 +22,7 @@ import statistics
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 from msgspec import Meta, Struct, structs
@@ -83,6 +83,8 @@ class Program(_Table, frozen=True, kw_only=True):
     strategy: Text = "FSDP"
     model: str = ""
     options: Mapping[str, str | int | float] = {}
+    #: ``asynchronous`` if flags of the compiler put gathers and scatters into the background.
+    overlap: Literal["partial", "asynchronous"] = "partial"
 
 
 class Case(_Table, frozen=True, kw_only=True):
@@ -202,6 +204,7 @@ def predict(folder: pathlib.Path, case: Case) -> Predicted:
     plan = manual(
         toast.analyze(model, platform=hardware.platform), case.program.mesh, hardware.name,
         {case.program.strategy: strategies[case.program.strategy]}, memory_bytes=2.0**50,
+        overlap=case.program.overlap,
     )  # fmt: skip
     seconds, peak = plan.after.step_seconds, plan.after.peak_bytes / GIB
     return Predicted(

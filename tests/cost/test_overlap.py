@@ -293,3 +293,20 @@ def test_shards_that_trade_places_cross_the_torus() -> None:
 def test_memory_that_no_plan_has() -> None:
     with pytest.raises(SearchError, match="no plan on mesh a=2,b=2 fits"):
         toast.plan(analyzed("t2b-tiny"), mesh="a=2,b=2", hardware="tpu-v5e", memory_bytes=1e3)
+
+
+def test_products_wait_for_all_gathers_except_on_v5e() -> None:
+    """XLA for v5e runs all-gathers beside products; for v6e it does with flags alone."""
+    analysis = toast.analyze(layers, f32(4096, 1024), [f32(1024, 1024)] * 4)
+    space = Space(analysis, Mesh.parse("d=4"), min_dimensions=0)
+    batch = random_legal(space, 256, np.random.default_rng(0))
+    hidden = {}
+    for name in ("tpu-v5e", "tpu-v6e"):
+        for overlap in ("partial", "asynchronous"):
+            prices = CostModel(space, load(name), overlap=overlap).price(batch)  # type: ignore[arg-type]
+            others = np.delete(prices.collective_seconds, COLLECTIVES.index("all_gather"), axis=1)
+            hidden[name, overlap] = bool(prices.hidden_seconds[others.sum(axis=1) == 0].any())
+    assert hidden == {
+        ("tpu-v5e", "partial"): True, ("tpu-v5e", "asynchronous"): True,
+        ("tpu-v6e", "partial"): False, ("tpu-v6e", "asynchronous"): True,
+    }  # fmt: skip

@@ -99,6 +99,7 @@ class OverlapChoice(enum.StrEnum):
 
     none = "none"
     partial = "partial"
+    asynchronous = "asynchronous"
     full = "full"
 
 
@@ -106,8 +107,9 @@ OverlapOption = Annotated[
     OverlapChoice,
     typer.Option(
         "--overlap",
-        help="Collectives that overlap with matrix products: none; partial, asynchronous "
-        "collectives with independent products; full, all.",
+        help="Collectives that overlap with independent matrix products: none; partial, those that "
+        "the compiler runs in the background by default; asynchronous, also all-gathers and "
+        "reduce-scatters, as with its flags; full, all.",
     ),
 ]
 

@@ -16,6 +16,7 @@ from toast.cost.loops import ADDED, UNFUSED, LoopCandidates, Loops, faster_loops
 from toast.cost.machine import Machine
 from toast.cost.reshard_routes import Routes, routes, trading
 from toast.cost.tables import Tables
+from toast.hardware import COLLECTIVES
 from toast.space import NONE, States
 
 #: ``[S, K, A]`` the factor of an op class that holds an axis; F for none.
@@ -243,7 +244,7 @@ class Layout(LocalLayout):
                 GATHER, size / self.devices[self.used_axes[state, use]], group
             ),
             product=self._product_seconds(state, op_class),
-            independent=t.uses.independent_s[use],
+            independent=self._beside(GATHER, t.uses.independent_s[use]),
             accessed=UNFUSED * t.uses.result_bytes[use] / self._shards(state, op_class),
         ))  # fmt: skip
 
@@ -264,9 +265,14 @@ class Layout(LocalLayout):
             state, value, group, size,
             seconds=self.machine.collectives.seconds(SCATTER, size * devices, group),
             product=self._product_seconds(state, t.slots.op_class[t.values.slot[value]]),
-            independent=t.values.independent_s[value],
+            independent=self._beside(SCATTER, t.values.independent_s[value]),
             accessed=ADDED * (devices - 1) * size,
         ))  # fmt: skip
+
+    def _beside(self, kind: int, independent: Floats) -> Floats:
+        """``[M]`` the seconds of ``independent`` products that run beside a kind of collective."""
+        background = COLLECTIVES[kind] in self.machine.background
+        return independent if background else np.zeros_like(independent)
 
     def _shards(self, state: Ints, op_class: Ints) -> Floats:
         """``[M]`` the devices that share an op of each class in each state."""

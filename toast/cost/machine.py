@@ -29,6 +29,7 @@ class Machine:
     hardware: Hardware
     collectives: Collectives
     axis_sizes: Floats  # [A] devices along each axis
+    background: frozenset[str]  # collectives beside which products run
 
     @functools.cached_property
     def devices(self) -> Floats:

@@ -5,8 +5,10 @@ buffers.  All arrays have a leading axis over states; Python loops run only over
 axes.
 
 ``overlap`` selects which collectives products hide, second for second: with ``"none"``, none; with
-``"partial"`` (the default), all-gathers, reduce-scatters and permutations, behind independent
-products (:mod:`toast.cost.overlap`); with ``"full"``, all of them, which gives a lower bound.
+``"partial"`` (the default), those that the compiler runs in the background on this hardware, behind
+independent products (:mod:`toast.cost.overlap`); with ``"asynchronous"``, also all-gathers and
+reduce-scatters where only flags of the compiler put them there; with ``"full"``, all of them, which
+gives a lower bound.
 """
 
 from __future__ import annotations
@@ -50,15 +52,13 @@ from toast.cost.terms import (
 )
 from toast.cost.timeline import Timeline
 from toast.errors import SearchError
-from toast.hardware import COLLECTIVES, Collectives, Hardware
+from toast.hardware import ASYNCHRONOUS, COLLECTIVES, Collectives, Hardware
 from toast.space import Space, States
 
-#: Collectives that run beside products: none; those that hardware runs in the background, beside
-#: independent products; all, as far as there are products.
-Overlap = Literal["none", "partial", "full"]
-
-#: Collectives that XLA runs in the background: it waits for all-reduces and all-to-alls.
-_BACKGROUND = frozenset({"all_gather", "reduce_scatter", "collective_permute"})
+#: Collectives that run beside products: none; those that the compiler runs in the background by
+#: default, beside independent products; also those that it may be told to; all, as far as there are
+#: products.
+Overlap = Literal["none", "partial", "asynchronous", "full"]
 
 #: Maximum number of threads for a batch, and the states times value classes that justify one.
 _THREADS = min(4, os.cpu_count() or 1)
@@ -111,7 +111,7 @@ class CostModel:
         ``ValueError`` for invalid terms.
         """
         if overlap not in typing.get_args(Overlap):
-            raise SearchError(f"overlap {overlap!r}: use none, partial or full")
+            raise SearchError(f"overlap {overlap!r}: use none, partial, asynchronous or full")
         self.space = space
         self.overlap = overlap
         self.hardware = hardware
@@ -120,9 +120,14 @@ class CostModel:
         self.terms = tuple(default if terms is None else terms)
         check(self.terms)
         collectives = Collectives(hardware, space.mesh)
-        self.machine = Machine(hardware, collectives, space.axis_sizes.astype(np.float64))
+        background = {
+            "none": (), "partial": hardware.background, "asynchronous": ASYNCHRONOUS,
+            "full": COLLECTIVES,
+        }[overlap]  # fmt: skip
+        sizes = space.axis_sizes.astype(np.float64)
+        self.machine = Machine(hardware, collectives, sizes, frozenset(background))
         #: Without overlap, loops have no use; with all of it, gathers take no time either.
-        self.loops = local and overlap == "partial"
+        self.loops = local and overlap not in ("none", "full")
         alike = (
             like is not None
             and (like.hardware, like.terms, like.loops) == (hardware, self.terms, self.loops)
@@ -306,9 +311,7 @@ class CostModel:
 
     def in_background(self, kind: int) -> bool:
         """Whether products may run beside collectives of a kind."""
-        if self.overlap == "partial":
-            return COLLECTIVES[kind] in _BACKGROUND
-        return self.overlap == "full"
+        return COLLECTIVES[kind] in self.machine.background
 
     def hidden(
         self,
@@ -325,10 +328,8 @@ class CostModel:
         """
         if self.overlap == "full":
             return np.minimum(collectives, products)
-        if self.overlap == "partial":
-            saved = self.hardware.overlap_efficiency
-            return np.asarray(saved * self.tables.windows.hidden(asked, products, share))
-        return np.zeros(len(products))
+        saved = self.hardware.overlap_efficiency
+        return np.asarray(saved * self.tables.windows.hidden(asked, products, share))
 
     @staticmethod
     def step_seconds(parts: Floats, collectives: Floats, hidden: Floats) -> tuple[Floats, Floats]:

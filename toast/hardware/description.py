@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Literal, get_args
 
 from toast.hardware.product_prices import ProductPrices
 
@@ -102,6 +103,11 @@ class Protocol:
     bandwidth_bytes_per_s: float
 
 
+#: Collectives that XLA can run in the background: it waits for all-reduces and all-to-alls.
+Asynchronous = Literal["all_gather", "collective_permute", "reduce_scatter"]
+ASYNCHRONOUS: tuple[Asynchronous, ...] = get_args(Asynchronous)
+
+
 @dataclasses.dataclass(frozen=True)
 class Hardware:
     """One kind of device.  Rates are achievable ones: those of the datasheet times efficiency.
@@ -136,6 +142,9 @@ class Hardware:
     #: What XLA gathers well before it is needed: ``operands`` of all groups of a grouped product;
     #: ``all``: also parameters that take longer than the product that needs them; or nothing.
     gathers_ahead: str = ""
+    #: The collectives that the compiler runs in the background by default: they start early, and
+    #: products run beside them.
+    background: tuple[Asynchronous, ...] = ASYNCHRONOUS
     #: The element type that float32 operands of products are rounded to before they are stored or
     #: sent; empty if they are not rounded.
     product_operands: str = ""

@@ -17,7 +17,15 @@ from msgspec import Meta
 from toast.boundary.regular_files import read_text
 from toast.boundary.typed import Misfit, checked
 from toast.errors import HardwareError
-from toast.hardware.description import Hardware, Interconnect, Measured, Network, Protocol
+from toast.hardware.description import (
+    ASYNCHRONOUS,
+    Asynchronous,
+    Hardware,
+    Interconnect,
+    Measured,
+    Network,
+    Protocol,
+)
 from toast.hardware.mesh import AXIS_NAME
 from toast.hardware.product_prices import ProductPrices
 from toast.resources import directory
@@ -152,6 +160,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     grouped_operands: Literal["bf16", "f16", "f32"] | None = None
     transcendentals_per_s: FlopsPerS = math.inf
     gathers_ahead: Literal["operands", "all"] | None = None
+    background: tuple[Asynchronous, ...] = ASYNCHRONOUS
     vector_products_per_s: FlopsPerS = math.inf
     product_latency_s: Seconds = 0.0
     kernel_latency_s: Seconds = 0.0
@@ -322,6 +331,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         products=_products(file),
         lanes=file.memory.lanes,
         gathers_ahead=file.gathers_ahead or "",
+        background=tuple(sorted({*file.background})),
         product_operands=file.product_operands or "",
         grouped_operands=file.grouped_operands or file.product_operands or "",
         transcendentals_per_s=file.transcendentals_per_s,
@@ -378,7 +388,8 @@ class _Fault(NamedTuple):
 def _table_faults(data: Mapping[str, Any]) -> Iterator[_Fault]:
     """Wrong tables: they come first, as the keys of a table without header belong to another."""
     for name, value in data.items():
-        if isinstance(value, dict | list) and name not in (*_TABLES, *_LISTS):
+        tables = [value] if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if any(isinstance(v, dict) for v in tables) and name not in (*_TABLES, *_LISTS):
             yield _Fault(name, "", f"unknown table {name}", _hint(name, _TABLES))
     for name in _TABLES:
         if not isinstance(

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from toast.boundary.printable import printable
-from toast.hardware import COLLECTIVES, Collectives, Hardware, Interconnect, Mesh
+from toast.hardware import ASYNCHRONOUS, COLLECTIVES, Collectives, Hardware, Interconnect, Mesh
 from toast.hardware.calibrate import Calibration
 from toast.hardware.product_fit import ProductCalibration
 from toast.hardware.sources import FigureSources
@@ -81,6 +81,9 @@ def hardware_tables(
     if machine.kernel_latency_s:
         latency = time_text(machine.kernel_latency_s)
         add("another kernel, besides", latency, ("", "kernel_latency_s"))
+    if waited := {*ASYNCHRONOUS} - {*machine.background}:
+        names = ", ".join(sorted(name.replace("_", "-") + "s" for name in waited))
+        add("products wait for", names, ("", "background"))
     if machine.overlap_efficiency < 1:
         cost = 1 - machine.overlap_efficiency
         beside = f"take {cost:.0%} of their time"
