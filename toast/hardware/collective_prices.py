@@ -275,9 +275,11 @@ def _on_torus(kind: str, rings: Sequence[Ring], link: Interconnect) -> Iterator[
 
     **All-gather** of ``b`` bytes, **reduce-scatter** (the reverse) and **all-reduce** (both): a
     device receives ``(n - 1) / n * b`` bytes over its links.  It uses one link on a ring in one
-    direction, two on a ring in both directions, and one at the end of an open line.  On several
-    dimensions the data is split, and each part starts on a different dimension, so that all links
-    are busy.
+    direction, two on a ring in both directions, and one at the end of an open line.  Shards go
+    whole: in both directions on a ring of even size, the one from the opposite device arrives last
+    over one of the two links, after ``n / 2`` steps, so that the time is that of all ``b`` bytes
+    (XLA's scheduler has the same).  On several dimensions the data is split, and each part starts
+    on a different dimension, so that all links are busy.
 
     **All-to-all**: every device has ``b`` bytes, ``b / n`` for each device.  A cut divides a ring
     of ``m`` devices into two halves.  In each direction, ``m / 2 * m / 2`` pairs send over the 2
@@ -304,6 +306,8 @@ def _on_torus(kind: str, rings: Sequence[Ring], link: Interconnect) -> Iterator[
         yield Algorithm("ring", both * link.latency_s * hops, both * part / rate)
     hops = sum(r.devices // 2 if r.closed else r.devices - 1 for r in rings)
     rate = sum(r.bandwidth * (2 if r.closed else 1) for r in rings)
+    if closed and any(ring.devices % 2 == 0 for ring in rings):
+        part = 1.0
     name = "bidirectional ring" if closed else "bidirectional line"
     yield Algorithm(name, both * link.latency_s * hops, both * part / rate)
 
