@@ -258,22 +258,41 @@ def rows_of(
 ) -> Iterator[Row]:
     """The rows of a program; plans after ``limit_s`` seconds have no steps, which take longest."""
     begin = time.monotonic()
-    model, other = models_of(stranger, lowering)
-    hardware, program = model.hardware, model.space.analysis.program
-    limit = hardware.memory_limit_bytes
-    for plan, found, state in plans_of(model, stranger, others, most_experts):
-        predicted = Prediction.of(model.price(state[None]))
-        seconds = float(other.price(state[None]).seconds[0])
+    models = models_of(stranger, lowering)
+    for plan, found, state in plans_of(models[0], stranger, others, most_experts):
         full = time.monotonic() - begin < limit_s
-        verdict, error, shardings = None, "", shardings_of(model, state)
-        try:
-            local = lowered_state(model, state).module if lowering == "local" else None
-            verdict = judge(program, shardings, hardware, local=local, full=full, timeout=COMPILE_S)
-        except ToastError as problem:
-            error = str(problem)
-        yield row_of(
-            stranger, plan, found, limit, predicted, seconds, verdict, error, packed(state)
-        )
+        yield judged(stranger, models, plan, found, state, lowering, full=full)
+
+
+def judged(
+    stranger: grammar.Stranger, models: tuple[CostModel, CostModel], plan: str, found: bool,
+    state: States, lowering: Lowering, *, full: bool,
+) -> Row:  # fmt: skip
+    """The row of a state of :func:`models_of`; with the compiler's step if ``full``."""
+    model, other = models
+    hardware, program = model.hardware, model.space.analysis.program
+    predicted = Prediction.of(model.price(state[None]))
+    seconds = float(other.price(state[None]).seconds[0])
+    verdict, error, shardings = None, "", shardings_of(model, state)
+    try:
+        local = lowered_state(model, state).module if lowering == "local" else None
+        verdict = judge(program, shardings, hardware, local=local, full=full, timeout=COMPILE_S)
+    except ToastError as problem:
+        error = str(problem)
+    return row_of(
+        stranger, plan, found, hardware.memory_limit_bytes, predicted, seconds, verdict, error,
+        packed(state),
+    )  # fmt: skip
+
+
+def judged_again(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
+    """The rows of one program, compiled and predicted again; those with steps in full."""
+    stranger = grammar.draw(rows[0].seed)
+    models = models_of(stranger, lowering)
+    for row in rows:
+        state = unpacked(row.state, models[0].space.initial)
+        full = row.xla_step_ms > 0
+        yield judged(stranger, models, row.plan, bool(row.found), state, lowering, full=full)
 
 
 def priced(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
@@ -411,7 +430,8 @@ def main() -> None:
     )
     parser.add_argument("--lowering", choices=[*TABLES], default="xla")
     parser.add_argument("--table", type=pathlib.Path, help="default: that of the lowering")
-    parser.add_argument("--report", action="store_true", help="compile nothing")
+    parser.add_argument("--again", action="store_true", help="compile the rows of --seeds again")
+    parser.add_argument("--report", action="store_true", help="compile no further programs")
     parser.add_argument("--page", action="store_true", help="write the figures into the docs")
     parser.add_argument("--price", action="store_true", help="predict all rows again")
     options = parser.parse_args()
@@ -444,6 +464,19 @@ def main() -> None:
         write(rows, table)
         jax.clear_caches()
         gc.collect()
+    if options.again:
+        for seed in sorted(done & {*options.seeds}):
+            old = [row for row in rows if row.seed == seed and row.state]
+            new = [*judged_again(old, lowering)] if old else []
+            changed = sum(
+                abs(after.xla_peak_gib / before.xla_peak_gib - 1) > 1e-3
+                for before, after in zip(old, new, strict=True)
+            )
+            print(f"{seed}: {len(new)} plans, {changed} with other peaks", flush=True)
+            rows = [row for row in rows if row.seed != seed or not row.state] + new
+            write(rows, table)
+            jax.clear_caches()
+            gc.collect()
     if options.price:
         rows = [
             row
