@@ -34,8 +34,7 @@ from grammar import Stranger
 import toast
 from toast.cost import CostModel
 from toast.evaluation.baselines import manual_states
-from toast.search import Settings, find
-from toast.space import States
+from toast.search import Settings
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "memory.md"
 TABLE = pathlib.Path(__file__).resolve().parent / "recomputation.csv"
@@ -94,29 +93,33 @@ def pairs_of(number: int) -> Iterator[tuple[str, str]]:
     yield OTHERS[(number + 3) % len(OTHERS)], "FSDP"
 
 
-def planned(model: CostModel, stranger: Stranger, plan: str) -> States:
-    """The state of a sharding of a program."""
-    if plan == "found":
-        limit = model.hardware.memory_limit_bytes
-        settings = Settings(seed=stranger.seed, budget=strangers.SEARCH_S)
-        return find(model, memory_bytes=limit, settings=settings).state
-    return dict(manual_states(model, stranger.strategies))[plan]
+def models_of(stranger: Stranger, policy: str) -> tuple[CostModel, CostModel]:
+    """The cost models of a program that is traced with a policy."""
+    jax.clear_caches()  # how often constants are stated depends on what was traced before
+    gc.collect()
+    return strangers.models_of(stranger, "xla", remat=policy, microbatches=1)
 
 
 def row_of(stranger: Stranger, remat: str, plan: str, *, full: bool) -> Row:
     """The row of a pair; ``full`` for the compiler's step, too."""
-    policy, state = remat, None
+    policy, joint = remat, None
+    settings = Settings(seed=stranger.seed, budget=strangers.SEARCH_S)
     if remat == "auto":
         joint = toast.plan(
             stranger.model, mesh=stranger.mesh, hardware=stranger.hardware, remat="auto",
             microbatches=1, uneven=0, settings=Settings(seed=stranger.seed),
         )  # fmt: skip
-        policy, state = str(joint.policy), joint.state
-    models = strangers.models_of(stranger, "xla", remat=policy, microbatches=1)
-    if state is None:
-        state = planned(models[0], stranger, plan)
-    elif state.shape != models[0].space.initial.shape:
-        raise AssertionError(f"{policy}: traced again, the program differs")
+        policy = str(joint.policy)
+    models = models_of(stranger, policy)
+    model = models[0]
+    if plan == "found":
+        # JAX may state constants another number of times, so that a joint plan is only a start.
+        state = toast.plan(
+            model.space.analysis, mesh=stranger.mesh, hardware=stranger.hardware, start=joint,
+            uneven=0, settings=settings,
+        ).state  # fmt: skip
+    else:
+        state = dict(manual_states(model, stranger.strategies))[plan]
     found = plan == "found"
     row = strangers.judged(models, stranger, plan, found, state, lowering="xla", full=full)
     return Row(**dataclasses.asdict(row), remat=remat, policy=policy)
@@ -127,9 +130,7 @@ def priced(rows: Sequence[Row]) -> Iterator[Row]:
     stacks = layered_steps.stacks()
     for row in rows:
         stranger = stacks[row.seed].stranger(row.seed)
-        models = strangers.models_of(stranger, "xla", remat=row.policy, microbatches=1)
-        yield from strangers.priced_by(models, stranger, [row])
-        jax.clear_caches()
+        yield from strangers.priced_by(models_of(stranger, row.policy), stranger, [row])
 
 
 def figures(name: str, rows: Sequence[Row]) -> str:
@@ -204,8 +205,6 @@ def main() -> None:
         rows.append(row)
         if options.record:
             strangers.write(rows, TABLE)
-        jax.clear_caches()
-        gc.collect()
     if options.price:
         rows = []
         for row in priced(strangers.rows_in(TABLE, Row)):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
+from toast.cost.overwriting import overwriting
 from toast.cost.tables import CopyPairs, EntityTable
 from toast.program import Program, Signature, element_bytes
 from toast.space import BOUNDARY, PRODUCTS
@@ -213,11 +214,17 @@ def liveness(
             # An argument is overwritten as soon as its new value can be computed.
             op = program.values[result].op
             place[op] = early[op]
-    # An elementwise kernel may overwrite an operand that it is the last to read.
+    # The kernels of its consumers read a fused value: in reverse order, each op's kernel is the
+    # last of those that the op is fused into.
+    kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
+    use_end = kernel_end[use_op]
     alone = np.array([kind not in _STORED for kind in kind_of_op])
     alone[merged] = False
-    in_place = np.array([alone[v.op] for v in program.values], dtype=bool)
-    start = np.array([place[v.op] for v in program.values], dtype=np.int64) + in_place
+    maker = np.array([value.op for value in program.values], dtype=np.int64)
+    last_read = maker.copy()
+    np.maximum.at(last_read, use_value, use_end)
+    in_place = overwriting(program, kind_of_op, exists, alone[maker], last_read)
+    start = place[maker] + in_place
     end = start.copy()
     for result, alias in zip(program.result_values, program.aliases, strict=True):
         if alias < 0:
@@ -225,18 +232,14 @@ def liveness(
     _share_loop_buffers(program, kind_of_op, aliased)
     if copied is not None:
         aliased &= ~copied
-    # The kernels of its consumers read a fused value: in reverse order, each op's kernel is the
-    # last of those that the op is fused into.
-    kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
-    use_end = kernel_end[use_op]
     # A loop starts in the buffer of its initial value, if nothing else needs it.
     initial = np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)
     use_end[initial] -= 1
     np.maximum.at(end, use_value, use_end)
     # What a loop reads from outside stays until its last iteration.
-    maker = np.array([value.op for value in program.values], dtype=np.int64)[use_value]
+    made = maker[use_value]
     for begin, _, stop in loops_of(program):
-        read = (use_end >= begin) & (use_end <= stop) & (maker < begin) & ~initial
+        read = (use_end >= begin) & (use_end <= stop) & (made < begin) & ~initial
         np.maximum.at(end, use_value[read], stop)
     _extend_shared(program, kind_of_op, aliased, end)
     _share_passed_on(program, kind_of_op, exists, aliased, end, use_op, use_end)
