@@ -60,6 +60,11 @@ SOURCES = frozenset({"constant", "iota"})
 #: Ops before a product that its kernel computes even if a library computes other products.
 _ROUNDING = frozenset({"reshape", "transpose", "convert", "broadcast_in_dim", "slice"})
 
+#: Ops whose results are their operands in another place.
+_PLACING = frozenset({
+    "reshape", "transpose", "optimization_barrier", "sdy_sharding_constraint", "broadcast_in_dim",
+})  # fmt: skip
+
 #: Ops that change no element.
 _MOVING = frozenset({"reshape", "transpose", "optimization_barrier"})
 
@@ -147,6 +152,31 @@ class LiveRanges:
         own = self.live.exists & ~self.live.aliased & (self.size > self.floor) & ~self.host
         own[list(self.program.argument_values)] = False
         return np.flatnonzero(own)
+
+    @functools.cached_property
+    def of_products(self) -> Ints:
+        """Uses by products."""
+        product = np.array([self.program.kind(op) in PRODUCTS for op in self.use_op.tolist()])
+        return np.flatnonzero(product)
+
+    def is_computed(self, value: int) -> bool:
+        """Whether a value that is not in memory is more than one that is, moved."""
+        kind = self.program.kind(self.maker[value])
+        if kind in SOURCES or self.live.exists[value]:
+            return False
+        (first, *rest) = self.program.ops[self.maker[value]].operands or (value,)
+        return kind not in _PLACING or bool(rest) or self.is_computed(first)
+
+    @functools.cached_property
+    def expensive(self) -> Bools:
+        """``[values]`` whether the kernels that read the value compute an expensive op again."""
+        again = np.zeros(len(self.program.values), dtype=bool)
+        for value, op in enumerate(self.maker.tolist()):
+            if not self.live.exists[value]:
+                again[value] = self.program.kind(op) in EXPENSIVE or any(
+                    again[operand] for operand in self.program.ops[op].operands
+                )
+        return again
 
     @functools.cached_property
     def summed(self) -> Ints:

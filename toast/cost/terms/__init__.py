@@ -6,6 +6,7 @@ from toast.cost.terms.buffers import (
     Copies,
     EarlyCopies,
     MergedSums,
+    PartedOperands,
     RingBuffers,
     RoundedStacks,
     ScatteredSums,
@@ -52,7 +53,7 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), SharedCopies(), WholeSums(),
-    MergedSums(), SecondBuffers(), RoundedStacks(), Workspaces(), RingBuffers(),
+    MergedSums(), SecondBuffers(), PartedOperands(), RoundedStacks(), Workspaces(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.

@@ -295,3 +295,25 @@ class SecondBuffers(Term):
 
     def most_bytes(self, layout: Layout) -> Floats:
         return layout.value_memory
+
+
+class PartedOperands(SecondBuffers):
+    """Operands of such loops that the kernels of other products compute again instead.
+
+    The first kernel that computes an expensive one, such as a GELU, writes it for all products.
+    """
+
+    name, scope, label = "parted operands", Entity.VALUE_CLASS, "value"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        products = ranges.of_products
+        products = products[~ranges.live.exists[ranges.use_value[products]]]
+        count = len(ranges.value_class)
+        start, end = np.full(count, len(ranges.program.ops)), np.zeros(count, dtype=np.int64)
+        np.minimum.at(start, ranges.use_value[products], ranges.use_op[products])
+        np.maximum.at(end, ranges.use_value[products], ranges.use_op[products] + 1)
+        values = np.unique(ranges.use_value[products])
+        values = values[(ranges.size > ranges.floor)[values] & ~ranges.host[values]]
+        values = values[np.array([ranges.is_computed(v) for v in values.tolist()], dtype=bool)]
+        start[values] = np.where(ranges.expensive[values], start[values], end[values] - 1)
+        return Lifetimes(ranges.value_class[values], start[values], end[values], values)
