@@ -13,6 +13,7 @@ from toast.cost.terms.buffers import (
     SecondBuffers,
     SharedCopies,
     Values,
+    WaitingOperands,
     WholeSums,
     Workspaces,
 )
@@ -53,11 +54,12 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), SharedCopies(), WholeSums(),
-    MergedSums(), SecondBuffers(), PartedOperands(), RoundedStacks(), Workspaces(), RingBuffers(),
+    MergedSums(), SecondBuffers(), PartedOperands(), WaitingOperands(), RoundedStacks(),
+    Workspaces(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.
-_OF_PARTITIONER = (SecondBuffers, PartedProducts)
+_OF_PARTITIONER = (SecondBuffers, PartedProducts, WaitingOperands)
 
 #: Those of a device-local program: XLA partitions none of its ops, and adds no loops.
 LOCAL_TERMS: tuple[Term, ...] = (
