@@ -32,6 +32,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import grammar
 import jax
@@ -52,7 +53,6 @@ from toast.search import Settings, find
 from toast.space import Space, States
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs" / "fidelity.md"
-BEGIN, END = "<!-- strangers: begin -->\n", "<!-- strangers: end -->\n"
 TABLE = pathlib.Path(__file__).resolve().parent / "strangers.csv"
 TABLES: dict[Lowering, pathlib.Path] = {
     "xla": TABLE,
@@ -129,22 +129,28 @@ PREDICTED = (
     "memory_ms", "collectives_ms", "exposed_ms", "collectives",
 )  # fmt: skip
 
-COLUMNS = tuple(field.name for field in dataclasses.fields(Row))
+_Row = TypeVar("_Row", bound=Row)
 
 
 def read(path: pathlib.Path = TABLE) -> list[Row]:
     """The rows of a table."""
+    return rows_in(path, Row)
+
+
+def rows_in(path: pathlib.Path, kind: type[_Row]) -> list[_Row]:
+    """The rows of a table of rows of a kind."""
     if not path.exists():
         return []
     types = {field.name: {"int": int, "float": float}.get(str(field.type), str) for field in
-             dataclasses.fields(Row)}  # fmt: skip
+             dataclasses.fields(kind)}  # fmt: skip
     with path.open(newline="") as file:
-        return [Row(**{k: types[k](v) for k, v in row.items()}) for row in csv.DictReader(file)]
+        return [kind(**{k: types[k](v) for k, v in row.items()}) for row in csv.DictReader(file)]
 
 
 def write(rows: Sequence[Row], path: pathlib.Path = TABLE) -> None:
     """Write the table, sorted by seeds."""
-    lines: list[list[object]] = [[*COLUMNS]]
+    kind = type(rows[0]) if rows else Row
+    lines: list[list[object]] = [[field.name for field in dataclasses.fields(kind)]]
     for row in sorted(rows, key=lambda row: row.seed):
         values = dataclasses.astuple(row)
         lines.append([f"{v:.5g}" if isinstance(v, float) else v for v in values])
@@ -245,10 +251,17 @@ def plans_of(
             yield name, number == 0, state
 
 
-def models_of(stranger: grammar.Stranger, lowering: Lowering) -> tuple[CostModel, CostModel]:
-    """The cost model of a program, and that for XLA's scheduler (:func:`linked`)."""
+def models_of(
+    stranger: grammar.Stranger, lowering: Lowering, **memory: Any
+) -> tuple[CostModel, CostModel]:
+    """The cost model of a program, and that for XLA's scheduler (:func:`linked`).
+
+    ``memory`` are ``remat`` and ``microbatches`` of :func:`toast.analyze`.
+    """
     hardware = load(stranger.hardware)
-    analysis = toast.analyze(stranger.model, platform=hardware.platform, lowering=lowering)
+    analysis = toast.analyze(
+        stranger.model, platform=hardware.platform, lowering=lowering, **memory
+    )
     space = Space(analysis, Mesh.parse(stranger.mesh))
     return CostModel(space, hardware), CostModel(space, linked(hardware))
 
@@ -261,14 +274,14 @@ def rows_of(
     models = models_of(stranger, lowering)
     for plan, found, state in plans_of(models[0], stranger, others, most_experts):
         full = time.monotonic() - begin < limit_s
-        yield judged(stranger, models, plan, found, state, lowering, full=full)
+        yield judged(models, stranger, plan, found, state, lowering=lowering, full=full)
 
 
 def judged(
-    stranger: grammar.Stranger, models: tuple[CostModel, CostModel], plan: str, found: bool,
-    state: States, lowering: Lowering, *, full: bool,
+    models: tuple[CostModel, CostModel], stranger: grammar.Stranger, plan: str, found: bool,
+    state: States, *, lowering: Lowering, full: bool,
 ) -> Row:  # fmt: skip
-    """The row of a state of :func:`models_of`; with the compiler's step if ``full``."""
+    """The row of a plan, which is compiled; ``full`` for the step, too."""
     model, other = models
     hardware, program = model.hardware, model.space.analysis.program
     predicted = Prediction.of(model.price(state[None]))
@@ -292,13 +305,22 @@ def judged_again(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
     for row in rows:
         state = unpacked(row.state, models[0].space.initial)
         full = row.xla_step_ms > 0
-        yield judged(stranger, models, row.plan, bool(row.found), state, lowering, full=full)
+        yield judged(
+            models, stranger, row.plan, bool(row.found), state, lowering=lowering, full=full
+        )
 
 
 def priced(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
     """The rows of one program with present predictions."""
     stranger = grammar.draw(rows[0].seed)
-    model, other = models_of(stranger, lowering)
+    yield from priced_by(models_of(stranger, lowering), stranger, rows)
+
+
+def priced_by(
+    models: tuple[CostModel, CostModel], stranger: grammar.Stranger, rows: Sequence[_Row]
+) -> Iterator[_Row]:
+    """The rows with the predictions of the cost models of their program."""
+    model, other = models
     for row in rows:
         state = unpacked(row.state, model.space.initial)
         new = row_of(
@@ -415,6 +437,13 @@ def pages(annotated: Sequence[Row], local: Sequence[Row]) -> str:
     return "\n".join(text)
 
 
+def write_block(page: pathlib.Path, name: str, text: str) -> None:
+    """Write a text between the marks of a name on a page."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    head, rest = page.read_text(encoding="utf-8").split(begin)
+    page.write_text(head + begin + text + "\n" + end + rest.split(end)[1], encoding="utf-8")
+
+
 def seeds_in(text: str) -> range:
     """The seeds of a text such as ``0:40``, or ``0:40:2`` for the even ones."""
     return range(*map(int, text.split(":")))
@@ -488,9 +517,7 @@ def main() -> None:
     print(text)
     if options.page:
         text = pages(read(TABLES["xla"]), read(TABLES["local"]))
-        head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        page = head + BEGIN + text + "\n" + END + rest.split(END)[1]
-        PAGE.write_text(page, encoding="utf-8")
+        write_block(PAGE, "strangers", text)
 
 
 if __name__ == "__main__":

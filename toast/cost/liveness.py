@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from toast.cost.entities import Bools, Floats, Ints
+from toast.cost.overwriting import overwriting
 from toast.cost.tables import CopyPairs, EntityTable
 from toast.program import Program, Signature, element_bytes
 from toast.space import BOUNDARY, PRODUCTS
@@ -58,6 +59,11 @@ SOURCES = frozenset({"constant", "iota"})
 
 #: Ops before a product that its kernel computes even if a library computes other products.
 _ROUNDING = frozenset({"reshape", "transpose", "convert", "broadcast_in_dim", "slice"})
+
+#: Ops whose results are their operands in another place.
+_PLACING = frozenset({
+    "reshape", "transpose", "optimization_barrier", "sdy_sharding_constraint", "broadcast_in_dim",
+})  # fmt: skip
 
 #: Ops that change no element.
 _MOVING = frozenset({"reshape", "transpose", "optimization_barrier"})
@@ -148,6 +154,31 @@ class LiveRanges:
         return np.flatnonzero(own)
 
     @functools.cached_property
+    def of_products(self) -> Ints:
+        """Uses by products."""
+        product = np.array([self.program.kind(op) in PRODUCTS for op in self.use_op.tolist()])
+        return np.flatnonzero(product)
+
+    def is_computed(self, value: int) -> bool:
+        """Whether a value that is not in memory is more than one that is, moved."""
+        kind = self.program.kind(self.maker[value])
+        if kind in SOURCES or self.live.exists[value]:
+            return False
+        (first, *rest) = self.program.ops[self.maker[value]].operands or (value,)
+        return kind not in _PLACING or bool(rest) or self.is_computed(first)
+
+    @functools.cached_property
+    def expensive(self) -> Bools:
+        """``[values]`` whether the kernels that read the value compute an expensive op again."""
+        again = np.zeros(len(self.program.values), dtype=bool)
+        for value, op in enumerate(self.maker.tolist()):
+            if not self.live.exists[value]:
+                again[value] = self.program.kind(op) in EXPENSIVE or any(
+                    again[operand] for operand in self.program.ops[op].operands
+                )
+        return again
+
+    @functools.cached_property
     def summed(self) -> Ints:
         """Values that may be sums over devices."""
         return np.flatnonzero(self.reduces & (self.size > self.floor))
@@ -213,11 +244,17 @@ def liveness(
             # An argument is overwritten as soon as its new value can be computed.
             op = program.values[result].op
             place[op] = early[op]
-    # An elementwise kernel may overwrite an operand that it is the last to read.
+    # The kernels of its consumers read a fused value: in reverse order, each op's kernel is the
+    # last of those that the op is fused into.
+    kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
+    use_end = kernel_end[use_op]
     alone = np.array([kind not in _STORED for kind in kind_of_op])
     alone[merged] = False
-    in_place = np.array([alone[v.op] for v in program.values], dtype=bool)
-    start = np.array([place[v.op] for v in program.values], dtype=np.int64) + in_place
+    maker = np.array([value.op for value in program.values], dtype=np.int64)
+    last_read = maker.copy()
+    np.maximum.at(last_read, use_value, use_end)
+    in_place = overwriting(program, kind_of_op, exists, alone[maker], last_read)
+    start = place[maker] + in_place
     end = start.copy()
     for result, alias in zip(program.result_values, program.aliases, strict=True):
         if alias < 0:
@@ -225,18 +262,14 @@ def liveness(
     _share_loop_buffers(program, kind_of_op, aliased)
     if copied is not None:
         aliased &= ~copied
-    # The kernels of its consumers read a fused value: in reverse order, each op's kernel is the
-    # last of those that the op is fused into.
-    kernel_end = _kernel_ends(program, kind_of_op, uses, exists, place)
-    use_end = kernel_end[use_op]
     # A loop starts in the buffer of its initial value, if nothing else needs it.
     initial = np.array([kind_of_op[op] == "carry" for op in use_op.tolist()], dtype=bool)
     use_end[initial] -= 1
     np.maximum.at(end, use_value, use_end)
     # What a loop reads from outside stays until its last iteration.
-    maker = np.array([value.op for value in program.values], dtype=np.int64)[use_value]
+    made = maker[use_value]
     for begin, _, stop in loops_of(program):
-        read = (use_end >= begin) & (use_end <= stop) & (maker < begin) & ~initial
+        read = (use_end >= begin) & (use_end <= stop) & (made < begin) & ~initial
         np.maximum.at(end, use_value[read], stop)
     _extend_shared(program, kind_of_op, aliased, end)
     _share_passed_on(program, kind_of_op, exists, aliased, end, use_op, use_end)

@@ -54,7 +54,7 @@ def policy_bound(surveyed: Plan, *, most_microbatches: int = 1) -> float:
     for op, here in enumerate(passes):
         if op not in again:
             base += products[op] if here or not alone[op] else every[op]
-    base *= 1.0 - _TOLERANCE
+    base = float(base) * (1.0 - _TOLERANCE)  # plan files have no numbers of numpy
     room = surveyed.memory_bytes - least_memory(surveyed, results=False)
     if room < 0:
         return math.inf

@@ -6,12 +6,14 @@ from toast.cost.terms.buffers import (
     Copies,
     EarlyCopies,
     MergedSums,
+    PartedOperands,
     RingBuffers,
     RoundedStacks,
     ScatteredSums,
     SecondBuffers,
     SharedCopies,
     Values,
+    WaitingOperands,
     WholeSums,
     Workspaces,
 )
@@ -52,11 +54,12 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
     Arguments(), Values(), Copies(), EarlyCopies(), ArgumentCopies(), SharedCopies(), WholeSums(),
-    MergedSums(), SecondBuffers(), RoundedStacks(), Workspaces(), RingBuffers(),
+    MergedSums(), SecondBuffers(), PartedOperands(), WaitingOperands(), RoundedStacks(),
+    Workspaces(), RingBuffers(),
 )  # fmt: skip
 
 #: Those that price what XLA's partitioner makes of sums.
-_OF_PARTITIONER = (SecondBuffers, PartedProducts)
+_OF_PARTITIONER = (SecondBuffers, PartedProducts, WaitingOperands)
 
 #: Those of a device-local program: XLA partitions none of its ops, and adds no loops.
 LOCAL_TERMS: tuple[Term, ...] = (

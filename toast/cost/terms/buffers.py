@@ -6,8 +6,8 @@ import numpy as np
 
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Entity, Floats
-from toast.cost.layout import Layout
-from toast.cost.liveness import Lifetimes, LiveRanges
+from toast.cost.layout import UNROLLED, Layout
+from toast.cost.liveness import Lifetimes, LiveRanges, loops_of
 from toast.cost.terms.term import Term
 
 #: Bytes of a rounded element over those of a float32.
@@ -276,22 +276,81 @@ class SecondBuffers(Term):
     def _needed(self, layout: Layout) -> Bools:
         """``[S, C]`` whether a product needs a second buffer."""
         operands = layout.tables.operands
-        beside = np.zeros(layout.value_memory.shape, dtype=bool)
-        if not len(operands):
-            return beside
-        loops = layout.parted
         result, rows = operands.result, np.arange(len(operands))
-        sliced = np.zeros((len(beside), len(operands)), dtype=bool)
+        sliced = np.zeros((len(layout.held), len(operands)), dtype=bool)
         for axis in range(layout.held.shape[-1]):
             here = (layout.scattered[:, result] >> np.uint8(axis)) & 1 > 0
             sliced |= here & operands.along[rows, layout.settled[:, result, axis]]
-        needed = loops[:, result] | (sliced & ~layout.whole[:, result])
-        first = np.flatnonzero(np.diff(operands.value, prepend=-1))
-        beside[:, operands.value[first]] = np.logical_or.reduceat(needed, first, axis=1)
-        return beside
+        return _of_operands(layout, layout.parted[:, result] | (sliced & ~layout.whole[:, result]))
 
     def least_bytes(self, layout: Layout) -> Floats:
         return np.zeros(layout.value_memory.shape)
 
     def most_bytes(self, layout: Layout) -> Floats:
         return layout.value_memory
+
+
+class PartedOperands(SecondBuffers):
+    """Operands of such loops that the kernels of other products compute again instead.
+
+    The first kernel that computes an expensive one, such as a GELU, writes it for all products.
+    """
+
+    name, scope, label = "parted operands", Entity.VALUE_CLASS, "value"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        products = ranges.of_products
+        products = products[~ranges.live.exists[ranges.use_value[products]]]
+        count = len(ranges.value_class)
+        start, end = np.full(count, len(ranges.program.ops)), np.zeros(count, dtype=np.int64)
+        np.minimum.at(start, ranges.use_value[products], ranges.use_op[products])
+        np.maximum.at(end, ranges.use_value[products], ranges.use_op[products] + 1)
+        values = np.unique(ranges.use_value[products])
+        values = values[(ranges.size > ranges.floor)[values] & ~ranges.host[values]]
+        values = values[np.array([ranges.is_computed(v) for v in values.tolist()], dtype=bool)]
+        start[values] = np.where(ranges.expensive[values], start[values], end[values] - 1)
+        return Lifetimes(ranges.value_class[values], start[values], end[values], values)
+
+
+class WaitingOperands(Term):
+    """Operands of short loops that end after the backward pass of a scan.
+
+    XLA moves shards of the sum while other ops run: it begins such a loop of products, as that of
+    the gradient of the head, before the scan, and ends it where its result is needed, after it.
+    """
+
+    name, scope, label = "waiting operands", Entity.VALUE_CLASS, "value"
+
+    def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
+        program, live = ranges.program, ranges.live
+        loops = loops_of(program)
+        first = np.full(len(program.values), len(program.ops), dtype=np.int64)
+        np.minimum.at(first, ranges.use_value, live.use_end)
+        rows: list[tuple[int, int, int, int]] = []
+        for use in ranges.of_products.tolist() if loops else ():
+            op, value = int(ranges.use_op[use]), int(ranges.use_value[use])
+            needed = first[program.ops[op].results[0]]
+            end = max((n.end for n in loops if op < n.begin and n.end < needed), default=-1)
+            begin = max(live.use_end[use], live.end[value]) + 1
+            if begin <= end and ranges.size[value] > ranges.floor:
+                rows.append((int(ranges.value_class[value]), int(begin), end + 1, value))
+        last = {row[3]: row for row in sorted(rows)}  # of an operand of several products
+        return Lifetimes(*np.array([*last.values()], dtype=np.int64).reshape(-1, 4).T)
+
+    def bytes(self, layout: Layout) -> Floats:
+        parts = layout.devices[layout.scattered]
+        short = (parts > 1) & (parts <= UNROLLED) & ~layout.whole
+        short &= layout.partial == layout.scattered
+        if layout.machine.hardware.platform != "tpu":
+            short = np.zeros_like(short)
+        return layout.value_memory * _of_operands(layout, short[:, layout.tables.operands.result])
+
+
+def _of_operands(layout: Layout, needed: Bools) -> Bools:
+    """``[S, C]`` whether a value is an operand of a product for which ``[S, rows]`` holds."""
+    operands = layout.tables.operands
+    found = np.zeros(layout.value_memory.shape, dtype=bool)
+    if len(operands):
+        first = np.flatnonzero(np.diff(operands.value, prepend=-1))
+        found[:, operands.value[first]] = np.logical_or.reduceat(needed, first, axis=1)
+    return found
