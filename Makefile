@@ -7,6 +7,8 @@ PYTHON ?= $(or $(shell .ci/pythons | head -n 1),python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Tests start many processes; without this, each compiles the modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test quick lint docs bench validate prove clean
 

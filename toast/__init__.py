@@ -113,9 +113,6 @@ records.provide({
     "Plan.memory_data": "toast.plan.listings:memory_data",
     "Plan.to_torch": "toast.plan.torch_plan:torch_shardings",
     "Plan.trace": "toast.plan.step_trace:trace_data",
-    "Plan.here": "toast.plan.reapply:here",
-    "Plan.factors": "toast.explain.history:op_factors",
-    "Plan.lowered": "toast.explain.history:lowered",
     "Plan.to_dict": "toast.plan.files:plan_data",
     "Plan.export": "toast.export:export",
     "Plan.explain_argument": "toast.explain.arguments:explain_argument",
@@ -123,6 +120,9 @@ records.provide({
     "Plan.explain_collective": "toast.explain.collective_causes:explain_collective",
     "Plan.explain_annotations": "toast.explain.annotated_values:explain_annotations",
     "Plan.why_not": "toast.explain.alternatives:why_not",
+    "RunnablePlan.here": "toast.plan.reapply:here",
+    "RunnablePlan.factors": "toast.explain.history:op_factors",
+    "RunnablePlan.lowered": "toast.explain.history:lowered",
     "Fit.__str__": "toast.report.fit_tables:fit_as_text",
 })  # fmt: skip
 

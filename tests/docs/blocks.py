@@ -28,6 +28,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
+
+from tests import durations
+from tests.docs import preloaded
 
 ROOT = pathlib.Path(__file__).parents[2]
 _FENCED = re.compile(r'^```(\S*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
@@ -61,7 +65,9 @@ def run(page: pathlib.Path, folder: pathlib.Path) -> Iterator[tuple[str, list[st
     own = {pathlib.Path(block.title).parts[0] for block in found if block.title}
     for name in {*_SHIPPED} - own:
         (folder / name).symlink_to(ROOT / name)
-    environment = _environment(folder)
+    has_commands = any(block.language == "console" for block in found)
+    environment = _environment(folder) if has_commands else {}
+    cache = mock.patch.dict(os.environ, _cache(folder))
     shown: dict[str, Any] = {"__name__": "live"}
     typed: dict[str, Any] = {"__name__": "page"}
     printed: list[str] = []
@@ -76,11 +82,13 @@ def run(page: pathlib.Path, folder: pathlib.Path) -> Iterator[tuple[str, list[st
                 assert done.returncode == 0 or {*expected} - {"..."}, f"{command}\n{done.stderr}"
                 yield command, expected, done.stdout.splitlines()
         elif block.language == "python":
-            printed = _exec(block.body, page, folder, typed)
+            with cache:
+                printed = _exec(block.body, page, folder, typed)
         elif block.language == "output":
             yield block.body, block.body.splitlines(), printed
         elif block.language == "{live}":
-            _exec(_OPTION.sub("", block.body), page, ROOT, shown)
+            with cache:
+                _exec(_OPTION.sub("", block.body), page, ROOT, shown)
 
 
 def _exec(code: str, page: pathlib.Path, folder: pathlib.Path, names: dict[str, Any]) -> list[str]:
@@ -132,18 +140,24 @@ def _likeness(one: str, two: str) -> float:
     return difflib.SequenceMatcher(None, one, two, autojunk=False).ratio()
 
 
+def _cache(folder: pathlib.Path) -> dict[str, str]:
+    """The settings of a cache that is empty at first, as a new reader's is."""
+    return {"TOAST_CACHE": "", "XDG_CACHE_HOME": str(folder / ".cache")}
+
+
 def _environment(folder: pathlib.Path) -> dict[str, str]:
     """That of a reader in a virtual environment where this TOAST is installed."""
     programs = folder / ".programs"
     programs.mkdir()
-    for name in ("toast", "clingo"):
-        shim = programs / name
-        shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m {name} "$@"\n')
-        shim.chmod(0o755)
+    clingo = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m clingo "$@"\n'
+    for name, text in {"toast": preloaded.server().program(), "clingo": clingo}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
     kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     here = pathlib.Path(sys.executable).parent
     return {
         **kept,
+        **_cache(folder),
         "PATH": f"{programs}:{here}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
@@ -153,15 +167,13 @@ def _environment(folder: pathlib.Path) -> dict[str, str]:
 def _run(
     command: str, folder: pathlib.Path, environment: dict[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
+    before = preloaded.server().user_cpu_seconds()
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
+    durations.elsewhere_seconds += preloaded.server().user_cpu_seconds() - before
+    return done
 
 
 def _renew(page: pathlib.Path) -> None:

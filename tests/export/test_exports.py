@@ -20,8 +20,8 @@ from toast.export.axis_rules import applied
 from toast.export.exported_text import UNSAID
 from toast.export.flax_names import flax_names
 from toast.export.levanter_axes import levanter_mappings
+from toast.export.logical_axes import roles_of
 from toast.export.maxtext_rules import maxtext_rules
-from toast.export.parameter_names import roles_of
 from toast.plan import read
 from toast.program import Spec
 
@@ -199,6 +199,12 @@ def test_a_program_without_names_of_maxtext() -> None:
     ("params['layers']['wq']", (2, 8, 4, 2), ("layers", "embed_attn", "q_heads", "kv")),
     ("state[0].mu['layers']['wq']", (2, 8, 4, 2), ("layers", "embed_attn", "q_heads", "kv")),
     ("params['layers'][0][0]['gate']", (2, 8, 16), ("layers", "embed", "mlp")),
+    ("params['layers'][0][0]['wq']", (2, 8, 4, 2), ("layers", "embed_attn", "q_heads", "kv")),
+    ("params['layers'][3]['wq']", (8, 4, 2, 2), ("embed_attn", "q_heads", "query_group", "kv")),
+    ("params['layers'][3]['moe']['gate']", (4, 8, 16), ("exp", "embed_moe", "mlp_moe")),
+    ("model.experts[1].wo.weight", (8, 16), ("embed", "mlp")),
+    ("model.embed_tokens.weight", (32, 8), ("vocab", "embed_vocab")),
+    ("q", (8, 4, 2), (None, None, None)),
     ("params['params']['decoder']['layers']['mlp']['wi_0']['kernel']", (8, 2, 16),
      ("embed", "layers", "mlp")),
     ("params['params']['decoder']['layers']['self_attention']['out']['kernel']", (4, 3, 2, 8),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.metadata
 import os
 import pathlib
 import pkgutil
@@ -15,6 +16,8 @@ import tarfile
 import venv
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import toast
 from tests.docs.blocks import blocks
@@ -42,9 +45,12 @@ def test_wheel_runs_away_from_the_checkout(tmp_path: pathlib.Path) -> None:
     run(sys.executable, "-m", "build", "--wheel", "--outdir", wheels, ROOT, cwd=tmp_path)
     (wheel,) = wheels.glob("*.whl")
     home = tmp_path / "env"
-    venv.create(home, with_pip=True)
+    venv.create(home)
     python = home / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", wheel, cwd=tmp_path)
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    run(*pip, "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)
+    link_requirements(home)
+    run(*pip, "check", cwd=tmp_path)
     away = tmp_path / "away"
     away.mkdir()
     command = home / "bin" / "toast"
@@ -60,6 +66,31 @@ def test_wheel_runs_away_from_the_checkout(tmp_path: pathlib.Path) -> None:
     where = run(python, "-c", "import toast.resources as r; print(r.directory('rules'))", cwd=away)
     assert str(home) in where.stdout
     shutil.rmtree(home)
+
+
+def link_requirements(home: pathlib.Path) -> None:
+    """Link what the wheel in the environment ``home`` requires, and nothing else, from this one.
+
+    That an index has it is tested below; to unpack it once more would take most of the time.
+    """
+    (packages,) = home.glob("lib/python*/site-packages")
+    (wheel,) = importlib.metadata.distributions(name="toast-partitioner", path=[str(packages)])
+    linked: set[str] = set()
+    left: list[tuple[importlib.metadata.Distribution, set[str]]] = [(wheel, {""})]
+    while left:
+        package, extras = left.pop()
+        for requirement in map(Requirement, package.requires or ()):
+            name, marker = canonicalize_name(requirement.name), requirement.marker
+            if name in linked or (
+                marker and not any(marker.evaluate({"extra": e}) for e in extras)
+            ):
+                continue
+            linked.add(name)
+            needed = importlib.metadata.distribution(name)
+            left.append((needed, requirement.extras or {""}))
+            for part in {file.parts[0] for file in needed.files or ()} - {"..", "__pycache__"}:
+                if not (packages / part).exists():
+                    (packages / part).symlink_to(needed.locate_file(part))
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,14 @@ import pytest
 import toast
 from tests.helpers import analyzed
 from toast import records
+from toast.plan.runnable_plan import RunnablePlan
 
 
 def method(name: str) -> object:
     owner, _, attribute = name.partition(".")
-    home = toast.records if owner == "Record" else toast
-    found = inspect.getattr_static(getattr(home, owner), attribute)
+    inner = {"Record": records.Record, "RunnablePlan": RunnablePlan}
+    home = inner[owner] if owner in inner else getattr(toast, owner)
+    found = inspect.getattr_static(home, attribute)
     return getattr(found, "func", found)  # of a cached property
 
 

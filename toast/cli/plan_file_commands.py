@@ -281,7 +281,7 @@ def _program_source(
     return found, is_file
 
 
-def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float) -> WhyNot:
+def plan_with(source: Source, plan: Plan, option: str, value: str, budget: float) -> WhyNot[Plan]:
     """Compare a plan with another one of its program, planned anew.
 
     ``option`` and ``value`` are those of ``--why-not``: ``remat`` or ``microbatches``; or ``keep``,
@@ -403,7 +403,7 @@ def explain_plan(
     budget: float = 10.0,
     json_file: pathlib.Path | None = None,
     output: pathlib.Path | None = None,
-    replan: Callable[[str, str, float], WhyNot] | None = None,
+    replan: Callable[[str, str, float], WhyNot[Plan]] | None = None,
 ) -> None:
     """Print explanations of a plan.
 

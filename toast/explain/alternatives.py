@@ -36,7 +36,7 @@ def why_not(
     search: bool = True,
     budget: float | None = 10.0,
     progress: Callable[[Any], None] | None = None,
-) -> WhyNot:
+) -> WhyNot[Plan]:
     """Price another sharding of an argument; see :meth:`toast.Plan.why_not`.
 
     The sharding is pinned twice: with the rest of the plan unchanged and, with ``search``, as the
@@ -90,7 +90,7 @@ def why_not(
 
 def other_policy(
     plan: Plan, other: Plan, option: str, value: str, before: Sequence[str] = ()
-) -> WhyNot:
+) -> WhyNot[Plan]:
     """Compare a plan with one of the same program that computes its gradient in another way.
 
     :param plan: the plan.
@@ -194,7 +194,7 @@ def _plan_of(plan: Plan, model: CostModel, result: SearchResult) -> Plan:
     return dataclasses.replace(alternative, origin=plan.origin)
 
 
-def _alternative(plan: Plan, other: Plan) -> Alternative:
+def _alternative(plan: Plan, other: Plan) -> Alternative[Plan]:
     mine, theirs = (_counted(explain_collectives(p)) for p in (plan, other))
     return Alternative(
         plan=other,

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from toast.errors import PlanError
-from toast.export.parameter_names import COMMON, roles_of
+from toast.parameter_names import COMMON, Roles, example_roles, last_word, parameter_roles
 from toast.paths import folded, keys, matches, near
 from toast.plan import Plan, place_of, spec_text
 from toast.program import Spec, TensorType, element_bytes
@@ -24,6 +24,13 @@ from toast.units import listed
 #: The names that a logical axis may have.
 _WORD = re.compile(r"[A-Za-z_]\w*\Z")
 _DIMENSION = re.compile(r"(.+):(\d+)\Z", re.DOTALL)
+
+#: Arrays of examples: the batch comes first, and then, of tokens, the sequence.
+_EXAMPLES = frozenset({
+    "tokens", "inputs", "targets", "labels", "input_ids", "ids", "images", "x", "y", "batch",
+    "inputs_position", "inputs_segmentation", "targets_position", "targets_segmentation",
+    "positions", "segment_ids", "mask", "attention_mask",
+})  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +205,20 @@ def logical_axes(plan: Plan, names: Mapping[str, str] | None = None) -> LogicalA
     return LogicalAxes(plan, tuple(arguments), _names(arguments, own))
 
 
+def roles_of(path: str, shape: Sequence[int], dtype: str) -> Roles:
+    """The name of each dimension of an argument in MaxText's words; ``None`` where unknown.
+
+    Dimensions of examples are ``batch`` and ``sequence``.
+    """
+    if last_word(path) in _EXAMPLES:
+        roles = example_roles(shape, dtype)
+    elif dtype.startswith(("f", "bf")):
+        roles = parameter_roles(path, shape)
+    else:
+        roles = (None,) * len(shape)
+    return tuple(role if role in COMMON else None for role in roles)
+
+
 def _chosen(plan: Plan, names: Mapping[str, str]) -> list[tuple[str, int, str]]:
     """The user's names: pattern, dimension and name."""
     chosen = []
@@ -271,4 +292,4 @@ def _word(path: str, dimension: int) -> str:
     return f"{'' if _WORD.match(word) else '_'}{word}_{dimension}"
 
 
-__all__ = ["ArgumentAxes", "InnerValue", "LogicalAxes", "logical_axes"]
+__all__ = ["ArgumentAxes", "InnerValue", "LogicalAxes", "logical_axes", "roles_of"]

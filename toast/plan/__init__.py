@@ -24,7 +24,7 @@ from toast.plan.padding import (
     padding_gain,
     padding_note,
 )
-from toast.plan.plan import Alternative, ArgumentRow, CollectiveCount, Plan, Step, WhyNot
+from toast.plan.plan import ArgumentRow, Plan, Step
 from toast.plan.policy_bound import misfit_proof
 from toast.plan.prediction import Collective, NumberChange, Prediction, fit_text, odds_text
 from toast.plan.program_notes import loop_notes, program_notes
@@ -40,6 +40,7 @@ from toast.plan.reasons import (
 from toast.plan.small_collectives import small_collective_notes
 from toast.plan.starting_plan import check_program, saved_start, start_actions
 from toast.plan.survey_policies import is_survey, with_policies, without_policies
+from toast.plan.why_not import Alternative, CollectiveCount, WhyNot
 
 __all__ = [
     "MOST_ADDED",

@@ -1,20 +1,18 @@
-"""Records of plans and of alternatives to them."""
+"""Records of plans."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
-import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from toast import apply, ports
-from toast.analysis import Analysis, Lowering, lowering_of
+from toast.analysis import Analysis
 from toast.analysis.query import Relations, evaluate, prepare
 from toast.cost import (
     Breakdown,
@@ -31,15 +29,17 @@ from toast.files import write_all
 from toast.hardware import Hardware, Mesh
 from toast.plan.maxtext_policy import maxtext_policy
 from toast.plan.origin import Origin
-from toast.plan.prediction import NumberChange, Prediction, fit_text, odds_text
+from toast.plan.prediction import Prediction, fit_text, odds_text
 from toast.plan.reasons import (
     AnnotationExplanation,
     ArgumentExplanation,
     CollectiveExplanation,
 )
+from toast.plan.runnable_plan import RunnablePlan
 from toast.plan.step_reshards import StepReshard, step_reshards
+from toast.plan.why_not import WhyNot
 from toast.program import MemoryPolicy, PaddedDimension, Shardings, Spec
-from toast.records import Record, late
+from toast.records import late
 from toast.search import MeshResult, Round
 from toast.space import Action, Constraints, Resolving, States
 from toast.units import size_text, time_text
@@ -47,8 +47,6 @@ from toast.units import size_text, time_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from toast.apply import JitShardings, Runnable, Verification
-    from toast.lower import LocalProgram, OpFactors
     from toast.plan.torch_shardings import TorchShardings
 
 
@@ -90,7 +88,7 @@ class ArgumentRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Record):
+class Plan(RunnablePlan):
     """A sharding of a program on a mesh: shardings, predictions, reasons, and ways to run it.
 
     ``memory_bytes`` is the limit per device, ``before`` the prediction of the unsharded program,
@@ -190,11 +188,6 @@ class Plan(Record):
         )
 
     @property
-    def lowering(self) -> Lowering:
-        """What partitions the program: XLA (``"xla"``), or TOAST (``"local"``, :meth:`lowered`)."""
-        return self.analysis.lowering
-
-    @property
     def padding(self) -> tuple[PaddedDimension, ...]:
         """The dimensions that are padded because the axes do not divide them."""
         return self.analysis.program.padding
@@ -291,12 +284,6 @@ class Plan(Record):
         """``[ops, axes]``: the factor of each op that holds each mesh axis, or -1."""
         return self.model.space.of_ops(self.state)
 
-    @functools.cached_property
-    @late
-    def factors(self) -> OpFactors:
-        """The factors of ops that hold the axes of the mesh, and the steps that chose them."""
-        raise NotImplementedError
-
     def value_spec(self, value: int) -> Spec:
         """The sharding of a value, given by its number, at its definition."""
         return self.shardings.of(self.analysis.program, value)
@@ -349,174 +336,6 @@ class Plan(Record):
         """
         return evaluate(prepare(body, rules), self.vocabulary, self.analysis.label)
 
-    # -- running -----------------------------------------------------------------------------
-
-    @property
-    def in_shardings(self) -> Any:
-        """PartitionSpecs in the structure of the arguments.
-
-        With keyword arguments, this is the pair of positional and keyword shardings.  ``jax.jit``
-        accepts PartitionSpecs only under ``jax.set_mesh``; without it, use :meth:`shardings_for`.
-        """
-        return apply.in_shardings(self.analysis.program, self.shardings)
-
-    @property
-    def out_shardings(self) -> Any:
-        """PartitionSpecs in the structure of the result; see :attr:`in_shardings`."""
-        return apply.out_shardings(self.analysis.program, self.shardings)
-
-    def shardings_for(self, mesh: Any = None) -> JitShardings:
-        """``in_shardings`` and ``out_shardings`` for ``jax.jit``, on real devices.
-
-        ``mesh`` is as for :meth:`jit`.  Both are pytrees of ``jax.sharding.NamedSharding`` in the
-        structures of :attr:`in_shardings` and :attr:`out_shardings`.  With these, XLA chooses the
-        shardings of intermediate values; :meth:`jit` also fixes those.  Raises
-        :class:`toast.errors.PlanError` if there are too few devices, or the axes of the mesh have
-        other sizes than those of the plan.
-        """
-        apply.check_mesh(self.analysis.program, self.shardings, mesh)
-        shardings: JitShardings = apply.jit_shardings(
-            self.analysis.program, self.shardings, devices=mesh
-        )
-        return shardings
-
-    def init(
-        self,
-        function: Callable[..., Any],
-        mesh: Any = None,
-        *arguments: Any,
-        argument: int | str | None = None,
-    ) -> Any:
-        """Compute ``function(*arguments)``, such as the first parameters, sharded from birth.
-
-        The result has the shardings of the argument that it is, or of successive arguments if it is
-        a tuple of them: ``params, moments = plan.init(init, mesh, key)``.  No device holds more
-        than its part.  Random values do not depend on the shardings
-        (``jax_threefry_partitionable``).
-
-        ``mesh`` is as for :meth:`jit`; ``argument`` is the position or the name of the argument; by
-        default, it is the first one with the result's pytree, shapes and dtypes.  Raises
-        :class:`toast.errors.PlanError` if there is none, or if there are too few devices.
-        """
-        return apply.initial(
-            self.analysis.program, self.shardings, function, arguments, devices=mesh,
-            argument=argument,
-        )  # fmt: skip
-
-    def types_for(self, mesh: Any = None) -> Any:
-        """The types of the arguments with their shardings: what a checkpoint is restored to.
-
-        The result has the structure of :attr:`in_shardings`, with a ``jax.ShapeDtypeStruct`` for
-        each array: ``checkpointer.restore(path, plan.types_for(mesh)[0])`` with orbax.  ``mesh`` is
-        as for :meth:`jit`.  Raises :class:`toast.errors.PlanError` as :meth:`shardings_for`.
-        """
-        return apply.argument_types(self.analysis.program, self.shardings, mesh)
-
-    def place(self, state: Any, mesh: Any = None, *, argument: int | str | None = None) -> Any:
-        """A state, such as a restored checkpoint, on the devices as the plan takes it.
-
-        It is an argument, or a tuple of successive ones; ``argument`` is the position or the name
-        of one, by default that with the same pytree.  ``mesh`` is as for :meth:`jit`.  Raises
-        :class:`toast.errors.PlanError` for a state that does not fit: the message names the
-        argument, the dimension and the sizes.
-        """
-        return apply.placed_state(
-            self.analysis.program, self.shardings, state, devices=mesh, argument=argument
-        )
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """A hash of the program and its shardings: equal on hosts that run the same plan."""
-        return apply.plan_digest(self.analysis.program, self.shardings)
-
-    def jit(self, mesh: Any = None, *, lowering: Lowering | None = None) -> Runnable:
-        """The sharded program as a function that XLA compiles and runs.
-
-        With ``lowering="xla"``, XLA's partitioner inserts the collectives for the plan's
-        annotations.  With ``"local"``, the program is :meth:`lowered`: its collectives are those
-        that the plan predicts.  The default is that for which the plan was made.
-
-        ``mesh`` is a ``jax.sharding.Mesh`` of the same sizes (axes of size 1 do not count), or a
-        list of devices (default: the first of ``jax.devices()``).  Results are on that mesh, with
-        its devices, axis names and axis types.  The result takes and returns the
-        pytrees of the planned function; for a program from a file, it takes flat arguments and
-        returns a list.  Raises :class:`toast.errors.PlanError` if there are too few devices.
-        """
-        plan = self._on(mesh)
-        if self._lowering(lowering) == "local":
-            options = {"analysis": plan.analysis, "factors": plan.factors}
-            local: Runnable = plan.build("local", devices=mesh, **options)
-            return local
-        runnable: Runnable = plan.build("jax", devices=mesh)
-        return runnable
-
-    @late
-    def lowered(self) -> LocalProgram:
-        """The program of one device: StableHLO on local shapes, with every collective as an op.
-
-        Its ``text`` is the module, its ``collectives`` are those of a step.  Raises
-        :class:`toast.errors.PlanError` if the program is a fact base, or cannot be lowered.
-        """
-        raise NotImplementedError
-
-    def _on(self, devices: Any) -> Plan:
-        """The plan for the form of the program that JAX lowers for the platform of devices."""
-        program = self.analysis.program
-        if program.platform and program.platform != apply.platform_of(devices):
-            return self.here()
-        return self
-
-    @late
-    def here(self) -> Plan:
-        """The plan, applied to the form of the program that JAX lowers for this machine.
-
-        This is the plan itself unless the program is lowered for the hardware, and has other ops
-        there.  Prices are those of the other form on the same hardware.  Raises
-        :class:`toast.errors.PlanError` if nothing of the plan matches.
-        """
-        raise NotImplementedError
-
-    def build(self, backend: str, **options: Any) -> Any:
-        """Build the plan with a registered backend.
-
-        ``"jax"`` is :meth:`jit`, ``"stablehlo"`` is :meth:`annotated`; ``options`` are those of the
-        backend.  Raises :class:`toast.errors.PlanError` for an unknown backend.  :mod:`toast.ports`
-        describes how to register one.
-        """
-        return ports.backend(backend).build(self.analysis.program, self.shardings, **options)
-
-    def annotated(self) -> str:
-        """The program as StableHLO text, with the plan as Shardy annotations.
-
-        Raises :class:`toast.errors.PlanError` if XLA must not partition the plan
-        (:attr:`lowering`).
-        """
-        self._lowering("xla")
-        return str(self.build("stablehlo"))
-
-    def _lowering(self, lowering: Lowering | None) -> Lowering:
-        """What shall partition the program, by default that of the plan."""
-        chosen = lowering_of(self.lowering if lowering is None else lowering)
-        if chosen == "xla" and self.lowering == "local":
-            raise PlanError(
-                "the plan is for device-local programs, and XLA may compute wrong results with its "
-                'shardings; use lowering="local", or make a plan without it'
-            )
-        return chosen
-
-    def verify(self, *, seed: int = 0, lowering: Lowering | None = None) -> Verification:
-        """Run the program sharded and unsharded on random inputs and compare the outputs.
-
-        ``seed`` is that of the inputs, ``lowering`` as for :meth:`jit`.  Raises
-        :class:`toast.errors.PlanError` if there are too few devices.
-        """
-        plan = self._on(None)
-        program, shardings = plan.analysis.program, plan.shardings
-        if self._lowering(lowering) == "xla":
-            return apply.verify(program, shardings, seed=seed)
-        local = plan.lowered()
-        return apply.verify(program, shardings, seed=seed, module_of=lambda *_: local.module)
-
     # -- explanations ------------------------------------------------------------------------
 
     @late
@@ -554,7 +373,7 @@ class Plan(Record):
     @late
     def why_not(
         self, argument: str, spec: Any, *, search: bool = True, budget: float | None = 10.0
-    ) -> WhyNot:
+    ) -> WhyNot[Plan]:
         """Compare another sharding of an argument with the plan, or state why it is impossible.
 
         The sharding is pinned twice: with the rest of the plan unchanged and, with ``search``, as
@@ -610,127 +429,3 @@ class Plan(Record):
     def json_text(self) -> str:
         """:meth:`to_dict` as JSON text."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectiveCount:
-    """Collectives that one of two plans has in excess of the other."""
-
-    #: The name in StableHLO, such as ``all_gather``.
-    kind: str
-    #: The mesh axes that they run along.
-    axes: tuple[str, ...]
-    #: The op that defines the value, and the op that uses it (empty for a sum).
-    value: str
-    #: The op that uses the value; empty for a sum.
-    use: str
-    #: The number in a step.
-    count: float
-    #: Seconds of all of them.
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Alternative:
-    """A plan with another sharding, and its differences from the original plan."""
-
-    #: The alternative.
-    plan: Plan = dataclasses.field(repr=False)
-    #: The predictions that differ: first the original plan's, then the alternative's.
-    numbers: tuple[NumberChange, ...]
-    #: Collectives that the alternative has in excess of the plan.
-    appear: tuple[CollectiveCount, ...]
-    #: Collectives that the plan has in excess of the alternative.
-    vanish: tuple[CollectiveCount, ...]
-    #: Arguments with different shardings: path, original sharding, alternative sharding.
-    arguments: tuple[tuple[str, str, str], ...]
-
-    def __repr__(self) -> str:
-        return (
-            f"<Alternative: {len(self.numbers)} figures, {len(self.arguments)} arguments differ; "
-            f"{self.plan!r}>"
-        )
-
-    @property
-    def fits(self) -> bool:
-        """Whether the predicted peak is within the memory limit, with the plan's safety."""
-        return self.plan.fits
-
-    def to_dict(self) -> dict[str, Any]:
-        """The difference as plain data, for JSON, with the prediction of the alternative."""
-        data = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self) if field.name != "plan"
-        }  # fmt: skip
-        rows = {name: [_plain(row) for row in rows] for name, rows in data.items()}
-        after = dataclasses.asdict(self.plan.after)
-        return {**rows, "after": after, "fits": self.fits, "cost": self.plan.cost}
-
-
-@dataclasses.dataclass(frozen=True)
-class WhyNot(Record):
-    """The effect of another sharding of an argument."""
-
-    #: The argument, or the pattern of arguments, that was asked about.
-    argument: str
-    #: The sharding that was asked about, as text.
-    spec: str
-    #: The shardings of the arguments in the plan.
-    now: tuple[str, ...]
-    #: Why the sharding is impossible; empty if it is possible.
-    impossible: str = ""
-    #: The alternative with the sharding pinned and the rest of the plan unchanged.
-    pinned: Alternative | None = None
-    #: The best alternative of a search that starts there.
-    searched: Alternative | None = None
-    #: The cost of the plan, and whether it fits.
-    plan_cost: float = math.inf
-    #: Whether the plan fits.
-    plan_fits: bool = False
-
-    def __repr__(self) -> str:
-        parts = [self.impossible] if self.impossible else []
-        for what, side in (("step", self.pinned), ("with a search", self.searched)):
-            if side is not None:
-                parts.append(f"{what} {time_text(side.plan.after.step_seconds)}")
-        parts += ["better than the plan"] if self.better else []
-        return f"<WhyNot {self.argument}={self.spec}: {', '.join(parts)}>"
-
-    @property
-    def best(self) -> Alternative | None:
-        """The cheapest alternative, preferably one that fits; None if it is impossible."""
-        sides = [side for side in (self.pinned, self.searched) if side is not None]
-        return min(sides, key=lambda side: (not side.fits, side.plan.cost), default=None)
-
-    @property
-    def better(self) -> bool:
-        """Whether the best alternative costs less than the plan, and fits if the plan does."""
-        best = self.best
-        if best is None or best.fits < self.plan_fits:
-            return False
-        return best.fits > self.plan_fits or best.plan.cost * (1 + 1e-9) < self.plan_cost
-
-    def accept(self) -> Plan:
-        """The best alternative as a plan, with the sharding pinned.
-
-        Raises :class:`toast.errors.PlanError` if the sharding is impossible.
-        """
-        if self.best is None:
-            raise PlanError(f"{self.argument}={self.spec} is impossible: {self.impossible}")
-        return self.best.plan
-
-    def to_dict(self) -> dict[str, Any]:
-        """The comparison as plain data, for JSON."""
-        sides = {"pinned": self.pinned, "searched": self.searched}
-        return {
-            "argument": self.argument,
-            "spec": self.spec,
-            "now": list(self.now),
-            "impossible": self.impossible,
-            "better": self.better,
-            **{name: side and side.to_dict() for name, side in sides.items()},
-        }
-
-
-def _plain(row: Any) -> Any:
-    return list(row) if isinstance(row, tuple) else dataclasses.asdict(row)

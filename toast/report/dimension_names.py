@@ -8,36 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from toast.errors import PlanError
+from toast.parameter_names import PLAIN, example_roles, parameter_roles
 from toast.program import Program, TensorType
 from toast.report.argument_roles import argument_roles
 
-#: Words in paths of weights, and the names of their dimensions from the first to the last; those of
-#: other ranks say nothing.  ``model`` is the width of the residual stream.
-_OF_WEIGHTS: Sequence[tuple[str, tuple[str, ...]]] = (
-    (r"router|gating", ("model", "experts")),
-    (r"unembed\w*|lm_?head|output|head|logits", ("model", "vocabulary")),
-    (r"w?embed\w*|wte|vocab\w*|tok\w*", ("vocabulary", "model")),
-    (r"gate|up|(up|gate)_?proj|fc1|c_fc|w1|w3|wi\w*|linear1|mlp_in", ("model", "hidden")),
-    (r"down|down_?proj|fc2|w2|wo|linear2|mlp_out", ("hidden", "model")),
-    (r"w?k|w?v|key|value|[kv]_?proj", ("model", "key heads", "head size")),
-    (r"w?q|query|q_?proj", ("model", "heads", "head size")),
-    (r"w?o|out|o_?proj|out_?proj", ("heads", "head size", "model")),
-)  # fmt: skip
-
-#: Last words of paths that say nothing, and weights that have one matrix for each expert.
-_GENERAL = frozenset(("weight", "weights", "kernel", "w", "value"))
-_EXPERTS = re.compile(r"experts?|moe", re.IGNORECASE)
-
 #: Inputs without rows.
 _NO_ROWS = frozenset(("key", "rng", "seed", "step", "count"))
-
-#: Dimensions of inputs, by rank.
-_OF_TOKENS = {1: ("batch",), 2: ("batch", "sequence")}
-_OF_ARRAYS = {
-    2: ("batch", "features"),
-    3: ("batch", "sequence", "features"),
-    4: ("batch", "height", "width", "channels"),
-}
 
 
 def named_dimensions(
@@ -65,11 +41,11 @@ def named_dimensions(
         program.arguments, program.argument_values, roles, colors, strict=True
     ):
         weight = 3 if role == "inputs" else 1
-        for color, name in zip(of, _called(path, program.values[value].type, role), strict=False):
-            # With several kinds of rows, such as nodes and edges, none is the batch.
-            name = _root(path) if name == "batch" and len(first) > 1 else name
-            if color >= 0 and name:
-                votes[color][name] += weight
+        for color, word in zip(of, _called(path, program.values[value].type, role), strict=False):
+            if color >= 0 and word:
+                # With several kinds of rows, such as nodes and edges, none is the batch.
+                several = word == "batch" and len(first) > 1
+                votes[color][_root(path) if several else word] += weight
     for color, counts in votes.items():
         names.setdefault(color, counts.most_common(1)[0][0])
     return names
@@ -83,29 +59,26 @@ def _matching(program: Program, colors: Sequence[Sequence[int]], pattern: str) -
                 yield color
 
 
-def _called(path: str, type_: TensorType, role: str) -> tuple[str, ...]:
-    rank = len(type_.shape)
+def _called(path: str, type_: TensorType, role: str) -> tuple[str | None, ...]:
+    """The name of each dimension of an argument; ``None`` where unknown."""
     if role == "inputs":
-        if _root(path).lower() in _NO_ROWS:
+        # A vector of other numbers than tokens may be anything.
+        has_rows = len(type_.shape) > 1 or type_.dtype[0] in "iu"
+        if not has_rows or _root(path).lower() in _NO_ROWS:
             return ()
-        whole = type_.dtype[0] in "iu"
-        return (_OF_TOKENS if whole else _OF_ARRAYS).get(rank, ())
-    if role != "weights":
+        roles = example_roles(type_.shape, type_.dtype)
+    elif role == "weights":
+        roles = parameter_roles(path, type_.shape)
+    else:
         return ()
-    words = re.findall(r"[A-Za-z]\w*", path)
-    plain = [word for word in words if word.lower() not in _GENERAL][-1:] or words[-1:]
-    for pattern, names in _OF_WEIGHTS:
-        if not plain or not re.fullmatch(pattern, plain[0], re.IGNORECASE):
-            continue
-        # A table has more rows than columns, whatever it is called.
-        if rank == 2 and "vocabulary" in names:
-            long = type_.shape[0] >= type_.shape[1]
-            return ("vocabulary", "model") if long else ("model", "vocabulary")
-        if len(names) == rank:
-            return names
-        if len(names) == rank - 1 and any(map(_EXPERTS.fullmatch, words)):
-            return ("experts", *names)
-    return ()
+    names = tuple(role and PLAIN.get(role) for role in roles)
+    if len(names) == 2:  # heads and their size may be one dimension, or only one of them is there
+        names = tuple(None if name in ("heads", "key heads") else name for name in names)
+    # A table has more rows than columns, whatever it is called.
+    if len(names) == 2 and "vocabulary" in names:
+        long = type_.shape[0] >= type_.shape[1]
+        return ("vocabulary", "model") if long else ("model", "vocabulary")
+    return names
 
 
 def _root(path: str) -> str:

@@ -229,8 +229,8 @@ def difference_html(difference: Difference) -> str:
     )
 
 
-@record_html.register
-def why_not_html(answer: WhyNot) -> str:
+@record_html.register(WhyNot)
+def why_not_html(answer: WhyNot[Plan]) -> str:
     """The view of an alternative: its effect, or the reason why it is impossible."""
     parts = [boxes.paragraph(f"now {', '.join(answer.now)}")]
     if answer.impossible:
@@ -245,7 +245,7 @@ def why_not_html(answer: WhyNot) -> str:
     return boxes.box(f"Why not {answer.argument} = {answer.spec}", *parts)
 
 
-def _alternative(side: Alternative) -> list[str]:
+def _alternative(side: Alternative[Plan]) -> list[str]:
     moved = [
         (word, f"{c.count:.4g}", c.kind, " x ".join(c.axes), c.value, c.use, time_text(c.seconds))
         for word, rows in (("appears", side.appear), ("disappears", side.vanish)) for c in rows

@@ -17,6 +17,7 @@ from toast.plan import (
     CollectiveExplanation,
     Difference,
     NumberChange,
+    Plan,
     WhyNot,
     fit_text,
     spec_text,
@@ -265,7 +266,7 @@ def collectives_table(rows: Sequence[CollectiveExplanation]) -> RenderableType:
     return add_rest(table, len(rows))
 
 
-def why_not_tables(answer: WhyNot) -> RenderableType:
+def why_not_tables(answer: WhyNot[Plan]) -> RenderableType:
     """The output of ``toast explain PLAN --why-not``: the alternative and its differences."""
     title = f"{answer.argument} = {answer.spec} instead of {' or '.join(answer.now)}"
     parts: list[RenderableType] = [Text(title, style="bold")]
@@ -282,7 +283,7 @@ def why_not_tables(answer: WhyNot) -> RenderableType:
     return Group(*parts)
 
 
-def better_than_plan(answer: WhyNot) -> list[str]:
+def better_than_plan(answer: WhyNot[Plan]) -> list[str]:
     """Two lines if an alternative is better than the plan: the costs, and how to keep it."""
     best = answer.best
     if best is None or not answer.better:
@@ -295,7 +296,7 @@ def better_than_plan(answer: WhyNot) -> list[str]:
     ]
 
 
-def _alternative(title: str, other: Alternative) -> list[RenderableType]:
+def _alternative(title: str, other: Alternative[Plan]) -> list[RenderableType]:
     if not other.numbers and not other.appear and not other.vanish:
         return [Text(f"{title}: no difference in price")]
     parts: list[RenderableType] = [_numbers(title, other.numbers, "plan", "alternative")]
