@@ -185,7 +185,7 @@ def returned_trees(analysis: Analysis) -> tuple[ReturnedTree, ...]:
 
 
 def _updated_in_place(program: Program) -> dict[str, tuple[tuple[int, int], ...]]:
-    """The arguments that ``nnx.jit`` updates, by name, each with its leaves and their new values."""
+    """Arguments that ``nnx.jit`` updates, by name: pairs of a leaf and the result it becomes."""
     calling = getattr(program.source, "calling", None)
     leaves = () if calling is None else calling.updates
     if not leaves:
