@@ -296,7 +296,8 @@ class PlannedFunction:
         assert variant.pytrees is not None
         several = jax.process_count() > 1
         _, donated = self._places(arguments, keywords)
-        every: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
+        every: dict[int | str, Any] = dict(enumerate(arguments))
+        every.update(keywords)
         flat = {place: jax.tree.flatten(every[place]) for place in variant.pytrees.shardings}
         moved = [
             (leaves, number, sharding)

@@ -187,9 +187,9 @@ def returned_trees(analysis: Analysis) -> tuple[ReturnedTree, ...]:
 def _updated_in_place(program: Program) -> dict[str, tuple[tuple[int, int], ...]]:
     """Arguments that ``nnx.jit`` updates, by name: pairs of a leaf and the result it becomes."""
     calling = getattr(program.source, "calling", None)
-    leaves = () if calling is None else calling.updates
-    if not leaves:
+    if calling is None or not calling.updates:
         return {}
+    leaves = calling.updates
     numbers = {leaf: number for number, leaf in enumerate(calling.arguments)}
     pairs: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
     for result, leaf in enumerate(leaves, len(program.results) - len(leaves)):
