@@ -250,6 +250,33 @@ def test_arguments_may_be_anywhere() -> None:
     assert len(step._variants) == 1
 
 
+@pytest.mark.parametrize("form", [np.asarray, jnp.asarray], ids=["numpy", "uncommitted"])
+def test_results_are_compiled_as_the_first_arguments(
+    form: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def count(state: Any, x: jax.Array) -> Any:
+        number, total = state
+        return (number + 1, total + x), x.sum()
+
+    step = planned(count, donate_argnums=0)
+    step.plan_for((0, np.ones((64, 32), np.float32)), np.ones((64, 32), np.float32))
+    state = 0, form(np.ones((64, 32), np.float32))
+    with jax.log_compiles():
+        for _ in range(3):
+            state, _ = step(state, form(np.ones((64, 32), np.float32)))
+    assert sum("Compiling jit(count)" in record.getMessage() for record in caplog.records) == 1
+    assert state[0].weak_type  # as the result of jax.jit
+
+
+def test_static_arguments_by_position_and_arrays_elsewhere() -> None:
+    def scaled(x: jax.Array, factors: tuple[int, ...], y: jax.Array) -> jax.Array:
+        return x * sum(factors) + y
+
+    function = planned(scaled, static_argnums=1)
+    one = jax.device_put(jnp.ones((64, 32)), jax.devices()[7])
+    assert_close(function(one, (2, 3), np.ones((64, 32), np.float32)), 6 * np.ones((64, 32)))
+
+
 def test_calls_place_their_arguments_if_these_are_elsewhere_again_and_again() -> None:
     step = planned(train, donate_argnums=0)
     params, theirs = init(jax.random.key(0)), init(jax.random.key(0))

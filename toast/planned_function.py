@@ -138,7 +138,7 @@ class _Variant:
 
     plan: Plan
     runnable: apply.Runnable
-    #: Calls the program with the arguments of the function.
+    #: Calls the program with the arguments of the function; the first call places them.
     call: Callable[..., Any]
     #: The function of ``jax.jit`` behind ``call``, if there is one.
     pytrees: apply.PytreeJit | None
@@ -211,8 +211,7 @@ class PlannedFunction:
         # Calls that go back to earlier types will do so again; the others fail first, slowly.
         self._alternates |= variant is not self._last and known == len(self._variants) > 1
         self._last = variant
-        with variant.runnable.naming_platforms():
-            return self._placed_call(variant, arguments, keywords)
+        return self._placed_call(variant, arguments, keywords)
 
     @property
     def plan(self) -> Plan:
@@ -262,50 +261,63 @@ class PlannedFunction:
             return True
         if not isinstance(error, ValueError) or variant.pytrees is None:
             return False
-        leaves = jax.tree.leaves((arguments, keywords))
-        placed = self._placed(variant, leaves)
-        return any(own is not other for own, other in zip(leaves, placed, strict=True))
+        return self._placed(variant, arguments, keywords)[0]
+
+    def _placing(self, variant: _Variant) -> Callable[..., Any]:
+        """A function that calls a variant and places its arguments."""
+        return lambda *own, **named: self._placed_call(variant, own, named)
 
     def _placed_call(self, variant: _Variant, arguments: Any, keywords: Any) -> Any:
-        """A call after its arguments are moved to where the plan has them."""
-        if variant.pytrees is None:
-            return variant.call(*arguments, **keywords)
-        leaves, tree = jax.tree.flatten((arguments, keywords))
-        placed = self._placed(variant, leaves)
-        if any(own is not other for own, other in zip(leaves, placed, strict=True)):
-            variant.misplaced += 1
-            if variant.misplaced == _MISPLACED:  # a batch from elsewhere in every step
-                variant.call = lambda *own, **named: self._placed_call(variant, own, named)
-        arguments, keywords = jax.tree.unflatten(tree, placed)
-        return _calling(variant.pytrees, keywords)(*arguments, **keywords)
+        """A call after its arguments are moved to where the plan has them; the next ones are not.
 
-    def _placed(self, variant: _Variant, leaves: Sequence[Any]) -> list[Any]:
-        """The leaves on the mesh of the plan; those that are there are the same objects."""
+        If arguments are elsewhere again and again, such as batches, the next ones are moved, too.
+        """
+        with variant.runnable.naming_platforms():
+            if variant.pytrees is None:
+                return variant.runnable(*arguments, **keywords)
+            moved, arguments, keywords = self._placed(variant, arguments, keywords)
+            variant.misplaced += moved
+            direct = _calling(variant.pytrees, keywords)
+            if variant.misplaced < _MISPLACED:
+                variant.call = direct
+            elif moved:
+                variant.call = self._placing(variant)
+            return direct(*arguments, **keywords)
+
+    def _placed(
+        self, variant: _Variant, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[bool, tuple[Any, ...], dict[str, Any]]:
+        """The arguments on the mesh of the plan, and whether any was elsewhere.
+
+        What has no device yet, such as a numpy array, stays, and JAX places it in each call.  With
+        several processes, JAX cannot.  A donated argument is placed: the result that takes its
+        place is on the mesh, and JAX compiles a function again for arguments that are not.
+        """
         assert variant.pytrees is not None
         several = jax.process_count() > 1
-        placed = list(leaves)
-        if len(leaves) != len(variant.pytrees.shardings):  # static arguments have other leaves
-            return placed
+        _, donated = self._places(arguments, keywords)
+        every: dict[int | str, Any] = dict(enumerate(arguments))
+        every.update(keywords)
+        flat = {place: jax.tree.flatten(every[place]) for place in variant.pytrees.shardings}
         moved = [
-            number
-            for number, (leaf, sharding) in enumerate(
-                zip(leaves, variant.pytrees.shardings, strict=True)
-            )
-            if (
-                isinstance(leaf, jax.Array)
-                and not isinstance(leaf, jax.core.Tracer)
-                and not leaf.is_deleted()
-                and leaf.sharding != sharding
-            )
-            or (several and hasattr(leaf, "__array__") and not isinstance(leaf, jax.Array))
+            (leaves, number, sharding)
+            for place, (leaves, _) in flat.items()
+            for number, sharding in enumerate(variant.pytrees.shardings[place])
+            if _is_elsewhere(leaves[number], sharding, anywhere=several or place in donated)
         ]
+        if not moved:
+            return False, arguments, keywords
         arrays = jax.device_put(
-            [leaves[number] for number in moved],
-            [variant.pytrees.shardings[number] for number in moved],
+            [leaves[number] for leaves, number, _ in moved], [sharding for *_, sharding in moved]
         )
-        for number, array in zip(moved, arrays, strict=True):
-            placed[number] = array
-        return placed
+        for (leaves, number, _), array in zip(moved, arrays, strict=True):
+            leaves[number] = array
+        every |= {place: jax.tree.unflatten(tree, leaves) for place, (leaves, tree) in flat.items()}
+        return (
+            True,
+            tuple(every[place] for place in range(len(arguments))),
+            {name: every[name] for name in keywords},
+        )
 
     def _chosen(self, arguments: Any, keywords: Any) -> _Variant | None:
         """The variant for arguments, or the last one for new types."""
@@ -359,8 +371,10 @@ class PlannedFunction:
             pytrees = runnable.pytree_jit(
                 len(arguments), sorted(keywords), static=static, donated=donated
             )
-        call = runnable if pytrees is None else _calling(pytrees, keywords)
-        return _Variant(plan, runnable, call, pytrees)
+        variant = _Variant(plan, runnable, runnable, pytrees)
+        if pytrees is not None:
+            variant.call = self._placing(variant)
+        return variant
 
     def _memory(self) -> tuple[str | MemoryPolicy | None, int | None]:
         """The memory policy of the next plan, and its microbatches.
@@ -499,16 +513,18 @@ class PlannedFunction:
 
         return places("static"), places("donate")
 
+    def _static_of(
+        self, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> dict[int | str, Any]:
+        """The static arguments by position and by name."""
+        static, _ = self._places(arguments, keywords)
+        return {key: arguments[key] if isinstance(key, int) else keywords[key] for key in static}
+
     def _types(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> _Types:
         """What of the arguments distinguishes programs."""
-        static, _ = self._places(arguments, keywords)
-        fixed: list[Hashable] = []
-        if static:
-            every: dict[int | str, Any] = dict(enumerate(arguments))
-            every.update(keywords)
-            fixed = [(key, _hashable(every[key])) for key in sorted(static, key=str)]
-            arguments = tuple(None if n in static else own for n, own in enumerate(arguments))
-            keywords = {name: own for name, own in keywords.items() if name not in static}
+        static = self._static_of(arguments, keywords)
+        fixed = [(key, _hashable(static[key])) for key in sorted(static, key=str)]
+        arguments, keywords = _without(arguments, keywords, static)
         leaves, tree = jax.tree.flatten((arguments, keywords))
         return _Types(
             tree, tuple(jax_libraries.leaf_type(self._function, x) for x in leaves), tuple(fixed)
@@ -568,6 +584,30 @@ def _calling(pytrees: apply.PytreeJit, keywords: Mapping[str, Any]) -> Callable[
         return function(*arguments, *[named[name] for name in names], *captured)
 
     return call
+
+
+def _without(
+    arguments: tuple[Any, ...], keywords: dict[str, Any], static: Mapping[int | str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments without static ones; those with a position become ``None``."""
+    if not static:
+        return arguments, keywords
+    positional = tuple(None if n in static else own for n, own in enumerate(arguments))
+    return positional, {name: own for name, own in keywords.items() if name not in static}
+
+
+def _is_elsewhere(leaf: Any, sharding: jax.sharding.NamedSharding, *, anywhere: bool) -> bool:
+    """Whether an argument is an array with another sharding.
+
+    With ``anywhere``, also if JAX may choose its place: an uncommitted or numpy array, a number.
+    Tracers and deleted arrays cannot be moved.
+    """
+    if isinstance(leaf, jax.core.Tracer):
+        return False
+    if isinstance(leaf, jax.Array):
+        other = (anywhere or leaf.committed) and not leaf.is_deleted()
+        return other and leaf.sharding != sharding
+    return anywhere and (hasattr(leaf, "__array__") or isinstance(leaf, int | float | complex))
 
 
 def _without_sharding(leaf: Any) -> Any:

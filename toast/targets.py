@@ -291,14 +291,20 @@ def references(texts: Sequence[str]) -> dict[str, Callable[..., Any]]:
 
 
 def _imported(target: str) -> Any:
-    """The object ``module:object``.
+    """The object ``module:object``, or ``file.py:object``.
 
     Importing a module runs it; all that it raises, also ``SystemExit``, becomes an error of one
     line.
     """
     module_name, _, attribute = target.partition(":")
     what = f"importing {module_name}"
-    sys.path.insert(0, os.getcwd())
+    folder = os.getcwd()
+    if module_name.endswith(".py"):
+        file = pathlib.Path(module_name).absolute()
+        if not file.is_file():
+            raise TargetError(f"{target}: there is no file {module_name}; check the path")
+        folder, module_name = str(file.parent), file.stem
+    sys.path.insert(0, folder)
     try:
         value: Any = importlib.import_module(module_name)
         what = f"reading {attribute} of {module_name}"

@@ -120,6 +120,7 @@ def test_functions_by_module_and_name(
         (("users_module:f", "--arg", "bf16[4096"), "--arg bf16[4096: not a shape"),
         (("users_module:f", "--arg", "q7[4]"), "unknown element type q7"),
         (("missing_module:f",), "cannot import missing_module"),
+        (("missing/file.py:f",), "missing/file.py:f: there is no file missing/file.py"),
     ):
         failed = run("analyze", *arguments)
         assert failed.exit_code == 2

@@ -13,6 +13,7 @@ import pytest
 import toast
 from tests.libraries.test_jitted import X, assert_same, in_place, modules
 from toast.errors import PlanError, PlanWarning, TargetError
+from toast.plan.step_reshards import StepReshard, donation_text, returned_trees
 
 V5E: dict[str, Any] = {
     "mesh": "data=4", "hardware": "tpu-v5e", "settings": toast.Settings(rounds=1),
@@ -144,3 +145,27 @@ def test_initial_modules_of_equinox() -> None:
     placed = plan.place(begin(jax.random.key(1))[0], function.mesh)
     assert placed.layers[0].weight.sharding == kernel.sharding
     function(model, state, X + 0)
+
+
+def test_a_module_with_parts_that_stay_is_updated_without_donation() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Network(nnx.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.w = nnx.Param(jnp.ones((32, 64)))
+            self.table = nnx.Variable(jnp.ones((64, 4)))
+
+        def __call__(self, x: jax.Array) -> Any:
+            return x @ self.w[...] @ self.table[...]
+
+    @nnx.jit
+    def halve(network: Any, x: jax.Array) -> Any:
+        network.w[...] *= 0.5
+        return network(x)
+
+    (tree,) = returned_trees(toast.analyze(halve, Network(), X))
+    assert (tree.argument, tree.result, tree.position, len(tree.pairs)) == (
+        "network", "network", 0, 1,
+    )  # fmt: skip
+    text = donation_text([StepReshard(tree, 0, 0.0, 0.0)], "donate_argnums=(0,)")
+    assert text.startswith("network is updated in place but not donated, so old and new values")

@@ -37,12 +37,22 @@ VIT = {
     "mlp.2.weight": P(None, "model"), "qkv.weight": P("data"), "patch.weight": P(None, "model"),
 }  # fmt: skip
 
+#: Dimensions that take ``model`` in this order: the sequence takes it where the others are not.
+SEQUENCE = {
+    f"{name}:{dimension}": "model" for name, dimension in {
+        "layers.0.feed_forward.w1.weight": 0, "layers.0.attention.wq.weight": 0,
+        "layers.0.attention.wk.weight": 0, "output.weight": 0, "tokens": 1,
+    }.items()
+}  # fmt: skip
+
+#: Module, mesh, pinned arguments (or ``fix``, for dimensions), and how the shardings are applied.
 CASES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "searched": ("llama", "data=4", {}, "distribute"),
     "tensor parallel": ("llama", "model=4", TENSOR_PARALLEL, "distribute"),
     "vit on two axes": ("vit", "data=2,model=2", VIT, "distribute"),
     "styles and FSDP": ("llama", "data=2,model=2", TENSOR_PARALLEL | DATA, "parallelize"),
     "vit with styles": ("vit", "data=2,model=2", VIT, "parallelize"),
+    "sequence parallel": ("llama", "model=4", SEQUENCE, "parallelize"),
 }
 
 
@@ -52,11 +62,13 @@ def shardings(name: str, mesh: str, pins: dict[str, Any]) -> Any:
         model, loss, batch = torch_processes.make(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     step = torch_processes.TrainStep(model, loss, optimizer)
+    # A batch of one leaves the axis to the sequence.
+    batch = {key: x[:1] if pins is SEQUENCE else x for key, x in batch.items()}
     analysis = toast.analyze(step, *batch.values())
     on = toast.Mesh.parse(mesh)
     plan = toast.plan(
         analysis, mesh=on, hardware=api.small_scale(analysis, on, machine_of("h100")),
-        constraints=toast.Constraints(pin=pins),
+        constraints=toast.Constraints(**{"fix" if pins is SEQUENCE else "pin": pins}),
     )  # fmt: skip
     return plan.to_torch()
 
@@ -83,3 +95,12 @@ def test_results_are_those_of_one_process(tmp_path: pathlib.Path) -> None:
     assert styles["layers.*.feed_forward.w1"] == "ColwiseParallel()"
     assert styles["layers.*.feed_forward.w2"] == "RowwiseParallel()"
     assert styles["output"] == "ColwiseParallel(output_layouts=Replicate())"
+    styles = cases["sequence parallel"][1].parallelize_text("model")
+    assert styles["layers.*.attention_norm"] == (
+        "SequenceParallel(sequence_dim=1, use_local_output=True)"
+    )
+    assert styles["layers.*.attention.wq"] == "ColwiseParallel(input_layouts=Shard(1))"
+    assert styles["layers.*.attention.wo"] == "RowwiseParallel(output_layouts=Shard(1))"
+    assert styles["output"] == (
+        "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())"
+    )

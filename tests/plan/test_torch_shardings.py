@@ -13,6 +13,8 @@ from jax import P
 
 import toast
 from toast.errors import PlanError, TargetError
+from toast.frontend.jax import from_function
+from toast.frontend.torch_modules import renamed
 from toast.hardware import Mesh
 from toast.plan.torch_shardings import TorchShardings
 
@@ -90,6 +92,61 @@ def test_parallel_styles() -> None:
         "table": "ColwiseParallel(output_layouts=Replicate())",
         "head": "ColwiseParallel(output_layouts=Replicate())",
     }
+
+
+def test_styles_of_a_sequence_in_shards() -> None:
+    layouts = {
+        "layers.0.up": (1, None), "layers.0.down": (None, 1), "layers.0.norm": (1, 1),
+        "layers.1.norm": (1, 1), "embed": (None, 1), "table": (None, 1), "gate": (2, 2),
+        "head": (1, None), "tied": (1, None), "twin": (None, 1),
+    }  # fmt: skip
+    module = dataclasses.replace(
+        MODULE, layouts={("model", path): own for path, own in layouts.items()}
+    )
+    prepared = "=Shard(1), desired_input_layouts=Replicate(), use_local_output=True)"
+    assert module.parallelize_text("model") == {
+        "layers.0.up": "ColwiseParallel(input_layouts=Shard(1))",
+        "layers.0.down": "RowwiseParallel(output_layouts=Shard(1))",
+        "layers.*.norm": "SequenceParallel(sequence_dim=1, use_local_output=True)",
+        "layers.1.up": "ColwiseParallel()",
+        "layers.1.down": "RowwiseParallel()",
+        "embed": "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))",
+        "table": "ColwiseParallel(output_layouts=Shard(1))",
+        "head": "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",
+        "gate": "SequenceParallel(sequence_dim=2, use_local_output=True)",
+        "tied": f"PrepareModuleInput(input_layouts{prepared}",
+        "twin": "PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))",
+    }
+    assert module.parallelize_notes("model")[1] == (
+        "layers.1.norm.weight: the plan shards it on model, and SequenceParallel replicates it"
+    )
+
+
+@pytest.mark.parametrize("positions", [False, True])
+def test_layouts_of_a_plan(positions: bool) -> None:
+    def step(norm: Any, up: Any, scale: Any, down: Any, head: Any, position: Any, x: Any) -> Any:
+        if positions:
+            x = x + position
+        heads = ((x * norm) @ up.T).reshape(2, 512, 4, 2048) * scale
+        x = x + heads.reshape(2, 512, 8192) @ down.T
+        return (x * norm) @ head.T
+
+    shapes = (2048,), (8192, 2048), (2048,), (2048, 8192), (32768, 2048), (512, 2048)
+    owners = {
+        "norm.weight": "RMSNorm", "a.up.weight": "Linear", "a.scale.weight": "LayerNorm",
+        "a.down.weight": "Linear", "head.weight": "Linear", "position": "Model",
+    }  # fmt: skip
+    program = from_function(step, *(f32(*shape) for shape in (*shapes, (2, 512, 2048))))
+    program = renamed(program, [*owners, "x"], (), {"owners": owners})
+    fix = dict.fromkeys(("a.up.weight:0", "head.weight:0", "x:1"), "model")
+    plan = toast.plan(
+        program, mesh="model=4", hardware="tpu-v5e", settings=toast.Settings(rounds=1),
+        constraints=toast.Constraints(fix=fix),
+    )  # fmt: skip
+    of = {path: own for (_, path), own in plan.to_torch().layouts.items()}
+    between = {"norm": (1, 1), "a.up": (1, None), "a.down": (None, 1), "head": (1, None)}
+    # A table of positions of the module itself has no shards.
+    assert of == {"a.scale": (2, 2)} | ({} if positions else between)
 
 
 def test_what_styles_cannot_express() -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -431,8 +431,8 @@ class PytreeJit(NamedTuple):
 
     #: Its arguments are the positional ones, the values of the keywords, and the captured arrays.
     function: Any
-    #: The sharding of each leaf of the positional and the keyword arguments.
-    shardings: list[jax.sharding.NamedSharding]
+    #: The sharding of each leaf of the arguments that are not static, by position or name.
+    shardings: Mapping[int | str, list[jax.sharding.NamedSharding]]
     #: The captured arrays.
     captured: Sequence[Any]
 
@@ -647,6 +647,7 @@ class Runnable:
 
         captured = self._captured_arrays()
         end = count + len(names)
+        weak = [n for n, o in enumerate(planned.out_avals) if getattr(o, "weak_type", False)]
 
         def run(*values: Any) -> Any:
             by_name = dict(zip(names, values[count:end], strict=True))
@@ -659,6 +660,10 @@ class Runnable:
             results = self._function(*_untransformed(self._program, checked))
             for number in self._keys:
                 results[number] = _wrapped(results[number], planned.out_avals[number])
+            for number in weak:  # else the next call, with these results, is compiled anew
+                results[number] = jax.lax.convert_element_type_p.bind(
+                    results[number], new_dtype=results[number].dtype, weak_type=True, sharding=None
+                )
             return planned.returned(results, lambda leaf: leaf)
 
         run.__name__ = re.sub(r"\W", "_", self._program.name)
@@ -671,14 +676,14 @@ class Runnable:
         leaves = [
             jax.sharding.NamedSharding(self.mesh, spec) for spec in _leaf_specs(planned, specs)
         ]
-        by_name = dict.fromkeys(key for key in planned.static if isinstance(key, str))
         positional, keywords = jax.tree.unflatten(planned.in_tree, leaves)
-        each = [*positional, *({**keywords, **by_name}[name] for name in names)]
+        every: dict[int | str, Any] = {**dict(enumerate(positional)), **keywords}
+        traced = {key: every[key] for key in (*range(count), *names) if key not in static}
         return PytreeJit(
             jax.jit(
                 run,
                 in_shardings=(
-                    *(own for place, own in enumerate(each) if place not in static_places),
+                    *traced.values(),
                     *(array.sharding for array in captured),
                 ),
                 out_shardings=jax.tree.map(
@@ -689,7 +694,7 @@ class Runnable:
                 static_argnums=tuple(static_places),
                 donate_argnums=tuple(donated_places),
             ),
-            leaves,
+            {key: jax.tree.leaves(own) for key, own in traced.items()},
             captured,
         )
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 Target = Annotated[
     str,
     typer.Argument(
-        help="Model name (see toast models), StableHLO file, fact base (.lp) or module:function; "
-        "toast export, report, explain and query also take a plan's JSON file."
+        help="Model name (see toast models), StableHLO file, fact base (.lp), module:function or "
+        "file.py:function; toast export, report, explain and query also take a plan's JSON file."
     ),
 ]
 MeshOption = Annotated[

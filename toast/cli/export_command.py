@@ -22,6 +22,7 @@ class Trainer(enum.StrEnum):
     flax = "flax"
     maxtext = "maxtext"
     levanter = "levanter"
+    torch = "torch"
 
 
 @command(app)
@@ -33,7 +34,8 @@ def export(
         typer.Option(
             "--to",
             help="The format: a Python module that needs JAX alone; a module with names and rules "
-            "for Flax (Linen and NNX); a configuration of MaxText, or of Levanter.",
+            "for Flax (Linen and NNX); a configuration of MaxText, or of Levanter; a module with "
+            "placements and parallel styles that needs PyTorch alone.",
         ),
     ] = Trainer.python,
     output: Annotated[

@@ -1,6 +1,6 @@
 """Stage after plans: writes them as other trainers have them.
 
-``python`` and ``flax`` are Python modules, ``maxtext`` and ``levanter`` are configurations in YAML.
+``python``, ``flax`` and ``torch`` are Python modules, ``maxtext`` and ``levanter`` are YAML.
 """
 
 from toast.export.exports import FORMATS, export, export_file

@@ -11,6 +11,7 @@ from toast.export.levanter_axes import levanter_config
 from toast.export.logical_axes import logical_axes
 from toast.export.maxtext_rules import maxtext_config
 from toast.export.python_module import python_module
+from toast.export.torch_placements import torch_module
 from toast.plan import Plan, Saved
 
 #: The formats, and what each is.
@@ -19,6 +20,7 @@ FORMATS: Mapping[str, str] = {
     "flax": "names of dimensions and rules for Linen and NNX",
     "maxtext": "a configuration with logical_axis_rules",
     "levanter": "a configuration with the mappings of axes",
+    "torch": "a module with DTensor placements and parallel styles that needs PyTorch alone",
 }
 
 
@@ -33,6 +35,8 @@ def export(
     _check(to, names, rename)
     if to == "python":
         return python_module(plan)
+    if to == "torch":
+        return torch_module(plan)
     axes = logical_axes(plan, names)
     if to == "flax":
         return flax_module(axes)
@@ -46,8 +50,9 @@ def export_file(saved: Saved, to: str) -> str:
     """
     _check(to, None, None)
     if to != "python":
+        lacking = "modules" if to == "torch" else "logical axes"
         raise PlanError(
-            f"{saved.name}: the file has no logical axes; add the program of the plan for {to}"
+            f"{saved.name}: the file has no {lacking}; add the program of the plan for {to}"
         )
     return python_module(saved)
 
@@ -58,8 +63,8 @@ def _check(to: str, names: Mapping[str, str] | None, rename: Mapping[str, str] |
         near = difflib.get_close_matches(to, FORMATS, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise PlanError(f"export to {to!r}: no such format; {hint}use {', '.join(FORMATS)}")
-    if names and to == "python":
-        raise PlanError("export to python: it has no logical axes to name; leave out the names")
+    if names and to in ("python", "torch"):
+        raise PlanError(f"export to {to}: it has no logical axes to name; leave out the names")
     if rename and to != "maxtext":
         raise PlanError(
             f"export to {to}: it has the mesh axes of the plan; leave out what renames them"

@@ -203,7 +203,10 @@ def _program(
         in_tree=in_tree,
         in_avals=tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x)) for x in leaves),
         out_tree=out_tree,
-        out_avals=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in outputs),
+        out_avals=tuple(
+            jax.ShapeDtypeStruct(o.shape, o.dtype, weak_type=bool(getattr(o, "weak_type", False)))
+            for o in outputs
+        ),
         static=static,
         callbacks=mlir.callbacks_of(lowering.lowered),
     )

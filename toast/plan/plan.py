@@ -234,14 +234,15 @@ class Plan(RunnablePlan):
 
         :param to: ``python``, a module with the mesh and the shardings of arguments and results
             that needs JAX alone; ``flax``, a module with names of dimensions and rules for Linen
-            and NNX; ``maxtext`` or ``levanter``, a configuration in YAML.
+            and NNX; ``maxtext`` or ``levanter``, a configuration in YAML; ``torch``, a module with
+            DTensor placements and parallel styles that needs PyTorch alone.
         :param names: names of logical axes by dimension of an argument, which may be a pattern:
             ``{"params['layers'][*]['w1']:1": "mlp"}``.
         :param rename: MaxText's mesh axis for an axis of the plan: ``{"model": "tensor"}``.
         :returns: the text; comments in it name what the format cannot say.
         :raises toast.errors.PlanError: for an unknown format, a name that is no word, a dimension
-            that no argument has, an axis that MaxText lacks, and a plan without any dimension that
-            MaxText or Levanter has a name for.
+            that no argument has, an axis that MaxText lacks, a plan without any dimension that
+            MaxText or Levanter has a name for, and one of a JAX function for ``torch``.
         """
         raise NotImplementedError
 

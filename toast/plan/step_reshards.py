@@ -78,7 +78,8 @@ def donation_text(reshards: Sequence[StepReshard], remedy: str) -> str:
     several = len(reshards) > 1
     arguments = " and ".join(reshard.tree.argument for reshard in reshards)
     results = " and ".join(reshard.tree.result for reshard in reshards)
-    returned = f"{arguments} {'are' if several else 'is'} returned as {results} but not donated"
+    done = "updated in place" if arguments == results else f"returned as {results}"
+    returned = f"{arguments} {'are' if several else 'is'} {done} but not donated"
     arrays = sum(reshard.arrays for reshard in reshards)
     if not arrays:
         return (
@@ -150,24 +151,29 @@ def _reshard(model: CostModel, size: float, before: Spec, after: Spec) -> tuple[
 def returned_trees(analysis: Analysis) -> tuple[ReturnedTree, ...]:
     """The arguments with several arrays that a program returns as one tree and does not donate.
 
-    Paths, shapes and element types of the leaves are equal, and at least half of the results are
-    computed from their arguments dimension by dimension, like the updates of an optimiser.
+    These are modules that ``nnx.jit`` updates in place, and trees with equal paths, shapes and
+    element types of which at least half of the results are computed from their arguments dimension
+    by dimension, like the updates of an optimiser.
     """
     program = analysis.program
     leaves: dict[str, dict[str, int]] = collections.defaultdict(dict)
     for number, path in enumerate(program.arguments):
         name, keys = _split(path)
         leaves[name][keys] = number
+    trees: dict[str, ReturnedTree] = {}
     candidates: dict[tuple[int, str], dict[str, tuple[tuple[int, int], ...]]] = {}
+    updated = _updated_in_place(program)
     for position, (name, tree) in enumerate(leaves.items()):
-        if "" not in tree and program.donated.isdisjoint(tree.values()):
+        if name in updated and program.donated.isdisjoint(tree.values()):
+            pairs = updated[name]
+            trees[name] = ReturnedTree(name, name, _position(program, pairs[0][0], position), pairs)
+        elif "" not in tree and program.donated.isdisjoint(tree.values()):
             fitting = {
                 prefix: pairs
                 for prefix, pairs in _same_trees(program, tree)
                 if sum(_updates(analysis, *pair) for pair in pairs) >= _UPDATES * len(pairs)
             }
             candidates[position, name] = fitting
-    trees: dict[str, ReturnedTree] = {}
     # New parameters also depend on new moments, so trees with a single candidate come first.
     for (position, name), fitting in sorted(candidates.items(), key=lambda item: len(item[1])):
         for prefix, pairs in fitting.items():
@@ -176,6 +182,21 @@ def returned_trees(analysis: Analysis) -> tuple[ReturnedTree, ...]:
                 trees[prefix] = ReturnedTree(name, prefix, at, pairs)
                 break
     return tuple(sorted(trees.values(), key=lambda tree: tree.pairs))
+
+
+def _updated_in_place(program: Program) -> dict[str, tuple[tuple[int, int], ...]]:
+    """Arguments that ``nnx.jit`` updates, by name: pairs of a leaf and the result it becomes."""
+    calling = getattr(program.source, "calling", None)
+    if calling is None or not calling.updates:
+        return {}
+    leaves = calling.updates
+    numbers = {leaf: number for number, leaf in enumerate(calling.arguments)}
+    pairs: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
+    for result, leaf in enumerate(leaves, len(program.results) - len(leaves)):
+        name, _ = _split(program.arguments[numbers[leaf]])
+        if _same(program, numbers[leaf], result):
+            pairs[name].append((numbers[leaf], result))
+    return {name: tuple(of) for name, of in pairs.items()}
 
 
 def _same_trees(

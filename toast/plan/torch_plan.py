@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from toast.hardware import Mesh
 from toast.plan.plan import Plan
-from toast.plan.torch_shardings import TorchShardings, side_of
-from toast.program import Program, Spec
+from toast.plan.torch_shardings import Layout, TorchShardings, side_of
+from toast.program import Program, Spec, TensorType
 
-#: Ops between a weight and the product that it is for.
+#: Ops between a weight and the op that it is for.
 _VIEWS = frozenset({"transpose", "convert", "reshape", "broadcast_in_dim"})
+
+#: Ops with which a norm, a mask or an angle is applied to each element.
+_ELEMENTWISE = frozenset({"add", "divide", "multiply", "select", "subtract"})
 
 
 def torch_shardings(plan: Plan) -> TorchShardings:
@@ -35,6 +39,7 @@ def torch_shardings(plan: Plan) -> TorchShardings:
         state_specs=own,
         pairs=frozenset(flow.pairs()),
         gathered=frozenset(flow.gathered()),
+        layouts=dict(flow.layouts()),
     )
 
 
@@ -56,6 +61,9 @@ class _Flow:
     def __init__(self, plan: Plan, owners: Mapping[str, str]) -> None:
         self._plan, self._owners = plan, owners
         self._program: Program = plan.analysis.program
+        self._values = dict(
+            zip(self._program.arguments, self._program.argument_values, strict=True)
+        )
         self._users: dict[int, list[int]] = collections.defaultdict(list)
         for number, op in enumerate(self._program.ops):
             for value in op.operands:
@@ -63,7 +71,7 @@ class _Flow:
 
     def gathered(self) -> Iterator[tuple[str, str]]:
         """An axis, and a module whose weight it shards and whose product needs all of it."""
-        for path, (op, operand) in self._products().items():
+        for path, (op, operand) in self._products.items():
             weight = self._plan.arguments[f"{path}.weight"]
             used = self._plan.shardings.at(self._program, op, operand)
             at_use = {axis for axes in used for axis in axes}
@@ -74,7 +82,7 @@ class _Flow:
 
         Every value between the two is sharded on the axis, so that nothing is sent between them.
         """
-        products, gathered = self._products(), {*self.gathered()}
+        products, gathered = self._products, {*self.gathered()}
         for axis in self._plan.mesh.names:
             sides: dict[str, dict[str, list[str]]] = {}
             for path in products:
@@ -88,19 +96,108 @@ class _Flow:
                     if self._is_sharded_between(axis, products[column][0], products[row][0]):
                         yield axis, column, row
 
+    def layouts(self) -> Iterator[tuple[tuple[str, str], Layout]]:
+        """The dimensions of the inputs and outputs of modules that an axis shards.
+
+        In a Megatron style, these are the sequence between the layers, and the heads in norms
+        between column-wise and row-wise layers.  See :attr:`TorchShardings.layouts`.
+        """
+        pairs = [*self.pairs()]
+        for axis in self._plan.mesh.names:
+            columns, rows = ({pair[side] for pair in pairs if pair[0] == axis} for side in (1, 2))
+            inside = dict(self._norms_after(axis, columns))
+            between = self._between(axis, columns, rows, inside) if columns else {}
+            yield from (((axis, path), own) for path, own in {**between, **inside}.items())
+
+    def _norms_after(self, axis: str, columns: Set[str]) -> Iterator[tuple[str, Layout]]:
+        """Norms of the shards of a column-wise layer beside them, such as those of queries."""
+        products = self._products
+        for path in self._norms():
+            beside = [c for c in columns if c.rpartition(".")[0] == path.rpartition(".")[0]]
+            use = self._first_use(f"{path}.weight") if beside else None
+            if use is None or self._program.kind(use[0]) not in _ELEMENTWISE:
+                continue
+            spec = self._plan.value_spec(self._program.ops[use[0]].results[0])
+            dimension = _sharded_dimension(spec, axis)
+            if dimension is not None and any(
+                self._is_sharded_between(axis, products[column][0], use[0]) for column in beside
+            ):
+                yield path, (dimension, dimension)
+
+    def _between(
+        self, axis: str, columns: Set[str], rows: Set[str], inside: Mapping[str, Layout]
+    ) -> dict[str, Layout]:
+        """The layouts of all modules if an axis shards what flows between pairs of layers.
+
+        Empty if it does so between some of them only, or if another module is between them whose
+        layouts PyTorch's styles cannot change.
+        """
+        products, ops = self._products, self._program.ops
+        ends = [ops[op].operands[1 - k] for op, k in (products[path] for path in columns)]
+        ends += [ops[products[path][0]].results[0] for path in rows]
+        types = {self._program.values[value].type for value in ends}
+        places = {_sharded_dimension(self._plan.value_spec(value), axis) for value in ends}
+        type_, place = next(iter(types)), next(iter(places))
+        if len(types) > 1 or len(places) > 1 or place is None:
+            return {}
+        last = max(products, key=lambda path: products[path])
+        norms, layouts = {*self._norms()}, dict[str, Layout]()
+        for name, kind in self._owners.items():
+            path = name.rpartition(".")[0]
+            if path in columns:
+                layouts[path] = place, None
+            elif path in rows:
+                layouts[path] = None, place
+            elif path in norms:
+                layouts[path] = place, place
+            elif kind == "Linear" and path == last:
+                layouts[path] = place, None
+            elif kind == "Embedding" and (use := self._first_use(name)) is not None:
+                rank = len(self._result_type(use[0]).shape)
+                own = place + rank - len(type_.shape)  # a table of positions has no batch
+                layouts[path] = None, own if own >= 0 else None
+            elif kind == "Linear" or (path not in inside and self._makes(name, type_)):
+                return {}
+        return layouts
+
+    def _norms(self) -> Iterator[str]:
+        """The modules that normalize the last dimension, and whose weight can be replicated."""
+        for name, kind in self._owners.items():
+            path, _, key = name.rpartition(".")
+            if key == "weight" and kind.endswith(("LayerNorm", "RMSNorm")):
+                yield path
+
+    def _makes(self, name: str, type_: TensorType) -> bool:
+        """Whether a tensor of a module makes a value of a type, or is not used elementwise."""
+        use = self._first_use(name)
+        if use is None:
+            return False
+        kind = self._program.kind(use[0])
+        return kind not in _ELEMENTWISE or self._result_type(use[0]).shape == type_.shape
+
+    def _result_type(self, op: int) -> TensorType:
+        return self._program.values[self._program.ops[op].results[0]].type
+
+    def _first_use(self, name: str) -> tuple[int, int] | None:
+        """The first op that uses an argument, apart from views of it, and which operand it is."""
+        value: int | None = self._values.get(name)
+        while value is not None and self._users[value]:
+            number = min(self._users[value])
+            op = self._program.ops[number]
+            if self._program.kind(number) not in _VIEWS:
+                return number, op.operands.index(value)
+            value = op.results[0]
+        return None
+
+    @functools.cached_property
     def _products(self) -> dict[str, tuple[int, int]]:
         """The product of each linear module in the forward pass, and the operand of its weight."""
-        values = dict(zip(self._program.arguments, self._program.argument_values, strict=True))
         products = {}
         for name, kind in self._owners.items():
             path, _, key = name.rpartition(".")
-            value = values.get(name) if (kind, key) == ("Linear", "weight") else None
-            while value is not None and self._users[value]:
-                number = min(self._users[value])
-                op = self._program.ops[number]
-                if self._program.kind(number) == "dot_general":
-                    products[path] = number, op.operands.index(value)
-                value = op.results[0] if self._program.kind(number) in _VIEWS else None
+            use = self._first_use(name) if (kind, key) == ("Linear", "weight") else None
+            if use is not None and self._program.kind(use[0]) == "dot_general":
+                products[path] = use
         return products
 
     def _is_sharded_between(self, axis: str, column: int, row: int) -> bool:
@@ -136,3 +233,8 @@ class _Flow:
             )
         )  # fmt: skip
         return any(shards) and shards == used and value not in shardings.sums
+
+
+def _sharded_dimension(spec: Spec, axis: str) -> int | None:
+    """The dimension that an axis shards, other than the last one."""
+    return next((d for d, axes in enumerate(spec[:-1]) if axis in axes), None)

@@ -21,6 +21,12 @@ from toast.program import Spec
 #: once if axes that come later in the mesh are more major.
 _Placement = tuple[int, int] | None
 
+#: The dimension of a module's input, and that of its output, which an axis shards; None if it does
+#: not, or only as the style of the weight says.
+Layout = tuple[int | None, int | None]
+
+_WHOLE: Layout = (None, None)
+
 
 @dataclasses.dataclass(frozen=True)
 class TorchShardings:
@@ -47,6 +53,9 @@ class TorchShardings:
     pairs: frozenset[tuple[str, str, str]] = dataclasses.field(repr=False)
     #: Axes, each with a module whose weight is gathered on it before use.
     gathered: frozenset[tuple[str, str]] = dataclasses.field(repr=False)
+    #: The layouts by axis and module, where an axis shards more than linear layers and tables: the
+    #: sequence between them, or heads that are normalized.
+    layouts: Mapping[tuple[str, str], Layout] = dataclasses.field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         lines = [f"{name}: [{', '.join(of)}]" for name, of in self.folded_text.items()]
@@ -177,16 +186,24 @@ class TorchShardings:
         """The plan on one axis for ``parallelize_module(model, device_mesh[axis], ...)``.
 
         It has a ``ColwiseParallel`` or ``RowwiseParallel`` for each ``Linear`` and ``Embedding``
-        whose weight the axis shards; :meth:`parallelize_notes` has the rest.  Modules pass local
-        tensors on, so that code between a column-wise and a row-wise module must take its number of
-        heads from the shape (``unflatten(-1, (-1, size))``).
+        whose weight the axis shards; :meth:`parallelize_notes` has the rest.  If the axis shards
+        the sequence between these, they take and return shards of it, and norms are
+        ``SequenceParallel``.  Modules pass local tensors on, so that code between a column-wise and
+        a row-wise module must take its number of heads from the shape
+        (``unflatten(-1, (-1, size))``).
 
         :raises toast.errors.PlanError: if the plan has no such axis, or is not of a module.
         """
         parallel = _torch("torch.distributed.tensor.parallel")
-        replicate = _torch("torch.distributed.tensor").Replicate()
+        tensor = _torch("torch.distributed.tensor")
+
+        def layout(dimension: int | None) -> Any:
+            return tensor.Replicate() if dimension is None else tensor.Shard(dimension)
+
         return {
-            path: getattr(parallel, style.name)(**dict.fromkeys(style.replicated, replicate))
+            path: getattr(parallel, style.name)(
+                **{key: layout(dimension) for key, dimension in style.layouts}, **dict(style.others)
+            )
             for path, style in self._styles(axis).items()
         }
 
@@ -203,9 +220,14 @@ class TorchShardings:
         self._check_axis(axis)
         paired = {path for on, *paths in self.pairs if on == axis for path in paths}
         every: dict[str, _Style | None] = {name.rpartition(".")[0]: None for name in self.owners}
+        for on, path in self.layouts:
+            if on == axis:
+                every[path] = _style("", self.layouts[axis, path], paired=False)
         for path, kind, spec in self._weights():
-            if (axis, path) not in self.gathered:
-                every[path] = _style(side_of(kind, spec, axis), path in paired)
+            side = side_of(kind, spec, axis)
+            if side and (axis, path) not in self.gathered:
+                layout = self.layouts.get((axis, path), _WHOLE)
+                every[path] = _style(side, layout, paired=path in paired)
         return {path: style for path, style in _folded(every).items() if style is not None}
 
     def _weights(self) -> Iterator[tuple[str, str, Spec]]:
@@ -235,10 +257,17 @@ class TorchShardings:
                     yield name, f"{shards}, unlike the style of its weight"
             elif sharded and (axis, path) in self.gathered:
                 yield name, f"{shards}, and gathers it before use; use fully_shard or distribute()"
+            elif sharded and self._is_replicated(axis, path):
+                yield name, f"{shards}, and SequenceParallel replicates it"
             elif sharded and name in self._shared:
                 yield name, f"{shards}, and a style would untie it; use distribute()"
             elif sharded and not (path in sides and key == "weight"):
                 yield name, f"{shards}, and PyTorch has no style for {kind}; use distribute()"
+
+    def _is_replicated(self, axis: str, path: str) -> bool:
+        """Whether the style of a module is ``SequenceParallel``."""
+        into, out = self.layouts.get((axis, path), _WHOLE)
+        return into is not None and into == out
 
     def _check_axis(self, axis: str) -> None:
         if axis not in self.axes:
@@ -252,14 +281,20 @@ class TorchShardings:
 
 @dataclasses.dataclass(frozen=True)
 class _Style:
-    """A ``ParallelStyle``, with the layouts that are ``Replicate()``."""
+    """A ``ParallelStyle``."""
 
     name: str
-    replicated: tuple[str, ...] = ()
+    #: Options that are layouts: ``Shard(dimension)``, or ``Replicate()`` for None.
+    layouts: tuple[tuple[str, int | None], ...] = ()
+    others: tuple[tuple[str, int | bool], ...] = ()
 
     def __str__(self) -> str:
-        layouts = ", ".join(f"{key}=Replicate()" for key in self.replicated)
-        return f"{self.name}({layouts})"
+        layouts = [
+            f"{key}={_placement_text(None if dimension is None else (dimension, 1))}"
+            for key, dimension in self.layouts
+        ]
+        others = [f"{key}={value}" for key, value in self.others]
+        return f"{self.name}({', '.join(layouts + others)})"
 
 
 def _placements(
@@ -305,13 +340,30 @@ def side_of(kind: str, spec: Spec, axis: str) -> str:
     return "column" if first == (kind == "Linear") else "row"
 
 
-def _style(side: str, paired: bool) -> _Style | None:
-    """The style of a module; between paired ones, activations stay sharded."""
-    if not side:
-        return None
-    if side == "column":
-        return _Style("ColwiseParallel", () if paired else ("output_layouts",))
-    return _Style("RowwiseParallel", () if paired else ("input_layouts",))
+def _style(side: str, layout: Layout, *, paired: bool) -> _Style | None:
+    """The style of a module; between paired ones, activations stay sharded.
+
+    Without a side, the axis does not shard the weight.
+    """
+    into, out = layout
+    if side:
+        layouts = {"input_layouts": into, "output_layouts": out}
+        # The default of one of them is a shard of the last dimension.
+        last = "output_layouts" if side == "column" else "input_layouts"
+        keys = {key for key, dimension in layouts.items() if dimension is not None}
+        keys |= set() if paired else {last}
+        name = "ColwiseParallel" if side == "column" else "RowwiseParallel"
+        return _Style(name, tuple((key, own) for key, own in layouts.items() if key in keys))
+    local = (("use_local_output", True),)
+    if into is not None and into == out:
+        return _Style("SequenceParallel", others=(("sequence_dim", into), *local))
+    if into is not None:
+        layouts = {"input_layouts": into, "desired_input_layouts": out}
+        return _Style("PrepareModuleInput", tuple(layouts.items()), local)
+    if out is not None:
+        layouts = {"output_layouts": into, "desired_output_layouts": out}
+        return _Style("PrepareModuleOutput", tuple(layouts.items()))
+    return None
 
 
 def _folded(entries: Mapping[str, Any], *, text: bool = False) -> dict[str, Any]:
@@ -347,4 +399,4 @@ def _torch(name: str) -> Any:
     return importlib.import_module(name)
 
 
-__all__ = ["TorchShardings", "side_of"]
+__all__ = ["Layout", "TorchShardings", "side_of"]
