@@ -43,7 +43,7 @@ os.environ.setdefault(
 
 import toast
 from toast import api
-from toast.apply.execute import device_grid
+from toast.apply.device_meshes import device_grid
 from toast.errors import PlanError
 from toast.evaluation.oracle import Verdict, communication_in, judge
 from toast.evaluation.oracle.schedule import CLOCK_HZ, schedule

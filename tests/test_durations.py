@@ -19,6 +19,12 @@ def test_long_tests_are_not_quick_and_new_ones_are() -> None:
     assert durations.quick(tests, {"tests/a.py::long": 5.0}) == {"tests/a.py::new"}
 
 
+def test_the_longest_pages_start_first() -> None:
+    measured = {"tests/docs/a.py::t": 9.0, "tests/docs/b.py::t": 0.5, "tests/x/c.py::t": 99.0}
+    firsts = {test: durations.first_seconds(test, measured) for test in measured}
+    assert firsts == {**dict.fromkeys(measured, 0.0), "tests/docs/a.py::t": 9.0}
+
+
 def test_the_record_is_read_as_it_was_written(tmp_path: pathlib.Path) -> None:
     measured = {"tests/a.py::t[a,b]": 1.25, 'tests/a.py::t["]': 0.5}
     durations.write(measured, tmp_path / "durations.csv")

@@ -7,8 +7,8 @@ In the order of the page, in a folder that is empty but for the shipped ``facts`
   within a line, or as a line for any number of lines; a command that shows nothing must succeed;
 * ``python`` runs, with the variables of the page's blocks before it, and prints what is in the
   ``output`` behind it;
-* ``{live}``, which the site runs as well, runs at the root of the repository, with the variables of
-  the live blocks before it.
+* ``{live}``, which the site shows with what it prints, runs when that is built; without Sphinx it
+  runs here: at the root of the repository, with the variables of the live blocks before it.
 
 Other blocks are there to be read.  ``python -m tests.docs.blocks PAGE...`` writes what is printed
 today into pages; look at the difference before you commit it.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib.util
 import io
 import os
 import pathlib
@@ -37,6 +38,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 _FENCED = re.compile(r'^```(\S*)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 #: Directives' options: ``:output-only:``.
 _OPTION = re.compile(r"^:[\w-]+:.*\n", re.MULTILINE)
+#: What is not installed of what builds the site.
+SITE_LACKS = [n for n in ("furo", "myst_parser", "sphinx") if not importlib.util.find_spec(n)]
 _SHIPPED = ("examples", "facts", "hardware", "rules")
 
 
@@ -86,7 +89,7 @@ def run(page: pathlib.Path, folder: pathlib.Path) -> Iterator[tuple[str, list[st
                 printed = _exec(block.body, page, folder, typed)
         elif block.language == "output":
             yield block.body, block.body.splitlines(), printed
-        elif block.language == "{live}":
+        elif block.language == "{live}" and SITE_LACKS:
             with cache:
                 _exec(_OPTION.sub("", block.body), page, ROOT, shown)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html.parser
-import importlib.util
 import pathlib
 import re
 import subprocess
@@ -11,11 +10,11 @@ import sys
 
 import pytest
 
-from tests.docs.blocks import ROOT
+from tests.docs.blocks import ROOT, SITE_LACKS
 
-missing = [name for name in ("furo", "myst_parser", "sphinx") if not importlib.util.find_spec(name)]
 pytestmark = pytest.mark.skipif(
-    bool(missing), reason=f"without {', '.join(missing)}: pip install 'toast-partitioner[docs]'"
+    bool(SITE_LACKS),
+    reason=f"without {', '.join(SITE_LACKS)}: pip install 'toast-partitioner[docs]'",
 )
 
 

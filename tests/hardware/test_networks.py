@@ -14,7 +14,7 @@ from jax.experimental import mesh_utils
 import toast
 from tests.apply.test_meshes import Granule
 from tests.helpers import f32, mlp
-from toast.apply.execute import device_grid
+from toast.apply.device_meshes import device_grid
 from toast.errors import HardwareError, MeshError
 from toast.hardware import COLLECTIVES, Collectives, Mesh, load, meshes_of
 from toast.plan.files import hardware_digest

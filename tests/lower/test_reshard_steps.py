@@ -17,7 +17,8 @@ import toast
 from tests.helpers import f32
 from tests.lower.test_lowering import assert_as_predicted
 from toast import api
-from toast.apply.execute import flat_jit, on_devices
+from toast.apply.device_meshes import on_devices
+from toast.apply.module_functions import flat_jit
 from toast.assurance.local_proofs import random_state
 from toast.cost import CostModel
 from toast.cost.reshard_steps import (

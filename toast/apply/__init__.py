@@ -8,21 +8,12 @@ from toast import lazy
 
 if TYPE_CHECKING:
     from toast.apply.annotate import annotate
-    from toast.apply.execute import (
-        JitShardings,
-        PytreeJit,
-        Runnable,
-        axis_names,
-        callable_of,
-        collectives_in,
-        in_shardings,
-        jax_mesh,
-        jit_shardings,
-        out_shardings,
-        platform_of,
-    )
+    from toast.apply.device_meshes import axis_names, jax_mesh, platform_of
+    from toast.apply.execute import PytreeJit, Runnable, callable_of
     from toast.apply.hosts import plan_digest
     from toast.apply.initial import initial
+    from toast.apply.module_functions import collectives_in
+    from toast.apply.partition_specs import JitShardings, in_shardings, jit_shardings, out_shardings
     from toast.apply.restored_state import argument_types, check_mesh, placed_state
     from toast.apply.verify import OutputCheck, Verification, verify
 
@@ -54,18 +45,22 @@ lazy.package(
     __name__,
     {
         "annotate": ("annotate",),
+        "device_meshes": (
+            "axis_names",
+            "jax_mesh",
+            "platform_of",
+        ),
         "execute": (
-            "JitShardings",
             "PytreeJit",
             "Runnable",
-            "axis_names",
             "callable_of",
-            "collectives_in",
+        ),
+        "module_functions": ("collectives_in",),
+        "partition_specs": (
+            "JitShardings",
             "in_shardings",
-            "jax_mesh",
             "jit_shardings",
             "out_shardings",
-            "platform_of",
         ),
         "hosts": ("plan_digest",),
         "initial": ("initial",),

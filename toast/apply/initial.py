@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from toast.apply.execute import Devices, jit_shardings, on_devices
+from toast.apply.device_meshes import Devices, on_devices
 from toast.apply.hosts import check_hosts
+from toast.apply.partition_specs import jit_shardings
 from toast.errors import PlanError
 from toast.program import Program, Shardings
 

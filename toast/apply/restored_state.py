@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from toast.apply.execute import Devices
+from toast.apply.device_meshes import Devices
 from toast.apply.initial import avals_by_name, in_shardings_by_name, is_array, tree_difference
 from toast.errors import PlanError
 from toast.hardware import Mesh

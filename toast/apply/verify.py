@@ -14,14 +14,9 @@ import numpy as np
 
 from toast.apply.annotate import annotate
 from toast.apply.callbacks import callbacks_in
-from toast.apply.execute import (
-    Runnable,
-    collectives_in,
-    flat_jit,
-    jax_mesh,
-    numpy_dtype,
-    word_size,
-)
+from toast.apply.device_meshes import jax_mesh
+from toast.apply.execute import Runnable
+from toast.apply.module_functions import collectives_in, flat_jit, numpy_dtype, word_size
 from toast.boundary.printable import shortened
 from toast.errors import PlanError, ToastError
 from toast.frontend import mlir

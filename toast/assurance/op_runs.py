@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from toast.apply.execute import flat_jit
+from toast.apply.module_functions import flat_jit
 from toast.errors import PlanError, TargetError
 from toast.frontend import mlir, stablehlo
 from toast.program import TensorType

@@ -22,7 +22,7 @@ import pandas as pd
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from toast.apply.execute import numpy_dtype
+from toast.apply.module_functions import numpy_dtype
 from toast.errors import HardwareError
 from toast.hardware import Hardware
 from toast.hardware.measured_tables import COLUMNS, MEASURABLE, PRODUCT_COLUMNS

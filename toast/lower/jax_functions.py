@@ -10,7 +10,7 @@ import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from toast.apply.execute import aval
+from toast.apply.module_functions import aval
 from toast.frontend import mlir
 from toast.program import TensorType
 

@@ -31,7 +31,8 @@ def _compiled(job: dict[str, object], folder: pathlib.Path) -> dict[str, object]
     from jax.experimental import topologies
 
     from toast.apply import annotate
-    from toast.apply.execute import aval, flat_jit, jax_mesh
+    from toast.apply.device_meshes import jax_mesh
+    from toast.apply.module_functions import aval, flat_jit
     from toast.frontend import mlir, stablehlo
     from toast.program import Shardings
 

@@ -15,7 +15,8 @@ import jax
 from jax.experimental import topologies
 
 from toast.apply import annotate
-from toast.apply.execute import aval, flat_jit, jax_mesh, platform_of
+from toast.apply.device_meshes import jax_mesh, platform_of
+from toast.apply.module_functions import aval, flat_jit
 from toast.apply.verify import random_arguments
 from toast.errors import HardwareError, PlanError
 from toast.evaluation.measure import devices_of
