@@ -541,7 +541,9 @@ def test_initial_values_of_several_arguments() -> None:
     ):
         with pytest.raises(PlanError, match=message):
             plan.init(wrong, step.mesh, jax.random.key(0))
-    with pytest.raises(PlanError, match="has no argument 'z'; use one of 0, 1, 2, 'y'"):
+    with pytest.raises(
+        PlanError, match="has no argument 'z'; use one of params, state, x, y, or a position"
+    ):
         plan.init(init, step.mesh, jax.random.key(0), argument="z")
 
 
