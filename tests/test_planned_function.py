@@ -250,6 +250,17 @@ def test_arguments_may_be_anywhere() -> None:
     assert len(step._variants) == 1
 
 
+@pytest.mark.parametrize("mesh", ["data=4,model=2", {"data": 8}])
+def test_constraints_name_axes_of_the_mesh(mesh: Any) -> None:
+    def product(x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x @ x.T, P("data"))
+
+    x = np.ones((64, 32), np.float32)
+    assert_close(planned(product, mesh=mesh)(x), x @ x.T)
+    with pytest.raises(RuntimeError, match="requires a non-empty mesh"):  # of JAX, for another axis
+        planned(lambda x: jax.lax.with_sharding_constraint(x, P("rows")))(x)
+
+
 @pytest.mark.parametrize("form", [np.asarray, jnp.asarray], ids=["numpy", "uncommitted"])
 def test_results_are_compiled_as_the_first_arguments(
     form: Any, caplog: pytest.LogCaptureFixture

@@ -406,13 +406,9 @@ class PlannedFunction:
             if error.__cause__ is None:
                 raise
             failure = error
-        mesh = devices.mesh
-        if mesh is not None and jax.sharding.AxisType.Explicit in mesh.axis_types:
-            # What names axes, such as out_sharding=P("data"), needs the mesh.
-            with (
-                contextlib.suppress(TargetError),
-                jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
-            ):
+        if (mesh := _abstract_mesh(devices)) is not None:
+            # What names axes, such as with_sharding_constraint(x, P("data")), needs the mesh.
+            with contextlib.suppress(TargetError), jax.sharding.use_abstract_mesh(mesh):
                 return traced()
         if hasattr(self._function, "trace"):
             self._function.trace(*arguments, **keywords)  # raises JAX's own error
@@ -570,6 +566,18 @@ class PlannedFunction:
             if note:
                 _say(self.__name__, note)
         return self._machine
+
+
+def _abstract_mesh(devices: _Devices) -> jax.sharding.AbstractMesh | None:
+    """The mesh without devices, if the user gives one."""
+    if devices.mesh is not None:
+        return devices.mesh.abstract_mesh
+    if "mesh" not in devices.options:
+        return None
+    mesh = inputs.mesh_of(devices.options["mesh"])
+    sizes = tuple(size for _, size in mesh.axes)
+    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.sharding.AbstractMesh(sizes, mesh.names, types)
 
 
 def _calling(pytrees: apply.PytreeJit, keywords: Mapping[str, Any]) -> Callable[..., Any]:

@@ -79,8 +79,8 @@ def test_the_argument_must_exist() -> None:
     with pytest.raises(PlanError, match="no argument 5; use one of params, tokens, or a pos"):
         plan().place(numpy_params(), argument=5)
     assert plan().place(numpy_params(), argument="params")["up"].sharding.mesh.devices.size == 4
-    with pytest.raises(PlanError, match="compared with params, it is not a tree of arrays; pass"):
-        plan().place(np.ones(3))
+    with pytest.raises(PlanError, match="compared with params, it is one array, not a tree; pass"):
+        plan().place(np.ones(3), argument="params")
 
 
 def test_keyword_arguments_have_types() -> None:

@@ -151,10 +151,12 @@ def tree_difference(made: Any, planned: Any) -> str:
     if jax.tree.structure(made) != jax.tree.structure(planned):
         paths = {jax.tree_util.keystr(path) for path, _ in own}
         others = {jax.tree_util.keystr(path) for path, _ in other}
+        if "" in paths | others:
+            return f"it is {'one array, not a tree' if '' in paths else 'a tree, not one array'}"
         if missing := sorted(others - paths):
-            return f"it lacks the leaf {missing[0]}" if missing[0] else "it is not one array"
+            return f"it lacks the leaf {missing[0]}"
         if more := sorted(paths - others):
-            return f"it has a further leaf {more[0]}" if more[0] else "it is not a tree of arrays"
+            return f"it has a further leaf {more[0]}"
         return "it is another kind of pytree"
     for (path, leaf), (_, aval) in zip(own, other, strict=True):
         if is_array(leaf) and (leaf.shape, leaf.dtype) != (aval.shape, aval.dtype):
