@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import sys
 import threading
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -490,6 +492,18 @@ def test_a_function_that_jit_refuses_raises_the_error_of_jax() -> None:
         toast.jit(3)
     with pytest.raises(TypeError, match="missing"):
         planned(train)(init(jax.random.key(0)))
+
+
+def test_modules_of_pytorch_are_planned_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    monkeypatch.setitem(sys.modules, "torch.nn", SimpleNamespace(Module=Net))
+    with pytest.raises(
+        PlanError, match=r"Net is of PyTorch.*use toast.plan\(Net, \.\.\.\)\.to_torch"
+    ):
+        toast.jit(Net())
 
 
 def test_bad_options() -> None:

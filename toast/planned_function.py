@@ -22,6 +22,7 @@ import jax
 from toast import api, apply, inputs, ports
 from toast.errors import PlanError, PlanWarning, TargetError
 from toast.frontend import jax_libraries
+from toast.frontend.built_in import TORCH_TARGETS
 from toast.frontend.jax import from_call
 from toast.hardware import Hardware
 from toast.inputs import AnyHardware, AnyMesh
@@ -165,6 +166,11 @@ class PlannedFunction:
             raise PlanError(f"{function.__name__} is planned already; pass the function itself")
         of_library = jax_libraries.is_jitted(function)
         name = getattr(function, "__name__", type(function).__name__)
+        if TORCH_TARGETS.accepts(function):
+            raise PlanError(
+                f"{name} is of PyTorch, and toast.jit runs functions of JAX; use "
+                f"toast.plan({name}, ...).to_torch()"
+            )
         if of_library and jit_options:
             raise PlanError(
                 f"{name} has its own options; pass {min(jit_options)} to the library's jit"
