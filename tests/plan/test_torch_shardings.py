@@ -69,6 +69,7 @@ OWNERS = {
     "layers.1.norm.weight": ("RMSNorm", (("model",),)),
     "embed.weight": ("Embedding", COLUMN), "table.weight": ("Embedding", ROW),
     "head.weight": ("Linear", COLUMN), "gate.weight": ("Linear", COLUMN),
+    "gate.bias": ("Linear", (("model",),)),
     "other.weight": ("Linear", WHOLE), "tied.weight": ("Linear", COLUMN),
     "twin.weight": ("Linear", COLUMN),
 }  # fmt: skip
@@ -169,6 +170,7 @@ def test_what_styles_cannot_express() -> None:
         "layers.1.up.bias: the plan does not shard it on model, unlike the style of its weight",
         f"layers.1.norm.weight: {on} PyTorch has no style for RMSNorm; use distribute()",
         f"gate.weight: {on} gathers it before use; use fully_shard or distribute()",
+        f"gate.bias: {on} gathers it before use; use fully_shard or distribute()",
         f"tied.weight: {on} a style would untie it; use distribute()",
         f"twin.weight: {on} a style would untie it; use distribute()",
     )
