@@ -21,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import toast
+from toast.cli.elapsed import steps
 from toast.cost import CostModel
 from toast.hardware import Mesh, load
 from toast.models import ZOO, build
@@ -111,7 +112,7 @@ def measured(models: Sequence[str], seeds: Sequence[int]) -> dict[str, dict[str,
     rows: dict[str, dict[str, list[Row]]] = {name: {} for name in variants()}
     machine = load(HARDWARE)
     limit = machine.memory_limit_bytes
-    for name in models:
+    for name in steps(models):
         space = Space(toast.analyze(build(name)), Mesh.parse(MESH))
         model = CostModel(space, machine)
         search(model, limit, DEFAULT_STAGES, 0)  # warms up what all searches share

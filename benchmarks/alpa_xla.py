@@ -44,6 +44,7 @@ os.environ.setdefault(
 import toast
 from toast import api
 from toast.apply.device_meshes import device_grid
+from toast.cli.elapsed import steps
 from toast.errors import PlanError
 from toast.evaluation.oracle import Verdict, communication_in, judge
 from toast.evaluation.oracle.schedule import CLOCK_HZ, schedule
@@ -348,7 +349,6 @@ def compare(
     theirs: dict[str, Sequence[Spec]] = {}
     for budget in budgets:
         method = f"XLA's pass, {'default budget' if budget is None else f'budget {budget} GB'}"
-        print(f"{program.name}, {mesh}: {method}", file=sys.stderr, flush=True)
         wanted = {"config": config, "mesh": mesh, "budget": budget}
         result = cached_result(python, wanted, text, limit)
         rows.append(Row(method, result))
@@ -433,21 +433,24 @@ def main() -> None:
     }
     python = environment()
     sections: list[str] = []
-    for name, config in configs.items():
+    cases = [
+        (name, config, mesh)
+        for name, config in configs.items()
+        for mesh in options.mesh or (MESHES[1:] if config is SMALL else MESHES)
+    ]
+    for name, config, mesh in steps(cases, lambda case: f"{case[0]}, {case[2]}"):
         step_model: Model = dataclasses.replace(model(config, "t2b"), name=name)
-        program = api.program_of(step_model)
-        for mesh in options.mesh or (MESHES[1:] if config is SMALL else MESHES):
-            sections.append(
-                compare(
-                    program,
-                    config,
-                    mesh,
-                    python=python,
-                    budgets=[None, *(options.budget or [])],
-                    limit=options.limit,
-                )
+        sections.append(
+            compare(
+                api.program_of(step_model),
+                config,
+                mesh,
+                python=python,
+                budgets=[None, *(options.budget or [])],
+                limit=options.limit,
             )
-            write(sections)
+        )
+        write(sections)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 import toast
 from toast import api
 from toast.analysis import analyze_program, query
+from toast.cli.elapsed import elapsed
 from toast.hardware import Mesh
 from toast.models import build
 from toast.space import Space
@@ -64,6 +65,11 @@ def main() -> None:
     print(f"{'':38}{'wall':>8}{'CPU':>8}")
 
     def row(what: str, work: Callable[[], Any], runs: int = options.runs) -> tuple[float, Any]:
+        with elapsed() as show:
+            show(what)
+            return timed(what, work, runs)
+
+    def timed(what: str, work: Callable[[], Any], runs: int) -> tuple[float, Any]:
         wall, cpu, answer = best(work, runs)
         count = f"{len(answer):8,} rows" if hasattr(answer, "columns") else ""
         print(f"{what:38}{wall:8.3f}{cpu:8.3f}{count}", flush=True)

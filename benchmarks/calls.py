@@ -28,6 +28,7 @@ import jax.numpy as jnp
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
+from toast.cli.elapsed import steps
 
 ROUNDS = 9
 
@@ -106,14 +107,16 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     print(f"{'':12} {'arrays':>6} {'toast.jit':>12} {'its jit':>12} {'ratio':>6}")
-    for name, function in (("jax.jit", plain), ("filter_jit", equinox)):
-        for leaves in map(int, options.leaves.split(",")):
-            try:
-                own, other, ratio = function(leaves, max(20, options.calls * 4 // leaves))
-            except ImportError:
-                print(f"{name:12} is not installed")
-                break
-            print(f"{name:12} {leaves:6} {own * 1e6:9.1f} us {other * 1e6:9.1f} us {ratio:6.2f}")
+    functions = {"jax.jit": plain, "filter_jit": equinox}
+    sizes = [int(leaves) for leaves in options.leaves.split(",")]
+    cases = [(name, leaves) for name in functions for leaves in sizes]
+    for name, leaves in steps(cases, lambda case: f"{case[0]}, {case[1]} arrays"):
+        try:
+            own, other, ratio = functions[name](leaves, max(20, options.calls * 4 // leaves))
+        except ImportError:
+            print(f"{name:12} {leaves:6} is not installed")
+            continue
+        print(f"{name:12} {leaves:6} {own * 1e6:9.1f} us {other * 1e6:9.1f} us {ratio:6.2f}")
 
 
 if __name__ == "__main__":

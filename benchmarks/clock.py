@@ -38,6 +38,7 @@ import jax
 import numpy as np
 
 import toast
+from toast.cli.elapsed import steps
 from toast.cost import CostModel
 from toast.errors import ToastError
 from toast.evaluation.oracle import judge_here
@@ -189,7 +190,7 @@ def predict(hardware: str, again: bool) -> None:
     """Rows of programs without one; present prices in the others if ``again``."""
     rows = {row.program: row for row in read()}
     most = ROOM * load(hardware).memory_capacity_bytes / GIB
-    for name in [*rows] if again else [n for n in names() if n not in rows]:
+    for name in steps([*rows] if again else [n for n in names() if n not in rows]):
         try:
             new = row_of(name, hardware)
         except (ToastError, ValueError, TypeError, NotImplementedError) as error:
@@ -238,8 +239,8 @@ def run(hardware: str, jobs: int, minutes: float) -> None:
         tempfile.NamedTemporaryFile() as lock,
         context.Pool(jobs, maxtasksperchild=1) as pool,
     ):
-        begun = [pool.apply_async(measured, (row, lock.name)) for row in left]
-        for each in begun:
+        begun = [(row, pool.apply_async(measured, (row, lock.name))) for row in left]
+        for _, each in steps(begun, lambda case: case[0].program):
             try:
                 row = each.get(max(end - time.monotonic(), 0.1))
             except multiprocessing.TimeoutError:

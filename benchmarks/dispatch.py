@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 import toast
+from toast.cli.elapsed import steps
 
 
 def step(state: dict[str, jax.Array], change: jax.Array) -> Any:
@@ -49,7 +50,7 @@ def main() -> None:
         for name, call in calls.items()
     }
     seconds = dict.fromkeys(calls, float("inf"))
-    for _ in range(options.runs):
+    for _ in steps(range(options.runs), lambda run: f"run {run}"):
         for name, call in calls.items():
             jax.block_until_ready(states[name])
             begin = time.perf_counter()

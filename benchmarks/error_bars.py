@@ -35,6 +35,7 @@ from scipy import optimize, stats
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
+from toast.cli.elapsed import steps
 from toast.cost import CostModel
 from toast.cost.error_bars import (
     ARGUMENT_SHARE,
@@ -102,7 +103,7 @@ class Sample:
 def samples() -> Iterator[Sample]:
     """All plans of the corpus that the compiler has judged, with present prices."""
     rows = [row for row in strangers.read() if row.state]
-    for seed in sorted({row.seed for row in rows}):
+    for seed in steps(sorted({row.seed for row in rows}), lambda seed: f"seed {seed}"):
         stranger = grammar.draw(seed)
         hardware = load(stranger.hardware)
         analysis = toast.analyze(stranger.model, platform=hardware.platform)

@@ -26,6 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run the code that sources() reads, not an installed version
 
 import toast
+from toast.cli.elapsed import elapsed
 from toast.cost import CostModel
 from toast.errors import PlanError, ToastError
 from toast.evaluation.compare import METHODS, compare
@@ -218,19 +219,19 @@ def results(
     """
     rows: dict[Cell, Row] = {}
     ours: dict[tuple[str, ...], float] = {}
-    for number, cell in enumerate(wanted, 1):
-        if cell.method == "automap":
-            needed = math.ceil(times * ours.get(cell.place, 0.0))
-            cell = dataclasses.replace(cell, limit=max(cell.limit, needed))
-        row = store.get(cell)
-        if row is None or row["error"]:
-            where = " ".join(cell.place)
-            print(f"{number}/{len(wanted)} {where} {cell.method}", file=sys.stderr, flush=True)
-            row = run_cell(cell)
-            store.put(cell, row)
-        if cell.method == "toast":
-            ours[cell.place] = row["search_seconds"]
-        rows[cell] = row
+    with elapsed() as show:
+        for number, cell in enumerate(wanted, 1):
+            if cell.method == "automap":
+                needed = math.ceil(times * ours.get(cell.place, 0.0))
+                cell = dataclasses.replace(cell, limit=max(cell.limit, needed))
+            row = store.get(cell)
+            if row is None or row["error"]:
+                show(f"{number} of {len(wanted)}: {' '.join(cell.place)} {cell.method}")
+                row = run_cell(cell)
+                store.put(cell, row)
+            if cell.method == "toast":
+                ours[cell.place] = row["search_seconds"]
+            rows[cell] = row
     return rows
 
 

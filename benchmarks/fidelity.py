@@ -23,6 +23,7 @@ from jax import lax
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
+from toast.cli.elapsed import steps
 from toast.cost import CostModel
 from toast.evaluation.oracle.explicit import explicit_collectives
 from toast.evaluation.validate import StateComparison, Validation, plot, states_to_compare, validate
@@ -123,11 +124,12 @@ def main() -> None:
     lines = []
     taus = []
     refused = misjudged = equal = explicit = 0
-    for name, analysis in programs().items():
+    every_program = programs()
+    for name in steps(every_program):
+        analysis = every_program[name]
         rows: list[StateComparison] = []
         strategies = ZOO["t2b"].strategies if name.startswith("t2b") else {}
         for text in MESHES[:1] if name in LARGE else MESHES:
-            print(f"{name}, {text}", file=sys.stderr, flush=True)
             mesh = Mesh.parse(text)
             found = validate(
                 analysis, mesh, load(HARDWARE), plans=plans, strategies=strategies, full=True

@@ -22,6 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from jax.sharding import PartitionSpec
 
 import toast
+from toast.cli.elapsed import steps
 from toast.lower import LocalProgram
 from toast.models import build
 
@@ -111,7 +112,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--experts", default="128,512,2048")
     experts, found = [], []
-    for count in map(int, parser.parse_args().experts.split(",")):
+    counts = [int(count) for count in parser.parse_args().experts.split(",")]
+    for count in steps(counts, lambda count: f"{count} experts"):
         analysis = toast.analyze(build("moe-scan", experts=count, layers=LAYERS))
         whole = toast.Constraints(pin={
             name: PartitionSpec() for name in analysis.program.arguments if "params" in name

@@ -30,6 +30,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from toast.cli.elapsed import elapsed
+
 #: A case that takes longer, in seconds, counts as a hang.
 LIMIT_SECONDS = 60.0
 
@@ -710,13 +714,12 @@ def campaign(count: int, seed: int, processes: int, limit: float | None = None) 
             return run(case, top)
 
         outcomes = []
-        with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+        with concurrent.futures.ThreadPoolExecutor(processes) as pool, elapsed() as show:
             for number, outcome in enumerate(pool.map(one, drawn), 1):
                 if outcome is not None:
                     outcomes.append(outcome)
                 if number % 50 == 0:
-                    seconds = time.perf_counter() - begin
-                    print(f"[{number}/{count}] {seconds:.0f} s", file=sys.stderr, flush=True)
+                    show(f"{number} of {count} cases")
         return outcomes
 
 

@@ -20,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from tests.libraries import steps
 from tests.libraries.measured import measured
+from toast.cli import elapsed
 
 HEADER = """\
 | library | step | ops | without rule | lowering (s) | planning (s) | losses differ by |
@@ -28,7 +29,7 @@ HEADER = """\
 
 def main() -> None:
     print(HEADER)
-    for name in sys.argv[1:] or steps.LIBRARIES:
+    for name in elapsed.steps(sys.argv[1:] or steps.LIBRARIES):
         package, _ = steps.LIBRARIES[name]
         try:
             version = importlib.metadata.version(package)

@@ -36,6 +36,7 @@ import numpy as np
 import toast
 from toast import api
 from toast.apply.verify import UnshardedRun, Verification
+from toast.cli.elapsed import steps
 from toast.cost import CostModel
 from toast.errors import ToastError
 from toast.hardware import Mesh, load
@@ -167,7 +168,7 @@ def main() -> None:
             rows = [*csv.DictReader(file)]
     there = {(row["model"], row["mesh"]): row for row in rows}
     alike: dict[str, str] = {}
-    for name in options.models.split(","):
+    for name in steps(options.models.split(",")):
         left = [mesh for mesh in options.meshes.split(";") if (name, mesh) not in there]
         program = api.program_of(build(name, small=True))
         same = alike.setdefault(program.digest, name)

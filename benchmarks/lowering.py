@@ -31,6 +31,7 @@ from jax.sharding import PartitionSpec as P
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
+from toast.cli.elapsed import steps
 from toast.cost import CostModel
 from toast.errors import ToastError
 from toast.evaluation.oracle import judge
@@ -284,21 +285,21 @@ def main() -> None:
         rows, chosen = priced(rows, options.plans), []
         write(rows, options.table)
     done = {(row["program"], row["mesh"], row["plan"]) for row in rows}
-    for name in chosen:
-        for mesh in MESHES[name]:
-            for pair in compared(name, mesh, options.plans):
-                if (name, mesh, pair.name) in done:
-                    continue
-                try:
-                    row = row_of(
-                        name, mesh, pair, full=not options.memory, timeout=60 * options.minutes
-                    )
-                except ToastError as error:
-                    print(f"{name} on {mesh}, {pair.name}: {error}", file=sys.stderr)
-                    continue
-                rows.append(row)
-                print(*row.values(), flush=True)
-                write(rows, options.table)
+    places = [(program, on) for program in chosen for on in MESHES[program]]
+    for name, mesh in steps(places, " ".join):
+        for pair in compared(name, mesh, options.plans):
+            if (name, mesh, pair.name) in done:
+                continue
+            try:
+                row = row_of(
+                    name, mesh, pair, full=not options.memory, timeout=60 * options.minutes
+                )
+            except ToastError as error:
+                print(f"{name} on {mesh}, {pair.name}: {error}", file=sys.stderr)
+                continue
+            rows.append(row)
+            print(*row.values(), flush=True)
+            write(rows, options.table)
     print(totals(rows))
 
 

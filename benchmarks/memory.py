@@ -26,6 +26,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
+from toast.cli.elapsed import steps
 from toast.errors import TargetError
 from toast.models import build
 from toast.program import PRESETS
@@ -139,17 +140,20 @@ def main() -> None:
         for batch in MODELS[model][1]
         if batch in wanted or not wanted
     ]
-    for case in () if options.summary else cases:
-        for remat in options.remat.split(","):
-            if (*case, remat) in known:
-                continue
-            row = measure(case, remat)
-            rows.append(row)
-            print(*(row[column] for column in COLUMNS[:-1]), flush=True)
-            with options.table.open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                writer.writeheader()
-                writer.writerows(rows)
+    left = [
+        (case, remat)
+        for case in cases
+        for remat in options.remat.split(",")
+        if (*case, remat) not in known and not options.summary
+    ]
+    for case, remat in steps(left, lambda own: " ".join(map(str, (*own[0], own[1])))):
+        row = measure(case, remat)
+        rows.append(row)
+        print(*(row[column] for column in COLUMNS[:-1]), flush=True)
+        with options.table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
     print(*summary(rows), sep="\n")
 
 

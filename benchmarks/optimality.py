@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # use this checkout, not an installed version
 
 import toast
+from toast.cli.elapsed import steps
 from toast.models import ZOO, build
 from toast.paths import folded
 from toast.plan import spec_text
@@ -178,14 +179,15 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the table of docs/search.md")
     options = parser.parse_args()
     rows = []
-    for model in options.only or (QUICK if options.quick else ZOO):
-        for mesh in options.mesh or MESHES:
-            row = measured(model, mesh, options.most, options.before)
-            rows.append(row)
-            print(table([row]).splitlines()[-1], *row.better[:3], flush=True)
-            if options.json:
-                records = [dataclasses.asdict(row) for row in rows]
-                options.json.write_text(json.dumps(records, indent=1))
+    models = options.only or (QUICK if options.quick else ZOO)
+    cases = [(model, mesh) for model in models for mesh in options.mesh or MESHES]
+    for model, mesh in steps(cases, " ".join):
+        row = measured(model, mesh, options.most, options.before)
+        rows.append(row)
+        print(table([row]).splitlines()[-1], *row.better[:3], flush=True)
+        if options.json:
+            records = [dataclasses.asdict(row) for row in rows]
+            options.json.write_text(json.dumps(records, indent=1))
     print(table(rows))
     if options.write:
         page = PAGE.read_text()

@@ -19,6 +19,7 @@ sys.path.insert(0, str(DOCS.parent))
 
 import toast
 from tests.report.browser import browser, missing, opened
+from toast.cli.elapsed import steps
 from toast.models import build, transformer
 from toast.report import write_html
 
@@ -60,7 +61,8 @@ def main() -> None:
         sys.exit(missing())
     shown = {"t2b": ("data=4,model=4", train_step), "attention": ("data=2,model=2", attention)}
     with browser() as started, tempfile.TemporaryDirectory() as folder:
-        for name, (mesh, show) in shown.items():
+        for name in steps(shown):
+            mesh, show = shown[name]
             path = pathlib.Path(folder) / f"{name}.html"
             write_html(toast.plan(build(name), mesh=mesh, hardware="tpu-v5e"), path)
             show(started, path)

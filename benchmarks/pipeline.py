@@ -23,6 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import toast
 from toast import api
 from toast.apply import annotate
+from toast.cli.elapsed import elapsed
 from toast.cost import CostModel, Memo
 from toast.facts import Relations
 from toast.frontend import mlir
@@ -90,6 +91,13 @@ def main() -> None:
     parser.add_argument("--hardware", default="tpu-v5e")
     options = parser.parse_args()
 
+    with elapsed() as show:
+        report(options, show)
+
+
+def report(options: argparse.Namespace, show: Callable[[str], None]) -> None:
+    """Measure and print all stages; ``show`` shows which of them runs."""
+    show("lowering")
     begin = time.perf_counter()
     program = api.program_of(build("t2b", layers=options.layers))
     lowering = time.perf_counter() - begin
@@ -98,9 +106,11 @@ def main() -> None:
     for name in ("op", "operand", "result", "value", "dim", "argument"):
         getattr(relations, name)
     facts = time.perf_counter() - begin
+    show("analysis")
     begin = time.perf_counter()
     analysis = toast.analyze(program, cache=False)
     analyzing = time.perf_counter() - begin
+    show("search")
     begin = time.perf_counter()
     plan = toast.plan(analysis, mesh=options.mesh, hardware=options.hardware)
     planning = time.perf_counter() - begin
@@ -123,6 +133,7 @@ def main() -> None:
     print(f"{'explain two dimensions':28s} {chain:8.3f} s   (at most 1)")
     print(f"{'explain a conflict':28s} {conflict:8.3f} s   (at most 1)\n")
 
+    show("rates")
     model = CostModel(Space(analysis, Mesh.parse(options.mesh)), load(options.hardware))
     propagation = propagation_seconds(plan)
     print(f"{'Shardy propagation':28s} {propagation:8.3f} s")

@@ -26,6 +26,7 @@ import jax
 import numpy as np
 
 import toast
+from toast.cli.elapsed import steps
 from toast.models import build
 from toast.search import Round
 
@@ -115,7 +116,8 @@ def main() -> None:
         return
     print(HEADER, end="")
     wanted = [n for n, row in enumerate(ROWS) if not chosen.models or row.model in chosen.models]
-    lines = [measured(number, chosen.seed) for number in wanted]
+    shown = steps(wanted, lambda number: f"{ROWS[number].model} {ROWS[number].mesh}")
+    lines = [measured(number, chosen.seed) for number in shown]
     if chosen.write:
         write(lines, chosen.seed)
 

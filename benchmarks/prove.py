@@ -38,6 +38,7 @@ from toast.assurance.instances import KINDS
 from toast.assurance.local_proofs import prove_local_kind
 from toast.assurance.prove import Proof, prove, record, tally
 from toast.assurance.random_proofs import prove_kind
+from toast.cli.elapsed import steps
 from toast.models import ZOO, build
 from toast.program import Program
 from toast.resources import directory
@@ -54,18 +55,16 @@ def drawn(kinds: list[str], count: int) -> bool:
     """Prove drawn ops and write the record; returns whether a rule is wrong."""
     wrong = False
     rows = {kind: tuple(row.values()) for kind, row in record().items() if kind in KINDS}
-    begin = time.perf_counter()
     print(
         f"{'drawn ops of kind':30s}{'ops':>6s}{'proven':>8s}{'wrong':>7s}{'not run':>9s}  factors"
     )
-    for number, kind in enumerate(kinds):
+    for kind in steps(kinds):
         result = prove_kind(kind, count)
         tally = result.tally
         numbers = (tally.instances, tally.proven, tally.wrong, tally.skipped)
         factors = " ".join(result.factors)
         rows[kind] = (kind, *map(str, numbers), factors)
         print(f"{kind:30s}{{:6d}}{{:8d}}{{:7d}}{{:9d}}  {factors}".format(*numbers))
-        print(f"[{number + 1}/{len(kinds)}] {time.perf_counter() - begin:.0f} s", file=sys.stderr)
         wrong |= show_wrong(result.program, result.proofs)
     with (directory("rules") / "proven.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -80,8 +79,8 @@ def of_programs() -> bool:
     small = [name for name in ZOO if name != "t2b"]  # the small form of t2b is t2b-tiny
     programs |= {name: api.program_of(build(name, small=True)) for name in small}
     wrong, proofs = False, list[Proof]()
-    for number, (name, program) in enumerate(programs.items()):
-        print(f"[{number + 1}/{len(programs)}] {name}", file=sys.stderr)
+    for name in steps(programs):
+        program = programs[name]
         outcomes = prove(program)
         proofs += outcomes
         wrong |= show_wrong(program, outcomes)
@@ -106,7 +105,7 @@ def local(kinds: list[str], count: int, rounds: int, table: pathlib.Path) -> boo
         with table.open(newline="") as file:
             rows = {row["kind"]: tuple(row.values()) for row in csv.DictReader(file)}
     bad = False
-    for kind in kinds:
+    for kind in steps(kinds):
         begin = time.perf_counter()
         proofs = prove_local_kind(kind, count, rounds=rounds)
         ran = [run for run in proofs.runs if run.mesh]

@@ -32,6 +32,7 @@ sys.path.insert(0, str(TOP))
 
 import toast
 from toast.boundary.typed import Misfit, checked
+from toast.cli.elapsed import steps
 from toast.errors import PlanError, ToastError
 from toast.evaluation.baselines import manual
 from toast.hardware import Mesh, load
@@ -238,7 +239,7 @@ def folders(only: str = "") -> list[pathlib.Path]:
 
 def results(cases: Sequence[tuple[pathlib.Path, Case]]) -> Iterator[Result]:
     """The results of cases."""
-    for folder, case in cases:
+    for folder, case in steps(cases, lambda own: own[0].name):
         name = "/".join(folder.parts[-2:])
         yield Result(name, case, predict(folder, case), recorded(folder))
 

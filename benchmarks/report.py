@@ -18,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from tests.report.browser import browser, missing, opened
+from toast.cli.elapsed import steps
 from toast.models import build
 from toast.report import html_text
 
@@ -34,7 +35,7 @@ def main() -> None:
         f"{'model':<16}{'ops':>8}{'file':>10}{'write':>10}{'open':>10}{'filter':>10}{'unfold':>10}"
     )
     with browser() as started, tempfile.TemporaryDirectory() as folder:
-        for name in names:
+        for name in steps(names):
             plan = toast.plan(build(name), mesh="data=4,model=4", hardware="tpu-v5e")
             begin = time.process_time()
             text = html_text(plan)

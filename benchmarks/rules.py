@@ -20,6 +20,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from toast import api
 from toast.analysis import analyze_program, rule_entries
 from toast.analysis import rules as rules_stage
+from toast.cli.elapsed import steps
 from toast.models import build
 from toast.program import Program
 
@@ -41,7 +42,7 @@ def main() -> None:
     everything = rules_stage.factor_files()
     sets = {"all rules": everything, "rules of its ops": used_files(program)}
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sets}
-    for _ in range(options.runs):
+    for _ in steps(range(options.runs), lambda run: f"run {run}"):
         for name, files in sets.items():
             rules_stage.factor_files = functools.partial(list, files)
             begin = time.perf_counter()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
+from toast.cli.elapsed import steps
 from toast.models import build
 
 
@@ -102,7 +103,7 @@ def one(model: str, options: str, mesh: str, hardware: str) -> None:
 def table(rows: list[Row]) -> list[Measured]:
     """Measure and print ``rows``."""
     measurements = []
-    for row in rows:
+    for row in steps(rows, lambda row: f"{row.model} {row.mesh}"):
         m = measure(row)
         measurements.append(m)
         name = " ".join([row.model, *(f"{n}={v}" for n, v in row.options)])

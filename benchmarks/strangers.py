@@ -42,6 +42,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast.analysis import Lowering
+from toast.cli.elapsed import steps
 from toast.cost import CostModel
 from toast.errors import ToastError
 from toast.evaluation.baselines import manual_states
@@ -468,9 +469,8 @@ def main() -> None:
     table = options.table or TABLES[lowering]
     rows = read(table)
     done = {row.seed for row in rows}
-    for seed in () if options.report else options.seeds:
-        if seed in done:
-            continue
+    left = [seed for seed in options.seeds if seed not in done and not options.report]
+    for seed in steps(left, lambda seed: f"seed {seed}"):
         stranger = grammar.draw(seed)
         print(f"{seed}: {stranger.hardware}, {stranger.mesh}: {', '.join(stranger.words)}")
         new: list[Row] = []

@@ -20,6 +20,7 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
+from toast.cli.elapsed import elapsed
 
 EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "torch_llama.py"
 
@@ -44,17 +45,21 @@ def main() -> None:
     os.environ["TOAST_CACHE"] = "off"
 
     begin = time.perf_counter()
-    llama = example()
-    # What a first plan imports.
-    llama.plan(
-        dataclasses.replace(llama.CONFIGS["small"], layers=1), "data=2", options.hardware,
-        settings=toast.Settings(rounds=1),
-    )  # fmt: skip
+    with elapsed() as show:
+        show("imports")
+        llama = example()
+        # What a first plan imports.
+        llama.plan(
+            dataclasses.replace(llama.CONFIGS["small"], layers=1), "data=2", options.hardware,
+            settings=toast.Settings(rounds=1),
+        )  # fmt: skip
     print(f"{time.perf_counter() - begin:6.1f} s  imports, and a small plan (not in the sum)")
 
     begin = time.perf_counter()
     config = dataclasses.replace(llama.CONFIGS["8b"], layers=options.layers)
-    plan = llama.plan(config, options.mesh, options.hardware)
+    with elapsed() as show:
+        show("trace")
+        plan = llama.plan(config, options.mesh, options.hardware, progress=show)
     placements = plan.to_torch().text
     whole = time.perf_counter() - begin
     for stage, seconds in plan.seconds.items():

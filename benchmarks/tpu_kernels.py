@@ -41,6 +41,7 @@ from scipy.optimize import least_squares
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
+from toast.cli.elapsed import steps
 from toast.cost import CostModel
 from toast.cost.tables import Tables
 from toast.evaluation.oracle import judge
@@ -282,7 +283,7 @@ def main() -> None:
     options = parser.parse_args()
     every, folder = all_kernels(), pathlib.Path(options.folder).expanduser()
     spaces = [Space(toast.analyze(k.function, *k.arguments, platform="tpu"), MESH) for k in every]
-    for hardware in map(load, options.hardware.split(",")):
+    for hardware in map(load, steps(options.hardware.split(","))):
         seconds, fast = compiled(hardware, every, folder)
         # Some kernels have no estimate under their name, on v6e two of the 130.
         known = np.flatnonzero(seconds).tolist()

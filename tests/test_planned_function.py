@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import sys
 import threading
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -250,6 +252,17 @@ def test_arguments_may_be_anywhere() -> None:
     assert len(step._variants) == 1
 
 
+@pytest.mark.parametrize("mesh", ["data=4,model=2", {"data": 8}])
+def test_constraints_name_axes_of_the_mesh(mesh: Any) -> None:
+    def product(x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x @ x.T, P("data"))
+
+    x = np.ones((64, 32), np.float32)
+    assert_close(planned(product, mesh=mesh)(x), x @ x.T)
+    with pytest.raises(RuntimeError, match="requires a non-empty mesh"):  # of JAX, for another axis
+        planned(lambda x: jax.lax.with_sharding_constraint(x, P("rows")))(x)
+
+
 @pytest.mark.parametrize("form", [np.asarray, jnp.asarray], ids=["numpy", "uncommitted"])
 def test_results_are_compiled_as_the_first_arguments(
     form: Any, caplog: pytest.LogCaptureFixture
@@ -481,6 +494,18 @@ def test_a_function_that_jit_refuses_raises_the_error_of_jax() -> None:
         planned(train)(init(jax.random.key(0)))
 
 
+def test_modules_of_pytorch_are_planned_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net:
+        def __call__(self, x: Any) -> Any:
+            return x
+
+    monkeypatch.setitem(sys.modules, "torch.nn", SimpleNamespace(Module=Net))
+    with pytest.raises(
+        PlanError, match=r"Net is of PyTorch.*use toast.plan\(Net, \.\.\.\)\.to_torch"
+    ):
+        toast.jit(Net())
+
+
 def test_bad_options() -> None:
     with pytest.raises(
         PlanError, match=r"toast\.jit has no option 'budget'; use the options of jax"
@@ -541,7 +566,9 @@ def test_initial_values_of_several_arguments() -> None:
     ):
         with pytest.raises(PlanError, match=message):
             plan.init(wrong, step.mesh, jax.random.key(0))
-    with pytest.raises(PlanError, match="has no argument 'z'; use one of 0, 1, 2, 'y'"):
+    with pytest.raises(
+        PlanError, match="has no argument 'z'; use one of params, state, x, y, or a position"
+    ):
         plan.init(init, step.mesh, jax.random.key(0), argument="z")
 
 

@@ -869,8 +869,11 @@ def _check_axes(
                 f"{time_text(found.after.step_seconds)} without this axis, and the search found no "
                 "better padded plan"
             )
+        largest = int(divisors.max(initial=1))
+        remedy = f"choose an axis whose size divides a dimension{force}"
+        if largest == 1:
+            remedy = "nothing of it can be sharded; run it with jax.jit"
         raise MeshError(
             f"mesh axis {axis}={size} divides no dimension of {analysis.program.name} "
-            f"(the largest has {int(divisors.max(initial=1))} elements){padding}; choose a divisor "
-            f"of one{force}"
+            f"(the largest has {largest} element{'s' * (largest > 1)}){padding}; {remedy}"
         )

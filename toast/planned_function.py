@@ -22,6 +22,7 @@ import jax
 from toast import api, apply, inputs, ports
 from toast.errors import PlanError, PlanWarning, TargetError
 from toast.frontend import jax_libraries
+from toast.frontend.built_in import TORCH_TARGETS
 from toast.frontend.jax import from_call
 from toast.hardware import Hardware
 from toast.inputs import AnyHardware, AnyMesh
@@ -165,6 +166,11 @@ class PlannedFunction:
             raise PlanError(f"{function.__name__} is planned already; pass the function itself")
         of_library = jax_libraries.is_jitted(function)
         name = getattr(function, "__name__", type(function).__name__)
+        if TORCH_TARGETS.accepts(function):
+            raise PlanError(
+                f"{name} is of PyTorch, and toast.jit runs functions of JAX; use "
+                f"toast.plan({name}, ...).to_torch()"
+            )
         if of_library and jit_options:
             raise PlanError(
                 f"{name} has its own options; pass {min(jit_options)} to the library's jit"
@@ -406,13 +412,9 @@ class PlannedFunction:
             if error.__cause__ is None:
                 raise
             failure = error
-        mesh = devices.mesh
-        if mesh is not None and jax.sharding.AxisType.Explicit in mesh.axis_types:
-            # What names axes, such as out_sharding=P("data"), needs the mesh.
-            with (
-                contextlib.suppress(TargetError),
-                jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
-            ):
+        if (mesh := _abstract_mesh(devices)) is not None:
+            # What names axes, such as with_sharding_constraint(x, P("data")), needs the mesh.
+            with contextlib.suppress(TargetError), jax.sharding.use_abstract_mesh(mesh):
                 return traced()
         if hasattr(self._function, "trace"):
             self._function.trace(*arguments, **keywords)  # raises JAX's own error
@@ -570,6 +572,18 @@ class PlannedFunction:
             if note:
                 _say(self.__name__, note)
         return self._machine
+
+
+def _abstract_mesh(devices: _Devices) -> jax.sharding.AbstractMesh | None:
+    """The mesh without devices, if the user gives one."""
+    if devices.mesh is not None:
+        return devices.mesh.abstract_mesh
+    if "mesh" not in devices.options:
+        return None
+    mesh = inputs.mesh_of(devices.options["mesh"])
+    sizes = tuple(size for _, size in mesh.axes)
+    types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.sharding.AbstractMesh(sizes, mesh.names, types)
 
 
 def _calling(pytrees: apply.PytreeJit, keywords: Mapping[str, Any]) -> Callable[..., Any]:

@@ -54,7 +54,7 @@ def test_a_state_of_other_devices_is_placed() -> None:
      r"params\['up'\]: dimension 1 has 48 elements in the state, and 32 in the plan; restore"),
     ({"up": np.ones(16, np.float32)}, r"params\['up'\]: it has 1 dimensions in the state, and 2"),
     ({"up": np.ones((16, 32), np.float16)}, "it is float16 in the state, and float32 in the plan"),
-    ({"new": np.ones(3)}, r"it has a further leaf \['new'\] compared with argument 0"),
+    ({"new": np.ones(3)}, r"compared with params, it has a further leaf \['new'\]"),
 ])  # fmt: skip
 def test_a_state_that_does_not_fit_the_plan(change: dict[str, Any], text: str) -> None:
     with pytest.raises(PlanError, match=text) as error:
@@ -76,8 +76,11 @@ def test_a_mesh_that_does_not_fit_the_state() -> None:
 
 
 def test_the_argument_must_exist() -> None:
-    with pytest.raises(PlanError, match="no argument 5; use one of 0, 1"):
+    with pytest.raises(PlanError, match="no argument 5; use one of params, tokens, or a pos"):
         plan().place(numpy_params(), argument=5)
+    assert plan().place(numpy_params(), argument="params")["up"].sharding.mesh.devices.size == 4
+    with pytest.raises(PlanError, match="compared with params, it is one array, not a tree; pass"):
+        plan().place(np.ones(3), argument="params")
 
 
 def test_keyword_arguments_have_types() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import pty
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from toast.cli.common import _is_used
 
 
 @pytest.mark.parametrize(("more", "told"), [((), True), (("--hardware", "h100"), False)])
@@ -39,3 +43,15 @@ def test_the_default_is_told_on_a_terminal(more: tuple[str, ...], told: bool) ->
     assert (b"hardware tpu-v5e by default; use --hardware" in shown) is told
     silent = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "by default; use --hardware" not in silent.stderr + silent.stdout
+
+
+def test_hardware_that_is_not_used_is_not_told(tmp_path: pathlib.Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    for name, parameters, used in (
+        ("plan", {"target": "mlp"}, True),
+        ("query", {"target": "mlp", "mesh": None}, False),
+        ("query", {"target": "mlp", "mesh": "d=4"}, True),
+        ("report", {"target": str(plan)}, False),
+    ):
+        assert _is_used(SimpleNamespace(info_name=name, params=parameters)) is used  # type: ignore[arg-type]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import sys
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
-from toast.cli.elapsed import ElapsedLine
+from toast.cli.elapsed import ElapsedLine, steps
 
 
 class Clock:
@@ -48,6 +50,31 @@ def test_other_work_begins_its_own_count() -> None:
     assert str(line).endswith("(25 s, about 15 s left)")
     line.show(SimpleNamespace(number=2, states=10, cost=0.5))
     assert str(line) == "search: round 3, 10 states, best cost 0.5 (25 s)"
+
+
+def test_a_count_may_begin_anywhere() -> None:
+    clock = Clock()
+    line = ElapsedLine(clock)
+    for number in (51, 52):
+        line.show(f"{number} of 60: t2b")
+        clock.now += 4
+    assert str(line) == "52 of 60: t2b (8 s, about 32 s left)"
+
+
+def test_steps_of_a_loop_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in steps(["t2b", "unet"]):
+        print(name)
+    assert capsys.readouterr() == ("t2b\nunet\n", "1 of 2: t2b\n2 of 2: unet\n")
+    # At a terminal, the line is renewed, and what is printed is above it.
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    for name in steps(["t2b"], str.upper):
+        print(name)
+    output, line = capsys.readouterr()
+    assert output == "t2b\n"
+    assert "1 of 1: T2B" in line
 
 
 def test_names_are_not_markup() -> None:

@@ -191,7 +191,13 @@ def test_a_program_without_names_of_maxtext() -> None:
     for to in ("maxtext", "levanter"):
         with pytest.raises(PlanError, match='name some, as in --name "a:0=embed"'):
             other.export(to)
-    assert "[embed, [data]]" in other.export("maxtext", names={"a:0": "embed", "b:1": "mlp"})
+    names = {"a:0": "embed", "b:1": "mlp"}
+    assert "[embed, [data]]" in other.export("maxtext", names=names)
+    whole = toast.Constraints(pin=dict.fromkeys(("a", "b", "result"), "P()"))
+    other = toast.plan(
+        lambda a, b: a @ b, f32, f32, mesh="data=2", hardware="h100", constraints=whole
+    )
+    assert "\nlogical_axis_rules: []\n" in other.export("maxtext", names=names)
 
 
 @pytest.mark.parametrize(("path", "shape", "roles"), [

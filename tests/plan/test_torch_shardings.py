@@ -69,6 +69,7 @@ OWNERS = {
     "layers.1.norm.weight": ("RMSNorm", (("model",),)),
     "embed.weight": ("Embedding", COLUMN), "table.weight": ("Embedding", ROW),
     "head.weight": ("Linear", COLUMN), "gate.weight": ("Linear", COLUMN),
+    "gate.bias": ("Linear", (("model",),)),
     "other.weight": ("Linear", WHOLE), "tied.weight": ("Linear", COLUMN),
     "twin.weight": ("Linear", COLUMN),
 }  # fmt: skip
@@ -149,12 +150,27 @@ def test_layouts_of_a_plan(positions: bool) -> None:
     assert of == {"a.scale": (2, 2)} | ({} if positions else between)
 
 
+def test_a_model_that_is_one_layer() -> None:
+    program = from_function(lambda w, x: x @ w.T, f32(16, 8), f32(64, 8))
+    program = renamed(program, ["weight", "x"], (), {"owners": {"weight": "Linear"}})
+    pin = {"weight": P("model"), "x": P()}
+    plan = toast.plan(
+        program, mesh="model=4", hardware="tpu-v5e", settings=toast.Settings(rounds=1),
+        constraints=toast.Constraints(pin=pin),
+    )  # fmt: skip
+    assert plan.to_torch().text["weight"] == ("Shard(0)",)
+    assert plan.to_torch().parallelize_text("model") == {
+        "": "ColwiseParallel(output_layouts=Replicate())"
+    }
+
+
 def test_what_styles_cannot_express() -> None:
     on = "the plan shards it on model, and"
     assert MODULE.parallelize_notes("model") == (
         "layers.1.up.bias: the plan does not shard it on model, unlike the style of its weight",
         f"layers.1.norm.weight: {on} PyTorch has no style for RMSNorm; use distribute()",
         f"gate.weight: {on} gathers it before use; use fully_shard or distribute()",
+        f"gate.bias: {on} gathers it before use; use fully_shard or distribute()",
         f"tied.weight: {on} a style would untie it; use distribute()",
         f"twin.weight: {on} a style would untie it; use distribute()",
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -76,6 +77,39 @@ def avals_by_name(calling: Any) -> dict[int | str, Any]:
     return {**dict(enumerate(positional)), **keywords}
 
 
+def argument_names(program: Program, avals: Mapping[int | str, Any]) -> dict[int | str, str]:
+    """The name of each argument in the paths of the program, by position or keyword."""
+    calling = program.source.calling
+    of_leaf = dict(zip(calling.arguments, program.arguments, strict=False))  # captured are last
+    names: dict[int | str, str] = {}
+    first = 0
+    for key, tree in avals.items():
+        count = len(jax.tree.leaves(tree))
+        paths = [of_leaf[leaf] for leaf in range(first, first + count) if leaf in of_leaf]
+        name = re.split(r"[.\[]", paths[0], maxsplit=1)[0] if paths else f"argument {key!r}"
+        names[key], first = name, first + count
+    return names
+
+
+def argument_key(
+    program: Program, what: str, avals: Mapping[int | str, Any], argument: int | str
+) -> int | str:
+    """The key of an argument, which is a position or a name.
+
+    Raises :class:`toast.errors.PlanError`, which begins with ``what``, if there is none.
+    """
+    names = argument_names(program, avals)
+    if argument in avals:
+        return argument
+    keys = [key for key, name in names.items() if name == argument]
+    if len(keys) != 1:
+        raise PlanError(
+            f"{what}: {program.name} has no argument {argument!r}; use one of "
+            f"{', '.join(dict.fromkeys(names.values()))}, or a position"
+        )
+    return keys[0]
+
+
 def _matching(
     program: Program,
     name: str,
@@ -84,16 +118,13 @@ def _matching(
     argument: int | str | None,
 ) -> list[int | str]:
     """The arguments that an initial value is: one, or one for each element of a tuple."""
+    names = argument_names(program, avals)
     if argument is not None:
-        if argument not in avals:
-            raise PlanError(
-                f"init {name}: {program.name} has no argument {argument!r}; use one of "
-                f"{', '.join(map(repr, avals))}"
-            )
+        argument = argument_key(program, f"init {name}", avals, argument)
         if not _alike(made, avals[argument]):
             raise PlanError(
                 f"init {name}: {tree_difference(made, avals[argument])}; return argument "
-                f"{argument!r} as {program.name} takes it"
+                f"{names[argument]} as {program.name} takes it"
             )
         return [argument]
     if single := [key for key, tree in avals.items() if _alike(made, tree)]:
@@ -105,9 +136,9 @@ def _matching(
                 return keys
     first_key = next(iter(avals), 0)
     raise PlanError(
-        f"init {name}: its result is no argument of {program.name}: as the first one, "
-        f"{tree_difference(made, avals.get(first_key))}; return one argument, or a tuple of "
-        "successive ones, as the plan has them"
+        f"init {name}: its result is no argument of {program.name}: compared with "
+        f"{names.get(first_key, 'none')}, {tree_difference(made, avals.get(first_key))}; return "
+        "one argument, or a tuple of successive ones, as the plan has them"
     )
 
 
@@ -121,15 +152,18 @@ def tree_difference(made: Any, planned: Any) -> str:
     if jax.tree.structure(made) != jax.tree.structure(planned):
         paths = {jax.tree_util.keystr(path) for path, _ in own}
         others = {jax.tree_util.keystr(path) for path, _ in other}
+        if "" in paths | others:
+            return f"it is {'one array, not a tree' if '' in paths else 'a tree, not one array'}"
         if missing := sorted(others - paths):
-            return f"it lacks the leaf {missing[0] or 'itself'}"
+            return f"it lacks the leaf {missing[0]}"
         if more := sorted(paths - others):
-            return f"it has a further leaf {more[0] or 'itself'}"
+            return f"it has a further leaf {more[0]}"
         return "it is another kind of pytree"
     for (path, leaf), (_, aval) in zip(own, other, strict=True):
         if is_array(leaf) and (leaf.shape, leaf.dtype) != (aval.shape, aval.dtype):
+            place = jax.tree_util.keystr(path)
             return (
-                f"leaf {jax.tree_util.keystr(path) or 'itself'} is "
+                f"{f'leaf {place}' if place else 'it'} is "
                 f"{leaf.dtype.name}{list(leaf.shape)}, and the plan has "
                 f"{aval.dtype.name}{list(aval.shape)}"
             )

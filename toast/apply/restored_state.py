@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import jax
 import numpy as np
 
 from toast.apply.device_meshes import Devices
-from toast.apply.initial import avals_by_name, in_shardings_by_name, is_array, tree_difference
+from toast.apply.initial import (
+    argument_key,
+    argument_names,
+    avals_by_name,
+    in_shardings_by_name,
+    is_array,
+    tree_difference,
+)
 from toast.errors import PlanError
 from toast.hardware import Mesh
 from toast.program import Program, Shardings
@@ -45,7 +51,7 @@ def placed_state(
     check_mesh(program, shardings, devices)
     avals = avals_by_name(calling)
     trees = _arguments_of(program, state, avals, argument)
-    roots = _roots(program, calling, avals)
+    roots = argument_names(program, avals)
     for key, tree in trees.items():
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         for (path, leaf), planned in zip(leaves, jax.tree.leaves(avals[key]), strict=True):
@@ -100,11 +106,8 @@ def _arguments_of(
     program: Program, state: Any, avals: dict[int | str, Any], argument: int | str | None
 ) -> dict[int | str, Any]:
     """The parts of a state by argument, as the structures of their trees are: one, or several."""
-    if argument is not None and argument not in avals:
-        raise PlanError(
-            f"place: {program.name} has no argument {argument!r}; use one of "
-            f"{', '.join(map(repr, avals))}"
-        )
+    if argument is not None:
+        argument = argument_key(program, "place", avals, argument)
     keys = [*avals] if argument is None else [argument]
     runs: list[dict[int | str, Any]] = [{key: state} for key in keys]
     if argument is None and isinstance(state, tuple | list) and state:
@@ -112,9 +115,11 @@ def _arguments_of(
         runs += [dict(zip(keys[first:], state, strict=False)) for first in starts]
     runs = [run for run in runs if all(_alike(tree, avals[key]) for key, tree in run.items())]
     if not runs:
+        name = argument_names(program, avals)[keys[0]]
         raise PlanError(
-            f"place: {tree_difference(state, avals[keys[0]])} compared with argument {keys[0]!r} "
-            f"of {program.name}; pass one argument, or a tuple of successive ones"
+            f"place: the state is no argument of {program.name}: compared with {name}, "
+            f"{tree_difference(state, avals[keys[0]])}; pass one argument, or a tuple of "
+            "successive ones"
         )
     exact = (
         run for run in runs
@@ -125,19 +130,6 @@ def _arguments_of(
 
 def _alike(state: Any, planned: Any) -> bool:
     return bool(jax.tree.structure(state) == jax.tree.structure(planned))
-
-
-def _roots(program: Program, calling: Any, avals: dict[int | str, Any]) -> dict[int | str, str]:
-    """The name of each argument in the paths of the program."""
-    of_leaf = dict(zip(calling.arguments, program.arguments, strict=True))
-    roots: dict[int | str, str] = {}
-    first = 0
-    for key, tree in avals.items():
-        count = len(jax.tree.leaves(tree))
-        paths = [of_leaf[leaf] for leaf in range(first, first + count) if leaf in of_leaf]
-        name = re.split(r"[.\[]", paths[0], maxsplit=1)[0] if paths else f"argument {key!r}"
-        roots[key], first = name, first + count
-    return roots
 
 
 def _misfit(path: str, leaf: Any, planned: Any) -> str:

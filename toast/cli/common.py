@@ -54,9 +54,20 @@ MeshOption = Annotated[
 def _say_default(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
     """Tell a user at a terminal that the hardware is a default."""
     source = context.get_parameter_source(str(parameter.name))
-    if source is not None and source.name == "DEFAULT" and sys.stderr.isatty():
+    is_default = source is not None and source.name == "DEFAULT"
+    if is_default and sys.stderr.isatty() and _is_used(context):
         print(f"hardware {value} by default; use --hardware for another", file=sys.stderr)
     return value
+
+
+def _is_used(context: typer.Context) -> bool:
+    """Whether the hardware of a command is used: a plan has its own, and a query may need none."""
+    from toast.files import is_plan
+
+    target = context.params.get("target")
+    if isinstance(target, str) and is_plan(target):
+        return False
+    return context.info_name != "query" or context.params.get("mesh") is not None
 
 
 HardwareOption = Annotated[

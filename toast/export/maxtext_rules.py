@@ -87,10 +87,10 @@ def maxtext_config(axes: LogicalAxes, rename: Mapping[str, str] | None = None) -
     names = [renamed[name] for name, _ in plan.mesh.axes]
     text = comments(lines) + "base_config: base.yml\n"
     text += f"mesh_axes: {axes_yaml(names)}\ndata_sharding: [{axes_yaml(names)}]\n"
-    text += "logical_axis_rules:\n"
+    every = (*activations, *rules)
+    text += f"logical_axis_rules:{'' if every else ' []'}\n"
     text += "".join(
-        f"  - [{rule.name}, {axes_yaml([renamed[axis] for axis in rule.axes])}]\n"
-        for rule in (*activations, *rules)
+        f"  - [{rule.name}, {axes_yaml([renamed[axis] for axis in rule.axes])}]\n" for rule in every
     )
     for name, size in plan.mesh.axes:
         text += f"{MESH_AXES[renamed[name]]}: {size}\n"

@@ -72,7 +72,7 @@ class _Flow:
     def gathered(self) -> Iterator[tuple[str, str]]:
         """An axis, and a module whose weight it shards and whose product needs all of it."""
         for path, (op, operand) in self._products.items():
-            weight = self._plan.arguments[f"{path}.weight"]
+            weight = self._plan.arguments[_weight(path)]
             used = self._plan.shardings.at(self._program, op, operand)
             at_use = {axis for axes in used for axis in axes}
             yield from ((axis, path) for axes in weight for axis in axes if axis not in at_use)
@@ -88,7 +88,7 @@ class _Flow:
             for path in products:
                 if (axis, path) in gathered:
                     continue
-                side = side_of("Linear", self._plan.arguments[f"{path}.weight"], axis)
+                side = side_of("Linear", self._plan.arguments[_weight(path)], axis)
                 siblings = sides.setdefault(path.rpartition(".")[0], {"column": [], "row": []})
                 siblings.get(side, []).append(path)
             for siblings in sides.values():
@@ -114,7 +114,7 @@ class _Flow:
         products = self._products
         for path in self._norms():
             beside = [c for c in columns if c.rpartition(".")[0] == path.rpartition(".")[0]]
-            use = self._first_use(f"{path}.weight") if beside else None
+            use = self._first_use(_weight(path)) if beside else None
             if use is None or self._program.kind(use[0]) not in _ELEMENTWISE:
                 continue
             spec = self._plan.value_spec(self._program.ops[use[0]].results[0])
@@ -238,3 +238,8 @@ class _Flow:
 def _sharded_dimension(spec: Spec, axis: str) -> int | None:
     """The dimension that an axis shards, other than the last one."""
     return next((d for d, axes in enumerate(spec[:-1]) if axis in axes), None)
+
+
+def _weight(path: str) -> str:
+    """The name of the weight of a module; that of the model itself has no path."""
+    return f"{path}.weight" if path else "weight"

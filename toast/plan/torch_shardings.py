@@ -252,7 +252,7 @@ class TorchShardings:
             shards = f"{name}: the plan shards it on {axis}"
             if not sharded:
                 shards = f"{name}: the plan does not shard it on {axis}"
-            if path in sides and key == "bias":
+            if path in sides and key == "bias" and (axis, path) not in self.gathered:
                 if sharded != (sides[path] == "column"):
                     yield name, f"{shards}, unlike the style of its weight"
             elif sharded and (axis, path) in self.gathered:
