@@ -189,3 +189,25 @@ def test_what_a_gather_picks_single_elements_of_is_in_memory(picked: bool) -> No
     analysis = analyzed(chosen, shape(64, 512), shape(64, dtype="int32"))
     assert (("multiply", "f32") in stored(analysis, 128)) == picked
     assert ("multiply", "f32") not in stored(analysis, 1), "only seen on TPUs"
+
+
+@pytest.mark.parametrize(
+    ("form", "overwrites"), [("plain", True), ("wider", False), ("summed", False)]
+)
+def test_a_kernel_overwrites_an_operand_of_its_type(form: str, overwrites: bool) -> None:
+    """Not if the kernels of its operands have other results, too: sums of rows."""
+
+    def gated(a: jax.Array, w: jax.Array, v: jax.Array, u: jax.Array) -> Any:
+        left, right = a @ w, a @ v
+        sums = (left.sum(-1), right.sum(-1)) if form == "summed" else ()
+        alone = left.T @ u, right.T @ u  # else the kernel of a product computes the rest, too
+        if form == "wider":
+            left, right, u = (x.astype(jnp.float32) for x in (left, right, u))
+        both = left * right
+        return both @ u, both.T @ u, sums, alone
+
+    analysis = analyzed(gated, *[shape(512, 512)] * 4)
+    program, found = analysis.program, live(analysis, 128)
+    (both,) = (n for n, v in enumerate(program.values) if program.kind(v.op) == "multiply")
+    assert found.exists[both]
+    assert found.in_place[both] == overwrites

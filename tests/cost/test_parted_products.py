@@ -12,6 +12,8 @@ import pytest
 import toast
 from tests.helpers import action, after_each
 from toast.cost import DEFAULT_TERMS, CostModel, Memo, break_down
+from toast.cost.terms import Term
+from toast.cost.terms.buffers import PartedOperands
 from toast.cost.terms.kernels import PartedProducts
 from toast.evaluation.optimum import random_legal
 from toast.hardware import Mesh, load
@@ -101,3 +103,54 @@ def test_memo_prices_them_alike(mesh: str) -> None:
     whole, found = model.price(batch), Memo(model).price(batch)
     np.testing.assert_allclose(found.seconds, whole.seconds, rtol=1e-12)
     np.testing.assert_allclose(found.peak_bytes, whole.peak_bytes, rtol=1e-12)
+
+
+def without(model: CostModel, term: type[Term], state: States) -> float:
+    """The bytes of the peak without a term, over those with it."""
+    terms = [each for each in DEFAULT_TERMS if type(each) is not term]
+    rest = CostModel(model.space, model.hardware, terms=terms)
+    return float(rest.price(state[None]).peak_bytes[0] / model.price(state[None]).peak_bytes[0])
+
+
+@pytest.mark.parametrize(("devices", "stored"), [(1, False), (16, True)])
+def test_the_operand_of_a_loop_is_in_memory(devices: int, stored: bool) -> None:
+    """The product of ``up`` writes the GELU, too, if the gradient of ``down`` is a loop."""
+
+    def step(down: jax.Array, up: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(down: jax.Array, up: jax.Array) -> jax.Array:
+            return jnp.sum((jax.nn.gelu(x @ up) @ down).astype(jnp.float32) ** 2)
+
+        gradient, other = jax.grad(loss, (0, 1))(down, up)
+        return down - 0.1 * gradient, up - 0.1 * other
+
+    shapes = (jax.ShapeDtypeStruct(s, "bfloat16") for s in ((1024, 256), (256, 1024), (65536, 256)))
+    analysis = toast.analyze(step, *shapes, donate=(0, 1), platform="tpu")
+    space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
+    state = space.initial
+    if devices > 1:
+        for argument, dimension in (("x", 0), ("down", 1)):
+            state = space.apply(state, action(space, argument, dimension, "d"))
+    assert (without(CostModel(space, load("tpu-v5e")), PartedOperands, state) < 0.95) == stored
+
+
+@pytest.mark.parametrize(("devices", "waits"), [(2, True), (4, True), (8, False)])
+def test_operands_of_short_loops_wait_for_the_end_of_a_scan(devices: int, waits: bool) -> None:
+    def step(head: jax.Array, layers: jax.Array, x: jax.Array) -> jax.Array:
+        def loss(head: jax.Array, layers: jax.Array) -> jax.Array:
+            layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None))
+            return jax.nn.logsumexp(jax.lax.scan(layer, x, layers)[0] @ head, -1).sum()
+
+        gradient, other = jax.grad(loss, (0, 1))(head, layers)
+        return head - 0.1 * gradient, layers - 0.1 * other
+
+    shapes = (
+        jax.ShapeDtypeStruct(s, "bfloat16") for s in ((256, 2048), (4, 256, 256), (65536, 256))
+    )
+    analysis = toast.analyze(step, *shapes, donate=(0, 1), platform="tpu")
+    space = Space(analysis, Mesh.parse(f"d={devices}"), min_dimensions=0)
+    state = space.initial
+    for argument, dimension in (("x", 0), ("head", 0)):
+        state = space.apply(state, action(space, argument, dimension, "d"))
+    model = CostModel(space, load("tpu-v5e"))
+    waiting = model.tables.columns["waiting operands"]
+    assert (model.columns(model.layout(state[None]))[0, waiting].max() > 0) == waits
