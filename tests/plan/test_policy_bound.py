@@ -138,6 +138,7 @@ def test_less_memory_takes_longer() -> None:
 def test_the_joint_plan_says_how_far_it_is_from_the_bound(tmp_path: pathlib.Path) -> None:
     best = plan(scanned, "auto", microbatches=1)
     assert 0 < best.policies_bound_seconds <= best.after.step_seconds
+    assert type(best.policies_bound_seconds) is float, "plan files have no numbers of numpy"
     text = printed(report.plan_tables(best))
     assert "of every memory policy" in text
     best.to_json(tmp_path / "plan.json")

@@ -45,14 +45,27 @@ def overwriting(
 
 
 def _of_several_results(program: Program, kinds: list[str], exists: Bools) -> Bools:
-    """``[values]`` whether the kernel that computes a value also reduces it."""
+    """``[values]`` whether the product that computes a value also adds up its rows.
+
+    Such are batched products in bfloat16 that a softmax follows, or that its gradient begins with.
+    """
     several = np.zeros(len(program.values), dtype=bool)
     for number in range(len(program.ops)):
-        if kinds[number] == "reduce":
-            sources = [source for source, _ in _inputs(program, kinds, exists, number)]
-            if sources:
-                several[max(sources, key=lambda source: program.values[source].op)] = True
+        sources = [s for s, _ in _inputs(program, kinds, exists, number)] * (
+            kinds[number] == "reduce"
+        )
+        latest = max(sources, key=lambda source: program.values[source].op, default=-1)
+        if latest >= 0:
+            several[latest] = _is_batched_product(program, latest)
     return several
+
+
+def _is_batched_product(program: Program, value: int) -> bool:
+    """Whether a product with batch dimensions computes a value in bfloat16."""
+    op, dtype = program.ops[program.values[value].op], program.values[value].type.dtype
+    if program.kind(program.values[value].op) != "dot_general" or dtype != "bf16":
+        return False
+    return bool(program.signatures[op.signature].attribute("lhs_batching_dimensions"))
 
 
 def _inputs(

@@ -300,6 +300,8 @@ class PartedOperands(SecondBuffers):
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         products = ranges.of_products
+        matrices = [ranges.program.kind(op) == "dot_general" for op in ranges.use_op[products]]
+        products = products[np.array(matrices, dtype=bool)]
         products = products[~ranges.live.exists[ranges.use_value[products]]]
         count = len(ranges.value_class)
         start, end = np.full(count, len(ranges.program.ops)), np.zeros(count, dtype=np.int64)
@@ -310,6 +312,9 @@ class PartedOperands(SecondBuffers):
         values = values[np.array([ranges.is_computed(v) for v in values.tolist()], dtype=bool)]
         start[values] = np.where(ranges.expensive[values], start[values], end[values] - 1)
         return Lifetimes(ranges.value_class[values], start[values], end[values], values)
+
+    def _needed(self, layout: Layout) -> Bools:
+        return _of_operands(layout, layout.parted[:, layout.tables.operands.result])
 
 
 class WaitingOperands(Term):
