@@ -55,8 +55,9 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
+# Of these packages, tests import a small part, which is compiled at its first import.
 $(VENV)/.tested: $(VENV)/.created pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,docs,libraries,dask]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[test,docs,libraries,dask]'
 	touch $@ $(VENV)/.installed $(VENV)/.documented
 
 # Their tests are skipped if a library cannot be installed, or does not fit this Python or JAX.  Of
