@@ -23,7 +23,7 @@ from toast.errors import PlanError, PlanWarning, SearchError
 from toast.planned_function import PlannedFunction
 
 V5E: dict[str, Any] = {"mesh": "data=4,model=2", "hardware": "tpu-v5e"}
-QUICK = toast.Settings(rounds=1)
+QUICK, AT_ONCE = toast.Settings(rounds=1), toast.Settings(budget=0)
 
 
 def init(key: jax.Array) -> dict[str, jax.Array]:
@@ -258,7 +258,7 @@ def test_constraints_name_axes_of_the_mesh(mesh: Any) -> None:
         return jax.lax.with_sharding_constraint(x @ x.T, P("data"))
 
     x = np.ones((64, 32), np.float32)
-    assert_close(planned(product, mesh=mesh)(x), x @ x.T)
+    assert planned(product, mesh=mesh, settings=AT_ONCE).plan_for(x).mesh.devices == 8
     with pytest.raises(RuntimeError, match="requires a non-empty mesh"):  # of JAX, for another axis
         planned(lambda x: jax.lax.with_sharding_constraint(x, P("rows")))(x)
 
@@ -271,7 +271,7 @@ def test_results_are_compiled_as_the_first_arguments(
         number, total = state
         return (number + 1, total + x), x.sum()
 
-    step = planned(count, donate_argnums=0)
+    step = planned(count, donate_argnums=0, mesh="data=2", settings=AT_ONCE)
     step.plan_for((0, np.ones((64, 32), np.float32)), np.ones((64, 32), np.float32))
     state = 0, form(np.ones((64, 32), np.float32))
     with jax.log_compiles():
@@ -285,7 +285,7 @@ def test_static_arguments_by_position_and_arrays_elsewhere() -> None:
     def scaled(x: jax.Array, factors: tuple[int, ...], y: jax.Array) -> jax.Array:
         return x * sum(factors) + y
 
-    function = planned(scaled, static_argnums=1)
+    function = planned(scaled, static_argnums=1, mesh="data=2")
     one = jax.device_put(jnp.ones((64, 32)), jax.devices()[7])
     assert_close(function(one, (2, 3), np.ones((64, 32), np.float32)), 6 * np.ones((64, 32)))
 

@@ -14,7 +14,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import toast
+from toast import targets
 from toast.cli import app
+from toast.errors import TargetError
 from toast.resources import directory
 
 FACTS = directory("facts")
@@ -120,11 +122,18 @@ def test_functions_by_module_and_name(
         (("users_module:f", "--arg", "bf16[4096"), "--arg bf16[4096: not a shape"),
         (("users_module:f", "--arg", "q7[4]"), "unknown element type q7"),
         (("missing_module:f",), "cannot import missing_module"),
-        (("missing/file.py:f",), "missing/file.py:f: there is no file missing/file.py"),
     ):
         failed = run("analyze", *arguments)
         assert failed.exit_code == 2
         assert message in failed.stderr
+
+
+def test_functions_by_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "users_file.py"
+    file.write_text("def f(x):\n    return x + 1\n")
+    assert targets.references([f"call={file}:f"])["call"](1) == 2
+    with pytest.raises(TargetError, match=r"there is no file missing/file\.py; check the path"):
+        targets.references(["call=missing/file.py:f"])
 
 
 def test_options_of_models_are_settings(tmp_path: pathlib.Path) -> None:

@@ -141,7 +141,7 @@ def test_layouts_of_a_plan(positions: bool) -> None:
     program = renamed(program, [*owners, "x"], (), {"owners": owners})
     fix = dict.fromkeys(("a.up.weight:0", "head.weight:0", "x:1"), "model")
     plan = toast.plan(
-        program, mesh="model=4", hardware="tpu-v5e", settings=toast.Settings(rounds=1),
+        program, mesh="model=4", hardware="tpu-v5e", settings=toast.Settings(budget=0),
         constraints=toast.Constraints(fix=fix),
     )  # fmt: skip
     of = {path: own for (_, path), own in plan.to_torch().layouts.items()}
@@ -153,10 +153,9 @@ def test_layouts_of_a_plan(positions: bool) -> None:
 def test_a_model_that_is_one_layer() -> None:
     program = from_function(lambda w, x: x @ w.T, f32(16, 8), f32(64, 8))
     program = renamed(program, ["weight", "x"], (), {"owners": {"weight": "Linear"}})
-    pin = {"weight": P("model"), "x": P()}
     plan = toast.plan(
-        program, mesh="model=4", hardware="tpu-v5e", settings=toast.Settings(rounds=1),
-        constraints=toast.Constraints(pin=pin),
+        program, mesh="model=4", hardware="tpu-v5e", settings=toast.Settings(budget=0),
+        constraints=toast.Constraints(fix={"weight:0": "model"}, pin={"x": "P()"}),
     )  # fmt: skip
     assert plan.to_torch().text["weight"] == ("Shard(0)",)
     assert plan.to_torch().parallelize_text("model") == {
