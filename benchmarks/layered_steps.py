@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from grammar import Heads, Params, Stranger, Weight, Weights, layer_norm, product, rms, shape
 from jax.ad_checkpoint import checkpoint_name
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast.models.optimizers import adam, adam_moments, adamw, momentum, momentum_shapes

@@ -23,6 +23,7 @@ import argparse
 import dataclasses
 import gc
 import pathlib
+import sys
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -30,6 +31,8 @@ import layered_steps
 import numpy as np
 import strangers
 from grammar import Stranger
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 import toast
 from toast.cost import CostModel

@@ -210,7 +210,7 @@ BAD = {
     "devices": (("verify", "mlp", "--mesh", "d=512"), "toast verify runs at most 256 devices"),
     "json": (("plan", *T, "--json", "/nowhere/x.json"), "/nowhere/x.json: cannot write"),
     "value": (("plan", *T, "--seed", "x"), "toast: Invalid value for '--seed': Input should be a valid integer"),
-    "word": (("plan", *T, "--overlap", "foo"), "'--overlap': Value error, 'foo' is not one of 'none', 'partial', 'full'; see"),
+    "word": (("plan", *T, "--overlap", "foo"), "'--overlap': Value error, 'foo' is not one of 'none', 'partial', 'asynchronous', 'full'; see"),
     "unknown option": (("plan", *T, "--bogus", "3"), "toast: No such option: --bogus; see "),
     "no target": (("plan",), "toast: Missing argument 'target'; see "),
     "command": (("plna",), "toast: No such command 'plna'. Did you mean 'plan'? see "),

@@ -37,14 +37,14 @@ def types() -> tuple[Any, Any]:
     shapes = {"embedding": (64, 16), "up": (16, 32), "down": (32, 16), "norm": (16,)}
     return (
         {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()},
-        jax.ShapeDtypeStruct((8, 4), jnp.int32),
+        jax.ShapeDtypeStruct((64, 16), jnp.int32),
     )
 
 
 def values() -> tuple[Any, Any]:
     params, tokens = types()
     ones = {name: jnp.full(own.shape, 0.5, own.dtype) for name, own in params.items()}
-    return ones, np.arange(32, dtype=np.int32).reshape(tokens.shape)
+    return ones, (np.arange(1024, dtype=np.int32) % 64).reshape(tokens.shape)
 
 
 @functools.cache

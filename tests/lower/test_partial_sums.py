@@ -67,7 +67,7 @@ def test_gshard_3_3_sums_wait_for_one_another(name: str, lowering: Any) -> None:
     function, sums = CASES[name]
     plan = toast.plan(
         function, X, W, W, W, mesh="data=4", hardware="tpu-v5e", lowering=lowering,
-        constraints=toast.Constraints(
+        overlap="none", constraints=toast.Constraints(
             pin={"x": P(None, "data"), **dict.fromkeys("abc", P("data"))}
         ),
         settings=toast.Settings(rounds=1),

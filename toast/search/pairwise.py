@@ -85,7 +85,7 @@ class Problem:
         )
         if with_memory:
             self._value_bytes: dict[str, Floats] = {
-                term.name: term.most_bytes(layout)
+                term.name: (term.least_bytes if term.of_loops else term.most_bytes)(layout)
                 for term in model.terms
                 if term.scope is Entity.VALUE_CLASS and (term.resident or term in model.buffers)
             }

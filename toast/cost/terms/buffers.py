@@ -297,6 +297,7 @@ class PartedOperands(SecondBuffers):
     """
 
     name, scope, label = "parted operands", Entity.VALUE_CLASS, "value"
+    of_loops = True
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         products = ranges.of_products
@@ -325,6 +326,7 @@ class WaitingOperands(Term):
     """
 
     name, scope, label = "waiting operands", Entity.VALUE_CLASS, "value"
+    of_loops = True
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         program, live = ranges.program, ranges.live

@@ -42,6 +42,9 @@ class Term:
     part: StepPart = StepPart.MEMORY
     #: Whether its bytes are in memory during the whole step.
     resident: bool = False
+    #: Whether its buffers exist only where XLA makes loops of products: programs over pairs of
+    #: choices, which do not know them, leave them out.
+    of_loops: bool = False
     #: Whether the op that needs its collectives computes meanwhile.
     beside_op: bool = False
 
