@@ -23,7 +23,7 @@ def test_types_have_the_shardings() -> None:
     params, tokens = plan().types_for()
     own = plan().shardings_for().in_shardings
     assert jax.tree.map(lambda leaf: leaf.sharding, params) == own[0]
-    assert (tokens.shape, tokens.dtype, tokens.sharding) == ((8, 4), jnp.int32, own[1])
+    assert (tokens.shape, tokens.dtype, tokens.sharding) == ((64, 16), jnp.int32, own[1])
 
 
 def test_a_state_is_placed() -> None:

@@ -78,4 +78,5 @@ def test_configurations_are_yaml() -> None:
     assert mesh["axes"]["model"] == 2
     assert mesh["param_mapping"]["mlp"] == ["model"]
     older = "\n".join(line[2:] for line in text.partition("# trainer:")[2].splitlines())
-    assert yaml.safe_load(f"trainer:\n{older}")["trainer"]["axis_resources"] == {"batch": ["data"]}
+    resources = yaml.safe_load(f"trainer:\n{older}")["trainer"]["axis_resources"]
+    assert resources == {"batch": ["data"], "mlp": ["model"]}
