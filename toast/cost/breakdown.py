@@ -128,7 +128,7 @@ def _hidden_shares(model: CostModel, moves: Sequence[Traffic], products: float) 
         return [share + min(1.0, products / max(total, 1e-300)) for share in shares]
     windows = model.tables.windows
     asked = np.zeros((1, len(windows.room)))
-    behind = [k for k, traffic in enumerate(moves) if model.in_background(traffic.kind)]
+    behind = [k for k, traffic in enumerate(moves) if model.in_background(traffic)]
     for k in behind:
         scope, beside = moves[k].term.scope, moves[k].term.beside_op
         asked += windows.asked(scope, moves[k].seconds, beside_op=beside)

@@ -225,7 +225,7 @@ class Memo:
         for traffic in moved:
             entity, seconds = traffic.term.scope, traffic.seconds
             spent[:, 0] += piece.total(entity, seconds)
-            if self._model.in_background(traffic.kind):
+            if self._model.in_background(traffic):
                 windows = self._windows[entity, traffic.term.beside_op]
                 windows = windows[piece.members[entity].row]
                 own = piece.own(entity, seconds)[:, None] * windows

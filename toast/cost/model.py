@@ -27,7 +27,7 @@ from typing import Literal, Self
 import numpy as np
 
 from toast.cost import bound, gathering, table_cache
-from toast.cost.axis_sets import axis_numbers
+from toast.cost.axis_sets import PERMUTE, axis_numbers
 from toast.cost.entities import OP_SCOPES, Bools, Entity, Floats
 from toast.cost.error_bars import ErrorBars, Number, at_ratio, made_of
 from toast.cost.joint_sums import JointSum, PartialSums
@@ -203,7 +203,7 @@ class CostModel:
             count[:, traffic.kind] += traffic.count.sum(axis=1)
             moved[:, traffic.kind] += (traffic.count * traffic.result).sum(axis=1)
             sent += traffic.sent.sum(axis=1)
-            if self.in_background(traffic.kind):
+            if self.in_background(traffic):
                 asked += self.tables.windows.asked(
                     traffic.term.scope, spent, beside_op=traffic.term.beside_op
                 )
@@ -309,8 +309,9 @@ class CostModel:
 
     # -- collectives beside products ---------------------------------------------------------
 
-    def in_background(self, kind: int) -> bool:
-        """Whether products may run beside collectives of a kind."""
+    def in_background(self, traffic: Traffic) -> bool:
+        """Whether products may run beside collectives."""
+        kind = PERMUTE if traffic.in_loops else traffic.kind
         return COLLECTIVES[kind] in self.machine.background
 
     def hidden(
@@ -343,7 +344,7 @@ class CostModel:
 
     def most_hidden(self, traffic: Traffic, products: float) -> Floats:
         """``[S, X]`` the most of each collective that ``products`` seconds of products hide."""
-        if not self.in_background(traffic.kind):
+        if not self.in_background(traffic):
             return np.zeros_like(traffic.once)
         if self.overlap == "full":
             return traffic.once

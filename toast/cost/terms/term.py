@@ -116,6 +116,7 @@ class Traffic:
     rounded: Floats | float = 1.0  # [S, X] or [X] bytes as priced over those in the program
     stated: int | None = None  # the kind in the program, if XLA uses another
     behind: Floats | float = 0.0  # [S, X] seconds of each beside another of them
+    in_loops: bool = False  # XLA makes loops of products and permutes of them
 
     @functools.cached_property
     def count(self) -> Floats:

@@ -40,7 +40,13 @@ class Sums(Term):
         if scattered.any():
             joint, parts = _joint(layout, scattered, True), size * layout.devices[scattered]
             often = times * ~layout.whole
-            yield Traffic(self, layout, SCATTER, scattered, parts, size, often, joint)
+            # As in PartedProducts: other sums are scattered by one collective.
+            looped = often * (layout.parted & (layout.tables.values.product_size[:, 2] > 1))
+            yield Traffic(self, layout, SCATTER, scattered, parts, size, often - looped, joint)
+            if looped.any():
+                yield Traffic(
+                    self, layout, SCATTER, scattered, parts, size, looped, joint, in_loops=True
+                )
             if layout.whole.any():
                 often = times * layout.whole
                 yield Traffic(
@@ -65,7 +71,7 @@ class ExplicitSums(Sums):
 
     def traffic(self, layout: Layout) -> Iterator[Traffic]:
         for traffic in super().traffic(layout):
-            if traffic.stated is not None:
+            if traffic.stated is not None or traffic.in_loops:
                 continue
             if traffic.kind == SCATTER:
                 times = layout.tables.values.count.astype(np.float64)
