@@ -111,7 +111,8 @@ def test_the_search_finds_what_the_page_shows(chrome: Any, report: pathlib.Path)
 
     wq = taking("params['layers'][1]['wq']")
     assert len(wq) > 1
-    gathers = {c.op for c in plan.breakdown.collectives if c.kind == "all_gather"}
+    moves = plan.breakdown.collectives
+    gathers = {c.op for c in moves if c.kind == "all_gather"}
     layer = within("layers[1]") | taking("['layers'][1]")
     forward = within("", "forward")
     product = next(op for op in range(len(program.ops)) if program.kind(op) == "dot_general")
@@ -124,11 +125,9 @@ def test_the_search_finds_what_the_page_shows(chrome: Any, report: pathlib.Path)
         "layers[1] all_gather": layer & gathers,
         "forward layers[0]": forward & (within("layers[0]") | taking("['layers'][0]")),
         "conflict": {op for op, _ in torn(plan)},
-        "reduce_scatter data": {
-            c.op
-            for c in plan.breakdown.collectives
-            if c.kind == "reduce_scatter" and "data" in c.axes
-        },
+        # Words of one op, which may have several collectives.
+        "reduce_scatter data": {c.op for c in moves if c.kind == "reduce_scatter"}
+        & {c.op for c in moves if "data" in c.axes},
         f"%{program.ops[product].results[0]}": {product},
         f"#{product}": {product},
         f"dot_general#{product}": {product},
