@@ -103,8 +103,8 @@ class Protocol:
     bandwidth_bytes_per_s: float
 
 
-#: Collectives that XLA can run in the background: it waits for all-reduces and all-to-alls.
 Asynchronous = Literal["all_gather", "collective_permute", "reduce_scatter"]
+#: Collectives that XLA can run in the background: it waits for all-reduces and all-to-alls.
 ASYNCHRONOUS: tuple[Asynchronous, ...] = get_args(Asynchronous)
 
 
