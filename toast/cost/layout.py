@@ -219,6 +219,13 @@ class Layout(LocalLayout):
         )
 
     @functools.cached_property
+    def unrolled(self) -> Bools:
+        """``[S, C]`` the same of few parts, unrolled: sums over the scattered axes alone."""
+        parts = self.devices[self.scattered]
+        few = (parts > 1) & (parts <= UNROLLED) & (self.partial == self.scattered) & ~self.whole
+        return np.asarray(few & (self.machine.hardware.platform == "tpu"))
+
+    @functools.cached_property
     def looped_gathers(self) -> Loops:
         """``[S, U]`` all-gathers in place of which products become loops."""
         t, shape = self.tables, self.used.shape[:2]

@@ -6,7 +6,7 @@ import numpy as np
 
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Bools, Entity, Floats
-from toast.cost.layout import UNROLLED, Layout
+from toast.cost.layout import Layout
 from toast.cost.liveness import Lifetimes, LiveRanges, loops_of
 from toast.cost.terms.term import Term
 
@@ -345,12 +345,8 @@ class WaitingOperands(Term):
         return Lifetimes(*np.array([*last.values()], dtype=np.int64).reshape(-1, 4).T)
 
     def bytes(self, layout: Layout) -> Floats:
-        parts = layout.devices[layout.scattered]
-        short = (parts > 1) & (parts <= UNROLLED) & ~layout.whole
-        short &= layout.partial == layout.scattered
-        if layout.machine.hardware.platform != "tpu":
-            short = np.zeros_like(short)
-        return layout.value_memory * _of_operands(layout, short[:, layout.tables.operands.result])
+        results = layout.tables.operands.result
+        return layout.value_memory * _of_operands(layout, layout.unrolled[:, results])
 
 
 def _of_operands(layout: Layout, needed: Bools) -> Bools:

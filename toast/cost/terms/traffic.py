@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from toast.cost.axis_sets import ALL_TO_ALL, GATHER, PERMUTE, REDUCE, SCATTER, Axes, axes_of
-from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
+from toast.cost.entities import Dims, Entity, Floats, Ints
 from toast.cost.layout import UNROLLED, Layout, changes_places
 from toast.cost.reshard_routes import Routes
 from toast.cost.terms.term import OrderedTerm, Term, Traffic
@@ -40,7 +40,9 @@ class Sums(Term):
         if scattered.any():
             joint, parts = _joint(layout, scattered, True), size * layout.devices[scattered]
             often = times * ~layout.whole
-            looped = often * _in_loops(layout, scattered)
+            # XLA scatters the sum of a product by permutes, in a loop of its parts.
+            of_products = layout.tables.values.product_size[:, 2] > 1
+            looped = often * ((layout.parted | layout.unrolled) & of_products)
             yield Traffic(self, layout, SCATTER, scattered, parts, size, often - looped, joint)
             if looped.any():
                 yield Traffic(
@@ -86,17 +88,6 @@ class ExplicitSums(Sums):
 
     def sent_share(self, traffic: Traffic) -> Floats | float:
         return 1.0
-
-
-def _in_loops(layout: Layout, scattered: Axes) -> Bools:
-    """``[S, C]`` whether XLA scatters the sum of a product by permutes, in a loop of its parts.
-
-    A loop of few parts, which XLA unrolls, adds up over the scattered axes alone.
-    """
-    parts = layout.devices[scattered]
-    few = (parts > 1) & (parts <= UNROLLED) & (layout.partial == scattered) & ~layout.whole
-    few &= layout.machine.hardware.platform == "tpu"
-    return np.asarray((layout.parted | few) & (layout.tables.values.product_size[:, 2] > 1))
 
 
 def _joint(layout: Layout, axes: Axes, scattered: bool) -> Floats:
