@@ -14,7 +14,11 @@ import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TOAST_CACHE"] = "off"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# XLA ends a process of which a device waits for others for longer than 40 seconds, as it may do on a
+# busy machine.
+os.environ["XLA_FLAGS"] = (
+    "--xla_force_host_platform_device_count=8 --xla_cpu_collective_call_terminate_timeout_seconds=600"
+)
 
 import jax
 
