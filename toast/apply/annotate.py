@@ -19,6 +19,7 @@ Arrays of which a device accesses a single element pass an ``optimization_barrie
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,11 +110,12 @@ def _way(
 ) -> tuple[Spec, ...]:
     """The shardings to state on the way from ``before`` to ``after``, which is the last of them.
 
-    Of several steps, XLA would make one that gathers the whole value, unless each is stated.
+    Of several steps, XLA would make one that gathers the whole value, unless each is stated.  What
+    is sliced at the end needs no statement.
     """
     crowded = crowded_dimensions(shape, before, after, sizes)
     steps = reshard_steps(before, after, crowded, exchanged_dimensions(before, after, sizes))
-    between = (step.after for step in steps[:-1])
+    between = (step.after for step, later in itertools.pairwise(steps) if later.kind != "slice")
     return (*(spec for spec in between if RESTORED not in str(spec)), after)
 
 
