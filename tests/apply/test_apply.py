@@ -176,6 +176,19 @@ def test_axes_in_another_order_are_reached_step_by_step() -> None:
     assert "collective_permute" in kinds(check.collectives)
 
 
+def test_reshards_are_reached_step_by_step() -> None:
+    """XLA would gather the whole value in one step, where half of it will do."""
+    program = toast.analyze(jnp.negative, f32(64, 64)).program
+    (x,), (result,) = program.argument_values, program.result_values
+    stored = (("m",), ())
+    values = {x: ((), ("b", "m")), result: stored}
+    uses = {(program.values[result].op, 0): stored}
+    shardings = Shardings(Mesh.parse("b=4,m=2"), values, uses, (stored,), {})
+    check = verify(program, shardings)
+    assert check.equal
+    assert {*kinds(check.collectives)} == {"all_to_all", "all_gather"}
+
+
 def test_pytrees_keywords_and_donation() -> None:
     def step(
         params: dict[str, jax.Array], *, batch: tuple[jax.Array, jax.Array]

@@ -4,8 +4,7 @@ The sharding of every op result is closed, so that propagation changes nothing. 
 ``sdy.sharding_constraint`` states the sharding in which the value is stored, because XLA does not
 keep other shardings inside a function.  It equals the sharding in which the op computes the value,
 except for partial sums that are scattered.  Before a use with another sharding is a further
-constraint; uses with equal shardings share it.  Where the axes of a dimension change their order,
-there is a constraint for each step of the reshard.
+constraint; uses with equal shardings share it.  There is a constraint for each step of a reshard.
 
 Manual regions (``jax.shard_map``) are moved to the plan's mesh.  The shardings of their operands
 and results have the axes of the region first.  Inside, shardings have the other axes only.
@@ -20,6 +19,7 @@ Arrays of which a device accesses a single element pass an ``optimization_barrie
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -110,14 +110,12 @@ def _way(
 ) -> tuple[Spec, ...]:
     """The shardings to state on the way from ``before`` to ``after``, which is the last of them.
 
-    Where the order of the axes of a dimension changes, XLA would gather the whole value, unless
-    each step is stated.
+    Of several steps, XLA would make one that gathers the whole value, unless each is stated.  What
+    is sliced at the end needs no statement.
     """
     crowded = crowded_dimensions(shape, before, after, sizes)
     steps = reshard_steps(before, after, crowded, exchanged_dimensions(before, after, sizes))
-    if all(step.kind != "collective_permute" for step in steps):
-        return (after,)
-    between = (step.after for step in steps[:-1])
+    between = (step.after for step, later in itertools.pairwise(steps) if later.kind != "slice")
     return (*(spec for spec in between if RESTORED not in str(spec)), after)
 
 

@@ -38,7 +38,7 @@ ROOTS = frozenset({"reduce", "reduce_window", "dynamic_update_slice", "concatena
 #: Ops whose results XLA stores instead of computing them several times.
 EXPENSIVE = frozenset({
     "exponential", "exponential_minus_one", "log", "log_plus_one", "tanh", "logistic", "power",
-    "sine", "cosine", "tan", "atan2", "chlo_erf",
+    "sine", "cosine", "tan", "atan2", "chlo_erf", "chlo_erfc", "chlo_erf_inv",
 })  # fmt: skip
 
 #: Ops that need their operands in memory: their kernels do not fuse the ops before them.

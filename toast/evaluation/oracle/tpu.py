@@ -149,7 +149,7 @@ def judge(
 _SCHEDULED = "scheduled.txt"
 
 #: Version of cached verdicts; verdicts of other versions are not used.
-_FORMAT = 9
+_FORMAT = 10
 
 
 def _cached(
