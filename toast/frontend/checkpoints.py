@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,11 +14,12 @@ import jax.extend.core
 from toast.frontend import memory_tracing
 from toast.frontend.memory_tracing import MemoryTrace
 from toast.frontend.residual_names import (
+    closed_jaxpr,
     custom_gradient_text,
     effect_text,
     named_block,
 )
-from toast.program import BlockPolicy, Residual, residual_label
+from toast.program import Block, BlockPolicy, RunRange, residual_label
 
 
 def checkpoint(
@@ -82,9 +84,10 @@ def checkpoint(
         leaves = [leaf for _, leaf in paths]
         with memory_tracing.inside(trace):
             closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-        run, _ = policed(
+        found = policed(
             trace, closed, block, labels, prevent_cse=prevent_cse, origin="toast.checkpoint"
         )
+        run = jax.extend.core.jaxpr_as_fun(closed) if found is None else found.run(marked=True)
         return jax.tree.structure(shapes).unflatten(run(*leaves))
 
     return wrapped
@@ -99,17 +102,14 @@ def policed(
     prevent_cse: bool,
     origin: str,
     runs: int = 1,
-    marked: bool = True,
-) -> tuple[Callable[..., list[Any]], bool]:
-    """The function of a jaxpr, with names, under the policy of a trace.
+) -> PolicedBlock | None:
+    """The block of a jaxpr, which the policy of a trace decides about.
 
-    Parameters are those of :func:`named_block`.  The result also says whether there is anything to
-    decide: else the function is that of the jaxpr.  With ``marked``, a block that keeps everything
-    is a ``jax.checkpoint`` as well, so that it can be told from other code.
+    Parameters are those of :func:`named_block`.  ``None`` if there is nothing to decide.
     """
     if closed.jaxpr.effects:
         trace.remark(f"{name} has side effects ({effect_text(closed.jaxpr)})")
-        return jax.extend.core.jaxpr_as_fun(closed), False
+        return None
     try:
         with_names, block, numbers = named_block(
             closed, name, inputs, runs=runs, origin=origin, known=trace.names
@@ -118,40 +118,86 @@ def policed(
         if "Effects not supported" not in str(error):
             raise
         trace.remark(f"{name} has side effects in {custom_gradient_text(closed.jaxpr)}")
-        return jax.extend.core.jaxpr_as_fun(closed), False
+        return None
     if all(residual.kind == "input" for residual in block.residuals):
-        return jax.extend.core.jaxpr_as_fun(closed), False
-    decision = trace.add(block)
-    policy = PlannedPolicy(decision, block.residuals)
-    # Without a policy, JAX would keep a value twice that has a name: with the name and without.
-    chosen = closed if policy.keeps_all else with_names(policy.names)
-    if trace.policy is not None and trace.policy.surveys:
-        chosen = with_names(block.names, functools.partial(residual_label, policy.block))
-    run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(chosen)
-    if marked or not policy.keeps_all:
-        # Without a barrier, XLA uses what it made of an argument in the forward pass.
-        apart: bool | tuple[bool, ...] = prevent_cse and not policy.keeps_all
-        if apart and decision.gathered:
-            shared = {numbers[name] for name in decision.gathered}
-            apart = tuple(number not in shared for number in range(len(closed.jaxpr.invars)))
-        run = jax.checkpoint(run, policy=policy, prevent_cse=apart)
-    return run, True
+        return None
+    return PolicedBlock(trace, closed, trace.add(block), with_names, numbers, prevent_cse)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PolicedBlock:
+    """A block that the policy of a trace decides about."""
+
+    trace: MemoryTrace
+    closed: Any
+    block: Block
+    with_names: Callable[..., Any]
+    #: The numbers of its arguments that are residuals, by name.
+    numbers: Mapping[str, int]
+    prevent_cse: bool
+
+    def run(self, *, marked: bool) -> Callable[..., list[Any]]:
+        """The function of its jaxpr, with names, under the policy.
+
+        With ``marked``, a block that keeps everything is a ``jax.checkpoint`` as well, so that it
+        can be told from other code.
+        """
+        decision = self.trace.decision(self.block)
+        policy = PlannedPolicy(decision, self)
+        # Without a policy, JAX would keep a value twice that has a name: with the name and without.
+        chosen = self.closed if policy.keeps_all else self.with_names(policy.names)
+        if self.trace.policy is not None and self.trace.policy.surveys:
+            label = functools.partial(residual_label, self.block.name)
+            chosen = self.with_names(self.block.names, label)
+        run: Callable[..., list[Any]] = jax.extend.core.jaxpr_as_fun(chosen)
+        if marked or not policy.keeps_all:
+            # Without a barrier, XLA uses what it made of an argument in the forward pass.
+            apart: bool | tuple[bool, ...] = self.prevent_cse and not policy.keeps_all
+            if apart and decision.gathered:
+                shared = {self.numbers[name] for name in decision.gathered}
+                inputs = range(len(self.closed.jaxpr.invars))
+                apart = tuple(number not in shared for number in inputs)
+            run = jax.checkpoint(run, policy=policy, prevent_cse=apart)
+        return run
+
+    def of_runs(self, runs: RunRange, count: int) -> PolicedBlock:
+        """The block for ``count`` of its runs, which decide differently than others."""
+        block = dataclasses.replace(self.block, name=str(runs), runs=count)
+        self.trace.move(block, count)
+        return dataclasses.replace(self, block=block)
+
+    def within(self, jaxpr: Any) -> PolicedBlock:
+        """The block in a jaxpr that has its equations; what they capture are arguments there."""
+        more = len(jaxpr.invars) - len(self.closed.jaxpr.invars)
+        closed = closed_jaxpr(jaxpr)
+        return dataclasses.replace(
+            self,
+            closed=closed,
+            with_names=functools.partial(self.with_names, other=closed),
+            numbers={name: number + more for name, number in self.numbers.items()},
+        )
 
 
 class PlannedPolicy:
     """A policy of ``jax.checkpoint`` that a plan chose."""
 
-    def __init__(self, decision: BlockPolicy, residuals: Sequence[Residual]) -> None:
-        #: The name of the block.
-        self.block = decision.block
+    def __init__(self, decision: BlockPolicy, policed_block: PolicedBlock) -> None:
+        #: The block.
+        self.policed = policed_block
         #: Whether it is as if there were no ``jax.checkpoint``.
-        self.keeps_all = not decision.recompute and not decision.offload
+        self.keeps_all = decision.keeps_all
         # Arguments exist anyway: one that is kept under a name would be a copy.
         self._kept = tuple(
-            r.name for r in residuals if r.name in decision.keep and r.kind != "input"
-        )
+            r.name for r in policed_block.block.residuals
+            if r.name in decision.keep and r.kind != "input"
+        )  # fmt: skip
         self._offloaded = decision.offload
         self._policy = _jax_policy(self._kept, self._offloaded)
+
+    @property
+    def block(self) -> str:
+        """The name of the block."""
+        return self.policed.block.name
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -25,11 +25,14 @@ from toast.frontend.mlir.gradients import changed_before_gradients
 from toast.frontend.residual_names import (
     PRODUCTS,
     REMATS,
+    closed_jaxpr,
     frames,
     inner_jaxpr,
     size_bytes,
     with_inner_jaxpr,
 )
+from toast.frontend.split_scans import like, split_scan, spliced
+from toast.program import RunRange
 
 
 @contextlib.contextmanager
@@ -71,6 +74,10 @@ class _BlockSearch:
 
     def __init__(self, trace: MemoryTrace) -> None:
         self._trace = trace
+        #: How many runs of each block came before, where runs decide differently.
+        self._before: collections.Counter[str] = collections.Counter()
+        #: The marked blocks that were counted as runs.
+        self._seen: set[PlannedPolicy] = set()
 
     def in_jaxpr(
         self, jaxpr: Any, *, blocks: bool = True, repeated: bool = False, runs: int = 1
@@ -96,7 +103,7 @@ class _BlockSearch:
             if name in REMATS:
                 equations += self._marked(equation, inner, runs)
             elif name == "scan":
-                equations.append(self._scan(equation, inner, blocks, runs))
+                equations += self._scan(equation, inner, blocks, runs)
             elif inner is not None:
                 new = self.in_jaxpr(inner, blocks=blocks, repeated=repeated, runs=runs)
                 equations.append(with_inner_jaxpr(equation, new))
@@ -111,25 +118,66 @@ class _BlockSearch:
             own = _policy_text(policy)
             self._trace.remark(f"{_place(inner)} has a jax.checkpoint of its own{own}")
             return [equation]
-        self._trace.repeat(policy.block, runs)
-        if policy.keeps_all:
-            return _spliced(inner, equation.invars, equation.outvars) or [equation]
-        return [equation]
+        found = policy.policed
+        parts = self._parts(found.block.name, runs)
+        if not parts:
+            self._trace.repeat(policy.block, runs - (policy not in self._seen))
+            self._seen.add(policy)
+            if policy.keeps_all:
+                return spliced(inner, equation.invars, equation.outvars) or [equation]
+            return [equation]
+        run = found.within(inner).of_runs(parts[0][0], runs).run(marked=False)
+        new = jax.make_jaxpr(run)(*map(like, inner.invars))
+        return spliced(getattr(new, "jaxpr", new), equation.invars, equation.outvars) or [equation]
 
-    def _scan(self, equation: Any, body: Any, blocks: bool, runs: int) -> Any:
-        runs *= equation.params["length"]
+    def _parts(self, block: str, runs: int) -> list[tuple[RunRange, int]]:
+        """The ranges of the next runs of a block, with their numbers; none if all decide alike."""
+        assert self._trace.policy is not None
+        cuts = self._trace.policy.cuts(block)
+        if not cuts:
+            return []
+        first = self._before[block]
+        self._before[block] += runs
+        shares = RunRange(block, first, first + runs).cut(cuts)
+        ranges = RunRange(block).cut(cuts)
+        return [
+            (next(r for r in ranges if r.includes(share)), int(share.end) - share.first)
+            for share in shares
+        ]
+
+    def _scan(self, equation: Any, body: Any, blocks: bool, runs: int) -> list[Any]:
+        length = equation.params["length"]
         if not blocks or any(_remats(body)):  # the layers in it are marked
-            return with_inner_jaxpr(equation, self.in_jaxpr(body, blocks=False, runs=runs))
-        if equation.params["length"] < 2:
-            return equation
-        run, some = policed(
+            lengths = self._lengths(body, length, runs)
+            return split_scan(
+                equation, lengths,
+                [self.in_jaxpr(body, blocks=False, runs=runs * part) for part in lengths],
+            )  # fmt: skip
+        if length < 2:
+            return [equation]
+        found = policed(
             self._trace, equation.params["jaxpr"], _name(body), _argument_names(body),
-            prevent_cse=False, origin="scan", runs=runs, marked=False,
+            prevent_cse=False, origin="scan", runs=runs * length,
         )  # fmt: skip
-        if not some:
-            return equation
-        new = jax.make_jaxpr(run)(*map(_like, body.invars))
-        return equation.replace(params={**equation.params, "jaxpr": new})
+        if found is None:
+            return [equation]
+        parts = self._parts(found.block.name, length) if runs == 1 else []
+        every = [found.of_runs(part, count) for part, count in parts] or [found]
+        inputs = [*map(like, body.invars)]
+        return split_scan(
+            equation, [count for _, count in parts] or [length],
+            [jax.make_jaxpr(part.run(marked=False))(*inputs) for part in every],
+        )  # fmt: skip
+
+    def _lengths(self, body: Any, length: int, runs: int) -> list[int]:
+        """The lengths of the parts of a scan of marked blocks between which decisions change."""
+        assert self._trace.policy is not None
+        ends = {0, length}
+        for name, calls in _marked_runs(body).items() if runs == 1 else ():
+            before = self._before[name]
+            ends |= {round((cut - before) / calls) for cut in self._trace.policy.cuts(name)}
+        inside = sorted(end for end in ends if 0 <= end <= length)
+        return [b - a for a, b in itertools.pairwise(inside)]
 
     def _layer(self, jaxpr: Any, equations: list[Any], used: collections.Counter[int]) -> list[Any]:
         """The equations of a layer, under the policy."""
@@ -150,35 +198,17 @@ class _BlockSearch:
                 arg_names=("",) * len(inputs), result_paths=("",) * len(outputs)
             ),
         )  # fmt: skip
-        closed = part if hasattr(part, "consts") else jax.extend.core.ClosedJaxpr(part, [])
         labels = [f"input{number}" for number in range(len(inputs))]
-        run, some = policed(
-            self._trace, closed, _layer_name(equations), labels, prevent_cse=True,
-            origin="repeated", marked=False,
+        found = policed(
+            self._trace, closed_jaxpr(part), _layer_name(equations), labels, prevent_cse=True,
+            origin="repeated",
         )  # fmt: skip
-        if not some:
+        if found is None:
             return equations
-        new = jax.make_jaxpr(run)(*map(_like, inputs))
-        return _spliced(getattr(new, "jaxpr", new), inputs, outputs) or equations
-
-
-def _spliced(jaxpr: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any] | None:
-    """The equations of a jaxpr with other variables; ``None`` if it returns an argument."""
-    if jaxpr.constvars:
-        return None
-    replaced = {id(v): new for v, new in zip(jaxpr.invars, inputs, strict=True)}
-    for variable, new in zip(jaxpr.outvars, outputs, strict=True):
-        if isinstance(variable, jax.extend.core.Literal) or id(variable) in replaced:
-            return None
-        replaced[id(variable)] = new
-
-    def read(variable: Any) -> Any:
-        return replaced.get(id(variable), variable)
-
-    return [
-        e.replace(invars=[*map(read, e.invars)], outvars=[*map(read, e.outvars)])
-        for e in jaxpr.eqns
-    ]
+        for part, count in self._parts(found.block.name, 1):
+            found = found.of_runs(part, count)
+        new = jax.make_jaxpr(found.run(marked=False))(*map(like, inputs))
+        return spliced(getattr(new, "jaxpr", new), inputs, outputs) or equations
 
 
 # -- repeated layers -------------------------------------------------------------------------------
@@ -297,16 +327,27 @@ def _is_blocked(equation: Any) -> bool:
     return decided or bool(equation.effects)
 
 
-def _remats(jaxpr: Any) -> Iterator[Any]:
-    """The jaxprs of ``jax.checkpoint`` in a jaxpr."""
+def _remats(jaxpr: Any) -> Iterator[tuple[Any, int]]:
+    """The equations of ``jax.checkpoint`` in a jaxpr, and how often loops run each."""
     for equation in jaxpr.eqns:
         inner = inner_jaxpr(equation)
         if inner is None:
             continue
         if equation.primitive.name in REMATS:
-            yield inner
+            yield equation, 1
         else:
-            yield from _remats(inner)
+            times = equation.params["length"] if equation.primitive.name == "scan" else 1
+            yield from ((found, runs * times) for found, runs in _remats(inner))
+
+
+def _marked_runs(jaxpr: Any) -> dict[str, int]:
+    """How often a jaxpr runs each marked block."""
+    found: collections.Counter[str] = collections.Counter()
+    for equation, runs in _remats(jaxpr):
+        policy = equation.params.get("policy")
+        if isinstance(policy, PlannedPolicy):
+            found[policy.block] += runs
+    return dict(found)
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -350,10 +391,3 @@ def _layer_name(equations: Sequence[Any]) -> str:
             ]  # fmt: skip
     name = common[-1][1].rpartition(".")[2] if common else ""
     return re.sub(r"\W", "", name).strip("_") if name and not name.startswith("<") else "layer"
-
-
-def _like(variable: Any) -> jax.ShapeDtypeStruct:
-    aval = variable.aval
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False))
-    )

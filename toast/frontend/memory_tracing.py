@@ -15,7 +15,14 @@ from typing import Any
 import jax
 
 from toast.errors import TargetError
-from toast.program import Block, BlockPolicy, MemoryPolicy, TracedMemory
+from toast.program import (
+    Block,
+    BlockPolicy,
+    MemoryPolicy,
+    Residual,
+    RunRange,
+    TracedMemory,
+)
 from toast.units import listed
 
 
@@ -27,9 +34,8 @@ class MemoryTrace:
     policy: MemoryPolicy | None
     #: ``None`` if the program's own number of microbatches stays.
     microbatches: int | None
-    #: Blocks by name, and the decisions for them.
+    #: Blocks by name.
     blocks: dict[str, Block] = dataclasses.field(default_factory=dict)
-    resolved: dict[str, BlockPolicy] = dataclasses.field(default_factory=dict)
     #: The names of residuals of the jaxprs that were seen, by text.
     names: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: The number of functions that were differentiated.
@@ -42,25 +48,39 @@ class MemoryTrace:
     inside: bool = False
     #: How often the loops of microbatches run what is being traced.
     repeats: int = 1
+    #: The residuals of blocks, by names without ranges.
+    _equal: dict[str, tuple[Residual, ...]] = dataclasses.field(default_factory=dict)
 
-    def add(self, block: Block) -> BlockPolicy:
-        """The decision for a block, which is recorded; calls of equal blocks count as runs."""
-        assert self.policy is not None
+    def add(self, block: Block) -> Block:
+        """A block, which is recorded, with its name: calls of equal blocks count as runs."""
         name, number = block.name, 2
-        while name in self.blocks and self.blocks[name].residuals != block.residuals:
+        while name in self._equal and self._equal[name] != block.residuals:
             name, number = f"{block.name}_{number}", number + 1
-        known = self.blocks.get(name)
-        runs = block.runs * self.repeats + (known.runs if known else 0)
-        self.blocks[name] = block = dataclasses.replace(block, name=name, runs=runs)
-        self.resolved[name] = self.policy.of(name).resolved(block)
-        return self.resolved[name]
+        self._equal[name] = block.residuals
+        block = dataclasses.replace(block, name=name)
+        self._count(block, block.runs * self.repeats)
+        return block
+
+    def _count(self, block: Block, runs: int) -> None:
+        known = self.blocks.get(block.name)
+        runs += known.runs if known else 0
+        self.blocks[block.name] = dataclasses.replace(block, runs=runs)
+
+    def decision(self, block: Block) -> BlockPolicy:
+        """The decision for a block; everything is kept where its runs decide differently."""
+        assert self.policy is not None
+        if self.policy.cuts(block.name):
+            return BlockPolicy(block.name, keep=("*",)).resolved(block)
+        return self.policy.of(block.name).resolved(block)
 
     def repeat(self, block: str, times: int) -> None:
-        """Records that one of the runs of a block is in a loop, which runs it ``times`` times."""
-        known = self.blocks[block]
-        self.blocks[block] = dataclasses.replace(
-            known, runs=known.runs + (times - 1) * self.repeats
-        )
+        """Records that a block runs ``times`` more times than it was called."""
+        self._count(self.blocks[block], times * self.repeats)
+
+    def move(self, block: Block, runs: int) -> None:
+        """Records that ``runs`` runs of a block, whose name has a range, are apart from others."""
+        self.blocks.pop(RunRange.parse(block.name).block, None)
+        self._count(block, runs * self.repeats)
 
     def remark(self, text: str) -> None:
         """Records recomputation that stays as it is."""

@@ -85,9 +85,9 @@ def named_block(
     :param runs: how often it runs in a step.
     :param origin: as in :class:`Block`.
     :param known: the names of jaxprs, by text; new ones are added.
-    :returns: a function that puts the names that it is called with into the jaxpr, or labels for
-        them, which replace those of the program, too; the block; and the numbers of the arguments
-        that are residuals, by name.
+    :returns: a function that puts the names that it is called with into the jaxpr (or into one with
+        the same equations and more arguments before), or labels for them, which replace those of
+        the program, too; the block; and the numbers of the arguments that are residuals, by name.
     """
     names = {} if known is None else known
     key = f"{[*inputs]} {_statements(closed.jaxpr)} {_ADDRESS.sub('', str(closed.jaxpr))}"
@@ -95,13 +95,17 @@ def named_block(
         names[key] = _residual_names(closed, inputs)
     mine = names[key]
 
-    def with_names(chosen: Collection[str], label: Callable[[str], str] | None = None) -> Any:
+    def with_names(
+        chosen: Collection[str], label: Callable[[str], str] | None = None, *, other: Any = closed
+    ) -> Any:
+        more = len(other.jaxpr.invars) - len(closed.jaxpr.invars)
         arguments = {number: r.name for number, r in mine.arguments.items() if r.name in chosen}
         values = {place: name for place, name in mine.values.items() if name in chosen}
         if label is not None:
             arguments = {number: label(name) for number, name in arguments.items()}
             values = {place: label(name) for place, name in (values | {**mine.own}).items()}
-        return _renamed(closed, lambda place, _: values.get(place), arguments)
+        arguments = {number + more: name for number, name in arguments.items()}
+        return _renamed(other, lambda place, _: values.get(place), arguments)
 
     numbers = {residual.name: number for number, residual in mine.arguments.items()}
     return with_names, Block(name, mine.residuals, runs, origin), numbers
@@ -285,6 +289,11 @@ _Naming = Callable[[_Place, Any], str | None]
 def _renamed(closed: Any, naming: _Naming, inputs: Mapping[int, str] | None = None) -> Any:
     """A ``ClosedJaxpr`` with names of values; ``inputs`` are those of arguments, by number."""
     return _closed_with(closed, _with_names(closed.jaxpr, naming, (), inputs or {}))
+
+
+def closed_jaxpr(jaxpr: Any) -> Any:
+    """A jaxpr without constants as a ``ClosedJaxpr``."""
+    return jaxpr if hasattr(jaxpr, "consts") else jax.extend.core.ClosedJaxpr(jaxpr, [])
 
 
 def _closed_with(closed: Any, jaxpr: Any) -> Any:

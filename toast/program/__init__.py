@@ -31,6 +31,7 @@ from toast.program.program import (
     element_bytes,
     has_collective,
 )
+from toast.program.run_ranges import RunRange
 from toast.program.shardings import Shardings, Spec
 from toast.program.trip_counts import UncountedLoop, uncounted_loops, with_trip_counts
 
@@ -51,6 +52,7 @@ __all__ = [
     "Pass",
     "Program",
     "Residual",
+    "RunRange",
     "Shardings",
     "Signature",
     "Spec",

@@ -9,10 +9,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import fnmatch
+import functools
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, cast
 
 from toast.errors import TargetError
+from toast.program.run_ranges import RunRange
 from toast.units import listed
 
 #: What happens to a residual between the passes.
@@ -21,6 +25,9 @@ CHOICES: tuple[Choice, ...] = ("keep", "recompute", "offload")
 
 #: The words of the text of a policy.
 _WORDS = (*CHOICES, "gathered")
+
+#: The decision for a block in the text of a policy; a range of runs has a colon of its own.
+_ENTRY = re.compile(r"((?:\[\d*:\d*\]|[^:])*):(.*)", re.DOTALL)
 
 #: How a residual is computed: by a product of matrices, by one with batch dimensions (scores of
 #: attention), by a kernel or a custom gradient, by other ops; or it is an argument of the block.
@@ -84,7 +91,7 @@ class Residual:
 class Block:
     """A part of a program whose residuals a policy decides about."""
 
-    #: The name, which policies match.
+    #: The name, which policies match; with a range of runs if these decide otherwise than others.
     name: str
     #: Its residuals, in program order.
     residuals: tuple[Residual, ...]
@@ -119,7 +126,8 @@ class BlockPolicy:
     stay in memory.  This is so for all of them if everything is kept.
     """
 
-    #: The name of the block, with ``*`` for any text.
+    #: The name of the block, with ``*`` for any text; with a range of its runs (``layer[:12]``) if
+    #: the others decide otherwise.
     block: str
     #: Residuals that stay in memory.
     keep: tuple[str, ...] = ()
@@ -199,6 +207,12 @@ class MemoryPolicy:
     (('query', 'key'), ('*',))
     >>> print(policy)
     layer: keep=query,key offload=gate; *: keep=*
+
+    Runs of a block may decide differently:
+
+    >>> policy = MemoryPolicy.parse("layer[:12]: recompute=*; layer[12:]: keep=*")
+    >>> policy.cuts("layer"), policy.of("layer[:12]").recompute
+    ((12,), ('*',))
     """
 
     #: The decisions for blocks, by their names.
@@ -212,15 +226,30 @@ class MemoryPolicy:
     def of(self, block: str) -> BlockPolicy:
         """The decision for a block: that for its name or, without one, for a pattern that fits.
 
-        A block that nothing names keeps everything.
+        A decision for a range of its runs comes before that for all.  A block that nothing names
+        keeps everything.
         """
-        for entry in self.blocks:
-            if entry.block == block:
-                return entry
-        for entry in self.blocks:
-            if fnmatch.fnmatchcase(block, _literal(entry.block)):
-                return entry
-        return BlockPolicy(block, keep=("*",))
+        runs = RunRange.parse(block)
+        fitting = [
+            (mine.block != runs.block, not mine.is_part, number)
+            for number, mine in enumerate(self._ranges)
+            if mine.includes(runs) and fnmatch.fnmatchcase(runs.block, _literal(mine.block))
+        ]
+        return self.blocks[min(fitting)[-1]] if fitting else BlockPolicy(block, keep=("*",))
+
+    def cuts(self, block: str) -> tuple[int, ...]:
+        """The numbers of the runs of a block, at which other decisions begin than before."""
+        if RunRange.parse(block).is_part:
+            return ()
+        mine = [r for r in self._ranges if fnmatch.fnmatchcase(block, _literal(r.block))]
+        if any(r.block == block for r in mine):
+            mine = [r for r in mine if r.block == block]
+        ends = {edge for r in mine if r.is_part for edge in (r.first, r.end)}
+        return tuple(sorted(int(edge) for edge in ends if 0 < edge < math.inf))
+
+    @functools.cached_property
+    def _ranges(self) -> list[RunRange]:
+        return [RunRange.parse(entry.block) for entry in self.blocks]
 
     @property
     def offloads(self) -> bool:
@@ -242,12 +271,14 @@ class MemoryPolicy:
             )
         entries = []
         for part in filter(None, (part.strip() for part in text.split(";"))):
-            block, colon, rest = part.partition(":")
-            if not colon or not block.strip():
+            match = _ENTRY.fullmatch(part)
+            if match is None or not match[1].strip():
                 raise TargetError(
                     f"remat {text!r}: neither a policy nor a preset; use auto, "
                     f"{', '.join(PRESETS)}, or write 'BLOCK: keep=NAME,NAME offload=NAME'"
                 )
+            block, rest = match.groups()
+            RunRange.parse(block.strip())
             names: dict[str, tuple[str, ...]] = {}
             for word in rest.split():
                 choice, equals, values = word.partition("=")
@@ -284,7 +315,12 @@ class MemoryPolicy:
             mine = [b for b in blocks if self.of(b.name) is entry]
             if not mine and entry.block != "*":
                 known = listed([block.name for block in blocks])
-                raise TargetError(f"remat {entry}: no block is named {entry.block}; use {known}")
+                missing = f"no block is named {entry.block}"
+                if (runs := RunRange.parse(entry.block)).is_part and any(
+                    RunRange.parse(block.name).block == runs.block for block in blocks
+                ):
+                    missing = f"{runs.block} has no such runs"
+                raise TargetError(f"remat {entry}: {missing}; use {known}")
             residuals = [residual for block in mine for residual in block.residuals]
             patterns = [pattern for pattern in entry.patterns if pattern != UNNAMED]
             unused = [p for p in patterns if not any(_fits(p, r) for r in residuals)]
