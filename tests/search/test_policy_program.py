@@ -37,7 +37,7 @@ def graph(random: np.random.Generator) -> tuple[PolicyCosts, Recomputation]:
         bytes=10.0 + node_bytes.sum(axis=0),
         busy_seconds=20.0,
     )
-    return costs, Recomputation(nodes, user, node, residual, np.zeros(len(user), dtype=bool))
+    return costs, Recomputation(nodes, user, node, residual, np.full(len(user), -1))
 
 
 def price(costs: PolicyCosts, graph: Recomputation, choices: Choices) -> tuple[float, float]:
@@ -61,7 +61,7 @@ def test_the_choice_is_the_best_of_all_policies(seed: int) -> None:
         best = math.inf
         for words in itertools.product(("recompute", "keep", "offload"), repeat=RESIDUALS):
             keep, move = (np.array([[word == w for word in words]]) for w in ("keep", "offload"))
-            seconds, peak = price(costs, needs, Choices(keep, move, none, none[:, 0]))
+            seconds, peak = price(costs, needs, Choices(keep, move, none, none))
             if peak <= limit:
                 best = min(best, seconds)
         chosen = best_choice(costs, needs, limit)
@@ -113,7 +113,7 @@ def test_blocks_without_residuals_are_recomputed() -> None:
     none = np.zeros(0)
     wide = np.zeros((0, 1))
     costs = PolicyCosts(none, wide, none, none, none, wide, wide, wide, np.ones(1), 1.0)
-    needs = Recomputation(0, *(np.zeros(0, dtype=np.int64),) * 3, np.zeros(0, dtype=bool))
+    needs = Recomputation(0, *(np.zeros(0, dtype=np.int64),) * 4)
     chosen = best_choice(costs, needs, 2.0)
     assert chosen is not None
     assert chosen.keep.shape == (1, 0)

@@ -8,7 +8,7 @@ from toast.cost.memo import Memo, memo_of
 from toast.cost.model import CostModel, Overlap
 from toast.cost.policy_prices import PolicyCosts, PolicyMemo, PolicyModel, PricedPolicy
 from toast.cost.prices import Prices, Transfer, Worth
-from toast.cost.residuals import Choices, Recomputation
+from toast.cost.residuals import Choices, Recomputation, Residuals
 from toast.cost.step_schedule import StepSchedule, step_schedule
 from toast.cost.terms import DEFAULT_TERMS, LocalTerm, StepPart, Term, Traffic
 from toast.cost.timeline import Buffer, Timeline
@@ -33,6 +33,7 @@ __all__ = [
     "PricedPolicy",
     "Prices",
     "Recomputation",
+    "Residuals",
     "StepPart",
     "StepSchedule",
     "Term",

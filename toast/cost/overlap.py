@@ -138,10 +138,10 @@ def windows(
     )
 
 
-def bin_shares(work: Floats, left: npt.NDArray[np.bool_]) -> Floats:
+def bin_shares(work: Floats, left: Floats) -> Floats:
     """``[P, B]`` the share of the work of each bin that is left.
 
-    ``work`` is that of each product; ``left`` (``[P, products]``) is whether it runs.
+    ``work`` is that of each product; ``left`` (``[P, products]``) is the share that runs.
     """
     share, bin_of = _bins_of(work)
     some = np.zeros((len(left), int(bin_of.max(initial=-1)) + 1))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -122,6 +122,14 @@ class PolicyModel(CostModel):
         self.first: Choices = self.policies.residuals.choices(policies)
         self._samples = _samples(plain)
 
+    def cut(self, cuts: Mapping[str, tuple[int, ...]], policies: Sequence[MemoryPolicy]) -> Self:
+        """The same prices, with ranges of runs that decide on their own, between ``cuts``."""
+        other = copy.copy(self)
+        other.__dict__.pop("quick_bound", None)
+        other.policies = policy_tables(self.space, self.tables, cuts)
+        other.first = other.policies.residuals.choices(policies)
+        return other
+
     def for_search(self) -> Self:
         """As :meth:`CostModel.for_search`."""
         slim = super().for_search()
@@ -170,7 +178,7 @@ class PolicyMemo(Memo):
         self._behind = Neighbourhoods(self._policies.backward)
         #: The family; the first policy recomputes everything.
         none = np.zeros((1, len(model.policies.may_share)), dtype=bool)
-        full = Choices(none, none, none, none[:, 0])
+        full = Choices(none, none, none, none)
         self.choices = Choices.joined([full, model.first])
         self._best_for = np.zeros(len(self.choices), dtype=np.int64)
         self._policy_model = model
@@ -227,7 +235,7 @@ class PolicyMemo(Memo):
     def _weigh(self, choices: Choices) -> _Weighed:
         t, left = self._policies, self._policies.leftover(choices)
         some = np.stack([left.whole - 1.0, left.definition, left.uses], axis=2)
-        passes = np.where(choices.bare[:, None], t.bare_passes, t.passes) * choices.present
+        passes = np.where(choices.bare, t.bare_passes, t.passes) * choices.present
         parts = np.asarray(some.reshape(len(some), 3 * len(t.classes)), dtype=np.float32)
         shared, moved = (each.astype(np.float64) for each in (choices.shared, choices.move))
         return _Weighed(parts, left.dead, left.bins, t.held(choices), shared, passes, moved)
@@ -290,11 +298,21 @@ class PolicyMemo(Memo):
         over = ~self._model.fits(priced, self._memory)
         return np.asarray(self._model.cost(priced, self._memory) + _OVER * over)
 
-    def best_of(self, state: States) -> PricedPolicy:
-        """The best policy of the family for a state, with its price."""
-        priced = self._priced(state[None], self._weighed)
+    def best_of(self, state: States, others: Choices | None = None) -> PricedPolicy:
+        """The best policy of the family, or of others, for a state, with its price."""
+        choices = self.choices if others is None else Choices.joined([self.choices, others])
+        priced = self._priced(
+            state[None], self._weighed if others is None else self._weigh(choices)
+        )
         best = int(np.argmin(self._rank(priced)))
-        return _one(priced, best, self.choices.take(slice(best, best + 1)))
+        return _one(priced, best, choices.take(slice(best, best + 1)))
+
+    def front(self, state: States) -> Choices:
+        """The policies of the family with the shortest step in their memory, the least first."""
+        priced = self._priced(state[None], self._weighed)
+        order = np.lexsort([priced.seconds, priced.peak_bytes])
+        least = np.minimum.accumulate(np.append(np.inf, priced.seconds[order]))
+        return self.choices.take(order[priced.seconds[order] < least[:-1]])
 
     def policy(self, state: States, choices: Choices) -> PricedPolicy:
         """The price of a state under one policy."""

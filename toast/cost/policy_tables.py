@@ -8,8 +8,10 @@ last in the backward one.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+from collections.abc import Mapping
 
 import numpy as np
 from scipy import sparse
@@ -45,7 +47,8 @@ class Leftover:
 class PolicyTables:
     """The classes of a survey that policies concern.
 
-    ``R`` residuals, ``N`` nodes, ``A`` value classes, ``V`` values in these, ``O`` op classes.
+    ``R`` residuals, ``N`` nodes, ``A`` value classes, ``V`` values in these (one of a loop over
+    several ranges of runs is there for each range), ``O`` op classes.
     """
 
     residuals: Residuals
@@ -70,9 +73,10 @@ class PolicyTables:
     op_place: Ints
     op_node: Ints
     op_share: Floats
-    #: ``[products]`` the work of each product, and the node that it is, or -1.
+    #: ``[products]`` the work of each product; and what of it is up to nodes: products, their nodes
+    #: and the shares of the work.
     work: Floats
-    working: Ints
+    working: tuple[Ints, Ints, Floats]
     #: The tables without the uses by nodes, and the rows of its uses and pairs in all tables.
     backward: Tables
     use_rows: Ints
@@ -135,7 +139,9 @@ class PolicyTables:
             for amount in (whole, definition, uses)
         ]  # fmt: skip
         dead = np.asarray((~runs).astype(np.float64) @ of_op)
-        working = np.concatenate([runs, ~none], axis=1)[:, self.working]
+        product, node, share = self.working
+        spared = sparse.csr_array((share, (node, product)), shape=(runs.shape[1], len(self.work)))
+        working = 1.0 - np.asarray((~runs).astype(np.float64) @ spared)
         return Leftover(left[0], left[1], left[2], dead, bin_shares(self.work, working))
 
     def held(self, choices: Choices) -> Floats:
@@ -143,63 +149,65 @@ class PolicyTables:
 
         What moves to the host leaves the memory of the device.
         """
-        stored = np.where(choices.bare[:, None], self.stored, 1.0)
+        stored = np.where(choices.bare, self.stored, 1.0)
         return choices.keep * stored - (choices.move & self.is_input)
 
 
-def policy_tables(space: Space, tables: Tables) -> PolicyTables:
-    """The tables of the policies of a survey."""
+def policy_tables(
+    space: Space, tables: Tables, cuts: Mapping[str, tuple[int, ...]] | None = None
+) -> PolicyTables:
+    """The tables of the policies of a survey; ``cuts`` as in :func:`residuals_of`."""
     program, names = space.analysis.program, space.analysis.names
-    found = residuals_of(program)
-    node = found.node_of_op
+    found = residuals_of(program, cuts)
+    is_node = np.zeros(len(program.ops), dtype=bool)
+    is_node[found.ops] = True
     repeats = np.array(program.repeats, dtype=np.float64)
     maker_op = np.array([value.op for value in program.values], dtype=np.int64)
-    residual_of = np.full(len(program.values), -1, dtype=np.int64)
-    for number, residual in enumerate(found.named):
-        residual_of[list(residual.again)] = number
     # Value classes with values that nodes compute or use.
-    by_node = node[names.use_op] >= 0
-    concerned = node[maker_op] >= 0
+    by_node = is_node[names.use_op]
+    concerned = is_node[maker_op]
     concerned[names.use_value[by_node]] = True
-    concerned[residual_of >= 0] = True
-    concerned[[r.forward[-1] for r in found.named]] = True
+    for residual in found.named:
+        concerned[list(residual.again)] = True
+        concerned[residual.forward[-1]] = True
     classes = np.unique(tables.value_class[concerned])
     place_of = np.full(len(tables.values), -1, dtype=np.int64)
     place_of[classes] = np.arange(len(classes))
-    values = np.flatnonzero(place_of[tables.value_class] >= 0)
-    number_of = np.full(len(program.values), -1, dtype=np.int64)
-    number_of[values] = np.arange(len(values))
-    place = place_of[tables.value_class[values]]
-    weight = repeats[maker_op[values]]
+    parts = _ValueParts(program, found, np.flatnonzero(place_of[tables.value_class] >= 0))
+    used, user = parts.uses(names.use_value[by_node], names.use_op[by_node])
+    place = place_of[tables.value_class[parts.values]]
+    weight = repeats[maker_op[parts.values]] * parts.shares
     share = weight / np.maximum(np.bincount(place, weight, len(classes)), 1e-300)[place]
     needed, reused = np.zeros((2, len(program.values)), dtype=bool)
     needed[names.use_value[~by_node]] = True
     reused[names.use_value[by_node]] = True
-    ops = np.flatnonzero(node >= 0)
-    op_classes, op_place = np.unique(space.classes.of_op[ops], return_inverse=True)
+    op_classes, op_place = np.unique(space.classes.of_op[found.ops], return_inverse=True)
     count = np.maximum(space.classes.count[op_classes], 1)
-    op_share = repeats[ops] / count[op_place.reshape(-1)]
+    op_share = repeats[found.ops] * found.shares / count[op_place.reshape(-1)]
     backward, use_rows, pair_rows = _without_nodes(tables, tables.use_class[~by_node])
-    working = np.flatnonzero((tables.ops.flops > 0)[space.classes.of_op])
+    products = np.flatnonzero((tables.ops.flops > 0)[space.classes.of_op])
+    works = np.isin(found.ops, products)
     passes, bare_passes, stored, waiting, fetched = _kept_values(program, tables, found)
     return PolicyTables(
         residuals=found,
         classes=classes,
-        values=values,
+        values=parts.values,
         place=place,
         share=share,
-        maker=node[maker_op[values]],
-        residual=residual_of[values],
-        needed=needed[values],
-        reused=reused[values],
-        used=number_of[names.use_value[by_node]],
-        user=node[names.use_op[by_node]],
+        maker=parts.maker,
+        residual=parts.residual,
+        needed=needed[parts.values],
+        reused=reused[parts.values],
+        used=used,
+        user=user,
         op_classes=op_classes,
         op_place=op_place.reshape(-1),
-        op_node=node[ops],
+        op_node=found.nodes,
         op_share=op_share,
-        work=tables.ops.flops[space.classes.of_op[working]] * repeats[working],
-        working=node[working],
+        work=tables.ops.flops[space.classes.of_op[products]] * repeats[products],
+        working=(
+            np.searchsorted(products, found.ops[works]), found.nodes[works], found.shares[works]
+        ),
         backward=backward,
         use_rows=use_rows,
         pair_rows=pair_rows,
@@ -208,12 +216,58 @@ def policy_tables(space: Space, tables: Tables) -> PolicyTables:
         passes=passes,
         bare_passes=bare_passes,
         runs=np.array([
-            repeats[maker_op[list(r.forward)]].sum() for r in found.named
+            repeats[maker_op[list(r.forward)]] @ np.array(r.shares) for r in found.named
         ], dtype=np.float64),
         stored=stored,
         waiting=waiting,
         fetched=fetched,
     )  # fmt: skip
+
+
+class _ValueParts:
+    """``[V]`` values of a survey, each as often as it has nodes or residuals of other ranges."""
+
+    def __init__(self, program: Program, found: Residuals, values: Ints) -> None:
+        self._nodes: dict[int, list[tuple[int, int, float]]] = collections.defaultdict(list)
+        nodes = zip(found.ops.tolist(), found.nodes.tolist(), found.shares.tolist(), strict=True)
+        for op, node, share in nodes:
+            self._nodes[op].append((int(found.node_block[node]), node, share))
+        kept: dict[int, list[tuple[int, int, float]]] = collections.defaultdict(list)
+        for number, (residual, block) in enumerate(
+            zip(found.named, found.residual_block.tolist(), strict=True)
+        ):
+            for value, share in zip(residual.again, residual.shares, strict=True):
+                kept[value].append((block, number, share))
+        rows: list[tuple[int, int, int, int, float]] = []
+        #: The rows of each value, with their blocks.
+        self._rows: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+        for value in values.tolist():
+            made = self._nodes.get(program.values[value].op, [])
+            if value in kept:
+                here = [
+                    (block, next((n for b, n, _ in made if b == block), made[0][1] if made else -1),
+                     number, share)
+                    for block, number, share in kept[value]
+                ]  # fmt: skip
+            else:
+                here = [(block, node, -1, share) for block, node, share in made]
+            for block, node, number, share in here or [(-1, -1, -1, 1.0)]:
+                self._rows[value].append((len(rows), block))
+                rows.append((value, block, node, number, share))
+        columns = [np.array(column) for column in zip(*rows, strict=True)] or [np.zeros(0)] * 5
+        self.values, _, self.maker, self.residual = (c.astype(np.int64) for c in columns[:4])
+        self.shares: Floats = columns[4].astype(np.float64)
+
+    def uses(self, values: Ints, ops: Ints) -> tuple[Ints, Ints]:
+        """The rows of ``values``, each with a node of those of its use by the op of ``ops``."""
+        found: list[tuple[int, int]] = []
+        for value, op in zip(values.tolist(), ops.tolist(), strict=True):
+            every = self._rows[value]
+            for block, node, _ in self._nodes[op]:
+                mine = [row for row, of in every if of == block] or [row for row, _ in every]
+                found += [(row, node) for row in mine]
+        used, user = np.array(found, dtype=np.int64).reshape(-1, 2).T
+        return used, user
 
 
 def _without_nodes(tables: Tables, left: Ints) -> tuple[Tables, Ints, Ints]:
@@ -254,12 +308,13 @@ def _kept_values(
     passes, bare, stored = np.zeros((3, len(found.named)))
     waiting, fetched = np.zeros((2, len(found.named), len(moment_op)))
     for number, residual in enumerate(found.named):
-        for before, after in zip(residual.forward, residual.again, strict=False):
+        pairs = zip(residual.forward, residual.again, residual.shares, strict=True)
+        for before, after, part in pairs:
             one, two = program.values[before].op, program.values[after].op
-            times = program.repeats[one]
+            times = program.repeats[one] * part
             begin, stop, stacked = loops.between(one, two)
             written, read = end[before] >= 0, end[after] >= 0
-            share = 1.0 / len(residual.forward)
+            share = part / sum(residual.shares)
             if not stacked:
                 begin = end[before] if written else one
                 stop = end[after] if read else last[after]
@@ -270,9 +325,9 @@ def _kept_values(
             bare[number] += fresh * (share > 0) * times
             stored[number] += share
             here = (moment_op >= begin) & (moment_op < stop)
-            waiting[number, here] += stacked or 1
+            waiting[number, here] += (stacked or 1) * part
             used = (moment_op >= two) & (moment_op < max(end[after], last[after]))
-            fetched[number, used] += 1
+            fetched[number, used] += part
     return passes, bare, stored, waiting, fetched
 
 

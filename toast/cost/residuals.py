@@ -4,19 +4,31 @@ The program of a survey recomputes everything, and its residuals have names
 (:func:`toast.program.survey`).  Between named values lie the ops that compute one from others: a
 graph, whose nodes stand for the same op in all runs of a block.  A memory policy keeps, recomputes
 or offloads residuals; it decides which nodes run again.
+
+Runs of a block may decide differently: then each range of runs has its own residuals and nodes.  A
+loop over several ranges computes a share of each.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from toast.cost.entities import Bools, Ints
+from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.liveness import PASSED_ON, loops_of
-from toast.program import Block, MemoryPolicy, Program, label_parts, residual_label
+from toast.program import (
+    Block,
+    MemoryPolicy,
+    Program,
+    RunRange,
+    label_parts,
+    residual_label,
+)
 from toast.space import BOUNDARY
 
 #: Values of these ops come from outside of what is recomputed.
@@ -36,6 +48,7 @@ _RESULT = "\0"
 class NamedResidual:
     """A residual of a block, and its values in the program of a survey."""
 
+    #: The name of the block, with a range of runs if these are not all.
     block: str
     name: str
     #: Whether it is an argument of the block, which exists anyway.
@@ -51,6 +64,8 @@ class NamedResidual:
     #: the first run first, all values of a run together.
     forward: tuple[int, ...]
     again: tuple[int, ...]
+    #: The share of each pair of values that is that of these runs: less than 1 if a loop has others.
+    shares: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +77,12 @@ class Choices:
     #: Arguments of blocks of which the backward pass uses the copies of the forward pass: gathered
     #: weights stay gathered.
     shared: Bools
-    #: ``[P]`` whether there are no blocks at all, so that nothing keeps values that XLA would
-    #: rather compute again in its kernels.
+    #: Whether its block keeps all and is none, so that nothing keeps values that XLA would rather
+    #: compute again in its kernels.
     bare: Bools
 
     def __len__(self) -> int:
-        return len(self.bare)
+        return len(self.keep)
 
     @property
     def present(self) -> Bools:
@@ -80,7 +95,7 @@ class Choices:
 
     def keys(self) -> list[bytes]:
         """What tells each policy from others."""
-        every = np.concatenate([self.keep, self.move, self.shared, self.bare[:, None]], axis=1)
+        every = np.concatenate([self.keep, self.move, self.shared, self.bare], axis=1)
         return [row.tobytes() for row in every]
 
     @staticmethod
@@ -103,15 +118,18 @@ class Recomputation:
     user: Ints
     node: Ints
     residual: Ints
-    #: ``[E]`` whether it is needed because blocks name results: without any, it is there.
-    named_result: Bools
+    #: ``[E]`` a residual of the block, if the value is needed because the block names results (else
+    #: -1): without the block, it is there.
+    named_result: Ints
 
     def running(self, choices: Choices) -> Bools:
         """``[P, N]`` the nodes that run again under policies."""
         runs = np.zeros((len(choices), self.nodes + 1), dtype=bool)  # the last one: backward pass
         runs[:, -1] = True
-        there = np.concatenate([choices.present, np.zeros((len(choices), 1), dtype=bool)], axis=1)
-        needed = ~there[:, self.residual] & ~(choices.bare[:, None] & self.named_result)  # [P, E]
+        none = np.zeros((len(choices), 1), dtype=bool)
+        there = np.concatenate([choices.present, none], axis=1)
+        bare = np.concatenate([choices.bare, none], axis=1)
+        needed = ~there[:, self.residual] & ~bare[:, self.named_result]  # [P, E]
         # Users come after what they need, so that one pass from the last user on is enough.
         order = np.argsort(-np.where(self.user < 0, self.nodes, self.user), kind="stable")
         edges = zip(self.user[order].tolist(), self.node[order].tolist(), needed.T[order],
@@ -125,13 +143,19 @@ class Recomputation:
 class Residuals:
     """What the backward pass of a survey computes again.
 
-    ``R`` residuals; the nodes are ops of one run of a block.
+    ``R`` residuals, ``N`` nodes: ops of one run of a block.
     """
 
+    #: The names of blocks, with ranges.
     blocks: tuple[str, ...]
     named: tuple[NamedResidual, ...]
-    #: ``[ops]`` the node of each op, -1 for none.
-    node_of_op: Ints
+    #: ``[I]`` ops, in order; the node that each is; and the share of its work for this node.
+    ops: Ints
+    nodes: Ints
+    shares: Floats
+    #: ``[R]`` and ``[N]`` the number of the block of each residual and of each node.
+    residual_block: Ints
+    node_block: Ints
     graph: Recomputation
 
     def running(self, choices: Choices) -> Bools:
@@ -142,54 +166,92 @@ class Residuals:
     def everything(self) -> Choices:
         """The policy that keeps everything with a name."""
         every = np.ones((1, len(self.named)), dtype=bool)
-        return Choices(every, ~every, ~every, np.zeros(1, dtype=bool))
+        return Choices(every, ~every, ~every, ~every)
+
+    def pairs(self, before: Residuals, choices: Choices) -> Choices:
+        """Policies with one policy in the first runs of each block, and a later one in the others.
+
+        ``choices`` are those of ``before``, the residuals without ranges.
+        """
+        number = {(r.block, r.name): n for n, r in enumerate(before.named)}
+        ranges = [RunRange.parse(r.block) for r in self.named]
+        of = np.array([
+            number[runs.block, r.name] for runs, r in zip(ranges, self.named, strict=True)
+        ])  # fmt: skip
+        in_first = np.array([runs.first == 0 for runs in ranges], dtype=bool)
+        one, other = np.triu_indices(len(choices), 1)
+        fields = (getattr(choices, field.name) for field in dataclasses.fields(Choices))
+        return Choices(
+            *(np.where(in_first, each[one][:, of], each[other][:, of]) for each in fields)
+        )
 
     def choices(self, policies: Sequence[MemoryPolicy]) -> Choices:
         """What policies, with resolved names, do with the residuals."""
-        keep, move, shared = np.zeros((3, len(policies), len(self.named)), dtype=bool)
-        bare = np.zeros(len(policies), dtype=bool)
+        keep, move, shared, bare = np.zeros((4, len(policies), len(self.named)), dtype=bool)
         for row, policy in enumerate(policies):
-            bare[row] = all(policy.of(name).keeps_all for name in self.blocks)
             for column, residual in enumerate(self.named):
                 of_block = policy.of(residual.block)
+                bare[row, column] = of_block.keeps_all
                 move[row, column] = residual.name in of_block.offload
-                stacked = bare[row] and residual.computed and not residual.apart
+                stacked = of_block.keeps_all and residual.computed and not residual.apart
                 keep[row, column] = residual.name in of_block.keep and (
                     not residual.is_input or stacked
                 )
                 shared[row, column] = (
                     residual.is_input and residual.apart
-                    and (bare[row] or residual.name in of_block.gathered)
+                    and (of_block.keeps_all or residual.name in of_block.gathered)
                 )  # fmt: skip
         return Choices(keep & ~move, move, shared, bare)
 
 
-def residuals_of(program: Program) -> Residuals:
-    """The residuals of a survey."""
+def residuals_of(program: Program, cuts: Mapping[str, tuple[int, ...]] | None = None) -> Residuals:
+    """The residuals of a survey.
+
+    ``cuts`` are the numbers of the runs of blocks at which ranges begin that decide on their own.
+    """
     assert program.memory is not None
-    node_of_op = np.full(len(program.ops), -1, dtype=np.int64)
+    blocks: list[str] = []
     named: list[NamedResidual] = []
-    needs: list[tuple[int, int, int, bool]] = []
-    nodes = 0
+    needs: list[tuple[int, int, int, int]] = []
+    items: list[tuple[int, int, float]] = []
+    residual_block: list[int] = []
+    node_block: list[int] = []
     for block in program.memory.blocks:
         found = _BlockRuns(program, block)
         if not found.names:
+            blocks.append(block.name)
             continue
-        first = len(named)
-        number = {name: first + n for n, name in enumerate(found.names)}
-        named += [found.residual(name) for name in found.names]
         chain = found.nodes()
-        for op, node in chain.items():
-            node_of_op[op] = nodes + node
-        needs += [
-            (nodes + user if user >= 0 else -1, nodes + node, number.get(name, -1), name == _RESULT)
-            for user, node, name in found.needs(chain)
-        ]
-        nodes += 1 + max(chain.values(), default=-1)
-    users, needed, numbers, of_result = np.array(sorted({*needs}), dtype=np.int64).reshape(-1, 4).T
-    blocks = tuple(block.name for block in program.memory.blocks)
-    graph = Recomputation(nodes, users, needed, numbers, of_result.astype(bool))
-    return Residuals(blocks, tuple(named), node_of_op, graph)
+        count = 1 + max((node for node, _ in chain.values()), default=-1)
+        needed = [*found.needs({op: node for op, (node, _) in chain.items()})]
+        for runs, shares in found.ranges((cuts or {}).get(block.name, ())):
+            nodes, first = len(node_block), len(named)
+            number = {name: first + n for n, name in enumerate(found.names)}
+            named += [found.residual(name, str(runs), shares) for name in found.names]
+            items += [
+                (op, nodes + node, shares[run])
+                for op, (node, run) in chain.items() if shares[run] > 0
+            ]  # fmt: skip
+            needs += [
+                (nodes + user if user >= 0 else -1, nodes + node, number.get(name, -1),
+                 first if name == _RESULT else -1)
+                for user, node, name in needed
+            ]  # fmt: skip
+            residual_block += [len(blocks)] * len(found.names)
+            node_block += [len(blocks)] * count
+            blocks.append(str(runs))
+    users, needed_nodes, numbers, of_result = np.array(
+        sorted({*needs}), dtype=np.int64
+    ).reshape(-1, 4).T  # fmt: skip
+    items.sort()
+    return Residuals(
+        tuple(blocks), tuple(named),
+        np.array([op for op, _, _ in items], dtype=np.int64),
+        np.array([node for _, node, _ in items], dtype=np.int64),
+        np.array([share for _, _, share in items]),
+        np.array(residual_block, dtype=np.int64), np.array(node_block, dtype=np.int64),
+        Recomputation(len(node_block), users, needed_nodes, numbers, of_result),
+    )  # fmt: skip
 
 
 class _BlockRuns:
@@ -245,28 +307,56 @@ class _BlockRuns:
                 return number + 1
         return max(1, len(values) // 2)
 
-    def residual(self, name: str) -> NamedResidual:
-        """The residual with a name."""
+    def ranges(self, cuts: tuple[int, ...]) -> list[tuple[RunRange, list[float]]]:
+        """The ranges of runs between ``cuts``, and the share of each copy that is in the range."""
+        assert self._program.memory is not None
+        # Some values of a copy may be before its loop, or in loops of its own.
+        lengths = [
+            statistics.mode(
+                self._program.repeats[self._program.values[value].op]
+                for parts in self._forward.values() if copy < len(parts) for value in parts[copy]
+            ) / self._program.memory.microbatches
+            for copy in range(self._copies)
+        ]  # fmt: skip
+        ends = [*itertools.accumulate(lengths)]
+        found = []
+        for runs in RunRange(self._block.name).cut(cuts):
+            inside = [
+                max(0.0, min(end, runs.end) - max(end - length, runs.first)) / length
+                for end, length in zip(ends, lengths, strict=True)
+            ]
+            if any(inside):
+                found.append((runs, inside))
+        return found
+
+    def residual(self, name: str, block: str, shares: Sequence[float]) -> NamedResidual:
+        """The residual with a name, for the range of runs of which copies have ``shares``."""
         is_input = any(r.name == name and r.kind == "input" for r in self._block.residuals)
+        parts = zip(self._forward[name], self._again[name], shares, strict=False)
+        pairs = [
+            (before, after, share)
+            for forward, again, share in parts if share > 0
+            for before, after in zip(forward, again, strict=False)
+        ]  # fmt: skip
+        before, after, share = zip(*pairs, strict=True)
         return NamedResidual(
-            self._block.name, name, is_input, self._from_arguments(name),
+            block, name, is_input, self._from_arguments(name),
             self._program.kind(self._program.values[self._again[name][-1][-1]].op) == "convert",
-            self._apart(name),
-            tuple(value for part in self._forward[name] for value in part),
-            tuple(value for part in self._again[name] for value in part),
+            self._apart(name), before, after, share,
         )  # fmt: skip
 
-    def nodes(self) -> dict[int, int]:
-        """The node of each op that computes named values again, in all runs."""
+    def nodes(self) -> dict[int, tuple[int, int]]:
+        """The node of each op that computes named values again, and its copy of the block."""
         chains = [self._chain(run) for run in range(self._copies)]
         longest = max(range(self._copies), key=lambda run: (len(chains[run]), -run), default=0)
         if not chains:
             return {}
         node = {op: number for number, op in enumerate(sorted(chains[longest]))}
-        every = dict(node)
+        every = {op: (number, longest) for op, number in node.items()}
         for run, chain in enumerate(chains):
             if run != longest:
-                every.update(self._alike(longest, run, node, chain))
+                alike = self._alike(longest, run, node, chain)
+                every.update({op: (number, run) for op, number in alike.items()})
         return every
 
     def _chain(self, run: int) -> set[int]:

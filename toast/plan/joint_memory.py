@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from toast.errors import SearchError, TargetError
 from toast.plan.plan import Plan
 from toast.plan.policy_bound import policy_bound
-from toast.plan.survey_policies import SurveyedChoice, SurveyPolicies
+from toast.plan.survey_policies import GAIN, SurveyedChoice, SurveyPolicies
 from toast.program import MemoryPolicy, survey
 from toast.units import size_text, time_text
 
@@ -37,9 +37,6 @@ _MOST_MICROBATCHES = 64
 #: The share of the limit that a policy may leave free before another one is tried; and the share
 #: that is left free after one did not fit.
 _FREE, _MARGIN = 0.03, 0.005
-
-#: The share by which a policy of its own must be better than one that keeps or recomputes all.
-_GAIN = 0.01
 
 
 class PlanWith(Protocol):
@@ -127,7 +124,7 @@ def _with_microbatches(
 
 def _rank(plan: Plan) -> tuple[bool, float]:
     price, own = plan.after, not (plan.policy and plan.policy.preset)
-    seconds = price.step_seconds * (1.0 + _GAIN * own)
+    seconds = price.step_seconds * (1.0 + GAIN * own)
     return not plan.fits, seconds if plan.fits else price.peak_bytes
 
 
@@ -186,29 +183,60 @@ class _JointSearch:
             self._try_best(self._policies)
             self._try_presets(self._policies)
             self._try_other_ways(self._policies)
+            self._try_layers()
         if not self.fits:
             self._plan("full")
 
     def _try_best(self, policies: SurveyPolicies) -> None:
         """Tries the policies of the integer program; the limit is corrected by what they take."""
-        limit = policies.limit
+        self._try(policies.best, policies.limit)
+
+    def _try_layers(self) -> None:
+        """Tries policies under which the first layers decide otherwise than the others.
+
+        They are traced if they are expected to be better than the best plan so far.
+        """
+        assert self.surveyed is not None
+        policies = SurveyPolicies(self.surveyed)
+
+        def choose(limit: float) -> SurveyedChoice | None:
+            choice, best = (
+                policies.by_layers(limit),
+                min(self.plans.values(), key=_rank, default=None),
+            )
+            if choice is None or best is None or not best.fits:
+                return choice
+            worth = best.after.step_seconds * (1.0 - GAIN) / self._longer(best)
+            return choice if choice.step_seconds < worth else None
+
+        self._try(choose, policies.limit)
+
+    def _longer(self, plan: Plan) -> float:
+        """By how much the step of a plan is longer than expected, as a factor; at most 1."""
+        expected = self._expected.get(str(plan.policy))
+        return (
+            1.0 if expected is None else min(1.0, plan.after.step_seconds / expected.step_seconds)
+        )
+
+    def _try(self, choose: Callable[[float], SurveyedChoice | None], most: float) -> None:
+        """Tries what is chosen for a limit, which is corrected by what the plans take."""
+        limit = most
         for _ in range(_MOST_POLICIES):
-            choice = policies.best(limit)
-            text = str(choice.policy)
-            if text in self._expected:
+            choice = choose(limit)
+            if choice is None or str(choice.policy) in self._expected:
                 return
             plan = self._plan(choice.policy, choice)
             if plan is None:
-                limit -= _FREE * policies.limit
+                limit -= _FREE * most
                 continue
             needed = plan.needed_bytes(plan.after)
             over = needed - plan.memory_bytes
             if -_FREE * plan.memory_bytes < over <= 0.0:
                 return
-            limit = min(limit, choice.needed_bytes) - over - (over > 0.0) * _MARGIN * policies.limit
+            limit = min(limit, choice.needed_bytes) - over - (over > 0.0) * _MARGIN * most
             if over <= 0.0:
-                better = policies.best(limit)
-                if better.step_seconds > choice.step_seconds * (1.0 - _GAIN):
+                better = choose(limit)
+                if better is None or better.step_seconds > choice.step_seconds * (1.0 - GAIN):
                     return
 
     def _try_presets(self, policies: SurveyPolicies) -> None:
@@ -217,8 +245,7 @@ class _JointSearch:
             best = min(self.plans.values(), key=_rank, default=None)
             if best is None:
                 return
-            expected = self._expected.get(str(best.policy))
-            longer = 1.0 if expected is None else best.after.step_seconds / expected.step_seconds
+            longer = self._longer(best)
             likely = [
                 (choice.step_seconds, name, choice)
                 for name, choice in policies.presets().items()
@@ -227,7 +254,7 @@ class _JointSearch:
             if not likely:
                 return
             seconds, name, choice = min(likely, key=lambda each: each[:2])
-            if best.fits and seconds * min(longer, 1.0) > best.after.step_seconds * (1.0 + _LONGER):
+            if best.fits and seconds * longer > best.after.step_seconds * (1.0 + _LONGER):
                 return
             # A search of its own may find other shardings than that of the survey.
             self._plan(name, choice, anew=True)

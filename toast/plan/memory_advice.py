@@ -292,7 +292,7 @@ class _Graph:
             for user, value in self._asked if self._program.values[value].op in node
         ]  # fmt: skip
         user, needed, residual = np.array(sorted({*needs}), dtype=np.int64).reshape(-1, 3).T
-        return Recomputation(len(node), user, needed, residual, np.zeros(len(user), dtype=bool))
+        return Recomputation(len(node), user, needed, residual, np.full(len(user), -1))
 
     def costs(self) -> PolicyCosts:
         """What it costs to keep, recompute and offload each residual; memory has one moment."""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import math
 
 import numpy as np
 
-from toast.cost import Choices, CostModel, PolicyMemo, PolicyModel, PricedPolicy
+from toast.cost import Choices, CostModel, PolicyMemo, PolicyModel, PricedPolicy, Residuals
 from toast.errors import TargetError
 from toast.plan.plan import Plan
-from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, preset
-from toast.search import best_policy
+from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, RunRange, preset
+from toast.program.memory_policy import UNNAMED
+from toast.search import best_policy, grow
+
+
+#: The share by which a policy that says more must be better than one that says less.
+GAIN = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +76,18 @@ class SurveyPolicies:
             surveyed.model, surveyed.memory_bytes, tuple(self._presets.values())
         )
         self._memo: PolicyMemo = self._model.memo(surveyed.memory_bytes)
+        self._cuts: dict[str, tuple[int, ...]] = {}
+        assert self._memory is not None
+        named = {residual.block for residual in self._model.policies.residuals.named}
+        #: How often each block with residuals runs in a microbatch.
+        self._runs = {
+            block.name: block.runs // self._memory.microbatches
+            for block in self._memory.blocks if block.name in named
+        }  # fmt: skip
+
+    @property
+    def _residuals(self) -> Residuals:
+        return self._model.policies.residuals
 
     @property
     def limit(self) -> float:
@@ -87,8 +106,70 @@ class SurveyPolicies:
         """The presets that the program may have, by name."""
         return {name: self.priced(policy) for name, policy in self._presets.items()}
 
+    def by_layers(self, limit: float | None = None) -> SurveyedChoice | None:
+        """The best policy under which the first runs of blocks decide otherwise than the others.
+
+        ``None`` if none is better than that of :meth:`best`, by :data:`GAIN`.
+        """
+        uniform, most = self.best(limit), max(self._runs.values(), default=0)
+        if self.best(math.inf).step_seconds > uniform.step_seconds * (1.0 - GAIN):
+            return None
+        grow(self._memo, self._plan.state)
+        front = self._memo.front(self._plan.state)
+        tried: dict[int, SurveyedChoice | None] = {}
+        step = max(1, most // 4)
+        numbers = [*range(step, most, step)]
+        best: tuple[float, int] | None = None
+        while numbers:
+            for number in numbers:
+                if number not in tried and 0 < number < most:
+                    cut = self._cut(self._cuts_at(number / most))
+                    pairs = cut._residuals.pairs(self._residuals, front)
+                    tried[number] = cut._best_ranges(pairs, limit)
+            fitting = [(c.step_seconds, n) for n, c in tried.items() if c is not None]
+            best = min(fitting, default=None)
+            numbers = (
+                [] if best is None or step == 1 else [best[1] - step // 2, best[1] + step // 2]
+            )
+            step //= 2
+        choice = None if best is None else tried[best[1]]
+        worth = choice and choice.step_seconds < uniform.step_seconds * (1.0 - GAIN)
+        return choice if worth or not uniform.fits else None
+
+    def _cuts_at(self, share: float) -> dict[str, tuple[int, ...]]:
+        """Where each block is cut if ``share`` of its runs decide otherwise than the others."""
+        cuts = {block: round(share * runs) for block, runs in self._runs.items()}
+        return {block: (at,) for block, at in cuts.items() if 0 < at < self._runs[block]}
+
+    def _cut(self, cuts: dict[str, tuple[int, ...]]) -> SurveyPolicies:
+        """The policies with decisions of their own between ``cuts``."""
+        other = copy.copy(self)
+        other._cuts = cuts
+        other._model = self._model.cut(cuts, tuple(self._presets.values()))
+        other._memo = other._model.memo(self._plan.memory_bytes)
+        return other
+
+    def _best_ranges(self, others: Choices, limit: float | None) -> SurveyedChoice | None:
+        """The best policy that fits, of the integer program or of others, as it will be traced."""
+        memo = self._memo if limit is None else self._memo.within(limit)
+        found = self._named(best_policy(memo, self._plan.state, others).choices)
+        # Values without names may be recomputed where all others are kept.
+        names = tuple(
+            dataclasses.replace(each, recompute=(UNNAMED,)) if each.keeps_all else each
+            for each in found.blocks
+        )
+        choices = [
+            self.priced(policy) for policy in (found, dataclasses.replace(found, blocks=names))
+        ]
+        most = limit or self.limit
+        fitting = [choice for choice in choices if choice.needed_bytes <= most]
+        return min(fitting, key=lambda choice: choice.step_seconds, default=None)
+
     def priced(self, policy: MemoryPolicy) -> SurveyedChoice:
         """A policy with the names of residuals."""
+        cuts = {name: policy.cuts(name) for name in self._runs if policy.cuts(name)}
+        if cuts != self._cuts:
+            return self._cut(cuts).priced(policy)
         choices = self._model.policies.residuals.choices([policy])
         priced = self._memo.policy(self._plan.state, choices)
         return dataclasses.replace(self._choice(priced), policy=policy)
@@ -129,6 +210,14 @@ class SurveyPolicies:
             elif choices.keep[0, number] or residual.is_input:
                 choice = "keep"
             names[residual.block].setdefault(choice, []).append(residual.name)
+        ranges: dict[str, list[str]] = {}
+        for block in names:
+            ranges.setdefault(RunRange.parse(block).block, []).append(block)
+        for block, parts in ranges.items():
+            if len(parts) > 1 and all(names[part] == names[parts[0]] for part in parts):
+                names[block] = names[parts[0]]
+                for part in parts:
+                    del names[part]
         return MemoryPolicy(
             tuple(
                 BlockPolicy(block, **{choice: tuple(some) for choice, some in choices.items()})
@@ -137,4 +226,11 @@ class SurveyPolicies:
         )
 
 
-__all__ = ["SurveyPolicies", "SurveyedChoice", "is_survey", "with_policies", "without_policies"]
+__all__ = [
+    "GAIN",
+    "SurveyPolicies",
+    "SurveyedChoice",
+    "is_survey",
+    "with_policies",
+    "without_policies",
+]

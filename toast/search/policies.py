@@ -56,10 +56,10 @@ def grow(memo: PolicyMemo, state: States) -> int:
     return memo.add(Choices.joined([choices for choices in found if choices is not None]))
 
 
-def best_policy(memo: PolicyMemo, state: States) -> PricedPolicy:
-    """The best policy for a state: that of the integer program, or one of the family."""
+def best_policy(memo: PolicyMemo, state: States, others: Choices | None = None) -> PricedPolicy:
+    """The best policy for a state: that of the integer program, one of the family, or another."""
     memo.add(_within(memo, state))
-    return memo.best_of(state)
+    return memo.best_of(state, others)
 
 
 def _within(memo: PolicyMemo, state: States) -> Choices:
@@ -81,7 +81,7 @@ def _within(memo: PolicyMemo, state: States) -> Choices:
         return best.choices
     moved = np.isfinite(costs.move_seconds) & (costs.freed_bytes.max(axis=1, initial=0.0) > 0)
     nothing = np.zeros((1, len(moved)), dtype=bool)
-    return Choices(nothing, moved[None], nothing, nothing[:, 0])
+    return Choices(nothing, moved[None], nothing, nothing)
 
 
 __all__ = ["BestPolicies", "best_policy", "grow", "with_best_policies"]

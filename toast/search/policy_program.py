@@ -86,7 +86,7 @@ def best_choice(costs: PolicyCosts, graph: Recomputation, limit: float) -> Choic
     if result.x is None:
         return None
     keep, moved, shared = (result.x[:first].reshape(3, many) > 0.5)[:, None]
-    return Choices(keep & ~moved, moved, shared, np.zeros(1, dtype=bool))
+    return Choices(keep & ~moved, moved, shared, np.zeros_like(keep))
 
 
 __all__ = ["best_choice"]
