@@ -231,6 +231,7 @@ def liveness(
     softmaxes = _softmaxes(program, kind_of_op, uses) if lanes > 1 else []
     picked = _picked_from(program, kind_of_op) if lanes > 1 else frozenset()
     needed = picked if lanes > 1 else _of_libraries(program, kind_of_op)
+    needed |= _sliced_for_loops(program, kind_of_op, uses)
     exists, merged = _existing(
         program, kind_of_op, uses, early, softmaxes, needed, by_libraries=lanes == 1
     )
@@ -431,6 +432,19 @@ def _of_libraries(program: Program, kinds: list[str]) -> frozenset[int]:
                 value = program.ops[program.values[value].op].operands[0]
             needed.add(value)
     return frozenset(needed)
+
+
+def _sliced_for_loops(program: Program, kinds: list[str], uses: list[list[int]]) -> frozenset[int]:
+    """Slices from outside of loops that read them: a loop has complete arrays, so that XLA copies.
+
+    Such are the stacked weights of a scan over some of the layers.
+    """
+    loops = loops_of(program)
+    return frozenset(
+        number for number, value in enumerate(program.values)
+        if kinds[value.op] == "slice"
+        and any(value.op < loop.begin <= op <= loop.end for op in uses[number] for loop in loops)
+    )  # fmt: skip
 
 
 def _existing(

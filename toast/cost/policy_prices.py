@@ -47,6 +47,10 @@ _FAMILY = 32
 #: that do not run under its best policy shall have useful shardings as well.
 _AGAIN = 0.02
 
+#: How often slices of stacked weights go through memory: they and their gradients are read and
+#: written once.
+_SLICED = 4
+
 #: Added to the cost of states that do not fit, to rank them after those that do.
 _OVER = 1e3
 
@@ -236,6 +240,7 @@ class PolicyMemo(Memo):
         t, left = self._policies, self._policies.leftover(choices)
         some = np.stack([left.whole - 1.0, left.definition, left.uses], axis=2)
         passes = np.where(choices.bare, t.bare_passes, t.passes) * choices.present
+        passes += _SLICED * t.runs * t.sliced
         parts = np.asarray(some.reshape(len(some), 3 * len(t.classes)), dtype=np.float32)
         shared, moved = (each.astype(np.float64) for each in (choices.shared, choices.move))
         return _Weighed(parts, left.dead, left.bins, t.held(choices), shared, passes, moved)
@@ -420,6 +425,7 @@ class PolicyMemo(Memo):
             minlength=len(t.may_share),
         )  # fmt: skip
         size, copied = self._size_of(numbers)[0].T[..., None]
+        live_at = survey[0, width + 1 :] + (size[:, 0] * t.slices) @ self._waiting
         return PolicyCosts(
             node_seconds=np.maximum(seconds, 0.0),
             node_bytes=node_live,
@@ -431,7 +437,7 @@ class PolicyMemo(Memo):
             kept_bytes=size * self._waiting * ~t.is_input[:, None],
             freed_bytes=size * (self._waiting * t.is_input[:, None] - self._fetched),
             shared_bytes=copied * self._waiting * t.may_share[:, None],
-            bytes=survey[0, width] + survey[0, width + 1 :],
+            bytes=survey[0, width] + live_at,
             busy_seconds=float(busy[0]),
         )
 

@@ -21,7 +21,7 @@ from toast.cost.liveness import LoopOps, loops_of
 from toast.cost.overlap import bin_shares
 from toast.cost.residuals import Choices, Residuals, residuals_of
 from toast.cost.tables import CopyPairs, Tables
-from toast.program import Program
+from toast.program import Program, RunRange
 from toast.space import Space
 
 #: The kind of ops that give values their names.
@@ -105,6 +105,25 @@ class PolicyTables:
         return np.array([r.is_input for r in self.residuals.named], dtype=bool)
 
     @functools.cached_property
+    def sliced(self) -> Floats:
+        """``[R]`` 1 for stacked arguments of the program of which each range has a slice, else 0.
+
+        A loop is traced as one loop for each range.
+        """
+        some = [r.is_input and r.from_arguments and min(r.shares) < 1 for r in self.residuals.named]
+        return np.array(some, dtype=np.float64)
+
+    @functools.cached_property
+    def slices(self) -> Floats:
+        """``[R]`` how many slices add to the peak.
+
+        Its moment is when the backward pass begins.  The gradients of the first range, which are as
+        large as its slices, are not in memory then.
+        """
+        later = [RunRange.parse(r.block).first > 0 for r in self.residuals.named]
+        return self.sliced * np.array(later, dtype=bool)
+
+    @functools.cached_property
     def may_move(self) -> Bools:
         """``[R]`` whether moving a residual to the host frees memory of the device."""
         return np.array([not r.from_arguments for r in self.residuals.named], dtype=bool)
@@ -150,7 +169,7 @@ class PolicyTables:
         What moves to the host leaves the memory of the device.
         """
         stored = np.where(choices.bare, self.stored, 1.0)
-        return choices.keep * stored - (choices.move & self.is_input)
+        return choices.keep * stored - (choices.move & self.is_input) + self.slices
 
 
 def policy_tables(

@@ -64,7 +64,7 @@ class NamedResidual:
     #: the first run first, all values of a run together.
     forward: tuple[int, ...]
     again: tuple[int, ...]
-    #: The share of each pair of values that is that of these runs: less than 1 if a loop has others.
+    #: The share of each pair of values that these runs have: less than 1 if a loop has others.
     shares: tuple[float, ...]
 
 
@@ -259,6 +259,7 @@ class _BlockRuns:
 
     def __init__(self, program: Program, block: Block) -> None:
         self._program, self._block = program, block
+        self._loops = loops_of(program)
         labels = {residual_label(block.name, name): name for name in block.names}
         places: dict[str, list[int]] = collections.defaultdict(list)
         #: Values of whose operations JAX computes gradients from the results.
@@ -409,9 +410,7 @@ class _BlockRuns:
         """Whether its values of both passes are in the same loop, or in none."""
         program = self._program
         ops = [program.values[v].op for v in (self._forward[name][0][0], self._again[name][0][0])]
-        inside = [
-            {loop for loop in loops_of(program) if loop.last_carry < op <= loop.end} for op in ops
-        ]
+        inside = [{loop for loop in self._loops if loop.last_carry < op <= loop.end} for op in ops]
         return inside[0] == inside[1]
 
     def _from_arguments(self, name: str) -> bool:

@@ -31,7 +31,7 @@ from toast.frontend.residual_names import (
     size_bytes,
     with_inner_jaxpr,
 )
-from toast.frontend.split_scans import like, split_scan, spliced
+from toast.frontend.split_scans import like, spliced, split_scan
 from toast.program import RunRange
 
 

@@ -18,7 +18,7 @@ from toast.errors import SearchError, TargetError
 from toast.plan.plan import Plan
 from toast.plan.policy_bound import policy_bound
 from toast.plan.survey_policies import GAIN, SurveyedChoice, SurveyPolicies
-from toast.program import MemoryPolicy, survey
+from toast.program import MemoryPolicy, RunRange, survey
 from toast.units import size_text, time_text
 
 #: The most policies of the integer program, and the most presets, that are traced and searched.
@@ -129,7 +129,10 @@ def _rank(plan: Plan) -> tuple[bool, float]:
 
 
 def _text(plan: Plan) -> str:
-    label = (plan.policy and plan.policy.preset) or "a policy of its own"
+    policy = plan.policy
+    label = (policy and policy.preset) or "a policy of its own"
+    if policy and any(RunRange.parse(entry.block).is_part for entry in policy.blocks):
+        label = "a policy by layers"
     if plan.microbatches > 1:
         label += f" in {plan.microbatches} microbatches"
     fits = "" if plan.fits else " (does not fit)"

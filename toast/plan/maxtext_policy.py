@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from toast.errors import PlanError
-from toast.program import PRESETS, Choice, TracedMemory
+from toast.program import PRESETS, Choice, RunRange, TracedMemory
 
 #: MaxText's names of values, each with the other names that TOAST's models give them.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -36,13 +36,19 @@ def maxtext_policy(memory: TracedMemory | None) -> str:
 
     Values that are kept or offloaded and have no name in MaxText are listed in a comment.  Raises
     :class:`toast.errors.PlanError` if there is no policy, if no value has a name of MaxText, or if
-    two blocks decide differently about one name.
+    two blocks, or the runs of one, decide differently.
     """
     policy = None if memory is None else memory.policy
     if memory is None or policy is None:
         raise PlanError("the plan has no memory policy; plan with remat=, for example remat='auto'")
     if policy.preset in PRESETS and policy.preset not in _OWN:
         return f"remat_policy: {policy.preset}\n"
+    parts = [block.name for block in memory.blocks if RunRange.parse(block.name).is_part]
+    if parts:
+        raise PlanError(
+            f"layers decide differently ({', '.join(parts)}), and MaxText has one decision for all "
+            "of them; plan with a policy for all layers, such as remat='minimal'"
+        )
     known = {name: key for key, names in _NAMES.items() for name in (key, *names)}
     chosen: dict[str, Choice] = {}
     nameless: dict[Choice, list[str]] = {"keep": [], "offload": []}

@@ -17,6 +17,7 @@ from toast.program import (
     BlockPolicy,
     Choice,
     Residual,
+    RunRange,
     Spec,
     element_bytes,
 )
@@ -46,7 +47,7 @@ def memory_notes(plan: Plan) -> list[str]:
     several = sum(bool(_names(block, of, "recompute")) for block, of in decided) > 1
     label = f"remat {policy.preset}".strip() if policy else ""
     for block, decision in decided:
-        runs = f"{block.runs} runs of {block.name}" if block.runs > 1 else block.name
+        runs = _runs_text(block, memory.blocks)
         parts = []
         for choice in ("recompute", "offload", "keep"):
             shown = _names(block, decision, choice, sizes)
@@ -68,6 +69,18 @@ def memory_notes(plan: Plan) -> list[str]:
     if several and share:
         notes.append(f"recomputation adds about {_share_text(share)} of the step")
     return [*notes, *(f"left as it is: {text}" for text in memory.own)]
+
+
+def _runs_text(block: Block, blocks: Sequence[Block]) -> str:
+    """The runs that a decision is for: ``16 runs of layer``, ``first 4 of 16 runs of layer``."""
+    runs = RunRange.parse(block.name)
+    if not runs.is_part:
+        return f"{block.runs} runs of {block.name}" if block.runs > 1 else block.name
+    every = sum(b.runs for b in blocks if RunRange.parse(b.name).block == runs.block)
+    some = f"{block.runs} of {every} runs of {runs.block}"
+    if runs.first and runs.end < math.inf:
+        return f"{some}, from number {runs.first + 1} on"
+    return f"{'last' if runs.first else 'first'} {some}"
 
 
 def recomputed_seconds(plan: Plan) -> float:

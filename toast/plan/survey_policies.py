@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -16,6 +17,8 @@ from toast.program import PRESETS, BlockPolicy, MemoryPolicy, Program, RunRange,
 from toast.program.memory_policy import UNNAMED
 from toast.search import best_policy, grow
 
+#: A share of the runs: so far from the estimate, other numbers are tried first.
+_NEAR = 16
 
 #: The share by which a policy that says more must be better than one that says less.
 GAIN = 0.01
@@ -77,6 +80,7 @@ class SurveyPolicies:
         )
         self._memo: PolicyMemo = self._model.memo(surveyed.memory_bytes)
         self._cuts: dict[str, tuple[int, ...]] = {}
+        self._known: dict[tuple[tuple[str, tuple[int, ...]], ...], SurveyPolicies] = {(): self}
         assert self._memory is not None
         named = {residual.block for residual in self._model.policies.residuals.named}
         #: How often each block with residuals runs in a microbatch.
@@ -117,24 +121,42 @@ class SurveyPolicies:
         grow(self._memo, self._plan.state)
         front = self._memo.front(self._plan.state)
         tried: dict[int, SurveyedChoice | None] = {}
-        step = max(1, most // 4)
-        numbers = [*range(step, most, step)]
-        best: tuple[float, int] | None = None
+        step = max(1, most // _NEAR)
+        number = self._first_number(front, most, limit)
+        best: SurveyedChoice | None = None
+        numbers = [number]
         while numbers:
-            for number in numbers:
-                if number not in tried and 0 < number < most:
-                    cut = self._cut(self._cuts_at(number / most))
+            for each in numbers:
+                if 0 < each < most and each not in tried:
+                    cut = self._cut(self._cuts_at(each / most))
                     pairs = cut._residuals.pairs(self._residuals, front)
-                    tried[number] = cut._best_ranges(pairs, limit)
+                    tried[each] = cut._best_ranges(pairs, limit)
             fitting = [(c.step_seconds, n) for n, c in tried.items() if c is not None]
-            best = min(fitting, default=None)
-            numbers = (
-                [] if best is None or step == 1 else [best[1] - step // 2, best[1] + step // 2]
-            )
+            number = min(fitting)[1] if fitting else number + 2 * step
+            numbers = [number - step, number + step] if step else []
             step //= 2
-        choice = None if best is None else tried[best[1]]
-        worth = choice and choice.step_seconds < uniform.step_seconds * (1.0 - GAIN)
-        return choice if worth or not uniform.fits else None
+        best = tried.get(number)
+        fits = uniform.needed_bytes <= (limit or self.limit)
+        worth = best and best.step_seconds < uniform.step_seconds * (1.0 - GAIN)
+        return best if worth or not fits else None
+
+    def _first_number(self, front: Choices, most: int, limit: float | None) -> int:
+        """About how many of ``most`` runs decide otherwise, under the best pair of policies.
+
+        Between two policies, steps and memory are about those of their shares.
+        """
+        prices = [
+            self._memo.policy(self._plan.state, front.take(slice(n, n + 1)))
+            for n in range(len(front))
+        ]
+        room = self._memo.within(limit or self.limit).most_bytes(self._plan.state)
+        best = math.inf, most // 2
+        for one, other in itertools.combinations(prices, 2):
+            if one.peak_bytes < room < other.peak_bytes:
+                share = (other.peak_bytes - room) / (other.peak_bytes - one.peak_bytes)
+                seconds = share * one.step_seconds + (1.0 - share) * other.step_seconds
+                best = min(best, (seconds, math.ceil(share * most)))
+        return min(max(1, best[1]), most - 1)
 
     def _cuts_at(self, share: float) -> dict[str, tuple[int, ...]]:
         """Where each block is cut if ``share`` of its runs decide otherwise than the others."""
@@ -143,7 +165,10 @@ class SurveyPolicies:
 
     def _cut(self, cuts: dict[str, tuple[int, ...]]) -> SurveyPolicies:
         """The policies with decisions of their own between ``cuts``."""
-        other = copy.copy(self)
+        key = tuple(sorted(cuts.items()))
+        if key in self._known:
+            return self._known[key]
+        other = self._known[key] = copy.copy(self)
         other._cuts = cuts
         other._model = self._model.cut(cuts, tuple(self._presets.values()))
         other._memo = other._model.memo(self._plan.memory_bytes)
