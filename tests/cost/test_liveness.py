@@ -98,6 +98,20 @@ def test_what_a_loop_reads_stays_until_its_last_iteration() -> None:
     assert found.end[kept] >= last
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_loops_over_some_layers_have_copies_of_their_weights(cut: bool) -> None:
+    """Seen in the TPU compiler's memory of a train step: a loop needs complete arrays."""
+
+    def layers(x: jax.Array, stack: jax.Array) -> jax.Array:
+        some = [stack[:3], stack[3:]] if cut else [stack]
+        for part in some:
+            x = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, part)[0]
+        return x
+
+    analysis = analyzed(layers, shape(64, 64), shape(8, 64, 64))
+    assert stored(analysis, 128).count(("slice", "bf16")) == 2 * cut
+
+
 def test_a_token_attends_to_a_cache_on_the_vector_unit() -> None:
     def decode(query: jax.Array, cache: jax.Array) -> jax.Array:
         return jnp.einsum("bsnk,btnk->bnst", query, cache)

@@ -128,6 +128,78 @@ def test_gradients_are_equal_under_every_policy(form: str, policy: str) -> None:
     assert {"query", "scores"} <= {*block.names}
 
 
+#: The first layer recomputes all; the second keeps all, or what has a name.
+BY_LAYERS = ("*[:1]: recompute=*; *[1:]: keep=*", "*[:1]: keep=query; *: keep=* recompute=@unnamed")
+
+
+@pytest.mark.parametrize(
+    ("form", "policy"),
+    [
+        ("marked scan", BY_LAYERS[1]), ("marked jit", BY_LAYERS[0]), ("scan", BY_LAYERS[0]),
+        ("layers", BY_LAYERS[1]),
+    ],
+)  # fmt: skip
+def test_layers_may_decide_differently(form: str, policy: str) -> None:
+    step = jax.value_and_grad(losses()[form])
+    params, x = stack(), random(6, 8)
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(step)(params, x)
+        trace, memory = traced(step, policy, params, x)
+        result = trace.lower().compile()(params, x)
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-4)
+    jax.tree.map(close, result, expected)
+    first, second = memory.blocks
+    name = first.name.removesuffix("[:1]")
+    assert (first.runs, second.runs, second.name) == (1, 1, f"{name}[1:]")
+    assert memory.policy is not None
+    assert "scores" in memory.policy.of(first.name).recompute
+    assert "scores" in memory.policy.of(second.name).keep
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_scans_from_the_end_are_cut_where_they_begin(marked: bool) -> None:
+    """The first run is that of the last weights."""
+
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sin(x @ w)
+
+    block = toast.checkpoint(layer) if marked else layer
+
+    def loss(params: jax.Array, x: jax.Array) -> jax.Array:
+        def body(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return block(x, w), x.sum()
+
+        x, sums = jax.lax.scan(body, x, params, reverse=True)
+        return (x**2).sum() + (sums * jnp.arange(3.0)).sum()
+
+    params, x = random(3, 8, 8), random(6, 8)
+    trace, memory = traced(jax.grad(loss), "*[:1]: recompute=*; *[1:]: keep=*", params, x)
+    result = trace.lower().compile()(params, x)
+    np.testing.assert_allclose(result, jax.grad(loss)(params, x), rtol=1e-4, atol=1e-5)
+    lengths = [e.params["length"] for e in trace.jaxpr.eqns if e.primitive.name == "scan"]
+    assert lengths == [1, 2, 2, 1]
+    assert [block.runs for block in memory.blocks] == [1, 2]
+
+
+def test_other_blocks_of_a_scan_that_is_cut() -> None:
+    @toast.checkpoint
+    def one(x: jax.Array) -> jax.Array:
+        return jnp.sin(jnp.sin(x))
+
+    @toast.checkpoint
+    def other(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.cos(x @ w)
+
+    def loss(params: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, w: (other(one(x), w), None), x, params)[0].sum()
+
+    _, memory = traced(
+        jax.grad(loss), "other[:1]: recompute=*; *: keep=*", random(3, 8, 8), random(6, 8)
+    )
+    runs = {block.name: block.runs for block in memory.blocks}
+    assert runs == {"one": 3, "other[:1]": 1, "other[1:]": 2}
+
+
 def residuals(trace: Any) -> int:
     """The bytes that the forward pass hands to the backward one: what scans stack."""
     sizes = [
@@ -300,6 +372,10 @@ def test_a_function_without_layers_says_what_to_do() -> None:
     [
         ("layr: keep=query", "remat layr: keep=query: no block is named layr; use layer"),
         ("layer: keep=gate", "remat layer: keep=gate: no residual is named gate; those of layer "),
+        (
+            "layer[5:]: recompute=*",
+            "remat layer[5:]: recompute=*: layer has no such runs; use layer",
+        ),
         ("save_out_proj", "remat save_out_proj: no residual of layer "),
     ],
 )

@@ -83,8 +83,12 @@ def step(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def test_a_survey_is_the_full_recomputation(step: Any) -> None:
-    surveyed = plan(step, survey())
+@pytest.fixture(scope="module")
+def surveyed(step: Any) -> toast.Plan:
+    return plan(step, survey())
+
+
+def test_a_survey_is_the_full_recomputation(step: Any, surveyed: toast.Plan) -> None:
     assert surveyed.policy is not None
     # Names of values change no price: at the same shardings, prices are equal.
     again = plan(step, "full", start=surveyed, settings=toast.Settings(rounds=0))
@@ -117,8 +121,9 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("policy", EXPECTED)
-def test_simulated_prices_are_those_of_the_traced_program(step: Any, policy: str) -> None:
-    surveyed = plan(step, survey())
+def test_simulated_prices_are_those_of_the_traced_program(
+    step: Any, surveyed: toast.Plan, policy: str
+) -> None:
     memory = surveyed.analysis.program.memory
     assert memory is not None
     text = MemoryPolicy.parse(policy).resolved(memory.blocks)
@@ -127,6 +132,66 @@ def test_simulated_prices_are_those_of_the_traced_program(step: Any, policy: str
     time, space = EXPECTED[policy]
     assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=time)
     assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=space)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "layer[:1]: recompute=*; layer[1:]: keep=*",
+        "layer[:2]: offload=layer.dot_general keep=scores.sub; layer[2:]: keep=@product",
+    ],
+)
+def test_simulated_prices_of_policies_by_layers(
+    step: Any, surveyed: toast.Plan, policy: str
+) -> None:
+    memory = surveyed.analysis.program.memory
+    assert memory is not None
+    asked = MemoryPolicy.parse(policy)
+    (block,) = memory.blocks
+    parts = [dataclasses.replace(block, name=entry.block) for entry in asked.blocks]
+    simulated = SurveyPolicies(surveyed).priced(asked.resolved(parts))
+    traced = plan(step, policy, start=surveyed, settings=toast.Settings(rounds=0))
+    assert traced.policy == simulated.policy
+    assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.06)
+    assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.08)
+
+
+def test_layers_decide_alike_at_the_price_of_one_policy(step: Any, surveyed: toast.Plan) -> None:
+    memory = surveyed.analysis.program.memory
+    assert memory is not None
+    policies = SurveyPolicies(surveyed)
+    alike = preset("minimal").resolved(memory.blocks)
+    residuals = residuals_of(surveyed.analysis.program, {"layer": (1,)})
+    cut = MemoryPolicy(tuple(
+        dataclasses.replace(alike.blocks[0], block=name) for name in residuals.blocks
+    ))  # fmt: skip
+    one, other = policies.priced(alike), policies.priced(cut)
+    assert residuals.blocks == ("layer[:1]", "layer[1:]")
+    assert len(residuals.named) == 2 * len(residuals_of(surveyed.analysis.program).named)
+    if step is unrolled:  # loops have slices of the weights
+        assert other.step_seconds == pytest.approx(one.step_seconds)
+        assert other.peak_bytes == pytest.approx(one.peak_bytes)
+    assert other.step_seconds == pytest.approx(one.step_seconds, rel=0.03)
+
+
+def test_the_last_layers_keep_what_fits() -> None:
+    """Full recomputation takes 91 MiB, and everything that is kept 236 MiB."""
+    surveyed = plan(unrolled, survey(), memory_bytes=193 * 2**20)
+    policies = SurveyPolicies(surveyed)
+    alike, by_layers = policies.best(), policies.by_layers()
+    assert by_layers is not None
+    assert by_layers.fits
+    assert [entry.block for entry in by_layers.policy.blocks] == ["layer[:1]", "layer[1:]"]
+    traced = [
+        plan(unrolled, choice.policy, start=surveyed, settings=toast.Settings(rounds=0))
+        for choice in (by_layers, alike)
+    ]
+    assert all(each.fits for each in traced)
+    assert traced[0].after.step_seconds < 0.95 * traced[1].after.step_seconds
+    assert "remat, last 3 of 4 runs of layer; everything is kept" in traced[0].note
+    assert policies.by_layers(2.0**40) is None  # everything fits
+    with pytest.raises(toast.ToastError, match=r"^layers decide differently \(layer\[:1\], layer"):
+        traced[0].to_maxtext()
 
 
 def test_the_best_policy_is_within_the_limit(step: Any) -> None:

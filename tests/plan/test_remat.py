@@ -122,7 +122,9 @@ def test_auto_takes_the_best_policy() -> None:
     assert small.policy != plan("none").policy
 
 
-@pytest.mark.parametrize("policy", ["none", "full", "layer: keep=hidden"])
+@pytest.mark.parametrize(
+    "policy", ["none", "full", "layer[:3]: recompute=*; layer[3:]: keep=hidden"]
+)
 def test_the_plan_runs_its_program(policy: str) -> None:
     shapes = arrays(16, 8)
     planned = toast.plan(
@@ -138,7 +140,7 @@ def test_the_plan_runs_its_program(policy: str) -> None:
 
 
 def test_files_keep_the_policy(tmp_path: pathlib.Path) -> None:
-    planned = plan("layer: keep=hidden", 2)
+    planned = plan("layer[:1]: keep=hidden; layer[1:]: recompute=*", 2)
     planned.to_json(tmp_path / "plan.json")
     applied = toast.apply_plan(tmp_path / "plan.json", step, *arrays(2**16, 512))
     assert applied.same_program

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from toast.errors import TargetError
@@ -27,6 +29,7 @@ LAYER = Block(
         "layer: keep=query,gate offload=x",
         "layer: recompute=*; head: keep=* recompute=logits",
         "layer: keep=@product",
+        "layer[:12]: recompute=*; layer[12:30]: keep=@product; *[30:]: keep=*",
     ],
 )
 def test_texts_are_read_and_written(text: str) -> None:
@@ -64,6 +67,22 @@ def test_the_name_of_a_block_decides_before_a_pattern() -> None:
     assert MemoryPolicy.parse("layer: keep=query").of("head") == BlockPolicy("head", keep=("*",))
 
 
+def test_runs_of_a_block_decide_differently() -> None:
+    policy = MemoryPolicy.parse("*[:2]: recompute=*; layer[:4]: keep=query; *: keep=*")
+    assert policy.cuts("layer") == (4,)
+    assert policy.cuts("head") == (2,)
+    assert policy.of("layer[:4]").keep == ("query",)
+    assert policy.of("layer[4:]").keep == ("*",)
+    assert policy.of("head[:2]").recompute == ("*",)
+    parts = [dataclasses.replace(LAYER, name=name) for name in ("layer[:4]", "layer[4:]")]
+    resolved = MemoryPolicy.parse("*: keep=*; layer[:4]: keep=query").resolved(parts)
+    assert [entry.block for entry in resolved.blocks] == ["layer[:4]", "layer[4:]"]
+    assert resolved.resolved(parts) == resolved
+    assert resolved.cuts("layer") == (4,)
+    with pytest.raises(TargetError, match=r"^remat layer\[9:\]: .*: layer has no such runs; use "):
+        MemoryPolicy.parse("layer[9:]: keep=query").resolved([LAYER])
+
+
 def test_resolving_twice_changes_nothing() -> None:
     for name in ("named", "minimal", "full"):
         once = MemoryPolicy.parse(name).resolved([LAYER])
@@ -79,6 +98,7 @@ def test_resolving_twice_changes_nothing() -> None:
         ("layer: keep", "remat 'layer: keep': 'keep' is not a choice; write "),
         ("layer: save=x", "remat 'layer: save=x': 'save=x' is not a choice; write "),
         ("layer: keep=a keep=b", "remat 'layer: keep=a keep=b': 'keep=b' is not a choice; write "),
+        ("layer[4:4]: keep=a", "remat layer[4:4]: has no runs; write layer[:N] for the first N "),
         ("layer: keep=a offload=a", "remat layer: a occurs twice; keep, offload or recompute it"),
     ],
 )
