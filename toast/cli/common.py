@@ -116,8 +116,9 @@ RematOption = Annotated[
     typer.Option(
         "--remat",
         help="What the backward pass recomputes: none, full, a policy of MaxText such as minimal "
-        "or save_qkv_proj, or names: 'layer: keep=query,key offload=gate'. toast plan also takes "
-        "auto, which chooses it together with the sharding. Default: what the program says.",
+        "or save_qkv_proj, or names: 'layer: keep=query,key offload=gate' (layer[:12]: for its "
+        "first 12 runs). toast plan also takes auto, which chooses it together with the sharding. "
+        "Default: what the program says.",
     ),
 ]
 MicrobatchesOption = Annotated[

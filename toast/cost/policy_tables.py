@@ -121,7 +121,7 @@ class PolicyTables:
         large as its slices, are not in memory then.
         """
         later = [RunRange.parse(r.block).first > 0 for r in self.residuals.named]
-        return self.sliced * np.array(later, dtype=bool)
+        return self.sliced * np.array(later, dtype=np.float64)
 
     @functools.cached_property
     def may_move(self) -> Bools:

@@ -6,7 +6,6 @@ order, skips one whose mesh axes are in use in the tensor, and takes the first t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 
 from toast.errors import PlanError
@@ -14,7 +13,7 @@ from toast.export.axis_rules import AxisRule, NamedTensor, applied, ordered_rule
 from toast.export.exported_text import UNSAID, axes_yaml, comments
 from toast.export.logical_axes import LogicalAxes
 from toast.plan.maxtext_policy import maxtext_policy
-from toast.program import Spec
+from toast.program import Spec, TracedMemory
 
 #: The mesh axes of MaxText, each with the option that sets its size inside of a slice.
 MESH_AXES: Mapping[str, str] = {
@@ -96,9 +95,17 @@ def maxtext_config(axes: LogicalAxes, rename: Mapping[str, str] | None = None) -
         text += f"{MESH_AXES[renamed[name]]}: {size}\n"
     if "fsdp" not in names:
         text += "ici_fsdp_parallelism: 1\n"  # base.yml gives it all devices
-    with contextlib.suppress(PlanError):  # the plan has no memory policy, or none for MaxText
-        text += maxtext_policy(plan.analysis.program.memory)
-    return text
+    return text + _policy_text(plan.analysis.program.memory)
+
+
+def _policy_text(memory: TracedMemory | None) -> str:
+    """The lines of the memory policy, if there is one; a comment says what MaxText cannot have."""
+    if memory is None or memory.policy is None:
+        return ""
+    try:
+        return maxtext_policy(memory)
+    except PlanError as error:
+        return comments([str(error)])
 
 
 def maxtext_rules(axes: LogicalAxes) -> tuple[tuple[AxisRule, ...], tuple[AxisRule, ...]]:

@@ -168,7 +168,10 @@ class PolicedBlock:
 
     def within(self, jaxpr: Any) -> PolicedBlock:
         """The block in a jaxpr that has its equations; what they capture are arguments there."""
-        more = len(jaxpr.invars) - len(self.closed.jaxpr.invars)
+        mine = self.closed.jaxpr
+        alike = [e.primitive for e in mine.eqns] == [e.primitive for e in jaxpr.eqns]
+        assert alike, "names of values are by the places of equations"
+        more = len(jaxpr.invars) - len(mine.invars)
         closed = closed_jaxpr(jaxpr)
         return dataclasses.replace(
             self,
