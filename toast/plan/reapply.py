@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -57,6 +58,7 @@ _OF_LOOPS = frozenset({"carry", "yield", "dynamic_slice", "dynamic_update_slice"
 
 #: What the path of an op has in blocks, and if the op runs again.
 _BLOCK, _AGAIN = "/checkpoint/", "/rematted_computation/"
+_GRADIENT = re.compile(r"(transpose)\((?:jvp\()+([^()]*)\)+")
 
 OpState = npt.NDArray[np.int8]
 
@@ -464,10 +466,14 @@ class Work:
         self, key: OpKey, runs: Sequence[Run], ops: list[int], known: npt.NDArray[np.bool_]
     ) -> None:
         """Apply the plan to the ops of one key, one by one if their number is the same."""
-        if sum(run.count for run in runs) == len(ops):
-            states = [run.held for run in runs for _ in range(run.count)]
+        every = [run.held for run in runs for _ in range(run.count)]
+        alike = math.gcd(len(every), len(ops))
+        if len(every) == len(ops):
+            states = every
         elif self._recomputed and key.kind in _OF_LOOPS:
             return  # other values are carried
+        elif self._recomputed and every == every[:alike] * (len(every) // alike):
+            states = every[:alike] * (len(ops) // alike)  # other layers run again
         elif len({run.held for run in runs}) == 1:
             states = [runs[0].held] * len(ops)
         elif self.saved.replayed:
@@ -568,8 +574,14 @@ class Work:
 
 
 def _outside_of_blocks(key: OpKey) -> OpKey:
-    """The key of an op as if there were no block around it, unless it runs again in one."""
-    path = key.path if _AGAIN in key.path else key.path.replace(_BLOCK, "/")
+    """The key of an op as if there were no block around it, unless it runs again in one.
+
+    The gradient of ``NAME`` is ``transpose(jvp(NAME))`` there, and else
+    ``transpose(jvp(jvp()))/checkpoint/NAME``.
+    """
+    path = key.path
+    if _AGAIN not in path:
+        path = _GRADIENT.sub(r"\1/\2", path.replace(_BLOCK, "/")).replace("//", "/")
     return key.place._replace(path=path)
 
 
