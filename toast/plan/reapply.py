@@ -53,8 +53,10 @@ if TYPE_CHECKING:
 #: Number of characters of a program's hash in messages.
 _HASH = 8
 
-#: Ops that carry values through loops.
-_OF_LOOPS = frozenset({"carry", "yield", "dynamic_slice", "dynamic_update_slice"})
+#: Ops that carry values through loops, and into what runs again.
+_PASSING = frozenset({
+    "carry", "yield", "dynamic_slice", "dynamic_update_slice", "optimization_barrier",
+})  # fmt: skip
 
 #: What the path of an op has in blocks, and if the op runs again.
 _BLOCK, _AGAIN = "/checkpoint/", "/rematted_computation/"
@@ -470,8 +472,8 @@ class Work:
         alike = math.gcd(len(every), len(ops))
         if len(every) == len(ops):
             states = every
-        elif self._recomputed and key.kind in _OF_LOOPS:
-            return  # other values are carried
+        elif self._recomputed and key.kind in _PASSING:
+            return  # other values are carried, or pass barriers
         elif self._recomputed and every == every[:alike] * (len(every) // alike):
             states = every[:alike] * (len(ops) // alike)  # other layers run again
         elif len({run.held for run in runs}) == 1:

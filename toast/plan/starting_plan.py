@@ -144,7 +144,8 @@ def saved_start(
 def _follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space: Space) -> None:
     """Shards unknown ops as the next user of their value, or as their operands; known from then.
 
-    JAX rounds, names, stacks and moves the values that a policy keeps.
+    Of several operands, it is that with the most axes: masks are not sharded over the batch.  JAX
+    rounds, names, stacks and moves the values that a policy keeps.
     """
     program, analysis = space.analysis.program, space.analysis
     rules = [analysis.rules[number] for number in analysis.names.signature.tolist()]
@@ -153,23 +154,24 @@ def _follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space:
         for index, value in enumerate(op.operands):
             users.setdefault(value, (number, index))
 
-    def take(number: int, own: Sequence[Sequence[int]], other: int, its: Sequence[Any]) -> None:
+    def row(own: Sequence[Sequence[int]], other: int, its: Sequence[Any]) -> list[int]:
         dims = {factor: d for d, stack in enumerate(its) for factor in stack}
-        for axis, factor in enumerate(op_state[other].tolist()):
-            d = dims.get(factor, -1)
-            op_state[number, axis] = own[d][0] if 0 <= d < len(own) and own[d] else NONE
-        known[number] = True
+        places = [dims.get(factor, -1) for factor in op_state[other].tolist()]
+        return [own[d][0] if 0 <= d < len(own) and own[d] else NONE for d in places]
 
     def forward(*, sums: bool) -> None:
         for number in np.flatnonzero(~known).tolist():
+            rows = []
             for index, value in enumerate(program.ops[number].operands):
                 made = program.values[value]
-                if known[number] or not known[made.op] or not made.type.shape:
-                    continue
                 # A sum may be scattered as its users need it.
-                if sums or program.kind(made.op) not in _SUMMING:
+                waits = not sums and program.kind(made.op) in _SUMMING
+                if known[made.op] and made.type.shape and not waits:
                     its = rules[made.op].results[made.result]
-                    take(number, rules[number].operands[index], made.op, its)
+                    rows.append(row(rules[number].operands[index], made.op, its))
+            if rows:
+                op_state[number] = max(rows, key=lambda each: sum(f != NONE for f in each))
+                known[number] = True
 
     for _ in range(_ROUNDS):
         forward(sums=False)
@@ -177,7 +179,9 @@ def _follow(op_state: npt.NDArray[np.int8], known: npt.NDArray[np.bool_], space:
             for value in program.ops[number].results[:1]:
                 user, index = users.get(value, (-1, 0))
                 if user >= 0 and known[user] and index < len(rules[user].operands):
-                    take(number, rules[number].results[0], user, rules[user].operands[index])
+                    its = rules[user].operands[index]
+                    op_state[number] = row(rules[number].results[0], user, its)
+                    known[number] = True
     forward(sums=True)
 
 
