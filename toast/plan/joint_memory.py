@@ -27,6 +27,10 @@ _MOST_POLICIES, _MOST_PRESETS = 3, 3
 #: The share of the step by which a preset may seem longer than the best plan.
 _LONGER = 0.04
 
+#: The share by which a step is longer than expected if other shardings make a policy fit; and the
+#: share of the limit that is left free then.
+_SQUEEZED, _SPARE = 0.08, 0.15
+
 #: Presets whose own searches may find other shardings, and the most ops of a program for which they
 #: are tried: such a program is traced and searched in seconds.
 _OTHER_WAYS, _FEW_OPS = ("minimal", "full"), 3_000
@@ -203,10 +207,8 @@ class _JointSearch:
         policies = SurveyPolicies(self.surveyed)
 
         def choose(limit: float) -> SurveyedChoice | None:
-            choice, best = (
-                policies.by_layers(limit),
-                min(self.plans.values(), key=_rank, default=None),
-            )
+            choice = policies.by_layers(limit)
+            best = min(self.plans.values(), key=_rank, default=None)
             if choice is None or best is None or not best.fits:
                 return choice
             worth = best.after.step_seconds * (1.0 - GAIN) / self._longer(best)
@@ -217,9 +219,9 @@ class _JointSearch:
     def _longer(self, plan: Plan) -> float:
         """By how much the step of a plan is longer than expected, as a factor; at most 1."""
         expected = self._expected.get(str(plan.policy))
-        return (
-            1.0 if expected is None else min(1.0, plan.after.step_seconds / expected.step_seconds)
-        )
+        if expected is None:
+            return 1.0
+        return min(1.0, plan.after.step_seconds / expected.step_seconds)
 
     def _try(self, choose: Callable[[float], SurveyedChoice | None], most: float) -> None:
         """Tries what is chosen for a limit, which is corrected by what the plans take."""
@@ -235,7 +237,11 @@ class _JointSearch:
             needed = plan.needed_bytes(plan.after)
             over = needed - plan.memory_bytes
             if -_FREE * plan.memory_bytes < over <= 0.0:
-                return
+                if plan.after.step_seconds < choice.step_seconds * (1.0 + _SQUEEZED):
+                    return
+                # It only fits under slower shardings than those of the survey.
+                limit = min(limit, choice.needed_bytes) - _SPARE * most
+                continue
             limit = min(limit, choice.needed_bytes) - over - (over > 0.0) * _MARGIN * most
             if over <= 0.0:
                 better = choose(limit)
