@@ -24,6 +24,7 @@ from toast.program import (
     Block,
     MemoryPolicy,
     Residual,
+    RunRange,
     TracedMemory,
     preset,
     survey,
@@ -154,6 +155,46 @@ def test_simulated_prices_of_policies_by_layers(
     assert traced.policy == simulated.policy
     assert simulated.step_seconds == pytest.approx(traced.after.step_seconds, rel=0.06)
     assert simulated.peak_bytes == pytest.approx(traced.after.peak_bytes, rel=0.08)
+
+
+def test_plans_of_other_policies_start_with_the_shardings_of_the_survey() -> None:
+    """Gradients outside of blocks have other paths, and masks are not sharded over the batch."""
+
+    @toast.checkpoint
+    def layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+        scores = jnp.einsum("bqd,bkd->bqk", x @ w["q"], x @ w["k"])
+        scores = jnp.where(jnp.tri(x.shape[1], dtype=bool), scores, -1e9)
+        x = x + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), x @ w["v"])
+        return x + jax.nn.silu(x @ w["up"]) @ w["down"]
+
+    def masked(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x
+            for number in range(2):
+                y = layer(y, jax.tree.map(lambda w, n=number: w[n], weights))
+            return jnp.mean(y**2)
+
+        return jax.value_and_grad(loss)(weights)
+
+    def planned(remat: Any, **options: Any) -> toast.Plan:
+        shapes = arrays(2, 16, 1024, 256)
+        return toast.plan(
+            masked, *shapes, mesh="data=4,model=4", hardware="tpu-v5e", remat=remat, **options
+        )
+
+    surveyed = planned(survey(), settings=SETTINGS)
+    memory = surveyed.analysis.program.memory
+    assert memory is not None
+    policies = SurveyPolicies(surveyed)
+    (block,) = memory.blocks
+    policy = MemoryPolicy.parse("layer[:1]: recompute=*; layer[1:]: keep=*")
+    parts = [
+        dataclasses.replace(block, name=str(runs))
+        for runs in RunRange("layer").cut(policy.cuts("layer"))
+    ]
+    traced = planned(policy, start=surveyed, settings=toast.Settings(rounds=0))
+    expected = policies.priced(policy.resolved(parts)).step_seconds
+    assert traced.after.step_seconds == pytest.approx(expected, rel=0.05)
 
 
 def test_layers_decide_alike_at_the_price_of_one_policy(step: Any, surveyed: toast.Plan) -> None:
