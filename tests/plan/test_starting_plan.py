@@ -129,7 +129,8 @@ def test_another_resolution_does_not_change_the_shardings() -> None:
     first = PLANS["tiny"]()
     again = from_start(first, resolution="independent")
     assert same_shardings(first, again)
-    assert again.cost == pytest.approx(first.cost, rel=1e-12)  # another order of sums
+    # Other classes of ops, over which the time of collectives beside products is averaged.
+    assert again.cost == pytest.approx(first.cost, rel=1e-5)
 
 
 @pytest.mark.parametrize("spec", [P(None, "data"), P("data"), P()])
