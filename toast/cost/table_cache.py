@@ -35,7 +35,6 @@ def tables(
     product_operands: str = "",
     grouped_operands: str = "",
     lanes: int = 1,
-    vector_bytes: float = 0.0,
     loops: bool = False,
     partitioned: bool = True,
 ) -> Tables:
@@ -50,8 +49,7 @@ def tables(
             names = " ".join(term.name for term in terms)
             key = _key(
                 space,
-                f"{product_operands} {grouped_operands} {lanes} {vector_bytes} {loops} "
-                f"{partitioned} {names}",
+                f"{product_operands} {grouped_operands} {lanes} {loops} {partitioned} {names}",
             )
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
@@ -61,7 +59,7 @@ def tables(
                 return unpacked
     built = build(
         space, terms, product_operands=product_operands, grouped_operands=grouped_operands,
-        lanes=lanes, vector_bytes=vector_bytes, loops=loops, partitioned=partitioned,
+        lanes=lanes, loops=loops, partitioned=partitioned,
     )  # fmt: skip
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")

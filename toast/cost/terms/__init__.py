@@ -34,7 +34,6 @@ from toast.cost.terms.traffic import (
     ExplicitPlaces,
     ExplicitReshards,
     ExplicitSums,
-    GatherCopies,
     Halos,
     LoopedGathers,
     LoopedSums,
@@ -50,7 +49,7 @@ from toast.cost.terms.traffic import (
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), PartedProducts(), KernelWork(), Writes(), Transcendentals(), Reads(),
-    Latencies(), Roundings(), GatherCopies(), HostTransfers(),
+    Latencies(), Roundings(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
@@ -59,8 +58,8 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     Workspaces(), RingBuffers(),
 )  # fmt: skip
 
-#: Those that price what XLA's partitioner makes of sums and of gathers.
-_OF_PARTITIONER = (SecondBuffers, PartedProducts, WaitingOperands, GatherCopies)
+#: Those that price what XLA's partitioner makes of sums.
+_OF_PARTITIONER = (SecondBuffers, PartedProducts, WaitingOperands)
 
 #: Those of a device-local program: XLA partitions none of its ops, and adds no loops.
 LOCAL_TERMS: tuple[Term, ...] = (
