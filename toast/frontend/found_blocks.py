@@ -362,8 +362,14 @@ def _name(jaxpr: Any) -> str:
 
 def _policy_text(policy: Any) -> str:
     """The policy of a ``jax.checkpoint`` as text, if it has one."""
-    name = str(getattr(policy, "__qualname__", "")).partition(".<locals>")[0]
-    return f" with policy {name.strip('_')}" if name and policy is not None else ""
+    if policy is None:
+        return ""
+    # Policies of older versions of JAX are no functions.  Of two names, the last is the newer one.
+    listed = sorted(
+        name for name, known in vars(jax.checkpoint_policies).items() if known == policy
+    )
+    own = getattr(policy, "__qualname__", listed[-1] if listed else type(policy).__qualname__)
+    return f" with policy {own.partition('.<locals>')[0].strip('_')}"
 
 
 def _place(jaxpr: Any) -> str:
