@@ -106,6 +106,19 @@ def block_of(memory: TracedMemory) -> Block:
     return block
 
 
+def gradients_are_equal(form: str, policy: str) -> TracedMemory:
+    """What was traced; fails if gradients differ from those without the policy."""
+    step = jax.value_and_grad(losses()[form])
+    params, x = stack(), random(6, 8)
+    with jax.default_matmul_precision("highest"):
+        expected = jax.jit(step)(params, x)
+        trace, memory = traced(step, policy, params, x)
+        result = trace.lower().compile()(params, x)
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-4)
+    jax.tree.map(close, result, expected)
+    return memory
+
+
 @pytest.mark.parametrize(
     ("form", "policy"),
     [
@@ -115,14 +128,7 @@ def block_of(memory: TracedMemory) -> Block:
     ],
 )  # fmt: skip
 def test_gradients_are_equal_under_every_policy(form: str, policy: str) -> None:
-    step = jax.value_and_grad(losses()[form])
-    params, x = stack(), random(6, 8)
-    with jax.default_matmul_precision("highest"):
-        expected = jax.jit(step)(params, x)
-        trace, memory = traced(step, policy, params, x)
-        result = trace.lower().compile()(params, x)
-    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-4)
-    jax.tree.map(close, result, expected)
+    memory = gradients_are_equal(form, policy)
     block = block_of(memory)
     assert block.runs == LAYERS
     assert {"query", "scores"} <= {*block.names}
@@ -140,14 +146,7 @@ BY_LAYERS = ("*[:1]: recompute=*; *[1:]: keep=*", "*[:1]: keep=query; *: keep=* 
     ],
 )  # fmt: skip
 def test_layers_may_decide_differently(form: str, policy: str) -> None:
-    step = jax.value_and_grad(losses()[form])
-    params, x = stack(), random(6, 8)
-    with jax.default_matmul_precision("highest"):
-        expected = jax.jit(step)(params, x)
-        trace, memory = traced(step, policy, params, x)
-        result = trace.lower().compile()(params, x)
-    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-4)
-    jax.tree.map(close, result, expected)
+    memory = gradients_are_equal(form, policy)
     first, second = memory.blocks
     name = first.name.removesuffix("[:1]")
     assert (first.runs, second.runs, second.name) == (1, 1, f"{name}[1:]")

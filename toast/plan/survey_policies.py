@@ -123,7 +123,6 @@ class SurveyPolicies:
         tried: dict[int, SurveyedChoice | None] = {}
         step = max(1, most // _NEAR)
         number = self._first_number(front, most, limit)
-        best: SurveyedChoice | None = None
         numbers = [number]
         while numbers:
             for each in numbers:
