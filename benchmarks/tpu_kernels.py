@@ -12,7 +12,7 @@ prints keys of the hardware file and the errors of both halves; the other half i
 
 * ``LISTED`` has sizes of layers of open models, and round numbers.  The files were fitted to most
   of them.  The sizes of ``drawn`` are random, and the files do not know them.
-* ``efficiency.matmul`` of v6e is not the fitted one.  It is 0.63, fitted to published steps
+* ``efficiency.matmul`` of v6e is not the fitted one.  It is 0.67, fitted to published steps
   (docs/fidelity.md), and stands for what slows whole steps below the compiler's estimates.
 * XLA moves some operands into fast memory beside earlier kernels.  The time of their kernel lacks
   the move: they have a row of their own, and the fit leaves out the bytes of such operands.

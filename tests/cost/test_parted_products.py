@@ -65,7 +65,10 @@ def test_a_sum_over_many_devices_takes_longer_than_the_whole_product(
 
 
 def test_each_pair_of_devices_has_a_kernel_that_reads_a_whole_operand() -> None:
-    """Over 16 devices, 8 kernels compute an eighth of the columns each, and read all of ``x``."""
+    """Over 16 devices, 8 kernels compute an eighth of the columns each, and read all of ``x``.
+
+    16 more add the parts.
+    """
     model = model_of("d=16")
     rows, columns, kernels, memory = 65536 / 16, 4096, 8, model.hardware.memory_bytes_per_s
     prices, peak = model.hardware.products, model.hardware.peak("bf16")
@@ -74,13 +77,18 @@ def test_each_pair_of_devices_has_a_kernel_that_reads_a_whole_operand() -> None:
         """Of the product of ``x`` with ``width`` columns of the gradient of ``x @ w``."""
         size = np.array([[columns, width, rows, 1.0]])
         computing = prices.seconds(size, np.array([2 * columns * width * rows / peak]), memory)
-        moved = 2 * (rows * columns + rows * width + columns * width)
-        found = prices.kernel_seconds(
-            computing, np.array([columns * width]), np.array([moved]), np.ones(1), memory
+        # Of the operands and the whole result, what does not stay in fast memory.
+        x, result = (float(prices.moved_bytes(np.array([2.0 * n]))[0]) for n in
+                     (rows * columns, columns * columns))  # fmt: skip
+        moved = x + (x + result) * width / columns
+        stored = prices.moved_results(
+            np.array([columns * width]), np.array([result / (2 * columns * columns)])
         )
+        found = prices.kernel_seconds(computing, stored, np.array([moved]), np.ones(1), memory)
         return float(found[0]) + model.hardware.product_latency_s
 
-    expected = kernels * seconds(columns / kernels) - seconds(columns)
+    adding = 16 * model.hardware.kernel_latency_s + 3 * 2 * columns * columns / memory
+    expected = max(kernels * seconds(columns / kernels) - seconds(columns), 0.0) + adding
     assert parted(model, scattered(model, "d")) == pytest.approx(expected)
 
 

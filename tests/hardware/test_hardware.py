@@ -143,7 +143,7 @@ BAD = {
     ),
     "unknown top key": (
         'name = "tpu-v5e"', 'name = "tpu-v5e"\nvendor = "Google"', "description",
-        "unknown key vendor; known: name, description, platform, device_kind, max_devices, product_operands, grouped_operands, transcendentals_per_s, gathers_ahead, background, vector_products_per_s, product_latency_s, kernel_latency_s",
+        "unknown key vendor; known: name, description, platform, device_kind, max_devices, product_operands, grouped_operands, transcendentals_per_s, gathers_ahead, background, vector_products_per_s, vector_elements_per_s, product_latency_s, kernel_latency_s",
     ),
     "switch key on a torus": (
         "latency_s = 1e-6", "node_latency_s = 1e-6", None,
@@ -151,7 +151,7 @@ BAD = {
     ),
     "table inside a table": (
         "[memory]  #", "[memory.cache]\n[memory]  #", None,
-        "unknown key cache; known: capacity_bytes, limit_bytes, bandwidth_bytes_per_s, lanes",
+        "unknown key cache; known: capacity_bytes, limit_bytes, bandwidth_bytes_per_s, lanes, fast_bytes",
     ),
     "missing key": (
         "latency_s = 1e-6", "#", "[interconnect]", "missing key latency_s; add it: seconds, for example 1e-6",
@@ -204,7 +204,7 @@ BAD = {
         "i8 = 393e12", "i8 = 393e15", None, "i8 exceeds 10000 FLOP per byte of memory traffic; check the units of both",
     ),
     "transcendentals": (
-        "transcendentals_per_s = 1e11", "transcendentals_per_s = 50e15", None,
+        "transcendentals_per_s = 3.6e11", "transcendentals_per_s = 50e15", None,
         "transcendentals_per_s exceeds the peak of matrix products; check the unit",
     ),
     "too many devices": (

@@ -97,3 +97,13 @@ def test_kernels_compute_store_and_move_at_once_but_not_wholly() -> None:
     # More bytes never take less time.
     times = [seconds(5, 300, moved) for moved in (0, 1, 10, 100, 1000)]
     assert times == sorted(times)
+
+
+def test_small_operands_and_results_stay_in_fast_memory() -> None:
+    prices = ProductPrices(fast_bytes=100.0)
+    assert prices.moved_bytes(np.array([10.0, 25.0, 50.0, 75.0, 100.0])).tolist() == [
+        0, 0, 25, 75, 100,
+    ]  # fmt: skip
+    assert ProductPrices().moved_bytes(np.array([10.0])).tolist() == [10]
+    some, every = prices.moved_results(np.array([8.0, 8.0]), np.array([0.0, 1.0]))
+    assert 0 < some < every == 8

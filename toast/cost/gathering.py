@@ -43,6 +43,7 @@ from toast.cost.tables import (
     UseClasses,
     ValueClasses,
 )
+from toast.cost.vector_work import stretched
 from toast.program import QUANTITIES, KernelCost, Program, element_bytes, has_collective
 from toast.space import NONE, PRODUCTS, Space
 
@@ -88,6 +89,7 @@ def build(
     product_operands: str = "",
     grouped_operands: str = "",
     lanes: int = 1,
+    vector_bytes: float = 0.0,
     loops: bool = False,
     partitioned: bool = True,
 ) -> Tables:
@@ -96,9 +98,10 @@ def build(
     ``terms`` are those of the price: the timeline has a block of columns for each term with
     buffers.  ``product_operands`` is the element type to which products round float32 operands, or
     empty, and ``grouped_operands`` that of products of groups; ``lanes`` are the elements of a row
-    of the device's tiles, 1 for none.  With ``loops``, products may be computed shard by shard
-    beside permutes.  ``partitioned`` is whether XLA partitions the program, rather than compiles
-    that of one device.
+    of the device's tiles, 1 for none, and ``vector_bytes`` is that of
+    :func:`toast.cost.vector_work.stretched`.  With ``loops``, products may be computed shard by
+    shard beside permutes.  ``partitioned`` is whether XLA partitions the program, rather than
+    compiles that of one device.
     """
     analysis = space.analysis
     program, names, classes = analysis.program, analysis.names, space.classes
@@ -125,8 +128,14 @@ def build(
         priced,
         host,
         remade,
-        layouts.again,
-    )
+        *stretched(
+            program, live, names.use_op, names.use_value,
+            _accesses(program, names.use_op, names.use_index, names.use_value, live, priced, host)
+            + layouts.again,
+            _written(program, live, priced, host),
+            vector_bytes,
+        ),
+    )  # fmt: skip
     slot_table = slots.table(classes.divisor.shape[1])
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
@@ -314,7 +323,6 @@ def _value_classes(
     types = [program.values[v].type for v in values.tolist()]
     kinds = [program.kind(program.values[v].op) for v in values.tolist()]
     product = ops.product[op_class_of_value[values]]
-    in_place = np.array([kind in _IN_PLACE for kind in kinds], dtype=bool)
     constant = constant_values(program)
     allocated = allocated_only(program) & constant
     rank = _rank(program)
@@ -332,9 +340,7 @@ def _value_classes(
             (*type_.shape, *(1,) * (rank - len(type_.shape))) for type_ in types
         ], dtype=np.int64),
         rank=np.array([len(type_.shape) for type_ in types], dtype=np.int64),
-        written=live.exists[values] & ~live.by_product[values] & ~product & ~in_place
-        & ~priced[maker] & ~host.inside[values] & ~host.moved[values]
-        & ~allocated[values],
+        written=grouped.written,
         kernels=_kernels(program, grouped, live, priced, allocated),
         transfers=np.where(host.moved[values], grouped.count, 0).astype(np.float64),
         merged=product & ~live.exists[values],
@@ -515,16 +521,16 @@ class _Slots:
         """The tensors of op classes, here ``products``."""
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
-        rows: list[tuple[int, int, float]] = []
+        rows: list[tuple[int, int, float, int]] = []
         for (k, side, index), slot in self._number.items():
             if k in place:
                 op = program.ops[int(ops[k])]
                 type_ = program.values[(op.results if side else op.operands)[index]].type
                 size = float(math.prod(type_.shape)) * element_bytes(type_.dtype)
-                rows.append((place[k], slot, size))
-        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 3)
+                rows.append((place[k], slot, size, side))
+        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 4)
         product, slots = numbers[:, :2].T.astype(np.int64)
-        return ProductTensors(product, slots, numbers[:, 2])
+        return ProductTensors(product, slots, numbers[:, 2], numbers[:, 3] > 0)
 
     def has_factor(self, width: int) -> Bools:
         """``[slots, width]`` whether a dimension has the factor; the last column: no factor."""
@@ -617,6 +623,7 @@ class _Grouped:
     use_loop: Ints
     pairs: CopyPairs
     condition_reads: Floats
+    written: Floats
 
 
 def _group_values(
@@ -630,45 +637,26 @@ def _group_values(
     priced: Bools,
     host: HostMemory,
     remade: Bools,
-    again: Ints,
+    accesses: Floats,
+    written: Floats,
 ) -> _Grouped:
-    """Value classes: values with equal slots, repetitions, reads and behaviour in memory.
+    """Value classes: values with equal slots, repetitions, accesses and behaviour in memory.
 
-    ``again`` are further accesses of the operands of uses.
+    ``accesses`` (``[uses]``) and ``written`` (``[values]``) are those by memory-bound kernels.
     """
-    kinds = [program.kind(op) for op in range(len(program.ops))]
     # For each value and use slot: the number of reshards, and of reads by kernels.
     # The body of a loop makes its own copy of a value that it does not change.
-    reads: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in program.values]
+    reads: list[dict[tuple[int, int], tuple[int, float]]] = [{} for _ in program.values]
     loops, used_in = _loops(program), [dict[int, int]() for _ in program.values]
     of_uses: list[tuple[int, int]] = []
-    kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
-    for op, index, value, slot, accesses in zip(
-        use_op.tolist(), use_index.tolist(), use_of.tolist(), use_slot.tolist(), again.tolist(),
-        strict=True,
-    ):  # fmt: skip
-        # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it
-        # writes; the caller and loops read nothing.
-        counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING and not priced[op]
-        # A value in memory crosses a barrier or the boundary of a region where it is.
-        counted &= kinds[op] not in PASSED_ON or not live.exists[program.ops[op].results[0]]
+    for op, value, slot, accessed in zip(
+        use_op.tolist(), use_of.tolist(), use_slot.tolist(), accesses.tolist(), strict=True
+    ):
         times = program.repeats[op]
         key = slot, used_in[value].setdefault(loops[op], len(used_in[value]))
         of_uses.append(key)
-        most, read = reads[value].get(key, (0, 0))
-        # A kernel reads a value once, and its own results not at all.
-        kernel = int(live.early[op])
-        maker = program.values[value].op
-        counted &= bool(live.exists[value]) and (value, kernel) not in kernels
-        # Transfers read the memory of the device or of the host at the rate of the link.
-        results = program.ops[op].results
-        counted &= not host.inside[value] and not (results and host.moved[results[0]])
-        counted &= maker == kernel or int(live.early[maker]) != kernel
-        if counted:
-            kernels.add((value, kernel))
-        # An update is written into its buffer, as much as is read.
-        updates = kinds[op] == _UPDATING and index == 1
-        reads[value][key] = (max(most, times), read + times * (counted + updates + accesses))
+        most, read = reads[value].get(key, (0, 0.0))
+        reads[value][key] = (max(most, times), read + times * accessed)
     repeats = [program.repeats[value.op] for value in program.values]
     places = list(zip(host.inside.tolist(), host.moved.tolist(), strict=True))
     tests = [0] * len(program.values)
@@ -677,12 +665,15 @@ def _group_values(
     numbers: dict[object, int] = {}
     of_value = np.array([
         numbers.setdefault(
-            (slot, bool(exists), bool(aliased), place, times, tested, anew, tuple(items.items())),
+            (
+                slot, bool(exists), bool(aliased), place, times, tested, anew, wrote,
+                tuple(items.items()),
+            ),
             len(numbers),
         )
-        for slot, exists, aliased, place, times, tested, anew, items in zip(
+        for slot, exists, aliased, place, times, tested, anew, wrote, items in zip(
             value_slot.tolist(), live.exists, live.aliased, places, repeats, tests,
-            remade.tolist(), reads, strict=True,
+            remade.tolist(), written.tolist(), reads, strict=True,
         )
     ], dtype=np.int64)  # fmt: skip
     _, representative, members = np.unique(of_value, return_index=True, return_counts=True)
@@ -710,7 +701,55 @@ def _group_values(
         of_value, of_use, representative, count, use_value, slots,
         np.array([r[2] for r in rows], dtype=np.float64),
         np.array([r[3] for r in rows], dtype=np.float64), loop_of, CopyPairs(*pairs),
-        members * np.array(tests, dtype=np.float64)[representative],
+        members * np.array(tests, dtype=np.float64)[representative], written[representative],
+    )  # fmt: skip
+
+
+def _accesses(
+    program: Program,
+    use_op: Ints,
+    use_index: Ints,
+    use_of: Ints,
+    live: Liveness,
+    priced: Bools,
+    host: HostMemory,
+) -> Ints:
+    """``[uses]`` how often memory-bound kernels access the value of a use."""
+    kinds = [program.kind(op) for op in range(len(program.ops))]
+    accesses = np.zeros(len(use_op), dtype=np.int64)
+    kernels: set[tuple[int, int]] = set()  # (value, kernel) of the reads so far
+    for use, (op, index, value) in enumerate(
+        zip(use_op.tolist(), use_index.tolist(), use_of.tolist(), strict=True)
+    ):
+        # Matmuls and priced kernels have a roofline of their own; a gather reads as much as it
+        # writes; the caller and loops read nothing.
+        counted = kinds[op] not in PRODUCTS and kinds[op] not in _READ_NOTHING and not priced[op]
+        # A value in memory crosses a barrier or the boundary of a region where it is.
+        counted &= kinds[op] not in PASSED_ON or not live.exists[program.ops[op].results[0]]
+        # A kernel reads a value once, and its own results not at all.
+        kernel = int(live.early[op])
+        maker = program.values[value].op
+        counted &= bool(live.exists[value]) and (value, kernel) not in kernels
+        # Transfers read the memory of the device or of the host at the rate of the link.
+        results = program.ops[op].results
+        counted &= not host.inside[value] and not (results and host.moved[results[0]])
+        counted &= maker == kernel or int(live.early[maker]) != kernel
+        if counted:
+            kernels.add((value, kernel))
+        # An update is written into its buffer, as much as is read.
+        accesses[use] = counted + (kinds[op] == _UPDATING and index == 1)
+    return accesses
+
+
+def _written(program: Program, live: Liveness, priced: Bools, host: HostMemory) -> Bools:
+    """``[values]`` whether a memory-bound kernel writes a value."""
+    maker = np.array([value.op for value in program.values], dtype=np.int64)
+    kinds = [program.kind(op) for op in maker.tolist()]
+    elsewhere = np.array([kind in PRODUCTS or kind in _IN_PLACE for kind in kinds], dtype=bool)
+    allocated = allocated_only(program) & constant_values(program)
+    return np.asarray(
+        live.exists & ~live.by_product & ~elsewhere & ~priced[maker] & ~host.inside & ~host.moved
+        & ~allocated
     )  # fmt: skip
 
 

@@ -144,6 +144,7 @@ class CostModel:
                 product_operands=hardware.product_operands,
                 grouped_operands=hardware.grouped_operands,
                 lanes=hardware.lanes,
+                vector_bytes=hardware.vector_bytes,
                 loops=self.loops,
                 partitioned=not local,
             )

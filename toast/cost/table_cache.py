@@ -35,6 +35,7 @@ def tables(
     product_operands: str = "",
     grouped_operands: str = "",
     lanes: int = 1,
+    vector_bytes: float = 0.0,
     loops: bool = False,
     partitioned: bool = True,
 ) -> Tables:
@@ -49,7 +50,8 @@ def tables(
             names = " ".join(term.name for term in terms)
             key = _key(
                 space,
-                f"{product_operands} {grouped_operands} {lanes} {loops} {partitioned} {names}",
+                f"{product_operands} {grouped_operands} {lanes} {vector_bytes} {loops} "
+                f"{partitioned} {names}",
             )
     if key is not None:
         with contextlib.suppress(*disk_cache.DAMAGE):
@@ -59,7 +61,7 @@ def tables(
                 return unpacked
     built = build(
         space, terms, product_operands=product_operands, grouped_operands=grouped_operands,
-        lanes=lanes, loops=loops, partitioned=partitioned,
+        lanes=lanes, vector_bytes=vector_bytes, loops=loops, partitioned=partitioned,
     )  # fmt: skip
     if key is not None:
         disk_cache.keep(_KIND, key, *_packed(built), "cost tables")

@@ -76,6 +76,7 @@ class ProductTensors(EntityTable):
     product: Ints
     slot: Ints
     bytes: Floats
+    result: Bools  # whether it is a result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,7 @@ class ValueClasses(EntityTable):
     bytes: Floats  # of one unsharded value
     sizes: Ints  # [C, R] elements along each dimension, 1 beyond its rank
     rank: Ints  # number of dimensions
-    written: Bools  # a memory-bound kernel writes it
+    written: Floats  # accesses of a memory-bound kernel that writes it; 0 if none does
     kernels: Floats  # memory-bound kernels in a step that compute its values
     transfers: Floats  # to the memory of the host or back, of all its values in a step
     merged: Bools  # a product's result, fused with its only consumer unless summed

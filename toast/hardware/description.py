@@ -155,6 +155,9 @@ class Hardware:
     #: Multiplications and additions per second in products of a vector and a matrix for each
     #: element of a batch, which the vector unit computes.
     vector_products_per_s: float = math.inf
+    #: Elements per second of memory-bound kernels: the vector unit computes in float32, so that
+    #: small element types do not make them faster than that.
+    vector_elements_per_s: float = math.inf
     #: Fraction of the peak that kernels of attention reach: products with exponentials between.
     #: ``None`` for that of other products.
     attention_efficiency: float | None = None
@@ -188,6 +191,11 @@ class Hardware:
         if self.attention_efficiency is None:
             return 1.0
         return self.attention_efficiency / self.matmul_efficiency
+
+    @property
+    def vector_bytes(self) -> float:
+        """Bytes of memory traffic that take as long as the vector unit takes for one element."""
+        return self.memory_bytes_per_s / self.vector_elements_per_s
 
     def peak(self, dtype: str) -> float:
         """Achievable FLOP/s of products with element type ``dtype``, such as ``bf16``.

@@ -51,6 +51,7 @@ class MemoryTable(_Table, frozen=True, kw_only=True):
     limit_bytes: Bytes
     bandwidth_bytes_per_s: BytesPerS
     lanes: Count = 1
+    fast_bytes: Bytes | None = None
 
 
 class HostTable(_Table, frozen=True, kw_only=True):
@@ -162,6 +163,7 @@ class DeviceFile(_Table, frozen=True, kw_only=True):
     gathers_ahead: Literal["operands", "all"] | None = None
     background: tuple[Asynchronous, ...] = ASYNCHRONOUS
     vector_products_per_s: FlopsPerS = math.inf
+    vector_elements_per_s: FlopsPerS = math.inf
     product_latency_s: Seconds = 0.0
     kernel_latency_s: Seconds = 0.0
     flops_per_s: dict[str, FlopsPerS]
@@ -336,6 +338,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         grouped_operands=file.grouped_operands or file.product_operands or "",
         transcendentals_per_s=file.transcendentals_per_s,
         vector_products_per_s=file.vector_products_per_s,
+        vector_elements_per_s=file.vector_elements_per_s,
         max_devices=file.max_devices,
         platform=file.platform or "",
         device_kind=file.device_kind or "",
@@ -366,6 +369,7 @@ def _products(file: DeviceFile) -> ProductPrices:
     if (tile := file.tile) is not None:
         prices = ProductPrices(
             tiles=((tile.m, tile.n),), depth=tile.k, window_bytes=tile.window_bytes,
+            fast_bytes=file.memory.fast_bytes or 0.0,
             memory_share=(tile.memory or file.efficiency.memory) / file.efficiency.memory,
         )  # fmt: skip
         if tile.results_per_s is None:
@@ -460,7 +464,7 @@ def _faults(file: DeviceFile) -> Iterator[_Fault]:
     if flops[best] > _MOST_FLOPS_PER_BYTE * memory.bandwidth_bytes_per_s:
         reason = f"{best} exceeds {_MOST_FLOPS_PER_BYTE:.0f} FLOP per byte of memory traffic"
         yield _Fault("flops_per_s", best, reason, "check the units of both")
-    for key in ("transcendentals_per_s", "vector_products_per_s"):
+    for key in ("transcendentals_per_s", "vector_products_per_s", "vector_elements_per_s"):
         if flops[best] < getattr(file, key) < math.inf:
             reason = f"{key} exceeds the peak of matrix products"
             yield _Fault("", key, reason, "check the unit")

@@ -18,6 +18,13 @@ Floats = npt.NDArray[np.float64]
 #: Bytes that one element of a partial result moves: it is written and read, in float32.
 _PARTIAL_BYTES = 8
 
+#: Bytes of an array over those of the fast memory: up to the first share, it is there; from the
+#: second on, it is not.
+_ROOM = (0.25, 0.75)
+
+#: Time of a result that stays in the fast memory, over that of one that is moved.
+_STORED_FAST = 0.25
+
 
 @dataclasses.dataclass(frozen=True)
 class ProductPrices:
@@ -42,6 +49,8 @@ class ProductPrices:
     #: Kernels compute, store results and move bytes at once, but not wholly: their time is the norm
     #: of this order of the three times.
     order: float = math.inf
+    #: Bytes of the fast memory beside the units, where small operands and results stay; 0 if none.
+    fast_bytes: float = 0.0
 
     def seconds(self, size: Floats, at_peak: Floats, memory_bytes_per_s: float) -> Floats:
         """Seconds of products without those that memory bounds: ``[...]``.
@@ -95,6 +104,21 @@ class ProductPrices:
     def moving_seconds(self, moved_bytes: Floats, memory_bytes_per_s: float) -> Floats:
         """Seconds that products take to move their operands and results."""
         return moved_bytes / self._memory_rate(memory_bytes_per_s)
+
+    def moved_bytes(self, size: Floats) -> Floats:
+        """Bytes that products move of operands or results of ``size`` bytes each: ``[...]``.
+
+        The compiler keeps small arrays in fast memory between kernels, and brings those that are
+        not there beside earlier kernels.  The larger an array, the less often there is room.
+        """
+        if not self.fast_bytes:
+            return size
+        least, most = (share * self.fast_bytes for share in _ROOM)
+        return np.asarray(size * np.clip((size - least) / (most - least), 0.0, 1.0))
+
+    def moved_results(self, results: Floats, away: Floats) -> Floats:
+        """Elements of results that take as long as ``results``, of which a share moves ``away``."""
+        return np.asarray(results * (_STORED_FAST + (1 - _STORED_FAST) * away))
 
     def _memory_rate(self, memory_bytes_per_s: float) -> float:
         return self.memory_share * memory_bytes_per_s

@@ -34,6 +34,7 @@ from toast.cost.terms.traffic import (
     ExplicitPlaces,
     ExplicitReshards,
     ExplicitSums,
+    GatherCopies,
     Halos,
     LoopedGathers,
     LoopedSums,
@@ -49,7 +50,7 @@ from toast.cost.terms.traffic import (
 #: In the order of collectives in lists, and of buffers in the timeline.
 DEFAULT_TERMS: tuple[Term, ...] = (
     ProductWork(), PartedProducts(), KernelWork(), Writes(), Transcendentals(), Reads(),
-    Latencies(), Roundings(), HostTransfers(),
+    Latencies(), Roundings(), GatherCopies(), HostTransfers(),
     Sums(), Reshards(), Halos(), Rings(), RingSums(), LoopedGathers(),
     LoopedSums(), RegionCollectives(),
     SumPlaces(), UsePlaces(),
@@ -58,8 +59,8 @@ DEFAULT_TERMS: tuple[Term, ...] = (
     Workspaces(), RingBuffers(),
 )  # fmt: skip
 
-#: Those that price what XLA's partitioner makes of sums.
-_OF_PARTITIONER = (SecondBuffers, PartedProducts, WaitingOperands)
+#: Those that price what XLA's partitioner makes of sums and of gathers.
+_OF_PARTITIONER = (SecondBuffers, PartedProducts, WaitingOperands, GatherCopies)
 
 #: Those of a device-local program: XLA partitions none of its ops, and adds no loops.
 LOCAL_TERMS: tuple[Term, ...] = (

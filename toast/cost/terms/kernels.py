@@ -7,6 +7,7 @@ import numpy as np
 from toast.cost.axis_sets import axes_of
 from toast.cost.entities import Entity, Floats, Ints
 from toast.cost.layout import Layout, LocalLayout, slot_dims
+from toast.cost.loops import ADDED
 from toast.cost.terms.buffers import ROUNDED
 from toast.cost.terms.term import LocalTerm, StepPart, Term
 from toast.hardware import Hardware
@@ -46,12 +47,17 @@ class ProductWork(LocalTerm):
             flops = np.where(t.products.vector, sums / shards, flops)
         dims = slot_dims(t, layout.held, t.tensors.slot)
         tensors = t.tensors.bytes / layout.devices[axes_of(dims >= 0)]
+        moving = hardware.products.moved_bytes(tensors)
         first = np.flatnonzero(np.diff(t.tensors.product, prepend=-1))
         count = t.ops.count[op_class].astype(np.float64)
-        moved: Floats = np.add.reduceat(tensors, first, axis=1) * count
+        moved: Floats = np.add.reduceat(moving, first, axis=1) * count
+        results = np.add.reduceat(tensors * t.tensors.result, first, axis=1)
+        away = np.add.reduceat(moving * t.tensors.result, first, axis=1) / np.maximum(results, 1.0)
         on_unit = summed & ~t.products.vector
         stored = size[..., 0] * size[..., 1] * size[..., 3] * (count * on_unit)
-        seconds = hardware.products.kernel_seconds(flops, stored, moved, count, memory)
+        seconds = hardware.products.kernel_seconds(
+            flops, hardware.products.moved_results(stored, away), moved, count, memory
+        )
         return np.asarray(seconds + hardware.product_latency_s * count)
 
     def local_size(self, layout: LocalLayout, held: Ints) -> Floats:
@@ -73,8 +79,9 @@ class PartedProducts(Term):
     """Products that XLA computes in parts, because their sums are scattered over several devices.
 
     XLA makes a loop of such a product: each of its kernels computes the parts of two devices, and
-    reads all of the operand that lacks the scattered dimension.  This is what the kernels take
-    longer than that of the whole product.
+    reads all of the operand that lacks the scattered dimension.  Another kernel adds the part of a
+    device to what has arrived, and one more rounds that operand if products do.  This is what they
+    take longer than the kernel of the whole product.
     """
 
     name, scope, part = "parted products", Entity.VALUE_CLASS, StepPart.PRODUCTS
@@ -92,28 +99,41 @@ class PartedProducts(Term):
         size = np.maximum(t.values.product_size[value] / np.stack(sides, axis=1), 1.0)
         rows, columns, depth, batch = sides
         shared = np.stack([rows, columns], axis=1) * (depth * batch)[:, None]
-        own = t.values.product_bytes[value] / shared
-        result = t.values.bytes[value] / (rows * columns * batch)
+        operands = t.values.product_bytes[value] / shared
+        own = hardware.products.moved_bytes(operands)
+        whole = t.values.bytes[value] / (rows * columns * batch)
+        result = hardware.products.moved_bytes(whole)
+        away = result / np.maximum(whole, 1.0)
         shards = rows * columns * depth * batch
         at_peak = t.ops.peak_seconds[op_class] / shards
         # The side that the scattered sum divides: that of the first dimension that it shards.
         axis = np.argmax((layout.scattered[state, value, None] >> np.arange(held.shape[1])) & 1, 1)
         side = t.values.product_side[value, layout.settled[state, value, axis]]
         kernels = np.ceil(parts[state, value] / 2)
-        once = self._kernel(hardware, size, at_peak, own.sum(axis=1) + result)
+        once = self._kernel(hardware, size, at_peak, away, own.sum(axis=1) + result)
         divided = np.where(np.arange(4) == side[:, None], kernels[:, None], 1.0)
         moved = (own / divided[:, :2]).sum(axis=1) + result / kernels
-        each = self._kernel(hardware, np.maximum(size / divided, 1.0), at_peak / kernels, moved)
+        part = np.maximum(size / divided, 1.0)
+        each = self._kernel(hardware, part, at_peak / kernels, away, moved)
         longer = kernels * (each + hardware.product_latency_s) - once - hardware.product_latency_s
+        adding = parts[state, value] * hardware.kernel_latency_s
+        adding += ADDED * whole / hardware.memory_bytes_per_s
+        # An operand that products round is rounded before the loop, not by its kernels.
+        rounds = np.array([d == "f32" and bool(hardware.product_operands) for d in t.dtypes])
+        read = np.where(side[:, None] == np.array([1, 0]), operands, 0.0).sum(axis=1)
+        rounding = rounds[t.ops.dtype[op_class]] * read * (1 + ROUNDED)
+        adding += rounding / (hardware.memory_bytes_per_s * hardware.single_op_share)
         seconds = np.zeros(layout.scattered.shape)
-        seconds[state, value] = np.maximum(longer, 0.0) * t.values.count[value]
+        seconds[state, value] = (np.maximum(longer, 0.0) + adding) * t.values.count[value]
         return seconds
 
     @staticmethod
-    def _kernel(hardware: Hardware, size: Floats, at_peak: Floats, moved: Floats) -> Floats:
+    def _kernel(
+        hardware: Hardware, size: Floats, at_peak: Floats, away: Floats, moved: Floats
+    ) -> Floats:
         products, memory = hardware.products, hardware.memory_bytes_per_s
         computing = products.seconds(size, at_peak, memory)
-        stored = size[:, 0] * size[:, 1] * size[:, 3]
+        stored = products.moved_results(size[:, 0] * size[:, 1] * size[:, 3], away)
         return products.kernel_seconds(computing, stored, moved, np.ones(len(moved)), memory)
 
 

@@ -17,6 +17,9 @@ from toast.space import NONE
 #: The share of a sum that waits for almost nothing.
 _LEAST_SHARE = 1e-12
 
+#: Rows of a full tile, and the rate of kernels that transpose full tiles over that of others.
+_FULL_ROWS, _TRANSPOSING = 8, 0.5
+
 
 class Sums(Term):
     """Partial sums over devices: all-reduces, or reduce-scatters if uses want parts.
@@ -177,6 +180,41 @@ class Reshards(Term):
                     yield _resharding(
                         self, layout, kind, axes, size * layout.tables.uses.share, layout.use_bytes
                     )
+
+
+class GatherCopies(Term):
+    """Copies of values that are gathered along several dimensions.
+
+    XLA gathers all of these dimensions at once.  The shards are next to one another in the result,
+    and a kernel puts them into their places.  It moves rows of tiles, as many as there are shards
+    of a dimension; tiles of fewer than eight are not full.
+    """
+
+    name, scope = "copies of gathers", Entity.USE_CLASS
+
+    def seconds(self, layout: Layout) -> Floats | None:
+        uses, hardware = layout.tables.uses, layout.machine.hardware
+        if hardware.lanes == 1:
+            return None
+        gather = layout.before_axes & ~layout.used_axes & ~layout.looped_gathers.axes
+        gather[layout.traded] = 0
+        state, use = np.nonzero((gather > 0) & ~layout.shared)
+        if not len(state):
+            return None
+        axes = np.arange(layout.before.shape[-1])
+        gathered = (gather[state, use, None] >> axes & 1) > 0
+        dims = np.where(gathered, layout.before[state, use], NONE)
+        shards = np.stack([
+            layout.devices[axes_of((dims == dims[:, [axis]]) & gathered)] for axis in axes
+        ], axis=1)  # fmt: skip
+        fewest = np.where(gathered, shards, np.inf).min(axis=1)
+        several = fewest < layout.devices[gather[state, use]]
+        full = np.minimum(fewest, _FULL_ROWS) / _FULL_ROWS
+        moved = 2 * layout.use_bytes[state, use] * uses.count[use]
+        rate = hardware.memory_bytes_per_s * _TRANSPOSING * full
+        seconds = np.zeros(gather.shape)
+        seconds[state, use] = several * moved / rate
+        return seconds
 
 
 class ExplicitReshards(Reshards):

@@ -1,0 +1,75 @@
+"""Kernels that take longer than their bytes: bound by the vector unit, and copies of gathers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import toast
+from tests.helpers import action
+from toast.cost import CostModel, break_down
+from toast.cost.terms.traffic import GatherCopies
+from toast.hardware import Hardware, Mesh, load
+from toast.space import Space
+
+V5E = load("tpu-v5e")
+SIDE = 1024
+
+
+def memory_seconds(function: Callable[..., Any], dtype: str, hardware: Hardware) -> float:
+    """Of the accesses of a function of a square array, without exponentials and latencies."""
+    analysis = toast.analyze(function, jax.ShapeDtypeStruct((SIDE, SIDE), dtype), platform="tpu")
+    space = Space(analysis, Mesh.parse("a=2"), min_dimensions=0)
+    terms = break_down(CostModel(space, hardware), space.initial).term_seconds
+    return float(sum(terms[name].sum() for name in ("reads", "writes")))
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "moved"),
+    [
+        (lambda x: x * 2, "float32", 8),
+        (lambda x: x * 2, "bfloat16", 4),
+        (lambda x: jnp.sum(x, 1), "float32", 4),
+        (lambda x: jnp.sum(x.astype("float32"), 1), "bfloat16", 2),
+    ],
+)
+def test_kernels_take_as_long_as_memory_or_the_vector_unit(
+    function: Callable[..., Any], dtype: str, moved: int
+) -> None:
+    """``moved`` are bytes of memory traffic for each element."""
+    elements = SIDE * SIDE
+    by_memory = elements * moved / V5E.memory_bytes_per_s
+    by_unit = elements / V5E.vector_elements_per_s
+    found = memory_seconds(function, dtype, V5E)
+    assert found == pytest.approx(max(by_memory, by_unit), rel=2e-3)
+    free = dataclasses.replace(V5E, vector_elements_per_s=math.inf)
+    assert memory_seconds(function, dtype, free) == pytest.approx(by_memory, rel=2e-3)
+
+
+def test_gathers_along_several_dimensions_are_copied() -> None:
+    """Shards of both dimensions of a weight are gathered at once, and put into their places."""
+    shapes = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((4096, 512), (512, 512)))
+    analysis = toast.analyze(lambda x, w: jnp.tanh(x @ w), *shapes, platform="tpu")
+    space = Space(analysis, Mesh.parse("a=4,b=2"), min_dimensions=0)
+    rows = space.initial
+    for axis in ("a", "b"):
+        rows = space.apply(rows, action(space, "x", 0, axis))
+    model = CostModel(space, V5E)
+
+    def copied(*dims: tuple[int, str]) -> float:
+        state = rows
+        for dim, axis in dims:
+            state = space.apply(state, action(space, "w", dim, axis))
+        found = break_down(model, state).term_seconds.get(GatherCopies.name)
+        return 0.0 if found is None else float(found.sum())
+
+    assert copied() == copied((0, "a")) == copied((0, "a"), (0, "b")) == 0
+    # Tiles of two rows are a quarter full.
+    rate = V5E.memory_bytes_per_s / 2 / 4
+    assert copied((0, "a"), (1, "b")) == pytest.approx(2 * 2 * 512 * 512 / rate)

@@ -1,0 +1,56 @@
+"""Memory-bound kernels that the vector unit bounds instead.
+
+The vector unit computes in float32, whatever the element type of an array.  A kernel that reads and
+writes few bytes for each element takes as long as the unit needs for the elements of its largest
+array: a norm of bfloat16 values as long as one of float32 values, and a sum, which writes little,
+as long as a copy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from toast.cost.entities import Bools, Floats, Ints
+from toast.cost.liveness import Liveness
+from toast.program import Program, element_bytes
+
+#: Ops whose kernels take as long as their bytes: they look up rows.
+_LOOKING_UP = frozenset({"gather", "scatter"})
+
+
+def stretched(
+    program: Program,
+    live: Liveness,
+    use_op: Ints,
+    use_value: Ints,
+    accesses: Ints,
+    written: Bools,
+    vector_bytes: float,
+) -> tuple[Floats, Floats]:
+    """``[uses]`` accesses of each use's value, and ``[values]`` those of writes, as they take time.
+
+    ``accesses`` (``[uses]``) are those of kernels that are bound by memory, and ``written``
+    (``[values]``) says which values they write.  The vector unit takes as long for an element as
+    the memory for ``vector_bytes``; 0 for a unit that bounds nothing.  If it takes longer for the
+    elements of a kernel's largest array than the memory for all its bytes, the accesses of the
+    kernel are multiplied by the ratio.
+    """
+    reads, writes = accesses.astype(np.float64), written.astype(np.float64)
+    if not vector_bytes:
+        return reads, writes
+    types = [value.type for value in program.values]
+    elements = np.array([math.prod(type_.shape) for type_ in types], dtype=np.float64)
+    size = elements * [element_bytes(type_.dtype) for type_ in types]
+    maker = np.array([value.op for value in program.values], dtype=np.int64)
+    of_use, of_value = live.early[use_op], live.early[maker]
+    moved, largest = np.zeros((2, len(program.ops)))
+    np.add.at(moved, of_use, reads * size[use_value])
+    np.add.at(moved, of_value, writes * size)
+    np.maximum.at(largest, of_use, np.where(accesses > 0, elements[use_value], 0.0))
+    np.maximum.at(largest, of_value, np.where(written, elements, 0.0))
+    looking = np.array([program.kind(op) in _LOOKING_UP for op in range(len(program.ops))])
+    largest[looking] = 0.0
+    longer = np.maximum(largest * vector_bytes / np.maximum(moved, 1.0), 1.0)
+    return reads * longer[of_use], writes * longer[of_value]
