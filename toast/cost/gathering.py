@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from scipy import sparse
 
+from toast.cost.argument_views import argument_views
 from toast.cost.constant_values import constant_values, remade_values
 from toast.cost.entities import Bools, Dims, Entity, Floats, Ints
 from toast.cost.host_memory import HostMemory, host_memory
@@ -521,16 +522,19 @@ class _Slots:
         """The tensors of op classes, here ``products``."""
         program, ops = self._space.analysis.program, self._space.classes.representative
         place = {k: number for number, k in enumerate(products.tolist())}
-        rows: list[tuple[int, int, float, int]] = []
+        views = argument_views(program)
+        rows: list[tuple[int, int, float, int, bool]] = []
         for (k, side, index), slot in self._number.items():
             if k in place:
                 op = program.ops[int(ops[k])]
-                type_ = program.values[(op.results if side else op.operands)[index]].type
+                value = (op.results if side else op.operands)[index]
+                type_ = program.values[value].type
                 size = float(math.prod(type_.shape)) * element_bytes(type_.dtype)
-                rows.append((place[k], slot, size, side))
-        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 4)
+                rows.append((place[k], slot, size, side, views[value]))
+        numbers = np.array(sorted(rows), dtype=np.float64).reshape(-1, 5)
         product, slots = numbers[:, :2].T.astype(np.int64)
-        return ProductTensors(product, slots, numbers[:, 2], numbers[:, 3] > 0)
+        result, viewed = numbers[:, 3:].T > 0
+        return ProductTensors(product, slots, numbers[:, 2], result, viewed)
 
     def has_factor(self, width: int) -> Bools:
         """``[slots, width]`` whether a dimension has the factor; the last column: no factor."""

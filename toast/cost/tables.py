@@ -77,6 +77,7 @@ class ProductTensors(EntityTable):
     slot: Ints
     bytes: Floats
     result: Bools  # whether it is a result
+    viewed: Bools  # whether it is an argument, or a part of one
 
 
 @dataclasses.dataclass(frozen=True)
