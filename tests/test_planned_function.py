@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import toast
 from tests.helpers import f32
-from toast.errors import PlanError, PlanWarning, SearchError
+from toast.errors import MeshError, PlanError, PlanWarning, SearchError
 from toast.planned_function import PlannedFunction
 
 V5E: dict[str, Any] = {"mesh": "data=4,model=2", "hardware": "tpu-v5e"}
@@ -379,6 +379,25 @@ def test_explicit_meshes(function: Any, wanted: bool) -> None:
     assert_close(again, 2 * np.asarray(x) @ np.asarray(w))
 
 
+def test_a_shard_map_over_explicit_axes() -> None:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    x = jax.device_put(jnp.ones((64, 32)), NamedSharding(mesh, P("data")))
+
+    def summed(x: jax.Array) -> jax.Array:
+        def part(x: jax.Array) -> jax.Array:
+            return jax.lax.psum(x, "data")
+
+        return jax.shard_map(part, mesh=mesh, in_specs=P("data"), out_specs=P())(x)
+
+    assert_close(toast.jit(summed, mesh=mesh, hardware="tpu-v5e", settings=AT_ONCE)(x), summed(x))
+
+
+def test_manual_axes_are_refused() -> None:
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Manual,) * 2)
+    with pytest.raises(PlanError, match="mesh axes data, model are Manual; give"):
+        toast.jit(jnp.tanh, mesh=mesh, hardware="tpu-v5e", settings=AT_ONCE)(jnp.ones((64, 32)))
+
+
 # -- kept plans ----------------------------------------------------------------------------------
 
 
@@ -434,6 +453,34 @@ def test_other_shapes_are_planned_again_and_said() -> None:
         assert step.plan is first
         params, _ = step(params, *batch(256))
     assert len(step._variants) == 2
+
+
+def test_a_batch_that_no_axis_divides_runs_like_the_last_one() -> None:
+    apply = planned(lambda w, x: jnp.tanh(x @ w), mesh="data=8")
+    w, x = jnp.ones((30, 10)), jnp.ones((64, 30))
+    apply(w, x)
+    with pytest.warns(PlanWarning) as caught:
+        assert_close(apply(w, x[:5]), jnp.tanh(x[:5] @ w))
+    assert "sharded where the last plan still fits" in str(caught[0].message)
+    with pytest.raises(MeshError, match="divides no dimension"):
+        planned(lambda w, x: jnp.tanh(x @ w), mesh="data=8")(w, x[:5])
+
+
+def test_numbers_and_arrays_have_other_results() -> None:
+    def scaled(x: jax.Array, by: Any) -> jax.Array:
+        return x * by
+
+    x = jnp.ones((64, 32), jnp.bfloat16)
+    scale = planned(scaled, mesh="data=8")
+    assert scale(x, 2.0).dtype == jnp.bfloat16
+    with pytest.warns(PlanWarning, match=r"by is f32\[\], was f32\[\] of a weak type"):
+        assert scale(x, np.float32(3)).dtype == jnp.float32
+    assert [scale(x, by).dtype for by in (2.0, jnp.float32(3))] == [jnp.bfloat16, jnp.float32]
+    ahead = planned(scaled, mesh="data=8")
+    ahead.plan_for(x, jax.ShapeDtypeStruct((), jnp.float32))
+    with pytest.warns(PlanWarning, match="planned again"):
+        assert ahead(x, 2.0).dtype == jnp.bfloat16
+    assert len(scale._variants) == 2
 
 
 # -- what it says --------------------------------------------------------------------------------

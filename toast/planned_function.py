@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 
 from toast import api, apply, inputs, ports
-from toast.errors import PlanError, PlanWarning, TargetError
+from toast.errors import MeshError, PlanError, PlanWarning, TargetError
 from toast.frontend import jax_libraries
 from toast.frontend.built_in import TORCH_TARGETS
 from toast.frontend.jax import from_call
@@ -375,7 +375,7 @@ class PlannedFunction:
         if not self._of_library:
             static, donated = self._places(arguments, keywords)
             pytrees = runnable.pytree_jit(
-                len(arguments), sorted(keywords), static=static, donated=donated
+                len(arguments), sorted(keywords), static=static, donated=donated, exact=True
             )
         variant = _Variant(plan, runnable, runnable, pytrees)
         if pytrees is not None:
@@ -404,7 +404,8 @@ class PlannedFunction:
             types = jax.tree.map(_without_sharding, (arguments, keywords))
 
         def traced() -> Program:
-            return from_call(self._function, *types, name=self.__name__, platform=platform)
+            own, named = types
+            return from_call(self._function, own, named, name=self.__name__, platform=platform)
 
         try:
             return traced()
@@ -414,8 +415,13 @@ class PlannedFunction:
             failure = error
         if (mesh := _abstract_mesh(devices)) is not None:
             # What names axes, such as with_sharding_constraint(x, P("data")), needs the mesh.
-            with contextlib.suppress(TargetError), jax.sharding.use_abstract_mesh(mesh):
-                return traced()
+            with jax.sharding.use_abstract_mesh(mesh):
+                with contextlib.suppress(TargetError):
+                    return traced()
+                # A shard_map over explicit axes needs its arguments' shardings, too.
+                types = arguments, keywords
+                with contextlib.suppress(TargetError):
+                    return traced()
         if hasattr(self._function, "trace"):
             self._function.trace(*arguments, **keywords)  # raises JAX's own error
         assert failure.__cause__ is not None
@@ -473,12 +479,15 @@ class PlannedFunction:
 
         if begin is None and self._last is not None:
             begin = self._last.plan
-        if begin is None:
-            return search(None)
         try:
-            return search(begin)
-        except PlanError:  # nothing of the last plan applies to it
+            with contextlib.suppress(PlanError):  # nothing of the last plan applies to it
+                return search(begin)
             return search(None)
+        except MeshError as error:  # an axis divides nothing, as in the last, smaller batch
+            if self._last is None:
+                raise
+            _say(self.__name__, f"{error}; this call is sharded where the last plan still fits")
+            return api.apply_plan(self._last.plan, program).plan
 
     def _applied(
         self, kept: Plan | str | pathlib.Path, program: Program, devices: _Devices
@@ -642,18 +651,30 @@ def _hashable(value: Any) -> Hashable:
 
 def _changes(before: Program, after: Program) -> str:
     """The arguments whose types differ between two programs, in words."""
-    types = [
-        {
-            path: str(program.values[value].type)
-            for path, value in zip(program.arguments, program.argument_values, strict=True)
-        }
+    old, new = (
+        dict(zip(program.arguments, zip(_types(program), _weak(program), strict=True), strict=True))
         for program in (before, after)
-    ]
-    changed = [
-        f"{path} is {new}, was {types[0].get(path, 'missing')}"
-        for path, new in types[1].items() if types[0].get(path) != new
-    ]  # fmt: skip
+    )
+    changed = []
+    for path, (type_, weak) in new.items():
+        if path not in old:
+            changed.append(f"{path} is {type_}, was missing")
+        elif (type_, weak) != old[path]:
+            both = (type_, weak), old[path]
+            said = [f"{t}{' of a weak type' * (w and type_ == old[path][0])}" for t, w in both]
+            changed.append(f"{path} is {said[0]}, was {said[1]}")
     return listed(changed, 2) if changed else "static ones, or their order"
+
+
+def _types(program: Program) -> list[str]:
+    return [str(program.values[value].type) for value in program.argument_values]
+
+
+def _weak(program: Program) -> list[bool]:
+    """For each argument, whether its type is weak, as that of a number of Python is."""
+    calling = program.source.calling
+    avals = dict(enumerate(calling.in_avals))
+    return [leaf in avals and bool(avals[leaf].weak_type) for leaf in calling.arguments]
 
 
 def _misfit(plan: Plan) -> str:

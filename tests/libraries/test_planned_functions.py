@@ -44,6 +44,7 @@ def test_updates_without_nnx_jit_are_not_lost() -> None:
         toast.jit(in_place, **V5E)(*modules(), X)
 
 
+@pytest.mark.filterwarnings("ignore:.*not donated")
 def test_methods_of_nnx() -> None:
     nnx = pytest.importorskip("flax.nnx")
 

@@ -92,6 +92,17 @@ def test_trees_are_found_wherever_they_stand() -> None:
     assert found == [("args[0]", "result[1]", 1), ("state", "result[2]", -1)]
 
 
+def test_single_arrays_are_found_in_train_steps() -> None:
+    def update(w: Any, v: Any, x: Any) -> tuple[Any, Any]:
+        gradients = jax.grad(lambda w, v: ((x @ w @ v) ** 2).sum(), (0, 1))(w, v)
+        return w - gradients[0], v - gradients[1]
+
+    shapes = f32(64, 32), f32(32, 64), f32(16, 64)
+    found = [(t.argument, t.result) for t in returned_trees(toast.analyze(update, *shapes))]
+    assert found == [("w", "result[0]"), ("v", "result[1]")]
+    assert not returned_trees(toast.analyze(lambda x: x / 2, shapes[0]))
+
+
 def test_gradients_and_donated_trees_are_no_next_arguments() -> None:
     assert not returned_trees(toast.analyze(jax.grad(loss), *SHAPES))
     assert not returned_trees(toast.analyze(step, *SHAPES, donate=0))

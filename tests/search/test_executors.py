@@ -7,6 +7,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from tests.helpers import analyzed, model_of
 from tests.search.test_jobs import result
 from toast.errors import SearchError
 from toast.search import Round, SearchResult, Settings, find
+from toast.search import processes as executor_processes
+from toast.search.worker import start_process
 
 LIMIT = 1e5
 ROUNDS = Settings(restarts=3, rounds=1)
@@ -108,6 +111,67 @@ def test_plans_say_what_became_of_the_executor() -> None:
     )  # fmt: skip
     assert "the executor failed (RuntimeError: cannot schedule new futures after" in plan.note
     assert plan.note.count("the executor failed") == 1
+
+
+def test_what_an_executor_must_return() -> None:
+    class Forgetful(concurrent.futures.Executor):
+        def submit(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            future.set_result(None)
+            return future
+
+    found = found_by(Forgetful(), Settings(restarts=2, rounds=0))
+    assert found.notes == (
+        "the executor failed (it returned NoneType, not a result); the search went on in this "
+        "process",
+    )
+
+
+def test_meshes_are_prepared_while_others_are_searched() -> None:
+    """Of several axes first, which take longest; the result is in the order of the meshes."""
+    events: list[str] = []
+
+    class Noting(concurrent.futures.Executor):
+        def submit(self, function: Any, /, *arguments: Any, **keywords: Any) -> Any:
+            events.append("submitted")
+            future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            future.set_result(function(*arguments, **keywords))
+            return future
+
+    settings = Settings(rounds=0)
+    here = toast.plan(analyzed("mlp"), devices=4, hardware="tpu-v5e", settings=settings)
+    other = toast.plan(
+        analyzed("mlp"), devices=4, hardware="tpu-v5e", settings=settings, executor=Noting(),
+        progress=lambda event: events.append(str(event)),
+    )  # fmt: skip
+    assert other.meshes == here.meshes
+    order = [event for event in events if event == "submitted" or "decision space" in event]
+    assert order[:4] == [
+        "decision space 1 of 2: mesh a=2,b=2", "submitted",
+        "decision space 2 of 2: mesh a=4", "submitted",
+    ]  # fmt: skip
+
+
+def test_threads_let_processes_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+
+    def start(code: str) -> subprocess.Popen[bytes]:
+        started.append(code)
+        return start_process(code)
+
+    monkeypatch.setattr(executor_processes, "start_process", start)
+    executor_processes._idle.end()
+    settings = Settings(restarts=3, rounds=0)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        assert result(found_by(threads, settings)) == result(found_by(None, settings))
+        assert len(started) == 1, "the process stays for the next search"
+        executor_processes._idle._processes[0].kill()
+        executor_processes._idle._processes[0].wait()
+        found_by(threads, settings)
+        assert len(started) == 2
+        monkeypatch.setattr(executor_processes, "_WORKER", "import nowhere")
+        executor_processes._idle.end()
+        assert result(found_by(threads, settings)) == result(found_by(None, settings))
 
 
 def test_the_budget_and_progress() -> None:

@@ -187,7 +187,7 @@ def test_progress_is_of_all_searches(model: CostModel) -> None:
     found = find(model, memory_bytes=LIMIT, settings=settings, progress=told.append)
     assert [event.number for event in told] == list(range(len(told)))
     assert told[-1].states == found.states
-    assert told[-1].cost <= found.cost
+    assert told[-1].cost <= found.cost * (1 + 1e-12)  # the memo rounds otherwise
 
 
 def test_plans_say_what_became_of_restarts(monkeypatch: pytest.MonkeyPatch) -> None:

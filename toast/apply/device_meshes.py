@@ -39,6 +39,15 @@ def on_devices(
     """
     mesh = shardings.mesh
     if isinstance(devices, jax.sharding.Mesh):
+        manual = [
+            name for name, kind in zip(devices.axis_names, devices.axis_types, strict=True)
+            if kind == jax.sharding.AxisType.Manual
+        ]  # fmt: skip
+        if manual:
+            raise PlanError(
+                f"mesh axes {', '.join(manual)} are Manual; give a mesh whose axes are Auto or "
+                "Explicit, as jax.make_mesh makes them"
+            )
         return devices, _renamed(shardings, devices)
     try:
         available = list(jax.devices() if devices is None else devices)

@@ -32,7 +32,7 @@ from toast.apply.partition_specs import (
 )
 from toast.boundary.printable import shortened
 from toast.errors import PlanError
-from toast.frontend.jax_libraries import ArgumentVariable, nodes_of, write_back
+from toast.frontend.jax_libraries import ArgumentVariable, is_weak, nodes_of, write_back
 from toast.program import Program, Shardings
 
 
@@ -248,6 +248,7 @@ class Runnable:
         *,
         static: Set[int | str] = frozenset(),
         donated: Set[int | str] = frozenset(),
+        exact: bool = False,
     ) -> PytreeJit | None:
         """``jax.jit`` of the program with the pytrees of its function, which dispatches the calls.
 
@@ -258,6 +259,8 @@ class Runnable:
         :param names: the names of keyword arguments, in the order in which they are passed.
         :param static: the positions and names of static arguments.
         :param donated: the positions and names of donated arguments.
+        :param exact: refuse arguments of a weak type if the planned one is not, and the reverse:
+            the function may have other results for them.
         :returns: ``None`` for a program from a file, and for one with 64-bit arrays unless JAX's
             setting allows these.
         """
@@ -268,10 +271,16 @@ class Runnable:
         captured = self._captured_arrays()
         end = count + len(names)
         weak = [n for n, o in enumerate(planned.out_avals) if getattr(o, "weak_type", False)]
+        weak_leaves = [
+            planned.in_avals[leaf].weak_type
+            for leaf in planned.arguments if leaf < len(planned.in_avals)
+        ]  # fmt: skip
 
         def run(*values: Any) -> Any:
             by_name = dict(zip(names, values[count:end], strict=True))
             flat = self._flatten(values[:count], by_name, [*values[end:]])
+            if exact and [*map(is_weak, flat[: len(weak_leaves)])] != weak_leaves:
+                raise PlanError(f"{self._program.name}: a number and an array have other types")
             checked = [
                 # A number of Python has a weak type, which the program does not have.
                 jax.lax.convert_element_type(self._checked(index, leaf), argument.dtype)

@@ -29,7 +29,7 @@ class Calling:
 
     #: The tree of ``(args, kwargs)``.
     in_tree: Any
-    #: Shape and dtype of each leaf of the arguments, in order.
+    #: Shape and dtype of each leaf of the arguments, in order, and whether its type is weak.
     in_avals: tuple[Any, ...]
     out_tree: Any
     out_avals: tuple[Any, ...]
@@ -201,7 +201,10 @@ def _program(
     outputs, out_tree = jax.tree.flatten(traced.out_info)
     calling = Calling(
         in_tree=in_tree,
-        in_avals=tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x)) for x in leaves),
+        in_avals=tuple(
+            jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x), weak_type=jax_libraries.is_weak(x))
+            for x in leaves
+        ),
         out_tree=out_tree,
         out_avals=tuple(
             jax.ShapeDtypeStruct(o.shape, o.dtype, weak_type=bool(getattr(o, "weak_type", False)))

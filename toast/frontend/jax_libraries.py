@@ -119,6 +119,16 @@ def leaf_type(function: Any, leaf: Any) -> Hashable:
     return type_.shape, type_.dtype, type_.weak_type
 
 
+def is_weak(leaf: Any) -> bool:
+    """Whether JAX gives an array or number a weak type."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return bool(leaf.weak_type)
+    try:
+        return bool(getattr(jax.typeof(leaf), "weak_type", False))
+    except TypeError:
+        return False
+
+
 def _binds_module(function: Any) -> bool:
     """Whether calls reach a ``nnx.jit`` function with more arguments than they pass.
 

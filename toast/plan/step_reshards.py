@@ -149,11 +149,12 @@ def _reshard(model: CostModel, size: float, before: Spec, after: Spec) -> tuple[
 
 
 def returned_trees(analysis: Analysis) -> tuple[ReturnedTree, ...]:
-    """The arguments with several arrays that a program returns as one tree and does not donate.
+    """The arguments that a program returns as one tree and does not donate.
 
     These are modules that ``nnx.jit`` updates in place, and trees with equal paths, shapes and
     element types of which at least half of the results are computed from their arguments dimension
-    by dimension, like the updates of an optimiser.
+    by dimension, like the updates of an optimiser.  A single array counts only in a program with a
+    backward pass: others return what they compute from it.  Counters, which are scalars, do not.
     """
     program = analysis.program
     leaves: dict[str, dict[str, int]] = collections.defaultdict(dict)
@@ -167,7 +168,7 @@ def returned_trees(analysis: Analysis) -> tuple[ReturnedTree, ...]:
         if name in updated and program.donated.isdisjoint(tree.values()):
             pairs = updated[name]
             trees[name] = ReturnedTree(name, name, _position(program, pairs[0][0], position), pairs)
-        elif "" not in tree and program.donated.isdisjoint(tree.values()):
+        elif _may_be_updated(program, tree) and program.donated.isdisjoint(tree.values()):
             fitting = {
                 prefix: pairs
                 for prefix, pairs in _same_trees(program, tree)
@@ -182,6 +183,13 @@ def returned_trees(analysis: Analysis) -> tuple[ReturnedTree, ...]:
                 trees[prefix] = ReturnedTree(name, prefix, at, pairs)
                 break
     return tuple(sorted(trees.values(), key=lambda tree: tree.pairs))
+
+
+def _may_be_updated(program: Program, tree: Mapping[str, int]) -> bool:
+    if "" not in tree:
+        return True
+    shape = program.values[program.argument_values[tree[""]]].type.shape
+    return any(program.passes) and len(shape) > 0
 
 
 def _updated_in_place(program: Program) -> dict[str, tuple[tuple[int, int], ...]]:
@@ -204,6 +212,11 @@ def _same_trees(
 ) -> Iterator[tuple[str, tuple[tuple[int, int], ...]]]:
     """The results that form a tree with the keys and types of an argument, and pairs of leaves."""
     places = {path: number for number, path in enumerate(program.results)}
+    if [*tree] == [""]:
+        for path, result in places.items():
+            if _same(program, tree[""], result):
+                yield path, ((tree[""], result),)
+        return
     first = next(iter(tree))
     for path in program.results:
         prefix = path.removesuffix(first)

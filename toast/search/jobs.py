@@ -11,26 +11,25 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import os
 import pickle
 import queue
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from toast.cost import CostModel
-from toast.search.executors import RemoteSearch, run_on, workers_of
+from toast.search.executors import RemoteSearch, UpcomingSearch, run_on, workers_of
+from toast.search.processes import end
 from toast.search.proposals import Proposals
 from toast.search.search import DEFAULT_STAGES, Round, Search, SearchResult
 from toast.search.settings import Settings
 from toast.search.stage import Stage
-from toast.search.worker import Proposed, Stop, Task, send
+from toast.search.worker import Proposed, Stop, Task, pickled, send, start_process
 from toast.space import Action, States
 
 #: The code that a worker process runs.
@@ -93,24 +92,32 @@ class Runner:
         for worker in self._workers:
             worker.end()
 
-    def run(self, jobs: Sequence[Job], end: float | None = None) -> list[SearchResult | str]:
+    def run(
+        self, jobs: Iterable[Job], end: float | None = None, *, count: int | None = None
+    ) -> list[SearchResult | str]:
         """The result of each job, or the reason why it has none; at least one job has a result.
 
         Jobs share the time until ``end`` (of ``time.perf_counter``) evenly; later jobs also get the
         time that earlier ones leave.  The reason is empty if the end or an interrupt left no time.
+
+        Without an ``end``, an executor begins with the first of the ``jobs`` while the others are
+        still being made; ``count`` says about how many there will be.
         """
-        together = min(self._processes, len(jobs))
-        progress = _Progress(self._progress, len(jobs))
-        if self._executor is not None and len(jobs) > 1 and not self._interrupt.is_set():
-            results = self._run_on_executor(self._executor, jobs, end, progress)
-        elif together < 2 or self._interrupt.is_set():
-            results = self._run_here(jobs, end, progress)
+        stock = _Stock(jobs)
+        executor = self._executor
+        if executor is None or end is not None or count is None:
+            count = len(stock.all())
+        progress = _Progress(self._progress, count)
+        if executor is not None and count > 1 and not self._interrupt.is_set():
+            results = self._run_on_executor(executor, stock, end, progress)
+        elif min(self._processes, count) < 2 or self._interrupt.is_set():
+            results = self._run_here(stock.all(), end, progress)
         else:
-            results = self._run_in_processes(jobs, end, progress, together)
+            results = self._run_in_processes(stock.all(), end, progress)
         if not any(isinstance(result, SearchResult) for result in results):
             # Without any result, run the first job here; without time if searches were stopped.
             now = time.perf_counter() if self.stopped else end
-            results[0] = self._run_here(jobs[:1], now, progress)[0]
+            results[0] = self._run_here(stock.all()[:1], now, progress)[0]
         if self._interrupt.is_set():
             self.stopped = "interrupt"
         return results
@@ -141,35 +148,37 @@ class Runner:
     def _run_on_executor(
         self,
         executor: concurrent.futures.Executor,
-        jobs: Sequence[Job],
+        stock: _Stock,
         end: float | None,
         progress: _Progress,
     ) -> list[SearchResult | str]:
         """The results of an executor; jobs that it loses run here."""
-        turns = -(-len(jobs) // workers_of(executor, len(jobs)))
+        # An end is given with a list of jobs only.
+        turns = 1 if end is None else -(-len(stock.all()) // workers_of(executor, len(stock.all())))
+        sent: tuple[CostModel, bytes] | None = None
 
-        def task(number: int, states: tuple[States, ...]) -> RemoteSearch:
-            job = jobs[number]
+        def task(job: Job, states: tuple[States, ...]) -> RemoteSearch:
+            nonlocal sent
+            if sent is None or sent[0] is not job.model:
+                sent = job.model, pickled(job.model)
             settings = _within(job.settings, end, turns)
-            return RemoteSearch(
-                job.model.for_search(), job.memory_bytes, settings, job.stages, job.start, states
-            )
+            return RemoteSearch(sent[1], job.memory_bytes, settings, job.stages, job.start, states)
 
         outcomes = run_on(
             executor,
-            [functools.partial(task, number) for number in range(len(jobs))],
-            [job.proposals for job in jobs],
+            (UpcomingSearch(functools.partial(task, job), job.proposals) for job in stock),
             end=None if end is None else end + _GRACE,
             interrupt=self._interrupt,
             ended=lambda number, result: progress(number, result.rounds[-1])
             if result.rounds else None,
         )  # fmt: skip
-        results: list[SearchResult | str] = [outcomes.results.get(n, "") for n in range(len(jobs))]
         for result in outcomes.results.values():
             if isinstance(result, SearchResult):
                 self.stopped = self.stopped or result.stopped
         if outcomes.cut:
             self.stopped = self.stopped or "budget"
+        jobs = stock.all()
+        results: list[SearchResult | str] = [outcomes.results.get(n, "") for n in range(len(jobs))]
         if outcomes.failure:
             self._executor = None
             self.notes = (
@@ -182,8 +191,9 @@ class Runner:
         return results
 
     def _run_in_processes(
-        self, jobs: Sequence[Job], end: float | None, progress: _Progress, together: int
+        self, jobs: Sequence[Job], end: float | None, progress: _Progress
     ) -> list[SearchResult | str]:
+        together = min(self._processes, len(jobs))
         results: list[SearchResult | str] = [""] * len(jobs)
         waiting = collections.deque(range(len(jobs)))
         busy: dict[_Worker, int] = {}
@@ -264,6 +274,25 @@ class Runner:
             worker.end()
 
 
+class _Stock:
+    """Jobs that are made one by one."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._source = iter(jobs)
+        self._jobs: list[Job] = []
+
+    def __iter__(self) -> Iterator[Job]:
+        yield from self._jobs
+        for job in self._source:
+            self._jobs.append(job)
+            yield job
+
+    def all(self) -> list[Job]:
+        """Every job; makes those that are missing."""
+        self._jobs.extend(self._source)
+        return self._jobs
+
+
 class _Loss(NamedTuple):
     """A worker's process has died, or messages cannot be exchanged with it."""
 
@@ -279,16 +308,7 @@ class _Worker:
         self._outbox: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._model: CostModel | None = None
         self._ended = False
-        path = os.pathsep.join(p for p in sys.path if p)
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
-            # Ctrl-C goes to the parent only, which sends a message.
-            start_new_session=True,
-        )
+        self._process = start_process(_WORKER)
         self._threads = [
             threading.Thread(target=work, daemon=True) for work in (self._write, self._read)
         ]
@@ -301,7 +321,7 @@ class _Worker:
         self._model = job.model
 
         def task() -> Task:
-            sent = model and model.for_search()
+            sent = None if model is None else pickled(model)
             proposed = job.proposals is not None
             return Task(
                 number, sent, job.memory_bytes, job.settings, job.stages, job.start, proposed
@@ -325,10 +345,7 @@ class _Worker:
         self._outbox.put(None)
         for thread in self._threads:
             thread.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe
-            with contextlib.suppress(OSError):  # unwritten data has no reader
-                pipe.close()
+        end(self._process)
 
     def _write(self) -> None:
         target = self._process.stdin

@@ -6,7 +6,7 @@ import concurrent.futures
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from toast.cost import CostModel
@@ -91,24 +91,37 @@ def search_meshes(
         Proposer(interrupt) as proposer,
         Runner(settings.processes, interrupt, notify, executor) as runner,
     ):
-        jobs, skipped = _prepared(meshes, prepare, _half(end), notify, interrupt)
+        jobs: dict[Mesh, Job] = {}
+        skipped: dict[Mesh, str] = {}
         quick = dataclasses.replace(settings, rounds=min(1, settings.rounds), restarts=1)
+        # Searches with many axes take longest: nobody should wait for one that begins last.
+        order = sorted(meshes, key=lambda mesh: -len(mesh.axes)) if end is None else meshes
+        upcoming: Iterable[Job] = (
+            job._replace(settings=quick)
+            for job in _prepared(order, prepare, _half(end), notify, interrupt, jobs, skipped)
+        )
         best: dict[Mesh, SearchResult] = {}
-        notify(f"search on {len(jobs)} meshes, one round each")
-        results = runner.run([job._replace(settings=quick) for job in jobs.values()], _half(end))
+        if executor is None or end is not None:
+            upcoming = list(upcoming)
+        notify(f"search on {len(jobs) or len(meshes)} meshes, one round each")
+        results = runner.run(upcoming, _half(end), count=len(meshes))
         for mesh, result in zip(jobs, results, strict=True):
             if isinstance(result, SearchResult):
                 best[mesh] = result
             else:
                 skipped[mesh] = result or (_INTERRUPTED if interrupt.is_set() else _NO_TIME)
-        rows = {mesh: _row(jobs[mesh], mesh, best[mesh]) for mesh in best}
+        rows = {mesh: _row(jobs[mesh], mesh, best[mesh]) for mesh in meshes if mesh in best}
         ranked = sorted(rows, key=lambda mesh: rows[mesh].order)
         chosen = ranked[: max(_LEAST, -(-len(ranked) // _SHARE))]
         if not interrupt.is_set():
             runner.stopped = ""
             notify(f"search on the best {len(chosen)} meshes, in full")
-            each = [restarts(with_proposals(jobs[mesh], proposer, end)) for mesh in chosen]
-            results = runner.run([job for several in each for job in several], end)
+            upcoming = (
+                job
+                for mesh in chosen
+                for job in restarts(with_proposals(jobs[mesh], proposer, end))
+            )
+            results = runner.run(upcoming, end, count=len(chosen) * settings.restarts)
             for mesh in chosen:
                 part, results = results[: settings.restarts], results[settings.restarts :]
                 if any(isinstance(result, SearchResult) for result in part):
@@ -140,18 +153,20 @@ def _half(end: float | None) -> float | None:
 
 
 def _prepared(
-    meshes: Iterable[Mesh],
+    meshes: Sequence[Mesh],
     prepare: Callable[[Mesh, CostModel | None], Job],
     end: float | None,
     notify: Callable[[str], None],
     interrupt: threading.Event,
-) -> tuple[dict[Mesh, Job], dict[Mesh, str]]:
-    """The jobs of the meshes for which there is time, and the reasons why others have none."""
-    jobs: dict[Mesh, Job] = {}
-    skipped: dict[Mesh, str] = {}
+    jobs: dict[Mesh, Job],
+    skipped: dict[Mesh, str],
+) -> Iterator[Job]:
+    """The jobs of the meshes for which there is time.
+
+    They are also added to ``jobs``, and the reasons why other meshes have none to ``skipped``.
+    """
     first: MeshError | PinError | None = None
     like: CostModel | None = None
-    meshes = tuple(meshes)
     for number, mesh in enumerate(meshes, 1):
         if jobs and end is not None and time.perf_counter() >= end:
             skipped[mesh] = _NO_TIME
@@ -161,18 +176,18 @@ def _prepared(
             continue
         notify(f"decision space {number} of {len(meshes)}: mesh {mesh}")
         try:
-            jobs[mesh] = prepare(mesh, like)
+            job = jobs[mesh] = prepare(mesh, like)
         except (MeshError, PinError) as error:
             first = first or error
             skipped[mesh] = str(error)
         else:
-            like = jobs[mesh].model
+            like = job.model
+            yield job
     if not jobs and first:
         if len(skipped) > 1:
             text = f"none of {len(skipped)} meshes will do, the first as {first}"
             raise type(first)(text, shell=first.shell)
         raise first
-    return jobs, skipped
 
 
 def _row(job: Job, mesh: Mesh, result: SearchResult, *, full: bool = False) -> MeshResult:

@@ -13,6 +13,7 @@ import os
 import pickle
 import queue
 import signal
+import subprocess
 import sys
 import threading
 from typing import IO, Any, NamedTuple
@@ -29,8 +30,8 @@ class Task(NamedTuple):
     """A search."""
 
     number: int
-    #: ``None`` for the model of the previous task.
-    model: CostModel | None
+    #: A pickled :class:`toast.cost.CostModel`; ``None`` for that of the previous task.
+    model: bytes | None
     memory_bytes: float
     settings: Settings
     stages: tuple[Stage, ...]
@@ -50,6 +51,27 @@ class Stop(NamedTuple):
     """Ends a task with its best plan so far."""
 
     number: int
+
+
+def pickled(model: CostModel) -> bytes:
+    """A model for a process; it has no program."""
+    return pickle.dumps(model.for_search(), pickle.HIGHEST_PROTOCOL)
+
+
+def start_process(code: str) -> subprocess.Popen[bytes]:
+    """A process that runs ``code``, which calls :func:`main`."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    # A setting of Dask's, with which every array would be mapped anew.
+    environment.pop("MALLOC_TRIM_THRESHOLD_", None)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        # Ctrl-C goes to the parent only, which sends a message.
+        start_new_session=True,
+    )
 
 
 def send(target: IO[bytes], message: object) -> None:
@@ -96,8 +118,8 @@ class _Inbox:
             os._exit(0)
 
 
-def main() -> None:
-    """Run tasks until the input ends."""
+def main(idle_seconds: float | None = None) -> None:
+    """Run tasks until the input ends, or until none has come for ``idle_seconds``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and sends a message
     # Stray output must not mix with the results.
     results = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -105,8 +127,12 @@ def main() -> None:
     inbox = _Inbox(sys.stdin.buffer)
     model: CostModel | None = None
     while True:
-        task = inbox.tasks.get()
-        model = task.model or model
+        try:
+            task = inbox.tasks.get(timeout=idle_seconds)
+        except queue.Empty:
+            return
+        if task.model is not None:
+            model = pickle.loads(task.model)
         assert model is not None
         search = Search(
             model,
