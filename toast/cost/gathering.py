@@ -212,6 +212,7 @@ def build(
         independent_s=np.zeros(len(grouped.use_value)),
         loop=grouped.use_loop,
         early=early,
+        overwriting=_overwriting(program, names.use_op, grouped),
     )
     sizes = {
         Entity.VALUE_CLASS: len(values), Entity.USE_CLASS: len(uses),
@@ -262,6 +263,15 @@ def _op_classes(space: Space, rules: Sequence[SignatureRule]) -> tuple[OpClasses
         peak_seconds=np.zeros(len(rules)),
     )  # fmt: skip
     return table, dtypes
+
+
+def _overwriting(program: Program, use_op: Ints, grouped: _Grouped) -> Ints:
+    """``[use classes]`` uses as results that overwrite arguments."""
+    uses = np.flatnonzero(use_op >= len(program.ops) - len(program.results))
+    overwrites = np.array(program.aliases, dtype=np.int64) >= 0
+    return np.bincount(grouped.of_use[uses[overwrites]], minlength=len(grouped.use_value)).astype(
+        np.int64
+    )
 
 
 def _early(

@@ -171,6 +171,7 @@ class UseClasses(EntityTable):
     independent_s: Floats  # as of :class:`ValueClasses`, for a reshard
     loop: Ints  # in whose body it is: loops that use the value, numbered from 0
     early: Bools  # whether a product outside loops uses a value that depends on arguments alone
+    overwriting: Ints  # uses as results that overwrite arguments
 
     @functools.cached_property
     def first(self) -> Ints:

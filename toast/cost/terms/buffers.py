@@ -68,6 +68,10 @@ class EarlyCopies(Term):
         return layout.copies * layout.early
 
 
+#: Reads and writes of an array that is copied twice: the argument, and its new value.
+_ACCESSES = 4
+
+
 class ArgumentCopies(Term):
     """Copies of overwritten arguments whose new values are gathered along their last dimension.
 
@@ -76,6 +80,10 @@ class ArgumentCopies(Term):
     """
 
     name, scope, label = "argument copies", Entity.USE_CLASS, "copy"
+
+    def seconds(self, layout: Layout) -> Floats:
+        copied = self.bytes(layout) * layout.tables.uses.overwriting
+        return np.asarray(_ACCESSES * copied / layout.machine.hardware.memory_bytes_per_s)
 
     def lifetimes(self, ranges: LiveRanges) -> Lifetimes:
         program = ranges.program
