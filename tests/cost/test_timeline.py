@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 import toast
 from tests.helpers import action, analyzed, f32
-from toast.cost import CostModel
+from toast.cost import CostModel, break_down
 from toast.evaluation.optimum import random_legal
 from toast.hardware import Mesh, load
 from toast.search import find
@@ -139,9 +140,10 @@ def test_an_overwritten_argument_is_copied_if_it_is_gathered_along_rows(
 
     def step(p: jax.Array, m: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
         m = 0.9 * m + g
-        return p - m * jax.lax.rsqrt(m * m + 1.0), m
+        return checkpoint_name(p - m * jax.lax.rsqrt(m * m + 1.0), "new"), m
 
     pins = {"p": P(), "m": moment, "g": moment, "result[0]": P(), "result[1]": moment}
+    pins["new"] = moment
     size = f32(2048, 2048)
     plan = toast.plan(
         step, size, size, size, donate=(0, 1), mesh="m=8", hardware=hardware,
@@ -150,3 +152,6 @@ def test_an_overwritten_argument_is_copied_if_it_is_gathered_along_rows(
     columns = plan.model.columns(plan.model.layout(plan.state[None]))[0]
     copies = columns[plan.model.tables.columns["argument copies"]]
     assert copies.sum() == (4 * 2048 * 2048 if copied else 0)
+    # The argument is read and written, and its new value.
+    seconds = break_down(plan.model, plan.state).term_seconds["argument copies"].sum()
+    assert seconds == pytest.approx(4 * copies.sum() / plan.hardware.memory_bytes_per_s)

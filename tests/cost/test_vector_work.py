@@ -73,3 +73,22 @@ def test_gathers_along_several_dimensions_are_copied() -> None:
     # Tiles of two rows are a quarter full.
     rate = V5E.memory_bytes_per_s / 2 / 4
     assert copied((0, "a"), (1, "b")) == pytest.approx(2 * 2 * 512 * 512 / rate)
+
+
+# -- what is in memory ---------------------------------------------------------------------------
+
+
+def test_weights_that_a_step_reads_take_the_time_of_their_bytes() -> None:
+    """Although each has room in the fast memory: they are not made there."""
+
+    def decode(weights: list[Any], x: Any) -> Any:
+        for weight in weights:
+            x = x @ weight
+        return x
+
+    bf16 = jnp.bfloat16
+    weights = [jax.ShapeDtypeStruct((4096, 4096), bf16)] * 4
+    analysis = toast.analyze(decode, weights, jax.ShapeDtypeStruct((8, 4096), bf16))
+    model = CostModel(Space(analysis, Mesh.parse("a=2"), min_dimensions=0), V5E)
+    moved = 4 * 4096 * 4096 * 2
+    assert model.initial_seconds > moved / V5E.memory_bytes_per_s

@@ -23,6 +23,9 @@ from toast.plan.reapply import by_class
 from toast.space import Space
 
 NOTHING = toast.Settings(budget=0.0)
+#: How close the costs of the same shardings are where ops have other classes: the accesses of a class
+#: are the mean of those of its members.
+SAME = 1e-4
 REST = "actions do not reach all of its shardings; refinements replace the rest"
 
 
@@ -51,7 +54,7 @@ def test_the_search_begins_with_the_very_shardings_of_a_plan(
         again = from_start(first, given)
         assert same_shardings(first, again)
         assert again.arguments == first.arguments
-        assert again.cost == pytest.approx(first.cost, rel=1e-12)
+        assert again.cost == pytest.approx(first.cost, rel=SAME)
         if first.method == "toast":
             assert again.cost == first.cost
             assert again.steps == first.steps
@@ -129,7 +132,7 @@ def test_another_resolution_does_not_change_the_shardings() -> None:
     first = PLANS["tiny"]()
     again = from_start(first, resolution="independent")
     assert same_shardings(first, again)
-    assert again.cost == pytest.approx(first.cost, rel=1e-12)  # another order of sums
+    assert again.cost == pytest.approx(first.cost, rel=SAME)
 
 
 @pytest.mark.parametrize("spec", [P(None, "data"), P("data"), P()])
