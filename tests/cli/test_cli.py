@@ -150,6 +150,16 @@ def test_options_of_models_are_settings(tmp_path: pathlib.Path) -> None:
     assert applied.exit_code == 0, applied.output
 
 
+def test_columns_are_the_width_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = run("models").stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = run("models").stdout
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert run("models").stdout == wide
+    assert 80 < max(map(len, wide.splitlines())) <= 160
+    assert max(map(len, narrow.splitlines())) == 80
+
+
 def test_models_are_listed() -> None:
     result = run("models")
     assert result.exit_code == 0
