@@ -192,6 +192,9 @@ def test_earlier_plans_of_other_programs(tmp_path: pathlib.Path) -> None:
         assert "other.json is a plan of " in result.stderr
         assert " and does not match mlp: it has no argument of the plan" in result.stderr
         assert not page.exists()
+    result = run("report", own, "mlp", "-o", page, "--methods", "manual")
+    assert result.exit_code == 2
+    assert "use toast report TARGET --methods, or --beside another plan" in result.stderr
     written = json.loads(own.read_text())
     own.write_text(json.dumps({**written, "program_hash": "0" * 64}))
     result = run("report", "mlp", "--mesh", "data=2", "-o", page, "--beside", own)

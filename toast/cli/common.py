@@ -293,7 +293,8 @@ class _Group(typer.core.TyperGroup):
                 error.show()  # type: ignore[attr-defined]
             else:
                 context = getattr(error, "ctx", None)
-                text = error.format_message().rstrip(".")
+                # The text of typer's check of choices has the kind of the error.
+                text = error.format_message().rstrip(".").replace(": Value error, ", ": ")
                 hint = f"see {context.command_path} --help" if context else "see --help"
                 fail(f"{text}{'' if text.endswith('?') else ';'} {hint}")
             sys.exit(2)

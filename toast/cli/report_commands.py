@@ -194,6 +194,7 @@ def _refuse(context: typer.Context, plan: str) -> None:
     for name in ("mesh", "methods", "limit", "memory", "safety", "seed"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise PlanError(
-                f"{plan}: --{name} cannot be used with a plan; use toast plan for a new plan"
-            )
+            remedy = "use toast plan for a new plan"
+            if name == "methods":
+                remedy = "use toast report TARGET --methods, or --beside another plan"
+            raise PlanError(f"{plan}: --{name} cannot be used with a plan; {remedy}")
