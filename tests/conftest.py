@@ -14,6 +14,7 @@ import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TOAST_CACHE"] = "off"
+os.environ.pop("COLUMNS", None)  # tables are as wide as in a pipe
 # XLA ends a process of which a device waits for others for longer than 40 seconds, as it may do on a
 # busy machine.
 os.environ["XLA_FLAGS"] = (

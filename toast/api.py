@@ -556,8 +556,8 @@ def apply_plan(
     :param microbatches: as for :func:`program_of`; by default those of the plan.
     :returns: the new plan with new prices, and what did not match.  For the program of the plan, it
         is the same plan.
-    :raises toast.errors.PlanError: if the file is not a plan, a newer TOAST wrote it, or nothing
-        matches.
+    :raises toast.errors.PlanError: if the file is not a plan, a newer TOAST wrote it, or the
+        program has none of its arguments.
 
     >>> import jax, jax.numpy as jnp, toast
     >>> f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)

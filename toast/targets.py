@@ -112,7 +112,16 @@ def _gap(name: str) -> str:
 def is_stablehlo(target: str) -> bool:
     """Whether TARGET is a StableHLO file."""
     path = pathlib.Path(target)
-    return is_regular(path) and ports.frontend_of(path).name == "stablehlo"
+    return (
+        is_regular(path)
+        and not _is_python(target, path)
+        and ports.frontend_of(path).name == "stablehlo"
+    )
+
+
+def _is_python(target: str, path: pathlib.Path) -> bool:
+    """Whether TARGET is a file of Python without the name of a function."""
+    return path.suffix == ".py" and ":" not in target and not ports.reads(path)
 
 
 @contextlib.contextmanager
@@ -169,6 +178,8 @@ def _lowered(
                 f"--{size} {number}: the limit is {_LARGEST_SIZES[size]:,}, as each has its own "
                 "ops; use fewer"
             )
+    if _is_python(target, path):
+        raise TargetError(f"{target}: a Python file; write {target}:FUNCTION")
     is_file = target not in MODEL_NAMES and (ports.reads(path) or os.path.exists(path))
     if not is_file and (target in MODEL_NAMES or ":" not in target):
         return _from_zoo(target, chosen, shapes, small, donate, tracing)

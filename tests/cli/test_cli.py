@@ -150,6 +150,16 @@ def test_options_of_models_are_settings(tmp_path: pathlib.Path) -> None:
     assert applied.exit_code == 0, applied.output
 
 
+def test_columns_are_the_width_of_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = run("models").stdout
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = run("models").stdout
+    monkeypatch.setenv("COLUMNS", "wide")
+    assert run("models").stdout == wide
+    assert 80 < max(map(len, wide.splitlines())) <= 160
+    assert max(map(len, narrow.splitlines())) == 80
+
+
 def test_models_are_listed() -> None:
     result = run("models")
     assert result.exit_code == 0
@@ -210,8 +220,10 @@ BAD = {
     "devices": (("verify", "mlp", "--mesh", "d=512"), "toast verify runs at most 256 devices"),
     "json": (("plan", *T, "--json", "/nowhere/x.json"), "/nowhere/x.json: cannot write"),
     "value": (("plan", *T, "--seed", "x"), "toast: Invalid value for '--seed': Input should be a valid integer"),
-    "word": (("plan", *T, "--overlap", "foo"), "'--overlap': Value error, 'foo' is not one of 'none', 'partial', 'asynchronous', 'full'; see"),
+    "word": (("plan", *T, "--overlap", "foo"), "'--overlap': 'foo' is not one of 'none', 'partial', 'asynchronous', 'full'; see"),
     "unknown option": (("plan", *T, "--bogus", "3"), "toast: No such option: --bogus; see "),
+    "python file": (("plan", "tests/cli/test_cli.py", "--mesh", "d=2"), "tests/cli/test_cli.py: a Python file; write tests/cli/test_cli.py:FUNCTION"),
+    "annotate": (("rules", "annotate", "tests/cli/test_cli.py"), "a Python file; write tests/cli/test_cli.py:FUNCTION"),
     "no target": (("plan",), "toast: Missing argument 'target'; see "),
     "command": (("plna",), "toast: No such command 'plna'. Did you mean 'plan'? see "),
     "command of a group": (("rules", "lst"), "toast: No such command 'lst'"),

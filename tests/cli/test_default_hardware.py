@@ -1,4 +1,4 @@
-"""A user at a terminal is told that the hardware is a default."""
+"""The user is told that the hardware is a default: before the work at a terminal, else after."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cli.test_cli import run
 from toast.cli.common import _is_used
 
 
@@ -41,8 +42,15 @@ def test_the_default_is_told_on_a_terminal(more: tuple[str, ...], told: bool) ->
     os.close(terminal)
     assert done.returncode == 0, shown
     assert (b"hardware tpu-v5e by default; use --hardware" in shown) is told
-    silent = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "by default; use --hardware" not in silent.stderr + silent.stdout
+    piped = run(*map(str, command[3:]))
+    assert ("hardware tpu-v5e by default; use --hardware" in piped.stderr) is told
+    assert "by default; use" not in piped.stdout
+
+
+def test_the_default_is_not_a_line_of_an_error() -> None:
+    failed = run("plan", "nonsense", "--mesh", "d=4")
+    assert failed.exit_code == 2
+    assert failed.stderr.count("\n") == 1
 
 
 def test_hardware_that_is_not_used_is_not_told(tmp_path: pathlib.Path) -> None:

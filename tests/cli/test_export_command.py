@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 
 import pytest
@@ -30,6 +31,11 @@ def test_python_needs_the_file_alone(file: pathlib.Path, tmp_path: pathlib.Path)
     code, said, _ = run(file, "--to", "python", "-o", written)
     assert (code, said) == (0, f"written to {written}\n")
     assert written.read_text() == output
+    code, said, _ = run(file, "-o", written, "--json", "-")
+    assert code == 0
+    assert json.loads(said) == {
+        "version": 1, "target": str(file), "to": "python", "files": [str(written)],
+    }  # fmt: skip
 
 
 def test_other_formats_need_the_program(file: pathlib.Path) -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toast.export.axis_rules import AxisRule, NamedTensor, applied, one_rule_each, ordered_rules
+from toast.export.axis_rules import (
+    AxisRule,
+    NamedTensor,
+    applied,
+    one_rule_each,
+    ordered_rules,
+    reachable,
+)
 
 X = NamedTensor(("batch", "embed"), (("data",), ()))
 W = NamedTensor(("embed", "mlp"), (("data",), ("model",)))
@@ -81,3 +90,24 @@ def test_rules_never_use_an_axis_twice(drawn: list[NamedTensor]) -> None:
         for spec in (applied(rules, tensor.names), [each[name or ""] for name in tensor.names]):
             used = [axis for axes in spec for axis in axes]
             assert len(used) == len({*used})
+
+
+def test_rules_that_never_hold_are_dropped() -> None:
+    tensor, both = AxisRule("mlp", ("tensor",)), AxisRule("mlp", ("tensor", "data"))
+    heads = AxisRule("heads", ("tensor",))
+    assert reachable([tensor, both, heads]) == (tensor, heads)
+    # Where the heads take ``tensor``, the second rule of ``mlp`` is the one that holds.
+    rest = AxisRule("mlp", ("data",))
+    assert reachable([heads, tensor, rest, both]) == (heads, tensor, rest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(
+    st.sampled_from(NAMES), st.lists(st.sampled_from(AXES), unique=True, min_size=1)
+), max_size=7))  # fmt: skip
+def test_dropped_rules_shard_nothing(drawn: list[tuple[str, list[str]]]) -> None:
+    rules = [AxisRule(name, tuple(axes)) for name, axes in drawn]
+    left = reachable(rules)
+    for size in range(len(NAMES) + 1):
+        for names in itertools.combinations(NAMES, size):
+            assert applied(left, names) == applied(rules, names)

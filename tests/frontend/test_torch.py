@@ -229,6 +229,20 @@ def test_invalid_steps() -> None:
         api.program_of(step, X)
 
 
+def test_lazy_modules_have_no_shapes() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LazyLinear(8))
+    for target in (model, TrainStep(model, lambda model, x: model(x).sum())):
+        with pytest.raises(TargetError, match=r"1\.weight has no shape yet .* run the module once"):
+            api.program_of(target, X)
+    model(X)
+    assert "1.weight" in api.program_of(model, X).arguments
+
+
+def test_functions_of_jax_take_no_tensors() -> None:
+    with pytest.raises(TargetError, match=r"<lambda>: .* torch\.Tensor; pass an nn\.Module \(or"):
+        api.program_of(lambda batch: batch["x"] @ batch["x"].T, {"x": X})
+
+
 def test_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(TargetError, match=r"pip install 'toast-partitioner\[torch\]'"):

@@ -264,12 +264,17 @@ def test_plans_of_newer_versions_are_refused(plan: Plan) -> None:
 
 
 def test_nothing_that_matches_is_an_error(plan: Plan) -> None:
+    first, second, *more = plan.arguments
     with pytest.raises(PlanError) as error:
         toast.apply_plan(plan, lambda a: a + 1, f32(8), hardware="tpu-v5e")
     assert str(error.value) == (
-        "t2b-tiny is a plan of t2b-tiny and does not match <lambda>: no argument, "
-        "action or sharded op is the same; use the program of the plan"
+        "t2b-tiny is a plan of t2b-tiny and does not match <lambda>: it has no argument of the "
+        f"plan, such as {first}, {second} and {len(more)} more; use the program of the plan"
     )
+    with pytest.raises(
+        PlanError, match="mlp: no action or sharded op is the same; use the program"
+    ):
+        toast.apply_plan({**written(plan), "arguments": {}}, mlp, f32(8, 8), f32(8, 8), f32(8, 8))
     with pytest.raises(PlanError) as error:
         toast.apply_plan(plan, plan.analysis, mesh="x=2,y=2")
     assert str(error.value) == (
@@ -278,6 +283,18 @@ def test_nothing_that_matches_is_an_error(plan: Plan) -> None:
     )
     with pytest.raises(MeshError):
         toast.apply_plan(plan, plan.analysis, mesh="nonsense")
+
+
+def test_other_arguments_are_another_program() -> None:
+    """Even if ops and actions match: these would be prices of what nobody planned."""
+    plan = toast.plan(mlp, f32(4096, 512), f32(512, 2048), f32(2048, 512), mesh="d=4",
+                      hardware="tpu-v5e")  # fmt: skip
+
+    def renamed(tokens: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        return mlp(tokens, up, down)
+
+    with pytest.raises(PlanError, match="no argument of the plan, such as x, w1 and 1 more; use"):
+        toast.apply_plan(plan, renamed, f32(4096, 512), f32(512, 2048), f32(2048, 512))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tests.report.test_html import HOSTILE, QUICK, hostile, planned
 from toast.evaluation.compare import compare
 from toast.hardware import load
 from toast.models import build
-from toast.report import comparison_html, html_text, write_html
+from toast.report import comparison_html, html, html_text, write_html
 from toast.resources import directory
 from toast.units import size_text, time_text
 
@@ -121,6 +121,22 @@ def test_numbers_read_back_are_the_plans(chrome: Any, report: pathlib.Path) -> N
     }
     assert kinds == {c["kind"]: c["count"] for c in known["after"]["collectives"] if c["count"]}
     page.close()
+
+
+def test_numbers_are_rounded_as_in_tables(chrome: Any) -> None:
+    """A half, such as that of 1.125 GiB, goes to the even digit, as in Python."""
+    source = (pathlib.Path(html.__file__).parent / "scripts/page.js").read_text()
+    texts = source[source.index("const whole") : source.index("const grouped")]
+    sizes = [n * 2.0**k for n in (0, 1.125, 1.375, 2.675, 12.25, 512.5, 999.5, 1000.5, 1001.5)
+             for k in (0, 10, 20, 30)]  # fmt: skip
+    seconds = [0.0, 1e-9, 0.0125, 1.125, 2.675, 12.25e-3, 2.5e-6, 999.5, 1000.5]
+    page = chrome.new_page()
+    shown = page.evaluate(
+        f"([sizes, seconds]) => {{ {texts} return [sizes.map(sizeText), seconds.map(timeText)]; }}",
+        [sizes, seconds],
+    )
+    page.close()
+    assert shown == [[*map(size_text, sizes)], [*map(time_text, seconds)]]
 
 
 def test_what_is_alive_adds_up(chrome: Any, report: pathlib.Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import pathlib
 from typing import Any
 
@@ -178,3 +179,26 @@ def test_earlier_plans_on_the_command_line(tmp_path: pathlib.Path) -> None:
     assert [plan["name"] for plan in data["plans"]] == ["toast", "earlier"]
     assert "rows" in {row["name"] for row in data["colors"]}
     assert trace.read_text().startswith('{"traceEvents"')
+
+
+def test_earlier_plans_of_other_programs(tmp_path: pathlib.Path) -> None:
+    """A plan without a common argument is refused; what else differs is a note of its row."""
+    own, other, page = tmp_path / "own.json", tmp_path / "other.json", tmp_path / "r.html"
+    planned("mlp").to_json(own)
+    tiny().to_json(other)
+    for target in (("mlp", "--mesh", "data=2"), (own, "mlp")):
+        result = run("report", *target, "-o", page, "--beside", other)
+        assert result.exit_code == 2
+        assert "other.json is a plan of " in result.stderr
+        assert " and does not match mlp: it has no argument of the plan" in result.stderr
+        assert not page.exists()
+    result = run("report", own, "mlp", "-o", page, "--methods", "manual")
+    assert result.exit_code == 2
+    assert "use toast report TARGET --methods, or --beside another plan" in result.stderr
+    written = json.loads(own.read_text())
+    own.write_text(json.dumps({**written, "program_hash": "0" * 64}))
+    result = run("report", "mlp", "--mesh", "data=2", "-o", page, "--beside", own)
+    assert result.exit_code == 0, result.output
+    said = "the plan is for another program (hash 00000000): mlp"
+    assert f"note: own.json: {said}" in result.stderr
+    assert f'<td class="remark">{said}' in page.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import enum
 import functools
@@ -51,13 +52,32 @@ MeshOption = Annotated[
 ]
 
 
+#: The line that the hardware of the command is a default, until it is printed.
+_default_line: contextvars.ContextVar[str] = contextvars.ContextVar("default_line", default="")
+
+
 def _say_default(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
-    """Tell a user at a terminal that the hardware is a default."""
+    """Tell the user that the hardware is a default.
+
+    At a terminal now, before the work; elsewhere after it (:func:`_errors`), as an error is one
+    line.
+    """
     source = context.get_parameter_source(str(parameter.name))
     is_default = source is not None and source.name == "DEFAULT"
-    if is_default and sys.stderr.isatty() and _is_used(context):
-        print(f"hardware {value} by default; use --hardware for another", file=sys.stderr)
+    if is_default and _is_used(context):
+        line = f"hardware {value} by default; use --hardware for another"
+        if sys.stderr.isatty():
+            print(line, file=sys.stderr)
+        else:
+            _default_line.set(line)
     return value
+
+
+def _say_default_last() -> None:
+    """Print what :func:`_say_default` has left for the end."""
+    if line := _default_line.get():
+        with contextlib.suppress(OSError, ValueError):  # as of other lines
+            print(line, file=sys.stderr)
 
 
 def _is_used(context: typer.Context) -> bool:
@@ -260,6 +280,7 @@ class _Group(typer.core.TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
+        _default_line.set("")
         try:
             result = super().main(
                 args, prog_name, complete_var, False, windows_expand_args, **extra
@@ -272,7 +293,8 @@ class _Group(typer.core.TyperGroup):
                 error.show()  # type: ignore[attr-defined]
             else:
                 context = getattr(error, "ctx", None)
-                text = error.format_message().rstrip(".")
+                # The text of typer's check of choices has the kind of the error.
+                text = error.format_message().rstrip(".").replace(": Value error, ", ": ")
                 hint = f"see {context.command_path} --help" if context else "see --help"
                 fail(f"{text}{'' if text.endswith('?') else ';'} {hint}")
             sys.exit(2)
@@ -325,7 +347,10 @@ def _errors(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             fail("interrupted")
             raise typer.Exit(130) from None
-        except (typer.Exit, typer.Abort, BrokenPipeError):
+        except typer.Exit:
+            _say_default_last()
+            raise
+        except (typer.Abort, BrokenPipeError):
             raise
         except Exception as error:
             if os.environ.get("TOAST_DEBUG"):
@@ -333,6 +358,7 @@ def _errors(command: Callable[..., None]) -> Callable[..., None]:
             fail(_unexpected(error))
             raise typer.Exit(2 if isinstance(error, OSError | MemoryError) else 70) from None
         else:
+            _say_default_last()
             return
         raise typer.Exit(2)
 
@@ -573,11 +599,13 @@ def command_line() -> str:
 
 
 def console() -> rich.console.Console:
-    """The console that results are printed on."""
+    """The console that results are printed on, as wide as the terminal or ``COLUMNS``."""
     import rich.console
 
-    # Pipes get wide lines instead of wrapped cells.
-    width = None if sys.stdout.isatty() else 160
+    # Pipes get wide lines instead of wrapped cells, unless the user sets their width.
+    columns = os.environ.get("COLUMNS", "")
+    wished = int(columns) if re.fullmatch(r"\d{1,6}", columns, re.ASCII) else 0
+    width = wished or (None if sys.stdout.isatty() else 160)
     # The user's texts may contain brackets and colons; they are not markup.
     return rich.console.Console(width=width, soft_wrap=False, markup=False, emoji=False)
 

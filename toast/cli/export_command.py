@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from toast.cli.common import Source, command, group, progress
+from toast.cli.common import JsonOption, Source, command, group, progress
+from toast.cli.json_files import write_json
 from toast.cli.plan_file_commands import ProgramArgument, load_plan
 
 app = group("")
@@ -59,6 +60,7 @@ def export(
             help="MaxText's mesh axis for an axis of the plan: model=tensor; repeatable.",
         ),
     ] = None,
+    json_file: JsonOption = None,
 ) -> None:
     """Write a plan as a file of another trainer.
 
@@ -70,7 +72,7 @@ def export(
     from toast.files import check_writable, is_plan, write_all
     from toast.plan import read
 
-    check_writable((output,), PlanError)
+    check_writable((output, json_file), PlanError)
     if not is_plan(source.target):
         raise PlanError(
             f"{source.target}: not a plan; write one with toast plan {source.target} --json FILE"
@@ -83,11 +85,12 @@ def export(
         with progress() as show:
             show("export")
             text = plan.export(to, names=names, rename=renamed)
+    if output is not None:
+        write_all({output: text}, PlanError)
+    write_json(json_file, target=source.target, to=to, files=[output] if output else [])
     if output is None:
         print(text, end="")
-        return
-    write_all({output: text}, PlanError)
-    if output != pathlib.Path("-"):
+    elif output != pathlib.Path("-"):
         print(f"written to {output}")
 
 

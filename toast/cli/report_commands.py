@@ -159,7 +159,10 @@ def report(
 def _earlier(
     paths: list[pathlib.Path] | None, plan: Plan, show: Callable[[Any], None]
 ) -> list[MethodResult]:
-    """The plans in files, applied to the program of ``plan``, named by their files."""
+    """The plans in files, applied to the program of ``plan``, named by their files.
+
+    What of them does not match is a note, of their rows too.
+    """
     from toast import api
     from toast.evaluation.compare import MethodResult
 
@@ -170,7 +173,12 @@ def _earlier(
             path, plan.analysis, hardware=plan.hardware, memory_bytes=plan.memory_bytes,
             safety=plan.safety,
         )  # fmt: skip
-        rows.append(MethodResult.of(path.stem, applied.plan))
+        warn(f"{path.name}: {remark}" for remark in applied.remarks)
+        # The page does not show the error stream.
+        differs = "; ".join(applied.remarks)
+        note = "; ".join(filter(None, (applied.plan.note, differs)))
+        own = dataclasses.replace(applied.plan, note=note)
+        rows.append(MethodResult.of(path.stem, own, note=differs))
     return rows
 
 
@@ -186,6 +194,7 @@ def _refuse(context: typer.Context, plan: str) -> None:
     for name in ("mesh", "methods", "limit", "memory", "safety", "seed"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise PlanError(
-                f"{plan}: --{name} cannot be used with a plan; use toast plan for a new plan"
-            )
+            remedy = "use toast plan for a new plan"
+            if name == "methods":
+                remedy = "use toast report TARGET --methods, or --beside another plan"
+            raise PlanError(f"{plan}: --{name} cannot be used with a plan; {remedy}")

@@ -25,7 +25,7 @@ from toast.cli.common import (
 )
 from toast.cli.json_files import write_json
 
-app = group("List, check, prove, export and compare sharding rules.")
+app = group("List, check, prove and compare rules; annotate programs with them.")
 
 
 def _keep_working_directory_clean() -> None:

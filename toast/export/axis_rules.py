@@ -112,6 +112,31 @@ def applied(rules: Sequence[AxisRule], names: Sequence[str | None]) -> Spec:
     return tuple(spec)
 
 
+def reachable(rules: Sequence[AxisRule]) -> tuple[AxisRule, ...]:
+    """The rules without those that hold in no tensor, whatever its logical axes are.
+
+    Such a rule has an earlier one of the same name.  That one holds, and the later one does not,
+    unless a third rule of another name, before both, takes a mesh axis from it.  If all of these
+    take one from the later rule too, there is no tensor for it.
+    """
+    left: list[AxisRule] = []
+    for rule in rules:
+        own = [number for number, other in enumerate(left) if other.name == rule.name]
+        if all(any(_frees(other, left[n], rule) for other in left[:n]) for n in own):
+            left.append(rule)
+    return tuple(left)
+
+
+def _frees(other: AxisRule, earlier: AxisRule, later: AxisRule) -> bool:
+    """Whether a rule of another name takes a mesh axis from ``earlier`` and none from ``later``."""
+    taken = {*other.axes}
+    return (
+        other.name != later.name
+        and bool(taken & {*earlier.axes})
+        and not taken & {*later.axes}
+    )  # fmt: skip
+
+
 def _guards(earlier: AxisRule, later: AxisRule, tensor: NamedTensor) -> bool:
     """Whether an earlier rule keeps a later one from a tensor."""
     clash = earlier.name == later.name or bool({*earlier.axes} & {*later.axes})
@@ -127,4 +152,4 @@ def _candidates(tensors: Sequence[NamedTensor]) -> dict[AxisRule, None]:
     }  # fmt: skip
 
 
-__all__ = ["AxisRule", "NamedTensor", "applied", "one_rule_each", "ordered_rules"]
+__all__ = ["AxisRule", "NamedTensor", "applied", "one_rule_each", "ordered_rules", "reachable"]

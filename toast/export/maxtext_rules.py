@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from toast.errors import PlanError
-from toast.export.axis_rules import AxisRule, NamedTensor, applied, ordered_rules
+from toast.export.axis_rules import AxisRule, NamedTensor, applied, ordered_rules, reachable
 from toast.export.exported_text import UNSAID, axes_yaml, comments
 from toast.export.logical_axes import LogicalAxes
 from toast.plan.maxtext_policy import maxtext_policy
@@ -86,7 +86,7 @@ def maxtext_config(axes: LogicalAxes, rename: Mapping[str, str] | None = None) -
     names = [renamed[name] for name, _ in plan.mesh.axes]
     text = comments(lines) + "base_config: base.yml\n"
     text += f"mesh_axes: {axes_yaml(names)}\ndata_sharding: [{axes_yaml(names)}]\n"
-    every = (*activations, *rules)
+    every = reachable((*activations, *rules))
     text += f"logical_axis_rules:{'' if every else ' []'}\n"
     text += "".join(
         f"  - [{rule.name}, {axes_yaml([renamed[axis] for axis in rule.axes])}]\n" for rule in every

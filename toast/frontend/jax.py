@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -193,6 +194,11 @@ def _program(
             raise
         except Exception as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else ""
+            if _has_tensors((arguments, keywords)):
+                raise TargetError(
+                    f"{name}: a function of JAX cannot take a torch.Tensor; pass an nn.Module (or "
+                    "toast.frontend.torch.TrainStep) instead of the function, or arrays of JAX"
+                ) from error
             raise TargetError(
                 f"{name}: JAX cannot trace it: {type(error).__name__}: {first}"
                 f"{_remedy(first, platform)}"
@@ -287,6 +293,12 @@ def _remedy(message: str, platform: str | None) -> str:
             "jax.sharding.use_abstract_mesh of a mesh with that AbstractDevice"
         )
     return ""
+
+
+def _has_tensors(tree: Any) -> bool:
+    """Whether there is a tensor of PyTorch in a pytree."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and any(isinstance(leaf, tensor) for leaf in jax.tree.leaves(tree))
 
 
 def _dtype(leaf: Any) -> Any:

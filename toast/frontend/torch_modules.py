@@ -69,6 +69,7 @@ def from_target(
     environment()
     model = target.model if isinstance(target, TrainStep) else target
     name = name or type(model).__name__
+    _check_shapes(name, model)
     state = _ModuleState(model)
     batch = _ExampleBatch(arguments, keywords)
     step = _Step(name, target, state, batch)
@@ -131,6 +132,17 @@ class _ModuleState:
     def names_by_id(self) -> dict[int, str]:
         """The name of each parameter by identity."""
         return {id(tensor): name for name, tensor in self._tensors.items()}
+
+
+def _check_shapes(name: str, model: Any) -> None:
+    """Refuses parameters and buffers of lazy modules, which have no shape before the first call."""
+    is_lazy = importlib.import_module("torch.nn.parameter").is_lazy
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise TargetError(
+                f"{name}: {path} has no shape yet (a lazy module); run the module once on a batch "
+                "before planning it"
+            )
 
 
 def _kind(module: Any) -> str:

@@ -150,8 +150,8 @@ def apply_saved(
 
     ``memory_bytes`` is the limit per device, ``safety`` the odds with which the plan must fit, if
     any.  ``progress`` is called with the name of each stage.
-    ``cache`` enables the cache of cost tables.  Raises :class:`toast.errors.PlanError` if nothing
-    matches, or if the mesh has none of the plan's axes.
+    ``cache`` enables the cache of cost tables.  Raises :class:`toast.errors.PlanError` if no
+    argument matches, or if the mesh has none of the plan's axes.
     """
     begin = time.perf_counter()
     report_stage = progress or (lambda _stage: None)
@@ -198,11 +198,8 @@ def apply_saved(
     work = Work(saved, space, initial.copy(), exact)
     known = work.ops()
     work.arguments()
-    if not same and not matches and not work.matched and not work.sharded:
-        raise PlanError(
-            f"{saved.name} is a plan of {saved.program} and does not match {program.name}: no "
-            "argument, action or sharded op is the same; use the program of the plan"
-        )
+    if not same and not work.matched:
+        _check_match(saved, program, bool(matches or work.sharded))
     notes = [*padding_notes, *_setting_notes(saved, program, mesh, hardware), *notes]
     report_stage("prices")
     price = _Pricing(saved, actions, hardware, memory_bytes, safety, cache)
@@ -268,6 +265,24 @@ def here(plan: Plan) -> Plan:
         safety=plan.safety,
     )  # fmt: skip
     return applied.plan
+
+
+def _check_match(saved: Saved, program: Program, sharded: bool) -> None:
+    """Raise :class:`toast.errors.PlanError` for a program without the arguments of the plan.
+
+    A few actions and ops are alike in any two programs.  Where one of them has no arguments, these
+    must do: ``sharded`` is whether there are any.
+    """
+    if saved.arguments and program.arguments:
+        missing = f"it has no argument of the plan, such as {listed([*saved.arguments], 2)}"
+    elif not sharded:
+        missing = "no action or sharded op is the same"
+    else:
+        return
+    raise PlanError(
+        f"{saved.name} is a plan of {saved.program} and does not match {program.name}: {missing}; "
+        "use the program of the plan"
+    )
 
 
 def check_axes(saved: Saved, mesh: Mesh) -> None:

@@ -21,11 +21,17 @@ function filled(element, attributes, children) {
   element.append(...children.flat().filter((child) => child !== null && child !== ""));
   return element;
 }
-const digits = (x) => (x >= 999.5 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
+/* Numbers as Python writes them, which rounds halves to even digits; JavaScript rounds them up. */
+const whole = (x) => (Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : x).toFixed(0);
+function digits(x) {
+  if (x >= 999.5) return whole(x);
+  const half = /^(-?\d\.\d[02468])50*(e.*)$/.exec(x.toExponential(25));
+  return String(Number(half ? half[1] + half[2] : x.toPrecision(3)));
+}
 function sizeText(bytes) {
   for (const [unit, size] of [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]])
     if (bytes >= size) return `${digits(bytes / size)} ${unit}`;
-  return `${bytes.toFixed(0)} B`;
+  return `${whole(bytes)} B`;
 }
 function timeText(seconds) {
   for (const [unit, size] of [["s", 1], ["ms", 1e-3]])
