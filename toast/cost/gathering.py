@@ -44,7 +44,7 @@ from toast.cost.tables import (
     UseClasses,
     ValueClasses,
 )
-from toast.cost.vector_work import stretched
+from toast.cost.vector_work import UPDATING, stretched
 from toast.program import QUANTITIES, KernelCost, Program, element_bytes, has_collective
 from toast.space import NONE, PRODUCTS, Space
 
@@ -53,10 +53,7 @@ if TYPE_CHECKING:
     from toast.analysis.rules import SignatureRule
 
 #: Ops that write nothing or only a part, because their results are in memory already.
-_IN_PLACE = PASSED_ON | {"argument", "carry", "yield", "dynamic_update_slice"}
-
-#: Ops that write their second operand into their first.
-_UPDATING = "dynamic_update_slice"
+_IN_PLACE = PASSED_ON | {"argument", "carry", "yield", UPDATING}
 
 #: Ops that are no kernel of their own, or read no more than they write.
 _READ_NOTHING = frozenset({
@@ -470,7 +467,7 @@ def _kernels(
     maker = np.array([value.op for value in program.values], dtype=np.int64)
     kinds = [program.kind(op) for op in range(len(program.ops))]
     alone = np.array([
-        kind not in PRODUCTS and (kind == _UPDATING or kind not in _IN_PLACE) for kind in kinds
+        kind not in PRODUCTS and (kind == UPDATING or kind not in _IN_PLACE) for kind in kinds
     ], dtype=bool) & ~priced  # fmt: skip
     computed = np.flatnonzero(
         live.exists
@@ -751,7 +748,7 @@ def _accesses(
         if counted:
             kernels.add((value, kernel))
         # An update is written into its buffer, as much as is read.
-        accesses[use] = counted + (kinds[op] == _UPDATING and index == 1)
+        accesses[use] = counted + (kinds[op] == UPDATING and index == 1)
     return accesses
 
 

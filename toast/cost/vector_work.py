@@ -15,9 +15,13 @@ import numpy as np
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.liveness import Liveness
 from toast.program import Program, element_bytes
+from toast.space import PRODUCTS
 
 #: Ops whose kernels take as long as their bytes: they look up rows.
 _LOOKING_UP = frozenset({"gather", "scatter"})
+
+#: The op that writes a part of an array in place.
+UPDATING = "dynamic_update_slice"
 
 
 def stretched(
@@ -35,7 +39,8 @@ def stretched(
     (``[values]``) says which values they write.  The vector unit takes as long for an element as
     the memory for ``vector_bytes``; 0 for a unit that bounds nothing.  If it takes longer for the
     elements of a kernel's largest array than the memory for all its bytes, the accesses of the
-    kernel are multiplied by the ratio.
+    kernel are multiplied by the ratio.  What a product's kernel computes besides is hidden by the
+    matrix unit.
     """
     reads, writes = accesses.astype(np.float64), written.astype(np.float64)
     if not vector_bytes:
@@ -44,13 +49,16 @@ def stretched(
     elements = np.array([math.prod(type_.shape) for type_ in types], dtype=np.float64)
     size = elements * [element_bytes(type_.dtype) for type_ in types]
     maker = np.array([value.op for value in program.values], dtype=np.int64)
+    kinds = [program.kind(op) for op in range(len(program.ops))]
+    updating = np.array([kind == UPDATING for kind in kinds])
     of_use, of_value = live.early[use_op], live.early[maker]
+    # An update is written into its buffer by the kernel that computes it.
+    of_use = np.where(updating[use_op], of_value[use_value], of_use)
     moved, largest = np.zeros((2, len(program.ops)))
     np.add.at(moved, of_use, reads * size[use_value])
     np.add.at(moved, of_value, writes * size)
     np.maximum.at(largest, of_use, np.where(accesses > 0, elements[use_value], 0.0))
     np.maximum.at(largest, of_value, np.where(written, elements, 0.0))
-    looking = np.array([program.kind(op) in _LOOKING_UP for op in range(len(program.ops))])
-    largest[looking] = 0.0
+    largest[[kind in _LOOKING_UP or kind in PRODUCTS for kind in kinds]] = 0.0
     longer = np.maximum(largest * vector_bytes / np.maximum(moved, 1.0), 1.0)
     return reads * longer[of_use], writes * longer[of_value]
