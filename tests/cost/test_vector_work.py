@@ -52,6 +52,34 @@ def test_kernels_take_as_long_as_memory_or_the_vector_unit(
     assert memory_seconds(function, dtype, free) == pytest.approx(by_memory, rel=2e-3)
 
 
+def test_the_matrix_unit_hides_what_a_kernel_of_its_products_computes() -> None:
+    """A function of a product's result is computed in the product's kernel."""
+    free = dataclasses.replace(V5E, vector_elements_per_s=math.inf)
+
+    def added(x: Any) -> Any:
+        return x @ x + x
+
+    assert memory_seconds(added, "bfloat16", V5E) == memory_seconds(added, "bfloat16", free)
+
+
+def test_a_loop_that_keeps_several_values_of_a_kernel_computes_them_once() -> None:
+    """Each value is written into an array of all iterations, by the kernel that computes it."""
+
+    def kept(x: Any) -> Any:
+        def body(x: Any, _: Any) -> tuple[Any, Any]:
+            x = x + 1
+            return x, (x, x * 2, x * 3)[:stacks]
+
+        return jax.lax.scan(body, x, length=8)
+
+    found = []
+    for stacks in (1, 2, 3):
+        found.append(memory_seconds(kept, "bfloat16", V5E))
+    # With the read of the value, the bytes of each further stack take longer than the elements.
+    stack = 8 * SIDE * SIDE * 2 / V5E.memory_bytes_per_s
+    assert found[2] - found[1] <= stack * 1.01
+
+
 def test_gathers_along_several_dimensions_are_copied() -> None:
     """Shards of both dimensions of a weight are gathered at once, and put into their places."""
     shapes = (jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((4096, 512), (512, 512)))
