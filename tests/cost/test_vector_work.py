@@ -52,16 +52,6 @@ def test_kernels_take_as_long_as_memory_or_the_vector_unit(
     assert memory_seconds(function, dtype, free) == pytest.approx(by_memory, rel=2e-3)
 
 
-def test_the_matrix_unit_hides_what_a_kernel_of_its_products_computes() -> None:
-    """A function of a product's result is computed in the product's kernel."""
-    free = dataclasses.replace(V5E, vector_elements_per_s=math.inf)
-
-    def added(x: Any) -> Any:
-        return x @ x + x
-
-    assert memory_seconds(added, "bfloat16", V5E) == memory_seconds(added, "bfloat16", free)
-
-
 def test_a_loop_that_keeps_several_values_of_a_kernel_computes_them_once() -> None:
     """Each value is written into an array of all iterations, by the kernel that computes it."""
 

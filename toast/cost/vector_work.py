@@ -15,7 +15,6 @@ import numpy as np
 from toast.cost.entities import Bools, Floats, Ints
 from toast.cost.liveness import Liveness
 from toast.program import Program, element_bytes
-from toast.space import PRODUCTS
 
 #: Ops whose kernels take as long as their bytes: they look up rows.
 _LOOKING_UP = frozenset({"gather", "scatter"})
@@ -39,8 +38,7 @@ def stretched(
     (``[values]``) says which values they write.  The vector unit takes as long for an element as
     the memory for ``vector_bytes``; 0 for a unit that bounds nothing.  If it takes longer for the
     elements of a kernel's largest array than the memory for all its bytes, the accesses of the
-    kernel are multiplied by the ratio.  What a product's kernel computes besides is hidden by the
-    matrix unit.
+    kernel are multiplied by the ratio.
     """
     reads, writes = accesses.astype(np.float64), written.astype(np.float64)
     if not vector_bytes:
@@ -59,6 +57,6 @@ def stretched(
     np.add.at(moved, of_value, writes * size)
     np.maximum.at(largest, of_use, np.where(accesses > 0, elements[use_value], 0.0))
     np.maximum.at(largest, of_value, np.where(written, elements, 0.0))
-    largest[[kind in _LOOKING_UP or kind in PRODUCTS for kind in kinds]] = 0.0
+    largest[[kind in _LOOKING_UP for kind in kinds]] = 0.0
     longer = np.maximum(largest * vector_bytes / np.maximum(moved, 1.0), 1.0)
     return reads * longer[of_use], writes * longer[of_value]
