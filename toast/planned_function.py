@@ -493,8 +493,9 @@ class PlannedFunction:
         if begin is None and self._last is not None:
             begin = self._last.plan
         try:
-            with contextlib.suppress(PlanError):  # nothing of the last plan applies to it
-                return search(begin)
+            if begin is not None:
+                with contextlib.suppress(PlanError):  # nothing of the last plan applies to it
+                    return search(begin)
             return search(None)
         except MeshError as error:  # an axis divides nothing, as in the last, smaller batch
             if self._last is None:
