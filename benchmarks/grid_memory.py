@@ -33,7 +33,7 @@ class Row:
     mesh: str
     sharding: toast.Plan
     joint: toast.Plan
-    #: Seconds of the joint search, with lowering and analysis.
+    #: Seconds of planning jointly, with lowering and analysis.
     seconds: float
 
     def __str__(self) -> str:
@@ -52,13 +52,13 @@ def rows(models: tuple[str, ...]) -> Iterator[Row | None]:
     """The rows of these models; None for one where shardings alone fit."""
     places = [(m, h, mesh) for m in models for h in HARDWARE for mesh in MESHES]
     for model, hardware, mesh in steps(places, " ".join):
-        program = build(model)
-        sharding = toast.plan(program, mesh=mesh, hardware=hardware)
+        target = build(model)
+        sharding = toast.plan(target, mesh=mesh, hardware=hardware)
         if sharding.fits:
             yield None
             continue
         begin = time.perf_counter()
-        joint = toast.plan(build(model), mesh=mesh, hardware=hardware, remat="auto")
+        joint = toast.plan(target, mesh=mesh, hardware=hardware, remat="auto")
         yield Row(model, hardware, mesh, sharding, joint, time.perf_counter() - begin)
 
 
@@ -78,7 +78,7 @@ def main() -> None:
         f"fit in {len(every) - len(unfit)} of {len(every)} rows of {', '.join(models)}. "
         "In the others:\n\n"
         "| model | hardware | mesh | shardings alone | peak | with a policy | peak | limit "
-        "| search |\n| --- | --- | --- |" + " ---: |" * 6 + "\n" + "\n".join(map(str, unfit))
+        "| planning |\n| --- | --- | --- |" + " ---: |" * 6 + "\n" + "\n".join(map(str, unfit))
     )  # fmt: skip
     print(text)
     if options.write:

@@ -483,6 +483,19 @@ def test_numbers_and_arrays_have_other_results() -> None:
     assert len(scale._variants) == 2
 
 
+def test_the_methods_of_jitted_functions() -> None:
+    step = planned(lambda x, *, scale: jnp.tanh(x) * scale)
+    x = jnp.ones((64, 32))
+    assert step.eval_shape(x, scale=2.0).shape == (64, 32)
+    assert not step._variants
+    first = step.plan_for(x, scale=2.0)
+    step.clear_cache()
+    with pytest.raises(PlanError, match="no plan before its first call"):
+        _ = step.plan
+    assert_close(step(x, scale=2.0), 2 * jnp.tanh(x))
+    assert step.plan is not first
+
+
 # -- what it says --------------------------------------------------------------------------------
 
 

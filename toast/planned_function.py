@@ -257,6 +257,19 @@ class PlannedFunction:
         values = (*arguments, *(keywords[name] for name in sorted(keywords)))
         return variant.pytrees.function.lower(*values, *variant.pytrees.captured)
 
+    def eval_shape(self, *arguments: Any, **keywords: Any) -> Any:
+        """The types of the results, as of ``jax.eval_shape``; plans nothing."""
+        if isinstance(self._function, jax.stages.Wrapped):  # it knows its static arguments
+            return self._function.eval_shape(*arguments, **keywords)
+        return jax.eval_shape(self._function, *arguments, **keywords)
+
+    def clear_cache(self) -> None:
+        """Forget all plans and compiled programs; devices and hardware stay those of the first."""
+        with self._lock:
+            self._variants.clear()
+            self._of_arrays.clear()
+            self._last, self._alternates = None, False
+
     # -- variants ----------------------------------------------------------------------------
 
     def _calls_for_another(
@@ -480,8 +493,9 @@ class PlannedFunction:
         if begin is None and self._last is not None:
             begin = self._last.plan
         try:
-            with contextlib.suppress(PlanError):  # nothing of the last plan applies to it
-                return search(begin)
+            if begin is not None:
+                with contextlib.suppress(PlanError):  # nothing of the last plan applies to it
+                    return search(begin)
             return search(None)
         except MeshError as error:  # an axis divides nothing, as in the last, smaller batch
             if self._last is None:

@@ -24,12 +24,11 @@ import numpy as np
 
 from toast.cost import CostModel
 from toast.search.executors import RemoteSearch, UpcomingSearch, run_on, workers_of
-from toast.search.processes import end
 from toast.search.proposals import Proposals
 from toast.search.search import DEFAULT_STAGES, Round, Search, SearchResult
 from toast.search.settings import Settings
 from toast.search.stage import Stage
-from toast.search.worker import Proposed, Stop, Task, pickled, send, start_process
+from toast.search.worker import Proposed, Stop, Task, close_pipes, pickled, send, start_process
 from toast.space import Action, States
 
 #: The code that a worker process runs.
@@ -154,7 +153,9 @@ class Runner:
     ) -> list[SearchResult | str]:
         """The results of an executor; jobs that it loses run here."""
         # An end is given with a list of jobs only.
-        turns = 1 if end is None else -(-len(stock.all()) // workers_of(executor, len(stock.all())))
+        turns = 1
+        if end is not None:
+            turns = -(-len(stock.all()) // workers_of(executor, len(stock.all())))
         sent: tuple[CostModel, bytes] | None = None
 
         def task(job: Job, states: tuple[States, ...]) -> RemoteSearch:
@@ -345,7 +346,7 @@ class _Worker:
         self._outbox.put(None)
         for thread in self._threads:
             thread.join()
-        end(self._process)
+        close_pipes(self._process)
 
     def _write(self) -> None:
         target = self._process.stdin

@@ -7,7 +7,6 @@ workers, for example, give the memory of every array back to the system.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import pickle
 import subprocess
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from toast.search.search import Round, SearchResult
-from toast.search.worker import Proposed, Task, send, start_process
+from toast.search.worker import Proposed, Task, close_pipes, send, start_process
 from toast.space import States
 
 #: Seconds after which a process without a search ends.
@@ -40,7 +39,7 @@ class _Idle:
                 return start_process(_WORKER)
             if process.poll() is None:
                 return process
-            end(process)
+            _end(process)
 
     def give(self, process: subprocess.Popen[bytes]) -> None:
         """Keep a process for the next search."""
@@ -50,7 +49,7 @@ class _Idle:
     def end(self) -> None:
         """End all of them."""
         while self._processes:
-            end(self._processes.pop())
+            _end(self._processes.pop())
 
 
 _idle = _Idle()
@@ -69,21 +68,18 @@ def search_in_process(task: Task, proposals: Sequence[States]) -> SearchResult |
         while isinstance(message := pickle.load(process.stdout), Round):
             pass
     except (OSError, EOFError):
-        end(process)
+        _end(process)
         return None
     except BaseException:
-        end(process)
+        _end(process)
         raise
     _idle.give(process)
     result: SearchResult | str = message
     return result
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and close its pipes."""
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe
-        with contextlib.suppress(OSError):  # unwritten data has no reader
-            pipe.close()
+    close_pipes(process)

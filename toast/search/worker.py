@@ -9,6 +9,7 @@ JAX nor the analysis.  The process ends with its input, for example when the par
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -74,6 +75,14 @@ def start_process(code: str) -> subprocess.Popen[bytes]:
     )
 
 
+def close_pipes(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipes to a process that has ended."""
+    for pipe in (process.stdin, process.stdout):
+        assert pipe
+        with contextlib.suppress(OSError):  # unwritten data has no reader
+            pipe.close()
+
+
 def send(target: IO[bytes], message: object) -> None:
     """Write a whole message; a pipe may take only a part at a time."""
     rest = memoryview(pickle.dumps(message))
@@ -130,7 +139,7 @@ def main(idle_seconds: float | None = None) -> None:
         try:
             task = inbox.tasks.get(timeout=idle_seconds)
         except queue.Empty:
-            return
+            os._exit(0)  # the other thread waits for input, and would hold up a usual exit
         if task.model is not None:
             model = pickle.loads(task.model)
         assert model is not None
