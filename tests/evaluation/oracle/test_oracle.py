@@ -134,7 +134,7 @@ def test_branches_are_priced_all() -> None:
 
     def seconds(function: Callable[..., Any]) -> float:
         analysis = toast.analyze(function, f32(512, 512), f32(512, 512))
-        model = CostModel(Space(analysis, Mesh.parse("d=4")), load("tpu-v5e"))
+        model = CostModel(Space(analysis, Mesh.parse("d=4")), load("a100"))
         return Prediction.of(model.price(model.space.initial[None])).matmul_seconds
 
     assert seconds(chosen) == pytest.approx(3 * seconds(lambda x, w: x @ w))
