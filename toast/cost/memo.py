@@ -105,7 +105,8 @@ class Memo:
         arguments = sums[:, _RESIDENT] + self._model.captured_bytes
         return Worth(
             seconds=busy + waiting,
-            peak_bytes=arguments + highest(self._grown.total(chosen)),
+            peak_bytes=arguments
+            + self._model.machine.in_memory(highest(self._grown.total(chosen))),
             argument_bytes=arguments,
         )
 

@@ -221,7 +221,7 @@ class CostModel:
             collective_bytes=moved,
             sent_bytes=sent,
             hidden_seconds=hidden,
-            peak_bytes=arguments + highest(growth),
+            peak_bytes=arguments + self.machine.in_memory(highest(growth)),
             argument_bytes=arguments,
             output_bytes=layout.use_memory[:, self.tables.results].sum(axis=1),
         )
@@ -549,10 +549,10 @@ class CostModel:
         layout = self.layout(state[None])
         labels = {term.name: term.label for term in self.buffers}
         arguments = float(self.resident(layout)[0])
-        return Timeline.of(self.tables, labels, self.columns(layout)[0], arguments)
+        return Timeline.of(self.tables, self.machine, labels, self.columns(layout)[0], arguments)
 
     def moments(self, state: States) -> Floats:
         """Bytes at each local peak of memory, in the order of ``tables.growth``: ``[moments]``."""
         layout = self.layout(state[None])
         growth = np.cumsum(self.tables.growth @ self.columns(layout)[0])
-        return np.asarray(self.resident(layout) + growth)
+        return np.asarray(self.resident(layout) + self.machine.in_memory(growth))

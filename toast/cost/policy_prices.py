@@ -356,7 +356,8 @@ class PolicyMemo(Memo):
         hidden = np.minimum(hidden, step[StepPart.PRODUCTS])
         busy, waiting = self._model.step_seconds(step, spent[:, 0], hidden)
         highest = live.reshape(count * many, -1).max(axis=1, initial=0.0)
-        return Worth(busy + waiting, resident + highest, resident)
+        peak = resident + self._model.machine.in_memory(highest)
+        return Worth(busy + waiting, peak, resident)
 
     def _size_of(self, numbers: Numbers) -> Floats:
         """``[S, R, 2]`` bytes of a value of each residual, and of its copies.

@@ -222,6 +222,7 @@ class Events(EntityTable):
     column: Ints
     sign: Floats  # +1 allocates, -1 frees
     value: Ints  # the program's value
+    short: Bools  # of a buffer that lives for few ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +273,10 @@ class Tables:
     events: Events
     columns: Columns
     #: ``[moments, columns]`` growth of each column from one local peak of memory to the next.
+    #: With the gaps beside short-lived buffers, after :meth:`on_hardware`.
     growth: sparse.csr_array
+    #: ``[moments, columns]`` of short-lived buffers alone.
+    short_growth: sparse.csr_array
     results: Ints  # [results] use class of each result
     value_class: Ints  # [values of the program]
     use_class: Ints  # [uses of the program]
@@ -298,12 +302,19 @@ class Tables:
         return np.asarray(slots if entity is Entity.USE_CLASS else slots[self.pairs.later])
 
     def on_hardware(
-        self, peaks: Floats, devices: float, may_pad: Bools, collective: Ints, group: Ints
+        self,
+        peaks: Floats,
+        devices: float,
+        gaps: float,
+        may_pad: Bools,
+        collective: Ints,
+        group: Ints,
     ) -> Tables:
         """With the columns that depend on hardware and mesh.
 
-        ``peaks`` (``[dtypes]``) are in FLOP/s, ``devices`` are those of the mesh; the others are
-        columns of :class:`ValueClasses`.
+        ``peaks`` (``[dtypes]``) are in FLOP/s, ``devices`` are those of the mesh, and ``gaps`` is
+        the share of their bytes that short-lived buffers take besides; the others are columns of
+        :class:`ValueClasses`.
         """
         seconds = np.where(self.ops.product, self.ops.flops / peaks[self.ops.dtype], 0.0)
         even = float((seconds * self.ops.count).sum()) / devices
@@ -315,4 +326,5 @@ class Tables:
                 independent_s=self.values.free * even,
             ),
             uses=dataclasses.replace(self.uses, independent_s=self.uses.free * even),
+            growth=self.growth + gaps * self.short_growth if gaps else self.growth,
         )  # fmt: skip

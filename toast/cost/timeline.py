@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from toast.cost.entities import Floats, Ints
+from toast.cost.machine import Machine
 from toast.cost.tables import Tables
 from toast.units import size_text
 
@@ -64,11 +65,18 @@ class Timeline:
 
     @classmethod
     def of(
-        cls, tables: Tables, labels: Mapping[str, str], columns: Floats, argument_bytes: float
+        cls,
+        tables: Tables,
+        machine: Machine,
+        labels: Mapping[str, str],
+        columns: Floats,
+        argument_bytes: float,
     ) -> Timeline:
         """From the bytes of every column (``[columns]``); ``labels`` name the blocks' buffers."""
         events = tables.events
-        live = argument_bytes + np.cumsum(columns[events.column] * events.sign)
+        size = columns[events.column] * events.sign
+        whole = np.cumsum(size * (1.0 + machine.hardware.heap_gaps * events.short))
+        live = argument_bytes + machine.in_memory(whole)
         peak = int(events.op[np.argmax(live)]) if len(live) else 0
         return cls(
             op=events.op,

@@ -172,6 +172,8 @@ class Hardware:
     host_bytes_per_s: float = math.inf
     #: Bytes of live values over those that the allocator takes for them, with gaps between.
     allocator_efficiency: float = 1.0
+    #: Gaps of the heap beside buffers that live for few ops, as a share of their bytes.
+    heap_gaps: float = 0.0
     #: JAX's name of the platform, ``tpu``, ``cuda`` or ``rocm``; empty if unknown.
     platform: str = dataclasses.field(default="", repr=False)
     #: JAX's name of the kind of device, such as ``TPU v5 lite``; empty if unknown.

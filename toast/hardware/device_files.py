@@ -52,6 +52,7 @@ class MemoryTable(_Table, frozen=True, kw_only=True):
     bandwidth_bytes_per_s: BytesPerS
     lanes: Count = 1
     fast_bytes: Bytes | None = None
+    heap_gaps: Annotated[float, Meta(ge=0, le=1, title="a fraction from 0 to 1")] = 0.0
 
 
 class HostTable(_Table, frozen=True, kw_only=True):
@@ -318,6 +319,7 @@ def _hardware(file: DeviceFile) -> Hardware:
         attention_efficiency=file.efficiency.attention,
         overlap_efficiency=file.efficiency.overlap,
         allocator_efficiency=file.efficiency.allocator,
+        heap_gaps=file.memory.heap_gaps,
         host_bytes_per_s=file.host.bandwidth_bytes_per_s * file.efficiency.host
         if file.host
         else math.inf,
