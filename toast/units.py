@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 def size_text(count: float) -> str:
     """A number of bytes: ``2.54 GiB``, ``684 MiB``, ``12 KiB`` or ``4 B``."""
+    if count < 0:
+        return f"-{size_text(-count)}"
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{_digits(count / size)} {unit}"

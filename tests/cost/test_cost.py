@@ -16,6 +16,9 @@ from toast.cost import CostModel
 from toast.hardware import COLLECTIVES, Collectives, load
 from toast.space import States
 
+#: The bytes of a short-lived value in the heap, with the gap beside it, over those of the value.
+SHORT = 1 + load("tpu-v5e").heap_gaps
+
 
 def apply(model: CostModel, *actions: object) -> States:
     state = model.space.initial
@@ -113,8 +116,9 @@ def test_donated_results_cost_no_memory() -> None:
 
     kept = model_of(toast.analyze(step, f32(1024, 1024)), "d=4")
     donated = model_of(toast.analyze(step, f32(1024, 1024), donate=(0,)), "d=4")
-    assert donated.initial_peak == 4 * 1024 * 1024
-    assert kept.initial_peak == 2 * donated.initial_peak
+    size = 4 * 1024 * 1024
+    assert donated.initial_peak == size
+    assert kept.initial_peak == size + kept.machine.in_memory(np.array(SHORT * size))
 
 
 def test_fused_values_do_not_exist() -> None:
@@ -124,7 +128,8 @@ def test_fused_values_do_not_exist() -> None:
         return x
 
     model = model_of(toast.analyze(chain, f32(1024, 1024)), "d=4")
-    assert model.initial_peak == 2 * 4 * 1024 * 1024
+    size = 4 * 1024 * 1024
+    assert model.initial_peak == size + model.machine.in_memory(np.array(SHORT * size))
 
 
 def test_batches_price_like_single_states() -> None:
@@ -200,3 +205,23 @@ def test_programs_with_next_to_nothing_in_them(
     plan = toast.plan(function, *(f32(*s) for s in shapes), mesh=mesh, hardware="tpu-v5e")
     for side in (plan.before, plan.after):
         assert np.isfinite([side.step_seconds, side.peak_bytes, side.argument_bytes]).all()
+
+
+def test_the_heap_has_gaps_beside_short_lived_values() -> None:
+    """The gap of a short-lived value, and what is in fast memory, are in the peak."""
+
+    def long(x: jax.Array, w: jax.Array) -> jax.Array:
+        first = jnp.tanh(x @ w)
+        y = first
+        for _ in range(60):
+            y = jnp.tanh(y @ w)
+        return y @ first
+
+    model = model_of(toast.analyze(long, f32(1024, 1024), f32(1024, 1024)), "d=4")
+    size = 4 * 1024 * 1024
+    # At the peak: the first value and the last two, of which one waits for more than 80 ops.
+    line = model.timeline(model.space.initial)
+    assert line.gap_bytes == pytest.approx(2 * (SHORT - 1) * size)
+    assert line.fast_bytes == pytest.approx(0.2 * (3 * size + line.gap_bytes))
+    assert line.peak_bytes == 2 * size + 3 * size + line.gap_bytes - line.fast_bytes
+    assert model.price(model.space.initial[None]).peak_bytes[0] == line.peak_bytes

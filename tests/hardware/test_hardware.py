@@ -151,7 +151,7 @@ BAD = {
     ),
     "table inside a table": (
         "[memory]  #", "[memory.cache]\n[memory]  #", None,
-        "unknown key cache; known: capacity_bytes, limit_bytes, bandwidth_bytes_per_s, lanes, fast_bytes",
+        "unknown key cache; known: capacity_bytes, limit_bytes, bandwidth_bytes_per_s, lanes, fast_bytes, heap_gaps",
     ),
     "missing key": (
         "latency_s = 1e-6", "#", "[interconnect]", "missing key latency_s; add it: seconds, for example 1e-6",

@@ -29,5 +29,6 @@ def test_groups_at_the_peak_add_up_to_it() -> None:
         groups = peak_groups(analysis.program, line)
         assert sum(g.bytes for g in groups) + line.argument_bytes == pytest.approx(line.peak_bytes)
         assert sum(g.count for g in groups) == len(line.at_peak) > len(groups)
+        assert {g.what for g in groups if not g.count} == {"gaps", "fast"}
         assert [g.bytes for g in groups] == sorted((g.bytes for g in groups), reverse=True)
         assert max(g.count for g in groups) % 3 == 0

@@ -87,13 +87,15 @@ class Machine:
         return tables.on_hardware(peaks, devices, gaps, may_pad, collective, group)
 
     @property
-    def most_fast_bytes(self) -> float:
-        """The most bytes of temporaries that are in fast memory instead."""
-        return _FAST_ROOM * self.hardware.products.fast_bytes
+    def fast_memory(self) -> tuple[float, float]:
+        """The share of temporaries that are in fast memory instead, and their most bytes."""
+        room = _FAST_ROOM * self.hardware.products.fast_bytes
+        return (_FAST_SHARE, room) if room else (0.0, 0.0)
 
     def in_memory(self, temporaries: Floats) -> Floats:
         """The bytes of ``temporaries``, those at one moment, that are not in fast memory."""
-        return temporaries - np.minimum(self.most_fast_bytes, _FAST_SHARE * temporaries)
+        share, room = self.fast_memory
+        return temporaries - np.minimum(room, share * temporaries)
 
     def _may_pad(self, tables: Tables) -> Bools:
         """``[C]`` whether some sharding pads a value class.

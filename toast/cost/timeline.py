@@ -45,6 +45,9 @@ class Timeline:
     argument_bytes: float
     #: The op before which memory peaks.
     peak_op: int
+    #: Bytes at the peak: gaps of the heap, and temporaries that are in fast memory instead.
+    gap_bytes: float
+    fast_bytes: float
     #: All buffers besides the arguments.
     buffers: tuple[Buffer, ...] = dataclasses.field(repr=False)
 
@@ -75,14 +78,19 @@ class Timeline:
         """From the bytes of every column (``[columns]``); ``labels`` name the blocks' buffers."""
         events = tables.events
         size = columns[events.column] * events.sign
-        whole = np.cumsum(size * (1.0 + machine.hardware.heap_gaps * events.short))
-        live = argument_bytes + machine.in_memory(whole)
-        peak = int(events.op[np.argmax(live)]) if len(live) else 0
+        gaps = np.cumsum(machine.hardware.heap_gaps * size * events.short)
+        whole = np.cumsum(size) + gaps
+        stored = machine.in_memory(whole)
+        live = argument_bytes + stored
+        highest = int(np.argmax(live)) if len(live) else -1
+        peak = int(events.op[highest]) if len(live) else 0
         return cls(
             op=events.op,
             live_bytes=np.maximum(live, argument_bytes),
             argument_bytes=argument_bytes,
             peak_op=peak,
+            gap_bytes=float(gaps[highest]) if len(live) else 0.0,
+            fast_bytes=float((whole - stored)[highest]) if len(live) else 0.0,
             buffers=tuple(_buffers(tables, labels, columns)),
         )
 

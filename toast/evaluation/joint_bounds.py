@@ -33,6 +33,9 @@ class JointBound(NamedTuple):
 def joint_bounds(model: CostModel, room: float, *, most: int) -> list[JointBound]:
     """Bounds whose sum is at most the price: seconds, and live bytes at every moment.
 
+    What is in fast memory counts among the live bytes: :meth:`toast.cost.machine.Machine.in_memory`
+    of their sum is at most the memory of the price.
+
     They hold for states whose step takes at most ``room`` seconds, which limits what products hide.
     On one axis and with ``overlap="none"``, the sum of seconds is the price, except for sums that
     wait for a common one.  Raises ``ValueError`` if a value's neighbours have more than ``most``

@@ -351,7 +351,7 @@ class _Branching:
     def _least_rank(self, seconds: Floats, peak: Floats) -> Floats:
         """A lower bound of the rank of states with at least these seconds and this peak."""
         model = self._model
-        peak = peak - self._model.machine.most_fast_bytes  # at most
+        peak = model.machine.in_memory(peak)  # at least, as arguments are not in fast memory
         over = np.maximum(peak * (1 - 1e-9) - self._memory, 0.0)
         cost = seconds / max(model.initial_seconds, 1e-300)
         return cost + MEMORY_WEIGHT * over / max(model.initial_peak, 1.0) + OVER_LIMIT * (over > 0)

@@ -13,7 +13,7 @@ from toast.program import Program
 BUFFER_WORDS = {
     "value": "", "copy": "resharded ", "sum": "sum over devices of ",
     "second": "second buffer of ", "workspace": "workspace for ", "ring": "parts under way of ",
-    "rounded": "rounded copy of ",
+    "rounded": "rounded copy of ", "gaps": "", "fast": "",
 }  # fmt: skip
 
 
@@ -23,8 +23,9 @@ class PeakGroup:
 
     #: The values in the buffers, described by their ops; layer numbers are replaced by ``*``.
     value: str
-    #: The kind of buffer, as in :class:`toast.cost.Buffer`.
+    #: The kind of buffer, as in :class:`toast.cost.Buffer`, or ``gaps``, or ``fast``.
     what: str
+    #: The number of buffers; 0 for gaps and for fast memory.
     count: int
     #: The bytes per device of all buffers together.
     bytes: float
@@ -39,7 +40,8 @@ class PeakGroup:
 def peak_groups(program: Program, timeline: Timeline) -> list[PeakGroup]:
     """The groups of live buffers at the peak, without the arguments, by decreasing bytes.
 
-    Their bytes and those of the arguments add up to the peak.
+    Gaps of the heap have a group, and one with negative bytes stands for small values that are in
+    fast memory instead.  The bytes of all groups and of the arguments add up to the peak.
     """
     groups: dict[tuple[str, str], PeakGroup] = {}
     for buffer in timeline.at_peak:
@@ -52,4 +54,13 @@ def peak_groups(program: Program, timeline: Timeline) -> list[PeakGroup]:
             group, count=group.count + 1, bytes=group.bytes + buffer.bytes,
             start=min(group.start, buffer.start), end=max(group.end, buffer.end),
         )  # fmt: skip
+    for what, text, size in (
+        ("gaps", "gaps in the heap, beside short-lived values", timeline.gap_bytes),
+        ("fast", "small values in fast memory", -timeline.fast_bytes),
+    ):
+        if round(size):
+            at = min(timeline.peak_op, len(program.ops) - 1)
+            groups[what, text] = PeakGroup(
+                text, what, 0, size, at, timeline.peak_op, timeline.peak_op
+            )
     return sorted(groups.values(), key=lambda group: -group.bytes)

@@ -48,11 +48,20 @@ def memory_groups(plan: Plan, line: Timeline) -> MemoryGroups:
         at = np.minimum(np.array(places, dtype=np.int64), ops)
         np.add.at(live, (of_buffer, at), sign * size)
     live = np.maximum(np.cumsum(live, axis=1), 0.0)
+    live *= _part_in_memory(line, live.sum(axis=0))
     live += _arguments(plan, line.argument_bytes)[:, None]
     some = np.flatnonzero(live.max(axis=1) > 0)
     place = np.full(len(GROUPS), -1, dtype=np.int64)
     place[some] = np.arange(len(some))
     return MemoryGroups(tuple(GROUPS[k] for k in some), live[some], place[of_buffer])
+
+
+def _part_in_memory(line: Timeline, buffers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """``[ops + 1]`` temporary memory, with gaps and without fast memory, over that of buffers."""
+    last = np.searchsorted(line.op, np.arange(len(buffers)), side="right") - 1
+    live = np.where(last < 0, line.argument_bytes, line.live_bytes[np.maximum(last, 0)])
+    temporary = live - line.argument_bytes
+    return np.divide(temporary, buffers, out=np.ones_like(buffers), where=buffers > 0)
 
 
 def _arguments(plan: Plan, total: float) -> npt.NDArray[np.float64]:

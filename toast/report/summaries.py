@@ -312,7 +312,7 @@ def _memory(plan: Plan) -> TextTable:
     groups = peak_groups(program, line)
     for group in groups[:_SHOWN]:
         table.add_row(
-            size_text(group.bytes), str(group.count), BUFFER_WORDS[group.what] + group.value
+            size_text(group.bytes), str(group.count or "-"), BUFFER_WORDS[group.what] + group.value
         )
     rest = groups[_SHOWN:]
     if rest:

@@ -217,12 +217,27 @@ class Problem:
         sizes = [t.most_bytes(layout) for t in self.model.buffers if t.scope is Entity.USE_CLASS]
         return np.array(sizes, dtype=np.float64).reshape(-1, *shape)
 
-    def memory(self, moment: int) -> Row:
-        """The live bytes at a local peak of memory; with -1, of the arguments alone."""
+    def memory(self, moment: int) -> tuple[Row, ...]:
+        """The memory at a local peak, each row a lower bound; with -1, of the arguments alone.
+
+        The largest of the rows is the memory: temporaries are in fast memory up to a share of them,
+        and up to its room (:meth:`toast.cost.machine.Machine.in_memory`).
+        """
         if not self._with_memory:
             raise ValueError("a problem without memory")
+        share, room = self.model.machine.fast_memory
+        grown = self.model.tables.growth[: moment + 1]
+        growth: Floats = np.asarray(grown.sum(axis=0), dtype=np.float64).ravel()
+        if moment < 0 or not room:
+            return (self._row(growth),)
+        whole = self._row(growth)
+        constant = np.zeros_like(whole.choices)
+        constant[:, :1] = room
+        return self._row(growth * (1.0 - share)), Row(whole.choices - constant, whole.pairs)
+
+    def _row(self, growth: Floats) -> Row:
+        """The bytes with ``growth`` (``[columns]``) live buffers."""
         t = self.model.tables
-        growth: Floats = np.asarray(t.growth[: moment + 1].sum(axis=0), dtype=np.float64).ravel()
         own = sum(
             size if name not in t.columns.names else size * growth[t.columns[name]]
             for name, size in self._value_bytes.items()

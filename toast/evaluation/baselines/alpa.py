@@ -14,6 +14,7 @@ the plan like any other.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable
 
@@ -174,7 +175,7 @@ def _best(
     """The best state, and the number of priced states; ``end`` is the end of the solver's time."""
     model = problem.model
     moments = {-1, problem.worst(np.zeros_like(problem.strategies.sizes))}
-    rows = {moment: problem.memory(moment) for moment in sorted(moments)}
+    rows = {moment: problem.memory(moment) for moment in sorted(moments)}  # by local peak
     candidates: list[_Candidate] = []
     room, note, suffix, late = limit, "", "", False
     # The least feasible memory, its excess over the limit, and the largest infeasible memory.
@@ -184,7 +185,7 @@ def _best(
         if attempt and left <= 0:
             late = True
             break
-        solution = solve(problem, rows.values(), room, left)
+        solution = solve(problem, [*itertools.chain(*rows.values())], room, left)
         note = _note(solution) + suffix
         late |= solution.status == "time limit"
         report_stage(
