@@ -2,6 +2,7 @@
 
     python benchmarks/strangers.py [--seeds 0:40] [--plans 2] [--experts 99] [--limit 120]
         [--lowering local]
+    python benchmarks/strangers.py --report --timed [--seeds 0:40] [--limit 120]
     python benchmarks/strangers.py --report [--price] [--page]
 
 The grammar of ``grammar.py`` draws each program from a seed.  Even seeds are open: whoever mends
@@ -12,7 +13,8 @@ local``, TOAST writes the program of one device, and the table is benchmarks/str
 
 ``error_bars.py`` learns error bars from the table.
 
-``--price`` predicts all rows again with present prices.  ``--page`` writes the figures of both
+The steps take the compiler longest: ``--timed`` adds them to plans that have none.  ``--price``
+predicts all rows again with present prices.  ``--page`` writes the figures of both
 tables into docs/fidelity.md.
 
 This needs libtpu, but no TPU, and a minute or two for a program.  A plan that the compiler refuses
@@ -311,6 +313,22 @@ def judged_again(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
         )
 
 
+def timed(rows: Sequence[Row], lowering: Lowering, limit_s: float) -> Iterator[Row]:
+    """The rows of one program; those without steps are compiled to the end until ``limit_s``."""
+    stranger = grammar.draw(rows[0].seed)
+    models = models_of(stranger, lowering)
+    begin = time.monotonic()
+    for row in rows:
+        if row.compiled and not row.xla_step_ms > 0 and time.monotonic() - begin < limit_s:
+            state = unpacked(row.state, models[0].space.initial)
+            new = judged(
+                models, stranger, row.plan, bool(row.found), state, lowering=lowering, full=True
+            )
+            yield new if new.compiled else row  # perhaps the compiler was too slow
+        else:
+            yield row
+
+
 def priced(rows: Sequence[Row], lowering: Lowering) -> Iterator[Row]:
     """The rows of one program with present predictions."""
     stranger = grammar.draw(rows[0].seed)
@@ -461,6 +479,9 @@ def main() -> None:
     parser.add_argument("--lowering", choices=[*TABLES], default="xla")
     parser.add_argument("--table", type=pathlib.Path, help="default: that of the lowering")
     parser.add_argument("--again", action="store_true", help="compile the rows of --seeds again")
+    parser.add_argument(
+        "--timed", action="store_true", help="compile rows of --seeds without steps to the end"
+    )
     parser.add_argument("--report", action="store_true", help="compile no further programs")
     parser.add_argument("--page", action="store_true", help="write the figures into the docs")
     parser.add_argument("--price", action="store_true", help="predict all rows again")
@@ -504,6 +525,17 @@ def main() -> None:
             print(f"{seed}: {len(new)} plans, {changed} with other peaks", flush=True)
             rows = [row for row in rows if row.seed != seed or not row.state] + new
             write(rows, table)
+            jax.clear_caches()
+            gc.collect()
+    if options.timed:
+        for seed in steps(sorted(done & {*options.seeds}), lambda seed: f"seed {seed}"):
+            old = [row for row in rows if row.seed == seed]
+            if not any(row.compiled and not row.xla_step_ms > 0 for row in old):
+                continue
+            new = [*timed(old, lowering, options.limit)]
+            rows = [row for row in rows if row.seed != seed] + new
+            write(rows, table)
+            print(f"{seed}: {sum(row.xla_step_ms > 0 for row in new)} plans have steps", flush=True)
             jax.clear_caches()
             gc.collect()
     if options.price:

@@ -107,3 +107,16 @@ def test_weights_that_a_step_reads_take_the_time_of_their_bytes() -> None:
     model = CostModel(Space(analysis, Mesh.parse("a=2"), min_dimensions=0), V5E)
     moved = 4 * 4096 * 4096 * 2
     assert model.initial_seconds > moved / V5E.memory_bytes_per_s
+
+
+def test_kernels_of_the_vector_unit_have_time_to_write_more() -> None:
+    """What a policy keeps costs nothing where its kernel waits for the vector unit anyway."""
+    for dtype, least, most in (("bfloat16", 1.0, 1.0), ("float32", 0.0, 0.1)):
+        x = jax.ShapeDtypeStruct((SIDE, SIDE), dtype)
+        analysis = toast.analyze(lambda x: x + 1, x, platform="tpu")
+        for hardware in (V5E, dataclasses.replace(V5E, vector_elements_per_s=math.inf)):
+            idle = CostModel(Space(analysis, Mesh.parse("a=4")), hardware).tables.idle
+            if hardware is V5E:
+                assert least <= idle.max() <= most
+            else:
+                assert not idle.any()

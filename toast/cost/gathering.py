@@ -119,6 +119,13 @@ def build(
     priced = np.array([bool(_working(rule)) for rule in analysis.rules])[names.signature]
     host = host_memory(program)
     remade = remade_values(program)
+    *accesses, idle = stretched(
+        program, live, names.use_op, names.use_value,
+        _accesses(program, names.use_op, names.use_index, names.use_value, live, priced, host)
+        + layouts.again,
+        _written(program, live, priced, host),
+        vector_bytes,
+    )  # fmt: skip
     grouped = _group_values(
         program,
         names.use_op,
@@ -130,14 +137,8 @@ def build(
         priced,
         host,
         remade,
-        *stretched(
-            program, live, names.use_op, names.use_value,
-            _accesses(program, names.use_op, names.use_index, names.use_value, live, priced, host)
-            + layouts.again,
-            _written(program, live, priced, host),
-            vector_bytes,
-        ),
-    )  # fmt: skip
+        *accesses,
+    )
     slot_table = slots.table(classes.divisor.shape[1])
     op_class_of_value = classes.of_op[[value.op for value in program.values]]
     rules = [analysis.rules[names.signature[op]] for op in classes.representative]
@@ -244,6 +245,7 @@ def build(
         results=grouped.of_use[names.use_op >= len(program.ops) - len(program.results)],
         value_class=grouped.of_value,
         use_class=grouped.of_use,
+        idle=idle,
         dtypes=dtypes,
     )  # fmt: skip
 

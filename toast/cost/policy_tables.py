@@ -338,9 +338,12 @@ def _kept_values(
                 begin = end[before] if written else one
                 stop = end[after] if read else last[after]
                 share *= written or read
-            fresh = (not written) + (not read)
+            # A kernel that the vector unit bounds has time to write and to read what is kept.
+            write = 1.0 if written else 1.0 - tables.idle[before]
+            fetch = 0.0 if read else 1.0 if stacked else 1.0 - tables.idle[after]
+            fresh = (not written) * write + fetch
             # JAX rounds what it keeps, so that it is written once more, except in loops.
-            passes[number] += (fresh if stacked else 1 + (not read)) * times
+            passes[number] += (fresh if stacked else write + fetch) * times
             bare[number] += fresh * (share > 0) * times
             stored[number] += share
             here = (moment_op >= begin) & (moment_op < stop)

@@ -198,6 +198,7 @@ def _check(tables: Tables, space: Space) -> None:
         (windows.beside_maker, (count, values)), (windows.beside_user, (count, uses)),
         (tables.growth[:1], (min(1, tables.growth.shape[0]), tables.columns.width)),
         (tables.value_class, (len(names.value_op),)), (tables.use_class, (len(names.use_op),)),
+        (tables.idle, (len(names.value_op),)),
         (tables.results, (len(program.results),)),
         (tables.columns.ends, (len(tables.columns.names),)),
     ):  # fmt: skip

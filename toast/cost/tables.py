@@ -280,6 +280,7 @@ class Tables:
     results: Ints  # [results] use class of each result
     value_class: Ints  # [values of the program]
     use_class: Ints  # [uses of the program]
+    idle: Floats  # [values of the program] share that its kernel can write while it computes
     dtypes: tuple[str, ...]
 
     def size(self, entity: Entity) -> int:

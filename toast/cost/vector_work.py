@@ -31,8 +31,10 @@ def stretched(
     accesses: Ints,
     written: Bools,
     vector_bytes: float,
-) -> tuple[Floats, Floats]:
+) -> tuple[Floats, Floats, Floats]:
     """``[uses]`` accesses of each use's value, and ``[values]`` those of writes, as they take time.
+
+    Then, ``[values]``, the share of a value that its kernel can write without taking longer.
 
     ``accesses`` (``[uses]``) are those of kernels that are bound by memory, and ``written``
     (``[values]``) says which values they write.  The vector unit takes as long for an element as
@@ -42,7 +44,7 @@ def stretched(
     """
     reads, writes = accesses.astype(np.float64), written.astype(np.float64)
     if not vector_bytes:
-        return reads, writes
+        return reads, writes, np.zeros(len(program.values))
     types = [value.type for value in program.values]
     elements = np.array([math.prod(type_.shape) for type_ in types], dtype=np.float64)
     size = elements * [element_bytes(type_.dtype) for type_ in types]
@@ -59,4 +61,8 @@ def stretched(
     np.maximum.at(largest, of_value, np.where(written, elements, 0.0))
     largest[[kind in _LOOKING_UP for kind in kinds]] = 0.0
     longer = np.maximum(largest * vector_bytes / np.maximum(moved, 1.0), 1.0)
-    return reads * longer[of_use], writes * longer[of_value]
+    idle = np.maximum(largest * vector_bytes - moved, 0.0)[of_value]
+    return (
+        reads * longer[of_use], writes * longer[of_value],
+        np.minimum(idle / np.maximum(size, 1.0), 1.0),
+    )  # fmt: skip
