@@ -241,6 +241,7 @@ def build(
         events=events,
         columns=columns,
         growth=growth,
+        buffer_growth=growth,
         short_growth=short_growth,
         results=grouped.of_use[names.use_op >= len(program.ops) - len(program.results)],
         value_class=grouped.of_value,

@@ -275,7 +275,8 @@ class Tables:
     #: ``[moments, columns]`` growth of each column from one local peak of memory to the next.
     #: With the gaps beside short-lived buffers, after :meth:`on_hardware`.
     growth: sparse.csr_array
-    #: ``[moments, columns]`` of short-lived buffers alone.
+    #: ``[moments, columns]`` without gaps, and of short-lived buffers alone.
+    buffer_growth: sparse.csr_array
     short_growth: sparse.csr_array
     results: Ints  # [results] use class of each result
     value_class: Ints  # [values of the program]
@@ -327,5 +328,5 @@ class Tables:
                 independent_s=self.values.free * even,
             ),
             uses=dataclasses.replace(self.uses, independent_s=self.uses.free * even),
-            growth=self.growth + gaps * self.short_growth if gaps else self.growth,
+            growth=self.buffer_growth + gaps * self.short_growth if gaps else self.buffer_growth,
         )  # fmt: skip
