@@ -66,7 +66,10 @@ _SUMMED_WHOLE = frozenset({"gather", "scatter"}) | GROUPED
 #: The kind of op that may become a loop of products (:mod:`toast.cost.loops`).
 _LOOPED = "dot_general"
 
-#: A buffer that lives for at most so many ops is short-lived: gaps in the heap are beside such.
+#: Ops that begin and end the iterations of a loop.
+_OF_LOOPS = frozenset({"carry", "yield"})
+
+#: A buffer that lives for at most so many ops is short-lived: the heap has gaps beside it.
 #: Fitted, with the share that they take, to the peaks of programs that XLA compiled.
 _SHORT_LIVED_OPS = 80
 
@@ -222,7 +225,9 @@ def build(
     }  # fmt: skip
     lifetimes = [(term, lives) for term in terms if (lives := term.lifetimes(ranges)) is not None]
     columns = Columns.of([(term.name, sizes[term.scope]) for term, _ in lifetimes])
-    events = _events([(columns[term.name].start, lives) for term, lives in lifetimes])
+    events = _events(
+        [(columns[term.name].start, lives) for term, lives in lifetimes], _carried(program)
+    )
     growth, short_growth = _growth(events, columns.width)
     return Tables(
         slots=slot_table,
@@ -934,8 +939,25 @@ def _rounded(
     return share
 
 
-def _events(lifetimes: Sequence[tuple[int, Lifetimes]]) -> Events:
-    """Allocations and frees in program order; lifetimes come with their block's first column."""
+def _carried(program: Program) -> Bools:
+    """``[values]`` those that a loop carries: one buffer, from before the loop until after it."""
+    carried = np.zeros(len(program.values), dtype=bool)
+    for number, op in enumerate(program.ops):
+        if program.kind(number) in _OF_LOOPS:
+            carried[[*op.operands, *op.results]] = True
+    return carried
+
+
+def _short(lives: Lifetimes, carried: Bools) -> Bools:
+    """Which buffers live for few ops, and not as long as a loop."""
+    return np.asarray((lives.end - lives.start <= _SHORT_LIVED_OPS) & ~carried[lives.value])
+
+
+def _events(lifetimes: Sequence[tuple[int, Lifetimes]], carried: Bools) -> Events:
+    """Allocations and frees in program order; lifetimes come with their block's first column.
+
+    ``carried`` is that of :func:`_carried`.
+    """
     empty = np.zeros(0, dtype=np.int64)
     column = [empty, *(np.tile(first + lives.entity, 2) for first, lives in lifetimes)]
     sign = [np.zeros(0), *(np.repeat([1.0, -1.0], len(lives)) for _, lives in lifetimes)]
@@ -943,7 +965,7 @@ def _events(lifetimes: Sequence[tuple[int, Lifetimes]]) -> Events:
     value = [empty, *(np.tile(lives.value, 2) for _, lives in lifetimes)]
     short = [
         empty.astype(bool),
-        *(np.tile(lives.end - lives.start <= _SHORT_LIVED_OPS, 2) for _, lives in lifetimes),
+        *(np.tile(_short(lives, carried), 2) for _, lives in lifetimes),
     ]
     events = Events(*map(np.concatenate, (op, column, sign, value, short)))
     return events.take(np.lexsort((events.sign, events.op)))

@@ -338,8 +338,9 @@ def _kept_values(
                 begin = end[before] if written else one
                 stop = end[after] if read else last[after]
                 share *= written or read
-            # A kernel that the vector unit bounds has time to write and to read what is kept.
-            write = 1.0 if written else 1.0 - tables.idle[before]
+            # A kernel that the vector unit bounds has time to write and to read what is kept.  What
+            # is stacked is copied by kernels of its own.
+            write = 1.0 if written or stacked else 1.0 - tables.idle[before]
             fetch = 0.0 if read else 1.0 if stacked else 1.0 - tables.idle[after]
             fresh = (not written) * write + fetch
             # JAX rounds what it keeps, so that it is written once more, except in loops.
