@@ -45,8 +45,9 @@ class Timeline:
     argument_bytes: float
     #: The op before which memory peaks.
     peak_op: int
-    #: Bytes at the peak: gaps of the heap, and temporaries that are in fast memory instead.
+    #: Bytes of gaps in the heap at the peak.
     gap_bytes: float
+    #: Bytes of temporaries that are in fast memory instead, at the peak.
     fast_bytes: float
     #: All buffers besides the arguments.
     buffers: tuple[Buffer, ...] = dataclasses.field(repr=False)
